@@ -1,0 +1,310 @@
+"""What is in a baseline file: JSON, decoded strictly, encoded so that a diff shows what moved.
+
+::
+
+    {
+     "device": {"key": "virtual-T4", "name": "T4", ...},
+     "format": 1,
+     "module": "examples/test_memory.py",
+     "provenance": {"torch-2.15.0+cu132": {"torch": "2.15.0", "cuda": "13.2", ...}},
+     "tests": {
+      "TestX::test_y[a-1]": {
+       "batch_size": 32,
+       "parts": {"forward": {the same, without parts}},
+       "peak_allocated": [bytes on the first device, on the second, ...],
+       "peak_reserved": [...],
+       "provenance": "torch-2.15.0+cu132"
+      }
+     }
+    }
+
+A test of which only parts were measured has "parts" alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import astuple, dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
+
+import msgspec
+
+from pytest_gpumem.errors import BaselineError
+from pytest_gpumem.records import BaselineEntry, Peak, Provenance
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from pytest_gpumem.records import DeviceInfo
+
+FORMAT: Final = 1
+"""The format that is written. 1: the first (pytest-gpumem 0.1.0)."""
+
+WHOLE_TEST: Final = ""
+"""the part that stands for the test itself"""
+
+_RESTORE = "restore it from version control, or delete it and run with --gpumem-update-baselines"
+
+_Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_OneADevice = Annotated[list[_Bytes], msgspec.Meta(min_length=1)]
+
+
+class _Strict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A JSON object that has these fields and no other."""
+
+
+class _Device(_Strict):
+    key: str
+    name: str
+    total_memory: _Bytes
+    capability: tuple[_Bytes, _Bytes]
+    sm_count: _Bytes
+
+
+class _Provenance(_Strict):
+    torch: str
+    cuda: str
+    cudnn: str
+    driver: str
+    allocator: str
+
+
+class _Entry(_Strict):
+    peak_allocated: _OneADevice
+    peak_reserved: _OneADevice
+    provenance: str
+    batch_size: _Bytes | None = None
+
+
+class _File(_Strict):
+    format: int
+    device: _Device
+    module: str
+    provenance: dict[str, Any]
+    tests: dict[str, Any]
+
+
+@dataclass
+class BaselineFile:
+    """The baselines of one module's tests on one device."""
+
+    device: DeviceInfo | _Device
+    module: str
+    tests: dict[str, dict[str, BaselineEntry]] = field(default_factory=dict)
+    """entries by test ("TestX::test_y[a-1]") and part ("" is the whole test)"""
+    labels: dict[Provenance, str] = field(default_factory=dict)
+    """the names that the file has for what its entries were made with"""
+
+
+def decode(path: Path, content: bytes, device_key: str, module: str) -> BaselineFile:
+    """Read a baseline file's content, which must be that of this device and module.
+
+    Raises:
+        BaselineError: it is not, or it is not a baseline file that this version can read.
+    """
+    given = str(path)
+    document = _parse(given, content)
+    _check_format(given, document)
+    file = _convert(given, document, _File, "$")
+    for what, found, wanted in (
+        ("device", file.device.key, device_key),
+        ("module", file.module, module),
+    ):
+        if found != wanted:
+            raise BaselineError(
+                given,
+                f"is of {what} {json.dumps(found)}, and lies where {json.dumps(wanted)} belongs",
+                "move it back where it came from, or delete it",
+            )
+    records = {
+        label: Provenance(**msgspec.structs.asdict(_convert(given, value, _Provenance, place)))
+        for label, value, place in _places("$.provenance", file.provenance)
+    }
+    tests = {
+        name: _read_test(given, value, place, records)
+        for name, value, place in _places("$.tests", file.tests)
+    }
+    return BaselineFile(file.device, module, tests, {it: label for label, it in records.items()})
+
+
+def _parse(given: str, content: bytes) -> Any:  # noqa: ANN401 - JSON
+    try:
+        text = content.decode("utf-8-sig")
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        problem = f"is not UTF-8 text: byte {error.object[error.start]:#04x} at {error.start}"
+        remedy = f"save it as UTF-8, or {_RESTORE}"
+    except RecursionError:
+        problem, remedy = "is nested too deeply for a baseline", _RESTORE
+    except json.JSONDecodeError as error:
+        problem, remedy = _explain(text, error)
+    except ValueError as error:
+        problem, remedy = f"is not a baseline: {error}", _RESTORE
+    raise BaselineError(given, problem, remedy) from None
+
+
+def _explain(text: str, error: json.JSONDecodeError) -> tuple[str, str]:
+    """What is wrong with a text that is not JSON, and what to do."""
+    if not text.strip():
+        return "is empty", _RESTORE
+    if conflict := re.search(r"^([<=>|])\1{6}(?=\s|$)", text, re.MULTILINE):
+        line = text.count("\n", 0, conflict.start()) + 1
+        return (
+            f"has a merge-conflict marker ({conflict[0]}) in line {line}",
+            "take one side (git checkout --ours or --theirs) and run --gpumem-update-baselines",
+        )
+    return f"is not JSON: {error.msg} in line {error.lineno}, column {error.colno}", _RESTORE
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{json.dumps(twice)} is there twice")
+    return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of bytes")
+
+
+def _check_format(given: str, document: object) -> None:
+    number = document.get("format") if isinstance(document, dict) else None
+    if type(number) is not int or number < 1:
+        raise BaselineError(given, 'is not a baseline: it has no "format" number', _RESTORE)
+    if number > FORMAT:
+        raise BaselineError(
+            given,
+            f"was written by a newer pytest-gpumem (format {number}; this one reads {FORMAT})",
+            "upgrade pytest-gpumem",
+        )
+
+
+_T = TypeVar("_T")
+
+
+def _convert(given: str, value: object, kind: type[_T], place: str) -> _T:
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.ValidationError, UnicodeError) as error:
+        problem, _, where = str(error).partition(" - at `$")
+        problem = problem.encode("ascii", "backslashreplace").decode()
+        raise BaselineError(given, f"{problem} at {place}{where.rstrip('`')}", _RESTORE) from None
+
+
+def _places(place: str, values: Mapping[str, _T]) -> Iterable[tuple[str, _T, str]]:
+    """The names and values of a JSON object, with the place of each for messages."""
+    return ((name, value, f"{place}[{json.dumps(name)}]") for name, value in values.items())
+
+
+def _read_test(
+    given: str, value: object, place: str, records: Mapping[str, Provenance]
+) -> dict[str, BaselineEntry]:
+    own = _convert(given, value, dict[str, Any], place)
+    parts = _convert(given, own.pop("parts", {}), dict[str, Any], f"{place}.parts")
+    if WHOLE_TEST in parts:
+        raise BaselineError(given, f"a part without a name at {place}.parts", _RESTORE)
+    found = {}
+    if own or not parts:
+        found[WHOLE_TEST] = _read_entry(given, own, place, records)
+    for name, it, part_place in _places(f"{place}.parts", parts):
+        found[name] = _read_entry(given, it, part_place, records)
+    return found
+
+
+def _read_entry(
+    given: str, value: object, place: str, records: Mapping[str, Provenance]
+) -> BaselineEntry:
+    entry = _convert(given, value, _Entry, place)
+    if len(entry.peak_allocated) != len(entry.peak_reserved):
+        problem = "peak_allocated and peak_reserved are not of the same devices"
+        raise BaselineError(given, f"{problem} at {place}", _RESTORE)
+    if entry.provenance not in records:
+        problem = f"provenance {json.dumps(entry.provenance)} is not in the file"
+        raise BaselineError(given, f"{problem} at {place}", _RESTORE)
+    peaks = map(Peak, entry.peak_allocated, entry.peak_reserved)
+    return BaselineEntry(tuple(peaks), records[entry.provenance], entry.batch_size)
+
+
+def check(given: str, device: DeviceInfo, parts: Mapping[str, BaselineEntry]) -> None:
+    """Refuse what could be written but not be read again (a hook may have changed a measurement).
+
+    Raises:
+        BaselineError: a figure is no whole number of bytes, or a text is none.
+    """
+    try:
+        msgspec.convert(_device_fields(device), _Device)
+        for entry in parts.values():
+            msgspec.convert(entry.provenance, _Provenance, from_attributes=True)
+            msgspec.convert(_entry_fields(entry, {entry.provenance: ""}), _Entry)
+    except (msgspec.ValidationError, UnicodeError) as error:
+        remedy = "look at the hooks that change measurements"
+        raise BaselineError(given, f"its baseline cannot be written: {error}", remedy) from None
+
+
+def encode(file: BaselineFile) -> bytes:
+    """The file as JSON: keys sorted, a figure a line, the provenance that an entry refers to."""
+    labels = _choose_labels(file)
+    document = {
+        "format": FORMAT,
+        "device": _device_fields(file.device),
+        "module": file.module,
+        "provenance": {label: vars(provenance) for provenance, label in labels.items()},
+        "tests": {name: _test_fields(parts, labels) for name, parts in file.tests.items()},
+    }
+    return f"{_render(document)}\n".encode()
+
+
+def _render(value: object, indent: str = "") -> str:
+    """JSON with a name a line, and each list on the line of its name."""
+    if not isinstance(value, dict) or not value:
+        return json.dumps(value)
+    inner = f"{indent} "
+    lines = [
+        f"{inner}{json.dumps(name)}: {_render(it, inner)}" for name, it in sorted(value.items())
+    ]
+    return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+
+
+def _device_fields(device: DeviceInfo | _Device) -> dict[str, Any]:
+    return {name: getattr(device, name) for name in _Device.__struct_fields__}
+
+
+def _test_fields(
+    parts: Mapping[str, BaselineEntry], labels: Mapping[Provenance, str]
+) -> dict[str, Any]:
+    fields = {name: _entry_fields(entry, labels) for name, entry in parts.items()}
+    whole = fields.pop(WHOLE_TEST, {})
+    return {**whole, "parts": fields} if fields else whole
+
+
+def _entry_fields(entry: BaselineEntry, labels: Mapping[Provenance, str]) -> dict[str, Any]:
+    fields = {
+        "peak_allocated": [peak.allocated for peak in entry.peaks],
+        "peak_reserved": [peak.reserved for peak in entry.peaks],
+        "provenance": labels[entry.provenance],
+    }
+    return fields if entry.batch_size is None else {"batch_size": entry.batch_size, **fields}
+
+
+def _choose_labels(file: BaselineFile) -> dict[Provenance, str]:
+    """A name for each provenance in use: its own, or "torch-2.15.0+cu132", or that and a hash."""
+    used = {entry.provenance for parts in file.tests.values() for entry in parts.values()}
+    labels = {it: label for it, label in file.labels.items() if it in used}
+    for provenance in sorted(used - labels.keys(), key=astuple):
+        taken = set(labels.values())
+        labels[provenance] = next(it for it in _possible_labels(provenance) if it not in taken)
+    return labels
+
+
+def _possible_labels(provenance: Provenance) -> Iterable[str]:
+    label = f"torch-{provenance.torch}"
+    if "+" not in label:
+        label += f"+cu{provenance.cuda.replace('.', '')}"
+    yield label
+    digest = hashlib.sha256(json.dumps(astuple(provenance)).encode()).hexdigest()
+    yield from (f"{label}-{digest[:length]}" for length in range(8, len(digest) + 1))

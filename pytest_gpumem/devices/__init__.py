@@ -1,0 +1,1 @@
+"""Where a step runs: real CUDA GPUs, the virtual GPU, and the cards that it can stand for."""

@@ -1,0 +1,62 @@
+"""What the code that measures asks of a device, real or virtual: it can't tell them apart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from pytest_gpumem.devices.cards import Card
+    from pytest_gpumem.records import DeviceInfo, DeviceKind
+
+
+class Device(Protocol):
+    """A kind of GPU that steps can run on."""
+
+    @property
+    def kind(self) -> DeviceKind:
+        """What kind: "cuda" or "virtual"."""
+
+    @property
+    def computes(self) -> bool:
+        """Whether kernels run, so that values mean something."""
+
+    def expected(self) -> DeviceInfo | None:
+        """Return what ``open`` will find, for the session's header, without importing torch.
+
+        None where that cannot be told.
+        """
+
+    def driver(self) -> str:
+        """Return the driver's version, for the provenance."""
+
+    def open(self, card: Card | None, count: int) -> DeviceInfo:
+        """Make ``count`` devices ready, as ``card`` where one is named.
+
+        A real GPU stays what it is, whatever card is named: the card's memory is then a cap.
+
+        Raises:
+            DeviceError: the device is not there, or is not what was asked for.
+        """
+
+    def close(self) -> None:
+        """Undo ``open``: to code outside of marked tests the machine is as it was."""
+
+    def cap_total(self, index: int) -> int:
+        """Return the bytes that PyTorch's memory fraction is a fraction of, on one device."""
+
+    def make_room(self, extra: list[int]) -> None:
+        """Give each device so many bytes beyond its card's memory, where that is possible.
+
+        What others hold when a step begins must not take from its room.
+        """
+
+    def trouble(self) -> str | None:
+        """Return what happened since ``open`` that makes the figures worthless; None: nothing."""
+
+    def notes(self) -> list[str]:
+        """Return sentences about what happened since ``open`` that a reader should know."""
+
+    def exclusive(self) -> AbstractContextManager[object]:
+        """Return a lock that keeps other processes' steps off this device while it is held."""

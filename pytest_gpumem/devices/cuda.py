@@ -1,0 +1,115 @@
+"""A real NVIDIA GPU, through torch.cuda alone."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_gpumem.errors import DeviceError
+from pytest_gpumem.records import DeviceInfo, DeviceKind
+from pytest_gpumem.sizes import format_size
+
+if TYPE_CHECKING:
+    from pytest_gpumem.devices.cards import Card
+
+
+class CudaDevice:
+    """The GPUs that this process's torch sees."""
+
+    kind: DeviceKind = "cuda"
+    computes = True
+
+    def __init__(self, *, shared: bool = False) -> None:
+        """Use the GPUs of this machine.
+
+        Args:
+            shared: other processes (pytest-xdist's workers) measure on them too: one at a time.
+        """
+        self._shared = shared
+
+    def expected(self) -> None:
+        """Return None: what a GPU is, only its driver knows."""
+
+    def driver(self) -> str:
+        """Return the kernel module's version ("580.159.03"), "unknown" where it is not told."""
+        try:
+            return Path("/sys/module/nvidia/version").read_text(encoding="ascii").strip()
+        except (OSError, ValueError):
+            return "unknown"
+
+    def open(self, card: Card | None, count: int) -> DeviceInfo:
+        """See :meth:`pytest_gpumem.devices.base.Device.open`."""
+        import torch
+
+        if not torch.cuda.is_available():
+            raise DeviceError(
+                "the CUDA device",
+                f"torch {torch.__version__} sees no GPU here",
+                "install a CUDA build of torch and a driver, or write --gpumem-device=virtual",
+            )
+        seen = torch.cuda.device_count()
+        if count > seen:
+            raise DeviceError(
+                f"devices={count}",
+                f"this machine shows {seen} GPU{'s' * (seen != 1)}",
+                "ask for fewer, or write --gpumem-device=virtual",
+            )
+        torch.cuda.init()
+        properties = torch.cuda.get_device_properties(0)
+        if card is not None and card.usable_memory > properties.total_memory:
+            raise DeviceError(
+                f"card {card.name!r}",
+                f"it has {format_size(card.usable_memory)} to give, {properties.name} has "
+                f"{format_size(properties.total_memory)} in all",
+                "run this test on a larger GPU, or write --gpumem-device=virtual",
+            )
+        return DeviceInfo(
+            kind="cuda",
+            name=properties.name,
+            total_memory=properties.total_memory,
+            capability=(properties.major, properties.minor),
+            sm_count=properties.multi_processor_count,
+        )
+
+    def close(self) -> None:
+        """A real GPU stays visible."""
+
+    def cap_total(self, index: int) -> int:
+        """Return the GPU's total memory."""
+        import torch
+
+        return int(torch.cuda.get_device_properties(index).total_memory)
+
+    def make_room(self, extra: list[int]) -> None:
+        """A real GPU's memory cannot be made larger."""
+
+    def trouble(self) -> str | None:
+        """Return None: a real GPU does what it is told or says so itself."""
+        return None
+
+    def notes(self) -> list[str]:
+        """Return nothing to add."""
+        return []
+
+    def exclusive(self) -> AbstractContextManager[object]:
+        """Return a lock file's lock, one a GPU and user, where several processes share it."""
+        if not self._shared:
+            return nullcontext()
+        import torch
+        from filelock import FileLock
+
+        return FileLock(lock_path(_identity(torch.cuda.get_device_properties(0))))
+
+
+def _identity(properties: object) -> str:
+    return str(getattr(properties, "uuid", None) or getattr(properties, "name", "gpu"))
+
+
+def lock_path(identity: str) -> Path:
+    """Return where the lock of a GPU lies: in the temporary folder, one a user."""
+    name = "".join(c if c.isalnum() else "-" for c in identity)
+    user = getattr(os, "getuid", int)()  # 0 on Windows, whose temporary folder is the user's own
+    return Path(tempfile.gettempdir()) / f"pytest-gpumem-{user}-{name}.lock"

@@ -1,0 +1,162 @@
+"""The virtual GPU's native library as Python calls it: the layouts of native/gpumem.h."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_gpumem import native
+
+if TYPE_CHECKING:
+    from pytest_gpumem.devices.cards import Card
+
+_CLOCK_RATE_KHZ = 1_500_000
+"""No figure depends on it; code that divides by it must not find 0."""
+
+
+class _CardStruct(ctypes.Structure):
+    """``gm_card``."""
+
+    _fields_ = (
+        ("name", ctypes.c_char * 256),
+        ("total_memory", ctypes.c_uint64),
+        ("context_memory", ctypes.c_uint64),
+        ("l2_cache_size", ctypes.c_uint64),
+        ("shared_memory_per_block", ctypes.c_uint64),
+        ("shared_memory_per_block_optin", ctypes.c_uint64),
+        ("shared_memory_per_sm", ctypes.c_uint64),
+        ("reserved_shared_memory_per_block", ctypes.c_uint64),
+        ("major", ctypes.c_int32),
+        ("minor", ctypes.c_int32),
+        ("sm_count", ctypes.c_int32),
+        ("memory_bus_width", ctypes.c_int32),
+        ("max_threads_per_sm", ctypes.c_int32),
+        ("max_blocks_per_sm", ctypes.c_int32),
+        ("registers_per_sm", ctypes.c_int32),
+        ("clock_rate_khz", ctypes.c_int32),
+    )
+
+
+class _AccountStruct(ctypes.Structure):
+    """``gm_account``."""
+
+    _fields_ = (
+        ("charged", ctypes.c_uint64),
+        ("peak_charged", ctypes.c_uint64),
+        ("mallocs", ctypes.c_uint64),
+        ("frees", ctypes.c_uint64),
+        ("failures", ctypes.c_uint64),
+    )
+
+
+@dataclass(frozen=True)
+class Account:
+    """What one virtual device holds, in bytes, and how often it was asked."""
+
+    charged: int
+    peak_charged: int
+    mallocs: int
+    frees: int
+    failures: int
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What happened in this process: kernel launches, copies to the host and their bytes."""
+
+    launches: int
+    readbacks: int
+    readback_bytes: int
+
+
+class NativeLibrary:
+    """The loaded library. Loading it makes it answer for CUDA to all that is loaded afterwards.
+
+    Raises:
+        OSError: it is not there or cannot be loaded.
+    """
+
+    def __init__(self) -> None:
+        self._lib = ctypes.CDLL(str(native.LIBRARY), ctypes.RTLD_GLOBAL)
+        self._lib.gpumem_unsupported_name.restype = ctypes.c_char_p
+        self._lib.gpumem_unsupported_name.argtypes = [
+            ctypes.c_int,
+            ctypes.POINTER(ctypes.c_uint64),
+        ]
+        self._lib.gpumem_convolutions.restype = ctypes.c_uint64
+        self._lib.gpumem_fill_properties.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
+        self._lib.gpumem_make_room.argtypes = [ctypes.c_int, ctypes.c_uint64]
+        self._by_name: list[ctypes.CDLL] = []
+
+    def load_driver(self) -> None:
+        """Load what frameworks open by name: libcuda.so.1 and libnvidia-ml.so.1."""
+        if not self._by_name:
+            self._by_name = [ctypes.CDLL(str(path)) for path in (native.DRIVER, native.NVML)]
+
+    def set_versions(self, cuda: int, cudnn: int) -> None:
+        """Set CUDA's version (13020 is 13.2) and cuDNN's (92600 is 9.26.0)."""
+        self._lib.gpumem_set_versions(cuda, cudnn)
+
+    def set_card(self, card: Card) -> None:
+        """Make every virtual device one of these."""
+        limits = card.limits
+        self._lib.gpumem_set_card(
+            ctypes.byref(
+                _CardStruct(
+                    name=card.device_name.encode(),
+                    total_memory=card.total_memory,
+                    context_memory=card.context,
+                    l2_cache_size=card.l2_cache_size,
+                    shared_memory_per_block=limits.shared_memory_per_block,
+                    shared_memory_per_block_optin=limits.shared_memory_per_block_optin,
+                    shared_memory_per_sm=limits.shared_memory_per_sm,
+                    reserved_shared_memory_per_block=limits.reserved_shared_memory_per_block,
+                    major=card.capability[0],
+                    minor=card.capability[1],
+                    sm_count=card.sm_count,
+                    memory_bus_width=card.memory_bus_width,
+                    max_threads_per_sm=limits.max_threads_per_sm,
+                    max_blocks_per_sm=limits.max_blocks_per_sm,
+                    registers_per_sm=limits.registers_per_sm,
+                    clock_rate_khz=_CLOCK_RATE_KHZ,
+                )
+            )
+        )
+
+    def show(self, count: int) -> int:
+        """Let everybody see ``count`` devices (0: none); return how many were seen before."""
+        return int(self._lib.gpumem_show(count))
+
+    def fill_properties(self, address: int, device: int, cuda_major: int) -> None:
+        """Write the card's cudaDeviceProp, in the layout of a CUDA version, to an address."""
+        self._lib.gpumem_fill_properties(address, device, cuda_major)
+
+    def make_room(self, device: int, size: int) -> None:
+        """Give a device ``size`` bytes more than its card has."""
+        self._lib.gpumem_make_room(device, size)
+
+    def account(self, device: int) -> Account:
+        """Return a device's accounts."""
+        raw = _AccountStruct()
+        self._lib.gpumem_account(device, ctypes.byref(raw))
+        return Account(*(int(getattr(raw, name)) for name, _ in _AccountStruct._fields_))
+
+    def counters(self) -> Counters:
+        """Return what was counted in this process so far."""
+        raw = (ctypes.c_uint64 * 3)()
+        self._lib.gpumem_counters(raw)
+        return Counters(*raw)
+
+    def convolutions(self) -> int:
+        """Return how many cuDNN plans were executed in this process so far."""
+        return int(self._lib.gpumem_convolutions())
+
+    def unsupported(self) -> dict[str, int]:
+        """Return the functions that were asked for in vain, and how often."""
+        calls = ctypes.c_uint64()
+        found = {}
+        for index in range(self._lib.gpumem_unsupported_count()):
+            name = self._lib.gpumem_unsupported_name(index, ctypes.byref(calls))
+            found[name.decode()] = calls.value
+        return found

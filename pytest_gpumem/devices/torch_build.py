@@ -1,0 +1,48 @@
+"""Which torch is installed, read from its files: importing it is for marked tests alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class TorchBuild:
+    """An installed torch."""
+
+    version: str
+    """ "2.15.0+cu132" """
+    cuda: str | None
+    """the CUDA version it was built for, "13.2"; None for a build without CUDA"""
+
+
+def installed_torch() -> TorchBuild | None:
+    """Return the torch that ``import torch`` would bring, or None.
+
+    Its ``torch/version.py`` is read as text; torch is not imported.
+    """
+    try:
+        spec = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    try:
+        text = (folder / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return TorchBuild("unknown", None)
+    return TorchBuild(_assigned(text, "__version__") or "unknown", _assigned(text, "cuda"))
+
+
+def _assigned(text: str, name: str) -> str | None:
+    found = re.search(rf"^{name}\s*(?::[^=]+)?=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+    return found.group(1) if found else None
+
+
+def torch_is_imported() -> bool:
+    """Return whether torch is in this process already (or is being imported)."""
+    return "torch" in sys.modules

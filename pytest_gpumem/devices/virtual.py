@@ -1,0 +1,283 @@
+"""The virtual GPU: PyTorch's own CUDA code and caching allocator over the native library.
+
+The library has to be loaded before torch is imported; it then answers for CUDA. It is visible
+between ``open`` and ``close`` only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import warnings
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem import native
+from pytest_gpumem.devices.native import NativeLibrary
+from pytest_gpumem.devices.torch_build import installed_torch, torch_is_imported
+from pytest_gpumem.devices.visibility import Curtain, TorchImportHook
+from pytest_gpumem.errors import DeviceError
+from pytest_gpumem.records import DeviceInfo, DeviceKind
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from pytest_gpumem.devices.cards import Card
+
+MOST_DEVICES: Final = 16
+WHAT: Final = "the virtual GPU"
+FIRST_TOTAL: Final = 1 << 40
+"""bytes of memory that every virtual GPU shows while PyTorch initialises"""
+PROBE: Final = 64 << 20
+"""bytes: allowed by a fraction of FIRST_TOTAL, not by the same fraction of any card's memory"""
+
+# at::cuda::getDeviceProperties(c10::DeviceIndex), declared in ATen/cuda/CUDAContextLight.h, which
+# returns a pointer to the properties that PyTorch keeps; DeviceIndex is int8_t, before that int16_t
+_PROPERTIES_SYMBOLS: Final = (
+    ("_ZN2at4cuda19getDevicePropertiesEa", ctypes.c_int8),
+    ("_ZN2at4cuda19getDevicePropertiesEs", ctypes.c_int16),
+)
+
+
+def obstacle() -> tuple[str, str] | None:
+    """Return why there can be no virtual GPU in this process (problem, remedy), or None."""
+    if not sys.platform.startswith("linux"):
+        return f"it needs Linux, this is {sys.platform}", "run the tests on Linux (WSL will do)"
+    problem = native.build_problem()
+    if problem is not None:
+        return problem.problem, problem.remedy
+    build = installed_torch()
+    if build is None:
+        return "torch is not installed", "pip install torch"
+    if build.cuda is None:
+        return (
+            f"torch {build.version} is built without CUDA",
+            "install a CUDA build of torch (on Linux: pip install torch)",
+        )
+    return None
+
+
+class VirtualDevice:
+    """The one virtual GPU of a process (``VirtualDevice.load``); up to 16 devices of one card."""
+
+    kind: DeviceKind = "virtual"
+    computes = False
+
+    _loaded: VirtualDevice | None = None
+
+    def __init__(self, library: NativeLibrary, card: Card) -> None:
+        self._library = library
+        self.card = card
+        self._torch: ModuleType | None = None
+        self._curtain: Curtain | None = None
+        self._opened_card: Card | None = None
+        self._kept_total: bool | None = None
+        self._extra = [0] * MOST_DEVICES
+        self._unsupported: dict[str, int] = {}
+        self._convolutions = 0
+
+    @classmethod
+    def load(cls, card: Card) -> VirtualDevice:
+        """Load the library, once a process; ``card`` is what steps get that name none.
+
+        Raises:
+            DeviceError: it cannot be loaded here, or torch was imported before.
+        """
+        if cls._loaded is not None:
+            cls._loaded.card = card
+            return cls._loaded
+        reason = obstacle()
+        if reason is None and torch_is_imported():
+            reason = (
+                "torch was imported before the virtual GPU could be loaded",
+                (
+                    "load it first: pytest -p gpumem ...; in a program, call "
+                    "pytest_gpumem.use_virtual_gpu() before importing torch"
+                ),
+            )
+        if reason is not None:
+            raise DeviceError(WHAT, *reason)
+        try:
+            library = NativeLibrary()
+        except OSError as error:
+            remedy = "install pytest-gpumem anew on this machine, from source"
+            raise DeviceError(WHAT, f"its library cannot be loaded: {error}", remedy) from error
+        library.set_card(card)
+        cls._loaded = device = cls(library, card)
+        TorchImportHook(device._imported).install()
+        return device
+
+    @classmethod
+    def loaded(cls) -> VirtualDevice | None:
+        """Return this process's virtual GPU, if there is one."""
+        return cls._loaded
+
+    @property
+    def library(self) -> NativeLibrary:
+        """The native library (its counters and accounts)."""
+        return self._library
+
+    def _imported(self, torch: ModuleType) -> None:
+        self._torch = torch
+        self._curtain = Curtain(torch)
+        if torch.version.cuda:
+            major, minor = (int(part) for part in torch.version.cuda.split(".")[:2])
+            self._library.set_versions(major * 1000 + minor * 10, _cudnn_version(torch))
+
+    def expected(self) -> DeviceInfo:
+        """See :meth:`pytest_gpumem.devices.base.Device.expected`."""
+        return _info(self.card)
+
+    def driver(self) -> str:
+        """Return "virtual"."""
+        return "virtual"
+
+    def open(self, card: Card | None, count: int) -> DeviceInfo:
+        """See :meth:`pytest_gpumem.devices.base.Device.open`."""
+        card = card or self.card
+        if count > MOST_DEVICES:
+            raise DeviceError(f"devices={count}", f"{WHAT} has {MOST_DEVICES}", "ask for fewer")
+        import torch
+
+        if self._curtain is None:
+            raise DeviceError(WHAT, "torch was not imported as usual", "please report this")
+        if not torch.version.cuda:
+            raise DeviceError(
+                WHAT, f"torch {torch.__version__} is built without CUDA", "install one"
+            )
+        self._library.load_driver()
+        self._library.show(count)
+        self._curtain.show(count)
+        try:
+            if not torch.cuda.is_initialized():
+                self._library.set_card(replace(card, total_memory=FIRST_TOTAL))
+                _initialise(torch)
+            self._library.set_card(card)
+            if card is not self._opened_card:
+                self._change_card(torch, card)
+        except BaseException:
+            self.close()
+            raise
+        self._unsupported = self._library.unsupported()
+        self._convolutions = self._library.convolutions()
+        return _info(card)
+
+    def _change_card(self, torch: ModuleType, card: Card) -> None:
+        """Make PyTorch forget the last card: its device properties and what it chose by them."""
+        library = ctypes.CDLL(str(Path(torch.__file__ or "").parent / "lib" / "libtorch_cuda.so"))
+        major = int(torch.version.cuda.split(".")[0])
+        for symbol, index_type in _PROPERTIES_SYMBOLS:
+            get = getattr(library, symbol, None)
+            if get is not None:
+                get.restype, get.argtypes = ctypes.c_void_p, [index_type]
+                for index in range(MOST_DEVICES):
+                    self._library.fill_properties(get(index), index, major)
+                break
+        else:
+            if self._opened_card is not None:
+                raise DeviceError(
+                    f"card {card.name!r}",
+                    f"torch {torch.__version__} keeps the properties of {self._opened_card.name}",
+                    "run the tests of each card in a process of their own",
+                )
+        self._opened_card = card
+        for name in ("_cuda_resetCublasWorkspaceSize", "_cuda_resetCublasLtWorkspaceSize"):
+            with suppress(AttributeError):
+                getattr(torch._C, name)()
+
+    def close(self) -> None:
+        """See :meth:`pytest_gpumem.devices.base.Device.close`."""
+        if self._curtain is not None:
+            self._curtain.show(0)
+        self.make_room([0] * MOST_DEVICES)
+        self._library.show(0)
+
+    def cap_total(self, index: int) -> int:
+        """Return the card's total memory, or what it was when PyTorch first asked.
+
+        Newer versions of PyTorch's allocator keep the total that they saw first, older ones ask
+        every time; which one this is shows by how much a small fraction allows.
+        """
+        if self._kept_total is None:
+            self._kept_total = self._keeps_total()
+        if self._kept_total:
+            return FIRST_TOTAL
+        return (self._opened_card or self.card).total_memory + self._extra[index]
+
+    def _keeps_total(self) -> bool:
+        import torch
+
+        torch.cuda.empty_cache()
+        room = torch.cuda.memory_reserved(0) + PROBE
+        torch.cuda.set_per_process_memory_fraction(room / FIRST_TOTAL, 0)
+        try:
+            torch.cuda.caching_allocator_delete(torch.cuda.caching_allocator_alloc(PROBE // 2, 0))
+        except torch.OutOfMemoryError:
+            return False
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, 0)
+            torch.cuda.empty_cache()
+        return True
+
+    def make_room(self, extra: list[int]) -> None:
+        """See :meth:`pytest_gpumem.devices.base.Device.make_room`."""
+        for index, size in enumerate(extra):
+            self._library.make_room(index, size)
+            self._extra[index] = size
+
+    def trouble(self) -> str | None:
+        """See :meth:`pytest_gpumem.devices.base.Device.trouble`."""
+        now = self._library.unsupported()
+        names = [name for name, calls in now.items() if calls > self._unsupported.get(name, 0)]
+        if not names:
+            return None
+        return f"{WHAT} does not support {', '.join(names)}, which the step called"
+
+    def notes(self) -> list[str]:
+        """See :meth:`pytest_gpumem.devices.base.Device.notes`."""
+        plans = self._library.convolutions() - self._convolutions
+        if not plans:
+            return []
+        return [f"cuDNN ran {plans} times; its workspaces are not in a prediction"]
+
+    def exclusive(self) -> AbstractContextManager[object]:
+        """Return no lock: each process has virtual GPUs of its own."""
+        return nullcontext()
+
+
+def _info(card: Card) -> DeviceInfo:
+    return DeviceInfo(
+        kind="virtual",
+        name=card.name,
+        total_memory=card.total_memory,
+        capability=card.capability,
+        sm_count=card.sm_count,
+        context=card.context,
+    )
+
+
+def _cudnn_version(torch: ModuleType) -> int:
+    """Return the cuDNN version that PyTorch was compiled for, as ``cudnnGetVersion`` would."""
+    try:
+        major, minor, patch = torch._C._cudnn.getCompileVersion()
+    except AttributeError:  # a build without cuDNN
+        return 0
+    return int(major) * 10000 + int(minor) * 100 + int(patch)
+
+
+def _initialise(torch: ModuleType) -> None:
+    """Initialise CUDA without PyTorch's warnings about cards that its kernels do not run on."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.cuda.init()
+
+
+def real_gpu_expected() -> bool:
+    """Return whether an NVIDIA driver is on this machine and its GPUs are not hidden."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in {"", "-1"}:
+        return False
+    marks = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
+    return any(Path(path).exists() for path in marks)

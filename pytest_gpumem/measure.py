@@ -1,0 +1,246 @@
+"""The protocol of one measurement: settle, reset, run, read; on a real or a virtual GPU alike."""
+
+from __future__ import annotations
+
+import gc
+import os
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from pytest_gpumem.oom import WATCH
+from pytest_gpumem.optimizers import OptimizerWatch
+from pytest_gpumem.records import DeviceInfo, Measurement, Peak, Provenance
+from pytest_gpumem.settling import (
+    Plugs,
+    current,
+    highest,
+    own_garbage_only,
+    reset_peaks,
+    set_cap,
+    settle,
+    stats,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pytest_gpumem.devices.base import Device
+    from pytest_gpumem.records import OutOfMemory
+
+_NOTHING = Peak(0, 0)
+
+
+def plus(one: Peak, other: Peak) -> Peak:
+    """Return the sum."""
+    return Peak(one.allocated + other.allocated, one.reserved + other.reserved)
+
+
+def minus(one: Peak, other: Peak) -> Peak:
+    """Return the difference, never below zero."""
+    return Peak(max(0, one.allocated - other.allocated), max(0, one.reserved - other.reserved))
+
+
+def most(one: Peak, other: Peak) -> Peak:
+    """Return the larger of each figure."""
+    return Peak(max(one.allocated, other.allocated), max(one.reserved, other.reserved))
+
+
+class Tally:
+    """The highest memory so far of the whole step, or of a part of it; one Peak a device."""
+
+    def __init__(self, start: Sequence[Peak]) -> None:
+        self.peaks = list(start)
+
+    def raise_to(self, peaks: Sequence[Peak]) -> None:
+        """Take what is higher."""
+        self.peaks = [most(old, new) for old, new in zip(self.peaks, peaks, strict=True)]
+
+
+class Meter:
+    """Measures one step on devices 0 .. count-1 of a device that is open.
+
+    What others hold is not counted: a figure is what the allocator says, less that.
+
+    The allocator's peak statistics are global. Whoever needs figures of their own (a part of a
+    test, a fixture's set-up) *folds*: the peaks so far go into every open tally, and are reset.
+    """
+
+    def __init__(self, device: Device, info: DeviceInfo, count: int) -> None:
+        self.device = device
+        self.info = info
+        self.count = count
+        self._plugs = Plugs(count)
+        self._optimizers = OptimizerWatch()
+        self._stack = ExitStack()
+        self._others = [_NOTHING] * count
+        """held by others, without our plugs"""
+        self._whole = Tally(self._others)
+        self._open = [self._whole]
+        self._limit: int | None = None
+        self._retries = 0
+
+    def start(self, owned: Sequence[Peak] | None = None, *, count_held: bool = False) -> None:
+        """Settle, and begin to count.
+
+        Args:
+            owned: what of the memory held now belongs to the step (a module's fixtures that it
+                uses), one Peak a device.
+            count_held: all that is held now belongs to it.
+        """
+        self._plugs.release()
+        settle(self.count)
+        held = [current(device) for device in range(self.count)]
+        if count_held:
+            owned = held
+        if owned is not None:
+            held = [minus(h, o) for h, o in zip(held, owned, strict=True)]
+        self._others = held
+        self._plugs.fill()
+        self.device.make_room([other.reserved for other in self._others])
+        self._retries = self._alloc_retries()
+        self._stack.callback(self._plugs.release)
+        self._stack.callback(self.cap, None)
+        self._stack.enter_context(own_garbage_only())
+        self._optimizers.start()
+        self._stack.callback(self._optimizers.stop)
+        self._begin()
+
+    def _begin(self) -> None:
+        WATCH.start()
+        reset_peaks(self.count)
+        self._whole.peaks = self.counted()
+        self._open = [self._whole]
+
+    def stop(self) -> None:
+        """End it: lift the cap and let go of all that was done to the process."""
+        self._stack.close()
+
+    # -- reading --
+
+    def _relative(self, peaks: Sequence[Peak]) -> list[Peak]:
+        return [
+            minus(minus(peak, other), Peak(plug, 0))
+            for peak, other, plug in zip(peaks, self._others, self._plugs.sizes, strict=True)
+        ]
+
+    def counted(self) -> list[Peak]:
+        """Return what belongs to the step now, one Peak a device."""
+        return self._relative([current(device) for device in range(self.count)])
+
+    @property
+    def others(self) -> tuple[Peak, ...]:
+        """What others hold and is not counted, one Peak a device."""
+        return tuple(self._others)
+
+    def fold(self) -> None:
+        """Take the peaks so far into every open tally, and reset them."""
+        peaks = self._relative([highest(device) for device in range(self.count)])
+        for tally in self._open:
+            tally.raise_to(peaks)
+        reset_peaks(self.count)
+
+    def peaks(self) -> tuple[Peak, ...]:
+        """Return the whole step's peaks so far, one a device."""
+        self.fold()
+        return tuple(self._whole.peaks)
+
+    def _alloc_retries(self) -> int:
+        return sum(stats(device).get("num_alloc_retries", 0) for device in range(self.count))
+
+    def segments(self) -> int:
+        """Return the number of segments held from the devices now, others' included."""
+        found = [stats(device) for device in range(self.count)]
+        return sum(f["segment"]["all"]["current"] for f in found if f)
+
+    # -- what has figures of its own --
+
+    @contextmanager
+    def part(self) -> Iterator[Tally]:
+        """Tally what happens inside, beside the whole step."""
+        self.fold()
+        tally = Tally(self.counted())
+        self._open.append(tally)
+        try:
+            yield tally
+        finally:
+            self.fold()
+            self._open.remove(tally)
+
+    def resettle(self) -> None:
+        """Settle in the midst of a step: its live memory stays counted, its cache goes."""
+        self.fold()
+        self._plugs.release()
+        settle(self.count)
+        self._plugs.fill()
+        reset_peaks(self.count)
+
+    def consider(self, peaks: Sequence[Peak]) -> None:
+        """Count peaks that the step's set-up had when somebody else ran it."""
+        self._whole.raise_to(peaks)
+
+    def restart(self) -> None:
+        """Begin anew with what is held now: after a warm-up, or to run the step once more."""
+        gc.collect()
+        self.resettle()
+        self._optimizers.forget()
+        self._begin()
+
+    # -- the cap --
+
+    def cap(self, limit: int | None) -> int | None:
+        """Cap what the step may reserve, on each device, in bytes; return the cap before."""
+        before, self._limit = self._limit, limit
+        for device in range(self.count):
+            room = None if limit is None else limit + self._others[device].reserved
+            set_cap(device, room, self.device.cap_total(device))
+        return before
+
+    # -- the result --
+
+    def result(
+        self,
+        *,
+        tally: Tally | None = None,
+        out_of_memory: OutOfMemory | None = None,
+        notes: Sequence[str] = (),
+    ) -> Measurement:
+        """Return the measurement of the whole step, or of a part's tally."""
+        self.fold()
+        segments = self.segments()
+        whole = tally is None
+        retained = self.counted()
+        if whole and any(peak.allocated for peak in retained):
+            gc.collect()
+            retained = self.counted()
+        said = [*notes, *(self._optimizers.notes() if whole else ())]
+        if whole and WATCH.count and out_of_memory is None:
+            said.append(f"the step caught {WATCH.count} out-of-memory error(s) itself")
+        if whole:
+            said.extend(self.device.notes())
+        return Measurement(
+            device=self.info,
+            provenance=provenance(self.device),
+            peaks=tuple((tally or self._whole).peaks),
+            held=self.others,
+            retained=tuple(retained),
+            alloc_retries=self._alloc_retries() - self._retries,
+            segments=segments,
+            out_of_memory=out_of_memory,
+            notes=tuple(said),
+        )
+
+
+def provenance(device: Device) -> Provenance:
+    """Return what measurements are made with in this process."""
+    import torch
+
+    cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    return Provenance(
+        torch=str(torch.__version__),
+        cuda=str(torch.version.cuda),
+        cudnn=str(cudnn or "none"),
+        driver=device.driver(),
+        allocator=os.environ.get(
+            "PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+        ),
+    )

@@ -1,0 +1,44 @@
+"""The virtual GPU's shared libraries, where the package was built with them.
+
+Only paths and the reason for their absence: loading them is the work of devices/virtual.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+FOLDER = Path(__file__).parent
+LIBRARY = FOLDER / "libgpumem_cuda.so"
+DRIVER = FOLDER / "libcuda.so.1"
+NVML = FOLDER / "libnvidia-ml.so.1"
+_STATUS = FOLDER / "build-status.txt"
+
+
+class BuildProblem(NamedTuple):
+    """Why the libraries are not there.
+
+    Attributes:
+        problem: what went wrong, one line.
+        remedy: what to do about it, one line.
+        details: the compiler's own words, or "".
+    """
+
+    problem: str
+    remedy: str
+    details: str
+
+
+def build_problem() -> BuildProblem | None:
+    """Return why there is no virtual GPU, as setup.py left it, or None where it was built."""
+    if all(path.exists() for path in (LIBRARY, DRIVER, NVML)):
+        return None
+    if not _STATUS.exists():
+        return BuildProblem(
+            "its libraries have not been built",
+            "in a source tree: python setup.py build_ext --inplace; else: pip install "
+            "--force-reinstall --no-deps --no-cache-dir pytest-gpumem",
+            "",
+        )
+    problem, remedy, *details = _STATUS.read_text(encoding="utf-8").splitlines()
+    return BuildProblem(problem, remedy, "\n".join(details))

@@ -1,0 +1,258 @@
+/* cuDNN: descriptors keep what is set in them; plans run nothing.
+ *
+ * Which engine cuDNN picks for a convolution, and so how much workspace it takes, is not documented. Workspaces
+ * are therefore zero here, and the report says of a step that made convolutions that their workspaces are not in
+ * its figures (gpumem_convolutions).
+ */
+#include "gpumem.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    CUDNN_NOT_INITIALIZED = 1001,
+    CUDNN_BAD_PARAM = 2000,
+    CUDNN_NOT_SUPPORTED = 3000,
+};
+
+static atomic_ullong executions;
+
+static int none(const char *function) { return gm_unsupported(function, CUDNN_NOT_SUPPORTED); }
+
+GM_API size_t cudnnGetVersion(void) { return (size_t)gm_cudnn_version(); }
+
+GM_API size_t cudnnGetCudartVersion(void) { return (size_t)gm_cuda_version(); }
+
+/* libraryPropertyType: 0 major, 1 minor, 2 patch level. */
+GM_API int cudnnGetProperty(int type, int *value) {
+    int version = gm_cudnn_version();
+    if (type < 0 || type > 2) return CUDNN_BAD_PARAM;
+    *value = type == 0 ? version / 10000 : type == 1 ? version / 100 % 100 : version % 100;
+    return GM_SUCCESS;
+}
+
+GM_API const char *cudnnGetErrorString(int status) {
+    switch (status) {
+    case GM_SUCCESS: return "CUDNN_STATUS_SUCCESS";
+    case CUDNN_NOT_INITIALIZED: return "CUDNN_STATUS_NOT_INITIALIZED";
+    case CUDNN_BAD_PARAM: return "CUDNN_STATUS_BAD_PARAM";
+    default: return "CUDNN_STATUS_NOT_SUPPORTED (by the virtual GPU; standard error names the function)";
+    }
+}
+
+GM_API void cudnnGetLastErrorString(char *message, size_t size) { snprintf(message, size, "%s", ""); }
+
+typedef struct {
+    void *stream;
+} handle;
+
+GM_API int cudnnCreate(handle **out) {
+    if (!gm_visible()) return CUDNN_NOT_INITIALIZED;
+    *out = calloc(1, sizeof **out);
+    return *out ? GM_SUCCESS : CUDNN_NOT_INITIALIZED;
+}
+
+GM_API int cudnnDestroy(handle *h) {
+    free(h);
+    return GM_SUCCESS;
+}
+
+GM_API int cudnnSetStream(handle *h, void *stream) {
+    h->stream = stream;
+    return GM_SUCCESS;
+}
+
+GM_API int cudnnGetStream(handle *h, void **stream) {
+    *stream = h->stream;
+    return GM_SUCCESS;
+}
+
+/* ---- the backend (graph) API ---- */
+
+enum {
+    ENGINEHEUR_RESULTS = 202,
+    ENGINECFG_ENGINE = 300,
+    ENGINECFG_INTERMEDIATE_INFO = 301,
+    ENGINECFG_KNOB_CHOICES = 302,
+    ENGINECFG_WORKSPACE_SIZE = 303,
+    EXECUTION_PLAN_WORKSPACE_SIZE = 402,
+    EXECUTION_PLAN_JSON_REPRESENTATION = 405,
+    OPERATIONGRAPH_ENGINE_GLOBAL_COUNT = 802,
+    ENGINE_GLOBAL_INDEX = 1301,
+    ENGINE_KNOB_INFO = 1302,
+    ENGINE_NUMERICAL_NOTE = 1303,
+    ENGINE_LAYOUT_INFO = 1304,
+    ENGINE_BEHAVIOR_NOTE = 1305,
+    TYPE_BACKEND_DESCRIPTOR = 15,
+};
+
+typedef struct attribute {
+    int name, type;
+    int64_t count;
+    size_t size;
+    struct attribute *next;
+    char data[];
+} attribute;
+
+typedef struct {
+    int type;
+    attribute *attributes;
+} descriptor;
+
+/* The size in bytes of an element of cudnnBackendAttributeType_t. */
+static size_t element_size(int type) {
+    switch (type) {
+    case 2: case 24: return 1;            /* boolean, char */
+    case 0: case 3: case 5: case 6: case 15: return 8; /* handle, int64, double, pointer, descriptor */
+    case 26: return 16;                   /* fraction: two int64 */
+    default: return 4;                    /* float, int32 and every enum */
+    }
+}
+
+GM_API int cudnnBackendCreateDescriptor(int type, descriptor **out) {
+    *out = calloc(1, sizeof **out);
+    if (!*out) return CUDNN_NOT_INITIALIZED;
+    (*out)->type = type;
+    return GM_SUCCESS;
+}
+
+GM_API int cudnnBackendDestroyDescriptor(descriptor *d) {
+    if (!d) return GM_SUCCESS;
+    for (attribute *at = d->attributes, *next; at; at = next) {
+        next = at->next;
+        free(at);
+    }
+    free(d);
+    return GM_SUCCESS;
+}
+
+GM_API int cudnnBackendFinalize(descriptor *d) { return d ? GM_SUCCESS : CUDNN_BAD_PARAM; }
+
+GM_API int cudnnBackendSetAttribute(descriptor *d, int name, int type, int64_t count, const void *elements) {
+    size_t size = element_size(type) * (size_t)(count > 0 ? count : 0);
+    if (!d || count < 0 || (size && !elements)) return CUDNN_BAD_PARAM;
+    attribute *made = malloc(sizeof *made + size);
+    if (!made) return CUDNN_NOT_INITIALIZED;
+    *made = (attribute){name, type, count, size, d->attributes};
+    if (size) memcpy(made->data, elements, size);
+    d->attributes = made;
+    return GM_SUCCESS;
+}
+
+static const attribute *find(const descriptor *d, int name) {
+    for (const attribute *at = d->attributes; at; at = at->next)
+        if (at->name == name) return at;
+    return NULL;
+}
+
+GM_API int cudnnBackendGetAttribute(descriptor *d, int name, int type, int64_t wanted, int64_t *count,
+                                    void *elements) {
+    if (!d) return CUDNN_BAD_PARAM;
+    const attribute *set = find(d, name);
+    int64_t ignored;
+    if (!count) count = &ignored;
+    if (set && set->type == type && type != TYPE_BACKEND_DESCRIPTOR) {
+        *count = set->count;
+        if (elements && wanted > 0)
+            memcpy(elements, set->data, element_size(type) * (size_t)(wanted < set->count ? wanted : set->count));
+        return GM_SUCCESS;
+    }
+    *count = 0;
+    switch (name) {
+    case ENGINEHEUR_RESULTS: /* one engine configuration; the caller brings its descriptor */
+    case ENGINECFG_ENGINE:
+        *count = 1;
+        return GM_SUCCESS;
+    case ENGINE_NUMERICAL_NOTE: case ENGINE_BEHAVIOR_NOTE: case ENGINE_KNOB_INFO: case ENGINE_LAYOUT_INFO:
+    case ENGINECFG_INTERMEDIATE_INFO: case ENGINECFG_KNOB_CHOICES:
+        return GM_SUCCESS; /* there are none */
+    case ENGINE_GLOBAL_INDEX: case OPERATIONGRAPH_ENGINE_GLOBAL_COUNT:
+    case ENGINECFG_WORKSPACE_SIZE: case EXECUTION_PLAN_WORKSPACE_SIZE:
+        *count = 1;
+        if (elements && wanted > 0) *(int64_t *)elements = name == OPERATIONGRAPH_ENGINE_GLOBAL_COUNT;
+        return GM_SUCCESS;
+    case EXECUTION_PLAN_JSON_REPRESENTATION:
+        *count = 3;
+        if (elements && wanted >= 3) memcpy(elements, "{}", 3);
+        return GM_SUCCESS;
+    default: {
+        static char told[64];
+        snprintf(told, sizeof told, "cudnnBackendGetAttribute(%d)", name);
+        return none(told);
+    }
+    }
+}
+
+GM_API int cudnnBackendExecute(handle *h, descriptor *plan, descriptor *pack) {
+    (void)h, (void)plan, (void)pack;
+    if (!gm_visible()) return CUDNN_NOT_INITIALIZED;
+    atomic_fetch_add_explicit(&executions, 1, memory_order_relaxed);
+    return GM_SUCCESS;
+}
+
+/* How many cuDNN plans ran, whose workspaces the figures do not hold. */
+GM_API uint64_t gpumem_convolutions(void) { return atomic_load(&executions); }
+
+/* ---- descriptors of the other operations, and batch normalisation ---- */
+
+static int made(void **out) {
+    *out = calloc(1, 256);
+    return *out ? GM_SUCCESS : CUDNN_NOT_INITIALIZED;
+}
+
+static int freed(void *d) {
+    free(d);
+    return GM_SUCCESS;
+}
+
+GM_API int cudnnCreateTensorDescriptor(void **out) { return made(out); }
+GM_API int cudnnDestroyTensorDescriptor(void *d) { return freed(d); }
+GM_API int cudnnSetTensorNdDescriptor(void) { return GM_SUCCESS; }
+GM_API int cudnnCreateFilterDescriptor(void **out) { return made(out); }
+GM_API int cudnnDestroyFilterDescriptor(void *d) { return freed(d); }
+GM_API int cudnnSetFilterNdDescriptor(void) { return GM_SUCCESS; }
+GM_API int cudnnCreateActivationDescriptor(void **out) { return made(out); }
+GM_API int cudnnDestroyActivationDescriptor(void *d) { return freed(d); }
+GM_API int cudnnSetActivationDescriptor(void) { return GM_SUCCESS; }
+GM_API int cudnnCreateSpatialTransformerDescriptor(void **out) { return made(out); }
+GM_API int cudnnDestroySpatialTransformerDescriptor(void *d) { return freed(d); }
+GM_API int cudnnSetSpatialTransformerNdDescriptor(void) { return GM_SUCCESS; }
+
+static int computed(void) { return gm_visible() ? GM_SUCCESS : CUDNN_NOT_INITIALIZED; }
+
+GM_API int cudnnSpatialTfGridGeneratorForward(void) { return computed(); }
+GM_API int cudnnSpatialTfGridGeneratorBackward(void) { return computed(); }
+GM_API int cudnnSpatialTfSamplerForward(void) { return computed(); }
+GM_API int cudnnSpatialTfSamplerBackward(void) { return computed(); }
+
+/* Per-channel statistics pass through PyTorch's own tensors; a workspace and a reserve space are cuDNN's choice
+ * and, as the convolutions' are, taken as zero. */
+GM_API int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(void *h, int mode, int operations, void *x,
+                                                                    void *z, void *y, void *parameters,
+                                                                    void *activation, size_t *size) {
+    (void)h, (void)mode, (void)operations, (void)x, (void)z, (void)y, (void)parameters, (void)activation;
+    *size = 0;
+    return GM_SUCCESS;
+}
+
+GM_API int cudnnGetBatchNormalizationBackwardExWorkspaceSize(void *h, int mode, int operations, void *x, void *y,
+                                                             void *dy, void *dz, void *dx, void *parameters,
+                                                             void *activation, size_t *size) {
+    (void)h, (void)mode, (void)operations, (void)x, (void)y, (void)dy, (void)dz, (void)dx;
+    (void)parameters, (void)activation;
+    *size = 0;
+    return GM_SUCCESS;
+}
+
+GM_API int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void *h, int mode, int operations,
+                                                                void *activation, void *x, size_t *size) {
+    (void)h, (void)mode, (void)operations, (void)activation, (void)x;
+    *size = 0;
+    return GM_SUCCESS;
+}
+
+GM_API int cudnnBatchNormalizationForwardTrainingEx(void) { return computed(); }
+GM_API int cudnnBatchNormalizationBackwardEx(void) { return computed(); }
+GM_API int cudnnBatchNormalizationForwardInference(void) { return computed(); }

@@ -1,0 +1,92 @@
+/* Which card there is, who may see it, and what was asked of it that it cannot do. */
+#define _GNU_SOURCE
+#include "gpumem.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+gm_card gm_profile = {.name = "unconfigured", .total_memory = 0};
+
+static atomic_int visible_devices; /* 0: to everybody the machine has no GPU */
+static atomic_int cuda_version = 13000;
+static atomic_int cudnn_version = 90000;
+static _Thread_local int current_device;
+static _Thread_local int last_error;
+
+enum { UNSUPPORTED_ROOM = 256 };
+static struct {
+    const char *function;
+    uint64_t calls;
+} unsupported[UNSUPPORTED_ROOM];
+static int unsupported_count;
+static pthread_mutex_t unsupported_lock = PTHREAD_MUTEX_INITIALIZER;
+
+bool gm_visible(void) { return atomic_load_explicit(&visible_devices, memory_order_relaxed) > 0; }
+
+int gm_visible_devices(void) { return atomic_load_explicit(&visible_devices, memory_order_relaxed); }
+
+int gm_device_total(void) { return GM_MAX_DEVICES; }
+
+int gm_current_device(void) { return current_device; }
+
+void gm_set_current_device(int device) { current_device = device; }
+
+int gm_error(int status) {
+    if (status != GM_SUCCESS) last_error = status;
+    return status;
+}
+
+int gm_last_error(bool clear) {
+    int status = last_error;
+    if (clear) last_error = GM_SUCCESS;
+    return status;
+}
+
+int gm_cuda_version(void) { return atomic_load(&cuda_version); }
+
+int gm_cudnn_version(void) { return atomic_load(&cudnn_version); }
+
+/* Says a function's name once, remembers it for the report, and returns the library's own "not supported". */
+int gm_unsupported(const char *function, int status) {
+    bool first = true;
+    pthread_mutex_lock(&unsupported_lock);
+    for (int i = 0; i < unsupported_count && first; i++) {
+        if (strcmp(unsupported[i].function, function) == 0) {
+            unsupported[i].calls++;
+            first = false;
+        }
+    }
+    if (first && unsupported_count < UNSUPPORTED_ROOM) {
+        unsupported[unsupported_count].function = function;
+        unsupported[unsupported_count++].calls = 1;
+    }
+    pthread_mutex_unlock(&unsupported_lock);
+    if (first) fprintf(stderr, "pytest-gpumem: the virtual GPU does not support %s\n", function);
+    return status;
+}
+
+/* ---- what Python calls (pytest_gpumem/devices/native.py) ---- */
+
+GM_API void gpumem_set_versions(int cuda, int cudnn) {
+    atomic_store(&cuda_version, cuda);
+    atomic_store(&cudnn_version, cudnn);
+}
+
+GM_API void gpumem_set_card(const gm_card *card) { gm_profile = *card; }
+
+/* Shows `count` devices (0 hides them all). Returns how many were shown before. */
+GM_API int gpumem_show(int count) {
+    if (count > GM_MAX_DEVICES) count = GM_MAX_DEVICES;
+    return atomic_exchange(&visible_devices, count < 0 ? 0 : count);
+}
+
+GM_API int gpumem_unsupported_count(void) { return unsupported_count; }
+
+/* The i-th unsupported function that was called, and how often; NULL past the end. */
+GM_API const char *gpumem_unsupported_name(int index, uint64_t *calls) {
+    if (index < 0 || index >= unsupported_count) return NULL;
+    if (calls) *calls = unsupported[index].calls;
+    return unsupported[index].function;
+}

@@ -1,0 +1,88 @@
+"""Seeing that a step was the first of its optimizer: training's peak comes with the second.
+
+An optimizer's state comes to life at the end of its first step, so the first step's activations and
+gradients never lie beside it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpumem.sizes import format_size
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+
+@dataclass
+class _Seen:
+    optimizer: weakref.ref[Optimizer]
+    name: str
+    fresh: bool
+    steps: int = 0
+    state_bytes: int = 0
+
+
+class OptimizerWatch:
+    """Watches all optimizers between ``start`` and ``stop``, by torch's global step hooks."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, _Seen] = {}
+        self._handles: list[Any] = []
+
+    def start(self) -> None:
+        """Begin to watch."""
+        from torch.optim.optimizer import (
+            register_optimizer_step_post_hook,
+            register_optimizer_step_pre_hook,
+        )
+
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self._after),
+        ]
+
+    def stop(self) -> None:
+        """End it."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def forget(self) -> None:
+        """Forget the steps so far, not that an optimizer is no longer fresh."""
+        self._seen.clear()
+
+    def _before(self, optimizer: Optimizer, *_: object) -> None:
+        seen = self._seen.get(id(optimizer))
+        if seen is None or seen.optimizer() is not optimizer:
+            self._seen[id(optimizer)] = _Seen(
+                weakref.ref(optimizer), type(optimizer).__name__, fresh=not optimizer.state
+            )
+
+    def _after(self, optimizer: Optimizer, *_: object) -> None:
+        seen = self._seen[id(optimizer)]
+        seen.steps += 1
+        if seen.fresh and seen.steps == 1:
+            seen.state_bytes = _state_bytes(optimizer)
+
+    def notes(self) -> list[str]:
+        """Return a sentence for each optimizer that took its first step and no other."""
+        return [
+            f"one step ran with a fresh {seen.name}: its state of {format_size(seen.state_bytes)} "
+            "came last, the next step's peak has it as well; run two steps, or give warmup=1"
+            for seen in self._seen.values()
+            if seen.fresh and seen.steps == 1 and seen.state_bytes
+        ]
+
+
+def _state_bytes(optimizer: Optimizer) -> int:
+    """Return the bytes of an optimizer's state on CUDA devices."""
+    import torch
+
+    return sum(
+        value.nbytes
+        for state in optimizer.state.values()
+        for value in (state.values() if isinstance(state, dict) else ())
+        if isinstance(value, torch.Tensor) and value.is_cuda
+    )

@@ -1,0 +1,122 @@
+"""What a measurement consists of: frozen records of integers and text, without behaviour.
+
+All sizes are bytes. "Allocated" is what live tensors take, "reserved" what PyTorch's caching
+allocator holds from the device: the terms of ``torch.cuda.memory_stats``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+DeviceKind = Literal["cuda", "virtual"]
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Memory of one device, in bytes."""
+
+    allocated: int
+    reserved: int
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What a measurement was made with; of the environment, the allocator's settings alone."""
+
+    torch: str
+    """``torch.__version__``"""
+    cuda: str
+    """the CUDA version that torch was built for, ``torch.version.cuda``"""
+    cudnn: str
+    """cuDNN's version as torch sees it, or "none" """
+    driver: str
+    """the NVIDIA driver's version, or "virtual" """
+    allocator: str
+    """the value of ``PYTORCH_CUDA_ALLOC_CONF`` (or ``PYTORCH_ALLOC_CONF``), "" where unset"""
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """The device that a step ran on; where it ran on several, they are alike."""
+
+    kind: DeviceKind
+    name: str
+    """the card ("T4") on the virtual GPU, CUDA's device name ("NVIDIA H200") on a real one"""
+    total_memory: int
+    """bytes of device memory as CUDA reports it"""
+    capability: tuple[int, int]
+    """CUDA compute capability"""
+    sm_count: int
+    """number of streaming multiprocessors"""
+    context: int = 0
+    """bytes that the CUDA context takes of it (known of a card's profile; 0 where unknown)"""
+
+    @property
+    def key(self) -> str:
+        """The name of this device's baselines: "virtual-T4", "cuda-NVIDIA-H200"."""
+        name = "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in self.name)
+        return f"{self.kind}-{name.strip('-.') or 'unnamed'}"
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """One out-of-memory error of PyTorch's allocator, in bytes."""
+
+    requested: int | None
+    """what was asked for when it failed; None where it did not say"""
+    allocated: int
+    """held by live tensors at that moment, of this test's"""
+    reserved: int
+    """held by the caching allocator at that moment, of this test's"""
+    site: str
+    """the user's line that asked: "examples/test_mlp.py:31 in step" ("" where unknown)"""
+    device_index: int = 0
+    """which of the test's devices ran out"""
+    needed: Peak | None = None
+    """the peak of the same step run again without the cap; None: that was not possible"""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One step's memory on its device or devices.
+
+    ``peaks`` has one entry a device; ``peak_allocated`` and ``peak_reserved`` are those of the
+    fullest one.
+    """
+
+    device: DeviceInfo
+    provenance: Provenance
+    peaks: tuple[Peak, ...]
+    """highest memory of the step, what others held before it not counted"""
+    held: tuple[Peak, ...]
+    """what was held when the step began, by others: not part of the peaks"""
+    retained: tuple[Peak, ...]
+    """what the step still held when it ended, after garbage collection"""
+    alloc_retries: int = 0
+    """how often the allocator emptied its cache to satisfy a request"""
+    segments: int = 0
+    """number of segments that the allocator held from the device when the step had ended"""
+    out_of_memory: OutOfMemory | None = None
+    notes: tuple[str, ...] = ()
+    """sentences that a reader of the figures should know"""
+
+    @property
+    def peak_allocated(self) -> int:
+        """Peak bytes in live tensors, of the fullest device."""
+        return max((peak.allocated for peak in self.peaks), default=0)
+
+    @property
+    def peak_reserved(self) -> int:
+        """Peak bytes held by the caching allocator, of the fullest device."""
+        return max((peak.reserved for peak in self.peaks), default=0)
+
+
+@dataclass(frozen=True)
+class BaselineEntry:
+    """What a baseline file keeps of one step's measurement."""
+
+    peaks: tuple[Peak, ...]
+    """one a device, in bytes"""
+    provenance: Provenance
+    batch_size: int | None = None

@@ -1,0 +1,80 @@
+"""What a report is about: the results of a session, before any wording or layout."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+# At run time too: msgspec reads the annotations of Result (report/wire.py).
+from pytest_gpumem.records import Measurement  # noqa: TC001
+from pytest_gpumem.verdict import Comparison, Kind, Verdict, beyond_tolerance
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from pytest_gpumem.baseline import UpdateSummary
+    from pytest_gpumem.spec import MemorySpec
+
+
+@dataclass(frozen=True)
+class Result:
+    """One judged measurement: of a whole test, or of a part of it."""
+
+    nodeid: str
+    """the test, as pytest names it"""
+    verdict: Verdict
+    measurement: Measurement | None = None
+    part: str = ""
+    """the name given to ``gpu_memory.measure``; "" is the whole test"""
+    batch_size: int | None = None
+    """as declared"""
+    budget: str = ""
+    """the declared limits, as :func:`describe_budget` writes them"""
+    location: tuple[str, int] | None = None
+    """file and line (from 1) of the marker"""
+    baseline: bool = True
+    """whether it is held to a baseline, and may become one"""
+
+    @property
+    def name(self) -> str:
+        """The test, with its part where it has one."""
+        return f"{self.nodeid} ({self.part})" if self.part else self.nodeid
+
+    @property
+    def lead(self) -> Comparison | None:
+        """The comparison that tells most: what is beyond tolerance first, else peak allocated."""
+        rows = [row for row in self.verdict.comparisons if row.baseline is not None]
+        rows.sort(key=lambda row: (row.peak != "allocated", -row.measured))
+        return next(iter(beyond_tolerance(rows) + rows), None)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that a session has to tell; every renderer starts from this."""
+
+    results: tuple[Result, ...] = ()
+    updates: UpdateSummary | None = None
+    """what became of the baselines, in a run that updates them"""
+    device: str = ""
+    """the session's device, in words"""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """the options that bear on the verdicts, by name"""
+
+    @property
+    def counts(self) -> dict[Kind, int]:
+        """How many results are of each kind, in the order of :class:`Kind`, without zeros."""
+        return count_kinds(self.results)
+
+
+def count_kinds(results: Iterable[Result]) -> dict[Kind, int]:
+    """Return how many results are of each kind, in the order of :class:`Kind`, without zeros."""
+    counter = Counter(result.verdict.kind for result in results)
+    return {kind: counter[kind] for kind in Kind if counter[kind]}
+
+
+def describe_budget(spec: MemorySpec) -> str:
+    """Return the limits as the marker declares them: ``max_gib=8, card='T4'``; "" if none."""
+    names = ("max_gib", "card", "max_allocated_gib", "max_reserved_gib")
+    values = ((name, getattr(spec, name)) for name in names)
+    return ", ".join(f"{name}={value!r}" for name, value in values if value is not None)

@@ -1,0 +1,311 @@
+"""One marked test while it runs: its device, its meter, its parts; nothing of pytest."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gpumem.devices.cards import CARDS, find_card
+from pytest_gpumem.measure import Meter, minus, plus
+from pytest_gpumem.oom import WATCH, site_of
+from pytest_gpumem.records import OutOfMemory, Peak
+from pytest_gpumem.spec import MemorySpec, spec_from_call
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    import torch
+
+    from pytest_gpumem.devices.base import Device
+    from pytest_gpumem.devices.cards import Card
+    from pytest_gpumem.measure import Tally
+    from pytest_gpumem.records import DeviceInfo, Measurement
+
+BOUNDLESS: Final = 1 << 39
+"""bytes more than its card has that a virtual GPU gets to say how much a step needs"""
+
+
+def canonical_card(name: str) -> str:
+    """Return a card's name as the table has it.
+
+    Raises:
+        SpecError: nobody knows it.
+    """
+    return find_card(name).name
+
+
+@dataclass
+class Retained:
+    """What an instance of a module- or session-scoped fixture holds: bytes, one Peak a device."""
+
+    name: str
+    held: tuple[Peak, ...]
+    peaks: tuple[Peak, ...]
+    """the highest of its set-up, above what was held when that began"""
+
+
+@dataclass
+class Part:
+    """A named part of a test."""
+
+    spec: MemorySpec
+    tally: Tally
+
+
+@dataclass
+class Run:
+    """One marked test's run on its device."""
+
+    spec: MemorySpec
+    device: Device
+    info: DeviceInfo
+    meter: Meter
+    root: Path
+    parts: dict[str, Part] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    owned: list[Retained] = field(default_factory=list)
+    """fixtures of wider scope that this test uses"""
+    stack: ExitStack = field(default_factory=ExitStack)
+
+    @classmethod
+    def open(cls, spec: MemorySpec, device: Device, root: Path, owned: list[Retained]) -> Run:
+        """Take the device, settle it, cap it, begin to count.
+
+        Raises:
+            DeviceError: the device cannot be what the test asks for.
+        """
+        card = CARDS[spec.card] if spec.card else None
+        with ExitStack() as stack:
+            stack.callback(device.close)
+            info = device.open(card, spec.devices)
+            stack.enter_context(device.exclusive())
+            meter = Meter(device, info, spec.devices)
+            stack.callback(meter.stop)
+            run = cls(spec, device, info, meter, root, owned=list(owned))
+            meter.start(run.owned_peaks())
+            meter.cap(run.limit)
+            before = [Peak(0, 0)] * spec.devices
+            for fixture in owned:
+                tops = zip(before, fixture.peaks, strict=True)
+                meter.consider([plus(base, top) for base, top in tops])
+                before = [plus(base, held) for base, held in zip(before, fixture.held, strict=True)]
+            run.stack = stack.pop_all()
+        return run
+
+    def close(self) -> None:
+        """Let go of the device."""
+        self.stack.close()
+
+    @property
+    def card(self) -> Card | None:
+        """The card that the test declares."""
+        return CARDS[self.spec.card] if self.spec.card else None
+
+    @property
+    def limit(self) -> int | None:
+        """Bytes that the step may reserve: the tightest of ``max_gib`` and the card's memory."""
+        limits = [self.spec.max_bytes, self.card.usable_memory if self.card else None]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def owned_peaks(self) -> list[Peak]:
+        """Return what the test's fixtures of wider scope hold, one Peak a device."""
+        total = [Peak(0, 0)] * self.spec.devices
+        for fixture in self.owned:
+            total = [plus(one, other) for one, other in zip(total, fixture.held, strict=True)]
+        return total
+
+    @contextmanager
+    def fixture(self, name: str, notes: dict[Any, Retained], key: object) -> Iterator[None]:
+        """Note what the set-up of a fixture of wider scope retains, and its peak.
+
+        Its memory counts for every test that uses it, whichever ran first. So that the first one
+        has the same figures as the others, the device is settled before and after.
+        """
+        self.meter.resettle()
+        before = self.meter.counted()
+        with self.meter.part() as tally:
+            yield
+        self.meter.resettle()
+        after = self.meter.counted()
+        noted = Retained(
+            name,
+            tuple(minus(late, early) for late, early in zip(after, before, strict=True)),
+            tuple(minus(top, early) for top, early in zip(tally.peaks, before, strict=True)),
+        )
+        notes[key] = noted
+        self.owned.append(noted)
+
+    @contextmanager
+    def part(self, name: str, declared: dict[str, object]) -> Iterator[PartFigures]:
+        """Measure a named part; the same name again counts to the same part.
+
+        Raises:
+            SpecError: the name or the declaration is no good.
+        """
+        spec = spec_from_call(name, declared, self.spec)
+        limits = [limit for limit in (self.limit, spec.max_bytes) if limit is not None]
+        before = self.meter.cap(min(limits, default=None))
+        figures = PartFigures()
+        try:
+            with self.meter.part() as tally:
+                yield figures
+        finally:
+            self.meter.cap(before)
+            known = self.parts.setdefault(name, Part(spec, tally))
+            known.spec = spec
+            known.tally.raise_to(tally.peaks)
+            figures.peaks = tuple(tally.peaks)
+
+    def measurement(self, out_of_memory: OutOfMemory | None = None) -> Measurement:
+        """Return the whole test's measurement so far."""
+        return self.meter.result(out_of_memory=out_of_memory, notes=self.notes)
+
+    def part_measurements(self) -> dict[str, tuple[MemorySpec, Measurement]]:
+        """Return each part's spec and measurement, in the order in which they first ran."""
+        return {
+            name: (part.spec, self.meter.result(tally=part.tally))
+            for name, part in self.parts.items()
+        }
+
+    def out_of_memory(self, error: BaseException) -> OutOfMemory:
+        """Return the record of an out-of-memory error that just happened."""
+        refusal = WATCH.last(error)
+        device = min(refusal.device, self.spec.devices - 1)
+        if refusal.held is None:
+            held = self.meter.counted()[device]
+        else:
+            held = minus(refusal.held, self.meter.others[device])
+        return OutOfMemory(
+            requested=refusal.requested,
+            allocated=held.allocated,
+            reserved=held.reserved,
+            site=site_of(error.__traceback__, self.root),
+            device_index=device,
+        )
+
+    def uncap(self) -> None:
+        """Lift every limit, to see how much a step needs, and begin to count anew."""
+        others = self.meter.others
+        self.device.make_room([other.reserved + BOUNDLESS for other in others])
+        self.meter.cap(None)
+        self.parts.clear()
+        self.meter.restart()
+
+
+@dataclass
+class PartFigures:
+    """What ``with gpu_memory.measure(...) as figures`` gives: complete once the block has ended."""
+
+    peaks: tuple[Peak, ...] = ()
+    """one a device, in bytes"""
+
+    @property
+    def peak_allocated(self) -> int:
+        """Peak bytes in live tensors, of the fullest device."""
+        return max((peak.allocated for peak in self.peaks), default=0)
+
+    @property
+    def peak_reserved(self) -> int:
+        """Peak bytes held by the caching allocator, of the fullest device."""
+        return max((peak.reserved for peak in self.peaks), default=0)
+
+
+class GpuMemory:
+    """The fixture ``gpu_memory``: what a test can ask of its own measurement while it runs."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    @property
+    def device(self) -> torch.device:
+        """The first of the test's devices, to make tensors on."""
+        return self.devices[0]
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """The test's devices: as many as its marker says (``devices=2``), else one."""
+        import torch
+
+        return [torch.device("cuda", index) for index in range(self._run.spec.devices)]
+
+    @property
+    def batch_size(self) -> int:
+        """The batch size that the marker declares.
+
+        Raises:
+            SpecError: it declares none.
+        """
+        if self._run.spec.batch_size is None:
+            raise _no_batch_size()
+        return self._run.spec.batch_size
+
+    @property
+    def card(self) -> str:
+        """The device's name: the card's on the virtual GPU, CUDA's on a real one."""
+        return self._run.info.name
+
+    @property
+    def computes(self) -> bool:
+        """Whether kernels run. False on the virtual GPU, where every value read back is zero."""
+        return self._run.device.computes
+
+    @property
+    def peak(self) -> Peak:
+        """The test's peaks so far, of the fullest device, in bytes."""
+        peaks = self._run.meter.peaks()
+        return Peak(_most(peaks, "allocated"), _most(peaks, "reserved"))
+
+    @property
+    def peak_allocated(self) -> int:
+        """Peak bytes in live tensors so far, of the fullest device."""
+        return self.peak.allocated
+
+    @property
+    def peak_reserved(self) -> int:
+        """Peak bytes held by the caching allocator so far, of the fullest device."""
+        return self.peak.reserved
+
+    @property
+    def allocated(self) -> int:
+        """Bytes in the test's live tensors now, of the fullest device."""
+        return _most(self._run.meter.counted(), "allocated")
+
+    @property
+    def reserved(self) -> int:
+        """Bytes that the caching allocator holds for the test now, of the fullest device."""
+        return _most(self._run.meter.counted(), "reserved")
+
+    def measure(self, name: str, **declared: object) -> Any:  # noqa: ANN401 - a context manager
+        """Measure a part of the test: ``with gpu_memory.measure("forward", max_gib=2) as part:``.
+
+        A part counts all that the test holds while it runs, and has figures, budget and baseline
+        entry of its own. The same name again counts to the same part.
+
+        Args:
+            name: unique within the test's parts.
+            declared: max_gib, max_allocated_gib, max_reserved_gib, tolerance, batch_size, baseline,
+                as on the marker.
+
+        Returns:
+            a context manager that gives :class:`PartFigures`.
+
+        Raises:
+            SpecError: the name or the declaration is no good.
+        """
+        return self._run.part(name, declared)
+
+
+def _most(peaks: Sequence[Peak], which: str) -> int:
+    return max((getattr(peak, which) for peak in peaks), default=0)
+
+
+def _no_batch_size() -> Exception:
+    from pytest_gpumem.errors import SpecError
+
+    return SpecError(
+        "gpu_memory.batch_size",
+        "the marker declares none",
+        "write @pytest.mark.gpu_memory(batch_size=32)",
+    )

@@ -1,0 +1,154 @@
+"""Bringing a device to the same state before every step, whatever ran before.
+
+All functions expect torch to be imported and CUDA initialised.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpumem.records import Peak
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def stats(device: int) -> dict[str, Any]:
+    """Return the caching allocator's statistics of a device (``torch.cuda.memory_stats``)."""
+    import torch
+
+    found: dict[str, Any] = torch.cuda.memory_stats_as_nested_dict(device)
+    return found
+
+
+def current(device: int) -> Peak:
+    """Return what a device's allocator holds now, in bytes."""
+    return _bytes(stats(device), "current")
+
+
+def highest(device: int) -> Peak:
+    """Return the peaks since they were last reset, in bytes."""
+    return _bytes(stats(device), "peak")
+
+
+def _bytes(found: dict[str, Any], which: str) -> Peak:
+    if not found:  # nothing was allocated on this device yet
+        return Peak(0, 0)
+    return Peak(found["allocated_bytes"]["all"][which], found["reserved_bytes"]["all"][which])
+
+
+def reset_peaks(count: int) -> None:
+    """Reset the peak statistics of devices 0 .. count-1."""
+    import torch
+
+    for device in range(count):
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def settle(count: int) -> None:
+    """Release all that nobody uses: garbage, cuBLAS workspaces, cached segments.
+
+    The cuBLAS workspaces count as allocated and are made by whichever test calls cuBLAS first; they
+    are cleared so that every test makes its own.
+    """
+    import torch
+
+    if any(current(device).allocated for device in range(count)):
+        gc.collect()
+    for device in range(count):
+        torch.cuda.synchronize(device)
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+
+
+@contextmanager
+def own_garbage_only() -> Iterator[None]:
+    """Let Python's cyclic collector see objects made inside only, so that it runs alike each time.
+
+    When it runs depends on how many objects there are and were; garbage that it frees early or late
+    moves a step's peak.
+    """
+    gc.freeze()
+    gc.collect()  # nothing to look at: this sets the collector's counters to zero
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+class Plugs:
+    """Fills the free rooms in segments that others hold.
+
+    A tensor that an earlier test left alive keeps its whole segment reserved, and the rest of that
+    segment would serve the next step: it would reserve less than it does alone. With the rooms
+    filled, a step gets all its memory from segments of its own.
+    """
+
+    def __init__(self, count: int) -> None:
+        """Plug devices 0 .. count-1."""
+        self.sizes = [0] * count
+        """bytes of plugs on each device: they count as allocated"""
+        self._blocks: list[int] = []
+
+    def fill(self) -> None:
+        """Fill every free room."""
+        import torch
+
+        if not any(current(device).reserved for device in range(len(self.sizes))):
+            return
+        for segment in torch.cuda.memory_snapshot():
+            device, private = segment["device"], tuple(segment.get("segment_pool_id", (0, 0)))
+            if device >= len(self.sizes) or private != (0, 0) or segment.get("is_expandable"):
+                continue
+            rooms = [b["size"] for b in segment["blocks"] if b["state"] == "inactive"]
+            for size in sorted(rooms, reverse=True):
+                self._take(size, device, segment["stream"])
+
+    def _take(self, size: int, device: int, stream: int) -> None:
+        import torch
+
+        before = current(device)
+        block = torch.cuda.caching_allocator_alloc(size, device, stream)
+        after = current(device)
+        if after.reserved > before.reserved:  # it did not go where the room is
+            torch.cuda.caching_allocator_delete(block)
+            torch.cuda.empty_cache()
+        else:
+            self._blocks.append(block)
+            self.sizes[device] += after.allocated - before.allocated
+
+    def release(self) -> None:
+        """Give the rooms back."""
+        if not self._blocks:
+            return
+        import torch
+
+        while self._blocks:
+            torch.cuda.caching_allocator_delete(self._blocks.pop())
+        self.sizes = [0] * len(self.sizes)
+
+
+def cap_fraction(limit: int, total: int) -> float:
+    """Return the fraction that caps the allocator at exactly ``limit`` bytes of ``total``.
+
+    PyTorch computes the cap as ``size_t(fraction * total)`` (c10/cuda/CUDACachingAllocator.cpp).
+    """
+    if limit >= total:
+        return 1.0
+    fraction = limit / total
+    while int(fraction * total) < limit:
+        fraction = math.nextafter(fraction, 1.0)
+    while int(fraction * total) > limit:
+        fraction = math.nextafter(fraction, 0.0)
+    return fraction
+
+
+def set_cap(device: int, limit: int | None, total: int) -> None:
+    """Cap a device's caching allocator at ``limit`` bytes reserved; None lifts the cap."""
+    import torch
+
+    fraction = 1.0 if limit is None else cap_fraction(limit, total)
+    torch.cuda.set_per_process_memory_fraction(fraction, device)

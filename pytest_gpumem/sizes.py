@@ -1,0 +1,224 @@
+"""Sizes and tolerances as text and as numbers: whatever this package prints, it reads back.
+
+"GiB" is 2**30 bytes and "GB" is 10**9 bytes, here and everywhere else in the package. The letters'
+case is free; the "i" is what tells them apart. Arithmetic is exact, and sizes are integer bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import reprlib
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+from pytest_gpumem.errors import SpecError
+
+KIB: Final = 2**10
+MIB: Final = 2**20
+GIB: Final = 2**30
+
+_UNITS: Final = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": KIB,
+    "mib": MIB,
+    "gib": GIB,
+    "tib": 2**40,
+}
+
+# Commas stand between groups of three digits only: "1,5 GiB" must not be read as 15 GiB.
+# The digits are bounded so that no text, however long, makes a number that Python refuses to print.
+_SIGNED_NUMBER = r"([+-]?(?:[0-9]{1,3}(?:,[0-9]{3}){1,12}|[0-9]{1,40})(?:\.[0-9]{1,20})?)"
+_SIZE = re.compile(_SIGNED_NUMBER + r"\s*([a-z]*)", re.ASCII | re.IGNORECASE)
+_PERCENTAGE = re.compile(_SIGNED_NUMBER + r"\s*%", re.ASCII)
+_PLACES = 20
+# Every part of a tolerance ends in "%" or in a unit; a comma after a digit belongs to a number.
+_BETWEEN_PARTS = re.compile(r"(?<=[%a-zA-Z\s]),")
+_HOW_TO_WRITE_A_TOLERANCE = "write it as '2%', as '64MiB' or as both, '2%, 64MiB'"
+
+_LONGEST_SHOWN: Final = 80
+_BRIEF = reprlib.Repr()
+_BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 60
+
+
+def shown(value: object) -> str:
+    """Return ``repr(value)`` for an error message: short, on one line, come what may."""
+    try:
+        text = _BRIEF.repr(value)
+    except Exception:  # noqa: BLE001 - a __repr__ may raise anything
+        text = f"<{type(value).__name__}>"
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return line if len(line) <= _LONGEST_SHOWN else f"{line[:_LONGEST_SHOWN]}..."
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that ``text`` says, rounded half to even where it says a fraction of one.
+
+    Args:
+        text: a number and its unit, such as "1.5GiB", "64 MiB", "+512.00 KiB" or "8,519,680 B".
+
+    Raises:
+        SpecError: ``text`` is anything else. A number without a unit is refused, not guessed at.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise SpecError(
+            shown(text),
+            "this is not a size",
+            "write a number and its unit, such as '1.5GiB' or '64 MiB'",
+        )
+    number, unit = match.groups()
+    if not unit:
+        raise SpecError(
+            shown(text),
+            "this number has no unit",
+            f"write {shown(number + ' MiB')}, or {shown(number + ' B')} for bytes",
+        )
+    if unit.lower() not in _UNITS:
+        raise SpecError(
+            shown(text),
+            f"{shown(unit)} is not a unit of size",
+            "use B, KiB, MiB, GiB, TiB (steps of 1024) or kB, MB, GB, TB (steps of 1000)",
+        )
+    return round(_fraction(number) * _UNITS[unit.lower()])
+
+
+def format_size(nbytes: int, *, signed: bool = False) -> str:
+    """Return a size for people: "2978.05 MiB", "512 B", "12.00 GiB".
+
+    Bytes below 1 KiB, KiB below 1 MiB, MiB below 10 GiB and GiB from there on, with two decimals
+    rounded half to even. :func:`parse_size` reads all of them, to within that rounding.
+
+    Args:
+        nbytes: bytes; negative for a difference downwards.
+        signed: write the "+" of a size that is not negative: "+512.00 MiB", "+0 B".
+    """
+    sign = "-" if nbytes < 0 else "+" if signed else ""
+    size = abs(nbytes)
+    if size < KIB:
+        return f"{sign}{size} B"
+    # What rounds up to the next unit's first value is written in that unit: no "1024.00 KiB".
+    if (hundredths := _hundredths(size, KIB)) < 100 * KIB:
+        unit = "KiB"
+    elif (hundredths := _hundredths(size, MIB)) < 100 * 10 * KIB:
+        unit = "MiB"
+    else:
+        hundredths, unit = _hundredths(size, GIB), "GiB"
+    return f"{sign}{hundredths // 100}.{hundredths % 100:02d} {unit}"
+
+
+def gib(value: float) -> int:
+    """Return the whole bytes in a number of GiB, a fraction of a byte dropped.
+
+    A float counts as the decimal that Python prints for it: 0.1 is a tenth of a GiB, not the binary
+    fraction next to it.
+
+    Raises:
+        SpecError: ``value`` is NaN or infinite.
+    """
+    if isinstance(value, int):
+        return value * GIB
+    if not math.isfinite(value):
+        raise SpecError(shown(value), "this is not a finite number", "write a number of GiB")
+    return math.floor(Fraction(repr(float(value))) * GIB)
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far a measurement may be from its baseline before it counts as changed.
+
+    Where both a relative and an absolute part are given, the larger allowance holds, as in
+    ``pytest.approx``. :func:`parse_tolerance` reads ``str()`` of a tolerance back as the same one.
+    """
+
+    relative: Fraction
+    """part of the baseline: 2% is ``Fraction(1, 50)``"""
+    absolute: int
+    """bytes"""
+
+    def allowance(self, baseline: int) -> int:
+        """Return the largest difference, in bytes, from ``baseline`` bytes that is no change."""
+        return max(math.floor(self.relative * baseline), self.absolute)
+
+    def __str__(self) -> str:
+        """Return "2%", "64.00 MiB" or "2%, 64.00 MiB"."""
+        parts = []
+        if self.relative or not self.absolute:
+            parts.append(f"{_decimal(self.relative * 100)}%")
+        if self.absolute:
+            brief = format_size(self.absolute)
+            exact = parse_size(brief) == self.absolute
+            parts.append(brief if exact else f"{self.absolute:,} B")
+        return ", ".join(parts)
+
+
+def parse_tolerance(value: object) -> Tolerance:
+    """Return the tolerance that ``value`` says.
+
+    Args:
+        value: "2%", "64MiB", "2%, 64MiB" in either order, the same in a tuple or list, or a
+            Tolerance.
+
+    Raises:
+        SpecError: ``value`` is anything else: a number (of what?), negative, or one part twice.
+    """
+    if isinstance(value, Tolerance):
+        return value
+    relative: Fraction | None = None
+    absolute: int | None = None
+    for part in _tolerance_parts(value):
+        amount = _tolerance_part(part, value)
+        if amount < 0:
+            raise _bad_tolerance(value, f"{shown(part)} is negative")
+        if isinstance(amount, Fraction):
+            if relative is not None:
+                raise _bad_tolerance(value, "this has two percentages")
+            relative = amount
+        else:
+            if absolute is not None:
+                raise _bad_tolerance(value, "this has two sizes")
+            absolute = amount
+    return Tolerance(relative or Fraction(0), absolute or 0)
+
+
+def _tolerance_parts(value: object) -> list[object]:
+    if isinstance(value, str):
+        return [part.strip() for part in _BETWEEN_PARTS.split(value)]
+    if isinstance(value, (tuple, list)) and value:
+        return list(value)
+    raise _bad_tolerance(value, "this is not a tolerance")
+
+
+def _tolerance_part(part: object, whole: object) -> Fraction | int:
+    """Return a Fraction for a percentage, an int for a size."""
+    if isinstance(part, str):
+        if match := _PERCENTAGE.fullmatch(part.strip()):
+            return _fraction(match[1]) / 100
+        try:
+            return parse_size(part)
+        except SpecError:
+            pass
+    raise _bad_tolerance(whole, f"{shown(part)} is neither a percentage nor a size with its unit")
+
+
+def _bad_tolerance(value: object, problem: str) -> SpecError:
+    return SpecError(shown(value), problem, _HOW_TO_WRITE_A_TOLERANCE)
+
+
+def _fraction(number: str) -> Fraction:
+    return Fraction(number.replace(",", ""))
+
+
+def _hundredths(size: int, unit: int) -> int:
+    return round(Fraction(100 * size, unit))
+
+
+def _decimal(value: Fraction) -> str:
+    """Write a fraction of 0 or more as a decimal, with no more places than are read back."""
+    whole, rest = divmod(round(value * 10**_PLACES), 10**_PLACES)
+    return f"{whole}.{rest:0{_PLACES}d}".rstrip("0").rstrip(".")
