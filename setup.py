@@ -21,7 +21,7 @@ from setuptools.command.build_ext import build_ext
 
 PACKAGE = Path("pytest_gpumem", "native")
 MAIN = "libgpumem_cuda.so"
-SHELLS = ("libcuda.so.1", "libnvidia-ml.so.1")
+SHELLS = ("libcuda.so.1", "libnvidia-ml.so.1", "libnvrtc.so.12", "libnvrtc.so.13")
 STATUS = "build-status.txt"
 SOURCES = sorted(path.as_posix() for path in PACKAGE.glob("*.c"))
 HEADERS = sorted(path.as_posix() for path in PACKAGE.glob("*.h"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.devices.cards import find_card
@@ -86,7 +87,8 @@ class Measuring:
         return self
 
     def _finish(self, meter: Meter, tally: Tally | None) -> None:
-        self._measurement = meter.result(tally=tally)
+        notes = [] if tally else meter.device.notes(Path.cwd())
+        self._measurement = meter.result(tally=tally, notes=notes)
 
     def __exit__(
         self,

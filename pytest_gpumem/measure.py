@@ -174,6 +174,14 @@ class Meter:
         self._plugs.fill()
         reset_peaks(self.count)
 
+    def adopt(self, peaks: Sequence[Peak]) -> None:
+        """Count, as from the beginning, what was taken for others': one Peak a device."""
+        self.fold()
+        pairs = list(zip(self._others, peaks, strict=True))
+        self._others = [minus(other, peak) for other, peak in pairs]
+        for tally in self._open:
+            tally.peaks = [plus(old, new) for old, new in zip(tally.peaks, peaks, strict=True)]
+
     def consider(self, peaks: Sequence[Peak]) -> None:
         """Count peaks that the step's set-up had when somebody else ran it."""
         self._whole.raise_to(peaks)
@@ -215,8 +223,6 @@ class Meter:
         said = [*notes, *(self._optimizers.notes() if whole else ())]
         if whole and WATCH.count and out_of_memory is None:
             said.append(f"the step caught {WATCH.count} out-of-memory error(s) itself")
-        if whole:
-            said.extend(self.device.notes())
         return Measurement(
             device=self.info,
             provenance=provenance(self.device),

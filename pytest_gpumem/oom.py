@@ -104,7 +104,8 @@ def site_of(traceback: TracebackType | None, root: Path) -> str:
     while traceback is not None:
         code = traceback.tb_frame.f_code
         path = Path(code.co_filename)
-        if path.is_absolute() and not any(path.is_relative_to(folder) for folder in foreign):
+        generated = code.co_filename.startswith("<")
+        if not generated and not any(path.is_relative_to(folder) for folder in foreign):
             try:
                 shown: Any = path.relative_to(root)
             except ValueError:

@@ -14,8 +14,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 NATIVE = "pytest_gpumem/native"
+SHELLS = ("libcuda.so.1", "libnvidia-ml.so.1", "libnvrtc.so.12", "libnvrtc.so.13")
 LIBRARIES = {
-    f"{NATIVE}/{name}" for name in ("libgpumem_cuda.so", "libcuda.so.1", "libnvidia-ml.so.1")
+    f"{NATIVE}/{name}" for name in ("libgpumem_cuda.so", *SHELLS)
 }
 STATUS = f"{NATIVE}/build-status.txt"
 needs_linux = pytest.mark.skipif(
@@ -116,7 +117,7 @@ def test_wheel_holds_the_package_and_no_sources_of_tests_or_c(wheel):
 
 @needs_linux
 @needs_compiler
-@pytest.mark.parametrize("name", ["libcuda.so.1", "libnvidia-ml.so.1"])
+@pytest.mark.parametrize("name", SHELLS)
 def test_shell_lends_its_name_to_the_library_beside_it(wheel, tmp_path, name):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.records import DeviceInfo, DeviceKind
@@ -55,8 +56,11 @@ class Device(Protocol):
     def trouble(self) -> str | None:
         """Return what happened since ``open`` that makes the figures worthless; None: nothing."""
 
-    def notes(self) -> list[str]:
-        """Return sentences about what happened since ``open`` that a reader should know."""
+    def notes(self, root: Path) -> list[str]:
+        """Return sentences about what happened since ``open`` that a reader should know.
+
+        Files are named as seen from ``root``.
+        """
 
     def exclusive(self) -> AbstractContextManager[object]:
         """Return a lock that keeps other processes' steps off this device while it is held."""

@@ -90,7 +90,7 @@ class CudaDevice:
         """Return None: a real GPU does what it is told or says so itself."""
         return None
 
-    def notes(self) -> list[str]:
+    def notes(self, root: Path) -> list[str]:  # noqa: ARG002 - the protocol's
         """Return nothing to add."""
         return []
 

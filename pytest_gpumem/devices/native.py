@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING
 from pytest_gpumem import native
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pytest_gpumem.devices.cards import Card
+
+_READBACK = ctypes.CFUNCTYPE(None, ctypes.c_uint64)
 
 _CLOCK_RATE_KHZ = 1_500_000
 """No figure depends on it; code that divides by it must not find 0."""
@@ -79,12 +83,15 @@ class NativeLibrary:
 
     def __init__(self) -> None:
         self._lib = ctypes.CDLL(str(native.LIBRARY), ctypes.RTLD_GLOBAL)
+        # PyTorch looks NVRTC's functions up in that library alone, so it has to be this one
+        self._compilers = [ctypes.CDLL(str(path)) for path in native.NVRTC]
         self._lib.gpumem_unsupported_name.restype = ctypes.c_char_p
         self._lib.gpumem_unsupported_name.argtypes = [
             ctypes.c_int,
             ctypes.POINTER(ctypes.c_uint64),
         ]
-        self._lib.gpumem_convolutions.restype = ctypes.c_uint64
+        for name in ("gpumem_convolutions", "gpumem_estimates", "gpumem_launches"):
+            getattr(self._lib, name).restype = ctypes.c_uint64
         self._lib.gpumem_fill_properties.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
         self._lib.gpumem_make_room.argtypes = [ctypes.c_int, ctypes.c_uint64]
         self._by_name: list[ctypes.CDLL] = []
@@ -124,6 +131,11 @@ class NativeLibrary:
             )
         )
 
+    def describe(self, count: int) -> str:
+        """Return what GPUMEM_VIRTUAL says to a child process with ``count`` of these cards."""
+        self._lib.gpumem_describe.restype = ctypes.c_char_p
+        return str(self._lib.gpumem_describe(count).decode("ascii"))
+
     def show(self, count: int) -> int:
         """Let everybody see ``count`` devices (0: none); return how many were seen before."""
         return int(self._lib.gpumem_show(count))
@@ -144,13 +156,22 @@ class NativeLibrary:
 
     def counters(self) -> Counters:
         """Return what was counted in this process so far."""
-        raw = (ctypes.c_uint64 * 3)()
-        self._lib.gpumem_counters(raw)
-        return Counters(*raw)
+        raw = (ctypes.c_uint64 * 2)()
+        self._lib.gpumem_readbacks(raw)
+        return Counters(int(self._lib.gpumem_launches()), *raw)
+
+    def on_readback(self, told: Callable[[int], None] | None) -> None:
+        """Call ``told`` with the bytes of every copy from a device to the host."""
+        self._told = _READBACK(told) if told else _READBACK()
+        self._lib.gpumem_on_readback(self._told)
 
     def convolutions(self) -> int:
         """Return how many cuDNN plans were executed in this process so far."""
         return int(self._lib.gpumem_convolutions())
+
+    def estimates(self) -> int:
+        """Return how often a size that cuDNN keeps to itself was estimated so far."""
+        return int(self._lib.gpumem_estimates())
 
     def unsupported(self) -> dict[str, int]:
         """Return the functions that were asked for in vain, and how often."""

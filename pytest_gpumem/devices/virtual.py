@@ -10,13 +10,15 @@ import ctypes
 import os
 import sys
 import warnings
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem import native
 from pytest_gpumem.devices.native import NativeLibrary
+from pytest_gpumem.devices.readbacks import Readbacks
+from pytest_gpumem.devices.surroundings import adapted
 from pytest_gpumem.devices.torch_build import installed_torch, torch_is_imported
 from pytest_gpumem.devices.visibility import Curtain, TorchImportHook
 from pytest_gpumem.errors import DeviceError
@@ -78,6 +80,9 @@ class VirtualDevice:
         self._extra = [0] * MOST_DEVICES
         self._unsupported: dict[str, int] = {}
         self._convolutions = 0
+        self._estimates = 0
+        self._readbacks = Readbacks()
+        self._stack = ExitStack()
 
     @classmethod
     def load(cls, card: Card) -> VirtualDevice:
@@ -106,6 +111,7 @@ class VirtualDevice:
             remedy = "install pytest-gpumem anew on this machine, from source"
             raise DeviceError(WHAT, f"its library cannot be loaded: {error}", remedy) from error
         library.set_card(card)
+        library.show(0)  # a child of a marked test's process has inherited it shown
         cls._loaded = device = cls(library, card)
         TorchImportHook(device._imported).install()
         return device
@@ -161,8 +167,13 @@ class VirtualDevice:
         except BaseException:
             self.close()
             raise
+        self._stack.enter_context(adapted(self._library.describe(count)))
         self._unsupported = self._library.unsupported()
         self._convolutions = self._library.convolutions()
+        self._estimates = self._library.estimates()
+        self._readbacks.clear()
+        self._library.on_readback(self._readbacks.seen)
+        self._stack.callback(self._library.on_readback, None)
         return _info(card)
 
     def _change_card(self, torch: ModuleType, card: Card) -> None:
@@ -190,6 +201,7 @@ class VirtualDevice:
 
     def close(self) -> None:
         """See :meth:`pytest_gpumem.devices.base.Device.close`."""
+        self._stack.close()
         if self._curtain is not None:
             self._curtain.show(0)
         self.make_room([0] * MOST_DEVICES)
@@ -236,12 +248,16 @@ class VirtualDevice:
             return None
         return f"{WHAT} does not support {', '.join(names)}, which the step called"
 
-    def notes(self) -> list[str]:
+    def notes(self, root: Path) -> list[str]:
         """See :meth:`pytest_gpumem.devices.base.Device.notes`."""
+        said = self._readbacks.notes(root)
         plans = self._library.convolutions() - self._convolutions
-        if not plans:
-            return []
-        return [f"cuDNN ran {plans} times; its workspaces are not in a prediction"]
+        if plans:
+            said.append(f"cuDNN ran {plans} times; its workspaces are not in a prediction")
+        estimates = self._library.estimates() - self._estimates
+        if estimates:
+            said.append("the reserve space and workspace of cuDNN's RNN are estimates")
+        return said
 
     def exclusive(self) -> AbstractContextManager[object]:
         """Return no lock: each process has virtual GPUs of its own."""

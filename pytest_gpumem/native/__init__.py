@@ -12,6 +12,8 @@ FOLDER = Path(__file__).parent
 LIBRARY = FOLDER / "libgpumem_cuda.so"
 DRIVER = FOLDER / "libcuda.so.1"
 NVML = FOLDER / "libnvidia-ml.so.1"
+NVRTC = (FOLDER / "libnvrtc.so.12", FOLDER / "libnvrtc.so.13")
+ALL = (LIBRARY, DRIVER, NVML, *NVRTC)
 _STATUS = FOLDER / "build-status.txt"
 
 
@@ -31,7 +33,7 @@ class BuildProblem(NamedTuple):
 
 def build_problem() -> BuildProblem | None:
     """Return why there is no virtual GPU, as setup.py left it, or None where it was built."""
-    if all(path.exists() for path in (LIBRARY, DRIVER, NVML)):
+    if all(path.exists() for path in ALL):
         return None
     if not _STATUS.exists():
         return BuildProblem(

@@ -303,7 +303,10 @@ typedef struct {
     size_t shared_size, const_size, local_size;
     int max_threads_per_block, registers, ptx_version, binary_version, cache_mode;
     int max_dynamic_shared_size, preferred_carveout;
+    int clusters_and_reserved[23];
 } func_attributes;
+
+_Static_assert(sizeof(func_attributes) == 144, "cudaFuncAttributes has 144 bytes in CUDA 12 and 13");
 
 GM_API int cudaFuncGetAttributes(func_attributes *attributes, const void *function) {
     (void)function;

@@ -77,6 +77,7 @@ enum {
     ENGINECFG_INTERMEDIATE_INFO = 301,
     ENGINECFG_KNOB_CHOICES = 302,
     ENGINECFG_WORKSPACE_SIZE = 303,
+    ENGINECFG_SHARED_MEMORY_USED = 304,
     EXECUTION_PLAN_WORKSPACE_SIZE = 402,
     EXECUTION_PLAN_JSON_REPRESENTATION = 405,
     OPERATIONGRAPH_ENGINE_GLOBAL_COUNT = 802,
@@ -173,6 +174,10 @@ GM_API int cudnnBackendGetAttribute(descriptor *d, int name, int type, int64_t w
         *count = 1;
         if (elements && wanted > 0) *(int64_t *)elements = name == OPERATIONGRAPH_ENGINE_GLOBAL_COUNT;
         return GM_SUCCESS;
+    case ENGINECFG_SHARED_MEMORY_USED:
+        *count = 1;
+        if (elements && wanted > 0) *(int32_t *)elements = 0;
+        return GM_SUCCESS;
     case EXECUTION_PLAN_JSON_REPRESENTATION:
         *count = 3;
         if (elements && wanted >= 3) memcpy(elements, "{}", 3);
@@ -207,9 +212,6 @@ static int freed(void *d) {
     return GM_SUCCESS;
 }
 
-GM_API int cudnnCreateTensorDescriptor(void **out) { return made(out); }
-GM_API int cudnnDestroyTensorDescriptor(void *d) { return freed(d); }
-GM_API int cudnnSetTensorNdDescriptor(void) { return GM_SUCCESS; }
 GM_API int cudnnCreateFilterDescriptor(void **out) { return made(out); }
 GM_API int cudnnDestroyFilterDescriptor(void *d) { return freed(d); }
 GM_API int cudnnSetFilterNdDescriptor(void) { return GM_SUCCESS; }

@@ -98,10 +98,25 @@ typedef struct {
 } gm_ranges;
 bool gm_ranges_add(gm_ranges *set, gm_range item);
 gm_range *gm_ranges_find(const gm_ranges *set, uintptr_t address);
+bool gm_ranges_overlap(const gm_ranges *set, uintptr_t start, uintptr_t end);
 void gm_ranges_remove(gm_ranges *set, gm_range *item);
 
+/* device.c */
+void gm_use_device(int device); /* it has a primary context from now on */
+bool gm_device_used(int device);
+GM_API int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int block_size,
+                                                         size_t shared);
+
+/* vmm.c: the device whose memory is mapped where the address lies; -1 where it was not reserved */
+int gm_reserved_owner(uintptr_t address);
+
 /* streams.c */
+GM_API int cudaStreamIsCapturing(void *stream, int *status);
+
+/* launches.c */
 void gm_count_launch(void);
+
+/* copies.c */
 void gm_note_readback(size_t size);
 
 #endif

@@ -15,7 +15,9 @@
 #include <sys/mman.h>
 
 #define PAGE_SHIFT 21
+#ifndef REGION_SHIFT
 #define REGION_SHIFT 40 /* 1 TiB of addresses a device */
+#endif
 #define LEVELS (REGION_SHIFT - PAGE_SHIFT)
 #define PAGES ((size_t)1 << LEVELS)
 #define PAGE_SIZE ((uint64_t)1 << PAGE_SHIFT)
@@ -38,7 +40,10 @@ static bool region_open(region *r) {
     if (r->base) return true;
     size_t size = (size_t)1 << REGION_SHIFT;
     void *map = mmap(NULL, size + PAGE_SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (map == MAP_FAILED) return false;
+    if (map == MAP_FAILED) {
+        gm_unsupported("cudaMalloc without 1 TiB of address space (see ulimit -v)", GM_OUT_OF_MEMORY);
+        return false;
+    }
     r->largest = malloc(2 * PAGES);
     r->pages = calloc(PAGES, sizeof *r->pages);
     if (!r->largest || !r->pages) {
@@ -160,6 +165,7 @@ int gm_malloc_on(int device, void **address, size_t size) {
 
 int gm_malloc(void **address, size_t size) {
     if (!gm_visible()) return GM_NO_DEVICE;
+    if (gm_current_device() >= gm_visible_devices()) return GM_INVALID_DEVICE;
     return gm_malloc_on(gm_current_device(), address, size);
 }
 
@@ -189,10 +195,6 @@ int gm_free(void *address) {
     pthread_mutex_unlock(&lock);
     return status;
 }
-
-/* ---- expandable segments and their like: address ranges that driver.c reserves (cuMemAddressReserve) ---- */
-
-extern int gm_reserved_owner(uintptr_t address);
 
 int gm_owner(const void *pointer) {
     uintptr_t address = (uintptr_t)pointer;

@@ -95,22 +95,6 @@ GM_API const char *cusparseGetErrorString(int status) {
     return status ? "not supported by the virtual GPU" : "success";
 }
 
-/* ---- NCCL ---- */
-
-GM_API int ncclGetVersion(int *version) {
-    *version = 22800;
-    return GM_SUCCESS;
-}
-
-GM_API const char *ncclGetErrorString(int status) {
-    return status ? "not supported by the virtual GPU" : "no error";
-}
-
-GM_API const char *ncclGetLastError(void *communicator) {
-    (void)communicator;
-    return "";
-}
-
 /* ---- all the rest that PyTorch links: refused by name ---- */
 
 #define UNSUPPORTED(name, status) GM_API int name(void) { return gm_unsupported(#name, status); }

@@ -35,6 +35,11 @@ gm_range *gm_ranges_find(const gm_ranges *set, uintptr_t address) {
     return at < set->count && set->items[at].start <= address ? &set->items[at] : NULL;
 }
 
+bool gm_ranges_overlap(const gm_ranges *set, uintptr_t start, uintptr_t end) {
+    size_t at = lower_bound(set, start);
+    return at < set->count && set->items[at].start < end;
+}
+
 void gm_ranges_remove(gm_ranges *set, gm_range *item) {
     size_t at = (size_t)(item - set->items);
     set->count--;

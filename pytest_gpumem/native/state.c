@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 gm_card gm_profile = {.name = "unconfigured", .total_memory = 0};
@@ -27,7 +28,9 @@ bool gm_visible(void) { return atomic_load_explicit(&visible_devices, memory_ord
 
 int gm_visible_devices(void) { return atomic_load_explicit(&visible_devices, memory_order_relaxed); }
 
-int gm_device_total(void) { return GM_MAX_DEVICES; }
+static int device_total = GM_MAX_DEVICES;
+
+int gm_device_total(void) { return device_total; }
 
 int gm_current_device(void) { return current_device; }
 
@@ -67,6 +70,31 @@ int gm_unsupported(const char *function, int status) {
     return status;
 }
 
+/* ---- child processes: whoever runs a marked test's subprocess preloads this library and sets a variable ---- */
+
+/* Reads GPUMEM_VIRTUAL, written by gpumem_describe: devices, versions and the card's bytes, in hexadecimal. */
+__attribute__((constructor)) static void inherit(void) {
+    const char *text = getenv("GPUMEM_VIRTUAL");
+    int count, cuda, cudnn, used = 0;
+    gm_card card;
+    unsigned char *bytes = (unsigned char *)&card;
+    if (!text || sscanf(text, "%d:%d:%d:%n", &count, &cuda, &cudnn, &used) != 3 || !used) return;
+    text += used;
+    if (strlen(text) != 2 * sizeof card || count < 1 || count > GM_MAX_DEVICES) return;
+    for (size_t i = 0; i < sizeof card; i++) {
+        unsigned byte;
+        if (sscanf(text + 2 * i, "%2x", &byte) != 1) return;
+        bytes[i] = (unsigned char)byte;
+    }
+    gm_profile = card;
+    atomic_store(&cuda_version, cuda);
+    atomic_store(&cudnn_version, cudnn);
+    atomic_store(&visible_devices, count);
+    device_total = count;
+}
+
+enum { DESCRIPTION_ROOM = 64 + 2 * sizeof(gm_card) };
+
 /* ---- what Python calls (pytest_gpumem/devices/native.py) ---- */
 
 GM_API void gpumem_set_versions(int cuda, int cudnn) {
@@ -80,6 +108,15 @@ GM_API void gpumem_set_card(const gm_card *card) { gm_profile = *card; }
 GM_API int gpumem_show(int count) {
     if (count > GM_MAX_DEVICES) count = GM_MAX_DEVICES;
     return atomic_exchange(&visible_devices, count < 0 ? 0 : count);
+}
+
+/* What GPUMEM_VIRTUAL has to be for a child process to have `count` devices of the card that is set now. */
+GM_API const char *gpumem_describe(int count) {
+    static char text[DESCRIPTION_ROOM];
+    const unsigned char *bytes = (const unsigned char *)&gm_profile;
+    int used = snprintf(text, sizeof text, "%d:%d:%d:", count, gm_cuda_version(), gm_cudnn_version());
+    for (size_t i = 0; i < sizeof gm_profile; i++) used += snprintf(text + used, 3, "%02x", bytes[i]);
+    return text;
 }
 
 GM_API int gpumem_unsupported_count(void) { return unsupported_count; }

@@ -1,4 +1,4 @@
-/* Streams, events, stream capture, copies and launches.
+/* Streams, events and stream capture.
  *
  * Work is done the moment it is asked for, so every stream is always idle. What of streams matters to memory is
  * kept: which one a block belongs to (PyTorch's allocator does that), and which ones are being captured.
@@ -9,15 +9,15 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 typedef struct stream {
     int device, priority;
     unsigned flags;
-    unsigned long long capture; /* 0: not being captured */
-    struct graph *graph;
-    bool origin; /* the capture began on this stream */
+    /* Whoever ends a capture looks at every thread's streams. */
+    atomic_ullong capture; /* 0: not being captured */
+    struct graph *_Atomic graph;
+    atomic_bool origin; /* the capture began on this stream */
     struct stream *next, *previous;
 } stream;
 
@@ -32,16 +32,10 @@ typedef struct {
     struct graph *graph;
 } event;
 
-typedef struct {
-    unsigned x, y, z;
-} dim3;
-
 static stream null_streams[GM_MAX_DEVICES]; /* the default stream of each device */
 static stream streams = {.next = &streams, .previous = &streams};
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned long long captures;
-
-static atomic_ullong launches, readbacks, readback_bytes;
 
 /* cudaStreamLegacy is 0x1 and cudaStreamPerThread 0x2. */
 static stream *stream_of(void *handle) {
@@ -274,210 +268,4 @@ GM_API int cudaGraphGetNodes(void *handle, void **nodes, size_t *count) {
     (void)nodes;
     *count = 1; /* PyTorch warns of an empty graph; what a graph does is not recorded here */
     return GM_SUCCESS;
-}
-
-/* ---- copies: into host memory come zeros, since nothing was computed ---- */
-
-void gm_note_readback(size_t size) {
-    atomic_fetch_add_explicit(&readbacks, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&readback_bytes, size, memory_order_relaxed);
-}
-
-static int copy(void *to, const void *from, size_t size) {
-    if (size == 0) return GM_SUCCESS;
-    if (!to || !from) return GM_INVALID_VALUE;
-    if (gm_owner(to) >= 0) return GM_SUCCESS;
-    if (gm_owner(from) >= 0) {
-        memset(to, 0, size);
-        gm_note_readback(size);
-    } else {
-        memmove(to, from, size);
-    }
-    return GM_SUCCESS;
-}
-
-GM_API int cudaMemcpy(void *to, const void *from, size_t size, int kind) {
-    (void)kind;
-    return gm_error(copy(to, from, size));
-}
-
-GM_API int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *on) {
-    (void)kind;
-    (void)on;
-    return gm_error(copy(to, from, size));
-}
-
-GM_API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
-                             size_t height, int kind, void *on) {
-    (void)kind;
-    (void)on;
-    for (size_t row = 0; row < height; row++) {
-        int status = copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
-        if (status) return gm_error(status);
-    }
-    return GM_SUCCESS;
-}
-
-GM_API int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t size, void *on) {
-    (void)to_device;
-    (void)from_device;
-    (void)on;
-    return gm_error(copy(to, from, size));
-}
-
-GM_API int cudaMemcpyToSymbol(const void *symbol, const void *from, size_t size, size_t offset, int kind) {
-    (void)symbol;
-    (void)from;
-    (void)size;
-    (void)offset;
-    (void)kind;
-    return GM_SUCCESS;
-}
-
-GM_API int cudaMemset(void *address, int value, size_t size) {
-    if (size && gm_owner(address) < 0) memset(address, value, size);
-    return GM_SUCCESS;
-}
-
-GM_API int cudaMemsetAsync(void *address, int value, size_t size, void *on) {
-    (void)on;
-    return cudaMemset(address, value, size);
-}
-
-typedef struct {
-    int type, device;
-    void *device_pointer, *host_pointer;
-} pointer_attributes; /* CUDA 13 has reserved words behind these, CUDA 12 has not */
-
-enum { MEMORY_UNREGISTERED = 0, MEMORY_HOST = 1, MEMORY_DEVICE = 2 };
-
-GM_API int cudaPointerGetAttributes(pointer_attributes *out, const void *pointer) {
-    int owner = gm_owner(pointer);
-    out->type = owner >= 0 ? MEMORY_DEVICE : owner == GM_PINNED ? MEMORY_HOST : MEMORY_UNREGISTERED;
-    out->device = owner >= 0 ? owner : owner == GM_PINNED ? gm_current_device() : -2;
-    out->device_pointer = owner == GM_PAGEABLE ? NULL : (void *)(uintptr_t)pointer;
-    out->host_pointer = owner >= 0 ? NULL : (void *)(uintptr_t)pointer;
-    return GM_SUCCESS;
-}
-
-/* ---- launches ---- */
-
-void gm_count_launch(void) { atomic_fetch_add_explicit(&launches, 1, memory_order_relaxed); }
-
-static int launched(void) {
-    gm_count_launch();
-    return gm_visible() ? GM_SUCCESS : gm_error(GM_NO_DEVICE);
-}
-
-GM_API int cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void **args, size_t shared, void *on) {
-    (void)function, (void)grid, (void)block, (void)args, (void)shared, (void)on;
-    return launched();
-}
-
-GM_API int __cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **args, size_t shared, void *on) {
-    (void)kernel, (void)grid, (void)block, (void)args, (void)shared, (void)on;
-    return launched();
-}
-
-GM_API int cudaLaunchCooperativeKernel(const void *function, dim3 grid, dim3 block, void **args, size_t shared,
-                                       void *on) {
-    (void)function, (void)grid, (void)block, (void)args, (void)shared, (void)on;
-    return launched();
-}
-
-GM_API int cudaLaunchKernelExC(const void *config, const void *function, void **args) {
-    (void)config, (void)function, (void)args;
-    return launched();
-}
-
-GM_API int cudaFuncSetAttribute(const void *function, int attribute, int value) {
-    (void)function, (void)attribute, (void)value;
-    return GM_SUCCESS;
-}
-
-GM_API int cudaFuncSetCacheConfig(const void *function, int config) {
-    (void)function, (void)config;
-    return GM_SUCCESS;
-}
-
-GM_API int cudaLaunchHostFunc(void *on, void (*function)(void *), void *data) {
-    (void)on;
-    function(data);
-    return GM_SUCCESS;
-}
-
-GM_API int cudaStreamAddCallback(void *on, void (*callback)(void *, int, void *), void *data, unsigned flags) {
-    (void)flags;
-    callback(on, GM_SUCCESS, data);
-    return GM_SUCCESS;
-}
-
-/* What nvcc's output calls when a library with kernels is loaded and when it launches one. */
-static _Thread_local struct {
-    dim3 grid, block;
-    size_t shared;
-    void *on;
-} configurations[16];
-static _Thread_local int configuration_count;
-
-GM_API unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, void *on) {
-    if (configuration_count == 16) return 1;
-    configurations[configuration_count].grid = grid;
-    configurations[configuration_count].block = block;
-    configurations[configuration_count].shared = shared;
-    configurations[configuration_count++].on = on;
-    return 0;
-}
-
-GM_API int __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, void *on) {
-    if (configuration_count == 0) return GM_ILLEGAL_STATE;
-    configuration_count--;
-    *grid = configurations[configuration_count].grid;
-    *block = configurations[configuration_count].block;
-    *shared = configurations[configuration_count].shared;
-    *(void **)on = configurations[configuration_count].on;
-    return GM_SUCCESS;
-}
-
-GM_API int __cudaGetKernel(const void **kernel, const void *function) {
-    *kernel = function;
-    return GM_SUCCESS;
-}
-
-GM_API void **__cudaRegisterFatBinary(void *binary) {
-    static void *handle;
-    (void)binary;
-    return &handle;
-}
-
-GM_API void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
-
-GM_API void __cudaUnregisterFatBinary(void **handle) { (void)handle; }
-
-GM_API void __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name, int limit,
-                                   void *tid, void *bid, void *block, void *grid, int *warp) {
-    (void)handle, (void)host, (void)device, (void)name, (void)limit;
-    (void)tid, (void)bid, (void)block, (void)grid, (void)warp;
-}
-
-GM_API void __cudaRegisterVar(void **handle, char *host, char *device, const char *name, int external, size_t size,
-                              int constant, int global) {
-    (void)handle, (void)host, (void)device, (void)name, (void)external, (void)size, (void)constant, (void)global;
-}
-
-GM_API char __cudaInitModule(void **handle) {
-    (void)handle;
-    return 1;
-}
-
-GM_API int cudaProfilerStart(void) { return GM_SUCCESS; }
-
-GM_API int cudaProfilerStop(void) { return GM_SUCCESS; }
-
-/* ---- what Python calls ---- */
-
-GM_API void gpumem_counters(uint64_t *out) {
-    out[0] = atomic_load(&launches);
-    out[1] = atomic_load(&readbacks);
-    out[2] = atomic_load(&readback_bytes);
 }

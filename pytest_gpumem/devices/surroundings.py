@@ -1,0 +1,57 @@
+"""What of the process, besides torch.cuda, has to know of the virtual GPU while it is visible."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gpumem import native
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TRITON: Final = "TRITON_LIBCUDA_PATH"
+PRELOAD: Final = "LD_PRELOAD"
+INHERITED: Final = "GPUMEM_VIRTUAL"
+SHAPE_CHECK: Final = "_verify_params_across_processes"
+
+
+@contextmanager
+def adapted(description: str) -> Iterator[None]:
+    """Adapt child processes, Triton and torch.distributed, until the end of the block.
+
+    A process started meanwhile (``torch.multiprocessing`` with spawn, torchrun's) preloads the
+    native library, and is told by ``description`` which cards it has.
+
+    Triton links its launcher with the driver library, and looks for it among the system's unless a
+    variable says where it is. DistributedDataParallel compares the shapes of the ranks' parameters
+    by values read from the device, which are zeros here.
+    """
+    with ExitStack() as stack:
+        preloaded = ":".join([*map(str, native.ALL), os.environ.get(PRELOAD, "")]).rstrip(":")
+        _set(stack, PRELOAD, preloaded)
+        _set(stack, INHERITED, description)
+        if TRITON not in os.environ:
+            _set(stack, TRITON, str(native.FOLDER))
+        distributed: Any = sys.modules.get("torch.distributed")
+        check = getattr(distributed, SHAPE_CHECK, None)
+        if check is not None:
+            setattr(distributed, SHAPE_CHECK, _agreed)
+            stack.callback(setattr, distributed, SHAPE_CHECK, check)
+        yield
+
+
+def _set(stack: ExitStack, name: str, value: str) -> None:
+    """Set an environment variable until the stack ends."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    if before is None:
+        stack.callback(os.environ.pop, name, None)
+    else:
+        stack.callback(os.environ.__setitem__, name, before)
+
+
+def _agreed(*_args: object) -> None:
+    """Stand for a check that every rank has the same parameters."""

@@ -1,0 +1,103 @@
+/* Copies: into host memory come zeros, since nothing was computed; each such copy is counted and told of. */
+#include "gpumem.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+static atomic_ullong readbacks, readback_bytes;
+static void (*_Atomic on_readback)(uint64_t size);
+
+void gm_note_readback(size_t size) {
+    atomic_fetch_add_explicit(&readbacks, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&readback_bytes, size, memory_order_relaxed);
+    void (*told)(uint64_t) = atomic_load_explicit(&on_readback, memory_order_relaxed);
+    if (told && gm_visible()) told(size);
+}
+
+static int copy(void *to, const void *from, size_t size) {
+    if (size == 0) return GM_SUCCESS;
+    if (!to || !from) return GM_INVALID_VALUE;
+    if (gm_owner(to) >= 0) return GM_SUCCESS;
+    if (gm_owner(from) >= 0) {
+        memset(to, 0, size);
+        gm_note_readback(size);
+    } else {
+        memmove(to, from, size);
+    }
+    return GM_SUCCESS;
+}
+
+GM_API int cudaMemcpy(void *to, const void *from, size_t size, int kind) {
+    (void)kind;
+    return gm_error(copy(to, from, size));
+}
+
+GM_API int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *on) {
+    (void)kind;
+    (void)on;
+    return gm_error(copy(to, from, size));
+}
+
+GM_API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                             size_t height, int kind, void *on) {
+    (void)kind;
+    (void)on;
+    for (size_t row = 0; row < height; row++) {
+        int status = copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
+        if (status) return gm_error(status);
+    }
+    return GM_SUCCESS;
+}
+
+GM_API int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t size, void *on) {
+    (void)to_device;
+    (void)from_device;
+    (void)on;
+    return gm_error(copy(to, from, size));
+}
+
+GM_API int cudaMemcpyToSymbol(const void *symbol, const void *from, size_t size, size_t offset, int kind) {
+    (void)symbol;
+    (void)from;
+    (void)size;
+    (void)offset;
+    (void)kind;
+    return GM_SUCCESS;
+}
+
+GM_API int cudaMemset(void *address, int value, size_t size) {
+    if (size && gm_owner(address) < 0) memset(address, value, size);
+    return GM_SUCCESS;
+}
+
+GM_API int cudaMemsetAsync(void *address, int value, size_t size, void *on) {
+    (void)on;
+    return cudaMemset(address, value, size);
+}
+
+typedef struct {
+    int type, device;
+    void *device_pointer, *host_pointer;
+} pointer_attributes; /* CUDA 13 has reserved words behind these, CUDA 12 has not */
+
+enum { MEMORY_UNREGISTERED = 0, MEMORY_HOST = 1, MEMORY_DEVICE = 2 };
+
+GM_API int cudaPointerGetAttributes(pointer_attributes *out, const void *pointer) {
+    int owner = gm_owner(pointer);
+    out->type = owner >= 0 ? MEMORY_DEVICE : owner == GM_PINNED ? MEMORY_HOST : MEMORY_UNREGISTERED;
+    out->device = owner >= 0 ? owner : owner == GM_PINNED ? gm_current_device() : -2;
+    out->device_pointer = owner == GM_PAGEABLE ? NULL : (void *)(uintptr_t)pointer;
+    out->host_pointer = owner >= 0 ? NULL : (void *)(uintptr_t)pointer;
+    return GM_SUCCESS;
+}
+
+/* ---- what Python calls ---- */
+
+/* Sets who is called at every copy from a device to the host, with its bytes; NULL: nobody. No lock is held. */
+GM_API void gpumem_on_readback(void (*callback)(uint64_t)) { atomic_store(&on_readback, callback); }
+
+/* Copies to the host so far, and their bytes. */
+GM_API void gpumem_readbacks(uint64_t *out) {
+    out[0] = atomic_load(&readbacks);
+    out[1] = atomic_load(&readback_bytes);
+}
