@@ -5,13 +5,13 @@ Importing this package imports neither torch nor pytest.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
-
-from pytest_gpumem.errors import BaselineError, DeviceError, GpuMemError, SpecError
-from pytest_gpumem.records import DeviceInfo, Measurement, Peak, Provenance
 
 if TYPE_CHECKING:
     from pytest_gpumem.context import Measuring, measure, use_virtual_gpu
+    from pytest_gpumem.errors import BaselineError, DeviceError, GpuMemError, SpecError
+    from pytest_gpumem.records import DeviceInfo, Measurement, Peak, Provenance
 
 __all__ = [
     "BaselineError",
@@ -30,10 +30,16 @@ __all__ = [
 
 __version__ = "0.1.0.dev0"
 
+_HOMES = {
+    "context": ("Measuring", "measure", "use_virtual_gpu"),
+    "errors": ("BaselineError", "DeviceError", "GpuMemError", "SpecError"),
+    "records": ("DeviceInfo", "Measurement", "Peak", "Provenance"),
+}
+
 
 def __getattr__(name: str) -> object:
-    if name in {"Measuring", "measure", "use_virtual_gpu"}:
-        from pytest_gpumem import context
-
-        return getattr(context, name)
+    """Import what is asked for when it is: pytest imports this package in every session."""
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{home}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -192,8 +192,8 @@ def _convert(given: str, value: object, kind: type[_T], place: str) -> _T:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, UnicodeError) as error:
         problem, _, where = str(error).partition(" - at `$")
-        problem = problem.encode("ascii", "backslashreplace").decode()
-        raise BaselineError(given, f"{problem} at {place}{where.rstrip('`')}", _RESTORE) from None
+        shown = json.dumps(problem)[1:-1]  # a field's name may have any character
+        raise BaselineError(given, f"{shown} at {place}{where.rstrip('`')}", _RESTORE) from None
 
 
 def _places(place: str, values: Mapping[str, _T]) -> Iterable[tuple[str, _T, str]]:

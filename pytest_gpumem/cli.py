@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import runpy
 import sys
 import traceback
@@ -15,7 +14,7 @@ from tabulate import tabulate
 from pytest_gpumem.devices.cards import CARDS, Card, find_card
 from pytest_gpumem.devices.choose import DEFAULT_CARD, choose
 from pytest_gpumem.errors import DeviceError, GpuMemError, SpecError
-from pytest_gpumem.measure import Meter
+from pytest_gpumem.meter import Meter
 from pytest_gpumem.oom import WATCH, find_out_of_memory, site_of
 from pytest_gpumem.records import OutOfMemory, Peak
 from pytest_gpumem.sizes import format_size, gib
@@ -127,7 +126,7 @@ class Program:
     def run(self) -> int:
         """Run it; return its exit status. Out-of-memory errors and all others pass through."""
         sys.argv = [self._target, *self._arguments]
-        sys.path[0] = os.getcwd() if self._module else str(Path(self._target).resolve().parent)
+        sys.path[0] = str(Path.cwd()) if self._module else str(Path(self._target).resolve().parent)
         try:
             if self._module:
                 runpy.run_module(self._target, run_name="__main__", alter_sys=True)

@@ -11,7 +11,7 @@ from pytest_gpumem.devices.choose import DEFAULT_CARD
 from pytest_gpumem.devices.cuda import CudaDevice
 from pytest_gpumem.devices.virtual import VirtualDevice
 from pytest_gpumem.errors import DeviceError, GpuMemError
-from pytest_gpumem.measure import Meter
+from pytest_gpumem.meter import Meter
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from pytest_gpumem.devices.base import Device
-    from pytest_gpumem.measure import Tally
+    from pytest_gpumem.meter import Tally
     from pytest_gpumem.records import Measurement, Peak
 
 _active: list[Meter] = []

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+_SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 def clear(error: BaseException | None) -> None:
@@ -15,4 +22,21 @@ def clear(error: BaseException | None) -> None:
             continue
         seen.add(id(one))
         traceback.clear_frames(one.__traceback__)
+        for frame, _ in traceback.walk_tb(one.__traceback__):
+            _clear_callers(frame)
         pending += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+
+
+def _clear_callers(frame: FrameType) -> None:
+    """Clear the frames that led to one of a traceback, up to the first that still runs.
+
+    unittest catches a test's error deep below the frames that hold the test's instance.
+    """
+    caller = frame.f_back
+    while caller is not None:
+        if not caller.f_code.co_flags & _SUSPENDABLE:  # clearing one that waits would end it
+            try:
+                caller.clear()
+            except RuntimeError:  # it runs, and so do those that called it
+                return
+        caller = caller.f_back

@@ -1,19 +1,21 @@
-"""The options: each on the command line as --gpumem-NAME and in the ini file as gpumem_NAME."""
+"""The options: each on the command line as --gpumem-NAME and in the ini file as gpumem_NAME.
+
+Every pytest session of a machine that has the plugin runs this: what costs time to import is
+imported where a value needs it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from pytest_gpumem.errors import SpecError
-from pytest_gpumem.sizes import parse_tolerance
-from pytest_gpumem.verdict import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from pytest_gpumem.sizes import Tolerance
+    from pytest_gpumem.verdict import Policy
 
 
 class Option(NamedTuple):
@@ -37,6 +39,8 @@ class Option(NamedTuple):
         return f"gpumem_{self.name}"
 
 
+DEVICES: Final = ("auto", "cuda", "virtual", "none")
+"""what ``--gpumem-device`` takes, besides the names that a plugin's hook knows"""
 NOTE_OR_FAIL: Final = ("note", "fail")
 
 OPTIONS: Final = (
@@ -73,12 +77,12 @@ OPTIONS: Final = (
 )
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """What a session was told."""
 
     device: str
     card: str
+    """a card's canonical name"""
     update_baselines: bool
     baseline_dir: Path
     missing_baseline: Literal["note", "fail"]
@@ -88,6 +92,8 @@ class Settings:
     @property
     def policy(self) -> Policy:
         """What of it bears on verdicts."""
+        from pytest_gpumem.verdict import Policy
+
         return Policy(
             missing_baseline=self.missing_baseline,
             shrinkage=self.shrinkage,
@@ -96,36 +102,49 @@ class Settings:
         )
 
 
-def read_settings(
-    get: Callable[[Option], tuple[object, str]], root: Path, find_card: Callable[[str], str]
-) -> Settings:
+def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Settings:
     """Return the session's settings.
 
     Args:
-        get: returns an option's value and where it was given ("--gpumem-card", "gpumem_card in
-            pytest.ini").
+        get: returns an option's value and where it was given ("--gpumem-card", "gpumem_card").
         root: the folder that relative folders start from.
-        find_card: returns a card's canonical name.
 
     Raises:
         SpecError: a value that cannot be understood.
     """
-    values: dict[str, object] = {}
-    for option in OPTIONS:
-        value, where = get(option)
-        if option.choices and value not in option.choices:
-            raise SpecError(
-                f"{where}={value}",
-                "there is no such choice",
-                f"write {' or '.join(option.choices)}",
-            )
-        try:
-            if option.name == "card":
-                value = find_card(str(value))
-            elif option.name == "tolerance":
-                value = parse_tolerance(value) if value else None
-        except SpecError as error:
-            raise SpecError(f"{where}={value}", error.problem, error.remedy) from error
-        values[option.name] = value
+    values = {option.name: _read(option, *get(option)) for option in OPTIONS}
     values["baseline_dir"] = root / str(values["baseline_dir"])
     return Settings(**values)  # type: ignore[arg-type] # each was read above
+
+
+def _read(option: Option, value: object, where: str) -> object:
+    """Return an option's checked value."""
+    if value == option.default and option.name != "tolerance":
+        return value
+    if option.choices and value not in option.choices:
+        choices = " or ".join(f"{where}={choice}" for choice in option.choices)
+        raise SpecError(f"{where}={value}", "there is no such choice", f"write {choices}")
+    if option.name == "baseline_dir" and not str(value).strip():
+        raise SpecError(f"{where}=", "this is no folder", f"write {where}=baselines")
+    try:
+        if option.name == "card":
+            return _card(str(value))
+        if option.name == "tolerance":
+            return _tolerance(str(value))
+    except SpecError as error:
+        raise SpecError(f"{where}={value}", error.problem, error.remedy) from error
+    return value
+
+
+def _card(name: str) -> str:
+    from pytest_gpumem.devices.cards import find_card
+
+    return find_card(name).name
+
+
+def _tolerance(text: str) -> Tolerance | None:
+    if not text:
+        return None
+    from pytest_gpumem.sizes import parse_tolerance
+
+    return parse_tolerance(text)

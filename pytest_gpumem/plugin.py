@@ -1,4 +1,8 @@
-"""The pytest plugin: hooks, options and the fixture. pytest's objects stop here."""
+"""The pytest plugin: hooks, options and the fixture. pytest's objects stop here.
+
+Every pytest session of a machine that has the plugin runs this: what costs time to import is
+imported when a marked test is there.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +14,18 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pytest_gpumem import hookspecs
-from pytest_gpumem.errors import GpuMemError, SpecError
-from pytest_gpumem.options import OPTIONS, Option, Settings, read_settings
-from pytest_gpumem.spec import spec_from_marks
+from pytest_gpumem.early import TorchGuard
+from pytest_gpumem.errors import SpecError
+from pytest_gpumem.gathering import Gathering
+from pytest_gpumem.options import DEVICES, OPTIONS, Option, Settings, read_settings
+from pytest_gpumem.runner import Failed, Runner, is_marked
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from pytest_gpumem.devices.choose import Choice
-    from pytest_gpumem.running import GpuMemory
+    from pytest_gpumem.running import GpuMemory, Run
     from pytest_gpumem.session import TestSession
 
 
-MARKER: Final = "gpu_memory"
-FIXTURE: Final = "gpu_memory"
 NAME: Final = "gpumem-session"
 MARKER_HELP: Final = (
     "gpu_memory(max_gib, max_allocated_gib, max_reserved_gib, card, batch_size, tolerance, "
@@ -34,9 +36,14 @@ MARKER_HELP: Final = (
 SETTINGS = pytest.StashKey[Settings]()
 CHOICE = pytest.StashKey["Choice"]()
 
+_guard = TorchGuard()
+
+# -- the session's settings and its device --
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add every option twice: on the command line and in the ini file."""
+    _guard.install(_load_by_default)
     group = parser.getgroup("gpumem", "GPU memory regression tests")
     for option in OPTIONS:
         extra: dict[str, Any] = {"help": option.help, "default": None, "dest": option.ini}
@@ -53,31 +60,35 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(hookspecs)
 
 
+def _load_by_default() -> None:
+    """Load the virtual GPU for a plugin that imports torch before the options are known."""
+    from pytest_gpumem.devices.cards import find_card
+    from pytest_gpumem.devices.choose import DEFAULT_CARD, choose
+
+    wanted = "virtual" if "--gpumem-device=virtual" in sys.argv else "auto"
+    choose(wanted, find_card(DEFAULT_CARD))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Load the virtual GPU before any conftest file can import torch."""
+    """Be ready before any conftest file can import torch."""
     with contextlib.suppress(pytest.UsageError):  # pytest_configure says it
-        _choose(early_config, early_config.known_args_namespace)
+        _settings(early_config, early_config.known_args_namespace)
+        _guard.install(lambda: _choose_early(early_config))
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, and what runs the session."""
     config.addinivalue_line("markers", MARKER_HELP)
-    settings = _choose(config, config.option)
-    from pytest_gpumem.session import TestSession
-
-    choice = config.stash[CHOICE]
-    if choice.device is None and choice.reason == UNKNOWN_DEVICE:
-        choice = _made_by_hook(config, settings)
-    session = TestSession(settings, choice, Path(config.rootpath))
-    config.pluginmanager.register(GpuMemPlugin(config, session), NAME)
+    settings = _settings(config, config.option)
+    if settings.device not in DEVICES:
+        _choice(config)
+    _guard.install(lambda: _choice(config))
+    config.pluginmanager.register(GpuMemPlugin(config, settings), NAME)
 
 
-UNKNOWN_DEVICE: Final = "unknown"
-
-
-def _choose(config: pytest.Config, namespace: object) -> Settings:
-    """Read the settings and choose the device, once."""
+def _settings(config: pytest.Config, namespace: object) -> Settings:
+    """Return the session's settings, read once."""
     if SETTINGS in config.stash:
         return config.stash[SETTINGS]
 
@@ -87,30 +98,45 @@ def _choose(config: pytest.Config, namespace: object) -> Settings:
             return value, option.flag
         return config.getini(option.ini), option.ini
 
-    from pytest_gpumem.devices.cards import find_card
-    from pytest_gpumem.devices.choose import WANTED, Choice, choose
-
     try:
-        settings = read_settings(get, Path(config.rootpath), lambda name: find_card(name).name)
+        settings = config.stash[SETTINGS] = read_settings(get, Path(config.rootpath))
     except SpecError as error:
         raise pytest.UsageError(str(error)) from error
-    shared = hasattr(config, "workerinput")
-    if settings.device in WANTED:
-        choice = choose(settings.device, find_card(settings.card), shared=shared)
-    else:
-        choice = Choice(None, UNKNOWN_DEVICE)
-    config.stash[SETTINGS], config.stash[CHOICE] = settings, choice
     return settings
 
 
+def _choose_early(config: pytest.Config) -> None:
+    """Choose, where that needs no conftest file's hook."""
+    if config.stash[SETTINGS].device in DEVICES:
+        _choice(config)
+
+
+def _choice(config: pytest.Config) -> Choice:
+    """Return the session's device, chosen when somebody first needs it or imports torch."""
+    if CHOICE in config.stash:
+        return config.stash[CHOICE]
+    from pytest_gpumem.devices.cards import find_card
+    from pytest_gpumem.devices.choose import choose
+
+    _guard.remove()
+    settings = config.stash[SETTINGS]
+    if settings.device in DEVICES:
+        shared = hasattr(config, "workerinput")
+        choice = choose(settings.device, find_card(settings.card), shared=shared)
+    else:
+        choice = _made_by_hook(config, settings)
+    config.stash[CHOICE] = choice
+    return choice
+
+
 def _made_by_hook(config: pytest.Config, settings: Settings) -> Choice:
-    from pytest_gpumem.devices.choose import WANTED, Choice
+    from pytest_gpumem.devices.choose import Choice
 
     device = config.hook.pytest_gpumem_make_device(config=config, name=settings.device)
     if device is None:
         raise pytest.UsageError(
             f"--gpumem-device={settings.device}: nobody makes such a device; write "
-            f"{', '.join(WANTED)}, or implement pytest_gpumem_make_device"
+            f"{', '.join(DEVICES)}, or implement pytest_gpumem_make_device"
         )
     return Choice(device, demanded=True)
 
@@ -121,226 +147,57 @@ def gpu_memory(request: pytest.FixtureRequest) -> GpuMemory:
     from pytest_gpumem.running import GpuMemory
 
     plugin = request.config.pluginmanager.get_plugin(NAME)
-    if not isinstance(plugin, GpuMemPlugin) or plugin.session.run is None:
-        raise pytest.UsageError("gpu_memory: no marked test is running")
-    return GpuMemory(plugin.session.run)
+    if not isinstance(plugin, GpuMemPlugin) or plugin.run is None:
+        raise Failed(
+            f"{request.node.nodeid} is not measured: gpu_memory has to be an argument of the test "
+            "or of its fixtures, or the test has to be marked; write @pytest.mark.gpu_memory"
+        )
+    return GpuMemory(plugin.run)
 
 
-class Failed(pytest.fail.Exception):  # type: ignore[name-defined, misc] # it is a class
-    """A test failed by its verdict: the message is the report, no traceback is shown."""
-
-    __module__ = "builtins"  # as pytest's own: the short summary begins with "Failed:"
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text, pytrace=False)
-
-
-def _out_of_memory(text: str) -> BaseException:
-    """Return a failure that is also torch's out-of-memory error, for ``xfail(raises=...)``."""
-    import torch
-
-    kind = type("Failed", (Failed, torch.OutOfMemoryError), {"__module__": "builtins"})
-    error: BaseException = kind(text)
-    return error
-
-
-class GpuMemPlugin:
+class GpuMemPlugin(Runner):
     """The hooks of a session. Results travel on the test reports; the controller gathers them."""
 
-    def __init__(self, config: pytest.Config, session: TestSession) -> None:
-        self.config = config
-        self.session = session
-        self._errors: list[BaseException] = []
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+        super().__init__(config)
+        self.settings = settings
+        self.gathering = Gathering()
+        self._session: TestSession | None = None
         self._worker = hasattr(config, "workerinput")
+
+    @property
+    def session(self) -> TestSession:
+        """What runs marked tests, made for the first of them."""
+        if self._session is None:
+            from pytest_gpumem.session import TestSession
+
+            choice = _choice(self.config)
+            self._session = TestSession(self.settings, choice, Path(self.config.rootpath))
+        return self._session
+
+    @property
+    def started(self) -> bool:
+        """Whether there was a marked test."""
+        return self._session is not None
+
+    @property
+    def run(self) -> Run | None:
+        """The marked test that runs now."""
+        return self._session.run if self._session else None
 
     # -- the header --
 
-    def pytest_report_header(self) -> str:
-        """Say which device marked tests run on."""
-        return self.session.header()
+    def pytest_report_header(self) -> list[str]:
+        """Say which device marked tests run on, where others than this process collect them."""
+        return self._header() if self.config.getoption("dist", "no") != "no" else []
 
-    # -- one test --
+    def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
+        """Say it where there are marked tests."""
+        quiet = self.config.get_verbosity() < 0 or self.config.getoption("no_header", default=False)
+        return self._header() if not quiet and any(map(is_marked, items)) else []
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self) -> Generator[None, object, object]:
-        """Let no failed test's traceback keep its tensors alive, whether marked or not."""
-        try:
-            return (yield)
-        finally:
-            self._forget_errors()
-
-    def _forget_errors(self) -> None:
-        if "torch" in sys.modules:
-            from pytest_gpumem.frames import clear
-
-            while self._errors:
-                clear(self._errors.pop())
-        self._errors.clear()
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Open the device for a marked test, so that it is set up under its cap.
-
-        Not in a wrapper: others' wrappers must have begun when it fails or skips.
-        """
-        if not _is_marked(item):
-            return
-        from pytest_gpumem.running import canonical_card
-
-        marks = [(mark.args, mark.kwargs) for mark in item.iter_markers(MARKER)]
-        try:
-            spec = spec_from_marks(marks, find_card=canonical_card)
-            self.session.begin(item.nodeid, spec, _fixture_names(item))
-        except GpuMemError as error:
-            raise Failed(str(error)) from None
-        if self.session.run is None:
-            if self.session.choice.demanded:
-                raise Failed(f"gpumem: {self.session.choice.reason}")
-            item.user_properties.append(("gpumem_skipped", self.session.choice.reason))
-            pytest.skip(f"gpumem: {self.session.choice.reason}")
-
-    @pytest.hookimpl(wrapper=True, specname="pytest_runtest_setup", tryfirst=True)
-    def explain_setup(self, item: pytest.Item) -> Generator[None, None, None]:
-        """Make a verdict of running out of memory in a fixture."""
-        try:
-            return (yield)
-        except BaseException as error:
-            self._explain(item, error)
-            raise
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_fixture_setup(
-        self, fixturedef: pytest.FixtureDef[Any]
-    ) -> Generator[None, object, object]:
-        """Note what fixtures of wider scope than a test retain."""
-        if fixturedef.scope == "function":
-            return (yield)
-        with self.session.fixture(fixturedef.argname, fixturedef):
-            return (yield)
-
-    def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
-        """Forget a fixture that was torn down."""
-        self.session.fixtures.pop(fixturedef, None)
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
-        """Warm up, run, measure, judge; a verdict that fails is an exception like any other."""
-        run = self.session.run
-        if run is None:
-            return (yield)
-        try:
-            for _ in range(run.spec.warmup):
-                item.runtest()
-                run.meter.restart()
-            yield
-        except BaseException as error:
-            self._explain(item, error)
-            raise
-        hidden = _hidden_error(item)
-        if hidden is not None:  # unittest keeps its errors to itself
-            self._explain(item, hidden)
-            return None
-        try:
-            results = self.session.judge(item.nodeid, _marker_place(item), self._measured(item))
-        except GpuMemError as error:
-            raise Failed(str(error)) from None
-        for result in results:
-            item.ihook.pytest_gpumem_judged(item=item, result=result)
-        item.stash[RESULTS] = results
-        text = self.session.failure_text(results)
-        if text:
-            raise Failed(text)
-        return None
-
-    def _measured(self, item: pytest.Item) -> Any:  # noqa: ANN401 - a function
-        def ask(part: str, measurement: object) -> object:
-            changed = item.ihook.pytest_gpumem_measured(
-                item=item, part=part, measurement=measurement
-            )
-            return measurement if changed is None else changed
-
-        return ask
-
-    def _explain(self, item: pytest.Item, error: BaseException) -> None:
-        """Turn running out of memory into a verdict, with what the step would have needed."""
-        run = self.session.run
-        if run is None or isinstance(error, (KeyboardInterrupt, pytest.exit.Exception)):
-            return
-        from pytest_gpumem.oom import find_out_of_memory
-
-        cause = find_out_of_memory(error)
-        if cause is None or isinstance(error, Failed):
-            return
-        record = run.out_of_memory(cause)
-        measurement = run.measurement(record)
-        debugging = self.config.getoption("usepdb", default=False)
-        needed = None if debugging else self._again(item, error)
-        results = self.session.judge_out_of_memory(
-            item.nodeid, _marker_place(item), measurement, needed, self._measured(item)
-        )
-        for result in results:
-            item.ihook.pytest_gpumem_judged(item=item, result=result)
-        item.stash[RESULTS] = results
-        if debugging:  # who debugs wants the frames of the error itself
-            return
-        raised = _out_of_memory(self.session.failure_text(results))
-        if _hidden_error(item) is not None:
-            _replace_hidden(item, raised)
-            return
-        raise raised from None
-
-    def _again(self, item: pytest.Item, error: BaseException) -> Any:  # noqa: ANN401
-        """Set the test up and run it once more, without any cap; return its peaks, or None."""
-        from pytest_gpumem.frames import clear
-
-        run = self.session.run
-        state: Any = item.session._setupstate
-        if run is None or item.parent is None or not hasattr(item, "_initrequest"):
-            return None
-        clear(error)
-        hidden = getattr(item, "_excinfo", None)
-        kept = list(hidden) if hidden else None
-        try:
-            state.teardown_exact(item.parent)
-            item._initrequest()
-            run.uncap()
-            state.setup(item)
-            item.runtest()
-            if kept is not None and len(hidden or ()) > len(kept):
-                return None
-            return run.meter.peaks()
-        except (Exception, pytest.fail.Exception, pytest.skip.Exception) as again:  # noqa: BLE001 - whatever the test raises
-            clear(again)
-            return None
-        finally:
-            if kept is not None and hidden is not None:
-                hidden[:] = kept
-            with contextlib.suppress(Exception):
-                state.teardown_exact(item.parent)
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_teardown(self) -> Generator[None, None, None]:
-        """Tear the test down on its device, then let go of that."""
-        try:
-            return (yield)
-        finally:
-            self.session.end()
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Put the results on the report that they belong to."""
-        report = yield
-        if call.excinfo is not None:
-            self._errors.append(call.excinfo.value)
-        results = item.stash.get(RESULTS, None)
-        if results:
-            from pytest_gpumem.report.wire import to_dict
-
-            report.__dict__["gpumem"] = [to_dict(result) for result in results]
-            del item.stash[RESULTS]
-        return report
+    def _header(self) -> list[str]:
+        return self.session.header().splitlines()
 
     # -- the session --
 
@@ -349,68 +206,47 @@ class GpuMemPlugin:
         """Gather the results, in the controller alone."""
         if self._worker:
             return
-        self.session.gather.add(
+        expected = report.skipped and hasattr(report, "wasxfail")
+        self.gathering.add(
             report.nodeid,
             report.when or "",
-            passed=report.outcome == "passed" and not hasattr(report, "wasxfail"),
+            passed=report.passed and not hasattr(report, "wasxfail"),
             data=getattr(report, "gpumem", None),
+            expected=expected,
         )
         if report.skipped and report.when == "setup":
             reasons = dict(report.user_properties)
             if "gpumem_skipped" in reasons:
-                self.session.gather.skipped.append(str(reasons["gpumem_skipped"]))
+                self.gathering.skipped.append(str(reasons["gpumem_skipped"]))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the baselines; a file that cannot be written fails the session."""
-        if self._worker or not self.session.settings.update_baselines:
+        if self._worker or not self.settings.update_baselines:
             return
-        updates = self.session.update_baselines()
+        updates = self.session.update_baselines(self.gathering.changes())
         if updates.errors and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Show the table, the counts and the next command."""
-        if self._worker:
+        if self._worker or not (self.gathering or self.settings.update_baselines):
             return
-        sections = self.session.summary(
+        texts = self.session.summary(
+            self.gathering,
             verbosity=terminalreporter.verbosity,
             width=terminalreporter._tw.fullwidth,
             encoding=getattr(terminalreporter._tw._file, "encoding", None) or "utf-8",
         )
-        if not sections:
+        if not texts:
             return
         if terminalreporter.verbosity >= 0:
             terminalreporter.section("GPU memory", sep="=")
-        for text in sections:
+        for text in texts:
             terminalreporter.write_line(text)
 
     def pytest_unconfigure(self) -> None:
         """Leave the process as it was found, also after an interrupted test."""
-        self.session.end()
-
-
-RESULTS = pytest.StashKey["list[Any]"]()
-
-
-def _is_marked(item: pytest.Item) -> bool:
-    return item.get_closest_marker(MARKER) is not None or FIXTURE in _fixture_names(item)
-
-
-def _fixture_names(item: pytest.Item) -> list[str]:
-    return list(getattr(item, "fixturenames", ()))
-
-
-def _marker_place(item: pytest.Item) -> tuple[str, int]:
-    path, line, _ = item.location
-    return path, (line or 0) + 1
-
-
-def _hidden_error(item: pytest.Item) -> BaseException | None:
-    """Return the error that a unittest.TestCase's test keeps to itself until its report."""
-    kept = getattr(item, "_excinfo", None)
-    return kept[0].value if kept else None
-
-
-def _replace_hidden(item: pytest.Item, error: BaseException) -> None:
-    item._excinfo = [pytest.ExceptionInfo.from_exception(error)]  # type: ignore[attr-defined]
+        _guard.remove()
+        if self._session is not None:
+            self._session.end()

@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.cards import CARDS, find_card
-from pytest_gpumem.measure import Meter, minus, plus
-from pytest_gpumem.oom import WATCH, site_of
+from pytest_gpumem.meter import Meter, minus, plus
+from pytest_gpumem.oom import WATCH, find_out_of_memory, site_of
 from pytest_gpumem.records import OutOfMemory, Peak
 from pytest_gpumem.spec import MemorySpec, spec_from_call
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     import torch
 
     from pytest_gpumem.devices.base import Device
     from pytest_gpumem.devices.cards import Card
-    from pytest_gpumem.measure import Tally
+    from pytest_gpumem.meter import Tally
     from pytest_gpumem.records import DeviceInfo, Measurement
 
 BOUNDLESS: Final = 1 << 39
@@ -44,6 +44,11 @@ class Retained:
     held: tuple[Peak, ...]
     peaks: tuple[Peak, ...]
     """the highest of its set-up, above what was held when that began"""
+
+    @property
+    def weighs(self) -> bool:
+        """Whether it holds anything."""
+        return any(peak.allocated for peak in self.held)
 
 
 @dataclass
@@ -69,9 +74,15 @@ class Run:
     """fixtures of wider scope that this test uses"""
     stack: ExitStack = field(default_factory=ExitStack)
 
+    free: bool = False
+    """whether no limit holds any more"""
+    short: tuple[BaseException, str] | None = None
+    """the error that a part ended with, and its name"""
+
     @classmethod
-    def open(cls, spec: MemorySpec, device: Device, root: Path, owned: list[Retained]) -> Run:
-        """Take the device, settle it, cap it, begin to count.
+    @contextmanager
+    def open(cls, spec: MemorySpec, device: Device, root: Path) -> Iterator[Run]:
+        """Take the device; it is let go of by ``close``, or if the block ends with an error.
 
         Raises:
             DeviceError: the device cannot be what the test asks for.
@@ -83,16 +94,45 @@ class Run:
             stack.enter_context(device.exclusive())
             meter = Meter(device, info, spec.devices)
             stack.callback(meter.stop)
-            run = cls(spec, device, info, meter, root, owned=list(owned))
-            meter.start(run.owned_peaks())
-            meter.cap(run.limit)
-            before = [Peak(0, 0)] * spec.devices
-            for fixture in owned:
-                tops = zip(before, fixture.peaks, strict=True)
-                meter.consider([plus(base, top) for base, top in tops])
-                before = [plus(base, held) for base, held in zip(before, fixture.held, strict=True)]
+            run = cls(spec, device, info, meter, root)
+            yield run
             run.stack = stack.pop_all()
-        return run
+
+    def start(self, owned: Iterable[Retained]) -> None:
+        """Settle, cap the device, begin to count.
+
+        Args:
+            owned: the live fixtures of wider scope that the test uses, in the order in which they
+                were set up.
+        """
+        self.owned = list(owned)
+        self.meter.start(self.owned_peaks())
+        self.meter.cap(self.limit)
+        before = [Peak(0, 0)] * self.spec.devices
+        for fixture in self.owned:
+            tops = zip(before, self._padded(fixture.peaks), strict=True)
+            self.meter.consider([plus(base, top) for base, top in tops])
+            held = zip(before, self._padded(fixture.held), strict=True)
+            before = [plus(base, more) for base, more in held]
+
+    def adopt(self, used: Iterable[Retained]) -> None:
+        """Count the live fixtures that the test used besides those that it was known to use.
+
+        They were there all the time, as what others hold.
+        """
+        late = [fixture for fixture in used if fixture not in self.owned]
+        if not late:
+            return
+        before = self.owned_peaks()
+        self.owned.extend(late)
+        more = [minus(*pair) for pair in zip(self.owned_peaks(), before, strict=True)]
+        self.meter.adopt(more)
+        for part in self.parts.values():
+            part.tally.peaks = [plus(*pair) for pair in zip(part.tally.peaks, more, strict=True)]
+
+    def _padded(self, peaks: Sequence[Peak]) -> list[Peak]:
+        """Return one Peak for each of this test's devices, whatever test made the fixture."""
+        return [*peaks, *[Peak(0, 0)] * self.spec.devices][: self.spec.devices]
 
     def close(self) -> None:
         """Let go of the device."""
@@ -106,6 +146,8 @@ class Run:
     @property
     def limit(self) -> int | None:
         """Bytes that the step may reserve: the tightest of ``max_gib`` and the card's memory."""
+        if self.free:
+            return None
         limits = [self.spec.max_bytes, self.card.usable_memory if self.card else None]
         return min((limit for limit in limits if limit is not None), default=None)
 
@@ -113,7 +155,8 @@ class Run:
         """Return what the test's fixtures of wider scope hold, one Peak a device."""
         total = [Peak(0, 0)] * self.spec.devices
         for fixture in self.owned:
-            total = [plus(one, other) for one, other in zip(total, fixture.held, strict=True)]
+            held = self._padded(fixture.held)
+            total = [plus(one, other) for one, other in zip(total, held, strict=True)]
         return total
 
     @contextmanager
@@ -145,12 +188,16 @@ class Run:
             SpecError: the name or the declaration is no good.
         """
         spec = spec_from_call(name, declared, self.spec)
-        limits = [limit for limit in (self.limit, spec.max_bytes) if limit is not None]
-        before = self.meter.cap(min(limits, default=None))
+        limits = () if self.free else (self.limit, spec.max_bytes)
+        before = self.meter.cap(min((it for it in limits if it is not None), default=None))
         figures = PartFigures()
         try:
             with self.meter.part() as tally:
                 yield figures
+        except BaseException as error:
+            if self.short is None or self.short[0] is not error:  # else an inner part has it
+                self.short = error, name
+            raise
         finally:
             self.meter.cap(before)
             known = self.parts.setdefault(name, Part(spec, tally))
@@ -160,7 +207,9 @@ class Run:
 
     def measurement(self, out_of_memory: OutOfMemory | None = None) -> Measurement:
         """Return the whole test's measurement so far."""
-        return self.meter.result(out_of_memory=out_of_memory, notes=self.notes)
+        return self.meter.result(
+            out_of_memory=out_of_memory, notes=[*self.notes, *self.device.notes(self.root)]
+        )
 
     def part_measurements(self) -> dict[str, tuple[MemorySpec, Measurement]]:
         """Return each part's spec and measurement, in the order in which they first ran."""
@@ -185,8 +234,36 @@ class Run:
             device_index=device,
         )
 
+    def short_measurement(
+        self, error: BaseException, record: OutOfMemory
+    ) -> tuple[str, MemorySpec, Measurement]:
+        """Return what ran out of memory: a part if it was at a limit of its own, else the test.
+
+        Args:
+            error: PyTorch's error.
+            record: what it says.
+
+        Returns:
+            the part's name ("" is the test), its spec and its measurement.
+        """
+        if self.short is not None and find_out_of_memory(self.short[0]) is error:
+            name = self.short[1]
+            part = self.parts[name]
+            tightest = part.spec.max_bytes
+            if tightest is not None and (self.limit is None or tightest <= self.limit):
+                result = self.meter.result(tally=part.tally, out_of_memory=record, notes=self.notes)
+                return name, part.spec, result
+        return "", self.spec, self.measurement(record)
+
+    def peaks_of(self, part: str) -> tuple[Peak, ...]:
+        """Return the peaks so far, of the test or of a part; none of a part that did not run."""
+        if not part:
+            return self.meter.peaks()
+        return tuple(self.parts[part].tally.peaks) if part in self.parts else ()
+
     def uncap(self) -> None:
         """Lift every limit, to see how much a step needs, and begin to count anew."""
+        self.free = True
         others = self.meter.others
         self.device.make_room([other.reserved + BOUNDLESS for other in others])
         self.meter.cap(None)

@@ -4,31 +4,42 @@ from __future__ import annotations
 
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pytest_gpumem import items
 from pytest_gpumem.baseline import BaselineStore, Change, UpdateSummary
 from pytest_gpumem.errors import BaselineError, GpuMemError
-from pytest_gpumem.records import BaselineEntry
+from pytest_gpumem.gathering import split
 from pytest_gpumem.report import terminal
 from pytest_gpumem.report.model import Result, describe_budget
-from pytest_gpumem.report.wire import from_dict
+from pytest_gpumem.report.table import summary_table
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.verdict import Lookup, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from pytest_gpumem.devices.choose import Choice
+    from pytest_gpumem.gathering import Gathering
     from pytest_gpumem.options import Settings
-    from pytest_gpumem.records import Measurement, Peak
+    from pytest_gpumem.records import Measurement
     from pytest_gpumem.running import Retained, Run
     from pytest_gpumem.spec import MemorySpec
 
     Ask = Callable[[str, Measurement], Measurement]
-    Place = tuple[str, int]
 
+LONGEST_ERROR = 200
+"""characters of another error that a note still shows"""
 UNSUPPORTED_REMEDY = "run this test on a real GPU (--gpumem-device=cuda)"
+
+
+class Shortage(NamedTuple):
+    """A test, or a part of it, that ran out of memory."""
+
+    part: str
+    spec: MemorySpec
+    measurement: Measurement
 
 
 class TestSession:
@@ -41,7 +52,7 @@ class TestSession:
         self.choice = choice
         self.root = root
         self.store = BaselineStore(settings.baseline_dir)
-        self.gather = Gathering()
+        self.updates: UpdateSummary | None = None
         self.run: Run | None = None
         """the marked test that runs now"""
         self.fixtures: dict[Any, Retained] = {}
@@ -62,7 +73,7 @@ class TestSession:
 
     # -- one test --
 
-    def begin(self, nodeid: str, spec: MemorySpec, fixture_names: Sequence[str]) -> None:
+    def begin(self, item: Any, spec: MemorySpec) -> None:  # noqa: ANN401 - a pytest.Item
         """Open the device for a test; ``run`` stays None where there is none.
 
         Raises:
@@ -74,21 +85,21 @@ class TestSession:
         self.end()
         if self.choice.device is None:
             return
-        owned = [
-            held
-            for held in self.fixtures.values()
-            if held.name in fixture_names and len(held.held) == spec.devices
-        ]
-        self.run = Run.open(spec, self.choice.device, self.root, owned)
-        self._nodeid = nodeid
-        activate(self.run.meter)
-        self.run.notes.extend(self._held_notes(self.run))
+        with Run.open(spec, self.choice.device, self.root) as run:
+            items.finish_replaced(item, self.fixtures)
+            run.start(self._live(items.fixture_defs(item)))
+        self.run = run
+        self._nodeid = item.nodeid
+        activate(run.meter)
+
+    def _live(self, definitions: Iterable[Any]) -> list[Retained]:
+        used = set(definitions)
+        return [held for it, held in self.fixtures.items() if it in used]
 
     def _held_notes(self, run: Run) -> Iterator[str]:
         """Say who holds memory that is not counted."""
         held = sum(other.allocated for other in run.meter.others)
         if not held:
-            self._left.clear()
             return
         strangers = [it for it in self.fixtures.values() if it not in run.owned]
         holders = [f"fixture {it.name!r}" for it in strangers if any(p.allocated for p in it.held)]
@@ -120,51 +131,81 @@ class TestSession:
     def _note_left(self, run: Run) -> None:
         import gc
 
-        alive = [it for it in run.owned if it in self.fixtures.values()]
-        kept = sum(peak.allocated for it in alive for peak in it.held)
-        left = sum(peak.allocated for peak in run.meter.counted()) - kept
+        left = self._left_by(run)
         if left > 0:
             gc.collect()
-            left = sum(peak.allocated for peak in run.meter.counted()) - kept
+            left = self._left_by(run)
+        if not any(other.allocated for other in run.meter.others):
+            self._left.clear()
         if left > 0:
             self._left.append((self._nodeid, left))
 
+    def _left_by(self, run: Run) -> int:
+        alive = [it for it in run.owned if it in self.fixtures.values()]
+        kept = sum(peak.allocated for it in alive for peak in it.held)
+        return sum(peak.allocated for peak in run.meter.counted()) - kept
+
     # -- judging --
 
-    def judge(self, nodeid: str, place: Place, ask: Ask) -> list[Result]:
+    def judge(self, item: Any, ask: Ask) -> list[Result]:  # noqa: ANN401 - a pytest.Item
         """Measure and judge the test that ran, and its parts."""
-        if self.run is None:
-            return []
-        parts = self.run.part_measurements()
-        whole = self.run.measurement()
-        trouble = self.run.device.trouble()
+        run = self._running(item)
+        parts = run.part_measurements()
+        whole = run.measurement()
+        trouble = run.device.trouble()
         if trouble is not None:
             raise WorthlessError(trouble)
-        results = [self._judged(nodeid, "", self.run.spec, ask("", whole), place)]
+        results = [self._judged(item, "", run.spec, ask("", whole))]
         for name, (spec, measurement) in parts.items():
-            results.append(self._judged(nodeid, name, spec, ask(name, measurement), place))
+            results.append(self._judged(item, name, spec, ask(name, measurement)))
         return results
 
-    def judge_out_of_memory(
-        self,
-        nodeid: str,
-        place: Place,
-        measurement: Measurement,
-        needed: tuple[Peak, ...] | None,
-        ask: Ask,
-    ) -> list[Result]:
-        """Judge a test that ran out of memory; ``needed`` is its peaks without the cap."""
-        if self.run is None or measurement.out_of_memory is None:
-            return []
-        if needed is not None:
-            most = max(needed, key=lambda peak: peak.reserved)
-            record = replace(measurement.out_of_memory, needed=most)
-            measurement = replace(measurement, out_of_memory=record)
-        return [self._judged(nodeid, "", self.run.spec, ask("", measurement), place)]
+    def _running(self, item: Any) -> Run:  # noqa: ANN401 - a pytest.Item
+        """Return the run, with all that the test turned out to use."""
+        assert self.run is not None  # noqa: S101 - for the type checker
+        self.run.adopt(self._live(items.fixture_defs_used(item)))
+        self.run.notes.extend(self._held_notes(self.run))
+        return self.run
 
-    def _judged(
-        self, nodeid: str, part: str, spec: MemorySpec, measurement: Measurement, place: Place
-    ) -> Result:
+    def ran_out(self, item: Any, cause: BaseException, error: BaseException) -> Shortage:  # noqa: ANN401
+        """Return what there is to say of a test that has just run out of memory.
+
+        Args:
+            item: the test.
+            cause: PyTorch's error.
+            error: what the test raised: the same, or one that came of it.
+        """
+        run = self._running(item)
+        record = run.out_of_memory(cause)
+        if error is not cause:
+            text = shown_error(error)
+            run.notes.append(f"the test raised it as {text}")
+        part, spec, measurement = run.short_measurement(cause, record)
+        return Shortage(part, spec, measurement)
+
+    def run_again(self, item: Any, shortage: Shortage, error: BaseException) -> Shortage:  # noqa: ANN401
+        """Run the test once more, without any cap, and add what it needed."""
+        assert self.run is not None  # noqa: S101 - for the type checker
+        run, before = self.run, list(self.fixtures)
+        passed = items.run_again(item, error, run.uncap)
+        peaks = run.peaks_of(shortage.part) if passed else ()
+        items.tear_down(item)
+        made = [it for key, it in self.fixtures.items() if key not in before and it.weighs]
+        items.finish_all(item, [key for key, it in self.fixtures.items() if it in made])
+        record = shortage.measurement.out_of_memory
+        if not peaks or record is None:
+            return shortage
+        most = max(peaks, key=lambda peak: peak.reserved)
+        record = replace(record, needed=most, device_index=peaks.index(most))
+        return shortage._replace(measurement=replace(shortage.measurement, out_of_memory=record))
+
+    def judge_out_of_memory(self, item: Any, shortage: Shortage, ask: Ask) -> list[Result]:  # noqa: ANN401
+        """Judge a test that ran out of memory."""
+        measurement = ask(shortage.part, shortage.measurement)
+        return [self._judged(item, shortage.part, shortage.spec, measurement)]
+
+    def _judged(self, item: Any, part: str, spec: MemorySpec, measurement: Measurement) -> Result:  # noqa: ANN401
+        nodeid = item.nodeid
         card = self.run.card if self.run else None
         verdict = judge(
             measurement,
@@ -181,7 +222,7 @@ class TestSession:
             part=part,
             batch_size=spec.batch_size,
             budget=describe_budget(spec),
-            location=place,
+            location=items.place(item),
             baseline=spec.baseline,
         )
 
@@ -202,30 +243,27 @@ class TestSession:
 
     # -- the end --
 
-    def update_baselines(self) -> UpdateSummary:
+    def update_baselines(self, changes: Iterable[Change]) -> UpdateSummary:
         """Write the baselines of the tests that ran and passed."""
-        self.gather.updates = self.store.update(self.gather.changes())
-        return self.gather.updates
+        self.updates = self.store.update(changes)
+        return self.updates
 
-    def summary(self, *, verbosity: int, width: int, encoding: str) -> list[str]:
+    def summary(self, gather: Gathering, *, verbosity: int, width: int, encoding: str) -> list[str]:
         """Return the paragraphs for the end of the session; none where no marked test ran."""
-        gather = self.gather
         results = gather.results()
         ascii_only = not _can_encode("…→", encoding)
         texts = []
         if gather.broken:
             texts += [f"gpumem: {text}" for text in gather.broken]
         if verbosity >= 0:
-            table = terminal.summary_table(results, verbosity, width, ascii_only=ascii_only)
+            table = summary_table(results, verbosity, width, ascii_only=ascii_only)
             texts += [table, ""] if table else []
             texts += [line for line in [terminal.counts(results)] if line]
             for reason in dict.fromkeys(gather.skipped):
                 number = gather.skipped.count(reason)
                 texts.append(f"gpumem: {number} skipped: {reason}")
-        if gather.updates is not None:
-            texts.append(
-                terminal.update_summary(gather.updates, width=width, ascii_only=ascii_only)
-            )
+        if self.updates is not None:
+            texts.append(terminal.update_summary(self.updates, width=width, ascii_only=ascii_only))
         if verbosity >= 0:
             command = terminal.next_command(results, updating=self.settings.update_baselines)
             texts += [f"gpumem: to record baselines: {command}"] if command else []
@@ -239,64 +277,11 @@ class WorthlessError(GpuMemError):
         super().__init__("this measurement", trouble, UNSUPPORTED_REMEDY)
 
 
-class Gathering:
-    """What the controller has been told so far, by test."""
-
-    def __init__(self) -> None:
-        self._results: dict[str, list[Result]] = {}
-        self._failed: set[str] = set()
-        self._complete: set[str] = set()
-        self.updates: UpdateSummary | None = None
-        self.skipped: list[str] = []
-        """the reason of each marked test that was skipped for want of a device"""
-        self.broken: list[str] = []
-        """results that could not be read"""
-
-    def add(self, nodeid: str, when: str, *, passed: bool, data: object) -> None:
-        """Take one report: a test's set-up, call or tear-down; a rerun begins with a set-up."""
-        if when == "setup":
-            self._results.pop(nodeid, None)
-            self._failed.discard(nodeid)
-            self._complete.discard(nodeid)
-        if not passed:
-            self._failed.add(nodeid)
-        if when == "teardown":
-            self._complete.add(nodeid)
-        try:
-            results = [from_dict(Result, one) for one in data] if isinstance(data, list) else []
-        except GpuMemError as error:
-            self.broken.append(str(error))
-        else:
-            if results:
-                self._results[nodeid] = results
-
-    def results(self) -> list[Result]:
-        """Return all results, in the order in which their tests ended."""
-        return [result for results in self._results.values() for result in results]
-
-    def changes(self) -> list[Change]:
-        """Return what the tests that ran and passed are to have as baselines."""
-        found = []
-        for nodeid, results in self._results.items():
-            if nodeid in self._failed or nodeid not in self._complete:
-                continue
-            parts = {it.part: _entry(it) for it in results if it.baseline and it.measurement}
-            device = next((it.measurement.device for it in results if it.measurement), None)
-            if parts and device is not None:
-                found.append(Change(device, *split(nodeid), parts))
-        return found
-
-
-def _entry(result: Result) -> BaselineEntry:
-    assert result.measurement is not None  # noqa: S101 - for the type checker
-    measurement = result.measurement
-    return BaselineEntry(measurement.peaks, measurement.provenance, result.batch_size)
-
-
-def split(nodeid: str) -> tuple[str, str]:
-    """Return a nodeid's test module and the test in it."""
-    module, _, test = nodeid.partition("::")
-    return module, test
+def shown_error(error: BaseException) -> str:
+    """Return an error's class and the first line of what it says, cut short."""
+    lines = str(error).splitlines()
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]}..."
 
 
 def _can_encode(text: str, encoding: str) -> bool:

@@ -79,6 +79,16 @@ def own_garbage_only() -> Iterator[None]:
         gc.unfreeze()
 
 
+def collect_all() -> None:
+    """Collect garbage inside of :func:`own_garbage_only`, that of objects made before it as well.
+
+    A test's instance is made when the test is collected; what a try kept in it goes with it.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
 class Plugs:
     """Fills the free rooms in segments that others hold.
 

@@ -265,7 +265,7 @@ def _updatable(case: _Case, verdict: Verdict, purpose: str) -> Verdict:
 def _common_notes(case: _Case, kind: Kind) -> Iterator[str]:
     now, entry, error = case.measurement, case.entry, case.lookup.error
     yield from now.notes
-    if now.alloc_retries:
+    if now.alloc_retries and kind is not Kind.OUT_OF_MEMORY:
         times = "once" if now.alloc_retries == 1 else f"{now.alloc_retries} times"
         yield f"the allocator had to empty its cache {times} to go on"
     if error is not None and case.spec.baseline and kind is not Kind.INCOMPARABLE:

@@ -341,6 +341,12 @@ def test_what_could_not_be_read_again_is_refused_and_the_rest_written(store, dir
     assert again.get("virtual-T4", MODULE, "test_bad") is None
 
 
+def test_a_device_that_could_not_be_read_again_is_refused(store, directory):
+    summary = store.update([change(device=replace(T4, total_memory=-1)), change(device=H200)])
+    assert [error.given for error in summary.errors] == [f"{MODULE}::test_a"]
+    assert [it.device_key for it in summary.created] == [H200.key]
+
+
 def test_names_of_any_characters_come_back(store, directory):
     name = 'TestÄ::test["\\\n\x00\ud800</script>\u202e]'
     store.update([change(name, module="tests/ü \ud800.py", **{"\u2028": entry(5)})])

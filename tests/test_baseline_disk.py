@@ -48,6 +48,7 @@ def place(module, key="virtual-T4"):
         ("tést [1]\\x\x00:~.py", "t%C3%A9st%20%5B1%5D%5Cx%00%3A%7E.json"),
         ("docs/README.md", "docs/README.md~.json"),
         ("a.json/test_m.py", "a%2Ejson/test_m.json"),
+        ("a.JSON/test_m.py", "a%2EJSON/test_m.json"),
         ("a" * 300 + "/b.py", "a" * 180 + "~98b8b1dbbd8f35c9d6ab/b.json"),
     ],
 )

@@ -32,6 +32,7 @@ def refused(content):
         read(content)
     assert caught.value.given == str(PATH)
     assert str(caught.value).isascii()
+    assert str(caught.value).isprintable()
     return caught.value
 
 
@@ -75,6 +76,13 @@ def test_a_label_with_a_hash_that_another_has_already_is_avoided():
     (hashed,) = [label for it, label in first.labels.items() if it == other[1]]
     taken = BaselineFile(T4, "m.py", entries, {other[0]: "torch-2.15.0+cu132", other[2]: hashed})
     assert read(encode(taken)).tests == entries
+
+
+def test_which_label_a_provenance_gets_does_not_depend_on_the_order_of_tests():
+    made = [Provenance("2.15.0", "13.2", "92600", f"driver {i}", "") for i in range(9)]
+    tests = {f"test_{it.driver}": {"": BaselineEntry((Peak(1, 2),), it)} for it in made[::-1]}
+    labels = read(encode(BaselineFile(T4, "m.py", tests))).labels
+    assert labels[made[0]] == "torch-2.15.0+cu132"
 
 
 def test_figures_of_several_devices_stand_on_one_line():
@@ -123,6 +131,10 @@ def test_a_conflict_marker_in_a_name_is_no_conflict():
     assert list(read(text).tests) == [name]
     broken = refused(text.decode().replace('"tests": {', '"tests": {{'))
     assert broken.problem.startswith("is not JSON")
+
+
+def test_a_ruler_is_no_conflict_marker():
+    assert refused(f"========\n{TEXT}").problem.startswith("is not JSON")
 
 
 def test_a_newer_format_asks_for_an_upgrade():
@@ -248,7 +260,8 @@ def test_a_file_that_was_copied_from_elsewhere_is_foreign(place, problem):
     assert error.remedy == "move it back where it came from, or delete it"
 
 
-def test_a_name_that_is_not_unicode_is_an_error_in_ascii():
+def test_a_name_of_odd_characters_is_escaped_in_the_error():
+    assert "`\\u202e\\u001b[31m`" in refused(with_value(1, "\u202e\x1b[31m")).problem
     refused(with_value(1, "\ud800"))
     refused(with_value(1, "tests", "test_a", "\udc80"))
     refused(with_value(1, "tests", "\u202e\x1b[31m"))

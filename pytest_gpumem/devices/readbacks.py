@@ -1,4 +1,4 @@
-"""Who reads values back from the virtual GPU: they are zeros, and shapes that depend on them wrong."""
+"""Who reads values back from the virtual GPU: zeros, so that shapes depending on them are wrong."""
 
 from __future__ import annotations
 
@@ -51,10 +51,8 @@ class Readbacks:
         named = ", ".join(lines[:MOST_SITES]) + (f" and {more} more" if more > 0 else "")
         values = f"{total} values were" if total > 1 else "1 value was"
         where = f" ({named})" if named else ""
-        return [
-            f"{values} read back from the virtual GPU{where}: "
-            "shapes that depend on them are not predicted"
-        ]
+        consequence = "shapes that depend on them are not predicted"
+        return [f"{values} read back from the virtual GPU{where}: {consequence}"]
 
 
 def _is_foreign(filename: str) -> bool:

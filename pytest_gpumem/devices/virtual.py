@@ -23,6 +23,7 @@ from pytest_gpumem.devices.torch_build import installed_torch, torch_is_imported
 from pytest_gpumem.devices.visibility import Curtain, TorchImportHook
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.records import DeviceInfo, DeviceKind
+from pytest_gpumem.sizes import KIB
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -164,6 +165,8 @@ class VirtualDevice:
             self._library.set_card(card)
             if card is not self._opened_card:
                 self._change_card(torch, card)
+            if self._kept_total is None:  # before anybody counts: it allocates
+                self._kept_total = self._keeps_total()
         except BaseException:
             self.close()
             raise
@@ -195,9 +198,11 @@ class VirtualDevice:
                     "run the tests of each card in a process of their own",
                 )
         self._opened_card = card
-        for name in ("_cuda_resetCublasWorkspaceSize", "_cuda_resetCublasLtWorkspaceSize"):
+        if not os.environ.get("CUBLAS_WORKSPACE_CONFIG"):
+            # PyTorch that lets it be set keeps what it chose for the first card of the process, and
+            # its own reset goes back to that; older PyTorch looks at the card each time
             with suppress(AttributeError):
-                getattr(torch._C, name)()
+                torch._C._cuda_setCublasWorkspaceSize(_cublas_workspace(card))
 
     def close(self) -> None:
         """See :meth:`pytest_gpumem.devices.base.Device.close`."""
@@ -213,8 +218,6 @@ class VirtualDevice:
         Newer versions of PyTorch's allocator keep the total that they saw first, older ones ask
         every time; which one this is shows by how much a small fraction allows.
         """
-        if self._kept_total is None:
-            self._kept_total = self._keeps_total()
         if self._kept_total:
             return FIRST_TOTAL
         return (self._opened_card or self.card).total_memory + self._extra[index]
@@ -273,6 +276,15 @@ def _info(card: Card) -> DeviceInfo:
         sm_count=card.sm_count,
         context=card.context,
     )
+
+
+def _cublas_workspace(card: Card) -> int:
+    """Return the bytes of a cuBLAS workspace, as getChosenWorkspaceSize has them.
+
+    See aten/src/ATen/cuda/CublasHandlePool.cpp of PyTorch, where this is 4096 * 8 * 1024 and
+    4096 * 1024 * 2 + 16 * 1024 * 8; a B200 got the larger one when this was written.
+    """
+    return 4096 * 8 * KIB if card.capability[0] in {9, 10} else 4096 * 2 * KIB + 16 * 8 * KIB
 
 
 def _cudnn_version(torch: ModuleType) -> int:

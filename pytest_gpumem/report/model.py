@@ -35,11 +35,23 @@ class Result:
     """file and line (from 1) of the marker"""
     baseline: bool = True
     """whether it is held to a baseline, and may become one"""
+    expected: bool = False
+    """whether it failed as the test's ``xfail`` says"""
 
     @property
     def name(self) -> str:
         """The test, with its part where it has one."""
         return f"{self.nodeid} ({self.part})" if self.part else self.nodeid
+
+    @property
+    def module(self) -> str:
+        """The test's file, as pytest names it."""
+        return self.nodeid.partition("::")[0]
+
+    @property
+    def device_key(self) -> str:
+        """The name of its device's baselines."""
+        return self.measurement.device.key if self.measurement else "no device"
 
     @property
     def lead(self) -> Comparison | None:

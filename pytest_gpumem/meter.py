@@ -12,6 +12,7 @@ from pytest_gpumem.optimizers import OptimizerWatch
 from pytest_gpumem.records import DeviceInfo, Measurement, Peak, Provenance
 from pytest_gpumem.settling import (
     Plugs,
+    collect_all,
     current,
     highest,
     own_garbage_only,
@@ -188,7 +189,7 @@ class Meter:
 
     def restart(self) -> None:
         """Begin anew with what is held now: after a warm-up, or to run the step once more."""
-        gc.collect()
+        collect_all()
         self.resettle()
         self._optimizers.forget()
         self._begin()

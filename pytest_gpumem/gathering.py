@@ -1,0 +1,98 @@
+"""What the controller of a session has been told so far; light, until there is a result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pytest_gpumem.errors import GpuMemError
+
+if TYPE_CHECKING:
+    from pytest_gpumem.baseline import Change
+    from pytest_gpumem.records import BaselineEntry
+    from pytest_gpumem.report.model import Result
+
+
+class Gathering:
+    """The results of tests, as their reports bring them."""
+
+    def __init__(self) -> None:
+        self._results: dict[str, list[Result]] = {}
+        self._failed: set[str] = set()
+        self._complete: set[str] = set()
+        self.skipped: list[str] = []
+        """the reason of each marked test that was skipped for want of a device"""
+        self.broken: list[str] = []
+        """results that could not be read"""
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to tell."""
+        return bool(self._results or self.skipped or self.broken)
+
+    def add(
+        self, nodeid: str, when: str, *, passed: bool, data: object, expected: bool = False
+    ) -> None:
+        """Take one report: a test's set-up, call or tear-down; a rerun begins with a set-up.
+
+        Args:
+            nodeid: the test.
+            when: "setup", "call" or "teardown".
+            passed: whether this phase did.
+            data: the test's results as plain data, where the report has them.
+            expected: it failed as its ``xfail`` says.
+        """
+        if when == "setup":
+            self._results.pop(nodeid, None)
+            self._failed.discard(nodeid)
+            self._complete.discard(nodeid)
+        if not passed:
+            self._failed.add(nodeid)
+        if when == "teardown":
+            self._complete.add(nodeid)
+        if isinstance(data, list):
+            self._take(nodeid, data, expected=expected)
+
+    def _take(self, nodeid: str, data: list[object], *, expected: bool) -> None:
+        from pytest_gpumem.report.model import Result
+        from pytest_gpumem.report.wire import from_dict
+
+        try:
+            results = [from_dict(Result, one) for one in data]
+        except GpuMemError as error:
+            self.broken.append(str(error))
+            return
+        self._results[nodeid] = [
+            replace(it, expected=expected and it.verdict.failed) for it in results
+        ]
+
+    def results(self) -> list[Result]:
+        """Return all results, in the order in which their tests ended."""
+        return [result for results in self._results.values() for result in results]
+
+    def changes(self) -> list[Change]:
+        """Return what the tests that ran and passed are to have as baselines."""
+        from pytest_gpumem.baseline import Change
+
+        found = []
+        for nodeid, results in self._results.items():
+            if nodeid in self._failed or nodeid not in self._complete:
+                continue
+            parts = {it.part: _entry(it) for it in results if it.baseline and it.measurement}
+            device = next((it.measurement.device for it in results if it.measurement), None)
+            if parts and device is not None:
+                found.append(Change(device, *split(nodeid), parts))
+        return found
+
+
+def _entry(result: Result) -> BaselineEntry:
+    from pytest_gpumem.records import BaselineEntry
+
+    assert result.measurement is not None  # noqa: S101 - for the type checker
+    measurement = result.measurement
+    return BaselineEntry(measurement.peaks, measurement.provenance, result.batch_size)
+
+
+def split(nodeid: str) -> tuple[str, str]:
+    """Return a nodeid's test module and the test in it."""
+    module, _, test = nodeid.partition("::")
+    return module, test

@@ -1,0 +1,166 @@
+"""The table at the end of a session: both peaks of every test, and what there is to note."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from pytest_gpumem.report.text import columns, drawn, encodable, printable, shortened, wrapped
+from pytest_gpumem.sizes import MIB
+from pytest_gpumem.verdict import Kind, provenance_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pytest_gpumem.records import Measurement
+    from pytest_gpumem.report.model import Result
+
+FEW_ROWS = 25
+"""results that are all listed without being asked for; of more, those that are not within"""
+LEAST_NAME = 12
+"""columns that a test's name keeps, however narrow the terminal"""
+MOST_NOTES = 10
+"""notes below the table"""
+
+_TITLES = ("test", "device", "allocated", "reserved", "change", "budget", "verdict")
+_DETAIL_TITLES = ("test", "held before", "retained", "segments", "retries")
+
+
+def summary_table(
+    results: Sequence[Result], verbosity: int = 0, width: int = 80, *, ascii_only: bool = False
+) -> str:
+    """Return the table for the end of the session; "" where there is nothing to show.
+
+    Args:
+        results: of every test, in the order to show them in.
+        verbosity: below 0 nothing, 0 every test or, of more than ``FEW_ROWS``, those that are not
+            within, 1 every test, 2 also what was held before and after, and what it was measured
+            with.
+        width: columns of the terminal; long test names lose their beginning to fit.
+        ascii_only: use no other characters.
+    """
+    chosen = list(results)
+    if verbosity == 0 and len(chosen) > FEW_ROWS:
+        chosen = [it for it in chosen if it.verdict.kind is not Kind.WITHIN]
+    if verbosity < 0 or not chosen:
+        return ""
+    modules, keys = {it.module for it in chosen}, {it.device_key for it in chosen}
+    module = modules.pop() if len(modules) == 1 else ""
+    with_device = len(keys) > 1
+    rows = [_summary_row(it, module, with_device=with_device) for it in chosen]
+    title = _title(module, "" if with_device else keys.pop(), len(chosen), len(results))
+    blocks = [wrapped("", title, width), _named_table(_TITLES, rows, width)]
+    if verbosity > 1:
+        details = [_detail_row(it, it.measurement, module) for it in chosen if it.measurement]
+        blocks += [
+            "Held by others and retained, in MiB",
+            _named_table(_DETAIL_TITLES, details, width),
+        ]
+        blocks.append("\n".join(_made_with(chosen, width)))
+    blocks.append("\n".join(_grouped_notes(chosen, width)))
+    return encodable("\n\n".join(filter(None, blocks)), ascii_only=ascii_only)
+
+
+def _title(module: str, device_key: str, shown: int, number: int) -> str:
+    parts = [
+        "Peak memory in MiB",
+        f" on {device_key}" if device_key else "",
+        f", {printable(module)}" if module else "",
+        f" ({shown} of {number}, the others are within; -v lists them)" if shown < number else "",
+    ]
+    return "".join(parts)
+
+
+def _name(result: Result, module: str) -> str:
+    """Return a test's name, without its module's where the title has that."""
+    name = result.name.removeprefix(f"{module}::") if module else result.name
+    return printable(name)
+
+
+def _named_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
+    """Return a table without empty columns, with the names of tests cut until it fits the width."""
+    if not rows:
+        return ""
+    kept = [i for i in range(len(titles)) if any(row[i] for row in rows)]
+    lines = [[row[i] for i in kept] for row in (titles, *rows)]
+    others = list(zip(*lines, strict=True))[1:]
+    room = width - sum(2 + max(map(columns, column)) for column in others)
+    lines = [[shortened(name, max(room, LEAST_NAME)), *cells] for name, *cells in lines]
+    left = {"test", "device", "verdict"}
+    return drawn(lines, ["left" if title in left else "right" for title in lines[0]])
+
+
+def _summary_row(result: Result, module: str, *, with_device: bool) -> tuple[str, ...]:
+    return (
+        _name(result, module),
+        result.device_key if with_device else "",
+        *(_taken(result.measurement) if result.measurement else ("", "")),
+        _change(result),
+        _budget_use(result),
+        f"{result.verdict.kind}{' (xfail)' if result.expected else ''}",
+    )
+
+
+def _taken(measurement: Measurement) -> tuple[str, str]:
+    """Return both peaks; of a step that ran out of memory what it needs, or ">" what it got."""
+    oom, more = measurement.out_of_memory, ""
+    allocated, reserved = measurement.peak_allocated, measurement.peak_reserved
+    if oom and oom.needed:
+        allocated, reserved = oom.needed.allocated, oom.needed.reserved
+    elif oom:
+        more = ">"
+    return f"{more}{_mib(allocated)}", f"{more}{_mib(reserved)}"
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / MIB:.2f}"
+
+
+def _change(result: Result) -> str:
+    """Return the lead's difference from its baseline, in MiB; "new" or "n/a" without one."""
+    lead = result.lead
+    if lead is None or lead.difference is None:
+        return "new" if result.verdict.kind is Kind.NO_BASELINE else "n/a"
+    text = f"{lead.difference / MIB:+.2f}" if lead.difference else "0"
+    return text if lead.peak == "allocated" else f"{text} res."
+
+
+def _budget_use(result: Result) -> str:
+    """Return how much of its tightest budget a test used, never rounded across the limit."""
+    budgeted = [(it.measured, it.budget) for it in result.verdict.comparisons if it.budget]
+    if not budgeted:
+        return ">100%" if result.verdict.kind is Kind.OUT_OF_MEMORY else ""
+    measured, budget = max(budgeted, key=lambda pair: Fraction(*pair))
+    percent = measured * 100 // budget if measured <= budget else -(-measured * 100 // budget)
+    return f"{percent}%"
+
+
+def _detail_row(result: Result, measurement: Measurement, module: str) -> tuple[str, ...]:
+    held, retained = (
+        " + ".join(_mib(peak.allocated) for peak in peaks)
+        for peaks in (measurement.held, measurement.retained)
+    )
+    counters = str(measurement.segments), str(measurement.alloc_retries)
+    return (_name(result, module), held, retained, *counters)
+
+
+def _made_with(results: Sequence[Result], width: int) -> Iterator[str]:
+    """Yield a line for each different provenance."""
+    made = Counter(it.measurement.provenance for it in results if it.measurement)
+    for provenance, number in made.items():
+        tests = f" ({_tests(number)})" if len(made) > 1 else ""
+        yield wrapped("made with: ", f"{provenance_text(provenance)}{tests}", width)
+
+
+def _grouped_notes(results: Sequence[Result], width: int) -> Iterator[str]:
+    """Yield the notes of tests that passed, each once; a failure has a section of its own."""
+    notes = Counter(n for it in results if not it.verdict.failed for n in it.verdict.notes)
+    for note, number in notes.most_common(MOST_NOTES):
+        yield wrapped("note: ", f"{note} ({_tests(number)})", width)
+    if len(notes) > MOST_NOTES:
+        yield f"note: and {len(notes) - MOST_NOTES} more kinds of notes"
+
+
+def _tests(number: int) -> str:
+    return "1 test" if number == 1 else f"{number} tests"

@@ -1,0 +1,175 @@
+"""What the plugin's tests share: sessions of pytest inside this process, on the virtual GPU.
+
+Importing torch takes seconds, so that it is done once in this process, and inner sessions use it.
+On a machine with a real GPU these tests take the virtual one as well; tests/gpu takes the real one
+(``pytest tests/gpu --gpumem-device=cuda``).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import sys
+from contextlib import suppress
+from types import SimpleNamespace
+
+import pytest
+
+from pytest_gpumem.devices.cards import find_card
+from pytest_gpumem.devices.virtual import VirtualDevice
+from pytest_gpumem.errors import DeviceError
+from pytest_gpumem.sizes import MIB
+
+WITHOUT = ("-p", "no:hypothesispytest")
+"""Hypothesis's plugin imports Hypothesis at the end of every session: seconds each."""
+SLOW = 120
+"""seconds that a session in a process of its own may take"""
+
+
+def pytest_configure(config):
+    if config.getoption("gpumem_device", None) != "cuda":
+        try:
+            VirtualDevice.load(find_card("H100"))
+        except DeviceError as error:
+            config.stash[OBSTACLE] = str(error)
+
+
+OBSTACLE = pytest.StashKey[str]()
+
+
+@pytest.fixture(scope="session")
+def virtual_gpu(request):
+    """Torch, imported in this process over the virtual GPU."""
+    if OBSTACLE in request.config.stash:
+        pytest.skip(request.config.stash[OBSTACLE])
+    import torch
+
+    return torch
+
+
+@pytest.fixture
+def suite(pytester, virtual_gpu, monkeypatch):
+    """A folder of test files, and sessions in this process that run them."""
+    monkeypatch.setattr("_pytest.pytester.SysModulesSnapshot", _TestModulesOnly)
+    monkeypatch.setenv("COLUMNS", "140")
+    default = VirtualDevice.loaded().card
+    yield Suite(pytester)
+    VirtualDevice.loaded().card = default
+    gc.collect()
+
+
+class _TestModulesOnly:
+    """In place of pytester's snapshot: forgets test modules, keeps what torch imports late."""
+
+    def __init__(self, preserve=None):
+        self._before = set(sys.modules)
+
+    def restore(self):
+        for name in set(sys.modules) - self._before:
+            if name.partition(".")[0].startswith(("test_", "conftest", "helper")):
+                del sys.modules[name]
+
+
+class Suite:
+    def __init__(self, pytester):
+        self.pytester = pytester
+        self.path = pytester.path
+
+    def write(self, name, text):
+        """Write a file; test files get the imports that they all need."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = text.strip("\n")
+        indent = re.match(r" *", text).group()
+        text = re.sub(rf"^{indent}", "", text, flags=re.MULTILINE)
+        if name.startswith("test_") and not re.search(r"import pytest$", text, re.MULTILINE):
+            text = f"import pytest, torch\n{HELPER}\n{text}"
+        path.write_text(text + "\n", encoding="utf-8")
+        return path
+
+    def run(self, *args, source=None):
+        """Run a session in this process; ``source`` becomes test_it.py."""
+        if source is not None:
+            self.write("test_it.py", source)
+        gc.collect()
+        return Session(self, self.pytester.runpytest_inprocess(*WITHOUT, *args))
+
+    def run_apart(self, *args, source=None):
+        """Run a session in a process of its own."""
+        if source is not None:
+            self.write("test_it.py", source)
+        return Session(self, self.pytester.runpytest_subprocess(*WITHOUT, *args, timeout=SLOW))
+
+    def python(self, code, *, env=None):
+        """Run a program; return what it printed."""
+        path = self.write("program.py", code)
+        done = self.pytester.run(sys.executable, str(path), timeout=SLOW)
+        return SimpleNamespace(out=done.stdout.str(), err=done.stderr.str(), ret=done.ret)
+
+    def baselines(self, folder="baselines"):
+        """The content of every baseline file, by its path in the folder."""
+        root = self.path / folder
+        return {str(p.relative_to(root)): p.read_text() for p in sorted(root.rglob("*.json"))}
+
+    def baselined(self, folder="baselines"):
+        """The tests that have a baseline, as nodeids, with their peaks in MiB."""
+        found = {}
+        for content in map(json.loads, self.baselines(folder).values()):
+            for test, entry in content["tests"].items():
+                for part, it in {"": entry, **entry.get("parts", {})}.items():
+                    if "peak_allocated" in it:
+                        name = f"{content['module']}::{test}" + (f" ({part})" if part else "")
+                        pair = it["peak_allocated"][0] / MIB, it["peak_reserved"][0] / MIB
+                        found[name] = pair
+        return found
+
+
+HELPER = """
+def mib(n, device="cuda"):
+    return torch.empty(int(n * 2**20), dtype=torch.uint8, device=device)
+"""
+
+
+class Session:
+    """What came of a session."""
+
+    def __init__(self, suite, result):
+        self.suite = suite
+        self.ret = result.ret
+        self.out = result.stdout.str()
+        self.err = result.stderr.str()
+        self.outcomes = {}
+        with suppress(ValueError):  # a session without a last line
+            self.outcomes = result.parseoutcomes()
+
+    @property
+    def flat(self):
+        """The output with wrapped lines joined."""
+        return " ".join(self.out.split())
+
+    @property
+    def table(self):
+        """The rows of the summary's table, by test: a dict of columns each."""
+        lines = self.out.splitlines()
+        heads = [i for i, line in enumerate(lines) if re.match(r"test +(device +)?allocated", line)]
+        if not heads:
+            return {}
+        rule = lines[heads[0] + 1]
+        spans = [m.span() for m in re.finditer(r"-+", rule)]
+        spans[-1] = (spans[-1][0], 200)
+        titles = lines[heads[0]].split()
+        rows = {}
+        for line in lines[heads[0] + 2 :]:
+            if not line.strip():
+                break
+            cells = [line[a:b].strip() for a, b in spans]
+            rows[cells[0]] = dict(zip(titles[1:], cells[1:], strict=True))
+        return rows
+
+    def figures(self):
+        """Peak allocated and reserved in MiB, by test."""
+        return {k: (float(v["allocated"]), float(v["reserved"])) for k, v in self.table.items()}
+
+    def verdicts(self):
+        return {name: row["verdict"] for name, row in self.table.items()}

@@ -1,0 +1,16 @@
+"""A pytest plugin and a prelude for scripts: the virtual GPU in the place of a real one.
+
+The session then uses CudaDevice over it, as it would over a driver: that tries these tests, and the
+code of the CUDA device, on a machine that has no GPU (``GPUMEM_FAKE_GPU=H100 pytest tests/gpu``).
+"""
+
+import os
+
+from pytest_gpumem.context import use_virtual_gpu
+from pytest_gpumem.devices import virtual
+from pytest_gpumem.devices.cards import find_card
+
+CARD = os.environ["GPUMEM_FAKE_GPU"]
+# A real GPU has its own memory from the start, where the virtual one changes it between tests.
+virtual.FIRST_TOTAL = find_card(CARD).total_memory
+use_virtual_gpu(CARD)

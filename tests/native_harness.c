@@ -1,0 +1,168 @@
+/* Drives the native library from many threads, linked with its sources, under a sanitizer
+ * (tests/test_native_sanitizers.py). Ends with 0 and "clean" where every account is back at zero. */
+#include "gpumem.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { THREADS = 8, ROUNDS = 1000, LIVE = 64 };
+#define MIB ((size_t)1 << 20)
+#define PAGE (2 * MIB)
+
+extern void gpumem_set_card(const gm_card *card);
+extern int gpumem_show(int count);
+extern void gpumem_account(int device, gm_account *out);
+extern int gpumem_unsupported_count(void);
+extern const char *gpumem_unsupported_name(int index, uint64_t *calls);
+extern int cudaSetDevice(int device), cudaMalloc(void **address, size_t size), cudaFree(void *address);
+extern int cudaHostAlloc(void **address, size_t size, unsigned flags), cudaFreeHost(void *address);
+extern int cudaMemcpy(void *to, const void *from, size_t size, int kind);
+extern int cudaMemGetInfo(size_t *unused, size_t *total);
+extern int cudaPointerGetAttributes(void *out, const void *pointer);
+extern int cudaGetDeviceProperties(void *prop, int device), cudaGetDeviceProperties_v2(void *prop, int device);
+extern int cudaFuncGetAttributes(void *out, const void *function);
+extern int cudaStreamCreate(void **out), cudaStreamDestroy(void *stream);
+extern int cudaStreamBeginCapture(void *stream, int mode), cudaStreamEndCapture(void *stream, void **graph);
+extern int cudaStreamWaitEvent(void *stream, void *event, unsigned flags);
+extern int cudaGraphInstantiate(void **out, void *graph, unsigned long long flags);
+extern int cudaGraphLaunch(void *graph, void *stream), cudaGraphDestroy(void *), cudaGraphExecDestroy(void *);
+extern int cudaEventCreate(void **out), cudaEventRecord(void *, void *), cudaEventDestroy(void *);
+extern int cuMemAddressReserve(uintptr_t *, size_t, size_t, uintptr_t, unsigned long long);
+extern int cuMemAddressFree(uintptr_t, size_t), cuMemUnmap(uintptr_t, size_t), cuMemRelease(void *);
+extern int cuMemCreate(void **, size_t, const void *, unsigned long long);
+extern int cuMemMap(uintptr_t, size_t, size_t, void *, unsigned long long);
+extern int cuMemGetAddressRange_v2(uintptr_t *, size_t *, uintptr_t);
+extern int cuDeviceGetCount(int *), cuGreenCtxCreate(void);
+extern int cudnnBackendCreateDescriptor(int, void **), cudnnBackendDestroyDescriptor(void *);
+extern int cudnnBackendSetAttribute(void *, int, int, int64_t, const void *);
+extern int cudnnBackendGetAttribute(void *, int, int, int64_t, int64_t *, void *);
+
+static void check(int ok, const char *what) {
+    if (ok) return;
+    fprintf(stderr, "not true: %s\n", what);
+    exit(3);
+}
+#define CHECK(what) check(what, #what)
+
+static unsigned next(unsigned *seed) {
+    *seed = *seed * 1664525u + 1013904223u;
+    return *seed >> 8;
+}
+
+static void blocks(unsigned *seed) {
+    void *live[LIVE] = {0};
+    for (int round = 0; round < ROUNDS; round++) {
+        unsigned at = next(seed) % LIVE;
+        if (live[at]) {
+            char attributes[96];
+            uintptr_t base;
+            size_t size, unused, total;
+            CHECK(cudaPointerGetAttributes(attributes, live[at]) == 0);
+            CHECK(cuMemGetAddressRange_v2(&base, &size, (uintptr_t)live[at] + 1) == 0);
+            CHECK(base == (uintptr_t)live[at]);
+            CHECK(cudaMemGetInfo(&unused, &total) == 0);
+            CHECK(cudaFree(live[at]) == 0);
+            live[at] = NULL;
+        } else if (cudaMalloc(&live[at], 1 + next(seed) % (16 * MIB))) {
+            CHECK(live[at] == NULL);
+        }
+    }
+    for (int at = 0; at < LIVE; at++) CHECK(cudaFree(live[at]) == 0);
+}
+
+static void mappings(unsigned *seed, int device) {
+    int properties[8] = {1, 0, 1, device};
+    uintptr_t start;
+    CHECK(cuMemAddressReserve(&start, 64 * PAGE, 0, 0, 0) == 0);
+    for (int round = 0; round < 100; round++) {
+        unsigned count = 1 + next(seed) % 32;
+        unsigned done = 0;
+        for (void *memory; done < count && cuMemCreate(&memory, PAGE, properties, 0) == 0; done++) {
+            CHECK(cuMemMap(start + done * PAGE, PAGE, 0, memory, 0) == 0);
+            CHECK(cuMemRelease(memory) == 0);
+        }
+        if (done) CHECK(cuMemUnmap(start, done * PAGE) == 0);
+    }
+    CHECK(cuMemAddressFree(start, 64 * PAGE) == 0);
+}
+
+static void host(unsigned *seed, void *device) {
+    for (int round = 0; round < 200; round++) {
+        void *memory;
+        size_t size = 1 + next(seed) % 9000;
+        CHECK(cudaHostAlloc(&memory, size, 0) == 0);
+        memset(memory, 7, size);
+        CHECK(cudaMemcpy(memory, device, size, 4) == 0);
+        CHECK(((char *)memory)[size - 1] == 0);
+        CHECK(cudaMemcpy(device, memory, size, 4) == 0);
+        CHECK(cudaFreeHost(memory) == 0);
+    }
+}
+
+static void captures(void) {
+    for (int round = 0; round < 100; round++) {
+        void *stream, *other, *event, *graph, *executable;
+        CHECK(cudaStreamCreate(&stream) == 0 && cudaStreamCreate(&other) == 0 && cudaEventCreate(&event) == 0);
+        CHECK(cudaStreamBeginCapture(stream, 0) == 0 && cudaEventRecord(event, stream) == 0);
+        CHECK(cudaStreamWaitEvent(other, event, 0) == 0 && cudaStreamEndCapture(stream, &graph) == 0);
+        CHECK(cudaGraphInstantiate(&executable, graph, 0) == 0 && cudaGraphLaunch(executable, stream) == 0);
+        CHECK(cudaGraphDestroy(graph) == 0 && cudaGraphExecDestroy(executable) == 0);
+        CHECK(cudaEventDestroy(event) == 0 && cudaStreamDestroy(stream) == 0 && cudaStreamDestroy(other) == 0);
+    }
+}
+
+static void descriptors(void) {
+    for (int round = 0; round < 200; round++) {
+        void *made;
+        int64_t sizes[5] = {1, 2, 3, 4, 5}, found[5] = {0}, count = 0;
+        CHECK(cudnnBackendCreateDescriptor(15, &made) == 0);
+        CHECK(cudnnBackendSetAttribute(made, 900, 3, 5, sizes) == 0);
+        CHECK(cudnnBackendGetAttribute(made, 900, 3, 5, &count, found) == 0);
+        CHECK(count == 5 && found[4] == 5);
+        CHECK(cudnnBackendDestroyDescriptor(made) == 0);
+    }
+}
+
+static void queries(int device) {
+    char thirteen[1008], twelve[1032], function[144];
+    int count;
+    CHECK(cudaGetDeviceProperties(thirteen, device) == 0 && cudaGetDeviceProperties_v2(twelve, device) == 0);
+    CHECK(cudaFuncGetAttributes(function, NULL) == 0 && cuDeviceGetCount(&count) == 0);
+    CHECK(cuGreenCtxCreate() == 801);
+    CHECK(gpumem_unsupported_count() >= 1 && gpumem_unsupported_name(0, NULL) != NULL);
+}
+
+static void *work(void *number) {
+    unsigned seed = (unsigned)(uintptr_t)number;
+    int device = (int)(seed % 2);
+    void *block;
+    CHECK(cudaSetDevice(device) == 0);
+    queries(device);
+    blocks(&seed);
+    mappings(&seed, device);
+    while (cudaMalloc(&block, MIB)) {} /* others may hold it all for a moment */
+    host(&seed, block);
+    CHECK(cudaFree(block) == 0);
+    captures();
+    descriptors();
+    return NULL;
+}
+
+int main(void) {
+    gm_card card = {.name = "sanitized", .total_memory = 160 * MIB, .major = 9, .sm_count = 132};
+    pthread_t threads[THREADS];
+    gpumem_set_card(&card);
+    CHECK(gpumem_show(2) == 0);
+    for (uintptr_t i = 0; i < THREADS; i++) CHECK(pthread_create(&threads[i], NULL, work, (void *)(i + 1)) == 0);
+    for (int i = 0; i < THREADS; i++) CHECK(pthread_join(threads[i], NULL) == 0);
+    for (int device = 0; device < 2; device++) {
+        gm_account account;
+        gpumem_account(device, &account);
+        CHECK(account.charged == 0 && account.mallocs == account.frees);
+        CHECK(account.failures > 0 && account.peak_charged <= card.total_memory);
+    }
+    puts("clean");
+    return 0;
+}
