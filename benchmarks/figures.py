@@ -1,4 +1,4 @@
-"""The figures of the virtual GPU's first prototype, reproduced: three training steps of three models.
+"""The figures of the virtual GPU's first prototype, reproduced: steps of three models.
 
     python benchmarks/figures.py [--also /path/to/another/python ...]
 
@@ -153,9 +153,9 @@ def main() -> None:
         "",
         *(f"{name}: {what}" for name, what in STEPS.items()),
         '"then" is the prototype\'s figure (torch 2.15.0), to the digits that it was written with.',
-        "The prototype's MLP script was not kept. Of the loops tried, this one gives its figure; the",
+        "The prototype's MLP script was not kept. Of loops tried this one gives its figure; the",
         "same without the LayerNorm and without zero_grad gives 752.15, with zero_grad 720.06.",
-        "torch 2.7.1 differs by its cuBLAS workspaces, which it keeps: 32 MiB on this card for each",
+        "torch 2.7.1 differs by cuBLAS workspaces, which it keeps: 32 MiB on this card for each",
         "handle and stream, one for the forward and one for the autograd thread.",
     ]
     publish("figures", "\n".join(text))

@@ -13,10 +13,13 @@ import sys
 import time
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent / "fidelity")]
+sys.path[:0] = [
+    str(Path(__file__).resolve().parents[1]),
+    str(Path(__file__).resolve().parent / "fidelity"),
+]
 
-from provenance import line, publish
-from tabulate import tabulate
+from provenance import line, publish  # noqa: E402 - found by the path above
+from tabulate import tabulate  # noqa: E402
 
 STEPS = 10
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import subprocess
@@ -43,18 +44,13 @@ def commit() -> str:
 
 def packages(*names: str) -> dict[str, str]:
     """Return the versions of packages, of those that are there."""
-    found = {}
-    for name in names:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    there = [name for name in names if importlib.util.find_spec(name)]
+    return {name: importlib.metadata.version(name) for name in there}
 
 
 def where() -> dict[str, str]:
     """Return date, machine, Python and commit."""
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = dt.datetime.now(dt.timezone.utc)
     return {
         "date": now.strftime("%Y-%m-%d %H:%M UTC"),
         "cpu": cpu(),

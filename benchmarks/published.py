@@ -16,7 +16,6 @@ import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,13 @@ CARDS = {
     "V100-DGXS-32GB": "V100-32GB",
 }
 GPT = {"n_layer": 6}
-NEO = {"hidden_size": 768, "num_layers": 12, "num_heads": 12, "attention_types": [[["global", "local"], 6]], "window_size": 256}  # fmt: skip
+NEO = {
+    "hidden_size": 768,
+    "num_layers": 12,
+    "num_heads": 12,
+    "attention_types": [[["global", "local"], 6]],
+    "window_size": 256,
+}
 SCRATCH = (
     {"own": True, "keep_mask": True, "fused": False, "half": False},
     {"own": True, "fused": False, "half": False},
@@ -44,13 +49,14 @@ SCRATCH = (
 )
 
 WHY = {
-    "C": "C  convolutions: the row is NVML's figure, cuDNN's workspaces and kernels that are loaded "
+    "C": "C  convolutions: the row is NVML's figure, cuDNN's workspaces and kernels loaded "
     "late in it; the virtual GPU takes cuDNN's workspaces as zero, and which kernels PyTorch has "
     "for a convolution (cuDNN's or its own) is its choice",
     "N": "N  the row is NVML's figure: kernels that are loaded late are in it, some 100 MiB that "
     "no prediction of the allocator has; the row's version of transformers is not recorded",
     "A": "A  torch 1.9 with cudnn.benchmark: the row's trace shows workspaces of convolutions",
-    "W": "W  not explained yet",
+    "I": "I  torch.compile: which operations are fused, and which buffers reused, is decided "
+    "by that version of Inductor",
 }
 
 
@@ -68,16 +74,25 @@ class Row:
 
 
 def plan(row: dict[str, str], scratch: list[dict[str, Any]]) -> tuple[str, dict[str, Any], str]:
-    """Return the function of published_steps.py that makes a row, its arguments, and why it errs."""
+    """Return the function of published_steps.py for a row, its arguments, and why it errs."""
     model, batch, optimizer = row["model"], int(row["batch"]), row["optimizer"]
     if row["source"].startswith("pytorch/kineto"):
         return "kineto_resnet50", {}, "A"
     if row["source"].startswith("rasbt"):
-        return "scratch_gpt", scratch.pop(0), "W"
+        arguments = scratch.pop(0)
+        return "scratch_gpt", arguments, "I" if "compiled" in arguments else "?"
     if "gpt-neo" in model:
-        return "transformers_step", {"config": "GPTNeoConfig", "batch": batch, "optimizer": optimizer, **NEO}, "N"  # fmt: skip
+        return (
+            "transformers_step",
+            {"config": "GPTNeoConfig", "batch": batch, "optimizer": optimizer, **NEO},
+            "N",
+        )
     if "distilgpt2" in model:
-        return "transformers_step", {"config": "GPT2Config", "batch": batch, "optimizer": optimizer, **GPT}, "N"  # fmt: skip
+        return (
+            "transformers_step",
+            {"config": "GPT2Config", "batch": batch, "optimizer": optimizer, **GPT},
+            "N",
+        )
     name = "mnasnet" if "MNASNet" in model else model.partition(".")[2]
     return "torchvision_step", {"model": name, "batch": batch, "optimizer": optimizer}, "C"
 
@@ -94,9 +109,16 @@ def read() -> list[Row]:
             if function == "scratch_gpt":
                 name = f"GPT-2 {row['notes'].partition(';')[0]}"
             rows.append(
-                Row(name, CARDS[row["gpu"]], row["torch_version"].partition("+")[0], row["metric"],
-                    float(row["value_mib"]), (function, arguments), why)
-            )  # fmt: skip
+                Row(
+                    name,
+                    CARDS[row["gpu"]],
+                    row["torch_version"].partition("+")[0],
+                    row["metric"],
+                    float(row["value_mib"]),
+                    (function, arguments),
+                    why,
+                )
+            )
     return rows
 
 
@@ -154,7 +176,18 @@ def main() -> None:
             error = 100 * (value - row.real) / row.real
             errors.setdefault(version, []).append(error)
             why = row.why if abs(error) > 1 else ""
-            table.append([row.name, row.card, row.torch, f"{row.real:.0f}", version, f"{value:.0f}", f"{error:+.2f}", why])  # fmt: skip
+            table.append(
+                [
+                    row.name,
+                    row.card,
+                    row.torch,
+                    f"{row.real:.0f}",
+                    version,
+                    f"{value:.0f}",
+                    f"{error:+.2f}",
+                    why,
+                ]
+            )
             print(table[-1], file=sys.stderr, flush=True)
     heads = ["step", "card", "torch", "real MiB", "torch here", "virtual", "%", "why"]
     text = [
@@ -166,7 +199,8 @@ def main() -> None:
     ]
     for version, values in errors.items():
         sizes = [abs(it) for it in values]
-        text.append(f"torch {version}: {len(values)} rows, median {statistics.median(sizes):.2f} %, worst {max(sizes):.2f} %")  # fmt: skip
+        figures = f"median {statistics.median(sizes):.2f} %, worst {max(sizes):.2f} %"
+        text.append(f"torch {version}: {len(values)} rows, {figures}")
     text += ["", "Errors over 1 %:", *WHY.values()]
     if failures:
         text += ["", "Not reproduced:", *failures]

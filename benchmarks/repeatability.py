@@ -18,7 +18,7 @@ from pathlib import Path
 from provenance import line, publish
 from tabulate import tabulate
 
-SUITE = '''
+SUITE = """
 import gc, random, sys
 sys.path.insert(0, {fidelity!r})
 import pytest
@@ -37,8 +37,8 @@ def test_step(name, repeat, gpu_memory):
     step = steps.STEPS[name].build()
     for _ in range(3):
         step()
-'''
-CONFTEST = '''
+"""
+CONFTEST = """
 import json, random
 
 def pytest_collection_modifyitems(items):
@@ -50,7 +50,7 @@ def pytest_gpumem_judged(item, result):
     with open("figures", "a") as file:
         name = item.callspec.params["name"]
         file.write(json.dumps([name, m.peak_allocated, m.peak_reserved]) + "\\n")
-'''
+"""
 NAMES = [
     "mlp-adamw",
     "convnet-fp32",
@@ -73,7 +73,7 @@ def session(names: list[str], repeats: int, device: str, *, shuffle: bool, litte
         "repeats": repeats,
         "litter": litter,
         "shuffle": shuffle,
-        "seed": random.random(),
+        "seed": random.random(),  # noqa: S311 - an order of tests
     }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -104,9 +104,7 @@ def main() -> None:
             row for _ in range(2) for row in session(NAMES, n, device, shuffle=True, litter=True)
         ],
         "alone": [
-            row
-            for name in NAMES
-            for row in session([name], 1, device, shuffle=False, litter=False)
+            row for name in NAMES for row in session([name], 1, device, shuffle=False, litter=False)
         ],
     }
     table = []

@@ -70,7 +70,11 @@ def steps(repeats: int) -> list[list[object]]:
             times[name].append(1000 * (time.perf_counter() - started))
     plain_ms, measured_ms = (statistics.median(times[name]) for name in ("plain", "measured"))
     return [
-        ["ResNet-50 step, batch 32", f"{plain_ms / STEPS:.1f}", f"{min(times['plain']) / STEPS:.1f}"],
+        [
+            "ResNet-50 step, batch 32",
+            f"{plain_ms / STEPS:.1f}",
+            f"{min(times['plain']) / STEPS:.1f}",
+        ],
         [
             f"one measurement around {STEPS} steps, in all",
             f"{measured_ms - plain_ms:.1f}",
@@ -91,7 +95,7 @@ def session(folder: Path) -> float:
     return 1000 * (time.perf_counter() - started)
 
 
-def tests(repeats: int, few: int = 10, many: int = 1010) -> list[list[object]]:
+def sessions(repeats: int, few: int = 10, many: int = 1010) -> list[list[object]]:
     """Time sessions of few and of many tests of each kind."""
     times: dict[tuple[str, int], list[float]] = {(k, n): [] for k in TESTS for n in (few, many)}
     with tempfile.TemporaryDirectory() as name:
@@ -125,13 +129,18 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=7)
     repeats = parser.parse_args().repeats
-    table = tests(max(3, repeats // 2)) + steps(repeats)
+    table = sessions(max(3, repeats // 2)) + steps(repeats)
     text = [
-        f"Time on the virtual GPU ({CARD}), ms: medians of {repeats} (sessions: "
-        f"{max(3, repeats // 2)}) runs, by turns",
+        f"Time on the virtual GPU ({CARD}), ms: medians of {repeats} runs, by turns",
+        f"(of {max(3, repeats // 2)} sessions of pytest)",
         line("torchvision"),
         "",
-        tabulate(table, ["what", "median", "least"], disable_numparse=True, colalign=("left", "right", "right")),
+        tabulate(
+            table,
+            ["what", "median", "least"],
+            disable_numparse=True,
+            colalign=("left", "right", "right"),
+        ),
         "",
         f"load when measured: {os.getloadavg()[0]:.1f}",
     ]

@@ -7,9 +7,20 @@ import traceback
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
     from types import FrameType
 
 _SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+def _forget_locals(frames: TracebackType | None) -> None:
+    """Empty what reading ``f_locals`` once left behind: a copy that clearing does not reach."""
+    while frames is not None:
+        _ = frames.tb_frame.f_locals  # reading it again brings the copy up to date
+        frames = frames.tb_next
 
 
 def clear(error: BaseException | None) -> None:
@@ -22,6 +33,7 @@ def clear(error: BaseException | None) -> None:
             continue
         seen.add(id(one))
         traceback.clear_frames(one.__traceback__)
+        _forget_locals(one.__traceback__)
         for frame, _ in traceback.walk_tb(one.__traceback__):
             _clear_callers(frame)
         pending += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]

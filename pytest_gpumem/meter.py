@@ -221,8 +221,11 @@ class Meter:
         if whole and any(peak.allocated for peak in retained):
             gc.collect()
             retained = self.counted()
-        said = [*notes, *(self._optimizers.notes() if whole else ())]
-        if whole and WATCH.count and out_of_memory is None:
+        said = list(notes)
+        ended = whole and out_of_memory is None
+        if ended:
+            said.extend(self._optimizers.notes())
+        if ended and WATCH.count:
             said.append(f"the step caught {WATCH.count} out-of-memory error(s) itself")
         return Measurement(
             device=self.info,

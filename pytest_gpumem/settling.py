@@ -157,8 +157,13 @@ def cap_fraction(limit: int, total: int) -> float:
 
 
 def set_cap(device: int, limit: int | None, total: int) -> None:
-    """Cap a device's caching allocator at ``limit`` bytes reserved; None lifts the cap."""
+    """Cap a device's caching allocator at ``limit`` bytes reserved; None lifts the cap.
+
+    Older versions of PyTorch leave that device current; it is put back.
+    """
     import torch
 
+    before = torch.cuda.current_device()
     fraction = 1.0 if limit is None else cap_fraction(limit, total)
     torch.cuda.set_per_process_memory_fraction(fraction, device)
+    torch.cuda.set_device(before)

@@ -18,7 +18,8 @@ from pytest_gpumem import native
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.native import NativeLibrary
 from pytest_gpumem.devices.virtual import VirtualDevice, obstacle, real_gpu_expected
-from pytest_gpumem.settling import settle
+from pytest_gpumem.records import Peak
+from pytest_gpumem.settling import current, settle
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -49,6 +50,9 @@ def virtual_device():
     return device
 
 
+LEFT = "an earlier test of this process left memory behind"
+
+
 @contextmanager
 def opened(card="H100", count=1):
     """The virtual GPU, settled, as a card (a name or a Card); hidden again at the end."""
@@ -56,6 +60,7 @@ def opened(card="H100", count=1):
     device.open(CARDS[card] if isinstance(card, str) else card, count)
     try:
         settle(count)
+        assert [current(index) for index in range(count)] == [Peak(0, 0)] * count, LEFT
         yield device
         settle(count)
     finally:

@@ -1,6 +1,6 @@
 """Compare two files of run.py: relative errors of the second against the first, by family.
 
-    python benchmarks/fidelity/compare.py REAL.json VIRTUAL.json
+python benchmarks/fidelity/compare.py REAL.json VIRTUAL.json
 """
 
 from __future__ import annotations
@@ -61,14 +61,23 @@ def main() -> None:
         names = [it for it in allocated if family in {"all", first[it]["family"]}]
         row = [cells([errs[name] for name in names]) for errs in (allocated, reserved)]
         rows.append([family, len(names), *row[0], *row[1]])
-    heads = [f"{figure} {what}" for figure in ("alloc.", "res.") for what in ("median", "p95", "worst")]
+    heads = [
+        f"{figure} {what}" for figure in ("alloc.", "res.") for what in ("median", "p95", "worst")
+    ]
     print("\nRelative error in per cent")
     print(tabulate(rows, ["family", "steps", *heads], disable_numparse=True, stralign="right"))
     steps = [
-        [name, first[name]["allocated"] / MIB, second[name]["allocated"] / MIB, allocated[name],
-         first[name]["reserved"] / MIB, second[name]["reserved"] / MIB, reserved[name],
-         second[name]["segments"] - first[name]["segments"],
-         second[name]["retries"] - first[name]["retries"]]
+        [
+            name,
+            first[name]["allocated"] / MIB,
+            second[name]["allocated"] / MIB,
+            allocated[name],
+            first[name]["reserved"] / MIB,
+            second[name]["reserved"] / MIB,
+            reserved[name],
+            second[name]["segments"] - first[name]["segments"],
+            second[name]["retries"] - first[name]["retries"],
+        ]
         for name in sorted(allocated, key=lambda it: -abs(allocated[it]))
     ]
     print("\nEvery step, MiB and per cent, worst allocated first")

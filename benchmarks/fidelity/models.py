@@ -1,6 +1,10 @@
 """Hand-made models of the fidelity matrix: plain PyTorch, no other package, sizes by argument."""
 
+# ruff: noqa: D102 - forward() of a module computes what the class says
+
 from __future__ import annotations
+
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +26,7 @@ def plain_convnet(width: int = 64, classes: int = 100) -> nn.Module:
         here = width * factor
         layers += [*conv_bn(before, here), *conv_bn(here, here), nn.MaxPool2d(2)]
         before = here
-    return nn.Sequential(
-        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes)
-    )
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
 
 
 class Bottleneck(nn.Module):
@@ -50,7 +52,11 @@ class ResNet(nn.Module):
     """A bottleneck ResNet; each block checkpointed where asked."""
 
     def __init__(
-        self, depths: tuple[int, ...] = (3, 4, 6, 3), classes: int = 1000, *, recompute: bool = False
+        self,
+        depths: tuple[int, ...] = (3, 4, 6, 3),
+        classes: int = 1000,
+        *,
+        recompute: bool = False,
     ) -> None:
         super().__init__()
         self.stem = nn.Sequential(*conv_bn(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1))
@@ -77,9 +83,7 @@ def mobile_net(width: int = 32, classes: int = 1000) -> nn.Module:
     for outputs, stride in ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)):
         layers += [*conv_bn(before, before, 3, stride, groups=before), *conv_bn(before, outputs, 1)]
         before = outputs
-    return nn.Sequential(
-        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes)
-    )
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
 
 
 def conv3d_net(width: int = 16, classes: int = 10) -> nn.Module:
@@ -88,9 +92,7 @@ def conv3d_net(width: int = 16, classes: int = 10) -> nn.Module:
     for factor in (1, 2, 4):
         layers += [nn.Conv3d(before, width * factor, 3, padding=1), nn.ReLU(), nn.MaxPool3d(2)]
         before = width * factor
-    return nn.Sequential(
-        *layers, nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(before, classes)
-    )
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(before, classes))
 
 
 class UNet(nn.Module):
@@ -299,9 +301,7 @@ class Llama(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         steps = torch.arange(0, self.size, 2, device=ids.device).float() / self.size
-        angles = torch.outer(
-            torch.arange(ids.shape[1], device=ids.device).float(), 10000.0**-steps
-        )
+        angles = torch.outer(torch.arange(ids.shape[1], device=ids.device).float(), 10000.0**-steps)
         angles = torch.cat([angles, angles], -1)
         x, cos, sin = self.tokens(ids), angles.cos(), angles.sin()
         for block in self.blocks:
@@ -318,9 +318,7 @@ class Bert(nn.Module):
     def __init__(self, dim: int = 768, heads: int = 12, depth: int = 12, classes: int = 2) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(30522, dim), nn.Embedding(512, dim)
-        layer = nn.TransformerEncoderLayer(
-            dim, heads, 4 * dim, activation="gelu", batch_first=True
-        )
+        layer = nn.TransformerEncoderLayer(dim, heads, 4 * dim, activation="gelu", batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
         self.head = nn.Linear(dim, classes)
 
@@ -414,6 +412,6 @@ class Recommender(nn.Module):
 def mlp(sizes: list[int]) -> nn.Sequential:
     """Linear layers with ReLUs between them."""
     layers: list[nn.Module] = []
-    for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True):
+    for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers[:-1])

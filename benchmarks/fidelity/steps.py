@@ -4,6 +4,8 @@ Nothing of pytest_gpumem is used here: the same code runs on a real GPU and on t
 A step that needs a package which is not there is left out by run.py, by name.
 """
 
+# ruff: noqa: ANN401, PLR0913, PLR0917 - a step varies in many ways, of any type
+
 from __future__ import annotations
 
 import contextlib
@@ -62,7 +64,7 @@ def tokens(batch: int, length: int, vocabulary: int) -> Callable[[], tuple]:
 
     def make() -> tuple:
         ids = torch.randint(0, vocabulary, (batch, length + 1), device="cuda")
-        return ids[:, :-1], ids[:, 1:]
+        return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
     return make
 
@@ -109,7 +111,7 @@ def attention(kind: str) -> Any:
     return sdpa_kernel(getattr(SDPBackend, kind)) if kind else contextlib.nullcontext()
 
 
-def train(  # noqa: PLR0913 - what a step can vary in
+def train(
     make: Callable[[], nn.Module],
     data: Callable[[], tuple],
     loss: Callable[..., torch.Tensor],
@@ -163,21 +165,77 @@ def train(  # noqa: PLR0913 - what a step can vary in
 BF16, FP16 = torch.bfloat16, torch.float16
 
 
-def hand_made() -> None:
+def hand_made() -> None:  # noqa: PLR0915 - one a row
     """Steps that need torch alone."""
     a, t = add, partial
-    a("convnet-fp32", "conv", t(train, m.plain_convnet, images(64, 64, 100), by_class, optimizer="sgd"))
-    a("convnet-channels-last-fp16", "conv", t(train, m.plain_convnet, images(64, 64, 100), by_class, optimizer="sgd", amp=FP16, channels_last=True))
+    a(
+        "convnet-fp32",
+        "conv",
+        t(train, m.plain_convnet, images(64, 64, 100), by_class, optimizer="sgd"),
+    )
+    a(
+        "convnet-channels-last-fp16",
+        "conv",
+        t(
+            train,
+            m.plain_convnet,
+            images(64, 64, 100),
+            by_class,
+            optimizer="sgd",
+            amp=FP16,
+            channels_last=True,
+        ),
+    )
     a("resnet50-fp32", "conv", t(train, m.ResNet, images(32), by_class, optimizer="sgd"))
-    a("resnet50-adam-bf16", "conv", t(train, m.ResNet, images(32), by_class, optimizer="adam", amp=BF16))
-    a("resnet50-fp16-scaler", "conv", t(train, m.ResNet, images(32), by_class, optimizer="sgd", amp=FP16))
-    a("resnet50-channels-last", "conv", t(train, m.ResNet, images(32), by_class, optimizer="sgd", amp=BF16, channels_last=True))
-    a("resnet50-checkpointed", "conv", t(train, t(m.ResNet, recompute=True), images(32), by_class, optimizer="sgd"))
-    a("resnet50-accumulate-4", "conv", t(train, m.ResNet, images(8), by_class, optimizer="sgd", accumulate=4))
-    a("resnet50-benchmark", "conv", t(train, m.ResNet, images(32), by_class, optimizer="sgd", benchmark=True))
-    a("resnet101-fp32", "conv", t(train, t(m.ResNet, (3, 4, 23, 3)), images(32), by_class, optimizer="sgd"))
+    a(
+        "resnet50-adam-bf16",
+        "conv",
+        t(train, m.ResNet, images(32), by_class, optimizer="adam", amp=BF16),
+    )
+    a(
+        "resnet50-fp16-scaler",
+        "conv",
+        t(train, m.ResNet, images(32), by_class, optimizer="sgd", amp=FP16),
+    )
+    a(
+        "resnet50-channels-last",
+        "conv",
+        t(train, m.ResNet, images(32), by_class, optimizer="sgd", amp=BF16, channels_last=True),
+    )
+    a(
+        "resnet50-checkpointed",
+        "conv",
+        t(train, t(m.ResNet, recompute=True), images(32), by_class, optimizer="sgd"),
+    )
+    a(
+        "resnet50-accumulate-4",
+        "conv",
+        t(train, m.ResNet, images(8), by_class, optimizer="sgd", accumulate=4),
+    )
+    a(
+        "resnet50-benchmark",
+        "conv",
+        t(train, m.ResNet, images(32), by_class, optimizer="sgd", benchmark=True),
+    )
+    a(
+        "resnet101-fp32",
+        "conv",
+        t(train, t(m.ResNet, (3, 4, 23, 3)), images(32), by_class, optimizer="sgd"),
+    )
     a("mobilenet-fp32", "conv", t(train, m.mobile_net, images(64), by_class))
-    a("conv3d-fp32", "conv", t(train, m.conv3d_net, lambda: (torch.randn(4, 3, 16, 112, 112, device="cuda"), torch.randint(0, 10, (4,), device="cuda")), by_class))
+    a(
+        "conv3d-fp32",
+        "conv",
+        t(
+            train,
+            m.conv3d_net,
+            lambda: (
+                torch.randn(4, 3, 16, 112, 112, device="cuda"),
+                torch.randint(0, 10, (4,), device="cuda"),
+            ),
+            by_class,
+        ),
+    )
 
     def mask(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.binary_cross_entropy_with_logits(model(x), y)
@@ -187,8 +245,21 @@ def hand_made() -> None:
 
     a("unet-fp32", "unet", t(train, m.UNet, pictures, mask))
     a("unet-bf16", "unet", t(train, m.UNet, pictures, mask, amp=BF16))
-    a("unet-wide-channels-last", "unet", t(train, t(m.UNet, 64), pictures, mask, amp=BF16, channels_last=True))
-    a("autoencoder-fp32", "unet", t(train, m.Generator, lambda: (torch.randn(64, 3, 128, 128, device="cuda"),), lambda model, x: F.mse_loss(model(x), x)))
+    a(
+        "unet-wide-channels-last",
+        "unet",
+        t(train, t(m.UNet, 64), pictures, mask, amp=BF16, channels_last=True),
+    )
+    a(
+        "autoencoder-fp32",
+        "unet",
+        t(
+            train,
+            m.Generator,
+            lambda: (torch.randn(64, 3, 128, 128, device="cuda"),),
+            lambda model, x: F.mse_loss(model(x), x),
+        ),
+    )
 
     a("vit-small-fp32", "vit", t(train, m.Vit, images(32), by_class))
     a("vit-small-bf16", "vit", t(train, m.Vit, images(32), by_class, amp=BF16))
@@ -197,7 +268,11 @@ def hand_made() -> None:
 
     a("bert-base-fp32", "bert", t(train, m.Bert, sentences(16, 128), by_class))
     a("bert-base-bf16", "bert", t(train, m.Bert, sentences(16, 256), by_class, amp=BF16))
-    a("bert-base-fused-clip", "bert", t(train, m.Bert, sentences(16, 128), by_class, optimizer="adamw-fused", clip=True))
+    a(
+        "bert-base-fused-clip",
+        "bert",
+        t(train, m.Bert, sentences(16, 128), by_class, optimizer="adamw-fused", clip=True),
+    )
 
     gpt = tokens(4, 512, 50257)
     a("gpt2-fp32", "gpt", t(train, m.Gpt, gpt, by_token))
@@ -210,11 +285,29 @@ def hand_made() -> None:
     a("gpt2-sgd", "gpt", t(train, m.Gpt, gpt, by_token, optimizer="plain-sgd"))
     a("gpt2-clip", "gpt", t(train, m.Gpt, gpt, by_token, clip=True))
     a("gpt2-checkpointed", "gpt", t(train, t(m.Gpt, recompute=True), gpt, by_token, amp=BF16))
-    a("gpt2-accumulate-4", "gpt", t(train, m.Gpt, tokens(2, 512, 50257), by_token, amp=BF16, accumulate=4))
-    for kind, word in (("FLASH_ATTENTION", "flash"), ("EFFICIENT_ATTENTION", "efficient"), ("MATH", "math"), ("CUDNN_ATTENTION", "cudnn")):
+    a(
+        "gpt2-accumulate-4",
+        "gpt",
+        t(train, m.Gpt, tokens(2, 512, 50257), by_token, amp=BF16, accumulate=4),
+    )
+    for kind, word in (
+        ("FLASH_ATTENTION", "flash"),
+        ("EFFICIENT_ATTENTION", "efficient"),
+        ("MATH", "math"),
+        ("CUDNN_ATTENTION", "cudnn"),
+    ):
         least = (8, 0) if word in {"flash", "cudnn"} else (0, 0)
-        a(f"gpt2-sdpa-{word}", "sdpa", t(train, m.Gpt, gpt, by_token, amp=BF16, sdpa=kind), capability=least)
-    a("gpt2-sdpa-efficient-fp32", "sdpa", t(train, m.Gpt, gpt, by_token, sdpa="EFFICIENT_ATTENTION"))
+        a(
+            f"gpt2-sdpa-{word}",
+            "sdpa",
+            t(train, m.Gpt, gpt, by_token, amp=BF16, sdpa=kind),
+            capability=least,
+        )
+    a(
+        "gpt2-sdpa-efficient-fp32",
+        "sdpa",
+        t(train, m.Gpt, gpt, by_token, sdpa="EFFICIENT_ATTENTION"),
+    )
     a("gpt2-sdpa-math-fp32", "sdpa", t(train, m.Gpt, gpt, by_token, sdpa="MATH"))
     a("gpt2-medium-bf16", "gpt", t(train, t(m.Gpt, 1024, 16, 24), gpt, by_token, amp=BF16))
 
@@ -222,9 +315,28 @@ def hand_made() -> None:
     a("llama-fp32", "llama", t(train, m.Llama, llama, by_token))
     a("llama-bf16", "llama", t(train, m.Llama, llama, by_token, amp=BF16))
     a("llama-pure-bf16", "llama", t(train, m.Llama, llama, by_token, dtype=BF16))
-    a("llama-checkpointed", "llama", t(train, t(m.Llama, recompute=True), llama, by_token, amp=BF16))
-    a("llama-1b-pure-bf16", "llama", t(train, t(m.Llama, 2048, 32, 16, 5632), llama, by_token, dtype=BF16, optimizer="adamw-fused"))
-    a("moe-8x2-bf16", "moe", t(train, t(m.Llama, 512, 8, 4, 1408, experts=8), llama, by_token, amp=BF16))
+    a(
+        "llama-checkpointed",
+        "llama",
+        t(train, t(m.Llama, recompute=True), llama, by_token, amp=BF16),
+    )
+    a(
+        "llama-1b-pure-bf16",
+        "llama",
+        t(
+            train,
+            t(m.Llama, 2048, 32, 16, 5632),
+            llama,
+            by_token,
+            dtype=BF16,
+            optimizer="adamw-fused",
+        ),
+    )
+    a(
+        "moe-8x2-bf16",
+        "moe",
+        t(train, t(m.Llama, 512, 8, 4, 1408, experts=8), llama, by_token, amp=BF16),
+    )
     a("moe-8x2-fp32", "moe", t(train, t(m.Llama, 512, 8, 4, 1408, experts=8), llama, by_token))
 
     def pairs() -> tuple:
@@ -240,13 +352,19 @@ def hand_made() -> None:
     a("t5-small-bf16", "t5", t(train, m.T5, pairs, translated, amp=BF16))
 
     words = tokens(20, 70, 10000)
-    a("lstm-lm-fp32", "rnn", t(train, m.RecurrentLm, words, by_token, optimizer="plain-sgd", clip=True))
+    a(
+        "lstm-lm-fp32",
+        "rnn",
+        t(train, m.RecurrentLm, words, by_token, optimizer="plain-sgd", clip=True),
+    )
     a("lstm-lm-dropout", "rnn", t(train, t(m.RecurrentLm, dropout=0.5), words, by_token))
     a("lstm-lm-fp16", "rnn", t(train, m.RecurrentLm, words, by_token, amp=FP16))
     a("gru-lm-fp32", "rnn", t(train, t(m.RecurrentLm, nn.GRU), words, by_token))
 
     def speech() -> tuple:
-        return torch.randn(16, 80, 800, device="cuda"), torch.randint(1, 32, (16, 40), device="cuda")
+        return torch.randn(16, 80, 800, device="cuda"), torch.randint(
+            1, 32, (16, 40), device="cuda"
+        )
 
     def ctc(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         out = model(x).transpose(0, 1)
@@ -256,19 +374,62 @@ def hand_made() -> None:
     a("speech-lstm-ctc", "rnn", t(train, m.Speech, speech, ctc))
 
     def clicks() -> tuple:
-        return torch.randint(0, 1_000_000, (8, 4096, 4), device="cuda"), torch.zeros(4096, 1, device="cuda")
+        return torch.randint(0, 1_000_000, (8, 4096, 4), device="cuda"), torch.zeros(
+            4096, 1, device="cuda"
+        )
 
     a("dlrm-adagrad", "embedding", t(train, m.Recommender, clicks, mask, optimizer="adagrad"))
     a("dlrm-adamw", "embedding", t(train, m.Recommender, clicks, mask))
-    a("dlrm-sparse", "embedding", t(train, t(m.Recommender, sparse=True), clicks, mask, optimizer="plain-sgd"))
+    a(
+        "dlrm-sparse",
+        "embedding",
+        t(train, t(m.Recommender, sparse=True), clicks, mask, optimizer="plain-sgd"),
+    )
 
-    a("mlp-adamw", "mlp", t(train, t(m.mlp, [1024, 4096, 1024]), vectors(8192, 1024, 1024), by_class))
-    a("mlp-wide-sgd", "mlp", t(train, t(m.mlp, [784, 5000, 5000, 5000, 10]), vectors(32, 784, 10), by_class, optimizer="plain-sgd"))
-    a("mlp-fused-fp16", "mlp", t(train, t(m.mlp, [1024, 4096, 4096, 1024]), vectors(4096, 1024, 1024), by_class, optimizer="adamw-fused", amp=FP16))
+    a(
+        "mlp-adamw",
+        "mlp",
+        t(train, t(m.mlp, [1024, 4096, 1024]), vectors(8192, 1024, 1024), by_class),
+    )
+    a(
+        "mlp-wide-sgd",
+        "mlp",
+        t(
+            train,
+            t(m.mlp, [784, 5000, 5000, 5000, 10]),
+            vectors(32, 784, 10),
+            by_class,
+            optimizer="plain-sgd",
+        ),
+    )
+    a(
+        "mlp-fused-fp16",
+        "mlp",
+        t(
+            train,
+            t(m.mlp, [1024, 4096, 4096, 1024]),
+            vectors(4096, 1024, 1024),
+            by_class,
+            optimizer="adamw-fused",
+            amp=FP16,
+        ),
+    )
 
-    a("mlp-compiled", "compile", t(train, t(m.mlp, [1024, 4096, 1024]), vectors(8192, 1024, 1024), by_class, compiled=True))
-    a("gpt2-6-compiled-bf16", "compile", t(train, t(m.Gpt, depth=6), gpt, by_token, amp=BF16, compiled=True))
-    a("convnet-compiled", "compile", t(train, m.plain_convnet, images(64, 64, 100), by_class, optimizer="sgd", compiled=True))
+    a(
+        "mlp-compiled",
+        "compile",
+        t(train, t(m.mlp, [1024, 4096, 1024]), vectors(8192, 1024, 1024), by_class, compiled=True),
+    )
+    a(
+        "gpt2-6-compiled-bf16",
+        "compile",
+        t(train, t(m.Gpt, depth=6), gpt, by_token, amp=BF16, compiled=True),
+    )
+    a(
+        "convnet-compiled",
+        "compile",
+        t(train, m.plain_convnet, images(64, 64, 100), by_class, optimizer="sgd", compiled=True),
+    )
 
 
 def sentences(batch: int, length: int) -> Callable[[], tuple]:
@@ -280,7 +441,7 @@ def sentences(batch: int, length: int) -> Callable[[], tuple]:
 
 
 def of_torchvision() -> None:
-    """torchvision's models, random weights."""
+    """Torchvision's models, random weights."""
 
     def make(name: str) -> nn.Module:
         import torchvision
@@ -313,8 +474,35 @@ def of_torchvision() -> None:
     row("convnext_tiny", 32, amp=BF16)
     row("swin_t", 32, amp=BF16)
     row("vit_b_16", 32)
-    add("tv-deeplabv3_resnet50", "torchvision", partial(train, lambda: __import__("torchvision").models.segmentation.deeplabv3_resnet50(weights=None, weights_backbone=None), lambda: (torch.randn(8, 3, 256, 256, device="cuda"), torch.randint(0, 21, (8, 256, 256), device="cuda")), densely, optimizer="sgd"), needs=("torchvision",))
-    add("tv-inception_v3", "torchvision", partial(train, lambda: __import__("torchvision").models.inception_v3(weights=None, init_weights=False), images(32, 299), inception, optimizer="sgd"), needs=("torchvision",))
+    add(
+        "tv-deeplabv3_resnet50",
+        "torchvision",
+        partial(
+            train,
+            lambda: __import__("torchvision").models.segmentation.deeplabv3_resnet50(
+                weights=None, weights_backbone=None
+            ),
+            lambda: (
+                torch.randn(8, 3, 256, 256, device="cuda"),
+                torch.randint(0, 21, (8, 256, 256), device="cuda"),
+            ),
+            densely,
+            optimizer="sgd",
+        ),
+        needs=("torchvision",),
+    )
+    add(
+        "tv-inception_v3",
+        "torchvision",
+        partial(
+            train,
+            lambda: __import__("torchvision").models.inception_v3(weights=None, init_weights=False),
+            images(32, 299),
+            inception,
+            optimizer="sgd",
+        ),
+        needs=("torchvision",),
+    )
 
 
 def of_transformers() -> None:
@@ -335,7 +523,15 @@ def of_transformers() -> None:
     def pictured(model: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return model(pixel_values=x, labels=labels).loss
 
-    def row(name: str, kind: str, config: str, data: Any, loss: Any = own_loss, sizes: dict | None = None, **more: Any) -> None:
+    def row(
+        name: str,
+        kind: str,
+        config: str,
+        data: Any,
+        loss: Any = own_loss,
+        sizes: dict | None = None,
+        **more: Any,
+    ) -> None:
         step = partial(train, partial(make, kind, config, **(sizes or {})), data, loss, **more)
         add(f"hf-{name}", "transformers", step, needs=("transformers",))
 
@@ -345,15 +541,78 @@ def of_transformers() -> None:
     row("gpt2-bf16", "GPT2LMHeadModel", "GPT2Config", tokens(8, 512, 50257), amp=BF16)
     row("gpt2-fp32", "GPT2LMHeadModel", "GPT2Config", tokens(4, 512, 50257))
     row("bert-base", "BertForSequenceClassification", "BertConfig", sentences(16, 128), classes)
-    row("bert-base-fp16", "BertForSequenceClassification", "BertConfig", sentences(16, 128), classes, amp=FP16)
-    row("distilbert", "DistilBertForSequenceClassification", "DistilBertConfig", sentences(16, 128), classes)
-    row("roberta-mlm", "RobertaForMaskedLM", "RobertaConfig", sentences(8, 128), lambda model, ids, _: model(input_ids=ids, labels=ids).loss, sizes={"vocab_size": 30522})
-    row("t5-small", "T5ForConditionalGeneration", "T5Config", tokens(8, 128, 32128), sizes={"decoder_start_token_id": 0})
-    llama = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 4}
-    row("llama-bf16", "LlamaForCausalLM", "LlamaConfig", tokens(2, 1024, 32000), sizes=llama, amp=BF16)
-    row("mistral-pure-bf16", "MistralForCausalLM", "MistralConfig", tokens(2, 1024, 32000), sizes=llama, dtype=BF16)
-    row("gpt-neo-small", "GPTNeoForCausalLM", "GPTNeoConfig", tokens(4, 256, 50257), sizes={"hidden_size": 768, "num_layers": 12, "num_heads": 12, "attention_types": [[["global", "local"], 6]]})
-    row("opt-125m", "OPTForCausalLM", "OPTConfig", tokens(4, 256, 50257), sizes={"vocab_size": 50272})
+    row(
+        "bert-base-fp16",
+        "BertForSequenceClassification",
+        "BertConfig",
+        sentences(16, 128),
+        classes,
+        amp=FP16,
+    )
+    row(
+        "distilbert",
+        "DistilBertForSequenceClassification",
+        "DistilBertConfig",
+        sentences(16, 128),
+        classes,
+    )
+    row(
+        "roberta-mlm",
+        "RobertaForMaskedLM",
+        "RobertaConfig",
+        sentences(8, 128),
+        lambda model, ids, _: model(input_ids=ids, labels=ids).loss,
+        sizes={"vocab_size": 30522},
+    )
+    row(
+        "t5-small",
+        "T5ForConditionalGeneration",
+        "T5Config",
+        tokens(8, 128, 32128),
+        sizes={"decoder_start_token_id": 0},
+    )
+    llama = {
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+    }
+    row(
+        "llama-bf16",
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        tokens(2, 1024, 32000),
+        sizes=llama,
+        amp=BF16,
+    )
+    row(
+        "mistral-pure-bf16",
+        "MistralForCausalLM",
+        "MistralConfig",
+        tokens(2, 1024, 32000),
+        sizes=llama,
+        dtype=BF16,
+    )
+    row(
+        "gpt-neo-small",
+        "GPTNeoForCausalLM",
+        "GPTNeoConfig",
+        tokens(4, 256, 50257),
+        sizes={
+            "hidden_size": 768,
+            "num_layers": 12,
+            "num_heads": 12,
+            "attention_types": [[["global", "local"], 6]],
+        },
+    )
+    row(
+        "opt-125m",
+        "OPTForCausalLM",
+        "OPTConfig",
+        tokens(4, 256, 50257),
+        sizes={"vocab_size": 50272},
+    )
     row("vit-base", "ViTForImageClassification", "ViTConfig", labelled(224), pictured)
 
 

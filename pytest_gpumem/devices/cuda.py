@@ -58,6 +58,7 @@ class CudaDevice:
                 "ask for fewer, or write --gpumem-device=virtual",
             )
         torch.cuda.init()
+        torch.cuda.set_device(0)
         properties = torch.cuda.get_device_properties(0)
         if card is not None and card.usable_memory > properties.total_memory:
             raise DeviceError(

@@ -163,6 +163,7 @@ class VirtualDevice:
                 self._library.set_card(replace(card, total_memory=FIRST_TOTAL))
                 _initialise(torch)
             self._library.set_card(card)
+            torch.cuda.set_device(0)
             if card is not self._opened_card:
                 self._change_card(torch, card)
             if self._kept_total is None:  # before anybody counts: it allocates

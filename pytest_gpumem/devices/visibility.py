@@ -62,11 +62,16 @@ class _CallingLoader(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
+        self._put_back(module)
         self._loader.exec_module(module)
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
         self._loaded(module)
+
+    def _put_back(self, module: ModuleType) -> None:
+        """Make the other loader the module's own, also where a hook like this lies around."""
+        if module.__loader__ is self:
+            module.__loader__ = self._loader
+        if module.__spec__ is not None and module.__spec__.loader is self:
+            module.__spec__.loader = self._loader
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - stands for any loader
         return getattr(self._loader, name)

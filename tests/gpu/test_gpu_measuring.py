@@ -1,6 +1,7 @@
 """On a real GPU: figures are torch.cuda's own, limits are real, one step runs at a time."""
 
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -160,7 +161,7 @@ def test_it(n):
     spans = sorted(map(json.loads, lines))
     assert session.outcomes == {"passed": 6}
     assert {worker for *_, worker in spans} == {"gw0", "gw1"}
-    overlaps = [b for a, b in zip(spans, spans[1:], strict=False) if b[0] < a[1]]
+    overlaps = [b for a, b in pairwise(spans) if b[0] < a[1]]
     assert overlaps == []
 
 

@@ -1,0 +1,320 @@
+"""The same figures whatever ran before: design.md, "Why the figures can be trusted"."""
+
+from __future__ import annotations
+
+import pytest
+
+STEP = """
+def step():
+    model = torch.nn.Linear(1000, 1000, device="cuda")
+    x = torch.zeros(64, 1000, device="cuda")
+    model(x).sum().backward()
+    kept = [mib(n) for n in (3, 30, 0.3)]
+
+@pytest.mark.gpu_memory(max_gib=1)
+def test_step():
+    step()
+"""
+WHOLE = [
+    "test_step",
+    "test_leaves_holes",
+    "test_fails_with_tensors_in_its_frames",
+    "test_fails_unmarked",
+    "test_chained",
+    "test_on_another_card",
+    "test_on_two",
+    "test_first_with_cublas",
+]
+BEFORE = (
+    STEP
+    + """
+leaked = []
+
+@pytest.mark.gpu_memory
+def test_leaves_holes():
+    blocks = [mib(n) for n in (1.5, 7, 3, 2, 15, 0.2, 0.01, 5, 90)]
+    leaked.extend(blocks[::3])
+
+@pytest.mark.gpu_memory
+def test_fails_with_tensors_in_its_frames():
+    kept = mib(100)
+    assert kept is None
+
+def test_fails_unmarked():
+    kept = leaked[:]
+    assert kept is None
+
+@pytest.mark.gpu_memory
+def test_chained():
+    def inner():
+        kept = mib(50)
+        raise ValueError
+    try:
+        inner()
+    except ValueError as error:
+        kept = mib(60)
+        raise KeyError from error
+
+@pytest.mark.gpu_memory(card="T4")
+def test_on_another_card():
+    step()
+
+@pytest.mark.gpu_memory(devices=2)
+def test_on_two():
+    torch.zeros(1000, 1000, device="cuda:1") @ torch.zeros(1000, 1000, device="cuda:1")
+    leaked.append(mib(33, "cuda:1"))
+
+@pytest.mark.gpu_memory
+def test_first_with_cublas():
+    torch.zeros(1000, 1000, device="cuda") @ torch.zeros(1000, 1000, device="cuda")
+
+@pytest.mark.gpu_memory(max_gib=1)
+def test_step_after():
+    step()
+"""
+)
+
+
+def test_a_step_has_the_same_figures_alone_and_after_all_sorts_of_others(suite):
+    alone = suite.run("-k", "test_step_after", source=BEFORE).figures()["test_step_after"]
+    session = suite.run("-v")
+    assert session.outcomes == {"passed": 6, "failed": 3}
+    figures = session.figures()
+    assert figures["test_step"] == figures["test_step_after"] == alone
+    assert alone[0] > 60
+    for others in (WHOLE[1:4], WHOLE[4:], reversed(WHOLE)):
+        order = [f"test_it.py::{name}" for name in (*others, "test_step_after")]
+        assert suite.run("-v", *order).figures()["test_step_after"] == alone
+
+
+def test_every_test_alone_has_the_figures_that_it_has_in_the_whole_run(suite):
+    whole = suite.run("-v", source=BEFORE).figures()
+    for name in ("test_leaves_holes", "test_on_two", "test_first_with_cublas"):
+        assert suite.run("-v", f"test_it.py::{name}").figures() == {name: whole[name]}
+
+
+def test_figures_are_the_same_in_workers(suite):
+    pytest.importorskip("xdist")
+    here = suite.run("-v", source=BEFORE).figures()
+    there = suite.run_apart("-v", "-n", "2").figures()
+    assert there == here
+
+
+def test_memory_that_is_held_at_the_start_is_said_with_its_holder(suite):
+    session = suite.run(
+        source="""
+        leaked = []
+
+        @pytest.fixture(scope="module")
+        def wide():
+            return mib(70)
+
+        @pytest.mark.gpu_memory
+        def test_leaks():
+            leaked.append(mib(25))
+
+        @pytest.mark.gpu_memory
+        def test_uses(wide): pass
+
+        @pytest.mark.gpu_memory
+        def test_after():
+            mib(40)
+
+        @pytest.mark.gpu_memory
+        def test_fails():
+            kept = mib(80)
+            assert False
+
+        @pytest.mark.gpu_memory
+        def test_after_the_failure():
+            leaked.clear()
+        """
+    )
+    assert session.figures()["test_after"] == (40, 40)
+    assert (
+        "note: 95.00 MiB held when it began, by fixture 'wide', test_it.py::test_leaks, are not "
+        "counted (2 tests)"
+    ) in session.flat
+    assert "80.00 MiB" not in session.flat
+    assert "test_fails, are" not in session.flat
+
+
+FIXTURES = """
+@pytest.fixture(scope="session")
+def weights():
+    temporary = mib(200)
+    return mib(50)
+
+@pytest.fixture(scope="module")
+def model(weights):
+    return mib(20), torch.zeros(1000, 1000, device="cuda") @ torch.zeros(1000, 1000, device="cuda")
+
+@pytest.fixture(scope="class")
+def data():
+    return mib(11)
+
+@pytest.mark.gpu_memory
+class TestIt:
+    def test_weights(self, weights): mib(10)
+    def test_model(self, model): mib(300)
+    def test_data(self, model, data): mib(30)
+    def test_none(self): mib(30)
+    def test_dynamic(self, request):
+        request.getfixturevalue("weights")
+        mib(300)
+
+@pytest.mark.gpu_memory(devices=2)
+def test_two(model): mib(5, "cuda:1")
+
+class TestClass:
+    @classmethod
+    def setup_class(cls):
+        cls.kept = mib(64)
+
+    @pytest.mark.gpu_memory
+    def test_first(self): mib(7)
+
+    @pytest.mark.gpu_memory
+    def test_second(self): mib(7)
+"""
+
+
+def test_a_wide_fixture_counts_for_each_test_that_uses_it_whichever_ran_first(suite):
+    whole = suite.run("-v", source=FIXTURES).figures()
+    assert whole["TestIt::test_weights"] == (250, 250)
+    assert whole["TestIt::test_none"] == (30, 30)
+    assert whole["TestIt::test_dynamic"] == (350, 350)
+    assert whole["TestClass::test_first"] == whole["TestClass::test_second"]
+    for name, figures in whole.items():
+        assert suite.run("-v", f"test_it.py::{name}").figures() == {name: figures}
+    back = [f"test_it.py::{name}" for name in reversed(whole)]
+    assert suite.run("-v", *back).figures() == whole
+
+
+def test_a_parametrized_wide_fixture_counts_with_its_own_parameter_only(suite):
+    session = suite.run(
+        "-v",
+        source="""
+        @pytest.fixture(scope="module", params=[300, 20])
+        def wide(request):
+            return mib(request.param)
+
+        @pytest.mark.gpu_memory(max_gib=0.4)
+        def test_it(wide): mib(10)
+
+        @pytest.mark.gpu_memory(max_gib=0.4)
+        def test_again(wide): mib(10)
+        """,
+    )
+    assert session.figures() == {
+        "test_it[300]": (310, 310),
+        "test_again[300]": (310, 310),
+        "test_it[20]": (30, 30),
+        "test_again[20]": (30, 30),
+    }
+
+
+def test_an_overriding_fixture_does_not_count_as_the_one_that_it_overrides(suite):
+    suite.write(
+        "conftest.py",
+        """
+import pytest, torch
+
+@pytest.fixture(scope="session")
+def model():
+    return torch.empty(100 << 20, dtype=torch.uint8, device="cuda")
+""",
+    )
+    marked = "@pytest.mark.gpu_memory\ndef test_it(model): mib(10)\n"
+    suite.write("test_a.py", marked)
+    suite.write(
+        "test_b.py", f"@pytest.fixture(scope='module')\ndef model(): return mib(5)\n{marked}"
+    )
+    suite.write(
+        "test_c.py",
+        f"@pytest.fixture(scope='module')\ndef model(model): return model, mib(5)\n{marked}",
+    )
+    assert [allocated for allocated, _ in suite.run("-v").figures().values()] == [110, 15, 115]
+
+
+ADAM = """
+def train(steps):
+    model = torch.nn.Linear(1000, 1000, device="cuda")
+    adam = torch.optim.Adam(model.parameters())
+    for _ in range(steps):
+        adam.zero_grad()
+        model(torch.zeros(8, 1000, device="cuda")).sum().backward()
+        adam.step()
+
+@pytest.mark.gpu_memory
+def test_one_step(): train(1)
+
+@pytest.mark.gpu_memory
+def test_two_steps(): train(2)
+
+kept = {}
+
+@pytest.mark.gpu_memory(warmup=1)
+def test_warmup():
+    model = kept.setdefault("model", torch.nn.Linear(1000, 1000, device="cuda"))
+    adam = kept.setdefault("adam", torch.optim.Adam(model.parameters()))
+    model(torch.zeros(8, 1000, device="cuda")).sum().backward()
+    adam.step()
+
+@pytest.mark.gpu_memory
+def test_sgd():
+    model = torch.nn.Linear(1000, 1000, device="cuda")
+    sgd = torch.optim.SGD(model.parameters())
+    model(torch.zeros(8, 1000, device="cuda")).sum().backward()
+    sgd.step()
+"""
+
+
+def test_one_step_with_a_fresh_optimizer_is_said(suite):
+    session = suite.run("-v", source=ADAM)
+    assert session.outcomes == {"passed": 4}
+    assert "one step ran with a fresh Adam: its state of 7.64 MiB came last" in session.flat
+    assert "give warmup=1 (1 test)" in session.flat
+    figures = session.figures()
+    assert figures["test_two_steps"] > figures["test_one_step"]
+
+
+def test_what_a_test_does_to_torchs_own_statistics_and_cap(suite):
+    session = suite.run(
+        "-v",
+        source="""
+        @pytest.mark.gpu_memory
+        def test_resets():
+            mib(200)
+            torch.cuda.reset_peak_memory_stats()
+            mib(50)
+
+        @pytest.mark.gpu_memory
+        def test_resets_and_reads():
+            kept = mib(20)
+            mib(200)
+            torch.cuda.reset_peak_memory_stats()
+            mib(50)
+            assert torch.cuda.max_memory_allocated() == 70 << 20
+
+        @pytest.mark.gpu_memory(max_gib=1)
+        def test_lifts_the_cap():
+            torch.cuda.set_per_process_memory_fraction(1.0)
+            mib(1500)
+
+        @pytest.mark.gpu_memory(max_gib=1)
+        def test_after():
+            mib(1500)
+        """,
+    )
+    assert session.figures()["test_resets"] == (200, 200)
+    assert session.figures()["test_resets_and_reads"] == (220, 220)
+    assert session.verdicts()["test_lifts_the_cap"] == "over budget"
+    assert session.verdicts()["test_after"] == "out of memory"
+    assert torch_is_itself_again()
+
+
+def torch_is_itself_again():
+    import torch
+
+    return torch.cuda.reset_peak_memory_stats.__module__ == "torch.cuda.memory"
