@@ -32,3 +32,7 @@ class BaselineError(GpuMemError):
 
 class DeviceError(GpuMemError, RuntimeError):
     """A device that is not there, or that cannot do what a test asks of it."""
+
+
+class TooSmallError(DeviceError):
+    """This machine's GPUs are too few, or too small, for what a test asks."""

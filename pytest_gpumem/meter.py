@@ -20,6 +20,7 @@ from pytest_gpumem.settling import (
     set_cap,
     settle,
     stats,
+    watched_resets,
 )
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class Meter:
         self._stack.callback(self._plugs.release)
         self._stack.callback(self.cap, None)
         self._stack.enter_context(own_garbage_only())
+        self._stack.enter_context(watched_resets(self.note))
         self._optimizers.start()
         self._stack.callback(self._optimizers.stop)
         self._begin()
@@ -133,16 +135,20 @@ class Meter:
         """What others hold and is not counted, one Peak a device."""
         return tuple(self._others)
 
-    def fold(self) -> None:
-        """Take the peaks so far into every open tally, and reset them."""
+    def note(self) -> None:
+        """Take the peaks so far into every open tally."""
         peaks = self._relative([highest(device) for device in range(self.count)])
         for tally in self._open:
             tally.raise_to(peaks)
+
+    def fold(self) -> None:
+        """Take them, and reset them: what comes is for a tally of its own."""
+        self.note()
         reset_peaks(self.count)
 
     def peaks(self) -> tuple[Peak, ...]:
         """Return the whole step's peaks so far, one a device."""
-        self.fold()
+        self.note()
         return tuple(self._whole.peaks)
 
     def _alloc_retries(self) -> int:
@@ -164,7 +170,7 @@ class Meter:
         try:
             yield tally
         finally:
-            self.fold()
+            self.note()
             self._open.remove(tally)
 
     def resettle(self) -> None:
@@ -214,7 +220,7 @@ class Meter:
         notes: Sequence[str] = (),
     ) -> Measurement:
         """Return the measurement of the whole step, or of a part's tally."""
-        self.fold()
+        self.note()
         segments = self.segments()
         whole = tally is None
         retained = self.counted()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pytest_gpumem import items
-from pytest_gpumem.errors import GpuMemError
+from pytest_gpumem.errors import GpuMemError, TooSmallError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -101,17 +101,20 @@ class Runner:
         try:
             spec = spec_from_marks(marks, find_card=canonical_card)
             self.session.begin(item, spec)
+        except TooSmallError as error:  # another machine's GPU may do
+            self._without_device(item, str(error), skip=self.session.settings.device == "auto")
         except GpuMemError as error:
             raise Failed(str(error)) from None
         if self.run is None:
-            self._without_device(item)
+            choice = self.session.choice
+            self._without_device(item, choice.reason, skip=not choice.demanded)
 
-    def _without_device(self, item: pytest.Item) -> None:
-        choice = self.session.choice
-        if choice.demanded:
-            raise Failed(f"gpumem: {choice.reason}")
-        item.user_properties.append(("gpumem_skipped", choice.reason))
-        raise pytest.skip.Exception(f"gpumem: {choice.reason}", _use_item_location=True)
+    @staticmethod
+    def _without_device(item: pytest.Item, reason: str, *, skip: bool) -> None:
+        if not skip:
+            raise Failed(f"gpumem: {reason}")
+        item.user_properties.append(("gpumem_skipped", reason))
+        raise pytest.skip.Exception(f"gpumem: {reason}", _use_item_location=True)
 
     @pytest.hookimpl(wrapper=True, specname="pytest_runtest_setup", tryfirst=True)
     def pytest_runtest_setup_explained(self, item: pytest.Item) -> Generator[None, None, None]:

@@ -8,12 +8,16 @@ from __future__ import annotations
 import gc
 import math
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.records import Peak
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+
+SMALL: Final = 1 << 20
+"""bytes: larger requests get no memory of a small segment (kSmallSize of PyTorch's allocator)"""
 
 
 def stats(device: int) -> dict[str, Any]:
@@ -44,8 +48,37 @@ def reset_peaks(count: int) -> None:
     """Reset the peak statistics of devices 0 .. count-1."""
     import torch
 
+    reset = torch._C._cuda_resetPeakMemoryStats
     for device in range(count):
-        torch.cuda.reset_peak_memory_stats(device)
+        getattr(reset, "unwatched", reset)(device)
+
+
+_RESETS = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
+"""bindings behind ``torch.cuda.reset_peak_memory_stats`` and ``torch.accelerator``'s"""
+
+
+@contextmanager
+def watched_resets(before: Callable[[], object]) -> Iterator[None]:
+    """Call ``before`` whenever somebody else is about to reset the peaks, which are global."""
+    import torch
+
+    found = {name: getattr(torch._C, name) for name in _RESETS if hasattr(torch._C, name)}
+    for name, reset in found.items():
+        setattr(torch._C, name, _watched(reset, before))
+    try:
+        yield
+    finally:
+        for name, reset in found.items():
+            setattr(torch._C, name, reset)
+
+
+def _watched(reset: Callable[..., object], before: Callable[[], object]) -> Callable[..., object]:
+    def watched(*args: object) -> object:
+        before()
+        return reset(*args)
+
+    watched.unwatched = reset  # type: ignore[attr-defined]
+    return watched
 
 
 def settle(count: int) -> None:
@@ -89,6 +122,11 @@ def collect_all() -> None:
     gc.freeze()
 
 
+def _pieces(room: int, largest: int) -> list[int]:
+    """Return sizes that fill a room, none above ``largest``."""
+    return [largest] * (room // largest) + [room % largest] * (room % largest > 0)
+
+
 class Plugs:
     """Fills the free rooms in segments that others hold.
 
@@ -114,6 +152,8 @@ class Plugs:
             if device >= len(self.sizes) or private != (0, 0) or segment.get("is_expandable"):
                 continue
             rooms = [b["size"] for b in segment["blocks"] if b["state"] == "inactive"]
+            if segment["segment_type"] == "small":  # it serves no more than this at a time
+                rooms = [size for room in rooms for size in _pieces(room, SMALL)]
             for size in sorted(rooms, reverse=True):
                 self._take(size, device, segment["stream"])
 

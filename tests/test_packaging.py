@@ -15,9 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 NATIVE = "pytest_gpumem/native"
 SHELLS = ("libcuda.so.1", "libnvidia-ml.so.1", "libnvrtc.so.12", "libnvrtc.so.13")
-LIBRARIES = {
-    f"{NATIVE}/{name}" for name in ("libgpumem_cuda.so", *SHELLS)
-}
+LIBRARIES = {f"{NATIVE}/{name}" for name in ("libgpumem_cuda.so", *SHELLS)}
 STATUS = f"{NATIVE}/build-status.txt"
 needs_linux = pytest.mark.skipif(
     sys.platform != "linux", reason="the virtual GPU is built on Linux"

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from conftest import HELPER
+
 THREE = """
 import os
 SIZE = int(os.environ.get("SIZE", "100"))
@@ -180,20 +182,33 @@ def test_a_broken_file_is_an_error_that_names_it_and_it_is_never_overwritten(sui
 
 
 def test_a_folder_that_cannot_be_written_fails_the_session_in_one_line(suite):
-    (suite.path / "baselines").write_text("in the way")
+    """A permission would not do: who runs the tests may be root."""
+    (suite.path / "baselines/.gpumem.lock").mkdir(parents=True)
     session = suite.run(UPDATE, source=THREE)
     assert session.outcomes == {"passed": 3}
     assert session.ret == pytest.ExitCode.TESTS_FAILED
     assert "gpumem: baselines: 1 error" in session.out
-    assert "baselines" in session.flat
+    assert (
+        ".gpumem.lock: cannot be locked: Is a directory; make the folder writable" in session.flat
+    )
     assert "choose another with --gpumem-baseline-dir" in session.flat
     assert "Traceback" not in session.out + session.err
+    assert "1 error" in suite.run(UPDATE, "-q").out
+
+
+def test_a_file_in_place_of_the_folder_is_an_error_of_every_test(suite):
+    (suite.path / "baselines").write_text("in the way")
+    session = suite.run(UPDATE, source=THREE)
+    assert session.outcomes == {"failed": 3}
+    assert "cannot be read: Not a directory; move it away" in session.flat
+    assert "Traceback" not in session.out + session.err
     assert (suite.path / "baselines").read_text() == "in the way"
-    quiet = suite.run(UPDATE, "-q")
-    assert "1 error" in quiet.out
 
 
 ODD = """
+import pytest
+from helper import mib
+
 @pytest.mark.gpu_memory
 @pytest.mark.parametrize("n", [
     pytest.param(1, id="a/b"), pytest.param(2, id="../../up"), pytest.param(3, id="x::y"),
@@ -217,6 +232,8 @@ class TestOther(TestIt):
 
 
 def test_names_never_collide_and_never_leave_the_folder(suite):
+    suite.write("helper.py", f"import torch\n{HELPER}")
+    suite.pytester.syspathinsert()
     suite.write("sub/test_it.py", ODD)
     suite.write("sub/deeper/test_it_too.py", ODD.replace("100 * n", "101 * n"))
     around = sorted(suite.path.parent.iterdir())

@@ -38,11 +38,11 @@ def test_leaves_holes():
 @pytest.mark.gpu_memory
 def test_fails_with_tensors_in_its_frames():
     kept = mib(100)
-    assert kept is None
+    raise ValueError
 
 def test_fails_unmarked():
     kept = leaked[:]
-    assert kept is None
+    raise ValueError  # under pytester, an assertion's values live on in its record of hooks
 
 @pytest.mark.gpu_memory
 def test_chained():
@@ -81,7 +81,7 @@ def test_a_step_has_the_same_figures_alone_and_after_all_sorts_of_others(suite):
     assert session.outcomes == {"passed": 6, "failed": 3}
     figures = session.figures()
     assert figures["test_step"] == figures["test_step_after"] == alone
-    assert alone[0] > 60
+    assert alone[0] > 40
     for others in (WHOLE[1:4], WHOLE[4:], reversed(WHOLE)):
         order = [f"test_it.py::{name}" for name in (*others, "test_step_after")]
         assert suite.run("-v", *order).figures()["test_step_after"] == alone
@@ -111,7 +111,7 @@ def test_memory_that_is_held_at_the_start_is_said_with_its_holder(suite):
 
         @pytest.mark.gpu_memory
         def test_leaks():
-            leaked.append(mib(25))
+            leaked.append(mib(24))
 
         @pytest.mark.gpu_memory
         def test_uses(wide): pass
@@ -132,7 +132,7 @@ def test_memory_that_is_held_at_the_start_is_said_with_its_holder(suite):
     )
     assert session.figures()["test_after"] == (40, 40)
     assert (
-        "note: 95.00 MiB held when it began, by fixture 'wide', test_it.py::test_leaks, are not "
+        "note: 94.00 MiB held when it began, by fixture 'wide', test_it.py::test_leaks, are not "
         "counted (2 tests)"
     ) in session.flat
     assert "80.00 MiB" not in session.flat
@@ -290,12 +290,14 @@ def test_what_a_test_does_to_torchs_own_statistics_and_cap(suite):
             mib(50)
 
         @pytest.mark.gpu_memory
-        def test_resets_and_reads():
+        def test_resets_and_reads(gpu_memory):
+            before = torch.cuda.memory_allocated()
             kept = mib(20)
             mib(200)
             torch.cuda.reset_peak_memory_stats()
             mib(50)
-            assert torch.cuda.max_memory_allocated() == 70 << 20
+            assert gpu_memory.peak_allocated == 220 << 20
+            assert torch.cuda.max_memory_allocated() - before == 70 << 20
 
         @pytest.mark.gpu_memory(max_gib=1)
         def test_lifts_the_cap():

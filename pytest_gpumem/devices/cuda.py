@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.errors import DeviceError
+from pytest_gpumem.errors import DeviceError, TooSmallError
 from pytest_gpumem.records import DeviceInfo, DeviceKind
 from pytest_gpumem.sizes import format_size
 
@@ -52,7 +52,7 @@ class CudaDevice:
             )
         seen = torch.cuda.device_count()
         if count > seen:
-            raise DeviceError(
+            raise TooSmallError(
                 f"devices={count}",
                 f"this machine shows {seen} GPU{'s' * (seen != 1)}",
                 "ask for fewer, or write --gpumem-device=virtual",
@@ -61,7 +61,7 @@ class CudaDevice:
         torch.cuda.set_device(0)
         properties = torch.cuda.get_device_properties(0)
         if card is not None and card.usable_memory > properties.total_memory:
-            raise DeviceError(
+            raise TooSmallError(
                 f"card {card.name!r}",
                 f"it has {format_size(card.usable_memory)} to give, {properties.name} has "
                 f"{format_size(properties.total_memory)} in all",
