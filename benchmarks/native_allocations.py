@@ -91,9 +91,11 @@ def run() -> str:
     bench = Bench()
     lines = [
         "The native library's allocations: nanoseconds a call, through ctypes",
-        f"made {datetime.now(timezone.utc):%Y-%m-%d} on {platform.machine()}, "
-        f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, "
-        f"Python {platform.python_version()}; no GPU, no torch",
+        (
+            f"made {datetime.now(timezone.utc):%Y-%m-%d} on {platform.machine()}, "
+            f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, "
+            f"Python {platform.python_version()}; no GPU, no torch"
+        ),
         f"command: python benchmarks/native_allocations.py; {ROUNDS} rounds a row, 2 MiB each",
         f"an empty call: {bench.empty_call():.0f}",
         "",

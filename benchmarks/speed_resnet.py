@@ -62,7 +62,7 @@ void switch_arena(uintptr_t base, size_t size) { start = next = base, end = base
 void switch_off(int now) { off = now; }
 int cudaMalloc(void **out, size_t size) {
     if (!off) return real_malloc(out, size);
-    uintptr_t at = __atomic_fetch_add(&next, (size + 0x1fffff) & ~(size_t)0x1fffff, __ATOMIC_RELAXED);
+    uintptr_t at = __atomic_fetch_add(&next, (size + 0x1fffff) & ~0x1fffffUL, __ATOMIC_RELAXED);
     if (at + size > end) return 2;
     *out = (void *)at;
     return 0;
@@ -213,20 +213,21 @@ def compare(repeats: int) -> str:
     cpus = [theirs.cpu / ours.cpu for theirs, ours in pairs[1:]]
     ratio = statistics.median(walls)
     headers = ["", "first s", "median s", "least s", "CPU s", "build s", "allocated", "reserved"]
-    return "\n".join(
-        [
-            f"Two steps, as two steps of training are measured, by turns: one run that is not "
-            f"counted (first), then medians of {repeats}; peaks in MiB",
-            "",
-            tabulate(rows, headers, disable_numparse=True, colalign=("left", *["right"] * 7)),
-            "",
-            f"FakeTensorMode + MemTracker against the virtual GPU: {ratio:.0f} times the wall time "
-            f"(least of {repeats}: {min(walls):.0f}), {statistics.median(cpus):.0f} times the "
-            f"processor's; with building the model {_whole(pairs[1:]):.0f} times; in the first run "
-            f"{pairs[0][0].wall / pairs[0][1].wall:.0f} times",
-            f"goal, at least {GOAL_TIMES} times: {'met' if ratio >= GOAL_TIMES else 'missed'}",
-        ]
-    )
+    first = pairs[0][0].wall / pairs[0][1].wall
+    lines = [
+        "Two steps, measured, by turns: one run that is not counted (first), then medians of",
+        f"{repeats}; peaks in MiB, build is making the model",
+        "",
+        tabulate(rows, headers, disable_numparse=True, colalign=("left", *["right"] * 7)),
+        "",
+        "FakeTensorMode + MemTracker against the virtual GPU, times as long:",
+        (
+            f"wall {ratio:.0f} (least {min(walls):.0f}), CPU {statistics.median(cpus):.0f}, "
+            f"first run {first:.0f}, with the model's making {_whole(pairs[1:]):.0f}"
+        ),
+        f"goal, at least {GOAL_TIMES}: {'met' if ratio >= GOAL_TIMES else 'missed'}",
+    ]
+    return "\n".join(lines)
 
 
 def _whole(pairs: list[tuple[Sample, Sample]]) -> float:
@@ -260,18 +261,21 @@ def switch() -> Iterator[ctypes.CDLL]:
         yield ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 
-def connect(gate: ctypes.CDLL) -> None:
-    """Make the switch's functions go on to the native library, and give it its addresses."""
+def native_library() -> ctypes.CDLL:
+    """Return the native library, to call it behind the switch."""
     from pytest_gpumem import native
+
+    return ctypes.CDLL(str(native.LIBRARY))
+
+
+def give_arena(gate: ctypes.CDLL) -> None:
+    """Give the switch the addresses that it hands out."""
     from pytest_gpumem.devices.virtual import VirtualDevice
 
-    behind = ctypes.CDLL(str(native.LIBRARY))
-    names = ("cudaMalloc", "cudaFree", "cudaLaunchKernel", "__cudaLaunchKernel")
-    gate.switch_set(*(ctypes.cast(behind[name], ctypes.c_void_p) for name in names))
     VirtualDevice.loaded().library.make_room(0, ARENA)
-    block = ctypes.c_uint64()
-    assert behind.cudaMalloc(ctypes.byref(block), ctypes.c_size_t(ARENA)) == 0
-    gate.switch_arena(block, ctypes.c_size_t(ARENA))
+    block, size = ctypes.c_uint64(), ctypes.c_size_t(ARENA)
+    assert native_library().cudaMalloc(ctypes.byref(block), size) == 0
+    gate.switch_arena(block, size)
 
 
 def accounting(passes: int) -> dict[str, object]:
@@ -280,8 +284,11 @@ def accounting(passes: int) -> dict[str, object]:
     from pytest_gpumem.devices.virtual import VirtualDevice
 
     with switch() as gate:
+        behind = native_library()
+        names = ("cudaMalloc", "cudaFree", "cudaLaunchKernel", "__cudaLaunchKernel")
+        gate.switch_set(*(ctypes.cast(behind[name], ctypes.c_void_p) for name in names))
         use_virtual_gpu(CARD)
-        connect(gate)
+        give_arena(gate)
         library = VirtualDevice.loaded().library
         made = task()
         for _ in steps(made):  # the optimizer's states have to be there before
@@ -322,10 +329,8 @@ def _pass(made: Task, *, cold: bool) -> list[float]:
 
 
 def _calls(rounds: int = 20_000) -> float:
-    """Return the nanoseconds of one cudaMalloc with its cudaFree in this process, through ctypes."""
-    from pytest_gpumem import native
-
-    behind = ctypes.CDLL(str(native.LIBRARY))
+    """Return the nanoseconds of one cudaMalloc with its cudaFree, through ctypes."""
+    behind = native_library()
     take, give = behind.cudaMalloc, behind.cudaFree
     take.argtypes, give.argtypes = [ctypes.c_void_p, ctypes.c_size_t], [ctypes.c_void_p]
     block = ctypes.c_uint64()
@@ -342,7 +347,8 @@ def accounting_table(passes: int) -> str:
     command = [sys.executable, __file__, "--accounting", "--passes", str(passes)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
-    rows, verdicts = [], []
+    rows: list[list[str]] = []
+    verdicts: dict[str, float] = {}
     for heat in ("cold", "warm"):
         on, off = found["times"][f"{heat} on"], found["times"][f"{heat} off"]
         for state, values in (("on", on), ("off", off)):
@@ -350,28 +356,27 @@ def accounting_table(passes: int) -> str:
             counts = found["counts"][f"{heat} {state}"]
             rows.append([heat, state, f"{wall:.1f}", f"{cpu:.2f}", *map(str, counts)])
         percent = 100 * statistics.median(a[1] / b[1] - 1 for a, b in zip(on, off, strict=True))
-        verdicts.append((heat, percent))
+        verdicts[heat] = percent
     mallocs = found["counts"]["cold on"][0]
     busy = statistics.median(it[1] for it in found["times"]["cold on"])
     bound = 100 * mallocs * found["calls"] / 1e6 / busy
     headers = ["cache", "accounting", "wall ms", "CPU ms", "mallocs", "frees", "launches"]
-    worst = max(percent for _, percent in verdicts)
-    return "\n".join(
-        [
-            f"The native accounting: two steps, medians of {passes} passes by turns; the counts are "
-            "what the native library saw in one pass",
-            "",
-            tabulate(
-                rows, headers, disable_numparse=True, colalign=("left", "left", *["right"] * 5)
-            ),
-            "",
-            "accounting on against off, medians of pairs, processor's time: "
-            + ", ".join(f"{heat} {percent:+.1f} %" for heat, percent in verdicts),
-            f"by calls: {mallocs} cudaMallocs, each {found['calls']:.0f} ns with its cudaFree "
-            f"(through ctypes), are {bound:.2f} % of a cold pass",
-            f"goal, at most {GOAL_PERCENT} %: {'met' if worst <= GOAL_PERCENT else 'missed'}",
-        ]
-    )
+    worst = max(verdicts.values())
+    lines = [
+        f"The native accounting: two steps, medians of {passes} passes by turns; the counts are what",
+        "the native library saw in one pass",
+        "",
+        tabulate(rows, headers, disable_numparse=True, colalign=("left", "left", *["right"] * 5)),
+        "",
+        "accounting on against off, CPU time, medians of pairs: "
+        + ", ".join(f"{heat} {percent:+.1f} %" for heat, percent in verdicts.items()),
+        (
+            f"{mallocs} cudaMallocs, each {found['calls']:.0f} ns with its cudaFree (through ctypes), are "
+            f"{bound:.2f} % of a cold pass"
+        ),
+        f"goal, at most {GOAL_PERCENT} %: {'met' if worst <= GOAL_PERCENT else 'missed'}",
+    ]
+    return "\n".join(lines)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from pytest_gpumem.devices.cards import find_card
 from pytest_gpumem.devices.choose import DEFAULT_CARD
 from pytest_gpumem.devices.cuda import CudaDevice
 from pytest_gpumem.devices.virtual import VirtualDevice
-from pytest_gpumem.errors import DeviceError, GpuMemError
+from pytest_gpumem.errors import DeviceError, GpuMemError, SpecError
 from pytest_gpumem.meter import Meter
 
 if TYPE_CHECKING:
@@ -72,18 +72,18 @@ class Measuring:
         device = _device()
         import torch
 
-        count = min(self._devices, torch.cuda.device_count())
-        if count < self._devices:
-            raise DeviceError(
-                f"measure(devices={self._devices})", f"there are {count}", "ask for fewer"
-            )
-        info = device.open(None, torch.cuda.device_count())
+        seen = torch.cuda.device_count()
+        if self._devices > seen:
+            raise _too_few(self._devices, seen)
+        info = device.open(None, seen)
         meter = Meter(device, info, self._devices)
-        meter.start(count_held=True)
-        activate(meter)
-        self._stack.callback(meter.stop)
-        self._stack.callback(deactivate, meter)
-        self._stack.push(lambda *_: self._finish(meter, None))
+        with ExitStack() as stack:
+            stack.callback(meter.stop)
+            meter.start(count_held=True)
+            activate(meter)
+            stack.callback(deactivate, meter)
+            stack.push(lambda *_: self._finish(meter, None))
+            self._stack = stack.pop_all()
         return self
 
     def _finish(self, meter: Meter, tally: Tally | None) -> None:
@@ -138,9 +138,28 @@ def measure(*, devices: int = 1) -> Measuring:
         devices: how many devices to measure, from the first.
 
     Raises:
-        DeviceError: there is no GPU (on entering the block).
+        SpecError: ``devices`` is no number of devices.
+        DeviceError: there are fewer GPUs (on entering the block).
     """
+    given: object = devices
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise SpecError(
+            f"measure(devices={devices!r})", "it is no number of devices", "write devices=1 or more"
+        )
     return Measuring(devices)
+
+
+def _too_few(wanted: int, seen: int) -> DeviceError:
+    if seen:
+        return DeviceError(
+            f"measure(devices={wanted})", f"{seen} of them can be seen", "ask for fewer"
+        )
+    return DeviceError(
+        "measure()",
+        "no GPU can be seen here",
+        "for a virtual one call pytest_gpumem.use_virtual_gpu() before torch is imported, or "
+        "measure in a test marked gpu_memory",
+    )
 
 
 def _device() -> Device:

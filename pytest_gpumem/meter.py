@@ -97,7 +97,8 @@ class Meter:
         if owned is not None:
             held = [minus(h, o) for h, o in zip(held, owned, strict=True)]
         self._others = held
-        self._plugs.fill()
+        if not count_held:  # else the rooms are the step's own
+            self._plugs.fill()
         self.device.make_room([other.reserved for other in self._others])
         self._retries = self._alloc_retries()
         self._stack.callback(self._plugs.release)

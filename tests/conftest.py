@@ -15,6 +15,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
+from sources import HELPER
 
 from pytest_gpumem.devices.cards import find_card
 from pytest_gpumem.devices.virtual import VirtualDevice
@@ -68,7 +69,7 @@ class _TestModulesOnly:
     def restore(self):
         for name in set(sys.modules) - self._before:
             if name.partition(".")[0].startswith(("test_", "conftest", "helper")):
-                del sys.modules[name]
+                vars(sys.modules.pop(name)).clear()  # and what they keep on the device
 
 
 class Suite:
@@ -92,7 +93,6 @@ class Suite:
         """Run a session in this process; ``source`` becomes test_it.py."""
         if source is not None:
             self.write("test_it.py", source)
-        gc.collect()
         return Session(self, self.pytester.runpytest_inprocess(*WITHOUT, *args))
 
     def run_apart(self, *args, source=None):
@@ -123,12 +123,6 @@ class Suite:
                         pair = it["peak_allocated"][0] / MIB, it["peak_reserved"][0] / MIB
                         found[name] = pair
         return found
-
-
-HELPER = """
-def mib(n, device="cuda"):
-    return torch.empty(int(n * 2**20), dtype=torch.uint8, device=device)
-"""
 
 
 class Session:

@@ -82,7 +82,7 @@ def test_cards_cannot_be_changed():
 
 
 @pytest.mark.parametrize(
-    "capability, threads, blocks, shared_kib",
+    ("capability", "threads", "blocks", "shared_kib"),
     [
         ((7, 0), 2048, 32, (96, 96, 0)),
         ((7, 5), 1024, 16, (64, 64, 0)),
@@ -114,7 +114,7 @@ def test_a_card_is_found_by_its_name_and_by_cuda_s_name_for_it(card: Card):
 
 
 @pytest.mark.parametrize(
-    "given, name",
+    ("given", "name"),
     [
         ("t4", "T4"),
         ("  Tesla_T4 ", "T4"),
@@ -148,7 +148,7 @@ def test_a_name_is_found_however_it_is_spelt(given: str, name: str):
 
 
 @pytest.mark.parametrize(
-    "given, remedy",
+    ("given", "remedy"),
     [
         ("A100", "write A100-40GB or A100-80GB"),
         ("nvidia v100", "write V100-16GB or V100-32GB"),
@@ -165,7 +165,7 @@ def test_an_ambiguous_name_is_refused_with_the_cards_that_it_may_mean(given: str
 
 
 @pytest.mark.parametrize(
-    "given, likely",
+    ("given", "likely"),
     [("H1000", "H100"), ("A8", "A800-80GB"), ("L50S", "L40S"), ("RTX 3091", "RTX 3090")],
 )
 def test_an_unknown_name_is_refused_with_the_likeliest_card_and_all_names(given: str, likely: str):

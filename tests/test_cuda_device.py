@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from virtual_gpu import GIB, child, opened, virtual_device
+from virtual_gpu import GIB, opened, start_python, virtual_device
 
 from pytest_gpumem.devices import cuda
 from pytest_gpumem.devices.cards import CARDS
@@ -125,36 +125,25 @@ def test_the_lock_lies_apart_for_each_gpu_and_user(monkeypatch):
 
 def test_two_processes_measure_one_at_a_time(gpu, monkeypatch, tmp_path):
     """The other process waits at the lock for as long as this one measures."""
-    import threading
-
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    found = {}
+    code = """
+    import pytest_gpumem, time
+    pytest_gpumem.use_virtual_gpu("A100-40GB")
+    from pytest_gpumem.devices.cuda import CudaDevice
 
-    def other():
-        found["text"] = child(
-            """
-            import time
-            from pytest_gpumem.devices.cuda import CudaDevice
-
-            device = CudaDevice(shared=True)
-            device.open(None, 1)
-            print("ready", flush=True)
-            with device.exclusive():
-                print(time.time())
-            """,
-            card="A100-40GB",
-            TMPDIR=str(tmp_path),
-        )
-
+    device = CudaDevice(shared=True)
+    device.open(None, 1)
+    print("ready", flush=True)
+    with device.exclusive():
+        print(time.time(), flush=True)
+    """
     with CudaDevice(shared=True).exclusive():
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join(timeout=20)
-        waiting = thread.is_alive()
+        other = start_python(code, TMPDIR=str(tmp_path))
+        assert other.stdout.readline() == "ready\n"
+        time.sleep(0.5)
         released = time.time()
-    thread.join()
-    assert waiting
-    assert float(found["text"].split()[1]) >= released
+    with other:
+        assert float(other.stdout.read()) >= released
 
 
 def test_a_card_smaller_than_the_gpu_is_kept_to_by_the_cap(gpu):

@@ -294,7 +294,7 @@ def test_threads_that_allocate_at_once_never_get_the_same_address(library):
 
 
 def test_the_cost_of_an_allocation_does_not_grow_with_live_blocks(library):
-    """A scan would cost 400 times more with 40,000 blocks than with 100; benchmarks/ has figures."""
+    """A scan would cost 400 times more with 40,000 blocks than with 100; see benchmarks/."""
     library.set_card(small_card(512 * GIB))
 
     def seconds(rounds=300):

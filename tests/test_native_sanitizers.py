@@ -1,4 +1,4 @@
-"""The native library under AddressSanitizer, UBSan and ThreadSanitizer: many threads, all at once."""
+"""The native library under AddressSanitizer, UBSan and ThreadSanitizer: many threads at once."""
 
 import os
 import shutil

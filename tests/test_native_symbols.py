@@ -1,4 +1,4 @@
-"""Every function of NVIDIA's that the installed torch links is answered for by the native library."""
+"""Every function of NVIDIA's that the installed torch links is in the native library."""
 
 import importlib.util
 import re

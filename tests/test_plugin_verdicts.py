@@ -92,7 +92,7 @@ def test_another_torch_is_compared_and_named(known, monkeypatch):
         ("tolerance=None", "--gpumem-tolerance=1%, 8MiB", "", "within"),
     ],
 )
-def test_tolerance_of_marker_before_option_before_ini(
+def test_tolerance_of_marker_before_option_before_ini(  # noqa: PLR0913, PLR0917 - parameters
     known, monkeypatch, arguments, option, ini, verdict
 ):
     monkeypatch.setenv("SIZE", "108")

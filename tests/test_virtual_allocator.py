@@ -189,7 +189,7 @@ def test_pinned_memory_and_copies_that_do_not_block(device):
 class Allocator:
     """What PyTorch's allocator does, said in Python: best fit, split, merge, per pool and stream.
 
-    After c10/cuda/CUDACachingAllocator.cpp; a segment's blocks are lists of [offset, size, is_free].
+    After c10/cuda/CUDACachingAllocator.cpp; a segment's blocks are [offset, size, is_free].
     Of blocks that fit alike, older versions take the lowest address, newer ones that of the oldest
     segment.
     """
@@ -225,7 +225,9 @@ class Allocator:
             segment["blocks"].insert(at + 1, [block[0] + size, rest, True])
             block[1] = size
         block[2] = False
-        self.peaks = [max(a, b) for a, b in zip(self.peaks, (self.allocated, self.reserved))]
+        self.peaks = [
+            max(a, b) for a, b in zip(self.peaks, (self.allocated, self.reserved), strict=False)
+        ]
         return segment, block
 
     def _best(self, size, small, stream):
@@ -257,8 +259,8 @@ class Allocator:
             at = -(-max(at, other["number"] + other["span"]) // span) * span
         self._births += 1
         block = [0, room, True]
-        segment = dict(size=room, small=small, stream=stream, number=at, span=span)
-        self.segments.append(segment | dict(birth=self._births, blocks=[block]))
+        segment = {"size": room, "small": small, "stream": stream, "number": at, "span": span}
+        self.segments.append(segment | {"birth": self._births, "blocks": [block]})
         return self.segments[-1], block
 
     def free(self, handle):

@@ -10,7 +10,7 @@ from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.settling import set_cap
 
-# getChosenWorkspaceSize in aten/src/ATen/cuda/CublasHandlePool.cpp: 4096 * 1024 * 2 + 16 * 1024 * 8,
+# getChosenWorkspaceSize in ATen/cuda/CublasHandlePool.cpp: 4096 * 1024 * 2 + 16 * 1024 * 8,
 # on capability 9.0 (newer versions: 10.0 as well) 4096 * 8 * 1024
 WORKSPACE, LARGE_WORKSPACE = 8_519_680, 33_554_432
 

@@ -307,7 +307,7 @@ def test_it_does_not_run_yet(device, name):
 
 @pytest.mark.parametrize("name", [name for name in MISSING if name != "profiler"])
 def test_what_does_not_run_is_named(device, name):
-    """Whatever becomes of the step: its figures are declared worthless, with the function's name."""
+    """Whatever becomes of the step: its figures are said to be worthless, by function name."""
     import contextlib
 
     import torch

@@ -139,6 +139,21 @@ def test_a_skipif_at_collection_does_not_blind_pytorch():
     assert text.splitlines() == ["refused", "cuda:0"]
 
 
+def test_a_child_process_of_a_step_can_have_devices_of_its_own(torch):
+    """It inherits the step's one device, and asks for three of another card."""
+    with opened(CARD_80GIB, count=1):
+        text = child(
+            """
+            import torch
+
+            print(torch.cuda.device_count(), torch.cuda.get_device_name(2))
+            """,
+            card="T4",
+            devices=3,
+        )
+    assert text == "3 Tesla T4\n"
+
+
 def test_torch_imported_before_is_an_error_that_says_how_to_go_on():
     done = run_python("import torch, pytest_gpumem; pytest_gpumem.use_virtual_gpu('T4')")
     assert done.returncode == 1

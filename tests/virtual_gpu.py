@@ -1,4 +1,4 @@
-"""What the tests of the virtual GPU share: opening it, its library alone, processes of their own."""
+"""What tests of the virtual GPU share: opening it, its library alone, own processes."""
 
 from __future__ import annotations
 
@@ -82,16 +82,25 @@ def child(code, *, card="H100", args=(), devices=1, **environment):
 
 def run_python(code, *args, timeout=180, **environment):
     """Run Python code in a process of its own; it finds this package as this process does."""
+    return subprocess.run(
+        **_process(code, args, environment), capture_output=True, timeout=timeout, check=False
+    )
+
+
+def start_python(code, *args, **environment):
+    """Start Python code in a process of its own, whose output can be read while it runs."""
+    process = _process(code, args, environment)
+    return subprocess.Popen(**process, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def _process(code, args, environment):
     root = str(Path(__file__).parent.parent)
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *args],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    return {
+        "args": [sys.executable, "-c", textwrap.dedent(code), *args],
+        "env": {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
+        "text": True,
+    }
 
 
 class PrivateLibrary(NativeLibrary):

@@ -64,7 +64,7 @@ def tokens(batch: int, length: int, vocabulary: int) -> Callable[[], tuple]:
 
     def make() -> tuple:
         ids = torch.randint(0, vocabulary, (batch, length + 1), device="cuda")
-        return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+        return ids[:, :-1], ids[:, 1:]
 
     return make
 
@@ -569,6 +569,7 @@ def of_transformers() -> None:
         "T5ForConditionalGeneration",
         "T5Config",
         tokens(8, 128, 32128),
+        lambda model, ids, _: model(input_ids=ids.contiguous(), labels=ids.contiguous()).loss,
         sizes={"decoder_start_token_id": 0},
     )
     llama = {
