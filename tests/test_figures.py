@@ -13,7 +13,13 @@ from virtual_gpu import CARD_80GIB, MIB, opened
 RESNET = {"2.15": (3_122_711_552, 3_454_009_344), "2.7": (3_181_766_656, 3_531_603_968)}
 GPT2 = {"2.15": (7_646_686_720, 8_082_423_808)}
 MLP = {"2.15": (788_760_064, 979_369_984), "2.7": (855_868_928, 1_012_924_416)}
-PUBLISHED = {"resnet": (2978.05, 3294), "gpt2": (7292.45, 7708), "mlp": (752.2, None)}
+COMPILED = {"2.15": (620_983_296, 792_723_456)}
+PUBLISHED = {
+    "resnet": (2978.05, 3294),
+    "gpt2": (7292.45, 7708),
+    "mlp": (752.2, None),
+    "compiled": (592.2, None),
+}
 
 
 @pytest.fixture
@@ -46,7 +52,8 @@ def peaks(model, optimizer, loss, steps=3):
 
 
 def test_the_tables_say_what_was_published():
-    for name, table in (("resnet", RESNET), ("gpt2", GPT2), ("mlp", MLP)):
+    tables = {"resnet": RESNET, "gpt2": GPT2, "mlp": MLP, "compiled": COMPILED}
+    for name, table in tables.items():
         allocated, reserved = (size / MIB for size in table["2.15"])
         assert allocated == pytest.approx(PUBLISHED[name][0], abs=0.05)
         assert PUBLISHED[name][1] in {reserved, None}
@@ -95,3 +102,19 @@ def test_mlp_batch_8192_with_adamw(device):
     model, x = mlp(torch), torch.randn(8192, 1024, device="cuda")
     found = peaks(model, torch.optim.AdamW, lambda: model(x).pow(2).mean())
     assert found == expected(MLP)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_the_same_mlp_compiled_by_inductor_and_triton(device, monkeypatch, tmp_path):
+    import torch
+    from torch._inductor import config
+
+    monkeypatch.setattr(config, "compile_threads", 1)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model, x = mlp(torch), torch.randn(8192, 1024, device="cuda")
+    try:
+        compiled = torch.compile(model)
+        found = peaks(model, torch.optim.AdamW, lambda: compiled(x).pow(2).mean())
+        assert found == expected(COMPILED)
+    finally:
+        torch.compiler.reset()

@@ -1,7 +1,9 @@
-"""What needs a process of its own: allocator settings, torch.compile, child processes."""
+"""What needs a process of its own: allocator settings and child processes."""
 
 import pytest
-from virtual_gpu import child
+from virtual_gpu import child, run_python
+
+from pytest_gpumem.devices.cards import CARDS
 
 SHOW = """
 import torch
@@ -12,11 +14,6 @@ def tensor(mib):
 def show():
     print(torch.cuda.memory_allocated() >> 20, torch.cuda.memory_reserved() >> 20)
 """
-
-
-def settings(text):
-    """Both names of the variable: the newer one where the older is ignored."""
-    return {"PYTORCH_CUDA_ALLOC_CONF": text}
 
 
 def test_expandable_segments_grow_and_shrink_in_units_of_their_own():
@@ -41,7 +38,7 @@ except torch.OutOfMemoryError:
     print("out of memory")
 four = tensor(70 << 10); print(torch.cuda.memory_reserved() >> 30)
 """,
-        **settings("expandable_segments:True"),
+        PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True",
     )
     lines = text.splitlines()
     assert lines[0] == "30 40"
@@ -54,7 +51,7 @@ four = tensor(70 << 10); print(torch.cuda.memory_reserved() >> 30)
 
 
 def test_other_settings_of_the_allocator_are_pytorchs_own():
-    """Sizes rounded up to eighths of powers of two; blocks beyond 100 MiB never split."""
+    """Sizes rounded up to eighths of powers of two (400 to 416); beyond 100 MiB blocks never split."""
     text = child(
         SHOW
         + """
@@ -63,92 +60,57 @@ del one; torch.cuda.empty_cache()
 big = tensor(400); del big
 small = tensor(30); show()
 """,
-        **settings("roundup_power2_divisions:8,max_split_size_mb:100"),
+        PYTORCH_CUDA_ALLOC_CONF="roundup_power2_divisions:8,max_split_size_mb:100",
     )
-    assert text.splitlines() == ["36 36", "30 430"]
+    assert text.splitlines() == ["36 36", "30 446"]
 
 
+@pytest.mark.xfail(strict=True, reason="cudaDeviceGetDefaultMemPool is not supported yet")
 def test_cuda_malloc_async_has_an_allocator_of_cudas_own():
     text = child(
         SHOW + "one = tensor(33); show(); del one\nprint(torch.cuda.get_allocator_backend())",
-        **settings("backend:cudaMallocAsync"),
+        PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync",
     )
     assert "cudaMallocAsync" in text
-    assert text.splitlines()[0].startswith("33")
+    assert text.startswith("33")
 
 
-@pytest.mark.timeout(300)
-def test_torch_compile_runs_with_inductor_and_triton(tmp_path):
-    """The MLP of test_figures.py: 752.2 MiB eager, 592.2 MiB compiled were published."""
-    text = child(
-        """
-        import torch
-        from torch import nn
-        from dataclasses import replace
-        from pytest_gpumem.devices.virtual import VirtualDevice
-
-        model = nn.Sequential(
-            nn.Linear(1024, 4096), nn.GELU(), nn.LayerNorm(4096), nn.Linear(4096, 1024)
-        ).cuda()
-        model = torch.compile(model)
-        optimizer = torch.optim.AdamW(model.parameters())
-        x = torch.randn(8192, 1024, device="cuda")
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(x).pow(2).mean().backward()
-            optimizer.step()
-        print(torch.__version__, torch.cuda.max_memory_allocated() / 2**20)
-        print(VirtualDevice.loaded().trouble())
-        """,
-        TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"),
-        TRITON_CACHE_DIR=str(tmp_path / "triton"),
+def test_a_spawned_process_has_the_device_that_its_parent_has(tmp_path):
+    """As torch.multiprocessing, a data loader's workers and torchrun start them."""
+    program = tmp_path / "spawning.py"
+    program.write_text(
+        "import torch, torch.multiprocessing as mp\n"
+        "def work(rank):\n"
+        "    torch.ones(4, 4, device='cuda').mul_(2)\n"
+        "    free, total = torch.cuda.mem_get_info()\n"
+        "    print('rank', rank, torch.cuda.get_device_name(), total - free, flush=True)\n"
+        "if __name__ == '__main__':\n"
+        "    import pytest_gpumem\n"
+        "    pytest_gpumem.use_virtual_gpu('L4')\n"
+        "    mp.spawn(work, nprocs=1)\n"
     )
-    version, peak = text.splitlines()[-2].split()
-    if version.startswith("2.15"):
-        assert float(peak) == pytest.approx(592.2, abs=0.05)
-    assert 400 < float(peak) < 700
-    assert text.splitlines()[-1] == "None"
+    run = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
+    done = run_python(run, str(program))
+    assert done.returncode == 0, done.stderr
+    taken = CARDS["L4"].context + (2 << 20)
+    assert done.stdout == f"rank 0 NVIDIA L4 {taken}\n"
 
 
-def test_a_model_trains_on_a_process_that_multiprocessing_spawned():
-    text = child(
-        """
-        import torch, torch.multiprocessing as mp
-
-        def work(rank):
-            torch.ones(4, 4, device="cuda").mul_(2)
-            print("rank", rank, torch.cuda.get_device_name(), torch.cuda.memory_reserved() >> 20)
-
-        if __name__ == "__main__":
-            import sys, tempfile, pathlib, subprocess
-            torch.zeros(1, device="cuda")
-            folder = tempfile.mkdtemp()
-            path = pathlib.Path(folder, "spawned.py")
-            path.write_text(
-                "import torch\\n"
-                "import torch.multiprocessing as mp\\n"
-                "def work(rank):\\n"
-                "    torch.ones(4, 4, device='cuda').mul_(2)\\n"
-                "    print('rank', rank, torch.cuda.get_device_name(), flush=True)\\n"
-                "if __name__ == '__main__':\\n"
-                "    mp.spawn(work, nprocs=1)\\n"
-            )
-            sys.exit(subprocess.run([sys.executable, path]).returncode)
-        """,
-        card="L4",
-    )
-    assert "rank 0 NVIDIA L4" in text
-
-
-def test_a_forked_process_that_began_without_cuda_has_the_device():
+def test_a_forked_process_works_without_cuda_and_is_told_so_with_it():
+    """As on a real GPU, whose context no forked process can use."""
     text = child(
         """
         import os, torch
 
         if os.fork() == 0:
-            print("child", torch.ones(4, device="cuda").device, flush=True)
+            print(torch.ones(4).sum().item(), flush=True)
+            try:
+                torch.ones(4, device="cuda")
+            except RuntimeError as error:
+                print(error, flush=True)
             os._exit(0)
-        print("status", os.wait()[1])
+        assert os.wait()[1] == 0
         """,
     )
-    assert sorted(text.split("\n"))[1:] == ["child cuda:0", "status 0"] or "child" in text
+    assert text.startswith("4.0\n")
+    assert "Cannot re-initialize CUDA in forked subprocess" in text
