@@ -345,7 +345,7 @@ def _calls(rounds: int = 20_000) -> float:
 def accounting_table(passes: int) -> str:
     """Run the second part in a process of its own and return its table."""
     command = [sys.executable, __file__, "--accounting", "--passes", str(passes)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     rows: list[list[str]] = []
     verdicts: dict[str, float] = {}
@@ -363,15 +363,16 @@ def accounting_table(passes: int) -> str:
     headers = ["cache", "accounting", "wall ms", "CPU ms", "mallocs", "frees", "launches"]
     worst = max(verdicts.values())
     lines = [
-        f"The native accounting: two steps, medians of {passes} passes by turns; the counts are what",
-        "the native library saw in one pass",
+        f"The native accounting: two steps, medians of {passes} passes by turns; the counts are",
+        "what the native library saw in one pass",
         "",
         tabulate(rows, headers, disable_numparse=True, colalign=("left", "left", *["right"] * 5)),
         "",
         "accounting on against off, CPU time, medians of pairs: "
         + ", ".join(f"{heat} {percent:+.1f} %" for heat, percent in verdicts.items()),
         (
-            f"{mallocs} cudaMallocs, each {found['calls']:.0f} ns with its cudaFree (through ctypes), are "
+            f"{mallocs} cudaMallocs, each {found['calls']:.0f} ns with its cudaFree "
+            "(through ctypes), are "
             f"{bound:.2f} % of a cold pass"
         ),
         f"goal, at most {GOAL_PERCENT} %: {'met' if worst <= GOAL_PERCENT else 'missed'}",

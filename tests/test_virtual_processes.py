@@ -1,7 +1,7 @@
 """What needs a process of its own: allocator settings and child processes."""
 
 import pytest
-from virtual_gpu import child, run_python
+from virtual_gpu import child
 
 from pytest_gpumem.devices.cards import CARDS
 
@@ -51,7 +51,7 @@ four = tensor(70 << 10); print(torch.cuda.memory_reserved() >> 30)
 
 
 def test_other_settings_of_the_allocator_are_pytorchs_own():
-    """Sizes rounded up to eighths of powers of two (400 to 416); beyond 100 MiB blocks never split."""
+    """Sizes rounded to eighths of powers of two (400 to 416); over 100 MiB blocks never split."""
     text = child(
         SHOW
         + """
@@ -79,18 +79,19 @@ def test_a_spawned_process_has_the_device_that_its_parent_has(tmp_path):
     """As torch.multiprocessing, a data loader's workers and torchrun start them."""
     program = tmp_path / "spawning.py"
     program.write_text(
+        "if __name__ == '__main__':\n"
+        "    import pytest_gpumem\n"
+        "    pytest_gpumem.use_virtual_gpu('L4')\n"
         "import torch, torch.multiprocessing as mp\n"
         "def work(rank):\n"
         "    torch.ones(4, 4, device='cuda').mul_(2)\n"
         "    free, total = torch.cuda.mem_get_info()\n"
         "    print('rank', rank, torch.cuda.get_device_name(), total - free, flush=True)\n"
         "if __name__ == '__main__':\n"
-        "    import pytest_gpumem\n"
-        "    pytest_gpumem.use_virtual_gpu('L4')\n"
         "    mp.spawn(work, nprocs=1)\n"
     )
-    run = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
-    done = run_python(run, str(program))
+    command = [sys.executable, str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     taken = CARDS["L4"].context + (2 << 20)
     assert done.stdout == f"rank 0 NVIDIA L4 {taken}\n"

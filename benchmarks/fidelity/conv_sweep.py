@@ -97,8 +97,8 @@ def workspaces(shape: Shape) -> Iterator[tuple[str, int]]:
         DIRECTIONS,
         (
             lambda: torch.ops.aten.convolution(x, w, None, *tail),
-            lambda: backward(True, False, False),  # noqa: FBT003
-            lambda: backward(False, True, False),  # noqa: FBT003
+            lambda: backward(True, False, False),
+            lambda: backward(False, True, False),
         ),
         strict=True,
     ):
