@@ -1,5 +1,8 @@
 """What needs a process of its own: allocator settings and child processes."""
 
+import subprocess
+import sys
+
 import pytest
 from virtual_gpu import child
 
