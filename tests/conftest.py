@@ -54,6 +54,8 @@ def suite(pytester, virtual_gpu, monkeypatch):
     """A folder of test files, and sessions in this process that run them."""
     monkeypatch.setattr("_pytest.pytester.SysModulesSnapshot", _TestModulesOnly)
     monkeypatch.setenv("COLUMNS", "140")
+    for name in ("CI", "BUILD_NUMBER"):  # pytest shortens nothing where these are set
+        monkeypatch.delenv(name, raising=False)
     default = VirtualDevice.loaded().card
     yield Suite(pytester)
     VirtualDevice.loaded().card = default

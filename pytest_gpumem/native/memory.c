@@ -23,7 +23,7 @@
 #define PAGE_SIZE ((uint64_t)1 << PAGE_SHIFT)
 
 typedef struct {
-    uintptr_t base;       /* 0: not reserved yet */
+    _Atomic uintptr_t base; /* 0: not reserved yet; read without the lock, never changed once set */
     uint8_t *largest;     /* a node's largest free block: 0 none, k a block of 2^(k-1) pages; node 1 is the root */
     uint32_t *pages;      /* at a block's first page: pages charged for it; else 0 */
     gm_account account;
