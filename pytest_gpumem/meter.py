@@ -15,6 +15,7 @@ from pytest_gpumem.settling import (
     collect_all,
     current,
     highest,
+    kept_fractions,
     own_garbage_only,
     reset_peaks,
     set_cap,
@@ -102,7 +103,7 @@ class Meter:
         self.device.make_room([other.reserved for other in self._others])
         self._retries = self._alloc_retries()
         self._stack.callback(self._plugs.release)
-        self._stack.callback(self.cap, None)
+        self._stack.enter_context(kept_fractions(self.count))
         self._stack.enter_context(own_garbage_only())
         self._stack.enter_context(watched_resets(self.note))
         self._optimizers.start()

@@ -196,14 +196,48 @@ def cap_fraction(limit: int, total: int) -> float:
     return fraction
 
 
-def set_cap(device: int, limit: int | None, total: int) -> None:
-    """Cap a device's caching allocator at ``limit`` bytes reserved; None lifts the cap.
+@contextmanager
+def kept_fractions(count: int) -> Iterator[None]:
+    """Put the caps of devices 0 .. count-1 back afterwards, whether the user's own or none."""
+    fractions = [memory_fraction(device) for device in range(count)]
+    try:
+        yield
+    finally:
+        for device, fraction in enumerate(fractions):
+            set_memory_fraction(device, fraction)
 
-    Older versions of PyTorch leave that device current; it is put back.
-    """
+
+def memory_fraction(device: int) -> float:
+    """Return the fraction of a device's memory that PyTorch's allocator may reserve."""
+    import torch
+
+    ask = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+    if ask is None:  # torch 2.6
+        return 1.0
+    with _current_device_kept():
+        return min(1.0, float(ask(device)))
+
+
+def set_memory_fraction(device: int, fraction: float) -> None:
+    """Set it."""
+    import torch
+
+    with _current_device_kept():
+        torch.cuda.set_per_process_memory_fraction(fraction, device)
+
+
+@contextmanager
+def _current_device_kept() -> Iterator[None]:
+    """Put the current device back: older versions of PyTorch make another one current."""
     import torch
 
     before = torch.cuda.current_device()
-    fraction = 1.0 if limit is None else cap_fraction(limit, total)
-    torch.cuda.set_per_process_memory_fraction(fraction, device)
-    torch.cuda.set_device(before)
+    try:
+        yield
+    finally:
+        torch.cuda.set_device(before)
+
+
+def set_cap(device: int, limit: int | None, total: int) -> None:
+    """Cap a device's caching allocator at ``limit`` bytes reserved; None lifts the cap."""
+    set_memory_fraction(device, 1.0 if limit is None else cap_fraction(limit, total))

@@ -241,6 +241,21 @@ def test_others_take_no_room_from_the_card(meter):
     del left
 
 
+def test_a_cap_of_the_users_own_is_put_back(meter):
+    import torch
+
+    torch.cuda.set_per_process_memory_fraction(0.25, 1)
+    meter.start()
+    meter.cap(50 * MIB)
+    assert torch.cuda.get_per_process_memory_fraction(1) < 0.25
+    meter.stop()
+    try:
+        assert torch.cuda.get_per_process_memory_fraction(1) == 0.25
+        assert torch.cuda.get_per_process_memory_fraction(0) == 1.0
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, 1)
+
+
 def test_caps_nest_and_end_with_the_measurement(meter):
     meter.start()
     assert meter.cap(90 * MIB) is None

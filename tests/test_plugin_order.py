@@ -243,7 +243,7 @@ def train(steps):
     adam = torch.optim.Adam(model.parameters())
     for _ in range(steps):
         adam.zero_grad()
-        model(torch.zeros(8, 1000, device="cuda")).sum().backward()
+        model(torch.zeros(20000, 1000, device="cuda")).sum().backward()
         adam.step()
 
 @pytest.mark.gpu_memory

@@ -10,7 +10,7 @@ import ctypes
 import os
 import sys
 import warnings
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,9 +23,11 @@ from pytest_gpumem.devices.torch_build import installed_torch, torch_is_imported
 from pytest_gpumem.devices.visibility import Curtain, TorchImportHook
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.records import DeviceInfo, DeviceKind
+from pytest_gpumem.settling import kept_fractions
 from pytest_gpumem.sizes import KIB
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
 
     from pytest_gpumem.devices.cards import Card
@@ -162,10 +164,11 @@ class VirtualDevice:
             if not torch.cuda.is_initialized():
                 self._library.set_card(replace(card, total_memory=FIRST_TOTAL))
                 _initialise(torch)
-            self._library.set_card(card)
             torch.cuda.set_device(0)
-            if card is not self._opened_card:
-                self._change_card(torch, card)
+            with self._kept_fractions(count):
+                self._library.set_card(card)
+                if card is not self._opened_card:
+                    self._change_card(torch, card)
             if self._kept_total is None:  # before anybody counts: it allocates
                 self._kept_total = self._keeps_total()
         except BaseException:
@@ -208,9 +211,9 @@ class VirtualDevice:
     def close(self) -> None:
         """See :meth:`pytest_gpumem.devices.base.Device.close`."""
         self._stack.close()
+        self.make_room([0] * MOST_DEVICES)
         if self._curtain is not None:
             self._curtain.show(0)
-        self.make_room([0] * MOST_DEVICES)
         self._library.show(0)
 
     def cap_total(self, index: int) -> int:
@@ -240,9 +243,26 @@ class VirtualDevice:
 
     def make_room(self, extra: list[int]) -> None:
         """See :meth:`pytest_gpumem.devices.base.Device.make_room`."""
-        for index, size in enumerate(extra):
-            self._library.make_room(index, size)
-            self._extra[index] = size
+        if extra == self._extra[: len(extra)]:
+            return
+        with self._kept_fractions(len(extra)):
+            for index, size in enumerate(extra):
+                self._library.make_room(index, size)
+                self._extra[index] = size
+
+    @contextmanager
+    def _kept_fractions(self, count: int) -> Iterator[None]:
+        """Keep PyTorch's caps the same fractions while the devices' totals change.
+
+        Versions that ask for the total every time reckoned the bytes of a cap with the total of
+        then; they would go on with that.
+        """
+        torch = self._torch
+        if self._kept_total is not False or torch is None or not torch.cuda.is_initialized():
+            yield
+            return
+        with kept_fractions(min(count, torch.cuda.device_count())):
+            yield
 
     def trouble(self) -> str | None:
         """See :meth:`pytest_gpumem.devices.base.Device.trouble`."""

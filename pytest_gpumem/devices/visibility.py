@@ -1,7 +1,7 @@
 """Hiding the virtual GPU from everybody, from the moment that torch is imported.
 
 PyTorch counts its devices once in a process and keeps the answer, so the native runtime always
-tells it the truth. Hiding happens above PyTorch: in the binding behind ``torch.cuda.is_available``
+tells it the truth. Hiding happens above PyTorch: in the bindings behind ``torch.cuda.is_available``
 and ``torch.cuda.device_count``, so that even a name imported earlier (``from torch.cuda import
 is_available``) sees the machine as it is. (Below PyTorch, the native library hides it from
 whoever asks the driver or NVML.)
@@ -83,8 +83,10 @@ class Curtain:
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
         self._shown = 0
-        if hasattr(torch._C, "_cuda_getDeviceCount"):
-            torch._C._cuda_getDeviceCount = self._count
+        # of torch.cuda, and of torch.accelerator where that asks for itself (before torch 2.8)
+        for name in ("_cuda_getDeviceCount", "_accelerator_deviceCount"):
+            if hasattr(torch._C, name):
+                setattr(torch._C, name, self._count)
         torch.cuda._device_count_nvml = self._count
 
     def _count(self) -> int:
