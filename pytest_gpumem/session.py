@@ -239,7 +239,7 @@ class TestSession:
     @staticmethod
     def failure_text(results: Sequence[Result]) -> str:
         """Return what a failed test's report says; "" where nothing failed."""
-        return "\n\n".join(terminal.failure(it) for it in results if it.verdict.failed)
+        return terminal.failures(results)
 
     # -- the end --
 
@@ -263,7 +263,11 @@ class TestSession:
                 number = gather.skipped.count(reason)
                 texts.append(f"gpumem: {number} skipped: {reason}")
         if self.updates is not None:
-            texts.append(terminal.update_summary(self.updates, width=width, ascii_only=ascii_only))
+            texts.append(
+                terminal.update_summary(
+                    self.updates, width=width, ascii_only=ascii_only, brief=verbosity < 0
+                )
+            )
         if verbosity >= 0:
             command = terminal.next_command(results, updating=self.settings.update_baselines)
             texts += [f"gpumem: to record baselines: {command}"] if command else []

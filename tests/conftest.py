@@ -8,7 +8,9 @@ On a machine with a real GPU these tests take the virtual one as well; tests/gpu
 from __future__ import annotations
 
 import gc
+import importlib
 import json
+import pkgutil
 import re
 import sys
 from contextlib import suppress
@@ -17,6 +19,7 @@ from types import SimpleNamespace
 import pytest
 from sources import HELPER
 
+import pytest_gpumem
 from pytest_gpumem.devices.cards import find_card
 from pytest_gpumem.devices.virtual import VirtualDevice
 from pytest_gpumem.errors import DeviceError
@@ -46,6 +49,11 @@ def virtual_gpu(request):
         pytest.skip(request.config.stash[OBSTACLE])
     import torch
 
+    # pytest loads a plugin's modules with a loader that has the session's config, and by that all
+    # that the session's tests hold: none of them is to be an inner session's.
+    for module in pkgutil.walk_packages(pytest_gpumem.__path__, "pytest_gpumem."):
+        if ".native." not in module.name:  # a library, no module
+            importlib.import_module(module.name)
     return torch
 
 
@@ -95,7 +103,9 @@ class Suite:
         """Run a session in this process; ``source`` becomes test_it.py."""
         if source is not None:
             self.write("test_it.py", source)
-        return Session(self, self.pytester.runpytest_inprocess(*WITHOUT, *args))
+        result = self.pytester.runpytest_inprocess(*WITHOUT, *args)
+        result.reprec.clear()  # it records every hook call, with all that the tests hold
+        return Session(self, result)
 
     def run_apart(self, *args, source=None):
         """Run a session in a process of its own."""
@@ -148,19 +158,29 @@ class Session:
     def table(self):
         """The rows of the summary's table, by test: a dict of columns each."""
         lines = self.out.splitlines()
-        heads = [i for i, line in enumerate(lines) if re.match(r"test +(device +)?allocated", line)]
+        heads = [i for i, line in enumerate(lines) if re.match(r"test +allocated", line)]
         if not heads:
             return {}
         rule = lines[heads[0] + 1]
         spans = [m.span() for m in re.finditer(r"-+", rule)]
         spans[-1] = (spans[-1][0], 200)
         titles = lines[heads[0]].split()
-        rows = {}
+        rows, prefix, device, whole = {}, "", {}, ""
         for line in lines[heads[0] + 2 :]:
             if not line.strip():
                 break
+            head = re.fullmatch(r"([^ ]+[.]py)? ?(?:on ([^ ]+))?", line)
+            if head:
+                prefix = f"{head[1]}::" if head[1] else ""
+                device = {"device": head[2]} if head[2] else {}
+                continue
             cells = [line[a:b].strip() for a, b in spans]
-            rows[cells[0]] = dict(zip(titles[1:], cells[1:], strict=True))
+            name = f"{prefix}{cells[0]}"
+            if cells[0].startswith("("):
+                name = f"{whole} {cells[0]}"
+            else:
+                whole = name
+            rows[name] = dict(zip(titles[1:], cells[1:], strict=True)) | device
         return rows
 
     def figures(self):

@@ -198,9 +198,11 @@ def test_the_table_says_more_with_each_v(verbosity, name):
     assert matches_gold(f"summary_{name}", summary_table(ALL, verbosity, 80))
 
 
-def test_the_table_has_a_device_column_where_there_are_several_devices():
+def test_the_table_is_grouped_where_there_are_several_devices_or_files():
     there = result("test_h200", measured(peak(100, 120), device=H200))
-    text = summary_table([NEW, there], 0, 80)
+    part = replace(NEW, part="forward")
+    elsewhere = replace(NEW, nodeid="tests/test_other.py::test_with_a_name", part="alone")
+    text = summary_table([NEW, part, there, elsewhere], 0, 80)
     assert matches_gold("summary_devices", text)
 
 
@@ -224,8 +226,17 @@ def test_many_results_list_those_that_are_not_within_unless_asked():
 def test_tests_of_several_modules_are_named_with_them():
     there = replace(WITHIN, nodeid="t.py::test_there")
     text = summary_table([WITHIN, there], 0, 80)
-    assert "t.py::test_there " in text
+    assert "\nt.py\n  test_there " in text
     assert text.startswith("Peak memory in MiB on virtual-T4\n")
+
+
+def test_a_tests_parts_come_first_among_its_failures_and_a_command_comes_once():
+    part = replace(GROWN, part="forward", nodeid=GROWN.nodeid)
+    text = terminal.failures([GROWN, WITHIN, part])
+    assert text.index("part forward") < text.rindex("peak allocated grew")
+    assert text.count(GROWN.verdict.command) == 1
+    assert text.rstrip().endswith(GROWN.verdict.command)
+    assert terminal.failures([WITHIN]) == ""
 
 
 def test_what_failed_as_its_xfail_says_is_told_apart():
@@ -468,6 +479,12 @@ def test_an_update_lists_at_most_twenty_entries_of_a_group():
     assert lines[0] == "gpumem: baselines: 23 created"
     assert lines[-1] == "created  and 3 more"
     assert sum("::test_" in line for line in lines) == 20
+
+
+def test_a_brief_update_is_its_numbers_and_errors():
+    summary = UpdateSummary(created=(updated("test_it", None, entry(peak(1, 1))),))
+    text = terminal.update_summary(summary, brief=True)
+    assert text == "gpumem: baselines: 1 created"
 
 
 def test_an_update_with_nothing_to_write_says_so():

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_gpumem.report.text import columns, drawn, encodable, printable, shortened, wrapped
 from pytest_gpumem.sizes import MIB
 from pytest_gpumem.verdict import Kind, provenance_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pytest_gpumem.records import Measurement
     from pytest_gpumem.report.model import Result
@@ -23,7 +23,7 @@ LEAST_NAME = 12
 MOST_NOTES = 10
 """notes below the table"""
 
-_TITLES = ("test", "device", "allocated", "reserved", "change", "budget", "verdict")
+_TITLES = ("test", "allocated", "reserved", "change", "budget", "verdict")
 _DETAIL_TITLES = ("test", "held before", "retained", "segments", "retries")
 
 
@@ -45,56 +45,100 @@ def summary_table(
         chosen = [it for it in chosen if it.verdict.kind is not Kind.WITHIN]
     if verbosity < 0 or not chosen:
         return ""
-    modules, keys = {it.module for it in chosen}, {it.device_key for it in chosen}
-    module = modules.pop() if len(modules) == 1 else ""
-    with_device = len(keys) > 1
-    rows = [_summary_row(it, module, with_device=with_device) for it in chosen]
-    title = _title(module, "" if with_device else keys.pop(), len(chosen), len(results))
-    blocks = [wrapped("", title, width), _named_table(_TITLES, rows, width)]
+    groups = _grouped(chosen)
+    title = _title(groups, len(chosen), len(results))
+    blocks = [wrapped("", title, width), _named_table(_TITLES, _rows(groups, _summary_row), width)]
     if verbosity > 1:
-        details = [_detail_row(it, it.measurement, module) for it in chosen if it.measurement]
         blocks += [
             "Held by others and retained, in MiB",
-            _named_table(_DETAIL_TITLES, details, width),
+            _named_table(_DETAIL_TITLES, _rows(groups, _detail_row), width),
         ]
         blocks.append("\n".join(_made_with(chosen, width)))
     blocks.append("\n".join(_grouped_notes(chosen, width)))
     return encodable("\n\n".join(filter(None, blocks)), ascii_only=ascii_only)
 
 
-def _title(module: str, device_key: str, shown: int, number: int) -> str:
+class _Group(NamedTuple):
+    """The results of one file on one device."""
+
+    module: str
+    device_key: str
+    results: list[Result]
+
+
+def _grouped(results: Sequence[Result]) -> list[_Group]:
+    """Return the results by file and device, in the order of their first; a test's parts follow it."""
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        groups.setdefault((result.module, result.device_key), []).append(result)
+    return [_Group(module, key, found) for (module, key), found in groups.items()]
+
+
+def _title(groups: Sequence[_Group], shown: int, number: int) -> str:
+    modules, keys = {it.module for it in groups}, {it.device_key for it in groups}
     parts = [
         "Peak memory in MiB",
-        f" on {device_key}" if device_key else "",
-        f", {printable(module)}" if module else "",
+        f" on {keys.pop()}" if len(keys) == 1 else "",
+        f", {printable(modules.pop())}" if len(modules) == 1 else "",
         f" ({shown} of {number}, the others are within; -v lists them)" if shown < number else "",
     ]
     return "".join(parts)
 
 
-def _name(result: Result, module: str) -> str:
-    """Return a test's name, without its module's where the title has that."""
-    name = result.name.removeprefix(f"{module}::") if module else result.name
-    return printable(name)
+def _rows(
+    groups: Sequence[_Group], cells: Callable[[Result], tuple[str, ...]]
+) -> list[tuple[str, ...]]:
+    """Return a row for each result; above each group its file and device, where they differ."""
+    several_modules = len({it.module for it in groups}) > 1
+    several_devices = len({it.device_key for it in groups}) > 1
+    rows: list[tuple[str, ...]] = []
+    for group in groups:
+        heads = [
+            printable(group.module) if several_modules else "",
+            f"on {group.device_key}" if several_devices else "",
+        ]
+        head = " ".join(filter(None, heads))
+        whole = ""
+        if head:
+            rows.append((head,))
+        for result in group.results:
+            inside = bool(result.part) and result.nodeid == whole
+            whole = whole if result.part else result.nodeid
+            name = f"({result.part})" if inside else result.name.removeprefix(f"{group.module}::")
+            indent = "  " * (bool(head) + inside)
+            rows.append((f"{indent}{printable(name)}", *cells(result)))
+    return rows
 
 
 def _named_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
-    """Return a table without empty columns, with the names of tests cut until it fits the width."""
-    if not rows:
-        return ""
-    kept = [i for i in range(len(titles)) if any(row[i] for row in rows)]
-    lines = [[row[i] for i in kept] for row in (titles, *rows)]
+    """Return a table without empty columns, with names cut until it fits the width.
+
+    A row of one cell is the head of those below it: a line of its own, across all columns.
+    """
+    full = [row for row in rows if len(row) > 1]
+    kept = [i for i in range(len(titles)) if any(row[i] for row in full)]
+    lines = [[row[i] for i in kept] for row in (titles, *full)]
     others = list(zip(*lines, strict=True))[1:]
-    room = width - sum(2 + max(map(columns, column)) for column in others)
-    lines = [[shortened(name, max(room, LEAST_NAME)), *cells] for name, *cells in lines]
-    left = {"test", "device", "verdict"}
-    return drawn(lines, ["left" if title in left else "right" for title in lines[0]])
+    room = max(width - sum(2 + max(map(columns, column)) for column in others), LEAST_NAME)
+    lines = [[_cut(name, room), *cells] for name, *cells in lines]
+    left = {"test", "verdict"}
+    drawn_lines = iter(
+        drawn(lines, ["left" if title in left else "right" for title in lines[0]]).splitlines()
+    )
+    text = [next(drawn_lines), next(drawn_lines)]
+    text += [shortened(row[0], width) if len(row) == 1 else next(drawn_lines) for row in rows]
+    return "\n".join(text)
 
 
-def _summary_row(result: Result, module: str, *, with_device: bool) -> tuple[str, ...]:
+def _cut(name: str, room: int) -> str:
+    """Return a name cut at its beginning, its indent kept."""
+    bare = name.lstrip(" ")
+    indent = name[: len(name) - len(bare)]
+    return indent + shortened(bare, max(room - len(indent), 1))
+
+
+def _summary_row(result: Result) -> tuple[str, ...]:
     return (
-        _name(result, module),
-        result.device_key if with_device else "",
         *(_taken(result.measurement) if result.measurement else ("", "")),
         _change(result),
         _budget_use(result),
@@ -136,13 +180,15 @@ def _budget_use(result: Result) -> str:
     return f"{percent}%"
 
 
-def _detail_row(result: Result, measurement: Measurement, module: str) -> tuple[str, ...]:
+def _detail_row(result: Result) -> tuple[str, ...]:
+    measurement = result.measurement
+    if measurement is None:
+        return ("",) * (len(_DETAIL_TITLES) - 1)
     held, retained = (
         " + ".join(_mib(peak.allocated) for peak in peaks)
         for peaks in (measurement.held, measurement.retained)
     )
-    counters = str(measurement.segments), str(measurement.alloc_retries)
-    return (_name(result, module), held, retained, *counters)
+    return (held, retained, str(measurement.segments), str(measurement.alloc_retries))
 
 
 def _made_with(results: Sequence[Result], width: int) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tabulate import tabulate
@@ -50,6 +51,21 @@ def header(device: DeviceInfo | None, *, driver: str = "", reason: str = "") -> 
         predicted = "gpumem: memory is predicted, kernels do not run"
         return f"gpumem: virtual GPU {text}\n{predicted}"
     return f"gpumem: {text}" + (f", driver {printable(driver)}" if driver else "")
+
+
+def failures(results: Sequence[Result]) -> str:
+    """Return the sections of one test's failures: its parts first, which tell where.
+
+    A command that is the next step for several of them stands at the end of the last.
+    """
+    failed = sorted((it for it in results if it.verdict.failed), key=lambda it: not it.part)
+    texts = []
+    for index, result in enumerate(failed):
+        command = result.verdict.command
+        again = command and any(command == it.verdict.command for it in failed[index + 1 :])
+        quiet = replace(result.verdict, command="", remedy="") if again else result.verdict
+        texts.append(failure(replace(result, verdict=quiet)))
+    return "\n\n".join(texts)
 
 
 def failure(result: Result, *, width: int = 80, ascii_only: bool = False) -> str:
@@ -98,8 +114,13 @@ def next_command(results: Sequence[Result], *, updating: bool = False) -> str | 
     return None if regressed else f"pytest {UPDATE_OPTION}"
 
 
-def update_summary(summary: UpdateSummary, *, width: int = 80, ascii_only: bool = False) -> str:
-    """Return what became of the baselines, changes first, with their differences."""
+def update_summary(
+    summary: UpdateSummary, *, width: int = 80, ascii_only: bool = False, brief: bool = False
+) -> str:
+    """Return what became of the baselines, changes first, with their differences.
+
+    ``brief`` leaves it at the numbers, and the errors.
+    """
     groups = {
         name: getattr(summary, name) for name in ("created", "changed", "unchanged", "removed")
     }
@@ -109,7 +130,7 @@ def update_summary(summary: UpdateSummary, *, width: int = 80, ascii_only: bool 
         parts.append("1 error" if number == 1 else f"{number} errors")
     lines = [f"gpumem: baselines: {', '.join(parts) or 'nothing to write'}"]
     lines += [wrapped("error    ", str(error), width) for error in summary.errors]
-    for name in ("changed", "created", "removed"):
+    for name in () if brief else ("changed", "created", "removed"):
         lines += _update_lines(name, groups[name])
     return encodable("\n".join(lines), ascii_only=ascii_only)
 

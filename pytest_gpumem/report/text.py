@@ -64,6 +64,10 @@ def drawn(rows: Sequence[Sequence[str]], align: Sequence[str]) -> str:
     """Return a table whose first row is its head; tabulate's own heads are two columns wider."""
     rule = ["-" * max(map(columns, column)) for column in zip(*rows, strict=True)]
     text = tabulate(
-        [rows[0], rule, *rows[1:]], tablefmt="plain", disable_numparse=True, colalign=align
+        [rows[0], rule, *rows[1:]],
+        tablefmt="plain",
+        disable_numparse=True,
+        colalign=align,
+        preserve_whitespace=True,  # what is indented stays so
     )
     return "\n".join(line.rstrip() for line in text.splitlines())
