@@ -7,7 +7,7 @@ allocator holds from the device: the terms of ``torch.cuda.memory_stats``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 DeviceKind = Literal["cuda", "virtual"]
 
@@ -77,6 +77,90 @@ class OutOfMemory:
     """the peak of the same step run again without the cap; None: that was not possible"""
 
 
+Category = Literal[
+    "parameters",
+    "buffers",
+    "gradients",
+    "optimizer state",
+    "batch data",
+    "activations",
+    "workspaces",
+    "temporaries",
+    "other",
+]
+CATEGORIES: tuple[Category, ...] = get_args(Category)
+"""in the order in which they are shown; "other" is what cannot be told"""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A source line, and the blocks alive at the peak that it allocated, of one category."""
+
+    path: str
+    """relative to the project where it lies in it; "" where nothing of Python was running"""
+    line: int
+    """from 1, or 0"""
+    function: str
+    """qualified: "Attention.forward" """
+    code: str
+    """the line itself, without its indent: by it a line is known again that has moved"""
+    module: str
+    """the module that was running, by its path from the outermost one: "GPT2.h.*.attn" stands for
+    several; "" outside of modules"""
+    category: Category
+    nbytes: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """What one device held when its peak allocated was reached, in bytes."""
+
+    categories: dict[Category, int]
+    """without zeros; they add up to the peak allocated"""
+    cached: int
+    """reserved, but not allocated, at that moment"""
+    sites: tuple[Site, ...] = ()
+    """the largest first"""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of a timeline."""
+
+    name: Literal["forward", "backward", "optimizer"]
+    start: int
+    """index of its first point"""
+    end: int
+    """index after its last point"""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One device's memory over a step, in bytes; all lists are of one length.
+
+    Points are moments at which memory was allocated or freed, in their order; where there were too
+    many, only some of them, the peaks among these.
+    """
+
+    categories: dict[Category, tuple[int, ...]]
+    """allocated, by category; stacked they are what was allocated"""
+    reserved: tuple[int, ...]
+    phases: tuple[Phase, ...]
+    peak: int
+    """index of the peak allocated"""
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Where one device's peak comes from."""
+
+    breakdown: Breakdown
+    timeline: Timeline | None = None
+    notes: tuple[str, ...] = ()
+    """what a reader of the figures should know"""
+
+
 @dataclass(frozen=True)
 class Measurement:
     """One step's memory on its device or devices.
@@ -100,6 +184,8 @@ class Measurement:
     out_of_memory: OutOfMemory | None = None
     notes: tuple[str, ...] = ()
     """sentences that a reader of the figures should know"""
+    attributions: tuple[Attribution, ...] = ()
+    """one a device; none where nobody asked for them"""
 
     @property
     def peak_allocated(self) -> int:
@@ -120,3 +206,5 @@ class BaselineEntry:
     """one a device, in bytes"""
     provenance: Provenance
     batch_size: int | None = None
+    breakdowns: tuple[Breakdown, ...] = ()
+    """one a device, with the largest sites; none where there was no attribution"""
