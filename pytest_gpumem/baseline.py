@@ -127,7 +127,8 @@ class BaselineStore:
         parts: others that the file has are removed. A later change of the same test adds to, and
         wins over, an earlier one.
 
-        An entry whose figures and batch size are the same is unchanged: it is not written, not even
+        An entry whose figures and batch size are the same is unchanged (unless it gets its first
+        breakdown): it is not written, not even
         with its newer provenance, and a file without any other is not touched. So a diff shows what
         moved, and nothing else.
 
@@ -244,7 +245,8 @@ def _kind(entry: EntryUpdate) -> str:
 def _same(old: BaselineEntry | None, new: BaselineEntry | None) -> bool:
     if old is None or new is None:
         return old is new
-    return (old.peaks, old.batch_size) == (new.peaks, new.batch_size)
+    learned = bool(new.breakdowns) and not old.breakdowns
+    return (old.peaks, old.batch_size) == (new.peaks, new.batch_size) and not learned
 
 
 def _by_file(changes: Iterable[Change], log: _Log) -> Iterable[list[Change]]:

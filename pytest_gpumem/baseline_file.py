@@ -10,6 +10,10 @@
      "tests": {
       "TestX::test_y[a-1]": {
        "batch_size": 32,
+       "breakdown": [{"cached": bytes, "categories": {"activations": bytes, ...}, "sites": [
+        {"blocks": 12, "bytes": 536870912, "category": "activations", "code": "x = self.attn(x)",
+         "function": "Block.forward", "line": 88, "module": "GPT.h.*", "path": "blocks.py"}, ...]},
+        of the second device, ...],
        "parts": {"forward": {the same, without parts}},
        "peak_allocated": [bytes on the first device, on the second, ...],
        "peak_reserved": [...],
@@ -32,7 +36,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 import msgspec
 
 from pytest_gpumem.errors import BaselineError
-from pytest_gpumem.records import BaselineEntry, Peak, Provenance
+from pytest_gpumem.records import (
+    BaselineEntry,
+    Breakdown,
+    Category,
+    Peak,
+    Provenance,
+    Site,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -72,11 +83,29 @@ class _Provenance(_Strict):
     allocator: str
 
 
+class _Site(_Strict):
+    path: str
+    line: _Bytes
+    function: str
+    code: str
+    module: str
+    category: Category
+    bytes: _Bytes
+    blocks: _Bytes
+
+
+class _Breakdown(_Strict):
+    categories: dict[Category, _Bytes]
+    cached: _Bytes
+    sites: list[_Site] = []
+
+
 class _Entry(_Strict):
     peak_allocated: _OneADevice
     peak_reserved: _OneADevice
     provenance: str
     batch_size: _Bytes | None = None
+    breakdown: list[_Breakdown] = []
 
 
 class _File(_Strict):
@@ -226,8 +255,19 @@ def _read_entry(
     if entry.provenance not in records:
         problem = f"provenance {json.dumps(entry.provenance)} is not in the file"
         raise BaselineError(given, f"{problem} at {place}", _RESTORE)
+    if entry.breakdown and len(entry.breakdown) != len(entry.peak_allocated):
+        raise BaselineError(given, f"breakdown is not of as many devices at {place}", _RESTORE)
     peaks = map(Peak, entry.peak_allocated, entry.peak_reserved)
-    return BaselineEntry(tuple(peaks), records[entry.provenance], entry.batch_size)
+    breakdowns = tuple(map(_breakdown, entry.breakdown))
+    return BaselineEntry(tuple(peaks), records[entry.provenance], entry.batch_size, breakdowns)
+
+
+def _breakdown(read: _Breakdown) -> Breakdown:
+    sites = [
+        Site(it.path, it.line, it.function, it.code, it.module, it.category, it.bytes, it.blocks)
+        for it in read.sites
+    ]
+    return Breakdown(read.categories, read.cached, tuple(sites))
 
 
 def check(given: str, device: DeviceInfo, parts: Mapping[str, BaselineEntry]) -> None:
@@ -260,14 +300,27 @@ def encode(file: BaselineFile) -> bytes:
 
 
 def _render(value: object, indent: str = "") -> str:
-    """JSON with a name a line, and each list on the line of its name."""
+    """JSON with a name a line, and each list on the line of its name.
+
+    Of a list of objects each has a line, or as many as it has names if one of these has a list.
+    """
+    inner = f"{indent} "
+    if isinstance(value, list) and any(isinstance(it, dict) for it in value):
+        lines = [
+            f"{inner}{_render(it, inner) if _nested(it) else json.dumps(it, sort_keys=True)}"
+            for it in value
+        ]
+        return "[\n" + ",\n".join(lines) + f"\n{indent}]"
     if not isinstance(value, dict) or not value:
         return json.dumps(value)
-    inner = f"{indent} "
     lines = [
         f"{inner}{json.dumps(name)}: {_render(it, inner)}" for name, it in sorted(value.items())
     ]
     return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+
+
+def _nested(value: object) -> bool:
+    return isinstance(value, dict) and any(isinstance(it, (dict, list)) for it in value.values())
 
 
 def _device_fields(device: DeviceInfo | _Device) -> dict[str, Any]:
@@ -283,12 +336,24 @@ def _test_fields(
 
 
 def _entry_fields(entry: BaselineEntry, labels: Mapping[Provenance, str]) -> dict[str, Any]:
-    fields = {
+    fields: dict[str, Any] = {
         "peak_allocated": [peak.allocated for peak in entry.peaks],
         "peak_reserved": [peak.reserved for peak in entry.peaks],
         "provenance": labels[entry.provenance],
     }
-    return fields if entry.batch_size is None else {"batch_size": entry.batch_size, **fields}
+    if entry.batch_size is not None:
+        fields["batch_size"] = entry.batch_size
+    if entry.breakdowns:
+        fields["breakdown"] = [_breakdown_fields(it) for it in entry.breakdowns]
+    return fields
+
+
+def _breakdown_fields(breakdown: Breakdown) -> dict[str, Any]:
+    sites = [{**vars(site), "bytes": site.nbytes} for site in breakdown.sites]
+    for site in sites:
+        del site["nbytes"]
+    fields = {"categories": dict(breakdown.categories), "cached": breakdown.cached}
+    return {**fields, "sites": sites} if sites else fields
 
 
 def _choose_labels(file: BaselineFile) -> dict[Provenance, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.errors import GpuMemError
 
@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.baseline import Change
     from pytest_gpumem.records import BaselineEntry
     from pytest_gpumem.report.model import Result
+
+KEPT_SITES: Final = 10
+"""sites that a baseline keeps of each device"""
 
 
 class Gathering:
@@ -89,7 +92,11 @@ def _entry(result: Result) -> BaselineEntry:
 
     assert result.measurement is not None  # noqa: S101 - for the type checker
     measurement = result.measurement
-    return BaselineEntry(measurement.peaks, measurement.provenance, result.batch_size)
+    breakdowns = tuple(
+        replace(it.breakdown, sites=it.breakdown.sites[:KEPT_SITES])
+        for it in measurement.attributions
+    )
+    return BaselineEntry(measurement.peaks, measurement.provenance, result.batch_size, breakdowns)
 
 
 def split(nodeid: str) -> tuple[str, str]:

@@ -84,15 +84,21 @@ def hidden_error(item: Any) -> BaseException | None:  # noqa: ANN401
 # -- once more --
 
 
-def run_again(item: Any, error: BaseException, prepare: Callable[[], None]) -> bool:  # noqa: ANN401
+def run_again(
+    item: Any,  # noqa: ANN401
+    error: BaseException | None,
+    prepare: Callable[[], None],
+    execute: Callable[[], None],
+) -> bool:
     """Tear a failed test down, set it up and run it once more; return whether it passed.
 
     Afterwards it is to be torn down (:func:`tear_down`). What it prints is not shown again.
 
     Args:
-        item: the test; its set-up or its call has just failed.
-        error: with what.
+        item: the test; its set-up or its call has just ended.
+        error: with what, if it failed.
         prepare: is called between tear-down and set-up.
+        execute: is called after the set-up, to call ``item.runtest``.
     """
     if item.parent is None or not hasattr(item, "_initrequest"):
         return False
@@ -107,7 +113,7 @@ def run_again(item: Any, error: BaseException, prepare: Callable[[], None]) -> b
             item._initrequest()
             prepare()
             state.setup(item)
-            item.runtest()
+            execute()
         return len(hidden or ()) == len(kept)
     except (KeyboardInterrupt, SystemExit):
         raise

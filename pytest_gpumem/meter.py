@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.oom import WATCH
 from pytest_gpumem.optimizers import OptimizerWatch
+from pytest_gpumem.recorder import Recorder, Span, now
 from pytest_gpumem.records import DeviceInfo, Measurement, Peak, Provenance
 from pytest_gpumem.settling import (
     Plugs,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pytest_gpumem.devices.base import Device
+    from pytest_gpumem.recorder import Recording
     from pytest_gpumem.records import OutOfMemory
 
 _NOTHING = Peak(0, 0)
@@ -53,6 +55,8 @@ class Tally:
 
     def __init__(self, start: Sequence[Peak]) -> None:
         self.peaks = list(start)
+        self.windows: list[Span] = []
+        """when it was open, as far as it has ended"""
 
     def raise_to(self, peaks: Sequence[Peak]) -> None:
         """Take what is higher."""
@@ -68,7 +72,9 @@ class Meter:
     test, a fixture's set-up) *folds*: the peaks so far go into every open tally, and are reset.
     """
 
-    def __init__(self, device: Device, info: DeviceInfo, count: int) -> None:
+    def __init__(
+        self, device: Device, info: DeviceInfo, count: int, *, record: bool = False
+    ) -> None:
         self.device = device
         self.info = info
         self.count = count
@@ -81,6 +87,8 @@ class Meter:
         self._open = [self._whole]
         self._limit: int | None = None
         self._retries = 0
+        self._recorder = Recorder() if record else None
+        self._began = 0.0
 
     def start(self, owned: Sequence[Peak] | None = None, *, count_held: bool = False) -> None:
         """Settle, and begin to count.
@@ -108,10 +116,17 @@ class Meter:
         self._stack.enter_context(watched_resets(self.note))
         self._optimizers.start()
         self._stack.callback(self._optimizers.stop)
+        if self._recorder is not None:
+            self._record(self._recorder)
         self._begin()
+
+    def _record(self, recorder: Recorder) -> None:
+        recorder.start(self._plugs.blocks)
+        self._stack.callback(recorder.abandon)
 
     def _begin(self) -> None:
         WATCH.start()
+        self._began = now()
         reset_peaks(self.count)
         self._whole.peaks = self.counted()
         self._open = [self._whole]
@@ -169,18 +184,21 @@ class Meter:
         self.fold()
         tally = Tally(self.counted())
         self._open.append(tally)
+        began = now()
         try:
             yield tally
         finally:
             self.note()
             self._open.remove(tally)
+            tally.windows.append(Span(began, now()))
 
     def resettle(self) -> None:
         """Settle in the midst of a step: its live memory stays counted, its cache goes."""
         self.fold()
-        self._plugs.release()
-        settle(self.count)
-        self._plugs.fill()
+        with self._recorder.ours() if self._recorder else nullcontext():
+            self._plugs.release()
+            settle(self.count)
+            self._plugs.fill()
         reset_peaks(self.count)
 
     def adopt(self, peaks: Sequence[Peak]) -> None:
@@ -195,12 +213,28 @@ class Meter:
         """Count peaks that the step's set-up had when somebody else ran it."""
         self._whole.raise_to(peaks)
 
-    def restart(self) -> None:
-        """Begin anew with what is held now: after a warm-up, or to run the step once more."""
+    def restart(self, *, record: bool = False) -> None:
+        """Begin anew with what is held now: after a warm-up, or to run the step once more.
+
+        ``record`` begins a recording.
+        """
         collect_all()
         self.resettle()
         self._optimizers.forget()
+        if record:
+            self._recorder = self._recorder or Recorder()
+            self._recorder.abandon()
+            self._record(self._recorder)
         self._begin()
+
+    def recording(self) -> Recording | None:
+        """End the recording and return it; None where there is none."""
+        recorder, self._recorder = self._recorder, None
+        return recorder.stop() if recorder else None
+
+    def windows(self, tally: Tally | None = None) -> list[Span]:
+        """Return when the whole step was measured, or a part's tally."""
+        return tally.windows if tally else [Span(self._began, now())]
 
     # -- the cap --
 

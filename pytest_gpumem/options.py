@@ -68,6 +68,14 @@ OPTIONS: Final = (
         NOTE_OR_FAIL,
     ),
     Option(
+        "attribution",
+        "find out where peaks come from: auto (of tests that fail, by running them again, and when "
+        "baselines are written), on (of all), off",
+        "auto",
+        "auto|on|off",
+        ("auto", "on", "off"),
+    ),
+    Option(
         "tolerance",
         'how far a peak may be from its baseline: "2%%", "64MiB" or "2%%, 64MiB" (the larger); '
         "by default 0.1%% or 1 MiB allocated, 0.1%% or 20 MiB reserved",
@@ -87,6 +95,7 @@ class Settings(NamedTuple):
     baseline_dir: Path
     missing_baseline: Literal["note", "fail"]
     shrinkage: Literal["note", "fail"]
+    attribution: Literal["auto", "on", "off"]
     tolerance: Tolerance | None
 
     @property

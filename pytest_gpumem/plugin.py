@@ -172,7 +172,9 @@ class GpuMemPlugin(Runner):
             from pytest_gpumem.session import TestSession
 
             choice = _choice(self.config)
-            self._session = TestSession(self.settings, choice, Path(self.config.rootpath))
+            verbosity = self.config.get_verbosity()
+            root = Path(self.config.rootpath)
+            self._session = TestSession(self.settings, choice, root, verbosity)
         return self._session
 
     @property

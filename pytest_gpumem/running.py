@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.base import Device
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.meter import Tally
+    from pytest_gpumem.recorder import Span
     from pytest_gpumem.records import DeviceInfo, Measurement
 
 BOUNDLESS: Final = 1 << 39
@@ -81,8 +82,12 @@ class Run:
 
     @classmethod
     @contextmanager
-    def open(cls, spec: MemorySpec, device: Device, root: Path) -> Iterator[Run]:
+    def open(
+        cls, spec: MemorySpec, device: Device, root: Path, *, record: bool = False
+    ) -> Iterator[Run]:
         """Take the device; it is let go of by ``close``, or if the block ends with an error.
+
+        ``record`` records the run, so that its peaks can be explained.
 
         Raises:
             DeviceError: the device cannot be what the test asks for.
@@ -92,7 +97,7 @@ class Run:
             stack.callback(device.close)
             info = device.open(card, spec.devices)
             stack.enter_context(device.exclusive())
-            meter = Meter(device, info, spec.devices)
+            meter = Meter(device, info, spec.devices, record=record)
             stack.callback(meter.stop)
             run = cls(spec, device, info, meter, root)
             yield run
@@ -202,7 +207,9 @@ class Run:
             self.meter.cap(before)
             known = self.parts.setdefault(name, Part(spec, tally))
             known.spec = spec
-            known.tally.raise_to(tally.peaks)
+            if known.tally is not tally:
+                known.tally.raise_to(tally.peaks)
+                known.tally.windows += tally.windows
             figures.peaks = tuple(tally.peaks)
 
     def measurement(self, out_of_memory: OutOfMemory | None = None) -> Measurement:
@@ -261,14 +268,21 @@ class Run:
             return self.meter.peaks()
         return tuple(self.parts[part].tally.peaks) if part in self.parts else ()
 
+    def windows(self, part: str) -> list[Span]:
+        """Return when the test was measured, or a part of it."""
+        return self.meter.windows(self.parts[part].tally if part else None)
+
+    def begin_again(self, *, record: bool) -> None:
+        """Begin to count anew, and to record."""
+        self.parts.clear()
+        self.meter.restart(record=record)
+
     def uncap(self) -> None:
-        """Lift every limit, to see how much a step needs, and begin to count anew."""
+        """Lift every limit, to see how much a step needs."""
         self.free = True
         others = self.meter.others
         self.device.make_room([other.reserved + BOUNDLESS for other in others])
         self.meter.cap(None)
-        self.parts.clear()
-        self.meter.restart()
 
 
 @dataclass

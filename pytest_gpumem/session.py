@@ -7,14 +7,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_gpumem import items
+from pytest_gpumem.attribution import Explanations, explain
 from pytest_gpumem.baseline import BaselineStore, Change, UpdateSummary
 from pytest_gpumem.errors import BaselineError, GpuMemError
 from pytest_gpumem.gathering import split
 from pytest_gpumem.report import terminal
 from pytest_gpumem.report.model import Result, describe_budget
 from pytest_gpumem.report.table import summary_table
+from pytest_gpumem.report.terminal import MOST_ROWS
 from pytest_gpumem.sizes import format_size
-from pytest_gpumem.verdict import Lookup, judge
+from pytest_gpumem.verdict import Kind, Lookup, judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -47,12 +49,13 @@ class TestSession:
 
     __test__ = False  # for pytest, whose name for tests it begins with
 
-    def __init__(self, settings: Settings, choice: Choice, root: Path) -> None:
+    def __init__(self, settings: Settings, choice: Choice, root: Path, verbosity: int = 0) -> None:
         self.settings = settings
         self.choice = choice
         self.root = root
         self.store = BaselineStore(settings.baseline_dir)
         self.updates: UpdateSummary | None = None
+        self.verbosity = verbosity
         self.run: Run | None = None
         """the marked test that runs now"""
         self.fixtures: dict[Any, Retained] = {}
@@ -85,7 +88,7 @@ class TestSession:
         self.end()
         if self.choice.device is None:
             return
-        with Run.open(spec, self.choice.device, self.root) as run:
+        with Run.open(spec, self.choice.device, self.root, record=self._records) as run:
             items.finish_replaced(item, self.fixtures)
             run.start(self._live(items.fixture_defs(item)))
         self.run = run
@@ -151,14 +154,83 @@ class TestSession:
         """Measure and judge the test that ran, and its parts."""
         run = self._running(item)
         parts = run.part_measurements()
-        whole = run.measurement()
+        measured = {"": (run.spec, run.measurement()), **parts}
         trouble = run.device.trouble()
         if trouble is not None:
             raise WorthlessError(trouble)
-        results = [self._judged(item, "", run.spec, ask("", whole))]
-        for name, (spec, measurement) in parts.items():
-            results.append(self._judged(item, name, spec, ask(name, measurement)))
-        return results
+        found = self._explained(run, measured)
+        cases = [
+            (part, spec, found.attached(part, ask(part, measurement)))
+            for part, (spec, measurement) in measured.items()
+        ]
+        results = [self._judged(item, *case) for case in cases]
+        if found or not self._explains(results):
+            return results
+        again = self._explained_again(item, measured)
+        return [
+            self._judged(item, part, spec, again.attached(part, measurement))
+            for part, spec, measurement in cases
+        ]
+
+    # -- explaining --
+
+    @property
+    def _records(self) -> bool:
+        """Whether every test is recorded from the start."""
+        settings = self.settings
+        return settings.attribution == "on" or (
+            settings.attribution == "auto" and (settings.update_baselines or self._timelines)
+        )
+
+    @property
+    def _timelines(self) -> bool:
+        """Whether anybody is to see them."""
+        return getattr(self.settings, "html", None) is not None
+
+    def _explains(self, results: Iterable[Result]) -> bool:
+        """Whether a test is run once more to say where its peak comes from."""
+        kinds = {Kind.REGRESSED, Kind.OVER_BUDGET}
+        failed = any(it.verdict.failed and it.verdict.kind in kinds for it in results)
+        return failed and self.settings.attribution == "auto"
+
+    def _explained(self, run: Run, parts: Iterable[str]) -> Explanations:
+        return explain(run, parts, self.root, timelines=self._timelines)
+
+    def _explained_again(self, item: Any, parts: Iterable[str]) -> Explanations:  # noqa: ANN401
+        """Run a test once more, as before but recorded."""
+        with self._again(item, None, uncapped=False) as run:
+            return Explanations() if run is None else self._explained(run, parts)
+
+    @contextmanager
+    def _again(
+        self,
+        item: Any,  # noqa: ANN401
+        error: BaseException | None,
+        *,
+        uncapped: bool,
+    ) -> Iterator[Run | None]:
+        """Run the test once more, recorded; give the run, or None if it did not pass this time."""
+        assert self.run is not None  # noqa: S101 - for the type checker
+        run, before = self.run, list(self.fixtures)
+
+        def prepare() -> None:
+            if uncapped:
+                run.uncap()
+            run.begin_again(record=self.settings.attribution != "off")
+
+        def execute() -> None:
+            for _ in range(run.spec.warmup):
+                item.runtest()
+                run.begin_again(record=False)
+            item.runtest()
+
+        passed = items.run_again(item, error, prepare, execute)
+        try:
+            yield run if passed else None
+        finally:
+            items.tear_down(item)
+            made = [it for key, it in self.fixtures.items() if key not in before and it.weighs]
+            items.finish_all(item, [key for key, it in self.fixtures.items() if it in made])
 
     def _running(self, item: Any) -> Run:  # noqa: ANN401 - a pytest.Item
         """Return the run, with all that the test turned out to use."""
@@ -185,19 +257,17 @@ class TestSession:
 
     def run_again(self, item: Any, shortage: Shortage, error: BaseException) -> Shortage:  # noqa: ANN401
         """Run the test once more, without any cap, and add what it needed."""
-        assert self.run is not None  # noqa: S101 - for the type checker
-        run, before = self.run, list(self.fixtures)
-        passed = items.run_again(item, error, run.uncap)
-        peaks = run.peaks_of(shortage.part) if passed else ()
-        items.tear_down(item)
-        made = [it for key, it in self.fixtures.items() if key not in before and it.weighs]
-        items.finish_all(item, [key for key, it in self.fixtures.items() if it in made])
-        record = shortage.measurement.out_of_memory
-        if not peaks or record is None:
-            return shortage
-        most = max(peaks, key=lambda peak: peak.reserved)
-        record = replace(record, needed=most, device_index=peaks.index(most))
-        return shortage._replace(measurement=replace(shortage.measurement, out_of_memory=record))
+        part, measurement = shortage.part, shortage.measurement
+        with self._again(item, error, uncapped=True) as run:
+            peaks = run.peaks_of(part) if run else ()
+            record = measurement.out_of_memory
+            if run is None or not peaks or record is None:
+                return shortage
+            most = max(peaks, key=lambda peak: peak.reserved)
+            record = replace(record, needed=most, device_index=peaks.index(most))
+            measurement = replace(measurement, out_of_memory=record)
+            measurement = self._explained(run, [part]).attached(part, measurement)
+        return shortage._replace(measurement=measurement)
 
     def judge_out_of_memory(self, item: Any, shortage: Shortage, ask: Ask) -> list[Result]:  # noqa: ANN401
         """Judge a test that ran out of memory."""
@@ -207,10 +277,12 @@ class TestSession:
     def _judged(self, item: Any, part: str, spec: MemorySpec, measurement: Measurement) -> Result:  # noqa: ANN401
         nodeid = item.nodeid
         card = self.run.card if self.run else None
+        key = measurement.device.key
+        lookup = self._look_up(key, nodeid, part) if spec.baseline else Lookup()
         verdict = judge(
             measurement,
             spec,
-            self._look_up(measurement.device.key, nodeid, part) if spec.baseline else Lookup(),
+            lookup,
             self.settings.policy,
             nodeid=nodeid,
             card_bytes=card.usable_memory if card and not part else None,
@@ -224,6 +296,7 @@ class TestSession:
             budget=describe_budget(spec),
             location=items.place(item),
             baseline=spec.baseline,
+            baseline_entry=lookup.entry,
         )
 
     def _look_up(self, device_key: str, nodeid: str, part: str) -> Lookup:
@@ -236,10 +309,9 @@ class TestSession:
             return Lookup(entry)
         return Lookup(others=tuple(self.store.other_devices(device_key, module, test, part)))
 
-    @staticmethod
-    def failure_text(results: Sequence[Result]) -> str:
+    def failure_text(self, results: Sequence[Result]) -> str:
         """Return what a failed test's report says; "" where nothing failed."""
-        return terminal.failures(results)
+        return terminal.failures(results, most_rows=None if self.verbosity > 1 else MOST_ROWS)
 
     # -- the end --
 

@@ -139,7 +139,8 @@ class Plugs:
         """Plug devices 0 .. count-1."""
         self.sizes = [0] * count
         """bytes of plugs on each device: they count as allocated"""
-        self._blocks: list[int] = []
+        self.blocks: list[tuple[int, int]] = []
+        """device and address of each"""
 
     def fill(self) -> None:
         """Fill every free room."""
@@ -167,17 +168,17 @@ class Plugs:
             torch.cuda.caching_allocator_delete(block)
             torch.cuda.empty_cache()
         else:
-            self._blocks.append(block)
+            self.blocks.append((device, block))
             self.sizes[device] += after.allocated - before.allocated
 
     def release(self) -> None:
         """Give the rooms back."""
-        if not self._blocks:
+        if not self.blocks:
             return
         import torch
 
-        while self._blocks:
-            torch.cuda.caching_allocator_delete(self._blocks.pop())
+        while self.blocks:
+            torch.cuda.caching_allocator_delete(self.blocks.pop()[1])
         self.sizes = [0] * len(self.sizes)
 
 

@@ -12,6 +12,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from pytest_gpumem.differences import lead
 from pytest_gpumem.records import Peak, Provenance
 from pytest_gpumem.sizes import GIB, MIB, Tolerance, format_size
 
@@ -235,6 +236,14 @@ class _Case:
             rows.append(Comparison(device, peak, now, before, allowance, budget))
         return tuple(rows)
 
+    def cause(self, row: Comparison) -> str:
+        """What grew most, and at which line, where a breakdown of both is known."""
+        before = self.entry.breakdowns if self.entry else ()
+        now = self.measurement.attributions
+        if row.excess <= 0 or row.peak != "allocated" or min(len(before), len(now)) <= row.device:
+            return ""
+        return lead(now[row.device].breakdown, before[row.device])
+
     @property
     def highest(self) -> str:
         """What the fullest device held."""
@@ -362,6 +371,8 @@ def _compared(case: _Case) -> Verdict:
     if not far:
         return _verdict(case, Kind.WITHIN, case.highest)
     finding = f"{_change(case, far[0])}, tolerance {format_size(far[0].allowance or 0)}"
+    cause = case.cause(far[0])
+    finding = f"{cause}; {finding}" if cause else finding
     if far[0].excess < 0:
         failed = case.policy.shrinkage == "fail"
         verdict = _verdict(case, Kind.IMPROVED, finding, failed=failed)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
+from pytest_gpumem.differences import category_rows, site_rows
 from pytest_gpumem.report.model import count_kinds
 from pytest_gpumem.report.text import drawn, encodable, printable, wrapped
 from pytest_gpumem.sizes import format_size
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pytest_gpumem.baseline import EntryUpdate, UpdateSummary
+    from pytest_gpumem.differences import Row
     from pytest_gpumem.records import BaselineEntry, DeviceInfo, OutOfMemory
     from pytest_gpumem.report.model import Result
     from pytest_gpumem.verdict import Comparison
@@ -30,6 +32,8 @@ FEW = 3
 """tests or files that a command still names one by one"""
 LONG = 120
 """characters that a command that names them has at most, where there is a shorter one"""
+MOST_ROWS = 10
+"""rows of a table that says where a peak comes from"""
 MOST_UPDATES = 20
 """entries that a summary of updates lists, of each group"""
 
@@ -53,7 +57,7 @@ def header(device: DeviceInfo | None, *, driver: str = "", reason: str = "") -> 
     return f"gpumem: {text}" + (f", driver {printable(driver)}" if driver else "")
 
 
-def failures(results: Sequence[Result]) -> str:
+def failures(results: Sequence[Result], *, most_rows: int | None = MOST_ROWS) -> str:
     """Return the sections of one test's failures: its parts first, which tell where.
 
     A command that is the next step for several of them stands at the end of the last.
@@ -64,11 +68,13 @@ def failures(results: Sequence[Result]) -> str:
         command = result.verdict.command
         again = command and any(command == it.verdict.command for it in failed[index + 1 :])
         quiet = replace(result.verdict, command="", remedy="") if again else result.verdict
-        texts.append(failure(replace(result, verdict=quiet)))
+        texts.append(failure(replace(result, verdict=quiet), most_rows=most_rows))
     return "\n\n".join(texts)
 
 
-def failure(result: Result, *, width: int = 80, ascii_only: bool = False) -> str:
+def failure(
+    result: Result, *, width: int = 80, ascii_only: bool = False, most_rows: int | None = MOST_ROWS
+) -> str:
     """Return the section of one failed test: what is wrong, the figures, what to do about it."""
     verdict = result.verdict
     oom = result.measurement.out_of_memory if result.measurement else None
@@ -78,6 +84,7 @@ def failure(result: Result, *, width: int = 80, ascii_only: bool = False) -> str
         if oom
         else [],
         [_comparison_table(verdict.comparisons, "needed" if oom else "measured")],
+        *explanation(result, most_rows=most_rows),
         list(_advice(result, width)),
     ]
     text = "\n\n".join("\n".join(lines) for lines in blocks if any(lines))
@@ -133,6 +140,56 @@ def update_summary(
     for name in () if brief else ("changed", "created", "removed"):
         lines += _update_lines(name, groups[name])
     return encodable("\n".join(lines), ascii_only=ascii_only)
+
+
+def explanation(result: Result, *, most_rows: int | None = MOST_ROWS) -> list[list[str]]:
+    """Return two tables, of what a peak consists of and which lines it comes from.
+
+    They are of the device whose peak grew most, else of the fullest.
+    """
+    attributions = result.measurement.attributions if result.measurement else ()
+    if not attributions:
+        return []
+    device = result.lead.device if result.lead else 0
+    device = device if device < len(attributions) else 0
+    now = attributions[device].breakdown
+    entry = result.baseline_entry
+    before = entry.breakdowns[device] if entry and device < len(entry.breakdowns) else None
+    where = f", device {device}" if len(attributions) > 1 else ""
+    tables = [
+        _rows_table(f"at the peak{where}", category_rows(now, before), most_rows),
+        _rows_table("allocated by", site_rows(now, before), most_rows),
+    ]
+    notes = [wrapped("note: ", note, 80) for note in attributions[device].notes]
+    return [[table] for table in tables if table] + [[note] for note in notes]
+
+
+def _rows_table(title: str, rows: Sequence[Row], most: int | None) -> str:
+    shown = rows[:most]
+    compared = any(row.before is not None for row in shown)
+    head = [title, "baseline", "now", "difference"] if compared else [title, "now"]
+    with_sites = any(row.site for row in shown)
+    table = []
+    for row in shown:
+        cells = [_size(row.before), _size(row.now), _difference(row.difference or 0)]
+        cells = cells if compared else [_size(row.now)]
+        if with_sites:
+            cells += [_what(row)]
+        table.append([printable(row.name), *cells])
+    if not table:
+        return ""
+    align = ["left", *("right" for _ in head[1:]), *(["left"] if with_sites else [])]
+    text = drawn([[*head, *(["of"] if with_sites else [])], *table], align)
+    more = len(rows) - len(shown)
+    return f"{text}\n({more} more with -vv)" if more else text
+
+
+def _what(row: Row) -> str:
+    """Return what a site allocated: "activations, 12 blocks, GPT2.h.*.attn"."""
+    if row.site is None:
+        return ""
+    blocks = "" if not row.blocks else "1 block" if row.blocks == 1 else f"{row.blocks} blocks"
+    return printable(", ".join(filter(None, [row.site.category, blocks, row.site.module])))
 
 
 def _advice(result: Result, width: int) -> Iterator[str]:

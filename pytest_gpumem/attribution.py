@@ -1,0 +1,426 @@
+"""Where a peak comes from: a recording becomes a breakdown, sites and a timeline.
+
+What a block is, is told by what was seen of it, else by when it was allocated and freed:
+
+============== ==================================================================================
+parameters     storage of a module's or an optimizer's parameter
+buffers        storage of a module's buffer
+gradients      storage of a parameter's ``grad``
+optimizer state storage of a tensor in ``optimizer.state``
+batch data     storage given to an outermost module, made outside of modules
+activations    made in a module's forward and outliving that call (recomputed ones too); made after
+               the first call of a module, outside of modules, and alive when the backward began
+temporaries    made in a module's forward and gone when it returned; made by a backward pass or an
+               optimizer's step, and gone when that ended
+workspaces     freed with PyTorch's cuBLAS workspaces
+other          all else: it is not guessed
+============== ==================================================================================
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pytest_gpumem.recorder import MOST_EVENTS, foreign_folders
+from pytest_gpumem.records import CATEGORIES, Attribution, Breakdown, Peak, Phase, Timeline
+from pytest_gpumem.replay import Replay
+from pytest_gpumem.sites import Origin, origin, sites
+from pytest_gpumem.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from pytest_gpumem.recorder import Call, Pass, Recording, Span
+    from pytest_gpumem.records import Category, Measurement
+    from pytest_gpumem.replay import Block, History
+    from pytest_gpumem.running import Run
+
+MOST_SITES: Final = 50
+"""sites of one device that are kept"""
+MOST_POINTS: Final = 400
+"""points of a timeline"""
+_INFINITY: Final = float("inf")
+
+
+class Subject(NamedTuple):
+    """What is to be explained: one device's peak, within some time."""
+
+    device: int
+    peak: Peak
+    """as measured"""
+    others: Peak
+    """what others held, which is not part of it"""
+    windows: Sequence[Span]
+    """when it was measured"""
+
+
+class Explanations:
+    """Where the peaks of a test and of its parts come from, one attribution a device."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[Attribution, ...]] = {}
+        self._peaks: dict[str, tuple[Peak, ...]] = {}
+        self._why_not = ""
+
+    def __bool__(self) -> bool:
+        """Whether there was a recording, of use or not."""
+        return bool(self._found or self._why_not)
+
+    def add(self, part: str, found: Sequence[Attribution | None], peaks: tuple[Peak, ...]) -> None:
+        """Take what was found for a part; with any of its devices missing it is of no use."""
+        known = tuple(it for it in found if it is not None)
+        if known and len(known) == len(found):
+            self._found[part], self._peaks[part] = known, peaks
+        elif not self._why_not:
+            self._why_not = "where the peak comes from cannot be told of this recording"
+
+    def useless(self, reason: str) -> None:
+        """Note that a recording says nothing, and why."""
+        self._why_not = reason
+
+    def attached(self, part: str, measurement: Measurement) -> Measurement:
+        """Return the measurement of a part with what explains it."""
+        found = self._found.get(part)
+        if found is None:
+            notes = (*measurement.notes, self._why_not) if self._why_not else measurement.notes
+            return replace(measurement, notes=notes)
+        oom = measurement.out_of_memory
+        if oom is None and self._peaks[part] != measurement.peaks:
+            again = format_size(max(peak.allocated for peak in self._peaks[part]))
+            note = f"the breakdown is that of a second run, which peaked at {again} allocated"
+            measurement = replace(measurement, notes=(*measurement.notes, note))
+        return replace(measurement, attributions=found)
+
+
+def explain(run: Run, parts: Iterable[str], root: Path, *, timelines: bool) -> Explanations:
+    """End a run's recording, and say where its peaks come from.
+
+    Args:
+        run: with a recording or without.
+        parts: names; "" is the whole test.
+        root: the project's folder, for the names of files.
+        timelines: whether they are wanted.
+    """
+    explanations = Explanations()
+    windows = {part: run.windows(part) for part in parts}
+    peaks = {part: run.peaks_of(part) for part in windows}
+    recording = run.meter.recording()
+    if recording is None:
+        return explanations
+    if recording.overflowed:
+        explanations.useless(
+            f"where the peak comes from is unknown: the allocator's history keeps {MOST_EVENTS} "
+            "events and this test had more"
+        )
+        return explanations
+    attributor = Attributor(recording, root)
+    for part, spans in windows.items():
+        found = [
+            attributor.attribution(Subject(index, peak, other, spans), timeline=timelines)
+            for index, (peak, other) in enumerate(zip(peaks[part], run.meter.others, strict=True))
+        ]
+        explanations.add(part, found, peaks[part])
+    return explanations
+
+
+class Attributor:
+    """Explains the peaks of one recording."""
+
+    def __init__(self, recording: Recording, root: Path) -> None:
+        self._recording = recording
+        self._root = root
+        self._devices: dict[int, _Device] = {}
+
+    def attribution(self, subject: Subject, *, timeline: bool) -> Attribution | None:
+        """Return where a peak comes from; None where the recording cannot tell."""
+        device = self._devices.get(subject.device)
+        if device is None:
+            device = self._devices[subject.device] = _Device(self._recording, subject.device)
+        return _explain(device, subject, self._root, timeline=timeline)
+
+
+class _Device:
+    """One device's history, with what each block is."""
+
+    def __init__(self, recording: Recording, index: int) -> None:
+        self.recording = recording
+        self.calls = _Calls(recording.calls)
+        plugs = {address for device, address in recording.plugs if device == index}
+        segments = [it for it in recording.before if it["device"] == index]
+        events = recording.events[index] if index < len(recording.events) else []
+        tags = [it for it in recording.tags if it.device == index]
+        replay = Replay(segments, recording.settings)
+        self.history: History = replay.run(events, tags)
+        self.blocks: list[Block] = []
+        """without those that only filled rooms"""
+        for block in self.history.blocks:
+            ours = (
+                block.address in plugs
+                if block.start < 0
+                else any(span.start <= block.time <= span.end for span in recording.ours)
+            )
+            if not ours:
+                self.blocks.append(block)
+        self.categories: dict[Block, Category] = {it: self._category(it) for it in self.blocks}
+
+    # -- what a block is --
+
+    def _category(self, block: Block) -> Category:
+        seen = {tag.category for tag in block.tags}
+        for category in ("parameters", "buffers", "gradients", "optimizer state"):
+            if category in seen:
+                return category
+        if any(span.start <= block.end_time <= span.end for span in self.recording.cleared):
+            return "workspaces"
+        if block.start < 0:
+            return "batch data" if "batch data" in seen else "other"
+        running = self.pass_at(block.time)
+        call = self.calls.innermost(block.time)
+        if call is not None and (running is None or call.start > running.start):
+            return "activations" if block.end_time > call.end else "temporaries"
+        if running is not None:
+            return "temporaries" if block.end_time <= running.end else "other"
+        if "batch data" in seen:
+            return "batch data"
+        return "activations" if self._awaits_backward(block) else "other"
+
+    def _awaits_backward(self, block: Block) -> bool:
+        """Return whether it was made between a module's forward and the backward, for that."""
+        passes = self.recording.passes
+        coming = next((it for it in passes if it.start > block.time), None)
+        if coming is None or coming.name != "backward" or block.end_time < coming.start:
+            return False
+        last = max((it.end for it in passes if it.end <= block.time), default=-_INFINITY)
+        return self.calls.any_began(last, block.time)
+
+    def pass_at(self, time: float) -> Pass | None:
+        """Return the backward pass or the optimizer's step that was under way."""
+        passes = self.recording.passes
+        return next((it for it in reversed(passes) if it.start <= time <= it.end), None)
+
+    # -- amounts --
+
+    def deltas(self, counted: set[Block]) -> dict[int, list[tuple[Category, int]]]:
+        """Return what each event adds to each category; index -1 is what was there before."""
+        found: dict[int, list[tuple[Category, int]]] = {}
+        for block in self.blocks:
+            if block in counted:
+                category = self.categories[block]
+                found.setdefault(block.start, []).append((category, block.size))
+                if block.end is not None:
+                    found.setdefault(block.end, []).append((category, -block.size))
+        return found
+
+
+class _Calls:
+    """The calls of modules, by time."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls = sorted(calls, key=lambda it: it.start)
+        self._starts = [it.start for it in self._calls]
+        self._outer: list[int | None] = []
+        """of each call, the index of the one around it"""
+        around: list[int] = []
+        for index, call in enumerate(self._calls):
+            while around and self._calls[around[-1]].end <= call.start:
+                around.pop()
+            self._outer.append(around[-1] if around else None)
+            around.append(index)
+
+    def innermost(self, time: float) -> Call | None:
+        """Return the innermost call that was under way."""
+        at: int | None = bisect_right(self._starts, time) - 1
+        if at == -1:
+            return None
+        while at is not None and self._calls[at].end < time:
+            at = self._outer[at]
+        return None if at is None else self._calls[at]
+
+    def any_began(self, start: float, end: float) -> bool:
+        """Return whether a module was called between two times."""
+        at = bisect_left(self._starts, start)
+        return at < len(self._starts) and self._starts[at] < end
+
+
+@dataclass
+class _Counted:
+    """Which blocks count for a subject."""
+
+    blocks: set[Block]
+    before: int
+    """bytes of the step's own that were there before and of which nothing is known"""
+
+
+def _counted(device: _Device, subject: Subject) -> _Counted:
+    """Return what counts: what was allocated since, and of what was there before the step's own.
+
+    How much of that is the step's is known, not which blocks: those that were seen in use, if they
+    are no more than that.
+    """
+    initial = [it for it in device.blocks if it.start < 0]
+    own = sum(it.size for it in initial) - subject.others.allocated
+    seen = [it for it in initial if it.tags]
+    known = sum(it.size for it in seen)
+    blocks = {it for it in device.blocks if it.start >= 0}
+    if own > 0 and known <= own:
+        return _Counted(blocks | set(seen), own - known)
+    return _Counted(blocks, own)
+
+
+def _windows(times: Sequence[float], spans: Sequence[Span]) -> Iterator[range]:
+    """Yield the events of each span, the last one before it first: that is how it began."""
+    for span in spans:
+        yield range(bisect_left(times, span.start) - 1, bisect_right(times, span.end))
+
+
+def _explain(
+    device: _Device, subject: Subject, root: Path, *, timeline: bool
+) -> Attribution | None:
+    counted = _counted(device, subject)
+    deltas = device.deltas(counted.blocks)
+    times = device.history.times
+    totals = _totals(deltas, len(times), counted.before)
+    indices = [i for window in _windows(times, subject.windows) for i in window]
+    if not indices:
+        return None
+    top = max(indices, key=lambda index: (totals[index + 1], -index))
+    categories = _categories(device, counted, top)
+    residue = subject.peak.allocated - sum(categories.values())
+    notes = []
+    if residue:
+        categories["other"] += residue
+        if categories["other"] < 0:
+            return None
+        notes.append(
+            f"the allocator's history accounts for {format_size(totals[top + 1])} of this peak of "
+            f"{format_size(subject.peak.allocated)}; the rest is called other"
+        )
+    origins = [
+        _origin(device, it) for it in device.blocks if it in counted.blocks and it.alive(top)
+    ]
+    breakdown = Breakdown(
+        {name: categories[name] for name in CATEGORIES if categories[name]},
+        cached=max(0, _reserved(device, subject, top) - subject.peak.allocated),
+        sites=sites(origins, root)[:MOST_SITES],
+    )
+    drawn = _timeline(device, subject, deltas, totals, indices, top) if timeline else None
+    return Attribution(breakdown, drawn, tuple(notes))
+
+
+def _totals(deltas: dict[int, list[tuple[Category, int]]], number: int, before: int) -> list[int]:
+    """Return the bytes allocated before the first event and after each."""
+    total = before
+    totals = []
+    for index in range(-1, number):
+        total += sum(size for _, size in deltas.get(index, ()))
+        totals.append(total)
+    return totals
+
+
+def _categories(device: _Device, counted: _Counted, index: int) -> Counter[Category]:
+    found: Counter[Category] = Counter()
+    for block in counted.blocks:
+        if block.alive(index):
+            found[device.categories[block]] += block.size
+    found["other"] += counted.before
+    return found
+
+
+def _reserved(device: _Device, subject: Subject, index: int) -> int:
+    """Return the bytes that the allocator held for the step after an event."""
+    at_first = sum(
+        it["total_size"] for it in device.recording.before if it["device"] == subject.device
+    )
+    more = device.history.reserved[index] if index >= 0 else 0
+    return at_first + more - subject.others.reserved
+
+
+def _origin(device: _Device, block: Block) -> Origin:
+    category = device.categories[block]
+    running = device.pass_at(block.time)
+    call = device.calls.innermost(block.time)
+    names = [tag.name for tag in block.tags if tag.name and tag.category == category]
+    if names:
+        module = names[0].rpartition(".")[0]
+    elif call is not None and (running is None or call.start > running.start):
+        module = call.path
+    else:
+        module = ""
+    return origin(
+        block.frames,
+        running.line if running else None,
+        foreign_folders(),
+        module=module,
+        category=category,
+        nbytes=block.size,
+    )
+
+
+# -- the timeline --
+
+
+def _timeline(  # noqa: PLR0913 - all that _explain has found
+    device: _Device,
+    subject: Subject,
+    deltas: dict[int, list[tuple[Category, int]]],
+    totals: Sequence[int],
+    indices: Sequence[int],
+    top: int,
+) -> Timeline:
+    chosen = _chosen(indices, totals, top)
+    levels: Counter[Category] = Counter({"other": totals[0] - _initially(deltas)})
+    columns: dict[Category, list[int]] = {}
+    rows = []
+    at = -1
+    for index in chosen:
+        while at <= index:
+            for category, size in deltas.get(at, ()):
+                levels[category] += size
+            at += 1
+        rows.append(dict(levels))
+    for category in CATEGORIES:
+        column = [max(0, row.get(category, 0)) for row in rows]
+        if any(column):
+            columns[category] = column
+    return Timeline(
+        categories={name: tuple(column) for name, column in columns.items()},
+        reserved=tuple(_reserved(device, subject, index) for index in chosen),
+        phases=tuple(_phases(device, chosen)),
+        peak=chosen.index(top),
+    )
+
+
+def _initially(deltas: dict[int, list[tuple[Category, int]]]) -> int:
+    return sum(size for _, size in deltas.get(-1, ()))
+
+
+def _chosen(indices: Sequence[int], totals: Sequence[int], top: int) -> list[int]:
+    """Return the events to draw: of each stretch the highest, and the first and last of all."""
+    step = max(1, -(-len(indices) // MOST_POINTS))
+    found = {indices[0], indices[-1], top}
+    for start in range(0, len(indices), step):
+        stretch = indices[start : start + step]
+        found.add(max(stretch, key=lambda index: totals[index + 1]))
+    return sorted(found)
+
+
+def _phases(device: _Device, chosen: Sequence[int]) -> Iterator[Phase]:
+    """Yield what ran at the chosen events, where it is known."""
+    names = [_phase(device, device.history.times[index]) if index >= 0 else "" for index in chosen]
+    start = 0
+    for index in range(1, len(names) + 1):
+        if index == len(names) or names[index] != names[start]:
+            if names[start]:
+                yield Phase(names[start], start, index)  # type: ignore[arg-type] # not ""
+            start = index
+
+
+def _phase(device: _Device, time: float) -> str:
+    running = device.pass_at(time)
+    if running is not None:
+        return running.name
+    return "forward" if device.calls.innermost(time) is not None else ""

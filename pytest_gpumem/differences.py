@@ -1,0 +1,146 @@
+"""What differs between two breakdowns, by category and by site; and the sentence that leads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.records import CATEGORIES, Site
+from pytest_gpumem.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pytest_gpumem.records import Breakdown
+
+CACHED: Final = "cached"
+"""the row of what was reserved but not allocated"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a comparison, in bytes."""
+
+    name: str
+    now: int
+    before: int | None = None
+    """None where there is nothing to compare with"""
+    site: Site | None = None
+    """of a row of sites: as it is now, else as it was"""
+    blocks: int = 0
+    """of a row of sites: how many now"""
+
+    @property
+    def difference(self) -> int | None:
+        """Bytes above what it was; negative below."""
+        return None if self.before is None else self.now - self.before
+
+
+def category_rows(now: Breakdown, before: Breakdown | None = None) -> list[Row]:
+    """Return a row for each category that has anything, and for what was cached.
+
+    The largest growth first; without a baseline in the order of ``CATEGORIES``.
+    """
+    rows = []
+    for name in CATEGORIES:
+        bytes_now = now.categories.get(name, 0)
+        bytes_before = None if before is None else before.categories.get(name, 0)
+        if bytes_now or bytes_before:
+            rows.append(Row(name, bytes_now, bytes_before))
+    rows = _by_growth(rows) if before is not None else rows
+    return [*rows, Row(CACHED, now.cached, None if before is None else before.cached)]
+
+
+def site_rows(now: Breakdown, before: Breakdown | None = None) -> list[Row]:
+    """Return a row for each site, the largest growth first, without a baseline the largest first.
+
+    Sites are the same by file, function, code and category: lines move. What only one of the two
+    has counts as zero in the other; a baseline keeps its largest sites only, so that what is below
+    the smallest of these is compared with nothing.
+    """
+    if before is None:
+        return [_site_row(site, None) for site in now.sites]
+    old = _keyed(before.sites)
+    new = _keyed(now.sites)
+    least = min((site.nbytes for site in before.sites), default=0)
+    rows = []
+    for key, site in new.items():
+        known = old[key].nbytes if key in old else 0
+        if key in old or site.nbytes > least:
+            rows.append(_site_row(site, known))
+    rows += [
+        Row(site_name(site), 0, site.nbytes, site) for key, site in old.items() if key not in new
+    ]
+    return _by_growth(rows)
+
+
+def lead(now: Breakdown, before: Breakdown) -> str:
+    """Return what grew most and where; "" where no category grew.
+
+    "activations +512.00 MiB, of which blocks.py:88 (Attention.forward) +512.00 MiB in 12 blocks"
+    """
+    grown = [row for row in category_rows(now, before)[:-1] if (row.difference or 0) > 0]
+    if not grown:
+        return ""
+    top = grown[0]
+    text = f"{top.name} {_signed(top.difference)}"
+    for row in site_rows(now, before):
+        if row.site and row.site.category == top.name and row.site.path and row.difference:
+            if row.difference > 0:
+                text += f", of which {row.name} {_signed(row.difference)} in {_blocks(row.blocks)}"
+            break
+    return text
+
+
+def summary(now: Breakdown) -> str:
+    """Return the categories in one sentence, the largest first."""
+    parts = sorted(now.categories.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {format_size(nbytes)}" for name, nbytes in parts)
+
+
+def site_name(site: Site) -> str:
+    """Return a site as reports name it: "blocks.py:88 (Attention.forward)"."""
+    if not site.path:
+        return "no line of Python"
+    return f"{site.path}:{site.line} ({site.function})" if site.function else _place(site)
+
+
+def _place(site: Site) -> str:
+    return f"{site.path}:{site.line}"
+
+
+def _site_row(site: Site, before: int | None) -> Row:
+    return Row(site_name(site), site.nbytes, before, site, site.blocks)
+
+
+def _keyed(sites: Iterable[Site]) -> dict[tuple[str, str, str, str], Site]:
+    """Return sites by what they are known by; two lines of the same code become one."""
+    found: dict[tuple[str, str, str, str], Site] = {}
+    for site in sites:
+        key = site.path, site.function, site.code, site.category
+        if key in found:
+            other = found[key]
+            site = Site(  # noqa: PLW2901 - the sum of both
+                other.path,
+                other.line,
+                other.function,
+                other.code,
+                other.module,
+                other.category,
+                other.nbytes + site.nbytes,
+                other.blocks + site.blocks,
+            )
+        found[key] = site
+    return found
+
+
+def _by_growth(rows: Iterable[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: (-(row.difference or 0), -row.now))
+
+
+def _signed(nbytes: int | None) -> str:
+    return format_size(nbytes or 0, signed=True)
+
+
+def _blocks(number: int) -> str:
+    return "1 block" if number == 1 else f"{number} blocks"

@@ -1,0 +1,373 @@
+"""Recording one run: the allocator's own history, and what was seen of tensors meanwhile.
+
+The history (``torch.cuda.memory._record_memory_history``) says which block was allocated when, by
+which Python lines. What a block is for is seen by PyTorch's global hooks: modules' and optimizers'
+tensors are noted with their addresses, calls of modules, backward passes and optimizer steps with
+their times. Both clocks are the same (microseconds since 1970). Nothing holds a tensor, nothing
+changes what is allocated.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+import weakref
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from types import FrameType
+
+    from torch import Tensor
+    from torch.nn import Module
+    from torch.optim import Optimizer
+
+    from pytest_gpumem.records import Category
+
+MOST_EVENTS: Final = 1_000_000
+"""allocations and frees that are kept; of more the first are lost, and the recording is no good"""
+DEEPEST: Final = 4
+"""levels of lists and dicts in a module's arguments that are searched for tensors"""
+
+
+class Tag(NamedTuple):
+    """What a block was seen to be."""
+
+    time: float
+    """microseconds since 1970, as all times here"""
+    device: int
+    address: int
+    category: Category
+    name: str
+    """the tensor's, by its path from the outermost module: "GPT2.h.0.mlp.weight"; "" unknown"""
+
+
+@dataclass
+class Call:
+    """A call of a module."""
+
+    path: str
+    start: float
+    end: float = float("inf")
+
+
+class Line(NamedTuple):
+    """A line of Python."""
+
+    filename: str
+    line: int
+    function: str
+
+
+@dataclass
+class Pass:
+    """A backward pass or a step of an optimizer."""
+
+    name: str
+    """"backward" or "optimizer" """
+    start: float
+    line: Line | None = None
+    """the user's line that called it"""
+    end: float = float("inf")
+
+
+class Span(NamedTuple):
+    """From when to when."""
+
+    start: float
+    end: float
+
+
+@dataclass
+class Recording:
+    """All that was recorded."""
+
+    before: list[dict[str, Any]] = field(default_factory=list)
+    """the segments and their blocks when it began, as ``_snapshot`` has them"""
+    events: list[list[dict[str, Any]]] = field(default_factory=list)
+    """the history of each device, as ``_snapshot`` has it"""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """the allocator's"""
+    tags: list[Tag] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    passes: list[Pass] = field(default_factory=list)
+    ours: list[Span] = field(default_factory=list)
+    """when what was allocated was nobody's but ours"""
+    cleared: list[Span] = field(default_factory=list)
+    """when the cuBLAS workspaces were freed"""
+    plugs: list[tuple[int, int]] = field(default_factory=list)
+    """device and address of blocks that were ours when it began"""
+    overflowed: bool = False
+
+
+def now() -> float:
+    """Return the time as the history has it: microseconds since 1970."""
+    return time.time_ns() / 1000
+
+
+def supported() -> bool:
+    """Return whether PyTorch's allocator keeps a history: cudaMallocAsync's does not."""
+    import torch
+
+    return bool(torch.cuda.get_allocator_backend() == "native")
+
+
+class Recorder:
+    """Records from ``start`` to ``stop``."""
+
+    def __init__(self) -> None:
+        self._recording = Recording()
+        self._stack = ExitStack()
+        self._active: list[Call] = []
+        self._depths = {"backward": 0, "optimizer": 0}
+        self._names: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
+        self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self._applying = 0
+
+    def start(self, plugs: Iterable[tuple[int, int]] = ()) -> None:
+        """Begin.
+
+        Args:
+            plugs: device and address of the blocks that only fill rooms.
+        """
+        import torch
+
+        self._recording = Recording(plugs=list(plugs))
+        memory = torch.cuda.memory
+        memory._record_memory_history(None)
+        memory._record_memory_history(
+            "all", context="alloc", stacks="python", max_entries=MOST_EVENTS
+        )
+        self._stack.callback(memory._record_memory_history, None)
+        self._recording.before = memory._snapshot()["segments"]
+        self._hook()
+
+    def stop(self) -> Recording:
+        """End it and return what was recorded; the cuBLAS workspaces are freed by this."""
+        import torch
+
+        recording = self._recording
+        start = now()
+        torch._C._cuda_clearCublasWorkspaces()
+        recording.cleared.append(Span(start, now()))
+        snapshot = torch.cuda.memory._snapshot()
+        recording.events = snapshot["device_traces"]
+        recording.settings = snapshot.get("allocator_settings", {})
+        recording.overflowed = any(len(it) >= MOST_EVENTS for it in recording.events)
+        self.abandon()
+        return recording
+
+    def abandon(self) -> None:
+        """End it for nothing."""
+        self._stack.close()
+
+    @contextmanager
+    def ours(self) -> Iterator[None]:
+        """Note that what is allocated inside is not the step's."""
+        start = now()
+        try:
+            yield
+        finally:
+            self._recording.ours.append(Span(start, now()))
+
+    # -- hooks --
+
+    def _hook(self) -> None:
+        from torch import autograd, nn
+        from torch.nn.modules import module as modules
+        from torch.optim.optimizer import (
+            register_optimizer_step_post_hook,
+            register_optimizer_step_pre_hook,
+        )
+
+        handles = [
+            modules.register_module_forward_pre_hook(self._enter),
+            modules.register_module_forward_hook(self._leave, with_kwargs=True, always_call=True),
+            modules.register_module_parameter_registration_hook(self._parameter),
+            modules.register_module_buffer_registration_hook(self._buffer),
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+        for handle in handles:
+            self._stack.callback(handle.remove)
+        self._replace(autograd, "backward", self._around_backward(autograd.backward))
+        self._replace(autograd, "grad", self._around_backward(autograd.grad))
+        self._replace(nn.Module, "_apply", self._around_apply(nn.Module._apply))
+
+    def _replace(self, owner: Any, name: str, value: object) -> None:  # noqa: ANN401
+        self._stack.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, value)
+
+    # -- modules --
+
+    def _enter(self, module: Module, _args: object) -> None:
+        if _compiling():
+            return
+        if not self._active:
+            self._see_all(module)
+        elif module._parameters or module._buffers:
+            self._see(module, self._name(module))
+        call = Call(self._name(module), now())
+        self._recording.calls.append(call)
+        self._active.append(call)
+
+    def _leave(self, _module: Module, args: object, kwargs: object, _output: object) -> None:
+        time_now = now()
+        if _compiling() or not self._active:
+            return
+        self._active.pop().end = time_now
+        if not self._active:
+            for tensor in _tensors((args, kwargs), DEEPEST):
+                if tensor.grad_fn is None:
+                    self._tag(tensor, "batch data")
+
+    def _name(self, module: Module) -> str:
+        return self._names.get(module) or type(module).__name__
+
+    def _see_all(self, root: Module) -> None:
+        """Note the tensors of a module and of all below it, and where each of these is."""
+        for path, module in root.named_modules():
+            name = f"{type(root).__name__}.{path}" if path else type(root).__name__
+            self._names[module] = name
+            self._see(module, name)
+
+    def _see(self, module: Module, name: str) -> None:
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                self._see_parameter(parameter, f"{name}.{key}")
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                self._tag(buffer, "buffers", f"{name}.{key}")
+
+    def _see_parameter(self, parameter: Tensor, name: str) -> None:
+        self._parameters[id(parameter)] = (weakref.ref(parameter), name)
+        self._tag(parameter, "parameters", name)
+
+    def _parameter(self, module: Module, key: str, parameter: Tensor | None) -> None:
+        if parameter is not None and not _compiling():
+            self._see_parameter(parameter, f"{self._name(module)}.{key}")
+
+    def _buffer(self, module: Module, key: str, buffer: Tensor | None) -> None:
+        if buffer is not None and not _compiling():
+            self._tag(buffer, "buffers", f"{self._name(module)}.{key}")
+
+    def _around_apply(self, apply: Callable[..., Any]) -> Callable[..., Any]:
+        """Look at a module again that was moved or converted."""
+
+        @functools.wraps(apply)
+        def _apply(module: Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            self._applying += 1
+            try:
+                return apply(module, *args, **kwargs)
+            finally:
+                self._applying -= 1
+                if not self._applying:
+                    self._see_all(module)
+
+        return _apply
+
+    # -- passes --
+
+    def _around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(run)
+        def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            self._begin("backward")
+            try:
+                return run(*args, **kwargs)
+            finally:
+                if self._finish("backward"):
+                    self._see_gradients()
+
+        return backward
+
+    def _begin(self, name: str) -> None:
+        self._depths[name] += 1
+        if self._depths[name] == 1:
+            line = _users_line(sys._getframe(2))
+            self._recording.passes.append(Pass(name, now(), line))
+
+    def _finish(self, name: str) -> bool:
+        """Note the end of the outermost pass of a name; return whether it was that."""
+        time_now = now()
+        self._depths[name] -= 1
+        if self._depths[name]:
+            return False
+        next(it for it in reversed(self._recording.passes) if it.name == name).end = time_now
+        return True
+
+    def _see_gradients(self) -> None:
+        for reference, name in list(self._parameters.values()):
+            parameter = reference()
+            if parameter is not None and parameter.grad is not None:
+                self._tag(parameter.grad, "gradients", name)
+
+    def _before_step(self, optimizer: Optimizer, *_: object) -> None:
+        if _compiling():
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                known = self._parameters.get(id(parameter))
+                self._see_parameter(parameter, known[1] if known else "")
+        self._see_gradients()
+        self._begin("optimizer")
+
+    def _after_step(self, optimizer: Optimizer, *_: object) -> None:
+        if _compiling() or not self._depths["optimizer"]:
+            return
+        self._finish("optimizer")
+        for parameter, state in optimizer.state.items():
+            known = self._parameters.get(id(parameter))
+            for tensor in _tensors(state, DEEPEST):
+                self._tag(tensor, "optimizer state", known[1] if known else "")
+
+    def _tag(self, tensor: Tensor, category: Category, name: str = "") -> None:
+        local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
+        if not local.is_cuda:
+            return
+        with suppress(RuntimeError, NotImplementedError):  # some have no storage
+            address = local.untyped_storage().data_ptr()
+            if address:
+                self._recording.tags.append(Tag(now(), local.get_device(), address, category, name))
+
+
+def _compiling() -> bool:
+    """Return whether torch.compile looks at this rather than Python running it."""
+    import torch
+
+    return torch.compiler.is_compiling()
+
+
+def _tensors(value: object, depth: int) -> Iterator[Tensor]:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item, depth - 1)
+
+
+def _users_line(frame: FrameType | None) -> Line | None:
+    """Return the innermost line outside of torch and of this package."""
+    foreign = foreign_folders()
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if not filename.startswith(foreign):
+            return Line(filename, frame.f_lineno, frame.f_code.co_name)
+        frame = frame.f_back
+    return None
+
+
+@functools.cache
+def foreign_folders() -> tuple[str, ...]:
+    """Return the beginnings of the names of files whose lines are nobody's business."""
+    import contextlib
+
+    import torch
+
+    torch_folder = Path(torch.__file__ or "").parent
+    return f"{torch_folder}/", f"{Path(__file__).parent}/", contextlib.__file__, "<"
