@@ -43,6 +43,8 @@ MOST_SITES: Final = 50
 """sites of one device that are kept"""
 MOST_POINTS: Final = 400
 """points of a timeline"""
+_SEEN: Final[tuple[Category, ...]] = ("parameters", "buffers", "gradients", "optimizer state")
+"""what a tensor's owner tells, the first of them if it has several"""
 _INFINITY: Final = float("inf")
 
 
@@ -171,22 +173,27 @@ class _Device:
 
     def _category(self, block: Block) -> Category:
         seen = {tag.category for tag in block.tags}
-        for category in ("parameters", "buffers", "gradients", "optimizer state"):
+        for category in _SEEN:
             if category in seen:
                 return category
         if any(span.start <= block.end_time <= span.end for span in self.recording.cleared):
             return "workspaces"
-        if block.start < 0:
-            return "batch data" if "batch data" in seen else "other"
+        made = None if block.start < 0 else self._made(block)
+        if made is not None:
+            return made
+        if "batch data" in seen:
+            return "batch data"
+        return "activations" if self._awaits_backward(block) else "other"
+
+    def _made(self, block: Block) -> Category | None:
+        """Return what was made in a module's forward or in a pass; None if it was in neither."""
         running = self.pass_at(block.time)
         call = self.calls.innermost(block.time)
         if call is not None and (running is None or call.start > running.start):
             return "activations" if block.end_time > call.end else "temporaries"
         if running is not None:
             return "temporaries" if block.end_time <= running.end else "other"
-        if "batch data" in seen:
-            return "batch data"
-        return "activations" if self._awaits_backward(block) else "other"
+        return None
 
     def _awaits_backward(self, block: Block) -> bool:
         """Return whether it was made between a module's forward and the backward, for that."""
@@ -332,9 +339,8 @@ def _categories(device: _Device, counted: _Counted, index: int) -> Counter[Categ
 
 def _reserved(device: _Device, subject: Subject, index: int) -> int:
     """Return the bytes that the allocator held for the step after an event."""
-    at_first = sum(
-        it["total_size"] for it in device.recording.before if it["device"] == subject.device
-    )
+    segments = [it for it in device.recording.before if it["device"] == subject.device]
+    at_first: int = sum(segment["total_size"] for segment in segments)
     more = device.history.reserved[index] if index >= 0 else 0
     return at_first + more - subject.others.reserved
 
@@ -343,9 +349,10 @@ def _origin(device: _Device, block: Block) -> Origin:
     category = device.categories[block]
     running = device.pass_at(block.time)
     call = device.calls.innermost(block.time)
-    names = [tag.name for tag in block.tags if tag.name and tag.category == category]
-    if names:
-        module = names[0].rpartition(".")[0]
+    names = [tag.name for tag in block.tags if tag.category == category]
+    name = max(names, key=lambda it: it.count("."), default="")  # from the outermost module
+    if name:
+        module = name.rpartition(".")[0]
     elif call is not None and (running is None or call.start > running.start):
         module = call.path
     else:
@@ -363,7 +370,7 @@ def _origin(device: _Device, block: Block) -> Origin:
 # -- the timeline --
 
 
-def _timeline(  # noqa: PLR0913 - all that _explain has found
+def _timeline(  # noqa: PLR0913, PLR0917 - all that _explain has found
     device: _Device,
     subject: Subject,
     deltas: dict[int, list[tuple[Category, int]]],

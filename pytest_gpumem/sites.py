@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,7 +104,7 @@ def shown_path(filename: str, root: Path) -> str:
 @functools.cache
 def _import_folders() -> tuple[Path, ...]:
     """Return the folders that packages are imported from, the deepest first."""
-    folders = {Path(os.path.abspath(it)) for it in sys.path if it and Path(it).is_dir()}
+    folders = {Path(it).absolute() for it in sys.path if it and Path(it).is_dir()}
     return tuple(sorted(folders, key=lambda it: -len(it.parts)))
 
 
@@ -139,7 +138,10 @@ def qualified(filename: str, line: int) -> str:
 
 
 def merged_paths(paths: Iterable[str]) -> str:
-    """Return what module paths have in common: "GPT2.h.0.attn", "GPT2.h.1.attn" -> "GPT2.h.*.attn"."""
+    """Return what module paths have in common.
+
+    "GPT2.h.0.attn" and "GPT2.h.1.attn" give "GPT2.h.*.attn".
+    """
     split = [path.split(".") for path in dict.fromkeys(paths)]
     if len({len(parts) for parts in split}) == 1:
         columns = zip(*split, strict=True)

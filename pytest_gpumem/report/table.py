@@ -67,7 +67,7 @@ class _Group(NamedTuple):
 
 
 def _grouped(results: Sequence[Result]) -> list[_Group]:
-    """Return the results by file and device, in the order of their first; a test's parts follow it."""
+    """Return the results by file and device, in the order of their first."""
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         groups.setdefault((result.module, result.device_key), []).append(result)
