@@ -193,7 +193,7 @@ class Recorder:
             register_optimizer_step_post_hook(self._after_step),
         ]
         for handle in handles:
-            self._stack.callback(handle.remove)
+            self._stack.callback(_remove, handle)
         self._replace(autograd, "backward", self._around_backward(autograd.backward))
         self._replace(autograd, "grad", self._around_backward(autograd.grad))
         self._replace(nn.Module, "_apply", self._around_apply(nn.Module._apply))
@@ -332,6 +332,14 @@ class Recorder:
             address = local.untyped_storage().data_ptr()
             if address:
                 self._recording.tags.append(Tag(now(), local.get_device(), address, category, name))
+
+
+def _remove(handle: Any) -> None:  # noqa: ANN401 - a RemovableHandle
+    """Remove a hook, with what PyTorch forgets: that it took keyword arguments."""
+    from torch.nn.modules import module as modules
+
+    handle.remove()
+    getattr(modules, "_global_forward_hooks_with_kwargs", {}).pop(handle.id, None)
 
 
 def _compiling() -> bool:
