@@ -288,7 +288,7 @@ def _revise(file: BaselineFile, changes: list[Change]) -> _Revision:
             for part in (*new, *gone)
         ]
         kept = {part: it for part, it in old.items() if part not in gone}
-        moved = {part: it for part, it in new.items() if not _same(it, old.get(part))}
+        moved = {part: it for part, it in new.items() if not _same(old.get(part), it)}
         if kept or moved:
             tests[test] = {**kept, **moved}
     return _Revision(BaselineFile(device, file.module, tests, file.labels), entries)

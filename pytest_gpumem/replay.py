@@ -93,7 +93,8 @@ class Replay:
         waiting = iter(tags)
         tag = next(waiting, None)
         for index, event in enumerate(events):
-            time, action, address = event["time_us"], event["action"], event["addr"]
+            time, action = event["time_us"], event["action"]
+            address = event.get("addr", 0)  # running out of memory has none
             while tag is not None and tag.time < time:
                 self._tag(tag)
                 tag = next(waiting, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
     Ask = Callable[[str, Measurement], Measurement]
 
+LEAST_WIDTH = 80
+"""columns that a failure's text is laid out for at least"""
 LONGEST_ERROR = 200
 """characters of another error that a note still shows"""
 UNSUPPORTED_REMEDY = "run this test on a real GPU (--gpumem-device=cuda)"
@@ -311,7 +314,11 @@ class TestSession:
 
     def failure_text(self, results: Sequence[Result]) -> str:
         """Return what a failed test's report says; "" where nothing failed."""
-        return terminal.failures(results, most_rows=None if self.verbosity > 1 else MOST_ROWS)
+        return terminal.failures(
+            results,
+            width=max(LEAST_WIDTH, shutil.get_terminal_size().columns),
+            most_rows=None if self.verbosity > 1 else MOST_ROWS,
+        )
 
     # -- the end --
 

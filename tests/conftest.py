@@ -58,9 +58,14 @@ def virtual_gpu(request):
 
 
 @pytest.fixture
-def suite(pytester, virtual_gpu, monkeypatch):
-    """A folder of test files, and sessions in this process that run them."""
+def modules_kept(monkeypatch):
+    """Let pytester, made after this, unload nothing but test modules: Triton loads once only."""
     monkeypatch.setattr("_pytest.pytester.SysModulesSnapshot", _TestModulesOnly)
+
+
+@pytest.fixture
+def suite(modules_kept, pytester, virtual_gpu, monkeypatch):
+    """A folder of test files, and sessions in this process that run them."""
     monkeypatch.setenv("COLUMNS", "140")
     for name in ("CI", "BUILD_NUMBER"):  # pytest shortens nothing where these are set
         monkeypatch.delenv(name, raising=False)

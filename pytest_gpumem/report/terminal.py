@@ -15,7 +15,14 @@ from tabulate import tabulate
 
 from pytest_gpumem.differences import category_rows, site_rows
 from pytest_gpumem.report.model import count_kinds
-from pytest_gpumem.report.text import drawn, encodable, printable, wrapped
+from pytest_gpumem.report.text import (
+    columns,
+    drawn,
+    encodable,
+    printable,
+    shortened,
+    wrapped,
+)
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.verdict import PEAKS, UPDATE_OPTION, Kind
 
@@ -32,6 +39,8 @@ FEW = 3
 """tests or files that a command still names one by one"""
 LONG = 120
 """characters that a command that names them has at most, where there is a shorter one"""
+LEAST_SITE = 24
+"""columns that the name of a source line keeps, however narrow the terminal"""
 MOST_ROWS = 10
 """rows of a table that says where a peak comes from"""
 MOST_UPDATES = 20
@@ -57,7 +66,9 @@ def header(device: DeviceInfo | None, *, driver: str = "", reason: str = "") -> 
     return f"gpumem: {text}" + (f", driver {printable(driver)}" if driver else "")
 
 
-def failures(results: Sequence[Result], *, most_rows: int | None = MOST_ROWS) -> str:
+def failures(
+    results: Sequence[Result], *, width: int = 80, most_rows: int | None = MOST_ROWS
+) -> str:
     """Return the sections of one test's failures: its parts first, which tell where.
 
     A command that is the next step for several of them stands at the end of the last.
@@ -68,7 +79,8 @@ def failures(results: Sequence[Result], *, most_rows: int | None = MOST_ROWS) ->
         command = result.verdict.command
         again = command and any(command == it.verdict.command for it in failed[index + 1 :])
         quiet = replace(result.verdict, command="", remedy="") if again else result.verdict
-        texts.append(failure(replace(result, verdict=quiet), most_rows=most_rows))
+        shown = replace(result, verdict=quiet)
+        texts.append(failure(shown, width=width, most_rows=most_rows))
     return "\n\n".join(texts)
 
 
@@ -84,7 +96,7 @@ def failure(
         if oom
         else [],
         [_comparison_table(verdict.comparisons, "needed" if oom else "measured")],
-        *explanation(result, most_rows=most_rows),
+        *explanation(result, width, most_rows),
         list(_advice(result, width)),
     ]
     text = "\n\n".join("\n".join(lines) for lines in blocks if any(lines))
@@ -142,7 +154,7 @@ def update_summary(
     return encodable("\n".join(lines), ascii_only=ascii_only)
 
 
-def explanation(result: Result, *, most_rows: int | None = MOST_ROWS) -> list[list[str]]:
+def explanation(result: Result, width: int, most_rows: int | None) -> list[list[str]]:
     """Return two tables, of what a peak consists of and which lines it comes from.
 
     They are of the device whose peak grew most, else of the fullest.
@@ -157,34 +169,46 @@ def explanation(result: Result, *, most_rows: int | None = MOST_ROWS) -> list[li
     before = entry.breakdowns[device] if entry and device < len(entry.breakdowns) else None
     where = f", device {device}" if len(attributions) > 1 else ""
     tables = [
-        _rows_table(f"at the peak{where}", category_rows(now, before), most_rows),
-        _rows_table("allocated by", site_rows(now, before), most_rows),
+        _rows_table(f"at the peak{where}", category_rows(now, before), width, most_rows),
+        _rows_table("allocated by", site_rows(now, before), width, most_rows),
     ]
-    notes = [wrapped("note: ", note, 80) for note in attributions[device].notes]
+    notes = [wrapped("note: ", note, width) for note in attributions[device].notes]
     return [[table] for table in tables if table] + [[note] for note in notes]
 
 
-def _rows_table(title: str, rows: Sequence[Row], most: int | None) -> str:
+def _rows_table(title: str, rows: Sequence[Row], width: int, most: int | None) -> str:
     shown = rows[:most]
-    compared = any(row.before is not None for row in shown)
-    head = [title, "baseline", "now", "difference"] if compared else [title, "now"]
-    with_sites = any(row.site for row in shown)
-    table = []
-    for row in shown:
-        cells = [_size(row.before), _size(row.now), _difference(row.difference or 0)]
-        cells = cells if compared else [_size(row.now)]
-        if with_sites:
-            cells += [_what(row)]
-        table.append([printable(row.name), *cells])
-    if not table:
+    if not shown:
         return ""
-    align = ["left", *("right" for _ in head[1:]), *(["left"] if with_sites else [])]
-    text = drawn([[*head, *(["of"] if with_sites else [])], *table], align)
+    compared = any(row.before is not None for row in shown)
+    titles = [title, "baseline", "now", "difference"] if compared else [title, "now"]
+    table = [titles]
+    for row in shown:
+        sizes = [_size(row.before), _size(row.now), _difference(row.difference or 0)]
+        table.append([printable(row.name), *(sizes if compared else sizes[1:2])])
+    align = ["left", *("right" for _ in titles[1:])]
+    if any(row.site for row in shown):
+        table, align = _with_subjects(table, shown, width), [*align, "left"]
     more = len(rows) - len(shown)
+    text = drawn(table, align)
     return f"{text}\n({more} more with -vv)" if more else text
 
 
-def _what(row: Row) -> str:
+def _with_subjects(table: list[list[str]], rows: Sequence[Row], width: int) -> list[list[str]]:
+    """Add what each site allocated, as much of it as the width allows."""
+    sizes = sum(2 + max(map(columns, column)) for column in list(zip(*table, strict=True))[1:])
+    names = max(columns(row[0]) for row in table)
+    subjects = ["of", *map(_subject, rows)]
+    if names + sizes + 2 + max(map(columns, subjects)) > width:
+        subjects = ["of", *(row.site.category if row.site else "" for row in rows)]
+    room = max(width - sizes - 2 - max(map(columns, subjects)), LEAST_SITE)
+    return [
+        [shortened(name, room), *cells, subject]
+        for (name, *cells), subject in zip(table, subjects, strict=True)
+    ]
+
+
+def _subject(row: Row) -> str:
     """Return what a site allocated: "activations, 12 blocks, GPT2.h.*.attn"."""
     if row.site is None:
         return ""

@@ -1,0 +1,84 @@
+"""What differs between two breakdowns: rows, order, and the sentence that leads."""
+
+from dataclasses import replace
+
+from pytest_gpumem.differences import category_rows, lead, site_rows, summary
+from pytest_gpumem.records import Breakdown, Site
+
+MIB = 1 << 20
+
+ATTENTION = Site(
+    "blocks.py", 88, "Attention.forward", "a = q @ k", "GPT.h.*.attn", "activations", 64 * MIB, 12
+)
+WEIGHTS = Site("model.py", 10, "Net", "nn.Linear(9, 9)", "Net.fc", "parameters", 10 * MIB, 2)
+BEFORE = Breakdown({"parameters": 10 * MIB, "activations": 64 * MIB}, 5 * MIB, (ATTENTION, WEIGHTS))
+
+
+def grown(**changes):
+    site = replace(ATTENTION, **{"nbytes": 576 * MIB, "blocks": 12, "line": 95, **changes})
+    categories = {"parameters": 10 * MIB, "activations": 576 * MIB, "temporaries": MIB}
+    return Breakdown(categories, 2 * MIB, (site, WEIGHTS))
+
+
+def test_categories_come_with_the_largest_growth_first_and_cached_last():
+    rows = category_rows(grown(), BEFORE)
+    assert [(row.name, row.before, row.now, row.difference) for row in rows] == [
+        ("activations", 64 * MIB, 576 * MIB, 512 * MIB),
+        ("temporaries", 0, MIB, MIB),
+        ("parameters", 10 * MIB, 10 * MIB, 0),
+        ("cached", 5 * MIB, 2 * MIB, -3 * MIB),
+    ]
+
+
+def test_without_a_baseline_nothing_is_compared():
+    rows = category_rows(BEFORE)
+    assert [(row.name, row.now, row.difference) for row in rows] == [
+        ("parameters", 10 * MIB, None),
+        ("activations", 64 * MIB, None),
+        ("cached", 5 * MIB, None),
+    ]
+    assert [row.before for row in site_rows(BEFORE)] == [None, None]
+
+
+def test_a_line_that_moved_is_the_same_and_changed_code_is_not():
+    rows = site_rows(grown(), BEFORE)
+    assert [(row.name, row.before, row.difference) for row in rows] == [
+        ("blocks.py:95 (Attention.forward)", 64 * MIB, 512 * MIB),
+        ("model.py:10 (Net)", 10 * MIB, 0),
+    ]
+    rows = site_rows(grown(code="a = k @ q"), BEFORE)
+    assert [(row.name, row.before, row.now) for row in rows] == [
+        ("blocks.py:95 (Attention.forward)", 0, 576 * MIB),
+        ("model.py:10 (Net)", 10 * MIB, 10 * MIB),
+        ("blocks.py:88 (Attention.forward)", 64 * MIB, 0),
+    ]
+
+
+def test_what_is_smaller_than_all_that_a_baseline_kept_is_compared_with_nothing():
+    small = replace(WEIGHTS, line=11, code="nn.Linear(1, 1)", nbytes=MIB)
+    now = replace(BEFORE, sites=(ATTENTION, WEIGHTS, small))
+    assert "model.py:11 (Net)" not in [row.name for row in site_rows(now, BEFORE)]
+    large = replace(small, nbytes=11 * MIB)
+    now = replace(BEFORE, sites=(ATTENTION, WEIGHTS, large))
+    assert ("model.py:11 (Net)", 0) in [(row.name, row.before) for row in site_rows(now, BEFORE)]
+
+
+def test_two_lines_with_the_same_code_in_one_function_are_added_up():
+    twice = replace(BEFORE, sites=(ATTENTION, replace(ATTENTION, line=90)))
+    (row,) = site_rows(twice, replace(BEFORE, sites=(ATTENTION,)))
+    assert (row.before, row.now, row.blocks) == (64 * MIB, 128 * MIB, 24)
+
+
+def test_the_cause_leads():
+    line = "blocks.py:95 (Attention.forward)"
+    assert lead(grown(), BEFORE) == (
+        f"activations +512.00 MiB, of which {line} +512.00 MiB in 12 blocks"
+    )
+    assert lead(BEFORE, BEFORE) == ""
+    assert lead(BEFORE, grown()) == ""
+    nowhere = replace(grown(), sites=())
+    assert lead(nowhere, BEFORE) == "activations +512.00 MiB"
+
+
+def test_a_breakdown_in_one_sentence():
+    assert summary(BEFORE) == "activations 64.00 MiB, parameters 10.00 MiB"

@@ -1,0 +1,94 @@
+"""Source lines: which frame is the user's, and how it is written."""
+
+from pathlib import Path
+
+import pytest
+
+from pytest_gpumem.recorder import Line
+from pytest_gpumem.sites import merged_paths, origin, qualified, shown_path, sites, users_frame
+
+TORCH = ("/site/torch/", "/site/pytest_gpumem/", "<")
+
+
+def frame(filename, line=1, name="f"):
+    return {"filename": filename, "line": line, "name": name}
+
+
+def test_the_innermost_frame_outside_of_torch_is_the_users():
+    frames = [
+        frame("<string>"),
+        frame("/site/torch/nn/functional.py"),
+        frame("/site/torchvision/models/resnet.py", 88),
+        frame("/home/me/train.py"),
+    ]
+    assert users_frame(frames, TORCH)["line"] == 88
+    assert users_frame(frames[:2], TORCH) is None
+    assert users_frame([frame("/tmp/torchinductor_me/ab/cab.py")], TORCH) is None
+    assert users_frame([], TORCH) is None
+
+
+def made(frames=(), line=None, **changes):
+    options = {"module": "", "category": "activations", "nbytes": 10, **changes}
+    return origin(frames, line, TORCH, **options)
+
+
+def test_without_frames_of_its_own_a_block_is_of_the_line_that_the_pass_began_with():
+    assert made(line=Line("/home/me/train.py", 7, "step")).line == 7
+    assert made([frame("/home/me/model.py", 3)], Line("/home/me/train.py", 7, "step")).line == 3
+    assert made().filename == ""
+
+
+def test_sites_add_up_the_blocks_of_a_line_and_category(tmp_path):
+    path = tmp_path / "model.py"
+    path.write_text("class Net:\n    def forward(self, x):\n        return self.a(x)\n")
+    here = [frame(str(path), 3, "forward")]
+    found = sites(
+        [
+            made(here, module="Net.h.0.a"),
+            made(here, module="Net.h.1.a"),
+            made(here, category="temporaries", nbytes=100),
+        ],
+        tmp_path,
+    )
+    assert [(it.category, it.nbytes, it.blocks, it.module) for it in found] == [
+        ("temporaries", 100, 1, ""),
+        ("activations", 20, 2, "Net.h.*.a"),
+    ]
+    first = found[1]
+    assert (first.path, first.line) == ("model.py", 3)
+    assert (first.function, first.code) == ("Net.forward", "return self.a(x)")
+
+
+@pytest.mark.parametrize(
+    ("paths", "merged"),
+    [
+        (["A.b"], "A.b"),
+        (["A.h.0.x", "A.h.11.x"], "A.h.*.x"),
+        (["A.h.0.x", "A.h.0.y"], "A.h.0.*"),
+        (["A.h.0", "A.h.0.y"], "A.h.0.*"),
+        (["A.x", "B"], ""),
+        ([""], ""),
+    ],
+)
+def test_module_paths_are_merged(paths, merged):
+    assert merged_paths(paths) == merged
+
+
+def test_files_have_the_same_name_on_every_machine(tmp_path):
+    import torch
+
+    assert shown_path(str(tmp_path / "examples/a.py"), tmp_path) == "examples/a.py"
+    assert shown_path(str(Path(torch.__file__).parent / "x.py"), tmp_path) == "torch/x.py"
+    assert shown_path("/nowhere/at/all.py", tmp_path) == "all.py"
+
+
+def test_nested_functions_and_files_that_are_no_python(tmp_path):
+    path = tmp_path / "a.py"
+    path.write_text("def outer():\n    def inner():\n        pass\n    return inner\nx = 1\n")
+    assert qualified(str(path), 3) == "outer.inner"
+    assert qualified(str(path), 4) == "outer"
+    assert qualified(str(path), 5) == ""
+    broken = tmp_path / "b.py"
+    broken.write_text("def (")
+    assert qualified(str(broken), 1) == ""
+    assert qualified("/nowhere.py", 1) == ""
