@@ -37,6 +37,15 @@ FIRST_TOTAL: Final = 1 << 40
 PROBE: Final = 64 << 20
 """bytes: allowed by a fraction of FIRST_TOTAL, not by the same fraction of any card's memory"""
 
+GUESSED: Final = {
+    "cuDNN's RNN": "the reserve space and workspace of cuDNN's RNN are estimates",
+    "cuFFT": "the workspaces of cuFFT are estimates",
+    "cuSOLVER": "the workspaces of cuSOLVER are estimates",
+    "cuSPARSE": "the workspaces of cuSPARSE are not in a prediction",
+    "cudaMallocAsync": "what cudaMallocAsync reserves is an estimate",
+}
+"""what a report says of a step that asked a library for sizes that it keeps to itself"""
+
 # at::cuda::getDeviceProperties(c10::DeviceIndex), declared in ATen/cuda/CUDAContextLight.h, which
 # returns a pointer to the properties that PyTorch keeps; DeviceIndex is int8_t, before that int16_t
 _PROPERTIES_SYMBOLS: Final = (
@@ -81,7 +90,7 @@ class VirtualDevice:
         self._extra = [0] * MOST_DEVICES
         self._unsupported: dict[str, int] = {}
         self._convolutions = 0
-        self._estimates = 0
+        self._guesses: dict[str, int] = {}
         self._readbacks = Readbacks()
         self._stack = ExitStack()
 
@@ -174,7 +183,7 @@ class VirtualDevice:
         self._stack.enter_context(adapted(self._library.describe(count)))
         self._unsupported = self._library.unsupported()
         self._convolutions = self._library.convolutions()
-        self._estimates = self._library.estimates()
+        self._guesses = self._library.guesses()
         self._readbacks.clear()
         self._library.on_readback(self._readbacks.seen)
         self._stack.callback(self._library.on_readback, None)
@@ -258,9 +267,9 @@ class VirtualDevice:
         plans = self._library.convolutions() - self._convolutions
         if plans:
             said.append(f"cuDNN ran {plans} times; its workspaces are not in a prediction")
-        estimates = self._library.estimates() - self._estimates
-        if estimates:
-            said.append("the reserve space and workspace of cuDNN's RNN are estimates")
+        now = self._library.guesses()
+        asked = [name for name, count in now.items() if count > self._guesses.get(name, 0)]
+        said.extend(GUESSED[name] for name in asked)
         return said
 
     def exclusive(self) -> AbstractContextManager[object]:

@@ -356,6 +356,8 @@ static const struct {
      "no GPU here: the virtual GPU is visible inside tests marked gpu_memory only"},
     {GM_INVALID_DEVICE, "cudaErrorInvalidDevice",
      "invalid device ordinal (a test marked gpu_memory sees as many devices as its marker says: devices=N)"},
+    {GM_DEVICE_UNINITIALIZED, "cudaErrorDeviceUninitialized",
+     "invalid device context (shared memory can be opened in other processes only)"},
     {GM_ILLEGAL_STATE, "cudaErrorIllegalState", "the operation cannot be done in the present state"},
     {GM_SYMBOL_NOT_FOUND, "cudaErrorSymbolNotFound", "named symbol not found"},
     {GM_NOT_READY, "cudaErrorNotReady", "device not ready"},
