@@ -107,6 +107,8 @@ uintptr_t gm_ranges_end_of_overlap(const gm_ranges *set, uintptr_t start, uintpt
 void gm_ranges_remove(gm_ranges *set, gm_range *item);
 
 /* device.c */
+enum { GM_UUID_SIZE = 16 };
+void gm_uuid(unsigned char *out, int device);
 void gm_use_device(int device); /* it has a primary context from now on */
 bool gm_device_used(int device);
 GM_API int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int block_size,
