@@ -15,7 +15,7 @@
 #ifdef REGION_SHIFT
 #define POOL_SHIFT REGION_SHIFT
 #else
-#define POOL_SHIFT 42 /* 4 TiB of addresses a device */
+#define POOL_SHIFT 40 /* 1 TiB of addresses a device */
 #endif
 #define ALIGNMENT ((uint64_t)512)
 #define PAGE_SIZE ((uint64_t)2 << 20)
@@ -51,7 +51,7 @@ static bool pool_open(pool *p) {
     if (p->base) return true;
     void *map = mmap(NULL, (size_t)1 << POOL_SHIFT, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (map == MAP_FAILED) {
-        gm_unsupported("cudaMallocAsync without 4 TiB of address space (see ulimit -v)", GM_OUT_OF_MEMORY);
+        gm_unsupported("cudaMallocAsync without 1 TiB of address space (see ulimit -v)", GM_OUT_OF_MEMORY);
         return false;
     }
     p->next = (uintptr_t)map;
