@@ -199,7 +199,7 @@ static void libraries(void) {
         CHECK(cuptiActivityPushExternalCorrelationId(3, (uint64_t)round) == 0);
         CHECK(cuptiActivityPopExternalCorrelationId(3, &last) == 0 && last == (uint64_t)round);
     }
-    CHECK(gpumem_guess(1, NULL) != NULL && gpumem_guess(100, NULL) == NULL);
+    CHECK(gpumem_guess(0, NULL) != NULL && gpumem_guess(100, NULL) == NULL);
 }
 
 static void queries(int device) {

@@ -167,6 +167,26 @@ def test_what_a_products_nonzeros_are_reads_zero_and_is_counted(library):
     assert asked(library) == {"cuSPARSE"}
 
 
+# -- cuDNN --
+
+
+def test_the_workspace_of_a_ctc_loss_is_what_its_variables_take(library):
+    scores, loss, size = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
+    shape = (ctypes.c_int * 3)(50, 4, 20)
+    assert library.call("cudnnCreateTensorDescriptor", ctypes.byref(scores)) == 0
+    assert library.call("cudnnSetTensorNdDescriptor", scores, 0, 3, shape, shape) == 0
+    assert library.call("cudnnCreateCTCLossDescriptor", ctypes.byref(loss)) == 0
+    lengths = (ctypes.c_int * 4)(7, 30, 9, 1)
+    args = A, scores, scores, A, lengths, A, 0, loss, ctypes.byref(size)
+    assert library.call("cudnnGetCTCLossWorkspaceSize", *args) == 0
+    assert size.value == 2 * 50 * 4 * (2 * 30 + 1) * 4
+    assert library.call("cudnnSetCTCLossDescriptor_v9", loss, 0, 0, 0, 10) == 0
+    args = A, 0, loss, scores, scores, ctypes.byref(size)
+    assert library.call("cudnnGetCTCLossWorkspaceSize_v8", *args) == 0
+    assert size.value == 2 * 50 * 4 * (2 * 10 + 1) * 4
+    assert asked(library) == {"cuDNN's CTC loss"}
+
+
 # -- CUPTI --
 
 

@@ -172,6 +172,19 @@ def test_a_solvers_workspace_is_in_the_peak(device, notes):
     assert notes() == ["the workspaces of cuSOLVER are estimates"]
 
 
+def test_cudnns_ctc_loss(device, notes):
+    """PyTorch takes it where the targets are 32-bit numbers, one after the other."""
+    import torch
+
+    scores = randn(50, 4, 20, requires_grad=True)
+    targets = torch.randint(1, 20, (4 * 30,), dtype=torch.int32)
+    lengths = [50] * 4, [30] * 4
+    torch.nn.functional.ctc_loss(scores.log_softmax(2), targets, *lengths).backward()
+    assert scores.grad.shape == scores.shape
+    assert notes()[-1] == "the workspace of cuDNN's CTC loss is an estimate"
+    assert device.trouble() is None
+
+
 def test_rnns_are_noted_as_before(notes):
     import torch
 

@@ -39,6 +39,7 @@ PROBE: Final = 64 << 20
 
 GUESSED: Final = {
     "cuDNN's RNN": "the reserve space and workspace of cuDNN's RNN are estimates",
+    "cuDNN's CTC loss": "the workspace of cuDNN's CTC loss is an estimate",
     "cuFFT": "the workspaces of cuFFT are estimates",
     "cuSOLVER": "the workspaces of cuSOLVER are estimates",
     "cuSPARSE": "the workspaces of cuSPARSE are not in a prediction",

@@ -71,7 +71,7 @@ int gm_current_device(void);
 void gm_set_current_device(int device);
 int gm_unsupported(const char *function, int status);
 /* Libraries whose sizes are not documented and not asked of them: a report says which ones a step used. */
-enum { GM_RNN, GM_CUFFT, GM_CUSOLVER, GM_CUSPARSE, GM_POOL, GM_GUESSED };
+enum { GM_RNN, GM_CTC, GM_CUFFT, GM_CUSOLVER, GM_CUSPARSE, GM_POOL, GM_GUESSED };
 void gm_note_sizes(int library);
 int gm_error(int status); /* keeps it for cudaGetLastError and returns it */
 int gm_last_error(bool clear);
@@ -113,6 +113,9 @@ void gm_use_device(int device); /* it has a primary context from now on */
 bool gm_device_used(int device);
 GM_API int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int block_size,
                                                          size_t shared);
+
+/* rnn.c: a cuDNN tensor's size in a dimension; 0 where it has not as many */
+int gm_dnn_tensor_size(const void *descriptor, int dimension);
 
 /* vmm.c: the device whose memory is mapped where the address lies; -1 where it was not reserved */
 int gm_reserved_owner(uintptr_t address);

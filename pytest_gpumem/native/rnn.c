@@ -48,6 +48,11 @@ GM_API int cudnnGetTensorNdDescriptor(const tensor *t, int wanted, int *type, in
     return GM_SUCCESS;
 }
 
+int gm_dnn_tensor_size(const void *descriptor, int dimension) {
+    const tensor *t = descriptor;
+    return dimension < t->count ? t->sizes[dimension] : 0;
+}
+
 /* ---- networks ---- */
 
 typedef struct {
