@@ -5,6 +5,8 @@ import ctypes
 import pytest
 from virtual_gpu import private_library
 
+from pytest_gpumem.devices.cards import CARDS
+
 NOTHING = ctypes.c_void_p()
 FLOAT, DOUBLE, COMPLEX_FLOAT, COMPLEX_DOUBLE, COMPLEX_HALF = 0, 1, 4, 5, 6  # cudaDataType
 
@@ -128,6 +130,30 @@ def test_the_64_bit_functions_count_in_bytes_and_need_no_host_memory(library):
         assert (device.value, host.value) == (N * 64 * size, 0)
 
 
+def test_the_other_64_bit_functions_ask_for_what_their_namesakes_do(library):
+    device, host = ctypes.c_size_t(), ctypes.c_size_t()
+    n, batch, out = ctypes.c_int64(N), ctypes.c_int64(3), (ctypes.byref(device), ctypes.byref(host))
+    matrix, values = (DOUBLE, A, n), (DOUBLE, A)
+
+    def asks(name, *args):
+        assert library.call(f"cusolverDn{name}_bufferSize", A, *args) == 0
+        assert host.value == 0
+        return device.value // 8  # elements
+
+    assert asks("Xgeqrf", A, n, n, *matrix, *values, DOUBLE, *out) == 32 * N
+    assert asks("Xsyevd", A, 0, 0, n, *matrix, *values, DOUBLE, *out) == 2 * N + 1
+    batched = A, 0, 0, n, *matrix, *values, DOUBLE, *out, batch
+    assert asks("XsyevBatched", *batched) == 3 * (N * N + 2 * N)
+    vectors = *matrix, *matrix
+    assert asks("Xgeev", A, 0, 1, n, *matrix, *values, *vectors, DOUBLE, *out) == (4 + 32) * N
+    assert asks("Xsytrs", 0, n, n, *matrix, A, *matrix, *out) == N
+    size = ctypes.c_int()
+    strided = A, M, ctypes.c_longlong(M * N)
+    args = 0, N, M, N, *strided, A, n, *strided, *strided, ctypes.byref(size), 4
+    assert library.call("cusolverDnSgesvdaStridedBatched_bufferSize", A, *args) == 0
+    assert size.value == 4 * (M * N + M + N)
+
+
 def test_a_workspace_past_an_int_is_refused(library):
     size = ctypes.c_int(-7)
     args = 1, 0, 40_000, A, 40_000, A, ctypes.byref(size)
@@ -185,6 +211,33 @@ def test_the_workspace_of_a_ctc_loss_is_what_its_variables_take(library):
     assert library.call("cudnnGetCTCLossWorkspaceSize_v8", *args) == 0
     assert size.value == 2 * 50 * 4 * (2 * 10 + 1) * 4
     assert asked(library) == {"cuDNN's CTC loss"}
+
+
+# -- NVML --
+
+
+def test_nvml_answers_for_a_device_that_nothing_runs_on(library):
+    handle, rates = ctypes.c_void_p(), (ctypes.c_uint * 2)(7, 7)
+    assert library.call("nvmlDeviceGetHandleByIndex_v2", 0, ctypes.byref(handle)) == 0
+    assert library.call("nvmlDeviceGetUtilizationRates", handle, rates) == 0
+    assert list(rates) == [0, 0]
+    value = ctypes.c_uint(7)
+    for name, *args in (("PowerUsage",), ("Temperature", 0)):
+        value.value = 7
+        assert library.call(f"nvmlDeviceGet{name}", handle, *args, ctypes.byref(value)) == 0
+        assert value.value == 0
+    assert library.call("nvmlDeviceGetClockInfo", handle, 1, ctypes.byref(value)) == 0
+    assert value.value == 1500
+    warmth = (ctypes.c_int * 3)(7, 7, 7)
+    assert library.call("nvmlDeviceGetTemperatureV", handle, warmth) == 0
+    assert warmth[2] == 0
+    memory = (ctypes.c_uint64 * 5)()
+    _, address = library.malloc(10 << 20)
+    assert library.call("nvmlDeviceGetMemoryInfo_v2", handle, memory) == 0
+    card = CARDS["T4"]
+    assert list(memory)[1:3] == [card.total_memory, 0]
+    assert memory[4] == card.context + (10 << 20) == memory[1] - memory[3]
+    library.free(address)
 
 
 # -- CUPTI --

@@ -228,6 +228,22 @@ if __name__ == "__main__":
     ]
 
 
+def test_sharing_an_expandable_segment_is_refused_by_name():
+    text = child(
+        """
+        import torch
+        from pytest_gpumem.devices.virtual import VirtualDevice
+
+        try:
+            torch.zeros(5, device="cuda").untyped_storage()._share_cuda_()
+        except RuntimeError:
+            print(VirtualDevice.loaded().trouble())
+        """,
+        PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True",
+    )
+    assert "does not support cuMemExportToShareableHandle" in text
+
+
 def test_a_marked_test_shares_its_tensors_with_a_process_that_it_starts(pytester):
     pytester.makepyfile(sharing_work=SHARING)
     pytester.makepyfile(
