@@ -22,7 +22,8 @@ def sweep(*options):
 def outcomes(text):
     """Return how many operators had each outcome."""
     table = text.split("---\n", 1)[1].split("\n\n")[0]
-    return {row[:27].strip(): int(row[27:]) for row in table.splitlines()}
+    rows = (row.rsplit(maxsplit=1) for row in table.splitlines())
+    return {what: int(count) for what, count in rows}
 
 
 def test_no_operator_crashes_or_is_unsupported():

@@ -316,3 +316,18 @@ def test_a_forked_process_works_without_cuda_and_is_told_so_with_it():
     )
     assert text.startswith("4.0\n")
     assert "Cannot re-initialize CUDA in forked subprocess" in text
+
+
+def test_a_program_ends_well_whose_last_act_is_a_backward_pass():
+    """PyTorch's threads may still want Python then: one time in three it aborted."""
+    for _ in range(4):
+        text = child(
+            """
+            import torch
+
+            model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512)).cuda()
+            model(torch.randn(64, 512, device="cuda")).sum().backward()
+            print("done")
+            """
+        )
+        assert text == "done\n"

@@ -6,9 +6,11 @@ between ``open`` and ``close`` only.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import sys
+import time
 import warnings
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
@@ -36,6 +38,8 @@ FIRST_TOTAL: Final = 1 << 40
 """bytes of memory that every virtual GPU shows while PyTorch initialises"""
 PROBE: Final = 64 << 20
 """bytes: allowed by a fraction of FIRST_TOTAL, not by the same fraction of any card's memory"""
+
+_LAST_WORD_S: Final = 0.02
 
 GUESSED: Final = {
     "cuDNN's RNN": "the reserve space and workspace of cuDNN's RNN are estimates",
@@ -124,6 +128,7 @@ class VirtualDevice:
         library.set_card(card)
         library.show(0)  # a child of a marked test's process has inherited it shown
         cls._loaded = device = cls(library, card)
+        atexit.register(_let_threads_end)
         TorchImportHook(device._imported).install()
         return device
 
@@ -312,6 +317,17 @@ def _initialise(torch: ModuleType) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.cuda.init()
+
+
+def _let_threads_end() -> None:
+    """Let PyTorch's autograd threads have the interpreter once more before it ends.
+
+    Python ends a thread that asks for it later, and C++ then the process ("terminate called without
+    an active exception"). A GPU takes its time, and the threads are done by then; without one, a
+    program whose last act was a backward pass ended so one time in three.
+    """
+    if torch_is_imported():
+        time.sleep(_LAST_WORD_S)
 
 
 def real_gpu_expected() -> bool:
