@@ -185,8 +185,7 @@ def test_tuning_of_matrix_products(device, tmp_path):
     import torch
 
     torch.cuda.tunable.enable(True)
-    torch.cuda.tunable.write_file_on_exit(False)  # else it leaves one in the current folder
-    torch.cuda.tunable.set_filename(str(tmp_path / "tuned.csv"))
+    torch.cuda.tunable.set_filename(str(tmp_path / "tuned.csv"))  # not in the current folder
     try:
         one = torch.zeros(64, 64, device=C)
         assert (one @ one).shape == (64, 64)
