@@ -18,6 +18,7 @@ from pytest_gpumem.settling import (
     highest,
     kept_fractions,
     own_garbage_only,
+    require_native_allocator,
     reset_peaks,
     set_cap,
     settle,
@@ -97,7 +98,11 @@ class Meter:
             owned: what of the memory held now belongs to the step (a module's fixtures that it
                 uses), one Peak a device.
             count_held: all that is held now belongs to it.
+
+        Raises:
+            DeviceError: PyTorch's allocator is not the one whose figures these are.
         """
+        require_native_allocator()
         self._plugs.release()
         settle(self.count)
         held = [current(device) for device in range(self.count)]

@@ -10,6 +10,7 @@ import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.records import Peak
 
 if TYPE_CHECKING:
@@ -42,6 +43,23 @@ def _bytes(found: dict[str, Any], which: str) -> Peak:
     if not found:  # nothing was allocated on this device yet
         return Peak(0, 0)
     return Peak(found["allocated_bytes"]["all"][which], found["reserved_bytes"]["all"][which])
+
+
+def require_native_allocator() -> None:
+    """Refuse to measure PyTorch's other allocators, which give no snapshots and cap otherwise.
+
+    Raises:
+        DeviceError: the backend is cudaMallocAsync or a pluggable allocator.
+    """
+    import torch
+
+    backend = torch.cuda.get_allocator_backend()
+    if backend != "native":
+        raise DeviceError(
+            f"PyTorch's allocator {backend}",
+            "it does not tell what a measurement needs (snapshots, refused requests)",
+            "leave backend: out of PYTORCH_ALLOC_CONF for these tests",
+        )
 
 
 def reset_peaks(count: int) -> None:

@@ -232,30 +232,13 @@ def data_loader_with_workers(torch):
     assert [batch.cuda(non_blocking=True).shape[0] for (batch,) in loader] == [4, 4]
 
 
-def fft(torch):
-    back = torch.fft.irfft2(torch.fft.rfft2(randn(4, 64, 64)))
-    assert back.shape == (4, 64, 64)
+def transforms_and_solutions(torch):
+    torch.fft.irfft2(torch.fft.rfft2(randn(4, 64, 64, requires_grad=True))).sum().backward()
+    torch.linalg.solve(randn(32, 32), randn(32, 4, requires_grad=True)).sum().backward()
 
 
-def linalg(name):
-    def run(torch):
-        getattr(torch.linalg, name)(randn(4, 32, 32))
-
-    return run
-
-
-def solve(torch):
-    torch.linalg.solve(randn(32, 32), randn(32, 4))
-
-
-def shared_with_other_processes(torch):
-    randn(10).untyped_storage()._share_cuda_()
-
-
-def profiler(torch):
-    kinds = torch.profiler.ProfilerActivity
-    with torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA]):
-        randn(10).sum()
+def files_read_by_the_device(torch):
+    torch.cuda.gds.gds_register_buffer(randn(10).untyped_storage())
 
 
 STEPS = [
@@ -264,7 +247,7 @@ STEPS = [
     autocast_with_scaler, int8_and_float8, reductions_and_sorts, values_of_the_device_are_zeros,
     runtime_compiled_kernels, torchvision_nms, graph_capture, graphed_callables, queries,
     event_times, random_states, peers, data_parallel, model_over_two_devices, sparse,
-    data_loader_with_workers,
+    data_loader_with_workers, transforms_and_solutions,
 ]  # fmt: skip
 NAMED = {
     **{step.__name__: step for step in STEPS},
@@ -272,18 +255,8 @@ NAMED = {
         f"attention-{name}": attention(f"{name.upper()}_ATTENTION" if name != "math" else "MATH")
         for name in ("flash", "efficient", "math", "cudnn")
     },
-    **{f"linalg-{name}": linalg(name) for name in ("inv", "det")},
 }
-MISSING = {
-    "fft": (fft, "cufftCreate"),
-    "linalg-cholesky": (linalg("cholesky"), "cusolverDnSpotrfBatched"),
-    "linalg-eigh": (linalg("eigh"), "cusolverDn"),
-    "linalg-qr": (linalg("qr"), "geqrf"),
-    "linalg-svd": (linalg("svd"), "cusolverDnCreateGesvdjInfo"),
-    "linalg-solve": (solve, "cusolverDnSgetrf_bufferSize"),
-    "ipc": (shared_with_other_processes, "cudaIpcGetMemHandle"),
-    "profiler": (profiler, "cupti"),
-}
+MISSING = {"gds": (files_read_by_the_device, "cuFileBufRegister")}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -305,7 +278,7 @@ def test_it_does_not_run_yet(device, name):
     assert device.trouble() is None
 
 
-@pytest.mark.parametrize("name", [name for name in MISSING if name != "profiler"])
+@pytest.mark.parametrize("name", MISSING)
 def test_what_does_not_run_is_named(device, name):
     """Whatever becomes of the step: its figures are said to be worthless, by function name."""
     import contextlib

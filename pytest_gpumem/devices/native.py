@@ -90,7 +90,9 @@ class NativeLibrary:
             ctypes.c_int,
             ctypes.POINTER(ctypes.c_uint64),
         ]
-        for name in ("gpumem_convolutions", "gpumem_estimates", "gpumem_launches"):
+        self._lib.gpumem_guess.restype = ctypes.c_char_p
+        self._lib.gpumem_guess.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)]
+        for name in ("gpumem_convolutions", "gpumem_launches"):
             getattr(self._lib, name).restype = ctypes.c_uint64
         self._lib.gpumem_fill_properties.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
         self._lib.gpumem_make_room.argtypes = [ctypes.c_int, ctypes.c_uint64]
@@ -169,9 +171,16 @@ class NativeLibrary:
         """Return how many cuDNN plans were executed in this process so far."""
         return int(self._lib.gpumem_convolutions())
 
-    def estimates(self) -> int:
-        """Return how often a size that cuDNN keeps to itself was estimated so far."""
-        return int(self._lib.gpumem_estimates())
+    def guesses(self) -> dict[str, int]:
+        """Return the libraries that keep their sizes to themselves, and how often each was asked.
+
+        Asked for one, that is: what it answers is an estimate, or zero.
+        """
+        count = ctypes.c_uint64()
+        found: dict[str, int] = {}
+        while name := self._lib.gpumem_guess(len(found), ctypes.byref(count)):
+            found[name.decode()] = count.value
+        return found
 
     def unsupported(self) -> dict[str, int]:
         """Return the functions that were asked for in vain, and how often."""

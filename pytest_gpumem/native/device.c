@@ -89,12 +89,16 @@ typedef struct {
 _Static_assert(sizeof(prop13) == 1008, "cudaDeviceProp of CUDA 13 has 1008 bytes");
 _Static_assert(sizeof(prop12) == 1032, "cudaDeviceProp of CUDA 12 has 1032 bytes");
 
+void gm_uuid(unsigned char *out, int device) {
+    memcpy(out, "virtual-gpu-0000", GM_UUID_SIZE);
+    out[GM_UUID_SIZE - 1] = (unsigned char)device;
+}
+
 #define FILL(p, device)                                                                     \
     do {                                                                                    \
         memset((p), 0, sizeof *(p));                                                        \
         memcpy((p)->name, gm_profile.name, sizeof (p)->name);                               \
-        memcpy((p)->uuid, "virtual-gpu-0000", 16);                                          \
-        (p)->uuid[15] = (char)(device);                                                     \
+        gm_uuid((unsigned char *)(p)->uuid, (device));                                      \
         (p)->total_global_mem = gm_profile.total_memory;                                    \
         (p)->shared_mem_per_block = gm_profile.shared_memory_per_block;                     \
         (p)->regs_per_block = 65536;                                                        \
@@ -356,6 +360,8 @@ static const struct {
      "no GPU here: the virtual GPU is visible inside tests marked gpu_memory only"},
     {GM_INVALID_DEVICE, "cudaErrorInvalidDevice",
      "invalid device ordinal (a test marked gpu_memory sees as many devices as its marker says: devices=N)"},
+    {GM_DEVICE_UNINITIALIZED, "cudaErrorDeviceUninitialized",
+     "invalid device context (shared memory can be opened in other processes only)"},
     {GM_ILLEGAL_STATE, "cudaErrorIllegalState", "the operation cannot be done in the present state"},
     {GM_SYMBOL_NOT_FOUND, "cudaErrorSymbolNotFound", "named symbol not found"},
     {GM_NOT_READY, "cudaErrorNotReady", "device not ready"},

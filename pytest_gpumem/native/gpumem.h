@@ -21,6 +21,7 @@ enum {
     GM_INVALID_VALUE = 1,
     GM_OUT_OF_MEMORY = 2,
     GM_NO_DEVICE = 100,
+    GM_DEVICE_UNINITIALIZED = 201,
     GM_INVALID_DEVICE = 101,
     GM_CONTEXT_IS_CURRENT = 704, /* peer access already enabled */
     GM_PEER_NOT_ENABLED = 705,
@@ -69,6 +70,9 @@ int gm_visible_devices(void);
 int gm_current_device(void);
 void gm_set_current_device(int device);
 int gm_unsupported(const char *function, int status);
+/* Libraries whose sizes are not documented and not asked of them: a report says which ones a step used. */
+enum { GM_RNN, GM_CTC, GM_CUFFT, GM_CUSOLVER, GM_CUSPARSE, GM_POOL, GM_GUESSED };
+void gm_note_sizes(int library);
 int gm_error(int status); /* keeps it for cudaGetLastError and returns it */
 int gm_last_error(bool clear);
 int gm_cuda_version(void);  /* 13020 for CUDA 13.2 */
@@ -99,24 +103,39 @@ typedef struct {
 bool gm_ranges_add(gm_ranges *set, gm_range item);
 gm_range *gm_ranges_find(const gm_ranges *set, uintptr_t address);
 bool gm_ranges_overlap(const gm_ranges *set, uintptr_t start, uintptr_t end);
+uintptr_t gm_ranges_end_of_overlap(const gm_ranges *set, uintptr_t start, uintptr_t end); /* 0: there is none */
 void gm_ranges_remove(gm_ranges *set, gm_range *item);
 
 /* device.c */
+enum { GM_UUID_SIZE = 16 };
+void gm_uuid(unsigned char *out, int device);
 void gm_use_device(int device); /* it has a primary context from now on */
 bool gm_device_used(int device);
 GM_API int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int block_size,
                                                          size_t shared);
 
+/* rnn.c: a cuDNN tensor's size in a dimension; 0 where it has not as many */
+int gm_dnn_tensor_size(const void *descriptor, int dimension);
+
 /* vmm.c: the device whose memory is mapped where the address lies; -1 where it was not reserved */
 int gm_reserved_owner(uintptr_t address);
 
+/* pools.c, ipc.c: the device that an address belongs to; -1: none */
+int gm_pool_owner(uintptr_t address);
+int gm_pool_free(void *address);
+int gm_ipc_owner(uintptr_t address);
+
 /* streams.c */
+GM_API int cudaEventCreateWithFlags(void **out, unsigned flags);
+GM_API int cudaEventRecord(void *handle, void *on);
 GM_API int cudaStreamIsCapturing(void *stream, int *status);
 
 /* launches.c */
 void gm_count_launch(void);
 
 /* copies.c */
+GM_API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                             size_t height, int kind, void *on);
 void gm_note_readback(size_t size);
 
 #endif

@@ -181,7 +181,7 @@ static int region_of(uintptr_t address) {
 int gm_free(void *address) {
     if (!address) return GM_SUCCESS;
     int device = region_of((uintptr_t)address), status = GM_INVALID_VALUE;
-    if (device < 0) return status;
+    if (device < 0) return gm_pool_free(address);
     pthread_mutex_lock(&lock);
     region *r = &regions[device];
     uintptr_t offset = (uintptr_t)address - r->base;
@@ -201,6 +201,8 @@ int gm_owner(const void *pointer) {
     int device = region_of(address);
     if (device >= 0) return device;
     device = gm_reserved_owner(address);
+    if (device < 0) device = gm_pool_owner(address);
+    if (device < 0) device = gm_ipc_owner(address);
     if (device >= 0) return device;
     pthread_mutex_lock(&host_lock);
     bool pinned = gm_ranges_find(&host_ranges, address) != NULL;

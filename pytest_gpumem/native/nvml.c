@@ -28,6 +28,16 @@ GM_API int nvmlDeviceGetCount_v2(unsigned *count) {
     return GM_SUCCESS;
 }
 
+struct memory_v2 {
+    unsigned version;
+    unsigned long long total, reserved, unused, used;
+};
+
+struct temperature {
+    unsigned version;
+    int sensor, celsius;
+};
+
 static char nvml_devices[GM_MAX_DEVICES];
 
 GM_API int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
@@ -44,7 +54,15 @@ GM_API int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **device) {
 }
 
 GM_API int nvmlDeviceGetUUID(void *device, char *out, unsigned length) {
-    snprintf(out, length, "GPU-00000000-0000-0000-0000-%012d", (int)((char *)device - nvml_devices));
+    unsigned char bytes[GM_UUID_SIZE];
+    char text[48] = "GPU-";
+    size_t at = 4;
+    gm_uuid(bytes, (int)((char *)device - nvml_devices));
+    for (int i = 0; i < GM_UUID_SIZE; i++) {
+        const char *dash = i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "";
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s%02x", dash, bytes[i]);
+    }
+    snprintf(out, length, "%s", text);
     return GM_SUCCESS;
 }
 
@@ -59,6 +77,54 @@ GM_API int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *out) {
     out[0] = gm_profile.total_memory;
     out[1] = unused;
     out[2] = gm_profile.total_memory - unused;
+    return GM_SUCCESS;
+}
+
+/* nvmlMemory_v2_t: a version, and three figures and the reserved bytes among them. */
+GM_API int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *out) {
+    uint64_t unused = gm_free_memory((int)((char *)device - nvml_devices));
+    out->total = gm_profile.total_memory;
+    out->reserved = 0;
+    out->unused = unused;
+    out->used = gm_profile.total_memory - unused;
+    return GM_SUCCESS;
+}
+
+GM_API int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
+    (void)device;
+    *major = gm_profile.major;
+    *minor = gm_profile.minor;
+    return GM_SUCCESS;
+}
+
+/* Nothing runs: no share of time, no power, no warmth. The clock is the profile's, as cudaDeviceProp has it. */
+GM_API int nvmlDeviceGetUtilizationRates(void *device, unsigned *out) {
+    (void)device;
+    out[0] = out[1] = 0; /* per cent of the time: kernels ran, memory was read or written */
+    return GM_SUCCESS;
+}
+
+GM_API int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts) {
+    (void)device;
+    *milliwatts = 0;
+    return GM_SUCCESS;
+}
+
+GM_API int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *celsius) {
+    (void)device, (void)sensor;
+    *celsius = 0;
+    return GM_SUCCESS;
+}
+
+GM_API int nvmlDeviceGetTemperatureV(void *device, struct temperature *out) {
+    (void)device;
+    out->celsius = 0;
+    return GM_SUCCESS;
+}
+
+GM_API int nvmlDeviceGetClockInfo(void *device, int type, unsigned *megahertz) {
+    (void)device, (void)type;
+    *megahertz = (unsigned)gm_profile.clock_rate_khz / 1000;
     return GM_SUCCESS;
 }
 

@@ -1,4 +1,4 @@
-/* NVRTC (nothing is executed, so compiling just succeeds), CUPTI, and the handles of cuSOLVER and cuSPARSE. */
+/* NVRTC (nothing is executed, so compiling just succeeds), and all that is refused by name. */
 #include "gpumem.h"
 
 #include <stdlib.h>
@@ -7,11 +7,6 @@
 static int made(void **out) {
     *out = calloc(1, 64);
     return *out ? GM_SUCCESS : GM_OUT_OF_MEMORY;
-}
-
-static int freed(void *d) {
-    free(d);
-    return GM_SUCCESS;
 }
 
 /* ---- NVRTC ---- */
@@ -67,33 +62,6 @@ GM_API int nvrtcGetCUBIN(void *program, char *out) { (void)program; return empty
 GM_API int nvrtcGetPTX(void *program, char *out) { (void)program; return empty(out); }
 GM_API int nvrtcGetProgramLog(void *program, char *out) { (void)program; return empty(out); }
 GM_API const char *nvrtcGetErrorString(int status) { return status ? "NVRTC_ERROR" : "NVRTC_SUCCESS"; }
-
-/* ---- CUPTI: the profiler sees no GPU activity ---- */
-
-enum { CUPTI_NOT_SUPPORTED = 27, CUPTI_MAX_LIMIT_REACHED = 12 };
-
-GM_API int cuptiGetResultString(int status, const char **text) {
-    *text = status ? "CUPTI is not supported by the virtual GPU" : "CUPTI_SUCCESS";
-    return GM_SUCCESS;
-}
-
-GM_API int cuptiGetVersion(uint32_t *version) {
-    *version = (uint32_t)(gm_cuda_version() * 10);
-    return GM_SUCCESS;
-}
-
-/* ---- handles ---- */
-
-GM_API int cusolverDnCreate(void **out) { return made(out); }
-GM_API int cusolverDnDestroy(void *handle) { return freed(handle); }
-GM_API int cusolverDnSetStream(void *handle, void *stream) { (void)handle, (void)stream; return GM_SUCCESS; }
-GM_API int cusparseCreate(void **out) { return made(out); }
-GM_API int cusparseDestroy(void *handle) { return freed(handle); }
-GM_API int cusparseSetStream(void *handle, void *stream) { (void)handle, (void)stream; return GM_SUCCESS; }
-GM_API int cusparseSetPointerMode(void *handle, int mode) { (void)handle, (void)mode; return GM_SUCCESS; }
-GM_API const char *cusparseGetErrorString(int status) {
-    return status ? "not supported by the virtual GPU" : "success";
-}
 
 /* ---- all the rest that PyTorch links: refused by name ---- */
 

@@ -40,6 +40,11 @@ bool gm_ranges_overlap(const gm_ranges *set, uintptr_t start, uintptr_t end) {
     return at < set->count && set->items[at].start < end;
 }
 
+uintptr_t gm_ranges_end_of_overlap(const gm_ranges *set, uintptr_t start, uintptr_t end) {
+    size_t at = lower_bound(set, start);
+    return at < set->count && set->items[at].start < end ? set->items[at].end : 0;
+}
+
 void gm_ranges_remove(gm_ranges *set, gm_range *item) {
     size_t at = (size_t)(item - set->items);
     set->count--;

@@ -3,13 +3,10 @@
  */
 #include "gpumem.h"
 
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { BAD_PARAM = 2000, NOT_INITIALIZED = 1001, MOST_DIMENSIONS = 8 };
-
-static atomic_ullong estimates;
 
 /* ---- tensor descriptors ---- */
 
@@ -49,6 +46,11 @@ GM_API int cudnnGetTensorNdDescriptor(const tensor *t, int wanted, int *type, in
     memcpy(sizes, t->sizes, (size_t)given * sizeof *sizes);
     memcpy(strides, t->strides, (size_t)given * sizeof *strides);
     return GM_SUCCESS;
+}
+
+int gm_dnn_tensor_size(const void *descriptor, int dimension) {
+    const tensor *t = descriptor;
+    return dimension < t->count ? t->sizes[dimension] : 0;
 }
 
 /* ---- networks ---- */
@@ -171,14 +173,11 @@ GM_API int cudnnGetRNNTempSpaceSizes(void *handle, const network *n, int trainin
     (void)handle;
     size_t steps = (size_t)data->time * (size_t)data->batch, hidden = (size_t)n->hidden_size;
     size_t kept = (size_t)gates(n) + (n->mode == 2) + 1;
-    atomic_fetch_add_explicit(&estimates, 1, memory_order_relaxed);
+    gm_note_sizes(GM_RNN);
     if (workspace) *workspace = steps * hidden * (size_t)(gates(n) * n->directions) * element(n);
     if (reserve) *reserve = training ? steps * hidden * kept * (size_t)pseudo_layers(n) * element(n) : 0;
     return GM_SUCCESS;
 }
-
-/* How often a size of cuDNN's was estimated. */
-GM_API uint64_t gpumem_estimates(void) { return atomic_load(&estimates); }
 
 static int computed(void) { return gm_visible() ? GM_SUCCESS : NOT_INITIALIZED; }
 
@@ -200,7 +199,7 @@ GM_API int cudnnDestroyDropoutDescriptor(void *d) {
 
 GM_API int cudnnDropoutGetStatesSize(void *handle, size_t *size) {
     (void)handle;
-    atomic_fetch_add_explicit(&estimates, 1, memory_order_relaxed);
+    gm_note_sizes(GM_RNN);
     *size = (size_t)gm_profile.sm_count * (size_t)gm_profile.max_threads_per_sm * 16;
     return GM_SUCCESS;
 }

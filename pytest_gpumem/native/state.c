@@ -70,6 +70,15 @@ int gm_unsupported(const char *function, int status) {
     return status;
 }
 
+static const char *const guessed_names[GM_GUESSED] = {
+    [GM_RNN] = "cuDNN's RNN", [GM_CTC] = "cuDNN's CTC loss", [GM_CUFFT] = "cuFFT", [GM_CUSOLVER] = "cuSOLVER",
+    [GM_CUSPARSE] = "cuSPARSE", [GM_POOL] = "cudaMallocAsync",
+};
+static atomic_ullong guesses[GM_GUESSED];
+
+/* A size was asked of a library that keeps its sizes to itself. */
+void gm_note_sizes(int library) { atomic_fetch_add_explicit(&guesses[library], 1, memory_order_relaxed); }
+
 /* ---- child processes: whoever runs a marked test's subprocess preloads this library and sets a variable ---- */
 
 /* Reads GPUMEM_VIRTUAL, written by gpumem_describe: devices, versions and the card's bytes, in hexadecimal. */
@@ -127,4 +136,11 @@ GM_API const char *gpumem_unsupported_name(int index, uint64_t *calls) {
     if (index < 0 || index >= unsupported_count) return NULL;
     if (calls) *calls = unsupported[index].calls;
     return unsupported[index].function;
+}
+
+/* The i-th library whose sizes are guessed, and how often it was asked for one; NULL past the end. */
+GM_API const char *gpumem_guess(int index, uint64_t *count) {
+    if (index < 0 || index >= GM_GUESSED) return NULL;
+    if (count) *count = atomic_load(&guesses[index]);
+    return guessed_names[index];
 }
