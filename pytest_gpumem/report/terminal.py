@@ -203,9 +203,14 @@ def _with_subjects(table: list[list[str]], rows: Sequence[Row], width: int) -> l
         subjects = ["of", *(row.site.category if row.site else "" for row in rows)]
     room = max(width - sizes - 2 - max(map(columns, subjects)), LEAST_SITE)
     return [
-        [shortened(name, room), *cells, subject]
+        [_short_site(name, room), *cells, subject]
         for (name, *cells), subject in zip(table, subjects, strict=True)
     ]
+
+
+def _short_site(name: str, room: int) -> str:
+    """Return a site's name that fits: without its folders, and if need be without its beginning."""
+    return shortened(name if columns(name) <= room else name.rpartition("/")[2], room)
 
 
 def _subject(row: Row) -> str:
