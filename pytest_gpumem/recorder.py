@@ -13,7 +13,7 @@ import functools
 import sys
 import time
 import weakref
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -126,7 +126,11 @@ class Recorder:
         self._depths = {"backward": 0, "optimizer": 0}
         self._names: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
         self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self._seen: set[int] = set()
+        """ids of the parameters that the call of the outermost module began with"""
         self._applying = 0
+        self._compiling: Callable[[], bool] = bool
+        """whether torch.compile looks at this rather than Python running it"""
 
     def start(self, plugs: Iterable[tuple[int, int]] = ()) -> None:
         """Begin.
@@ -137,6 +141,7 @@ class Recorder:
         import torch
 
         self._recording = Recording(plugs=list(plugs))
+        self._compiling = torch.compiler.is_compiling
         memory = torch.cuda.memory
         memory._record_memory_history(None)
         memory._record_memory_history(
@@ -205,19 +210,21 @@ class Recorder:
     # -- modules --
 
     def _enter(self, module: Module, _args: object) -> None:
-        if _compiling():
+        if self._compiling():
             return
         if not self._active:
             self._see_all(module)
-        elif module._parameters or module._buffers:
-            self._see(module, self._name(module))
-        call = Call(self._name(module), now())
+        name = self._name(module)
+        for key, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) not in self._seen:  # FSDP has put it there
+                self._see_parameter(parameter, f"{name}.{key}")
+        call = Call(name, now())
         self._recording.calls.append(call)
         self._active.append(call)
 
     def _leave(self, _module: Module, args: object, kwargs: object, _output: object) -> None:
         time_now = now()
-        if _compiling() or not self._active:
+        if self._compiling() or not self._active:
             return
         self._active.pop().end = time_now
         if not self._active:
@@ -230,29 +237,31 @@ class Recorder:
 
     def _see_all(self, root: Module) -> None:
         """Note the tensors of a module and of all below it, and where each of these is."""
+        top = type(root).__name__
+        self._seen.clear()
         for path, module in root.named_modules():
-            name = f"{type(root).__name__}.{path}" if path else type(root).__name__
+            name = f"{top}.{path}" if path else top
             self._names[module] = name
-            self._see(module, name)
-
-    def _see(self, module: Module, name: str) -> None:
-        for key, parameter in module._parameters.items():
-            if parameter is not None:
-                self._see_parameter(parameter, f"{name}.{key}")
-        for key, buffer in module._buffers.items():
-            if buffer is not None:
-                self._tag(buffer, "buffers", f"{name}.{key}")
+            for key, parameter in module._parameters.items():
+                if parameter is not None:
+                    self._seen.add(id(parameter))
+                    self._see_parameter(parameter, f"{name}.{key}")
+            for key, buffer in module._buffers.items():
+                if buffer is not None:
+                    self._tag(buffer, "buffers", f"{name}.{key}")
 
     def _see_parameter(self, parameter: Tensor, name: str) -> None:
-        self._parameters[id(parameter)] = (weakref.ref(parameter), name)
+        known = self._parameters.get(id(parameter))
+        if known is None or known[1] != name or known[0]() is not parameter:
+            self._parameters[id(parameter)] = (weakref.ref(parameter), name)
         self._tag(parameter, "parameters", name)
 
     def _parameter(self, module: Module, key: str, parameter: Tensor | None) -> None:
-        if parameter is not None and not _compiling():
+        if parameter is not None and not self._compiling():
             self._see_parameter(parameter, f"{self._name(module)}.{key}")
 
     def _buffer(self, module: Module, key: str, buffer: Tensor | None) -> None:
-        if buffer is not None and not _compiling():
+        if buffer is not None and not self._compiling():
             self._tag(buffer, "buffers", f"{self._name(module)}.{key}")
 
     def _around_apply(self, apply: Callable[..., Any]) -> Callable[..., Any]:
@@ -306,7 +315,7 @@ class Recorder:
                 self._tag(parameter.grad, "gradients", name)
 
     def _before_step(self, optimizer: Optimizer, *_: object) -> None:
-        if _compiling():
+        if self._compiling():
             return
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -316,7 +325,7 @@ class Recorder:
         self._begin("optimizer")
 
     def _after_step(self, optimizer: Optimizer, *_: object) -> None:
-        if _compiling() or not self._depths["optimizer"]:
+        if self._compiling() or not self._depths["optimizer"]:
             return
         self._finish("optimizer")
         for parameter, state in optimizer.state.items():
@@ -325,13 +334,16 @@ class Recorder:
                 self._tag(tensor, "optimizer state", known[1] if known else "")
 
     def _tag(self, tensor: Tensor, category: Category, name: str = "") -> None:
-        local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
-        if not local.is_cuda:
+        tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
+        device = tensor.get_device()
+        if device < 0 or not tensor.is_cuda:
             return
-        with suppress(RuntimeError, NotImplementedError):  # some have no storage
-            address = local.untyped_storage().data_ptr()
-            if address:
-                self._recording.tags.append(Tag(now(), local.get_device(), address, category, name))
+        try:
+            address = tensor.untyped_storage().data_ptr()
+        except (RuntimeError, NotImplementedError):  # some have no storage
+            return
+        if address:
+            self._recording.tags.append(Tag(time.time_ns() / 1000, device, address, category, name))
 
 
 def _remove(handle: Any) -> None:  # noqa: ANN401 - a RemovableHandle
@@ -342,21 +354,23 @@ def _remove(handle: Any) -> None:  # noqa: ANN401 - a RemovableHandle
     getattr(modules, "_global_forward_hooks_with_kwargs", {}).pop(handle.id, None)
 
 
-def _compiling() -> bool:
-    """Return whether torch.compile looks at this rather than Python running it."""
+def _tensors(value: object, depth: int) -> list[Tensor]:
+    """Return the tensors in lists and dicts, so many levels deep."""
     import torch
 
-    return torch.compiler.is_compiling()
-
-
-def _tensors(value: object, depth: int) -> Iterator[Tensor]:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif depth and isinstance(value, (list, tuple, dict)):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(item, depth - 1)
+    found: list[Tensor] = []
+    level = [value]
+    for _ in range(depth + 1):
+        below: list[object] = []
+        for one in level:
+            if isinstance(one, torch.Tensor):
+                found.append(one)
+            elif isinstance(one, dict):
+                below.extend(one.values())
+            elif isinstance(one, (list, tuple)):
+                below.extend(one)
+        level = below
+    return found
 
 
 def _users_line(frame: FrameType | None) -> Line | None:

@@ -1,0 +1,92 @@
+"""What it costs to find out where a peak comes from: ResNet-50 and GPT-2 steps, recorded or not.
+
+    python benchmarks/attribution.py [--real] [--repeats 7]
+
+Two steps a run, by turns: as a test runs without attribution, and recorded (hooks, and the
+allocator's history; ``--gpumem-attribution=on``). Then comes the explanation itself, once a test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path[:0] = [
+    str(Path(__file__).resolve().parents[1]),
+    str(Path(__file__).resolve().parent / "fidelity"),
+]
+
+from provenance import line, publish  # noqa: E402 - found by the path above
+from tabulate import tabulate  # noqa: E402
+
+STEPS = 2
+MODELS = ("resnet50-fp32", "gpt2-fp32")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--real", action="store_true", help="on a real GPU")
+    parser.add_argument("--repeats", type=int, default=7)
+    options = parser.parse_args()
+    from pytest_gpumem.attribution import explain
+    from pytest_gpumem.context import _device
+    from pytest_gpumem.devices.cards import find_card
+    from pytest_gpumem.devices.virtual import VirtualDevice
+    from pytest_gpumem.running import Run
+    from pytest_gpumem.spec import MemorySpec
+
+    if not options.real:
+        VirtualDevice.load(find_card("H100"))
+    device = _device()
+    import steps
+    import torch
+
+    rows = []
+    for name in MODELS:
+        times: dict[str, list[float]] = {"plain": [], "recorded": [], "explained": []}
+        for _ in range(options.repeats + 1):
+            for kind in ("plain", "recorded"):
+                with Run.open(MemorySpec(), device, Path.cwd(), record=kind == "recorded") as run:
+                    run.start([])
+                step = steps.STEPS[name].build()
+                step()
+                torch.cuda.synchronize()
+                started = time.perf_counter()
+                for _ in range(STEPS):
+                    step()
+                torch.cuda.synchronize()
+                times[kind].append(1000 * (time.perf_counter() - started) / STEPS)
+                run.measurement()
+                started = time.perf_counter()
+                found = explain(run, [""], Path.cwd(), timelines=False)
+                if found:
+                    times["explained"].append(1000 * (time.perf_counter() - started))
+                del step
+                run.close()
+        plain, recorded, explained = (
+            statistics.median(values[1:])
+            for values in times.values()  # the first run imports
+        )
+        rows.append(
+            [name, f"{plain:.1f}", f"{recorded:.1f}", f"{recorded / plain:.2f}", f"{explained:.1f}"]
+        )
+    where = torch.cuda.get_device_name() if options.real else "the virtual H100"
+    titles = ["step", "plain", "recorded", "ratio", "explanation"]
+    text = [
+        f"A training step with and without attribution, on {where}, ms",
+        f"(medians of {options.repeats} runs of {STEPS} steps)",
+        line("torchvision"),
+        "",
+        tabulate(rows, titles, disable_numparse=True),
+        "",
+        "the explanation comes once a test, after its last step",
+    ]
+    publish(f"attribution-{'cuda' if options.real else 'virtual'}", "\n".join(text))
+
+
+if __name__ == "__main__":
+    main()
