@@ -180,7 +180,10 @@ GM_API int cudnnGetRNNTempSpaceSizes(void *handle, const network *n, int trainin
 /* How often a size of cuDNN's was estimated. */
 GM_API uint64_t gpumem_estimates(void) { return atomic_load(&estimates); }
 
-static int computed(void) { return gm_visible() ? GM_SUCCESS : NOT_INITIALIZED; }
+static int computed(void) {
+    gm_forget_all();
+    return gm_visible() ? GM_SUCCESS : NOT_INITIALIZED;
+}
 
 GM_API int cudnnRNNForward(void) { return computed(); }
 GM_API int cudnnRNNBackwardData_v8(void) { return computed(); }
