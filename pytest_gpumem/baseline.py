@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -244,7 +244,7 @@ def _kind(entry: EntryUpdate) -> str:
 def _same(old: BaselineEntry | None, new: BaselineEntry | None) -> bool:
     if old is None or new is None:
         return old is new
-    return (old.peaks, old.batch_size) == (new.peaks, new.batch_size)
+    return replace(old, provenance=new.provenance) == new
 
 
 def _by_file(changes: Iterable[Change], log: _Log) -> Iterable[list[Change]]:

@@ -13,12 +13,15 @@
        "parts": {"forward": {the same, without parts}},
        "peak_allocated": [bytes on the first device, on the second, ...],
        "peak_reserved": [...],
-       "provenance": "torch-2.15.0+cu132"
+       "provenance": "torch-2.15.0+cu132",
+       "rank": 0,
+       "world_size": 64
       }
      }
     }
 
-A test of which only parts were measured has "parts" alone.
+A test of which only parts were measured has "parts" alone; "batch_size", and "rank" and
+"world_size" together, are there where the marker declares them.
 """
 
 from __future__ import annotations
@@ -77,6 +80,8 @@ class _Entry(_Strict):
     peak_reserved: _OneADevice
     provenance: str
     batch_size: _Bytes | None = None
+    world_size: _Bytes | None = None
+    rank: _Bytes | None = None
 
 
 class _File(_Strict):
@@ -227,7 +232,9 @@ def _read_entry(
         problem = f"provenance {json.dumps(entry.provenance)} is not in the file"
         raise BaselineError(given, f"{problem} at {place}", _RESTORE)
     peaks = map(Peak, entry.peak_allocated, entry.peak_reserved)
-    return BaselineEntry(tuple(peaks), records[entry.provenance], entry.batch_size)
+    return BaselineEntry(
+        tuple(peaks), records[entry.provenance], entry.batch_size, entry.world_size, entry.rank
+    )
 
 
 def check(given: str, device: DeviceInfo, parts: Mapping[str, BaselineEntry]) -> None:
@@ -283,12 +290,13 @@ def _test_fields(
 
 
 def _entry_fields(entry: BaselineEntry, labels: Mapping[Provenance, str]) -> dict[str, Any]:
-    fields = {
+    declared = {name: getattr(entry, name) for name in ("batch_size", "world_size", "rank")}
+    return {
+        **{name: value for name, value in declared.items() if value is not None},
         "peak_allocated": [peak.allocated for peak in entry.peaks],
         "peak_reserved": [peak.reserved for peak in entry.peaks],
         "provenance": labels[entry.provenance],
     }
-    return fields if entry.batch_size is None else {"batch_size": entry.batch_size, **fields}
 
 
 def _choose_labels(file: BaselineFile) -> dict[Provenance, str]:

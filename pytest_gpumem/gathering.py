@@ -89,7 +89,8 @@ def _entry(result: Result) -> BaselineEntry:
 
     assert result.measurement is not None  # noqa: S101 - for the type checker
     measurement = result.measurement
-    return BaselineEntry(measurement.peaks, measurement.provenance, result.batch_size)
+    declared = (result.batch_size, result.world_size, result.rank)
+    return BaselineEntry(measurement.peaks, measurement.provenance, *declared)
 
 
 def split(nodeid: str) -> tuple[str, str]:

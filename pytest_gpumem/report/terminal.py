@@ -132,6 +132,7 @@ def _circumstances(result: Result) -> str:
     parts = [
         f"part {result.part}" if result.part else "",
         "" if result.batch_size is None else f"batch size {result.batch_size}",
+        f"rank {result.ranks}" if result.ranks else "",
         result.budget,
         f"on {result.device_key}",
     ]
@@ -143,6 +144,7 @@ def _shortage_rows(result: Result, oom: OutOfMemory) -> list[tuple[str, str]]:
     rows = [
         ("part", result.part),
         ("batch size", str(result.batch_size or "")),
+        ("rank", result.ranks),
         ("budget", result.budget or "none but the device's memory"),
         ("device", result.device_key + (f", number {oom.device_index}" if several else "")),
         ("held", f"{format_size(oom.allocated)} allocated, {format_size(oom.reserved)} reserved"),
