@@ -69,6 +69,8 @@ def joined(rank: int, size: int, kind: DeviceKind) -> Iterator[None]:
             world_size=size,
         )
         stack.callback(_leave, distributed)
+        # bound to a device, the group would be split, when NCCL is not told the parts' sizes
+        distributed.distributed_c10d._get_default_group().bound_device_id = None
         yield
 
 
@@ -116,7 +118,7 @@ def _seeded(c10d: Any) -> Iterator[None]:  # noqa: ANN401 - a module
     """Let every process group of NCCL find the id that another rank would have stored.
 
     Ranks meet by an id that the first one makes and leaves in a store, under a key that PyTorch
-    chooses. Groups are made anew, not split from the whole one, since NCCL is then told their size.
+    chooses.
     """
     before = {name: getattr(c10d, name) for name in _NCCL if hasattr(c10d, name)}
     try:
@@ -135,14 +137,7 @@ def _with_seeds(kind: Any) -> Any:  # noqa: ANN401 - classes of PyTorch's extens
         def __init__(self, store: Any, rank: int, size: int, options: Any, *more: Any) -> None:  # noqa: ANN401
             for key in _keys(rank, size, getattr(options, "group_name", "")):
                 store.set(key, _UNIQUE_ID)
-            if getattr(options, "split_from", None) is not None:
-                options.split_from = None
-            self._more = more
             super().__init__(store, rank, size, options, *more)
-
-        def split(self, store: Any, ranks: list[int], options: Any) -> Any:  # noqa: ANN401
-            """Make a group of some of this one's ranks."""
-            return type(self)(store, ranks.index(self.rank()), len(ranks), options, *self._more)
 
     Seeded.__name__ = kind.__name__
     return Seeded
