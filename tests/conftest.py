@@ -53,6 +53,7 @@ def virtual_gpu(request):
 def suite(pytester, virtual_gpu, monkeypatch):
     """A folder of test files, and sessions in this process that run them."""
     monkeypatch.setattr("_pytest.pytester.SysModulesSnapshot", _TestModulesOnly)
+    monkeypatch.setattr(pytester, "_sys_modules_snapshot", _TestModulesOnly())  # made before
     monkeypatch.setenv("COLUMNS", "140")
     for name in ("CI", "BUILD_NUMBER"):  # pytest shortens nothing where these are set
         monkeypatch.delenv(name, raising=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 import pytest
 
 WORLD = """
@@ -19,13 +17,6 @@ def training(model):
         optimizer.step()
         optimizer.zero_grad()
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def imported(virtual_gpu):
-    """Modules that an inner session imports are forgotten with it; PyTorch's have to stay."""
-    for name in ("torch.distributed.fsdp", "torch.testing._internal.distributed.fake_pg"):
-        importlib.import_module(name)
 
 
 def run(suite, *args, source):
