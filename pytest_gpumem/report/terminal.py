@@ -211,6 +211,8 @@ def _moves(old: BaselineEntry | None, new: BaselineEntry) -> Iterator[str]:
             yield f"{name}{where}: {_move(getattr(before[device], name), getattr(peak, name))}"
     if old is not None and old.batch_size != new.batch_size:
         yield f"batch size: {old.batch_size} -> {new.batch_size}"
+    if old is not None and (old.world_size, old.rank) != (new.world_size, new.rank):
+        yield f"rank: {old.rank} of {old.world_size} -> {new.rank} of {new.world_size}"
 
 
 def _move(old: int, new: int) -> str:
