@@ -72,6 +72,17 @@ def test_this_process_is_the_rank_it_was_asked_to_be_and_no_more_afterwards():
     assert {name: os.environ.get(name) for name in names} == before
 
 
+@pytest.mark.parametrize("rank", [0, 700, 1023])
+def test_a_world_may_be_large(rank):
+    """Above 128 ranks PyTorch lets several of them make ids of NCCL's, were it not told otherwise."""
+    import torch
+    from torch import distributed
+
+    with opened(), joined(rank, 1024, "virtual"):
+        distributed.all_reduce(torch.ones(8, device="cuda"))
+        assert distributed.new_group(list(range(1024))).size() == 1024
+
+
 def test_a_process_group_of_somebody_else_is_not_replaced(world):
     with pytest.raises(DeviceError, match="has a default process group already"):
         joined(0, 2, "virtual").__enter__()

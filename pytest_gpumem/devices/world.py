@@ -82,6 +82,7 @@ def _environment(rank: int, size: int) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": "1",
         "GROUP_RANK": str(rank),
         "GROUP_WORLD_SIZE": str(size),
+        "TORCH_NCCL_RANKS_PER_ROOT": str(size),  # one id, which one rank makes, is enough here
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": os.environ.get("MASTER_PORT", "29500"),
     }
