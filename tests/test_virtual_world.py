@@ -74,7 +74,7 @@ def test_this_process_is_the_rank_it_was_asked_to_be_and_no_more_afterwards():
 
 @pytest.mark.parametrize("rank", [0, 700, 1023])
 def test_a_world_may_be_large(rank):
-    """Above 128 ranks PyTorch lets several of them make ids of NCCL's, were it not told otherwise."""
+    """Above 128 ranks PyTorch lets several of them make ids, were it not told otherwise."""
     import torch
     from torch import distributed
 
