@@ -2,9 +2,9 @@
 
     python benchmarks/speed_llama.py [--repeats 3] [--large-repeats 1] [--only 7B]
 
-Models are made on the meta device, sharded by ``fully_shard`` over a fake process group, given
-memory, and trained for two steps with AdamW. Each run is a process of its own, from "python" to its
-last line, so that its host memory is its own.
+Models are made on the meta device, sharded by ``fully_shard`` over a process group of NCCL whose
+other ranks are not there, given memory, and trained for two steps with AdamW. Each run is a process
+of its own, from "python" to its last line, so that its host memory is its own.
 
 7B: 1 x 4096 tokens, bf16 autocast over fp32 parameters. 405B: 1 x 8192 tokens, activation
 checkpointing, FSDP2's bf16 mixed precision; bf16 autocast would keep a bf16 copy of each layer's
@@ -223,14 +223,12 @@ def child(name: str, definition: str, options: dict[str, bool]) -> dict[str, obj
     from pytest_gpumem.devices.virtual import VirtualDevice
 
     use_virtual_gpu(CARD)
-    from torch import distributed
-    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from pytest_gpumem.devices.world import joined
 
-    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=size.ranks)
-    lap("import")
-    with measure() as measured:
-        train(size, definition, options, lap)
-    distributed.destroy_process_group()
+    with joined(0, size.ranks, "virtual"):  # what world_size on the marker does
+        lap("import")
+        with measure() as measured:
+            train(size, definition, options, lap)
     library = VirtualDevice.loaded().library
     assert not library.unsupported(), library.unsupported()
     return {

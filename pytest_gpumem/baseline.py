@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -246,7 +246,8 @@ def _same(old: BaselineEntry | None, new: BaselineEntry | None) -> bool:
     if old is None or new is None:
         return old is new
     learned = bool(new.breakdowns) and not old.breakdowns
-    return (old.peaks, old.batch_size) == (new.peaks, new.batch_size) and not learned
+    same = replace(old, provenance=new.provenance, breakdowns=new.breakdowns) == new
+    return same and not learned
 
 
 def _by_file(changes: Iterable[Change], log: _Log) -> Iterable[list[Change]]:

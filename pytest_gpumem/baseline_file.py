@@ -17,12 +17,15 @@
        "parts": {"forward": {the same, without parts}},
        "peak_allocated": [bytes on the first device, on the second, ...],
        "peak_reserved": [...],
-       "provenance": "torch-2.15.0+cu132"
+       "provenance": "torch-2.15.0+cu132",
+       "rank": 0,
+       "world_size": 64
       }
      }
     }
 
-A test of which only parts were measured has "parts" alone.
+A test of which only parts were measured has "parts" alone; "batch_size", and "rank" and
+"world_size" together, are there where the marker declares them.
 """
 
 from __future__ import annotations
@@ -105,6 +108,8 @@ class _Entry(_Strict):
     peak_reserved: _OneADevice
     provenance: str
     batch_size: _Bytes | None = None
+    world_size: _Bytes | None = None
+    rank: _Bytes | None = None
     breakdown: list[_Breakdown] = []
 
 
@@ -259,7 +264,8 @@ def _read_entry(
         raise BaselineError(given, f"breakdown is not of as many devices at {place}", _RESTORE)
     peaks = map(Peak, entry.peak_allocated, entry.peak_reserved)
     breakdowns = tuple(map(_breakdown, entry.breakdown))
-    return BaselineEntry(tuple(peaks), records[entry.provenance], entry.batch_size, breakdowns)
+    declared = (entry.batch_size, entry.world_size, entry.rank)
+    return BaselineEntry(tuple(peaks), records[entry.provenance], *declared, breakdowns)
 
 
 def _breakdown(read: _Breakdown) -> Breakdown:
@@ -336,13 +342,13 @@ def _test_fields(
 
 
 def _entry_fields(entry: BaselineEntry, labels: Mapping[Provenance, str]) -> dict[str, Any]:
-    fields: dict[str, Any] = {
+    declared = {name: getattr(entry, name) for name in ("batch_size", "world_size", "rank")}
+    fields = {
+        **{name: value for name, value in declared.items() if value is not None},
         "peak_allocated": [peak.allocated for peak in entry.peaks],
         "peak_reserved": [peak.reserved for peak in entry.peaks],
         "provenance": labels[entry.provenance],
     }
-    if entry.batch_size is not None:
-        fields["batch_size"] = entry.batch_size
     if entry.breakdowns:
         fields["breakdown"] = [_breakdown_fields(it) for it in entry.breakdowns]
     return fields

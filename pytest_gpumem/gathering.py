@@ -96,7 +96,8 @@ def _entry(result: Result) -> BaselineEntry:
         replace(it.breakdown, sites=it.breakdown.sites[:KEPT_SITES])
         for it in measurement.attributions
     )
-    return BaselineEntry(measurement.peaks, measurement.provenance, result.batch_size, breakdowns)
+    declared = (result.batch_size, result.world_size, result.rank)
+    return BaselineEntry(measurement.peaks, measurement.provenance, *declared, breakdowns)
 
 
 def split(nodeid: str) -> tuple[str, str]:

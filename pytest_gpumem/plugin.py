@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 NAME: Final = "gpumem-session"
 MARKER_HELP: Final = (
     "gpu_memory(max_gib, max_allocated_gib, max_reserved_gib, card, batch_size, tolerance, "
-    "baseline, devices, warmup): measure the test's peak CUDA memory, hold it to the limits and to "
-    "its baseline."
+    "baseline, devices, warmup, world_size, rank): measure the test's peak CUDA memory, hold it to "
+    "the limits and to its baseline."
 )
 
 SETTINGS = pytest.StashKey[Settings]()

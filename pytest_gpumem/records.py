@@ -206,5 +206,9 @@ class BaselineEntry:
     """one a device, in bytes"""
     provenance: Provenance
     batch_size: int | None = None
+    world_size: int | None = None
+    """number of ranks of the distributed run that it was one of"""
+    rank: int | None = None
+    """which of them; None where there was no such run"""
     breakdowns: tuple[Breakdown, ...] = ()
     """one a device, with the largest sites; none where there was no attribution"""

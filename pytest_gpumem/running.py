@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.cards import CARDS, find_card
+from pytest_gpumem.devices.world import joined
 from pytest_gpumem.meter import Meter, minus, plus
 from pytest_gpumem.oom import WATCH, find_out_of_memory, site_of
 from pytest_gpumem.records import OutOfMemory, Peak
@@ -97,6 +98,8 @@ class Run:
             stack.callback(device.close)
             info = device.open(card, spec.devices)
             stack.enter_context(device.exclusive())
+            if spec.world_size is not None:
+                stack.enter_context(joined(spec.rank or 0, spec.world_size, device.kind))
             meter = Meter(device, info, spec.devices, record=record)
             stack.callback(meter.stop)
             run = cls(spec, device, info, meter, root)
@@ -323,14 +326,20 @@ class GpuMemory:
 
     @property
     def batch_size(self) -> int:
-        """The batch size that the marker declares.
-
-        Raises:
-            SpecError: it declares none.
-        """
+        """The batch size that the marker declares; a SpecError where it declares none."""
         if self._run.spec.batch_size is None:
             raise _no_batch_size()
         return self._run.spec.batch_size
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks that the marker declares; 1 where it declares none."""
+        return self._run.spec.world_size or 1
+
+    @property
+    def rank(self) -> int:
+        """Which of them this test is."""
+        return self._run.spec.rank or 0
 
     @property
     def card(self) -> str:

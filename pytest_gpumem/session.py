@@ -296,6 +296,8 @@ class TestSession:
             measurement=measurement,
             part=part,
             batch_size=spec.batch_size,
+            world_size=spec.world_size,
+            rank=spec.rank,
             budget=describe_budget(spec),
             location=items.place(item),
             baseline=spec.baseline,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import operator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import partial
 from numbers import Real
@@ -26,6 +26,7 @@ _MOST_GIB: Final = 10**9
 _MOST_DEVICES: Final = 16
 _MOST_WARMUP: Final = 1000
 _MOST_BATCH: Final = 10**9
+_MOST_RANKS: Final = 10**6
 _LONGEST_NAME: Final = 60
 
 
@@ -55,6 +56,10 @@ class MemorySpec:
     """number of GPUs that the step runs on"""
     warmup: int = 0
     """how many times the step is run before, unmeasured"""
+    world_size: int | None = None
+    """number of ranks of the distributed run that the test is one of; None: of none"""
+    rank: int | None = None
+    """which of them; None exactly where world_size is"""
 
     @property
     def max_bytes(self) -> int | None:
@@ -101,14 +106,43 @@ def spec_from_marks(
             raise _positional(args)
         for name, value in _read_all(kwargs, readers, "@pytest.mark.gpu_memory(").items():
             merged.setdefault(name, value)
-    return MemorySpec(**merged)
+    return _one_rank(MemorySpec(**merged))
+
+
+def _one_rank(spec: MemorySpec) -> MemorySpec:
+    """Return a spec whose rank is one of its world's, and the first where none is given."""
+    size, rank = spec.world_size, spec.rank
+    if size is None and rank is None:
+        return spec
+    given = ", ".join(
+        f"{name}={value}"
+        for name, value in (("devices", spec.devices), ("world_size", size), ("rank", rank))
+        if value not in {None, _DEFAULTS[name]}
+    )
+    given = f"@pytest.mark.gpu_memory({given})"
+    if size is None:
+        raise SpecError(
+            given, "rank is one of world_size ranks", f"write world_size={rank + 1 if rank else 8}"
+        )
+    if spec.devices > 1:
+        raise SpecError(
+            given,
+            "a rank runs on one device, and there is one rank in a test's process",
+            "leave out devices, or world_size",
+        )
+    if rank is not None and rank >= size:
+        raise SpecError(
+            given, f"rank must be below world_size ({size})", f"write for example rank={size - 1}"
+        )
+    return replace(spec, rank=rank or 0)
 
 
 def spec_from_call(name: object, kwargs: Mapping[str, object], base: MemorySpec) -> MemorySpec:
     """Return what ``gpu_memory.measure(name, **kwargs)`` declares about one part of a test.
 
-    A part has the test's devices and, unless it says otherwise, its tolerance, batch size and
-    baseline, but none of its budgets: those hold for the whole test. It has no warmup of its own.
+    A part has the test's devices and rank and, unless it says otherwise, its tolerance, batch size
+    and baseline, but none of its budgets: those hold for the whole test. It has no warmup of its
+    own.
 
     Args:
         name: the part's name: text that is not blank.
@@ -131,6 +165,8 @@ def spec_from_call(name: object, kwargs: Mapping[str, object], base: MemorySpec)
         "batch_size": base.batch_size,
         "baseline": base.baseline,
         "devices": base.devices,
+        "world_size": base.world_size,
+        "rank": base.rank,
     }
     own = _read_all(kwargs, _PART_READERS, f"gpu_memory.measure({shown(name)}, ")
     return MemorySpec(**{**inherited, **own})
@@ -285,4 +321,6 @@ _READERS: Final[Mapping[str, Reader]] = {
     **_PART_READERS,
     "devices": partial(_read_whole_number, least=1, most=_MOST_DEVICES),
     "warmup": partial(_read_whole_number, least=0, most=_MOST_WARMUP),
+    "world_size": partial(_read_whole_number, least=1, most=_MOST_RANKS),
+    "rank": partial(_read_whole_number, least=0, most=_MOST_RANKS - 1),
 }

@@ -201,9 +201,12 @@ class _Case:
         before, now = len(entry.peaks), len(self.measurement.peaks)
         if before != now:
             return f"the baseline is of devices={before}, this is devices={now}"
-        if None in (entry.batch_size, spec.batch_size) or entry.batch_size == spec.batch_size:
-            return ""
-        return f"the baseline is of batch_size={entry.batch_size}, this is {spec.batch_size}"
+        if (entry.world_size, entry.rank) != (spec.world_size, spec.rank):
+            ranks = [f"world_size={it.world_size}, rank={it.rank}" for it in (entry, spec)]
+            return f"the baseline is of {ranks[0]}; this is {ranks[1]}"
+        sizes = (entry.batch_size, spec.batch_size)
+        same = None in sizes or sizes[0] == sizes[1]
+        return "" if same else f"the baseline is of batch_size={sizes[0]}, this is {sizes[1]}"
 
     @cached_property
     def limits(self) -> tuple[_Limit, ...]:

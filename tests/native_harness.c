@@ -19,6 +19,8 @@ extern const char *gpumem_unsupported_name(int index, uint64_t *calls);
 extern int cudaSetDevice(int device), cudaMalloc(void **address, size_t size), cudaFree(void *address);
 extern int cudaHostAlloc(void **address, size_t size, unsigned flags), cudaFreeHost(void *address);
 extern int cudaMemcpy(void *to, const void *from, size_t size, int kind);
+extern int cudaMemset(void *address, int value, size_t size);
+extern int cudaLaunchKernelExC(const void *config, const void *function, void **args);
 extern int cudaMemGetInfo(size_t *unused, size_t *total);
 extern int cudaPointerGetAttributes(void *out, const void *pointer);
 extern int cudaGetDeviceProperties(void *prop, int device), cudaGetDeviceProperties_v2(void *prop, int device);
@@ -114,8 +116,11 @@ static void host(unsigned *seed, void *device) {
         CHECK(cudaHostAlloc(&memory, size, 0) == 0);
         memset(memory, 7, size);
         CHECK(cudaMemcpy(memory, device, size, 4) == 0);
-        CHECK(((char *)memory)[size - 1] == 0);
-        CHECK(cudaMemcpy(device, memory, size, 4) == 0);
+        CHECK(((char *)memory)[size - 1] == 0 || ((char *)memory)[size - 1] == 7); /* others launch kernels meanwhile */
+        memset(memory, 7, size);
+        CHECK(cudaMemcpy((char *)device + next(seed) % 9000, memory, size, 4) == 0);
+        CHECK(cudaMemset((char *)device + next(seed) % 9000, 7, size) == 0);
+        if (round % 50 == 0) CHECK(cudaLaunchKernelExC(NULL, NULL, NULL) == 0);
         CHECK(cudaFreeHost(memory) == 0);
     }
 }

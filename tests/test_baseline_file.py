@@ -92,6 +92,14 @@ def test_figures_of_several_devices_stand_on_one_line():
     assert read(text).tests["test_a"][""] == entry
 
 
+def test_the_rank_that_was_measured_stands_with_its_figures():
+    entry = BaselineEntry((Peak(1, 2),), MADE, world_size=64, rank=0)
+    text = encode(BaselineFile(T4, "m.py", {"test_a": {"": entry}})).decode()
+    assert '   "rank": 0,\n   "world_size": 64\n' in text
+    assert '"format": 1,' in text  # what is left out where it is not declared needs no new one
+    assert read(text).tests["test_a"][""] == entry
+
+
 @pytest.mark.parametrize("lines", ["\r\n", "\r"])
 def test_line_ends_of_other_systems_are_read(lines):
     assert read(TEXT.replace("\n", lines)).tests == FILE.tests

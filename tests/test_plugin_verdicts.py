@@ -116,6 +116,16 @@ def test_a_baseline_of_another_batch_size_is_not_compared(suite):
     assert session.verdicts() == {"test_it": "incomparable"}
 
 
+@pytest.mark.parametrize("arguments", ["world_size=8", "world_size=4, rank=1", ""])
+def test_a_baseline_of_another_rank_is_not_compared(suite, arguments):
+    same = SOURCE.replace("ARGS", "world_size=8, rank=1")
+    suite.run(UPDATE, source=same)
+    assert suite.run(source=same).verdicts() == {"test_it": "within"}
+    session = suite.run("--gpumem-missing-baseline=fail", source=SOURCE.replace("ARGS", arguments))
+    assert session.verdicts() == {"test_it": "incomparable"}
+    assert "the baseline is of world_size=8, rank=1; this is" in session.flat
+
+
 HOOKS = """
 from dataclasses import replace
 from pytest_gpumem import Peak

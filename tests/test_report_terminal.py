@@ -473,6 +473,13 @@ def test_an_update_tells_every_change_with_its_difference():
     assert matches_gold("updates", terminal.update_summary(summary))
 
 
+def test_an_update_tells_that_it_is_of_another_rank():
+    old = BaselineEntry((peak(1, 2),), NOW, world_size=8, rank=0)
+    new = BaselineEntry((peak(1, 2),), NOW, world_size=64, rank=3)
+    summary = UpdateSummary(changed=(updated("test_mlp", old, new),))
+    assert "rank: 0 of 8 -> 3 of 64" in terminal.update_summary(summary)
+
+
 def test_an_update_lists_at_most_twenty_entries_of_a_group():
     created = tuple(updated(f"test_{i}", None, entry(peak(1, 1))) for i in range(23))
     lines = terminal.update_summary(UpdateSummary(created=created)).splitlines()

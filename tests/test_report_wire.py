@@ -77,6 +77,8 @@ RESULTS = st.builds(
     batch_size=st.none() | st.integers(1, 4096),
     budget=TEXTS,
     location=st.none() | st.tuples(TEXTS, st.integers(1, 9999)),
+    world_size=st.none() | st.integers(1, 4096),
+    rank=st.none() | st.integers(0, 4095),
 )
 RESULT = Result("t.py::test", Verdict(Kind.WITHIN, failed=False, headline="within: 1 B"))
 

@@ -30,6 +30,8 @@ EVERY_FIELD: dict[str, object] = {
     "devices": 2,
     "warmup": 1,
 }
+WORLD = {"world_size": 64, "rank": 3}
+"""what goes with no number of devices above 1"""
 NAN, INF = float("nan"), float("inf")
 
 
@@ -144,9 +146,10 @@ def test_nearest_marker_wins_field_by_field() -> None:
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_none_on_a_nearer_marker_takes_back_what_an_outer_one_says(name: str) -> None:
-    outer = {name: EVERY_FIELD[name]}
-    assert spec(outer) != MemorySpec()
-    assert spec({name: None}, outer) == MemorySpec()
+    world = {"world_size": 64} if name == "rank" else {}
+    outer = {name: {**EVERY_FIELD, **WORLD}[name]}
+    assert spec(outer, world) != spec(world)
+    assert spec({name: None}, outer, world) == spec(world)
 
 
 def test_none_on_an_outer_marker_takes_nothing_back() -> None:
@@ -239,7 +242,12 @@ def test_budget_given_as_text_is_answered_with_the_number_to_write(text: str, nu
 
 @pytest.mark.parametrize(
     ("name", "least", "most"),
-    [("devices", 1, 16), ("batch_size", 1, 1_000_000_000), ("warmup", 0, 1000)],
+    [
+        ("devices", 1, 16),
+        ("batch_size", 1, 1_000_000_000),
+        ("warmup", 0, 1000),
+        ("world_size", 1, 1_000_000),
+    ],
 )
 def test_counts_are_whole_numbers_within_their_limits(name: str, least: int, most: int) -> None:
     for good in (least, most):
@@ -313,6 +321,66 @@ def test_any_markers_make_a_usable_spec_or_a_spec_error(
         assert error.given.startswith("@pytest.mark.gpu_memory(")  # noqa: PT017
         return
     assert_usable(made)
+
+
+# one rank of many
+
+
+def test_a_rank_is_the_first_where_none_is_given() -> None:
+    assert spec(WORLD) == MemorySpec(world_size=64, rank=3)
+    assert spec({"world_size": 64}) == MemorySpec(world_size=64, rank=0)
+    assert spec({"rank": 2}, {"world_size": 8}) == MemorySpec(world_size=8, rank=2)
+
+
+@pytest.mark.parametrize("value", [-1, True, 1.0, "1", 1_000_000, NAN, Hostile()])
+def test_a_rank_is_a_whole_number(value: object) -> None:
+    error = refusal(rank=value)
+    assert error.problem == "rank must be a whole number from 0 to 999,999"
+
+
+@pytest.mark.parametrize(
+    ("marks", "message"),
+    [
+        (
+            [{"rank": 3}],
+            "@pytest.mark.gpu_memory(rank=3): rank is one of world_size ranks; write world_size=4",
+        ),
+        (
+            [{"rank": 0, "devices": 2}],
+            (
+                "@pytest.mark.gpu_memory(devices=2, rank=0): rank is one of world_size ranks; "
+                "write world_size=8"
+            ),
+        ),
+        (
+            [{"rank": 8}, {"world_size": 8}],
+            (
+                "@pytest.mark.gpu_memory(world_size=8, rank=8): rank must be below world_size (8); "
+                "write for example rank=7"
+            ),
+        ),
+        (
+            [{"world_size": 8}, {"devices": 2}],
+            (
+                "@pytest.mark.gpu_memory(devices=2, world_size=8): a rank runs on one device, and "
+                "there is one rank in a test's process; leave out devices, or world_size"
+            ),
+        ),
+    ],
+)
+def test_fields_that_do_not_go_together_are_refused(
+    marks: list[Mapping[str, object]], message: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        spec(*marks)
+    assert str(caught.value) == message
+
+
+def test_a_part_is_of_the_tests_rank() -> None:
+    test = MemorySpec(world_size=64, rank=3)
+    assert spec_from_call("forward", {}, test) == test
+    with pytest.raises(SpecError, match="rank holds for the whole test"):
+        spec_from_call("forward", {"rank": 1}, test)
 
 
 # parts of a test
@@ -400,3 +468,8 @@ def assert_usable(made: MemorySpec) -> None:
     assert isinstance(made.baseline, bool)
     assert made.devices in range(1, 17)
     assert made.warmup in range(1001)
+    if made.world_size is None:
+        assert made.rank is None
+    else:
+        assert made.devices == 1
+        assert made.rank in range(made.world_size)

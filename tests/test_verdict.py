@@ -35,8 +35,8 @@ def measured(*peaks, **others):
     return Measurement(T4, NOW, tuple(Peak(*peak) for peak in peaks), **others)
 
 
-def known(*peaks, batch_size=None, provenance=NOW):
-    return Lookup(BaselineEntry(tuple(Peak(*peak) for peak in peaks), provenance, batch_size))
+def known(*peaks, provenance=NOW, **declared):
+    return Lookup(BaselineEntry(tuple(Peak(*peak) for peak in peaks), provenance, **declared))
 
 
 def short_of_memory(**changes):
@@ -270,6 +270,16 @@ def test_other_devices_do_not_matter_where_this_one_has_a_baseline():
             "the baseline is of batch_size=32, this is 64",
         ),
         (PLAIN, known((1, 1), (1, 1)), "the baseline is of devices=2, this is devices=1"),
+        (
+            MemorySpec(world_size=64, rank=0),
+            known((1, 1), world_size=64, rank=3),
+            "the baseline is of world_size=64, rank=3; this is world_size=64, rank=0",
+        ),
+        (
+            MemorySpec(world_size=8, rank=0),
+            known((1, 1)),
+            "the baseline is of world_size=None, rank=None; this is world_size=8, rank=0",
+        ),
     ],
 )
 def test_a_baseline_of_another_step_is_not_compared(spec, lookup, why):

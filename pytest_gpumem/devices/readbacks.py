@@ -1,4 +1,4 @@
-"""Who reads values back from the virtual GPU: zeros, so that shapes depending on them are wrong."""
+"""Who reads unknown values back from the virtual GPU: zeros, which shapes may depend on."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ if TYPE_CHECKING:
 
 MOST_SITES: Final = 3
 """lines that a note names"""
+SCALER: Final = str(Path("torch", "amp", "grad_scaler.py"))
+"""PyTorch's file with torch.amp.GradScaler"""
 
 
 class Readbacks:
-    """Counts the copies from the virtual GPU to the host, by the user's line that caused them."""
+    """Counts the copies of unknown values to the host, by the user's line that caused them."""
 
     def __init__(self) -> None:
         self._sites: Counter[tuple[str, int]] = Counter()
@@ -27,7 +29,9 @@ class Readbacks:
 
     def seen(self, _size: int) -> None:
         """Note one copy; called by the native library, on any thread."""
-        self._sites[self._site(sys._getframe(1))] += 1
+        frame = sys._getframe(1)
+        if not _asks_for_infinities(frame):
+            self._sites[self._site(frame)] += 1
 
     def _site(self, frame: FrameType | None) -> tuple[str, int]:
         while frame is not None:
@@ -53,6 +57,19 @@ class Readbacks:
         where = f" ({named})" if named else ""
         consequence = "shapes that depend on them are not predicted"
         return [f"{values} read back from the virtual GPU{where}: {consequence}"]
+
+
+def _asks_for_infinities(frame: FrameType | None) -> bool:
+    """Return whether GradScaler asks if gradients overflowed.
+
+    Zero says that none did, which is what it is told in a step that trains, and the optimizer
+    steps. No shape depends on it.
+    """
+    while frame is not None and frame.f_code.co_filename.endswith(SCALER):
+        if frame.f_code.co_name == "_maybe_opt_step":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_foreign(filename: str) -> bool:

@@ -26,15 +26,15 @@ def adapted(description: str) -> Iterator[None]:
     native library, and is told by ``description`` which cards it has.
 
     Triton links its launcher with the driver library, and looks for it among the system's unless a
-    variable says where it is. DistributedDataParallel compares the shapes of the ranks' parameters
-    by values read from the device, which are zeros here.
+    variable says where it is. DistributedDataParallel compares the ranks' parameters by what it
+    gathers from them, which newer versions of PyTorch copy with a kernel, so that it is zeros here.
     """
     with ExitStack() as stack:
         preloaded = ":".join([*map(str, native.ALL), os.environ.get(PRELOAD, "")]).rstrip(":")
-        _set(stack, PRELOAD, preloaded)
-        _set(stack, INHERITED, description)
+        set_variable(stack, PRELOAD, preloaded)
+        set_variable(stack, INHERITED, description)
         if TRITON not in os.environ:
-            _set(stack, TRITON, str(native.FOLDER))
+            set_variable(stack, TRITON, str(native.FOLDER))
         distributed: Any = sys.modules.get("torch.distributed")
         check = getattr(distributed, SHAPE_CHECK, None)
         if check is not None:
@@ -43,7 +43,7 @@ def adapted(description: str) -> Iterator[None]:
         yield
 
 
-def _set(stack: ExitStack, name: str, value: str) -> None:
+def set_variable(stack: ExitStack, name: str, value: str) -> None:
     """Set an environment variable until the stack ends."""
     before = os.environ.get(name)
     os.environ[name] = value

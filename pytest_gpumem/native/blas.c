@@ -69,6 +69,7 @@ GM_API const char *cublasGetStatusString(int status) {
 
 /* A dot product's result may be asked for in host memory. */
 static int dot(void *result, size_t size) {
+    gm_forget_all();
     if (gm_owner(result) < 0) {
         memset(result, 0, size);
         gm_note_readback(size);
@@ -183,7 +184,12 @@ GM_API int cublasGetVectorAsync(int n, int size, const void *x, int incx, void *
 }
 
 /* All results of these are in device memory. */
-#define COMPUTE(name) GM_API int name(void) { return gm_visible() ? GM_SUCCESS : CUBLAS_NOT_INITIALIZED; }
+static int computed(void) {
+    gm_forget_all();
+    return gm_visible() ? GM_SUCCESS : CUBLAS_NOT_INITIALIZED;
+}
+
+#define COMPUTE(name) GM_API int name(void) { return computed(); }
 #include "blas_compute.h"
 
 /* ---- cuBLASLt: descriptors are tokens ---- */
@@ -212,7 +218,7 @@ GM_API int cublasLtMatrixLayoutDestroy(void *layout) { return freed(layout); }
 GM_API int cublasLtMatmulDescSetAttribute(void) { return GM_SUCCESS; }
 GM_API int cublasLtMatmulPreferenceSetAttribute(void) { return GM_SUCCESS; }
 GM_API int cublasLtMatrixLayoutSetAttribute(void) { return GM_SUCCESS; }
-GM_API int cublasLtMatmul(void) { return gm_visible() ? GM_SUCCESS : CUBLAS_NOT_INITIALIZED; }
+GM_API int cublasLtMatmul(void) { return computed(); }
 GM_API size_t cublasLtGetVersion(void) { return (size_t)gm_cuda_version() / 1000 * 10000; }
 
 typedef struct {

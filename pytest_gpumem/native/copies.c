@@ -1,4 +1,5 @@
-/* Copies: into host memory come zeros, since nothing was computed; each such copy is counted and told of. */
+/* Copies: into host memory come the bytes that are known (kept.c), else zeros, since nothing was computed; each copy of
+ * those is counted and told of. */
 #include "gpumem.h"
 
 #include <stdatomic.h>
@@ -14,36 +15,66 @@ void gm_note_readback(size_t size) {
     if (told && gm_visible()) told(size);
 }
 
-static int copy(void *to, const void *from, size_t size) {
+void gm_move(void *to, const void *from, size_t size) {
+    unsigned char bytes[GM_MOST_KEPT];
+    if (gm_recall(from, bytes, size)) gm_keep(to, bytes, size);
+    else gm_forget(to, size);
+}
+
+/* Whether a stream is being captured: nothing happens before its graph is launched, when nothing is known any more. */
+static bool captured(void *on) {
+    int status = 0;
+    cudaStreamIsCapturing(on, &status);
+    return status != 0;
+}
+
+static int copy(void *to, const void *from, size_t size, bool later) {
     if (size == 0) return GM_SUCCESS;
     if (!to || !from) return GM_INVALID_VALUE;
-    if (gm_owner(to) >= 0) return GM_SUCCESS;
-    if (gm_owner(from) >= 0) {
+    bool to_device = gm_owner(to) >= 0, from_device = gm_owner(from) >= 0;
+    if (to_device) {
+        if (later) return GM_SUCCESS;
+        if (from_device) gm_move(to, from, size);
+        else gm_keep(to, from, size);
+    } else if (!from_device) {
+        memmove(to, from, size);
+    } else if (later || !gm_recall(from, to, size)) {
         memset(to, 0, size);
         gm_note_readback(size);
-    } else {
-        memmove(to, from, size);
+    }
+    return GM_SUCCESS;
+}
+
+static int set(void *address, int value, size_t size, bool later) {
+    if (!size) return GM_SUCCESS;
+    if (gm_owner(address) < 0) {
+        memset(address, value, size);
+    } else if (size > GM_MOST_KEPT) {
+        if (!later) gm_forget(address, size);
+    } else if (!later) {
+        unsigned char bytes[GM_MOST_KEPT];
+        memset(bytes, value, size);
+        gm_keep(address, bytes, size);
     }
     return GM_SUCCESS;
 }
 
 GM_API int cudaMemcpy(void *to, const void *from, size_t size, int kind) {
     (void)kind;
-    return gm_error(copy(to, from, size));
+    return gm_error(copy(to, from, size, false));
 }
 
 GM_API int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *on) {
     (void)kind;
-    (void)on;
-    return gm_error(copy(to, from, size));
+    return gm_error(copy(to, from, size, captured(on)));
 }
 
 GM_API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                              size_t height, int kind, void *on) {
     (void)kind;
-    (void)on;
+    bool later = captured(on);
     for (size_t row = 0; row < height; row++) {
-        int status = copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
+        int status = copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width, later);
         if (status) return gm_error(status);
     }
     return GM_SUCCESS;
@@ -52,8 +83,7 @@ GM_API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t
 GM_API int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t size, void *on) {
     (void)to_device;
     (void)from_device;
-    (void)on;
-    return gm_error(copy(to, from, size));
+    return gm_error(copy(to, from, size, captured(on)));
 }
 
 GM_API int cudaMemcpyToSymbol(const void *symbol, const void *from, size_t size, size_t offset, int kind) {
@@ -66,13 +96,11 @@ GM_API int cudaMemcpyToSymbol(const void *symbol, const void *from, size_t size,
 }
 
 GM_API int cudaMemset(void *address, int value, size_t size) {
-    if (size && gm_owner(address) < 0) memset(address, value, size);
-    return GM_SUCCESS;
+    return set(address, value, size, false);
 }
 
 GM_API int cudaMemsetAsync(void *address, int value, size_t size, void *on) {
-    (void)on;
-    return cudaMemset(address, value, size);
+    return set(address, value, size, captured(on));
 }
 
 typedef struct {

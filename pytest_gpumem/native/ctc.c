@@ -59,5 +59,10 @@ GM_API int cudnnGetCTCLossWorkspaceSize_v8(void *h, int algorithm, const ctc_los
     return workspace(scores, d->longest_label, size);
 }
 
-GM_API int cudnnCTCLoss(void) { return gm_visible() ? GM_SUCCESS : NOT_INITIALIZED; }
-GM_API int cudnnCTCLoss_v8(void) { return gm_visible() ? GM_SUCCESS : NOT_INITIALIZED; }
+static int computed(void) {
+    gm_forget_all();
+    return gm_visible() ? GM_SUCCESS : NOT_INITIALIZED;
+}
+
+GM_API int cudnnCTCLoss(void) { return computed(); }
+GM_API int cudnnCTCLoss_v8(void) { return computed(); }

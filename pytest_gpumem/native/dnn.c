@@ -194,6 +194,7 @@ GM_API int cudnnBackendExecute(handle *h, descriptor *plan, descriptor *pack) {
     (void)h, (void)plan, (void)pack;
     if (!gm_visible()) return CUDNN_NOT_INITIALIZED;
     atomic_fetch_add_explicit(&executions, 1, memory_order_relaxed);
+    gm_forget_all();
     return GM_SUCCESS;
 }
 
@@ -222,7 +223,10 @@ GM_API int cudnnCreateSpatialTransformerDescriptor(void **out) { return made(out
 GM_API int cudnnDestroySpatialTransformerDescriptor(void *d) { return freed(d); }
 GM_API int cudnnSetSpatialTransformerNdDescriptor(void) { return GM_SUCCESS; }
 
-static int computed(void) { return gm_visible() ? GM_SUCCESS : CUDNN_NOT_INITIALIZED; }
+static int computed(void) {
+    gm_forget_all();
+    return gm_visible() ? GM_SUCCESS : CUDNN_NOT_INITIALIZED;
+}
 
 GM_API int cudnnSpatialTfGridGeneratorForward(void) { return computed(); }
 GM_API int cudnnSpatialTfGridGeneratorBackward(void) { return computed(); }

@@ -251,12 +251,14 @@ GM_API int cuPointerGetAttributes(unsigned count, int *attributes, void **out, u
 }
 
 GM_API int cuStreamWriteValue32(void *stream, uintptr_t address, uint32_t value, unsigned flags) {
-    (void)stream, (void)address, (void)value, (void)flags;
+    (void)stream, (void)value, (void)flags;
+    gm_forget((void *)address, sizeof value);
     return GM_SUCCESS;
 }
 
 GM_API int cuMemsetD32Async(uintptr_t address, unsigned value, size_t count, void *stream) {
-    (void)address, (void)value, (void)count, (void)stream;
+    (void)value, (void)stream;
+    gm_forget((void *)address, 4 * (uint64_t)count);
     return GM_SUCCESS;
 }
 

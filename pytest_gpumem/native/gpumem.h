@@ -133,9 +133,17 @@ GM_API int cudaStreamIsCapturing(void *stream, int *status);
 /* launches.c */
 void gm_count_launch(void);
 
+/* kept.c: bytes of device memory that are known */
+enum { GM_MOST_KEPT = 64 << 10 }; /* bytes: larger copies are not kept */
+void gm_keep(const void *address, const void *bytes, uint64_t size); /* they are written there */
+void gm_forget(const void *address, uint64_t size);                  /* what is written there is not known */
+void gm_forget_all(void);                                            /* what is written, and where, is not known */
+bool gm_recall(const void *address, void *out, uint64_t size); /* false, and `out` spoiled: not all are known */
+
 /* copies.c */
 GM_API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                              size_t height, int kind, void *on);
 void gm_note_readback(size_t size);
+void gm_move(void *to, const void *from, size_t size); /* from device to device: with what is known of it */
 
 #endif

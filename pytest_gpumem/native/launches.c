@@ -9,7 +9,10 @@ typedef struct {
 
 static atomic_ullong launches;
 
-void gm_count_launch(void) { atomic_fetch_add_explicit(&launches, 1, memory_order_relaxed); }
+void gm_count_launch(void) {
+    atomic_fetch_add_explicit(&launches, 1, memory_order_relaxed);
+    gm_forget_all();
+}
 
 static int launched(void) {
     gm_count_launch();

@@ -181,15 +181,18 @@ static int region_of(uintptr_t address) {
 int gm_free(void *address) {
     if (!address) return GM_SUCCESS;
     int device = region_of((uintptr_t)address), status = GM_INVALID_VALUE;
+    uint64_t size = 0;
     if (device < 0) return gm_pool_free(address);
     pthread_mutex_lock(&lock);
     region *r = &regions[device];
     uintptr_t offset = (uintptr_t)address - r->base;
     size_t first = offset >> PAGE_SHIFT;
     if ((offset & (PAGE_SIZE - 1)) == 0 && r->pages[first]) {
-        r->account.charged -= (uint64_t)r->pages[first] << PAGE_SHIFT;
+        size = (uint64_t)r->pages[first] << PAGE_SHIFT;
+        r->account.charged -= size;
         r->account.frees++;
         block_return(r, first);
+        gm_forget(address, size);
         status = GM_SUCCESS;
     }
     pthread_mutex_unlock(&lock);

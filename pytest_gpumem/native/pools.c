@@ -114,6 +114,7 @@ int gm_pool_free(void *address) {
     gm_range *found = gm_ranges_find(&p->live, (uintptr_t)address);
     if (found && found->start == (uintptr_t)address) {
         p->used -= found->end - found->start;
+        gm_forget((void *)found->start, found->end - found->start);
         gm_ranges_remove(&p->live, found);
         if (p->reserved > p->threshold) pool_trim(p, p->threshold);
         status = GM_SUCCESS;

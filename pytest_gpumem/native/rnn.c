@@ -179,7 +179,10 @@ GM_API int cudnnGetRNNTempSpaceSizes(void *handle, const network *n, int trainin
     return GM_SUCCESS;
 }
 
-static int computed(void) { return gm_visible() ? GM_SUCCESS : NOT_INITIALIZED; }
+static int computed(void) {
+    gm_forget_all();
+    return gm_visible() ? GM_SUCCESS : NOT_INITIALIZED;
+}
 
 GM_API int cudnnRNNForward(void) { return computed(); }
 GM_API int cudnnRNNBackwardData_v8(void) { return computed(); }

@@ -12,7 +12,10 @@ enum { SOLVER_NOT_INITIALIZED = 1, SOLVER_ALLOC_FAILED = 2, SOLVER_INVALID_VALUE
 
 enum { QR_BLOCK = 32, LU_BLOCK = 64 }; /* LAPACK's ilaenv: xGEQRF, xORGQR, xORMQR; xGETRF, xPOTRF, xSYTRF */
 
-static int computed(void) { return gm_visible() ? GM_SUCCESS : SOLVER_NOT_INITIALIZED; }
+static int computed(void) {
+    gm_forget_all();
+    return gm_visible() ? GM_SUCCESS : SOLVER_NOT_INITIALIZED;
+}
 
 /* ---- handles and parameters ---- */
 

@@ -10,7 +10,10 @@
 
 enum { SPARSE_NOT_INITIALIZED = 1, SPARSE_ALLOC_FAILED = 2, SPARSE_INVALID_VALUE = 3 };
 
-static int computed(void) { return gm_visible() ? GM_SUCCESS : SPARSE_NOT_INITIALIZED; }
+static int computed(void) {
+    gm_forget_all();
+    return gm_visible() ? GM_SUCCESS : SPARSE_NOT_INITIALIZED;
+}
 
 static int made(void **out, size_t size) {
     *out = calloc(1, size);

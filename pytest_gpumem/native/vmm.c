@@ -126,6 +126,7 @@ GM_API int cuMemUnmap(uintptr_t address, size_t size) {
         }
         allocation *memory = (allocation *)found->tag;
         at = found->end;
+        gm_forget((void *)found->start, found->end - found->start);
         gm_ranges_remove(&mappings, found);
         drop(memory);
     }

@@ -37,6 +37,10 @@ class Result:
     """whether it is held to a baseline, and may become one"""
     expected: bool = False
     """whether it failed as the test's ``xfail`` says"""
+    world_size: int | None = None
+    """as declared"""
+    rank: int | None = None
+    """as declared"""
     baseline_entry: BaselineEntry | None = None
     """what it was compared with"""
 
@@ -44,6 +48,11 @@ class Result:
     def name(self) -> str:
         """The test, with its part where it has one."""
         return f"{self.nodeid} ({self.part})" if self.part else self.nodeid
+
+    @property
+    def ranks(self) -> str:
+        """Which rank of how many it is: "0 of 64"; "" where it is none."""
+        return "" if self.world_size is None else f"{self.rank} of {self.world_size}"
 
     @property
     def module(self) -> str:

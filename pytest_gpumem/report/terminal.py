@@ -239,6 +239,7 @@ def _circumstances(result: Result) -> str:
     parts = [
         f"part {result.part}" if result.part else "",
         "" if result.batch_size is None else f"batch size {result.batch_size}",
+        f"rank {result.ranks}" if result.ranks else "",
         result.budget,
         f"on {result.device_key}",
     ]
@@ -250,6 +251,7 @@ def _shortage_rows(result: Result, oom: OutOfMemory) -> list[tuple[str, str]]:
     rows = [
         ("part", result.part),
         ("batch size", str(result.batch_size or "")),
+        ("rank", result.ranks),
         ("budget", result.budget or "none but the device's memory"),
         ("device", result.device_key + (f", number {oom.device_index}" if several else "")),
         ("held", f"{format_size(oom.allocated)} allocated, {format_size(oom.reserved)} reserved"),
@@ -316,6 +318,8 @@ def _moves(old: BaselineEntry | None, new: BaselineEntry) -> Iterator[str]:
             yield f"{name}{where}: {_move(getattr(before[device], name), getattr(peak, name))}"
     if old is not None and old.batch_size != new.batch_size:
         yield f"batch size: {old.batch_size} -> {new.batch_size}"
+    if old is not None and (old.world_size, old.rank) != (new.world_size, new.rank):
+        yield f"rank: {old.rank} of {old.world_size} -> {new.rank} of {new.world_size}"
 
 
 def _move(old: int, new: int) -> str:

@@ -1,0 +1,112 @@
+"""Distributed training, one rank at a time: what one GPU of 64 holds, on one GPU or on none.
+
+With ``world_size`` on the marker the test is rank 0 of that many: torch.distributed is initialised,
+the other ranks are not there, and collectives return at once. A rank's memory does not depend on
+what the others send. Values mean nothing here, on a real GPU neither.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
+from torch.nn.parallel import DistributedDataParallel
+
+WIDTH, HIDDEN, HEADS, LAYERS, WORDS, LENGTH = 2048, 5632, 16, 22, 32000, 2048
+
+
+class Layer(nn.Module):
+    """A layer as Llama has it, without the positions' rotation."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.RMSNorm(WIDTH) for _ in range(2))
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.out = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.gate = nn.Linear(WIDTH, HIDDEN, bias=False)
+        self.up = nn.Linear(WIDTH, HIDDEN, bias=False)
+        self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
+
+    def forward(self, x):
+        """Return the layer's output for its input, both (batch, length, WIDTH)."""
+        heads = self.qkv(self.norms[0](x)).unflatten(-1, (3 * HEADS, -1)).transpose(1, 2)
+        y = scaled_dot_product_attention(*heads.chunk(3, dim=1), is_causal=True)
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        y = self.norms[1](x)
+        return x + self.down(silu(self.gate(y)) * self.up(y))
+
+
+def llama():
+    """Return a language model of 1.3 billion parameters that takes no memory yet."""
+    with torch.device("meta"):
+        layers = [Layer() for _ in range(LAYERS)]
+        ends = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+        return nn.Sequential(nn.Embedding(WORDS, WIDTH), *layers, *ends)
+
+
+@pytest.mark.gpu_memory(world_size=64, batch_size=1, max_gib=14)
+def test_fsdp_over_64_ranks(gpu_memory):
+    """Parameters, gradients and AdamW are a 64th part; activations are as much as ever."""
+    model = llama()
+    precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for layer in model:
+        fully_shard(layer, mp_policy=precision)
+    fully_shard(model, mp_policy=precision)
+    model.to_empty(device="cuda")
+    n = sum(p.numel() for p in model.parameters())
+    share = n / gpu_memory.world_size
+    assert gpu_memory.allocated == pytest.approx(4 * share, rel=0.01)
+
+    optimizer = torch.optim.AdamW(model.parameters())
+    words = torch.zeros(gpu_memory.batch_size, LENGTH, dtype=torch.long, device="cuda")
+    for _ in range(2):
+        loss = cross_entropy(model(words).flatten(0, 1), words.flatten())
+        loss.backward()
+        del loss
+        optimizer.step()
+        optimizer.zero_grad()
+    assert gpu_memory.allocated == pytest.approx((4 + 8) * share, rel=0.1)
+
+
+GLOBAL_BATCH = 64
+
+
+def train_data_parallel(gpu_memory, micro_batch):
+    """Train on the global batch: every rank takes its part of it, a micro-batch at a time."""
+    with torch.device("cuda"):
+        network = nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(6)))
+    n = sum(p.numel() for p in network.parameters())
+    model = DistributedDataParallel(network, gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps = GLOBAL_BATCH // gpu_memory.world_size // micro_batch
+    for _ in range(2):
+        for step in range(steps):
+            model.require_backward_grad_sync = step == steps - 1  # as model.no_sync() does
+            model(torch.zeros(micro_batch, 4096, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return n, steps
+
+
+@pytest.mark.gpu_memory(world_size=1)
+def test_a_batch_on_one_device(gpu_memory):
+    """It takes eight micro-batches, and while they add up, gradients are apart from the buckets."""
+    n, steps = train_data_parallel(gpu_memory, micro_batch=8)
+    assert steps == 8
+    assert gpu_memory.peak_allocated >= (4 + 4 + 4) * n
+
+
+@pytest.mark.gpu_memory(world_size=2)
+def test_the_same_batch_on_two(gpu_memory):
+    """Four micro-batches each: the same peak on either, and half the work."""
+    n, steps = train_data_parallel(gpu_memory, micro_batch=8)
+    assert steps == 4
+    assert gpu_memory.peak_allocated >= (4 + 4 + 4) * n
+
+
+@pytest.mark.gpu_memory(world_size=8)
+def test_the_same_batch_on_eight(gpu_memory):
+    """One micro-batch each: nothing to add up, and gradients need no room beside the buckets."""
+    n, steps = train_data_parallel(gpu_memory, micro_batch=8)
+    assert steps == 1
+    assert 2 * 4 * n <= gpu_memory.peak_allocated < 3 * 4 * n
