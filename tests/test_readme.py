@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from pytest_gpumem.devices.cards import card_names
+from pytest_gpumem.differences import CACHED
 from pytest_gpumem.options import OPTIONS
+from pytest_gpumem.records import CATEGORIES
 from pytest_gpumem.spec import MemorySpec
 from pytest_gpumem.verdict import Kind
 
@@ -130,6 +132,10 @@ def test_the_marker_table_has_the_defaults():
 def test_the_options_table_is_what_there_is():
     rows = [row[:3] for row in table("Options")]
     assert rows == [[option.flag, option.ini, str(option.default)] for option in OPTIONS]
+
+
+def test_the_table_of_categories_is_complete():
+    assert [row[0] for row in table("Why it grew")] == [*CATEGORIES, CACHED]
 
 
 def test_the_verdict_table_has_every_verdict():

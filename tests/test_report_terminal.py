@@ -15,12 +15,15 @@ import pytest
 from pytest_gpumem.baseline import EntryUpdate, UpdateSummary
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.records import (
+    Attribution,
     BaselineEntry,
+    Breakdown,
     DeviceInfo,
     Measurement,
     OutOfMemory,
     Peak,
     Provenance,
+    Site,
 )
 from pytest_gpumem.report import terminal
 from pytest_gpumem.report.model import Report, Result, describe_budget
@@ -237,6 +240,34 @@ def test_a_tests_parts_come_first_among_its_failures_and_a_command_comes_once():
     assert text.count(GROWN.verdict.command) == 1
     assert text.rstrip().endswith(GROWN.verdict.command)
     assert terminal.failures([WITHIN]) == ""
+
+
+ATTENTION = Site(
+    "models/blocks.py",
+    88,
+    "Attention.forward",
+    "q @ k",
+    "GPT.h.*.attn",
+    "activations",
+    64 * MIB,
+    12,
+)
+WEIGHTS = Site("model.py", 10, "Net", "nn.Linear(9, 9)", "Net.fc", "parameters", 36 * MIB, 2)
+USUAL = Breakdown({"parameters": 36 * MIB, "activations": 64 * MIB}, 20 * MIB, (ATTENTION, WEIGHTS))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_where_growth_comes_from_is_told(width):
+    now = Breakdown(
+        {"parameters": 36 * MIB, "activations": 576 * MIB},
+        10 * MIB,
+        (replace(ATTENTION, nbytes=576 * MIB, line=91), WEIGHTS),
+    )
+    was = replace(entry(peak(100, 120)), breakdowns=(USUAL,))
+    measurement = replace(measured(peak(612, 622)), attributions=(Attribution(now),))
+    grown = result("test_it", measurement, Lookup(was))
+    text = terminal.failure(replace(grown, baseline_entry=was), width=width)
+    assert matches_gold(f"failure_explained_{width}", text, width=width)
 
 
 def test_what_failed_as_its_xfail_says_is_told_apart():
