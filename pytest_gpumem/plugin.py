@@ -33,6 +33,9 @@ MARKER_HELP: Final = (
     "its baseline."
 )
 
+LISTINGS: Final = ("collectonly", "showfixtures", "show_fixtures_per_test")
+"""options of pytest with which no test is run"""
+
 SETTINGS = pytest.StashKey[Settings]()
 CHOICE = pytest.StashKey["Choice"]()
 
@@ -162,6 +165,8 @@ class GpuMemPlugin(Runner):
         super().__init__(config)
         self.settings = settings
         self.gathering = Gathering()
+        self.page_line = ""
+        """what the summary says of the page"""
         self._session: TestSession | None = None
         self._worker = hasattr(config, "workerinput")
 
@@ -221,17 +226,37 @@ class GpuMemPlugin(Runner):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write the baselines; a file that cannot be written fails the session."""
-        if self._worker or not self.settings.update_baselines:
+        """Write the baselines and the page; a file that cannot be written fails the session."""
+        if self._worker:
             return
-        updates = self.session.update_baselines(self.gathering.changes())
-        if updates.errors and session.exitstatus == pytest.ExitCode.OK:
+        failed = False
+        if self.settings.update_baselines:
+            failed = bool(self.session.update_baselines(self.gathering.changes()).errors)
+        if self.settings.html is not None and not any(map(self.config.getoption, LISTINGS)):
+            failed |= self._publish(self.settings.html)
+        if failed and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
+    def _publish(self, path: Path) -> bool:
+        """Write the page; return whether that failed."""
+        from pytest_gpumem.publishing import publish
+
+        header = self.session.header() if self.gathering else ""
+        updates = self._session.updates if self._session else None
+        done = publish(path, self.gathering, self.settings, header, updates)
+        self.page_line = done.line
+        return done.failed
+
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Show the table, the counts and the next command."""
-        if self._worker or not (self.gathering or self.settings.update_baselines):
+        """Show the table, the counts and the next command, and where the page is."""
+        if self._worker:
             return
+        if self.gathering or self.settings.update_baselines:
+            self._show_summary(terminalreporter)
+        if self.page_line:
+            terminalreporter.write_line(self.page_line)
+
+    def _show_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         texts = self.session.summary(
             self.gathering,
             verbosity=terminalreporter.verbosity,

@@ -207,10 +207,11 @@ class TestSession:
     def _judged(self, item: Any, part: str, spec: MemorySpec, measurement: Measurement) -> Result:  # noqa: ANN401
         nodeid = item.nodeid
         card = self.run.card if self.run else None
+        known = self._look_up(measurement.device.key, nodeid, part) if spec.baseline else Lookup()
         verdict = judge(
             measurement,
             spec,
-            self._look_up(measurement.device.key, nodeid, part) if spec.baseline else Lookup(),
+            known,
             self.settings.policy,
             nodeid=nodeid,
             card_bytes=card.usable_memory if card and not part else None,
@@ -224,6 +225,7 @@ class TestSession:
             budget=describe_budget(spec),
             location=items.place(item),
             baseline=spec.baseline,
+            baseline_entry=known.entry,
         )
 
     def _look_up(self, device_key: str, nodeid: str, part: str) -> Lookup:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 # At run time too: msgspec reads the annotations of Result (report/wire.py).
-from pytest_gpumem.records import Measurement  # noqa: TC001
+from pytest_gpumem.records import BaselineEntry, Measurement  # noqa: TC001
 from pytest_gpumem.verdict import Comparison, Kind, Verdict, beyond_tolerance
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class Result:
     """whether it is held to a baseline, and may become one"""
     expected: bool = False
     """whether it failed as the test's ``xfail`` says"""
+    baseline_entry: BaselineEntry | None = None
+    """the baseline that was found, whether or not it can be compared with"""
 
     @property
     def name(self) -> str:
@@ -72,6 +74,8 @@ class Report:
     """the session's device, in words"""
     options: Mapping[str, str] = field(default_factory=dict)
     """the options that bear on the verdicts, by name"""
+    remarks: tuple[str, ...] = ()
+    """sentences about the session: what was skipped, what could not be read"""
 
     @property
     def counts(self) -> dict[Kind, int]:

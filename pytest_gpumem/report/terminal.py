@@ -74,7 +74,7 @@ def failure(result: Result, *, width: int = 80, ascii_only: bool = False) -> str
     oom = result.measurement.out_of_memory if result.measurement else None
     blocks = [
         [wrapped("", verdict.headline, width)],
-        [tabulate(_shortage_rows(result, oom), tablefmt="plain", disable_numparse=True)]
+        [tabulate(shortage_rows(result, oom), tablefmt="plain", disable_numparse=True)]
         if oom
         else [],
         [_comparison_table(verdict.comparisons, "needed" if oom else "measured")],
@@ -138,7 +138,7 @@ def update_summary(
 def _advice(result: Result, width: int) -> Iterator[str]:
     verdict = result.verdict
     if verdict.kind is not Kind.OUT_OF_MEMORY:
-        yield wrapped("step: ", _circumstances(result), width)
+        yield wrapped("step: ", circumstances(result), width)
     for note in verdict.notes:
         yield wrapped("note: ", note, width)
     if verdict.command:
@@ -148,8 +148,8 @@ def _advice(result: Result, width: int) -> Iterator[str]:
         yield wrapped("next: ", verdict.remedy, width)
 
 
-def _circumstances(result: Result) -> str:
-    """Return in what circumstances a step was measured."""
+def circumstances(result: Result) -> str:
+    """Return in what circumstances a step was measured; "part forward, batch size 32 ..."."""
     parts = [
         f"part {result.part}" if result.part else "",
         "" if result.batch_size is None else f"batch size {result.batch_size}",
@@ -159,7 +159,8 @@ def _circumstances(result: Result) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _shortage_rows(result: Result, oom: OutOfMemory) -> list[tuple[str, str]]:
+def shortage_rows(result: Result, oom: OutOfMemory) -> list[tuple[str, str]]:
+    """Return what there is to say of an out-of-memory error: titles and texts."""
     several = result.measurement is not None and len(result.measurement.peaks) > 1
     rows = [
         ("part", result.part),
