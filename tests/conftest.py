@@ -104,7 +104,8 @@ class Suite:
         if source is not None:
             self.write("test_it.py", source)
         result = self.pytester.runpytest_inprocess(*WITHOUT, *args)
-        result.reprec.clear()  # it records every hook call, with all that the tests hold
+        if hasattr(result.reprec, "clear"):  # a session that a usage error ended has none
+            result.reprec.clear()  # it records every hook call, with all that the tests hold
         return Session(self, result)
 
     def run_apart(self, *args, source=None):
