@@ -22,6 +22,7 @@ from pytest_gpumem.runner import Failed, Runner, is_marked
 
 if TYPE_CHECKING:
     from pytest_gpumem.devices.choose import Choice
+    from pytest_gpumem.publishing import Published
     from pytest_gpumem.running import GpuMemory, Run
     from pytest_gpumem.session import TestSession
 
@@ -165,8 +166,7 @@ class GpuMemPlugin(Runner):
         super().__init__(config)
         self.settings = settings
         self.gathering = Gathering()
-        self.page_line = ""
-        """what the summary says of the page"""
+        self._page: Published | None = None
         self._session: TestSession | None = None
         self._worker = hasattr(config, "workerinput")
 
@@ -243,9 +243,8 @@ class GpuMemPlugin(Runner):
 
         header = self.session.header() if self.gathering else ""
         updates = self._session.updates if self._session else None
-        done = publish(path, self.gathering, self.settings, header, updates)
-        self.page_line = done.line
-        return done.failed
+        self._page = publish(path, self.gathering, self.settings, header, updates)
+        return self._page.failed
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Show the table, the counts and the next command, and where the page is."""
@@ -253,8 +252,8 @@ class GpuMemPlugin(Runner):
             return
         if self.gathering or self.settings.update_baselines:
             self._show_summary(terminalreporter)
-        if self.page_line:
-            terminalreporter.write_line(self.page_line)
+        if self._page and (self._page.failed or terminalreporter.verbosity >= 0):
+            terminalreporter.write_line(self._page.line)
 
     def _show_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         texts = self.session.summary(

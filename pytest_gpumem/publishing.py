@@ -56,7 +56,9 @@ def publish(
         text = page(report, when=now)
         write_whole(path, text.encode(), f"{TEMPORARY}-{os.getpid()}")
     except OSError as error:
-        return Published(f"gpumem: no page written to {path}: {error.strerror}", failed=True)
+        return Published(
+            f"gpumem: no page written to {path}: {error.strerror or error}", failed=True
+        )
     except Exception as error:  # noqa: BLE001 - the results on the terminal matter more
         problem = f"{type(error).__name__}: {error}"
         return Published(f"gpumem: no page written to {path}: {problem}", failed=True)

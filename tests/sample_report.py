@@ -1,4 +1,4 @@
-"""A session's results as the page's tests and its benchmark have them: every verdict, and markup."""
+"""Results as the page's tests and its benchmark have them: every verdict, and names of markup."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ EVIL = 'test_<script>alert(1)</script>["\x1b[31m&\u202e</template>]'
 SEGMENT = 20 * MIB
 
 
-def timeline(layers=12, scale=1.0, retained=0):
+def timeline(layers=12, scale=1.0, retained=0):  # noqa: C901 - a step from beginning to end
     """A step of a GPT: 25 points a layer; ``retained`` is MiB that backward does not give back."""
-    mib = {name: 0.0 for name in CATEGORIES}
+    mib = dict.fromkeys(CATEGORIES, 0.0)
     mib.update({"parameters": 475, "buffers": 12, "optimizer state": 950, "workspaces": 8})
     points, phases = [], []
 

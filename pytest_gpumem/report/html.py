@@ -17,7 +17,6 @@ from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_gpumem.report.model import Report, Result
 from pytest_gpumem.report.rows import DeviceRows, device_rows
 from pytest_gpumem.report.table import budget_use, change, taken
 from pytest_gpumem.report.terminal import circumstances, shortage_rows
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from jinja2 import Environment, Template
+
+    from pytest_gpumem.report.model import Report, Result
 
 MOST_ROWS = 200
 """rows of the table that are in the page as it stands; a script shows the others"""
@@ -153,7 +154,7 @@ def page(report: Report, *, when: str = "") -> str:
 
 def anchor(result: Result) -> str:
     """Return the id of a result's section: the same in every page, whatever else is in it."""
-    text = "\0".join((result.nodeid, result.part, result.device_key))
+    text = f"{result.nodeid}\0{result.part}\0{result.device_key}"
     digest = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
     return f"t-{digest[:12]}"
 

@@ -10,6 +10,7 @@ import io
 import re
 import xml.etree.ElementTree as ET
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_gpumem.records import CATEGORIES
@@ -64,7 +65,7 @@ def draw(timeline: Timeline, name: str) -> Drawing:
 
     settings = {"svg.fonttype": "none", "svg.hashsalt": name, "path.simplify": False}
     with style.context(["default", settings]):
-        figure = Figure(figsize=(WIDTH, HEIGHT), layout="none")
+        figure = Figure(figsize=(WIDTH, HEIGHT))
         canvas = FigureCanvasSVG(figure)
         axes = figure.add_axes((LEFT, BOTTOM, RIGHT - LEFT, TOP - BOTTOM))
         _plot(axes, timeline)
@@ -114,7 +115,7 @@ def _plot(axes: Axes, timeline: Timeline) -> None:
 
     totals = list(_stacked(timeline))
     allocated = totals[-1][1] if totals else [0] * len(timeline.reserved)
-    highest = max(max(timeline.reserved), max(allocated), 1)
+    highest = max(*timeline.reserved, *allocated, 1)
     unit, unit_name = (MIB, "MiB") if highest < 10 * GIB else (GIB, "GiB")
     _phases(axes, timeline)
     # The last of the stack is the tallest: those below it are painted over it, each to the ground.
@@ -152,7 +153,7 @@ def _stacked(timeline: Timeline) -> Iterator[tuple[Category, list[int]]]:
 def _steps(values: Sequence[float]) -> tuple[list[float], list[float]]:
     """Return the corners of steps: a value holds from its index to the next one's."""
     xs, ys = [0.0], [values[0]]
-    for index, (before, value) in enumerate(zip(values, values[1:], strict=False), 1):
+    for index, (before, value) in enumerate(pairwise(values), 1):
         if before != value:
             xs += [index, index]
             ys += [before, value]
@@ -171,7 +172,8 @@ def _phases(axes: Axes, timeline: Timeline) -> None:
     for phase in timeline.phases:
         axes.axvspan(phase.start, phase.end, gid=f"phase {phase.name}")
         room, needed = (phase.end - phase.start) * width, len(phase.name) * LETTER
-        x, side, text = (phase.start + phase.end) / 2, "center", phase.name
+        x, side = (phase.start + phase.end) / 2, "center"
+        text: str = phase.name
         if room < needed < room + free:
             x, side = phase.end, "right"
         elif room < needed:
@@ -236,8 +238,8 @@ def _attributes(element: ET.Element) -> Iterator[tuple[str, str]]:
         elif value.startswith("rotate(-0 "):
             continue  # every text has it
         elif bare in {"d", "x", "y", "transform", "width", "height"}:
-            value = _NUMBER.sub(lambda it: f"{float(it[0]):.1f}".removesuffix(".0"), value)
-            yield bare, _shortened(value) if bare == "d" else value
+            text = _NUMBER.sub(lambda it: f"{float(it[0]):.1f}".removesuffix(".0"), value)
+            yield bare, _shortened(text) if bare == "d" else text
         else:
             yield bare, value.strip()
 
