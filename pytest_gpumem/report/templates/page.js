@@ -48,7 +48,10 @@
     }
   };
   enliven(document);
-  if (!at("table")) return;
+  if (!at("table")) {
+    root.dataset.ready = "yes";
+    return;
+  }
 
   // -- what lies packed in the page --
 
