@@ -23,7 +23,9 @@ pytest.importorskip("matplotlib", reason="pip install 'pytest-gpumem[html]'")
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="the page is not tested in a browser: pip install playwright"
 )
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None,
     reason="the page is not tested in a browser: apt-get install chromium (Debian, Ubuntu)",
