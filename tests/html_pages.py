@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from typing import NamedTuple
 
 VOID = {"br", "hr", "img", "input", "link", "meta", "wbr"}
-BLOCKS = {"td", "th", "dt", "dd", "li", "p", "h3", "h4"}
+BLOCKS = {"td", "th", "dt", "dd", "li", "p", "h3", "h4", "code"}
 """elements whose text stands apart from what follows"""
 
 

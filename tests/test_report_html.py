@@ -286,6 +286,19 @@ def test_timelines_of_failures_are_drawn_first_and_the_others_say_so(monkeypatch
     assert all(it[1] for it in drawn[3:])
 
 
+def test_a_timeline_is_drawn_once(monkeypatch):
+    drawn = []
+    draw = timeline.draw
+
+    def counted(held, name):
+        drawn.append(name)
+        return draw(held, name)
+
+    monkeypatch.setattr(timeline, "draw", counted)
+    page(sample())
+    assert len(drawn) == len(set(drawn)) == 12
+
+
 def test_a_timelines_words_give_the_peak_its_categories_and_its_phase(parsed):
     labels = [it.attributes["aria-label"] for it in parsed.all("svg", role="img")]
     assert labels[0] == parsed.texts("title")[1]
