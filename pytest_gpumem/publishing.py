@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -53,7 +54,9 @@ def publish(
     )
     now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     try:
-        text = page(report, when=now)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # not the tests': a suite may make errors of warnings
+            text = page(report, when=now)
         write_whole(path, text.encode(), f"{TEMPORARY}-{os.getpid()}")
     except OSError as error:
         return Published(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 
 import pytest
 from html_pages import Page, index_of
@@ -196,6 +197,22 @@ def test_a_fault_of_the_page_does_not_hide_the_results(suite, monkeypatch):
     assert "no page written" in session.out
     assert "ValueError: no such page" in session.out
     assert session.verdicts()["test_fits"] == "no baseline"
+
+
+def test_a_warning_of_the_pages_libraries_is_no_error_of_the_suite(suite, monkeypatch):
+    from pytest_gpumem import publishing
+
+    made = publishing.page
+
+    def warning(*arguments, **named):
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+        return made(*arguments, **named)
+
+    monkeypatch.setattr(publishing, "page", warning)
+    suite.write("pytest.ini", "[pytest]\nfilterwarnings = error")
+    session = suite.run(OPTION, source=TWO)
+    assert "gpumem: page written" in session.out
+    assert "old" not in session.out
 
 
 def test_a_baseline_travels_with_its_result(suite):
