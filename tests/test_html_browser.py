@@ -6,15 +6,11 @@ GPUMEM_SCREENSHOTS=FOLDER keeps pictures of it there; look at them after a chang
 from __future__ import annotations
 
 import os
-import shutil
-import threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from sample_report import EVIL, MODULE, many, sample
+from page_browser import ARGUMENTS, CHROMIUM, COLOURS, DESKTOP, PHONE, Shown, served
+from sample_report import EVIL, many, sample
 
 from pytest_gpumem.report.html import page
 from pytest_gpumem.report.model import Report
@@ -23,23 +19,10 @@ pytest.importorskip("matplotlib", reason="pip install 'pytest-gpumem[html]'")
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="the page is not tested in a browser: pip install playwright"
 )
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None,
     reason="the page is not tested in a browser: apt-get install chromium (Debian, Ubuntu)",
 )
-ARGUMENTS = [
-    "--no-sandbox",  # it refuses to run as root with it
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--no-first-run",
-    "--disable-component-update",
-    "--disable-sync",
-]
-DESKTOP = {"width": 1280, "height": 900}
-PHONE = {"width": 360, "height": 740}
 
 
 @pytest.fixture(scope="module")
@@ -70,49 +53,6 @@ def files(tmp_path_factory):
         return paths[name]
 
     return made
-
-
-class Shown:
-    """A page in a tab, with all that the browser says and asks for."""
-
-    def __init__(self, tab, url):
-        self.tab = tab
-        self.said, self.asked = [], []
-        tab.on("console", lambda message: self.said.append(message.text))
-        tab.on("pageerror", lambda error: self.said.append(str(error)))
-        tab.on("dialog", lambda dialog: (self.said.append(dialog.message), dialog.dismiss()))
-        tab.on("request", lambda request: self.asked.append(request.url))
-        self.go(url)
-
-    def go(self, url):
-        self.url = url
-        self.tab.goto("about:blank")
-        self.asked.clear()
-        self.tab.goto(url)
-        self.tab.wait_for_selector("html[data-ready]", timeout=20_000)
-
-    def column(self, number):
-        """The texts of a column, as they are shown: 0 is the tests' names."""
-        cells = f"#rows tr > :nth-child({number + 1})"
-        texts = self.tab.eval_on_selector_all(cells, "them => them.map(it => it.innerText)")
-        return [text.replace(f"{MODULE}::", "").strip() for text in texts]
-
-    def ask(self, code):
-        return self.tab.evaluate(code)
-
-    @property
-    def sections(self):
-        return self.tab.eval_on_selector_all("section.result", "them => them.map(it => it.id)")
-
-    @property
-    def focused(self):
-        return self.ask("document.activeElement.id")
-
-    def sorted_by(self):
-        return self.ask(
-            "[...document.querySelectorAll('th[aria-sort]')]"
-            ".map(it => [it.innerText.split(/\\s/)[0], it.getAttribute('aria-sort')])"
-        )
 
 
 @pytest.fixture
@@ -311,33 +251,6 @@ def test_a_command_is_copied(show):
     assert command.startswith("pytest ")
 
 
-COLOURS = """
-() => {
-  const channel = (v) => (v /= 255) <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
-  const parse = (text) => {
-    const [r, g, b, a] = text.match(/[\\d.]+/g).map(Number);
-    return a === 0 ? null : .2126 * channel(r) + .7152 * channel(g) + .0722 * channel(b);
-  };
-  const behind = (it) => {
-    for (; it; it = it.parentElement) {
-      const found = parse(getComputedStyle(it).backgroundColor);
-      if (found !== null) return found;
-    }
-    return 1;
-  };
-  const poor = [];
-  for (const it of document.querySelectorAll("body *:not(script):not(svg *)")) {
-    const own = [...it.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
-    if (!own || !it.checkVisibility()) continue;
-    const [a, b] = [parse(getComputedStyle(it).color), behind(it)];
-    const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
-    if (ratio < 4.5) poor.push([it.className, it.textContent.slice(0, 40), ratio.toFixed(2)]);
-  }
-  return poor;
-}
-"""
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_light_and_dark_are_the_systems_and_text_has_contrast(show, scheme):
     shown = show(color_scheme=scheme)
@@ -454,19 +367,8 @@ def test_on_paper_it_is_light_and_without_controls(show):
 
 @pytest.fixture
 def server(files):
-    """A web server of the pages' folder, which knows what it was asked for."""
-    asked = []
-
-    class Handler(SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            asked.append(self.path)
-
-    folder = files("sample").parent
-    running = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
-    threading.Thread(target=running.serve_forever, daemon=True).start()
-    yield SimpleNamespace(address=f"http://127.0.0.1:{running.server_port}", asked=asked)
-    running.shutdown()
-    running.server_close()
+    with served(files("sample").parent) as running:
+        yield running
 
 
 def test_served_by_a_web_server_it_asks_for_nothing_more(browser, server):
