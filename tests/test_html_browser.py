@@ -303,6 +303,10 @@ def test_a_phone_needs_no_sideways_scrolling_and_hides_no_figure(show, name):
         "it.getBoundingClientRect().right > 361 && !it.closest('.scroll')).length"
     )
     assert wide == 0
+    boxes = (
+        "[...document.querySelectorAll('.scroll')].filter(it => it.scrollWidth > it.clientWidth)"
+    )
+    assert shown.ask(f"{boxes}.length") == 0
     row = shown.tab.inner_text("#rows tr >> nth=0")
     for word in ("allocated", "reserved", "change"):
         assert word in row or shown.ask(
