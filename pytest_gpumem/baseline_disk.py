@@ -88,7 +88,7 @@ def replace_file(path: Path, content: bytes) -> None:
         BaselineError: it could not be written; the old content is as it was, and nothing is left.
     """
     try:
-        _replace(Path(os.path.realpath(path)), content)
+        write_whole(path, content, TEMPORARY)
     except OSError as error:
         raise BaselineError(
             str(path),
@@ -97,8 +97,19 @@ def replace_file(path: Path, content: bytes) -> None:
         ) from error
 
 
-def _replace(target: Path, content: bytes) -> None:
-    temporary = target.with_name(TEMPORARY)
+def write_whole(path: Path, content: bytes, temporary_name: str) -> None:
+    """Do what :func:`replace_file` does, for any file.
+
+    Args:
+        path: the file; its folder is made.
+        content: all of it.
+        temporary_name: of a file beside it that nobody else writes meanwhile.
+
+    Raises:
+        OSError: it could not be written; the old content is as it was, and nothing is left.
+    """
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(temporary_name)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary.unlink(missing_ok=True)
     try:

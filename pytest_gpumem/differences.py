@@ -55,23 +55,24 @@ def site_rows(now: Breakdown, before: Breakdown | None = None) -> list[Row]:
     """Return a row for each site, the largest growth first, without a baseline the largest first.
 
     Sites are the same by file, function, code and category: lines move. What only one of the two
-    has counts as zero in the other; a baseline keeps its largest sites only, so that what is below
-    the smallest of these is compared with nothing.
+    has counts as zero in the other; but a baseline keeps its largest sites only, and of what is
+    smaller than all of these it does not say what it was: such rows come last.
     """
     if before is None:
         return [_site_row(site, None) for site in now.sites]
-    old = _keyed(before.sites)
-    new = _keyed(now.sites)
-    least = min((site.nbytes for site in before.sites), default=0)
-    rows = []
+    old, new = _keyed(before.sites), _keyed(now.sites)
+    kept = [site.nbytes for site in before.sites]
+    complete = sum(kept) == sum(before.categories.values())
+    least = 0 if complete else min(kept, default=0)
+    compared, unknown = [], []
     for key, site in new.items():
-        known = old[key].nbytes if key in old else 0
-        if key in old or site.nbytes > least:
-            rows.append(_site_row(site, known))
-    rows += [
-        Row(site_name(site), 0, site.nbytes, site) for key, site in old.items() if key not in new
-    ]
-    return _by_growth(rows)
+        if key in old or complete or site.nbytes > least > 0:
+            compared.append(_site_row(site, old[key].nbytes if key in old else 0))
+        else:
+            unknown.append(_site_row(site, None))
+    gone = [site for key, site in old.items() if key not in new]
+    compared += [Row(site_name(site), 0, site.nbytes, site) for site in gone]
+    return [*_by_growth(compared), *_by_growth(unknown)]
 
 
 def lead(now: Breakdown, before: Breakdown) -> str:

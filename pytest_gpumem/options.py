@@ -6,13 +6,14 @@ imported where a value needs it.
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from pytest_gpumem.errors import SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from pytest_gpumem.sizes import Tolerance
     from pytest_gpumem.verdict import Policy
@@ -82,6 +83,13 @@ OPTIONS: Final = (
         "",
         "SIZE",
     ),
+    Option(
+        "html",
+        "write a page with every test's figures, timeline and breakdown to this file: HTML that "
+        "needs no network",
+        "",
+        "PATH",
+    ),
 )
 
 
@@ -97,6 +105,8 @@ class Settings(NamedTuple):
     shrinkage: Literal["note", "fail"]
     attribution: Literal["auto", "on", "off"]
     tolerance: Tolerance | None
+    html: Path | None
+    """where the page is to be written"""
 
     @property
     def policy(self) -> Policy:
@@ -116,18 +126,21 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
 
     Args:
         get: returns an option's value and where it was given ("--gpumem-card", "gpumem_card").
-        root: the folder that relative folders start from.
+        root: the folder that relative folders start from, and relative files of the ini file;
+            those of the command line start from the working folder.
 
     Raises:
         SpecError: a value that cannot be understood.
     """
-    values = {option.name: _read(option, *get(option)) for option in OPTIONS}
+    values = {option.name: _read(option, *get(option), root) for option in OPTIONS}
     values["baseline_dir"] = root / str(values["baseline_dir"])
     return Settings(**values)  # type: ignore[arg-type] # each was read above
 
 
-def _read(option: Option, value: object, where: str) -> object:
+def _read(option: Option, value: object, where: str, root: Path) -> object:
     """Return an option's checked value."""
+    if option.name == "html":
+        return _page_path(str(value), where, root)
     if value == option.default and option.name != "tolerance":
         return value
     if option.choices and value not in option.choices:
@@ -143,6 +156,27 @@ def _read(option: Option, value: object, where: str) -> object:
     except SpecError as error:
         raise SpecError(f"{where}={value}", error.problem, error.remedy) from error
     return value
+
+
+def _page_path(text: str, where: str, root: Path) -> Path | None:
+    """Return where the page goes; None where nobody asked for it."""
+    on_command_line = where.startswith("--")
+    if not text.strip() and not on_command_line:
+        return None
+    name = os.path.expanduser(text.strip())  # noqa: PTH111 - a "~" that names nobody stays
+    path = Path(name) if on_command_line else root / name
+    if not text.strip() or name.endswith(os.sep) or path.is_dir():
+        raise SpecError(f"{where}={text}", "this is no file", f"write {where}=gpumem.html")
+    from importlib.util import find_spec
+
+    missing = [name for name in ("jinja2", "matplotlib") if find_spec(name) is None]
+    if missing:
+        raise SpecError(
+            f"{where}={text}",
+            f"the page is made with {' and '.join(missing)}, not installed here",
+            "run pip install 'pytest-gpumem[html]'",
+        )
+    return path.absolute()
 
 
 def _card(name: str) -> str:

@@ -22,6 +22,7 @@ from pytest_gpumem.runner import Failed, Runner, is_marked
 
 if TYPE_CHECKING:
     from pytest_gpumem.devices.choose import Choice
+    from pytest_gpumem.publishing import Published
     from pytest_gpumem.running import GpuMemory, Run
     from pytest_gpumem.session import TestSession
 
@@ -32,6 +33,9 @@ MARKER_HELP: Final = (
     "baseline, devices, warmup, world_size, rank): measure the test's peak CUDA memory, hold it to "
     "the limits and to its baseline."
 )
+
+LISTINGS: Final = ("collectonly", "showfixtures", "show_fixtures_per_test")
+"""options of pytest with which no test is run"""
 
 SETTINGS = pytest.StashKey[Settings]()
 CHOICE = pytest.StashKey["Choice"]()
@@ -162,6 +166,7 @@ class GpuMemPlugin(Runner):
         super().__init__(config)
         self.settings = settings
         self.gathering = Gathering()
+        self._page: Published | None = None
         self._session: TestSession | None = None
         self._worker = hasattr(config, "workerinput")
 
@@ -223,17 +228,36 @@ class GpuMemPlugin(Runner):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write the baselines; a file that cannot be written fails the session."""
-        if self._worker or not self.settings.update_baselines:
+        """Write the baselines and the page; a file that cannot be written fails the session."""
+        if self._worker:
             return
-        updates = self.session.update_baselines(self.gathering.changes())
-        if updates.errors and session.exitstatus == pytest.ExitCode.OK:
+        failed = False
+        if self.settings.update_baselines:
+            failed = bool(self.session.update_baselines(self.gathering.changes()).errors)
+        if self.settings.html is not None and not any(map(self.config.getoption, LISTINGS)):
+            failed |= self._publish(self.settings.html)
+        if failed and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
+    def _publish(self, path: Path) -> bool:
+        """Write the page; return whether that failed."""
+        from pytest_gpumem.publishing import publish
+
+        header = self.session.header() if self.gathering else ""
+        updates = self._session.updates if self._session else None
+        self._page = publish(path, self.gathering, self.settings, header, updates)
+        return self._page.failed
+
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Show the table, the counts and the next command."""
-        if self._worker or not (self.gathering or self.settings.update_baselines):
+        """Show the table, the counts and the next command, and where the page is."""
+        if self._worker:
             return
+        if self.gathering or self.settings.update_baselines:
+            self._show_summary(terminalreporter)
+        if self._page and (self._page.failed or terminalreporter.verbosity >= 0):
+            terminalreporter.write_line(self._page.line)
+
+    def _show_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         texts = self.session.summary(
             self.gathering,
             verbosity=terminalreporter.verbosity,

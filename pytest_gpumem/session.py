@@ -188,7 +188,7 @@ class TestSession:
     @property
     def _timelines(self) -> bool:
         """Whether anybody is to see them."""
-        return getattr(self.settings, "html", None) is not None
+        return self.settings.html is not None
 
     def _explains(self, results: Iterable[Result]) -> bool:
         """Whether a test is run once more to say where its peak comes from."""

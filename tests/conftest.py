@@ -109,7 +109,7 @@ class Suite:
         if source is not None:
             self.write("test_it.py", source)
         result = self.pytester.runpytest_inprocess(*WITHOUT, *args)
-        if hasattr(result, "reprec") and hasattr(result.reprec, "clear"):  # not after a usage error
+        if hasattr(result.reprec, "clear"):  # a session that a usage error ended has none
             result.reprec.clear()  # it records every hook call, with all that the tests hold
         return Session(self, result)
 

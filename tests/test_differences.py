@@ -54,13 +54,18 @@ def test_a_line_that_moved_is_the_same_and_changed_code_is_not():
     ]
 
 
-def test_what_is_smaller_than_all_that_a_baseline_kept_is_compared_with_nothing():
+def test_of_what_is_smaller_than_all_that_a_baseline_kept_it_does_not_say():
+    before = replace(BEFORE, categories={**BEFORE.categories, "other": MIB})  # more than its sites
     small = replace(WEIGHTS, line=11, code="nn.Linear(1, 1)", nbytes=MIB)
     now = replace(BEFORE, sites=(ATTENTION, WEIGHTS, small))
-    assert "model.py:11 (Net)" not in [row.name for row in site_rows(now, BEFORE)]
+    assert [(row.name, row.before) for row in site_rows(now, before)][-1] == (
+        "model.py:11 (Net)",
+        None,
+    )
+    assert ("model.py:11 (Net)", 0) in [(row.name, row.before) for row in site_rows(now, BEFORE)]
     large = replace(small, nbytes=11 * MIB)
     now = replace(BEFORE, sites=(ATTENTION, WEIGHTS, large))
-    assert ("model.py:11 (Net)", 0) in [(row.name, row.before) for row in site_rows(now, BEFORE)]
+    assert ("model.py:11 (Net)", 0) in [(row.name, row.before) for row in site_rows(now, before)]
 
 
 def test_two_lines_with_the_same_code_in_one_function_are_added_up():

@@ -82,6 +82,7 @@ EFFECTS = {
     "missing_baseline": ("fail", {"failed": 2}, "no baseline: 100.00 MiB allocated"),
     "shrinkage": ("fail", {"failed": 2}, "improved: peak allocated shrank by 100.00 MiB"),
     "tolerance": ("300MiB", {"passed": 1, "failed": 1}, "gpumem: 1 within, 1 over budget"),
+    "html": ("page.html", {"passed": 1, "failed": 1}, "gpumem: page written to"),
 }
 
 

@@ -42,7 +42,7 @@ class Result:
     rank: int | None = None
     """as declared"""
     baseline_entry: BaselineEntry | None = None
-    """what it was compared with"""
+    """the baseline that was found, whether or not it can be compared with"""
 
     @property
     def name(self) -> str:
@@ -83,6 +83,8 @@ class Report:
     """the session's device, in words"""
     options: Mapping[str, str] = field(default_factory=dict)
     """the options that bear on the verdicts, by name"""
+    remarks: tuple[str, ...] = ()
+    """sentences about the session: what was skipped, what could not be read"""
 
     @property
     def counts(self) -> dict[Kind, int]:

@@ -139,14 +139,14 @@ def _cut(name: str, room: int) -> str:
 
 def _summary_row(result: Result) -> tuple[str, ...]:
     return (
-        *(_taken(result.measurement) if result.measurement else ("", "")),
-        _change(result),
-        _budget_use(result),
+        *(taken(result.measurement) if result.measurement else ("", "")),
+        change(result),
+        budget_use(result),
         f"{result.verdict.kind}{' (xfail)' if result.expected else ''}",
     )
 
 
-def _taken(measurement: Measurement) -> tuple[str, str]:
+def taken(measurement: Measurement) -> tuple[str, str]:
     """Return both peaks; of a step that ran out of memory what it needs, or ">" what it got."""
     oom, more = measurement.out_of_memory, ""
     allocated, reserved = measurement.peak_allocated, measurement.peak_reserved
@@ -161,7 +161,7 @@ def _mib(nbytes: int) -> str:
     return f"{nbytes / MIB:.2f}"
 
 
-def _change(result: Result) -> str:
+def change(result: Result) -> str:
     """Return the lead's difference from its baseline, in MiB; "new" or "n/a" without one."""
     lead = result.lead
     if lead is None or lead.difference is None:
@@ -170,7 +170,7 @@ def _change(result: Result) -> str:
     return text if lead.peak == "allocated" else f"{text} res."
 
 
-def _budget_use(result: Result) -> str:
+def budget_use(result: Result) -> str:
     """Return how much of its tightest budget a test used, never rounded across the limit."""
     budgeted = [(it.measured, it.budget) for it in result.verdict.comparisons if it.budget]
     if not budgeted:

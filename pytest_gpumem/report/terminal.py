@@ -92,7 +92,7 @@ def failure(
     oom = result.measurement.out_of_memory if result.measurement else None
     blocks = [
         [wrapped("", verdict.headline, width)],
-        [tabulate(_shortage_rows(result, oom), tablefmt="plain", disable_numparse=True)]
+        [tabulate(shortage_rows(result, oom), tablefmt="plain", disable_numparse=True)]
         if oom
         else [],
         [_comparison_table(verdict.comparisons, "needed" if oom else "measured")],
@@ -166,7 +166,8 @@ def explanation(result: Result, width: int, most_rows: int | None) -> list[list[
     device = device if device < len(attributions) else 0
     now = attributions[device].breakdown
     entry = result.baseline_entry
-    before = entry.breakdowns[device] if entry and device < len(entry.breakdowns) else None
+    kept = entry.breakdowns if entry and result.lead else ()  # a baseline of the same step
+    before = kept[device] if device < len(kept) else None
     where = f", device {device}" if len(attributions) > 1 else ""
     tables = [
         _rows_table(f"at the peak{where}", category_rows(now, before), width, most_rows),
@@ -184,7 +185,8 @@ def _rows_table(title: str, rows: Sequence[Row], width: int, most: int | None) -
     titles = [title, "baseline", "now", "difference"] if compared else [title, "now"]
     table = [titles]
     for row in shown:
-        sizes = [_size(row.before), _size(row.now), _difference(row.difference or 0)]
+        difference = "" if row.difference is None else _difference(row.difference)
+        sizes = [_size(row.before), _size(row.now), difference]
         table.append([printable(row.name), *(sizes if compared else sizes[1:2])])
     align = ["left", *("right" for _ in titles[1:])]
     if any(row.site for row in shown):
@@ -224,7 +226,7 @@ def _subject(row: Row) -> str:
 def _advice(result: Result, width: int) -> Iterator[str]:
     verdict = result.verdict
     if verdict.kind is not Kind.OUT_OF_MEMORY:
-        yield wrapped("step: ", _circumstances(result), width)
+        yield wrapped("step: ", circumstances(result), width)
     for note in verdict.notes:
         yield wrapped("note: ", note, width)
     if verdict.command:
@@ -234,8 +236,8 @@ def _advice(result: Result, width: int) -> Iterator[str]:
         yield wrapped("next: ", verdict.remedy, width)
 
 
-def _circumstances(result: Result) -> str:
-    """Return in what circumstances a step was measured."""
+def circumstances(result: Result) -> str:
+    """Return in what circumstances a step was measured; "part forward, batch size 32 ..."."""
     parts = [
         f"part {result.part}" if result.part else "",
         "" if result.batch_size is None else f"batch size {result.batch_size}",
@@ -246,7 +248,8 @@ def _circumstances(result: Result) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _shortage_rows(result: Result, oom: OutOfMemory) -> list[tuple[str, str]]:
+def shortage_rows(result: Result, oom: OutOfMemory) -> list[tuple[str, str]]:
+    """Return what there is to say of an out-of-memory error: titles and texts."""
     several = result.measurement is not None and len(result.measurement.peaks) > 1
     rows = [
         ("part", result.part),

@@ -1,0 +1,83 @@
+"""The HTML page of many results: seconds to write it, its size, and how soon a browser shows it.
+
+    python benchmarks/html_page.py [--counts 1000 10000]
+
+The results are those that tests/sample_report.py makes up: one in a hundred failed. They are
+written once without attributions and once with a breakdown, lines and a timeline of each. The
+browser is Chromium, where it and playwright are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from provenance import ROOT, line, publish
+from tabulate import tabulate
+
+sys.path.insert(0, str(ROOT / "tests"))
+from sample_report import many
+
+from pytest_gpumem.report.html import MOST_DRAWN, page
+from pytest_gpumem.report.model import Report
+
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+
+
+def shown(text: str) -> tuple[str, str]:
+    """Return how long Chromium took until the page was ready to be clicked, and its elements."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        chromium = None
+    if chromium is None:
+        return "no browser", ""
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
+        path = Path(folder) / "page.html"
+        path.write_text(text, encoding="utf-8")
+        browser = driver.chromium.launch(executable_path=chromium, args=ARGUMENTS)
+        tab = browser.new_page()
+        tab.goto(path.as_uri())
+        tab.wait_for_selector("html[data-ready]")
+        ready = tab.evaluate("performance.now()") / 1000
+        elements = tab.evaluate("document.querySelectorAll('*').length")
+        browser.close()
+    return f"{ready:.2f}", f"{elements}"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--counts", type=int, nargs="+", default=[1000, 10_000])
+    counts = parser.parse_args().counts
+    page(Report(tuple(many(1, attributed=1))))  # imports, and the first drawing
+    table = []
+    for number in counts:
+        for attributed in (0, number):
+            report = Report(tuple(many(number, attributed=attributed)))
+            started = time.perf_counter()
+            text = page(report)
+            took = time.perf_counter() - started
+            ready, elements = shown(text)
+            size = f"{len(text.encode()) / 1e6:.2f}"
+            with_them = "with" if attributed else "without"
+            table.append([f"{number}", with_them, f"{took:.2f}", size, ready, elements])
+    heads = ["results", "attributions", "s to make", "MB", "s until ready", "elements"]
+    text = [
+        "The HTML page of many results, one in a hundred of them failed",
+        line("jinja2", "matplotlib"),
+        "",
+        tabulate(table, heads, disable_numparse=True, stralign="right"),
+        "",
+        f"Of the timelines {MOST_DRAWN} are drawn, those of failures first. One run of each.",
+    ]
+    publish("html_page", "\n".join(text))
+
+
+if __name__ == "__main__":
+    main()
