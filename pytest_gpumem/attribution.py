@@ -5,7 +5,7 @@ What a block is, is told by what was seen of it, else by when it was allocated a
 ============== ==================================================================================
 parameters     storage of a module's or an optimizer's parameter
 buffers        storage of a module's buffer
-gradients      storage of a parameter's ``grad``
+gradients      storage of a parameter's ``grad``, and DistributedDataParallel's buckets
 optimizer state storage of a tensor in ``optimizer.state``
 batch data     storage given to an outermost module, made outside of modules
 activations    made in a module's forward and outliving that call (recomputed ones too); made after
@@ -45,6 +45,8 @@ MOST_POINTS: Final = 400
 """points of a timeline"""
 _SEEN: Final[tuple[Category, ...]] = ("parameters", "buffers", "gradients", "optimizer state")
 """what a tensor's owner tells, the first of them if it has several"""
+_DDP: Final = "/torch/nn/parallel/distributed.py"
+_MAKE_BUCKETS: Final = {"_ddp_init_helper", "_pre_forward"}
 _INFINITY: Final = float("inf")
 
 
@@ -178,6 +180,8 @@ class _Device:
                 return category
         if any(span.start <= block.end_time <= span.end for span in self.recording.cleared):
             return "workspaces"
+        if _is_bucket(block):
+            return "gradients"
         made = None if block.start < 0 else self._made(block)
         if made is not None:
             return made
@@ -221,6 +225,17 @@ class _Device:
                 if block.end is not None:
                     found.setdefault(block.end, []).append((category, -block.size))
         return found
+
+
+def _is_bucket(block: Block) -> bool:
+    """Return whether DistributedDataParallel made it to reduce gradients in.
+
+    It does so as it is made, and before its second forward, by calls of its C++ reducer from these.
+    """
+    if not block.frames:
+        return False
+    made_by = block.frames[0]
+    return made_by["name"] in _MAKE_BUCKETS and made_by["filename"].endswith(_DDP)
 
 
 class _Calls:

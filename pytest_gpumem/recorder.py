@@ -214,18 +214,17 @@ class Recorder:
             return
         if not self._active:
             self._see_all(module)
-        name = self._name(module)
-        for key, parameter in module._parameters.items():
-            if parameter is not None and id(parameter) not in self._seen:  # FSDP has put it there
-                self._see_parameter(parameter, f"{name}.{key}")
-        call = Call(name, now())
+        call = Call(self._name(module), now())
         self._recording.calls.append(call)
         self._active.append(call)
 
-    def _leave(self, _module: Module, args: object, kwargs: object, _output: object) -> None:
+    def _leave(self, module: Module, args: object, kwargs: object, _output: object) -> None:
         time_now = now()
         if self._compiling() or not self._active:
             return
+        for key, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) not in self._seen:  # FSDP put it together
+                self._see_parameter(parameter, f"{self._name(module)}.{key}")
         self._active.pop().end = time_now
         if not self._active:
             for tensor in _tensors((args, kwargs), DEEPEST):

@@ -300,6 +300,55 @@ def test_cublas_workspaces_that_outlive_the_step(torch):
     assert found.get("activations", 0) < MIB
 
 
+# ---- one rank of several ----
+
+
+@contextmanager
+def rank_of_four(torch):
+    """Rank 1 of a distributed run, recorded."""
+    with opened(CARD_80GIB) as device:
+        spec = MemorySpec(world_size=4, rank=1)
+        with Run.open(spec, device, ROOT, record=True) as run:
+            run.start([])
+        try:
+            yield run
+        finally:
+            run.close()
+            device.open(CARD_80GIB, 1)
+
+
+def test_a_rank_of_fsdp_has_its_shards(torch):
+    from torch.distributed.fsdp import fully_shard
+
+    with rank_of_four(torch) as run:
+        model = linears(torch, 4)
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
+        train(torch, run, model, torch.optim.Adam(model.parameters()))
+        _, forward, optimizer = explained(run, "forward", "optimizer")
+    found = optimizer[0].breakdown.categories
+    assert found["parameters"] == found["gradients"] == 4 * PARAMETERS // 4
+    assert found["optimizer state"] == 2 * 4 * PARAMETERS // 4
+    assert "other" not in found
+    whole = forward[0].breakdown.categories["parameters"]
+    assert whole >= 4 * PARAMETERS // 4 + PARAMETERS  # a layer's whole parameters beside the shards
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize(("views", "times"), [(False, 2), (True, 1)])
+def test_ddps_buckets_are_gradients(torch, views, times, steps):
+    """Its first ones, and those that it makes when it knows the order of the gradients."""
+    with rank_of_four(torch) as run:
+        wrapper = torch.nn.parallel.DistributedDataParallel
+        model = wrapper(linears(torch, 4), gradient_as_bucket_view=views)
+        train(torch, run, model, torch.optim.Adam(model.parameters()), steps=steps)
+        found = of_part(run, "optimizer")
+    assert found["parameters"] == 4 * PARAMETERS
+    assert found["gradients"] == times * 4 * PARAMETERS
+    assert "other" not in found
+
+
 # ---- runs ----
 
 
