@@ -53,6 +53,8 @@ class Call:
     path: str
     start: float
     end: float = float("inf")
+    grad: bool = True
+    """whether autograd recorded it"""
 
 
 class Line(NamedTuple):
@@ -73,6 +75,10 @@ class Pass:
     line: Line | None = None
     """the user's line that called it"""
     end: float = float("inf")
+    owner: int = 0
+    """of an optimizer's step: which one took it"""
+    fresh: str = ""
+    """of an optimizer's step: its class, if it had no state before"""
 
 
 class Span(NamedTuple):
@@ -102,6 +108,14 @@ class Recording:
     plugs: list[tuple[int, int]] = field(default_factory=list)
     """device and address of blocks that were ours when it began"""
     overflowed: bool = False
+    autocast: bool = False
+    """whether a module was called under CUDA's autocast"""
+    dtypes: set[str] = field(default_factory=set)
+    """those of the parameters on CUDA devices: "float32" """
+    capability: tuple[int, int] = (0, 0)
+    """the first device's"""
+    snapshot: dict[str, Any] = field(default_factory=dict)
+    """what ``torch.cuda.memory._snapshot`` gave at the end"""
 
 
 def now() -> float:
@@ -144,6 +158,7 @@ class Recorder:
         )
         self._stack.callback(memory._record_memory_history, None)
         self._recording.before = memory._snapshot()["segments"]
+        self._recording.capability = torch.cuda.get_device_capability(0)
         self._hook()
 
     def stop(self) -> Recording:
@@ -154,7 +169,7 @@ class Recorder:
         start = now()
         torch._C._cuda_clearCublasWorkspaces()
         recording.cleared.append(Span(start, now()))
-        snapshot = torch.cuda.memory._snapshot()
+        snapshot = recording.snapshot = torch.cuda.memory._snapshot()
         recording.events = snapshot["device_traces"]
         recording.settings = snapshot.get("allocator_settings", {})
         recording.overflowed = any(len(it) >= MOST_EVENTS for it in recording.events)
@@ -211,11 +226,12 @@ class Recorder:
             self._see_all(module)
         elif module._parameters or module._buffers:
             self._see(module, self._name(module))
-        call = Call(self._name(module), now())
+        self._recording.autocast |= _autocasts()
+        call = Call(self._name(module), now(), grad=_records_graph())
         self._recording.calls.append(call)
         self._active.append(call)
 
-    def _leave(self, _module: Module, args: object, kwargs: object, _output: object) -> None:
+    def _leave(self, _module: Module, args: object, kwargs: object, output: object) -> None:
         time_now = now()
         if _compiling() or not self._active:
             return
@@ -224,6 +240,8 @@ class Recorder:
             for tensor in _tensors((args, kwargs), DEEPEST):
                 if tensor.grad_fn is None:
                     self._tag(tensor, "batch data")
+            for tensor in _tensors(output, DEEPEST):
+                self._tag(tensor, "activations")  # with a tag: an output
 
     def _name(self, module: Module) -> str:
         return self._names.get(module) or type(module).__name__
@@ -246,6 +264,8 @@ class Recorder:
     def _see_parameter(self, parameter: Tensor, name: str) -> None:
         self._parameters[id(parameter)] = (weakref.ref(parameter), name)
         self._tag(parameter, "parameters", name)
+        if parameter.is_cuda:
+            self._recording.dtypes.add(str(parameter.dtype).removeprefix("torch."))
 
     def _parameter(self, module: Module, key: str, parameter: Tensor | None) -> None:
         if parameter is not None and not _compiling():
@@ -314,6 +334,10 @@ class Recorder:
                 self._see_parameter(parameter, known[1] if known else "")
         self._see_gradients()
         self._begin("optimizer")
+        step = self._recording.passes[-1]
+        if not step.owner:
+            step.owner = id(optimizer)
+            step.fresh = "" if optimizer.state else type(optimizer).__name__
 
     def _after_step(self, optimizer: Optimizer, *_: object) -> None:
         if _compiling() or not self._depths["optimizer"]:
@@ -339,6 +363,18 @@ def _compiling() -> bool:
     import torch
 
     return torch.compiler.is_compiling()
+
+
+def _autocasts() -> bool:
+    import torch
+
+    return torch.is_autocast_enabled("cuda")
+
+
+def _records_graph() -> bool:
+    import torch
+
+    return torch.is_grad_enabled()
 
 
 def _tensors(value: object, depth: int) -> Iterator[Tensor]:

@@ -39,6 +39,10 @@ class Result:
     """whether it failed as the test's ``xfail`` says"""
     baseline_entry: BaselineEntry | None = None
     """what it was compared with"""
+    snapshot: str = ""
+    """the file of the allocator's snapshot"""
+    snapshot_error: str = ""
+    """why that could not be written"""
 
     @property
     def name(self) -> str:
@@ -92,3 +96,12 @@ def describe_budget(spec: MemorySpec) -> str:
     names = ("max_gib", "card", "max_allocated_gib", "max_reserved_gib")
     values = ((name, getattr(spec, name)) for name in names)
     return ", ".join(f"{name}={value!r}" for name, value in values if value is not None)
+
+
+def hints_of(result: Result) -> list[str]:
+    """Return the hints of a test, each once."""
+    measurement = result.measurement
+    if measurement is None:
+        return []
+    found = [hint for it in measurement.attributions for hint in it.hints]
+    return list(dict.fromkeys([*found, *measurement.hints]))

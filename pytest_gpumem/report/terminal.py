@@ -6,6 +6,7 @@ lines, error texts) is shown with its control characters escaped.
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 import sys
 from dataclasses import replace
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING
 from tabulate import tabulate
 
 from pytest_gpumem.differences import category_rows, site_rows
-from pytest_gpumem.report.model import count_kinds
+from pytest_gpumem.hints import FRESH
+from pytest_gpumem.report.model import count_kinds, hints_of
 from pytest_gpumem.report.text import drawn, encodable, printable, wrapped
 from pytest_gpumem.sizes import format_size
+from pytest_gpumem.snapshots import VIEWER
 from pytest_gpumem.verdict import PEAKS, UPDATE_OPTION, Kind
 
 if TYPE_CHECKING:
@@ -60,7 +63,8 @@ def header(device: DeviceInfo | None, *, driver: str = "", reason: str = "") -> 
 def failures(results: Sequence[Result], *, most_rows: int | None = MOST_ROWS) -> str:
     """Return the sections of one test's failures: its parts first, which tell where.
 
-    A command that is the next step for several of them stands at the end of the last.
+    A command that is the next step for several of them stands at the end of the last, and so does
+    their snapshot.
     """
     failed = sorted((it for it in results if it.verdict.failed), key=lambda it: not it.part)
     texts = []
@@ -68,7 +72,9 @@ def failures(results: Sequence[Result], *, most_rows: int | None = MOST_ROWS) ->
         command = result.verdict.command
         again = command and any(command == it.verdict.command for it in failed[index + 1 :])
         quiet = replace(result.verdict, command="", remedy="") if again else result.verdict
-        texts.append(failure(replace(result, verdict=quiet), most_rows=most_rows))
+        snapshot = "" if failed[index + 1 :] else result.snapshot
+        quieter = replace(result, verdict=quiet, snapshot=snapshot)
+        texts.append(failure(quieter, most_rows=most_rows))
     return "\n\n".join(texts)
 
 
@@ -101,6 +107,20 @@ def counts(results: Sequence[Result]) -> str:
         for kind, n in count_kinds(results).items()
     ]
     return f"gpumem: {', '.join(parts)}" if parts else ""
+
+
+def snapshots(results: Sequence[Result], *, width: int = 80) -> list[str]:
+    """Return lines that say where snapshots are, and why others could not be written."""
+    files = list(dict.fromkeys(it.snapshot for it in results if it.snapshot))
+    errors = list(dict.fromkeys(it.snapshot_error for it in results if it.snapshot_error))
+    lines = []
+    if files:
+        number = "1 snapshot" if len(files) == 1 else f"{len(files)} snapshots"
+        lines.append(f"gpumem: {number} in {printable(posixpath.dirname(files[0]) or '.')}")
+    lines += [wrapped("gpumem: no snapshot: ", text, width) for text in errors[:FEW]]
+    if len(errors) > FEW:
+        lines.append(f"gpumem: and {len(errors) - FEW} more snapshots could not be written")
+    return lines
 
 
 def next_command(results: Sequence[Result], *, updating: bool = False) -> str | None:
@@ -196,8 +216,15 @@ def _advice(result: Result, width: int) -> Iterator[str]:
     verdict = result.verdict
     if verdict.kind is not Kind.OUT_OF_MEMORY:
         yield wrapped("step: ", _circumstances(result), width)
+    hints = hints_of(result)
+    exact = any(FRESH in hint for hint in hints)  # it says more than the note does
     for note in verdict.notes:
-        yield wrapped("note: ", note, width)
+        if not (exact and note.startswith(FRESH)):
+            yield wrapped("note: ", note, width)
+    for hint in hints:
+        yield wrapped("hint: ", hint, width)
+    if result.snapshot:
+        yield f"snapshot: {printable(result.snapshot)} (open it at {VIEWER})"
     if verdict.command:
         yield wrapped("next: ", verdict.remedy.removesuffix(verdict.command), width)
         yield f"    {printable(verdict.command)}"
