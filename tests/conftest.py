@@ -54,6 +54,9 @@ def virtual_gpu(request):
     for module in pkgutil.walk_packages(pytest_gpumem.__path__, "pytest_gpumem."):
         if ".native." not in module.name:  # a library, no module
             importlib.import_module(module.name)
+    # PyTorch's snapshots and optimizers import this late: pytester would forget it, with triton,
+    # which cannot be imported twice.
+    importlib.import_module("torch._inductor")
     return torch
 
 

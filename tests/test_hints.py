@@ -30,11 +30,6 @@ def batch(**options):
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _optimizers(virtual_gpu):
-    """Import what optimizers import late: pytester forgets it, and triton cannot come twice."""
-
-
 @pytest.fixture
 def hints(suite):
     """Run a test recorded; return the hints of its report and its peak allocated, in MiB."""
