@@ -8,17 +8,22 @@ from typing import TYPE_CHECKING
 
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.hints import fragmentation, is_fragmented
+from pytest_gpumem.settling import expandable_segments
 from pytest_gpumem.snapshots import write_snapshot
 from pytest_gpumem.verdict import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from pytest_gpumem.options import Settings
     from pytest_gpumem.recorder import Recording
     from pytest_gpumem.records import Peak
     from pytest_gpumem.report.model import Result
+    from pytest_gpumem.running import Run
+
+    Again = Callable[[], AbstractContextManager[Run | None]]
 
 _TOO_MUCH = (Kind.REGRESSED, Kind.OVER_BUDGET, Kind.OUT_OF_MEMORY)
 
@@ -44,13 +49,30 @@ def with_snapshot(
     return [replace(it, snapshot=str(path)) for it in results]
 
 
-def fragmented(results: Iterable[Result], settings: Settings) -> dict[str, Peak]:
-    """Return the peaks, by part, for which expandable segments are worth another run."""
-    found = list(results)
-    if settings.attribution == "off" or not (settings.attribution == "on" or too_much(found)):
-        return {}
-    peaks = {it.part: _peak(it) for it in found}
-    return {part: peak for part, peak in peaks.items() if peak and is_fragmented(peak)}
+def with_fragmentation(
+    results: Sequence[Result], settings: Settings, again: Again | None
+) -> list[Result]:
+    """Add to results of fragmented memory what expandable segments would give them.
+
+    Args:
+        results: of one test.
+        settings: the session's.
+        again: runs the test once more; None: that is too much to ask of this device.
+    """
+    if settings.attribution == "off" or not (settings.attribution == "on" or too_much(results)):
+        return list(results)
+    peaks = {it.part: peak for it in results if (peak := _peak(it)) and is_fragmented(peak)}
+    if not peaks:
+        return list(results)
+    expandable = _expandable_peaks(peaks, again) if again else {}
+    found = []
+    for result in results:
+        measurement, peak = result.measurement, peaks.get(result.part)
+        text = fragmentation(peak, expandable.get(result.part)) if peak else ""
+        if measurement is not None and text:
+            measurement = replace(measurement, hints=(*measurement.hints, text))
+        found.append(replace(result, measurement=measurement))
+    return found
 
 
 def _peak(result: Result) -> Peak | None:
@@ -62,29 +84,17 @@ def _peak(result: Result) -> Peak | None:
         return None
     if result.measurement.out_of_memory is not None:
         return result.measurement.out_of_memory.needed
-    return fullest(result.measurement.peaks)
+    return _fullest(result.measurement.peaks)
 
 
-def fullest(peaks: Sequence[Peak]) -> Peak | None:
-    """Return the peak of the device that reserved most."""
+def _fullest(peaks: Sequence[Peak]) -> Peak | None:
     return max(peaks, key=lambda it: it.reserved, default=None)
 
 
-def with_fragmentation(
-    results: Iterable[Result], peaks: Mapping[str, Peak], expandable: Mapping[str, Peak | None]
-) -> list[Result]:
-    """Add a hint to the results of fragmented parts.
-
-    Args:
-        results: of one test.
-        peaks: as measured, by part.
-        expandable: with expandable segments, by part, as far as it is known.
-    """
-    found = []
-    for result in results:
-        measurement, peak = result.measurement, peaks.get(result.part)
-        text = fragmentation(peak, expandable.get(result.part)) if peak else ""
-        if measurement is not None and text:
-            measurement = replace(measurement, hints=(*measurement.hints, text))
-        found.append(replace(result, measurement=measurement))
-    return found
+def _expandable_peaks(parts: Iterable[str], again: Again) -> dict[str, Peak | None]:
+    """Return the peaks of a test's parts, run with expandable segments; none if it fails so."""
+    with expandable_segments() as anew:
+        if not anew:
+            return {}
+        with again() as run:
+            return {part: _fullest(run.peaks_of(part)) for part in parts} if run else {}

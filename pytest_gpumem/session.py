@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,25 +10,26 @@ from pytest_gpumem import items
 from pytest_gpumem.attribution import Explanations, explain
 from pytest_gpumem.baseline import BaselineStore, Change, UpdateSummary
 from pytest_gpumem.errors import BaselineError, GpuMemError
-from pytest_gpumem.followup import fragmented, fullest, too_much, with_fragmentation, with_snapshot
+from pytest_gpumem.followup import too_much, with_fragmentation, with_snapshot
 from pytest_gpumem.gathering import split
 from pytest_gpumem.report import terminal
 from pytest_gpumem.report.model import Result, describe_budget
 from pytest_gpumem.report.table import summary_table
 from pytest_gpumem.report.terminal import MOST_ROWS
-from pytest_gpumem.settling import expandable_segments
+from pytest_gpumem.report.text import can_encode
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.verdict import Lookup, judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from pytest_gpumem.devices.choose import Choice
     from pytest_gpumem.gathering import Gathering
     from pytest_gpumem.options import Settings
     from pytest_gpumem.recorder import Recording
-    from pytest_gpumem.records import Measurement, Peak
+    from pytest_gpumem.records import Measurement
     from pytest_gpumem.running import Retained, Run
     from pytest_gpumem.spec import MemorySpec
 
@@ -228,29 +229,13 @@ class TestSession:
         uncapped: bool = False,
     ) -> list[Result]:
         """Keep a test's snapshot, and say what expandable segments would give it."""
-        kept = with_snapshot(results, recording, self.settings, self.root)
-        peaks = fragmented(kept, self.settings)
-        expandable = self._expandable_peaks(item, peaks, uncapped=uncapped) if peaks else {}
-        return with_fragmentation(kept, peaks, expandable)
 
-    def _expandable_peaks(
-        self,
-        item: Any,  # noqa: ANN401
-        parts: Iterable[str],
-        *,
-        uncapped: bool,
-    ) -> dict[str, Peak | None]:
-        """Run a test once more with expandable segments, on a virtual GPU; return its peaks."""
-        assert self.run is not None  # noqa: S101 - for the type checker
-        if self.run.device.computes:
-            return {}
-        with (
-            expandable_segments() as anew,
-            self._again(item, None, uncapped=uncapped, record=False)
-            if anew
-            else nullcontext() as run,
-        ):
-            return {part: fullest(run.peaks_of(part)) for part in parts} if run else {}
+        def again() -> AbstractContextManager[Run | None]:
+            return self._again(item, None, uncapped=uncapped, record=False)
+
+        kept = with_snapshot(results, recording, self.settings, self.root)
+        real = self.run is None or self.run.device.computes
+        return with_fragmentation(kept, self.settings, None if real else again)
 
     @contextmanager
     def _again(
@@ -379,7 +364,7 @@ class TestSession:
     def summary(self, gather: Gathering, *, verbosity: int, width: int, encoding: str) -> list[str]:
         """Return the paragraphs for the end of the session; none where no marked test ran."""
         results = gather.results()
-        ascii_only = not _can_encode("…→", encoding)
+        ascii_only = not can_encode("…→", encoding)
         texts = []
         if gather.broken:
             texts += [f"gpumem: {text}" for text in gather.broken]
@@ -415,11 +400,3 @@ def shown_error(error: BaseException) -> str:
     lines = str(error).splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]}..."
-
-
-def _can_encode(text: str, encoding: str) -> bool:
-    try:
-        text.encode(encoding)
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

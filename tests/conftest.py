@@ -54,9 +54,10 @@ def virtual_gpu(request):
     for module in pkgutil.walk_packages(pytest_gpumem.__path__, "pytest_gpumem."):
         if ".native." not in module.name:  # a library, no module
             importlib.import_module(module.name)
-    # PyTorch's snapshots and optimizers import this late: pytester would forget it, with triton,
-    # which cannot be imported twice.
-    importlib.import_module("torch._inductor")
+    # PyTorch's snapshots and optimizers import these late: pytester would forget them, with triton,
+    # and they cannot be imported twice.
+    for name in ("torch._dynamo", "torch._inductor"):
+        importlib.import_module(name)
     return torch
 
 

@@ -443,6 +443,33 @@ def test_settings_of_the_allocator_are_put_back(virtual_gpu):
     assert settings() == before
 
 
+def test_a_real_gpu_is_not_asked_for_another_run(suite, monkeypatch):
+    """As a GPU that computes: the hint has no number of its own."""
+    monkeypatch.setattr("pytest_gpumem.devices.virtual.VirtualDevice.computes", True)
+    mark = "@pytest.mark.gpu_memory(max_reserved_gib=1)"
+    source = f"{HEAD}\nruns = []\n{mark}\ndef test_it():\n    runs.append(1){FRAGMENTED}"
+    session = suite.run(source=f"{source}\ndef test_runs(): assert len(runs) == 2\n")
+    assert session.outcomes == {"failed": 1, "passed": 1}
+    assert (
+        "hint: peak reserved is 3364.00 MiB above peak allocated: the allocator's" in session.flat
+    )
+    assert "this step reserves" not in session.flat
+
+
+def test_hints_of_what_passed_are_for_those_who_ask(suite):
+    """What fails says its own in its report."""
+    mark = "@pytest.mark.gpu_memory(baseline=False)"
+    text = STEPS.replace("STEPS", "1")
+    source = f"{HEAD}\n{mark}\ndef test_one():{text}\n{mark}\ndef test_other():{text}"
+    session = suite.run("--gpumem-attribution=on", source=source)
+    assert "hint:" not in session.out
+    assert "note: one step ran with a fresh Adam" in session.flat
+    session = suite.run("--gpumem-attribution=on", "-v")
+    assert session.out.count("hint:") == 1
+    assert "needs 24.00 MiB more (run two steps, or give warmup=1) (2 tests)" in session.flat
+    assert "hint:" not in suite.run("-v").out
+
+
 PLAIN = Peak(1000 * MIB, 2000 * MIB)
 
 
