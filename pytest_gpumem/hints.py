@@ -143,8 +143,9 @@ def kept_gradients(scene: Scene) -> str:
     current = next((it for it in backwards if it.start >= last.start), None)
     if before is None or (current is not None and scene.time > current.end):
         return ""
-    steps = [it for it in scene.passes("optimizer") if before.end <= it.start <= scene.time]
-    if not steps or steps[-1].end > last.start:
+    optimizers = scene.passes("optimizer")
+    steps = [it for it in optimizers if before.end <= it.start and it.end <= last.start]
+    if not steps:
         return ""
     kept = [
         it

@@ -114,6 +114,35 @@ def test_after_a_warm_up_no_optimizer_is_fresh(hints):
     assert hints("fresh", body, marker="warmup=1")[0] == []
 
 
+def test_state_that_a_used_optimizer_makes_anew_is_no_hint(suite):
+    """As L-BFGS does with what it remembers; the first step was the fixture's."""
+    source = f"""{HEAD}
+class Renewing(torch.optim.Optimizer):
+    def step(self):
+        for weight in self.param_groups[0]["params"]:
+            self.state[weight]["last"] = torch.zeros_like(weight)
+
+@pytest.fixture(scope="module")
+def training():
+    model = net()
+    optimizer = Renewing(model.parameters(), dict())
+    if STEPPED:
+        optimizer.step()
+    return model, optimizer
+
+@pytest.mark.gpu_memory(baseline=False)
+def test_it(training):
+    model, optimizer = training
+    model(batch()).sum().backward()
+    optimizer.step()
+"""
+    session = suite.run("-v", "--gpumem-attribution=on", source=source.replace("STEPPED", "False"))
+    assert "fresh Renewing, whose state of 12.00 MiB" in session.flat
+    session = suite.run("-v", "--gpumem-attribution=on", source=source.replace("STEPPED", "True"))
+    assert session.outcomes == {"passed": 1}
+    assert "whose state" not in session.out
+
+
 def test_of_two_optimizers_the_fresh_one_alone_is_named(hints):
     found, _ = hints(
         "fresh",
@@ -274,6 +303,8 @@ def test_a_graph_that_a_backward_retains_is_told(hints):
         "loss = model(x).square().mean(); loss.backward(); losses.append(loss)",
         "losses.append(model(x).detach())",
         "with torch.no_grad(): losses.append(model(x))",
+        "with torch.no_grad(): losses += [model[1](layer := model[0](x)), layer]",
+        "model[0].register_forward_hook(keep); torch.no_grad()(model)(x)",
         "losses.append(model(x)); losses[-1].sum().backward()",
         "loss = model(x).square().mean()",
     ],
@@ -283,6 +314,8 @@ def test_what_holds_no_older_graph_is_no_hint(hints, body):
         "earlier forward",
         f"""
     model, x, losses = net(), batch(), []
+    def keep(module, given, output):
+        losses.append(output)
     for _ in range(5):
         {body}
     """,
@@ -304,20 +337,22 @@ def test_forwards_of_one_backward_are_no_hint(hints):
     assert found == []
 
 
-def test_what_the_first_forward_caches_is_no_hint(hints):
+def test_what_a_module_caches_is_no_hint(hints):
+    """Of the first forward for ever, and of each until the next is nearly over."""
     found, _ = hints(
         "earlier forward",
         """
     class Caching(torch.nn.Module):
-        cache = None
+        cache = last = None
         def forward(self, x):
             if self.cache is None:
                 self.cache = batch()
-            self.last = x * 2
-            return x + self.cache
-    model, x, y = Caching(), batch(), batch(requires_grad=True)
+            out = x + self.cache
+            self.last = out * 2
+            return out
+    model, x = Caching(), batch(requires_grad=True)
     for _ in range(5):
-        model(y).sum().backward()
+        model(x)
     """,
     )
     assert found == []
