@@ -24,6 +24,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from pytest_gpumem import hints
 from pytest_gpumem.recorder import MOST_EVENTS, foreign_folders
 from pytest_gpumem.records import CATEGORIES, Attribution, Breakdown, Peak, Phase, Timeline
 from pytest_gpumem.replay import Replay
@@ -69,6 +70,7 @@ class Explanations:
         self._found: dict[str, tuple[Attribution, ...]] = {}
         self._peaks: dict[str, tuple[Peak, ...]] = {}
         self._why_not = ""
+        self.recording: Recording | None = None
 
     def __bool__(self) -> bool:
         """Whether there was a recording, of use or not."""
@@ -115,6 +117,7 @@ def explain(run: Run, parts: Iterable[str], root: Path, *, timelines: bool) -> E
     recording = run.meter.recording()
     if recording is None:
         return explanations
+    explanations.recording = recording
     if recording.overflowed:
         explanations.useless(
             f"where the peak comes from is unknown: the allocator's history keeps {MOST_EVENTS} "
@@ -262,6 +265,11 @@ class _Calls:
             at = self._outer[at]
         return None if at is None else self._calls[at]
 
+    def outermost(self) -> list[Call]:
+        """Return those that were in no other, in their order."""
+        pairs = zip(self._calls, self._outer, strict=True)
+        return [call for call, outer in pairs if outer is None]
+
     def any_began(self, start: float, end: float) -> bool:
         """Return whether a module was called between two times."""
         at = bisect_left(self._starts, start)
@@ -330,7 +338,8 @@ def _explain(
         sites=sites(origins, root)[:MOST_SITES],
     )
     drawn = _timeline(device, subject, deltas, totals, indices, top) if timeline else None
-    return Attribution(breakdown, drawn, tuple(notes))
+    scene = hints.Scene(device, counted.blocks, totals, indices, top, breakdown)
+    return Attribution(breakdown, drawn, tuple(notes), hints.of_peak(scene))
 
 
 def _totals(deltas: dict[int, list[tuple[Category, int]]], number: int, before: int) -> list[int]:

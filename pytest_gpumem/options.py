@@ -77,6 +77,21 @@ OPTIONS: Final = (
         ("auto", "on", "off"),
     ),
     Option(
+        "snapshots",
+        "folder for the allocator's snapshots, for https://pytorch.org/memory_viz: of tests that "
+        "do not fit or grew, by running them again (none are kept unless this is given)",
+        "",
+        "DIR",
+    ),
+    Option(
+        "snapshot_when",
+        "whose snapshots --gpumem-snapshots keeps: failure (of tests that do not fit or grew) or "
+        "always (of every marked test)",
+        "failure",
+        "failure|always",
+        ("failure", "always"),
+    ),
+    Option(
         "tolerance",
         'how far a peak may be from its baseline: "2%%", "64MiB" or "2%%, 64MiB" (the larger); '
         "by default 0.1%% or 1 MiB allocated, 0.1%% or 20 MiB reserved",
@@ -104,6 +119,9 @@ class Settings(NamedTuple):
     missing_baseline: Literal["note", "fail"]
     shrinkage: Literal["note", "fail"]
     attribution: Literal["auto", "on", "off"]
+    snapshots: Path | None
+    """the folder for them; None: nobody wants any"""
+    snapshot_when: Literal["failure", "always"]
     tolerance: Tolerance | None
     html: Path | None
     """where the page is to be written"""
@@ -134,6 +152,8 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
     """
     values = {option.name: _read(option, *get(option), root) for option in OPTIONS}
     values["baseline_dir"] = root / str(values["baseline_dir"])
+    folder = str(values["snapshots"]).strip()
+    values["snapshots"] = root / folder if folder else None
     return Settings(**values)  # type: ignore[arg-type] # each was read above
 
 

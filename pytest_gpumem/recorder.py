@@ -53,6 +53,8 @@ class Call:
     path: str
     start: float
     end: float = float("inf")
+    grad: bool = True
+    """whether autograd recorded it"""
 
 
 class Line(NamedTuple):
@@ -73,6 +75,10 @@ class Pass:
     line: Line | None = None
     """the user's line that called it"""
     end: float = float("inf")
+    owner: int = 0
+    """of an optimizer's step: which one took it"""
+    fresh: str = ""
+    """of an optimizer's step: its class, if it had no state before"""
 
 
 class Span(NamedTuple):
@@ -102,6 +108,14 @@ class Recording:
     plugs: list[tuple[int, int]] = field(default_factory=list)
     """device and address of blocks that were ours when it began"""
     overflowed: bool = False
+    autocast: bool = False
+    """whether a module was called under CUDA's autocast"""
+    dtypes: set[str] = field(default_factory=set)
+    """those of the parameters on CUDA devices: "float32" """
+    capability: tuple[int, int] = (0, 0)
+    """the first device's"""
+    snapshot: dict[str, Any] = field(default_factory=dict)
+    """what ``torch.cuda.memory._snapshot`` gave at the end"""
 
 
 def now() -> float:
@@ -149,6 +163,7 @@ class Recorder:
         )
         self._stack.callback(memory._record_memory_history, None)
         self._recording.before = memory._snapshot()["segments"]
+        self._recording.capability = torch.cuda.get_device_capability(0)
         self._hook()
 
     def stop(self) -> Recording:
@@ -159,7 +174,7 @@ class Recorder:
         start = now()
         torch._C._cuda_clearCublasWorkspaces()
         recording.cleared.append(Span(start, now()))
-        snapshot = torch.cuda.memory._snapshot()
+        snapshot = recording.snapshot = torch.cuda.memory._snapshot()
         recording.events = snapshot["device_traces"]
         recording.settings = snapshot.get("allocator_settings", {})
         recording.overflowed = any(len(it) >= MOST_EVENTS for it in recording.events)
@@ -214,11 +229,12 @@ class Recorder:
             return
         if not self._active:
             self._see_all(module)
-        call = Call(self._name(module), now())
+        self._recording.autocast |= _autocasts()
+        call = Call(self._name(module), now(), grad=_records_graph())
         self._recording.calls.append(call)
         self._active.append(call)
 
-    def _leave(self, module: Module, args: object, kwargs: object, _output: object) -> None:
+    def _leave(self, module: Module, args: object, kwargs: object, output: object) -> None:
         time_now = now()
         if self._compiling() or not self._active:
             return
@@ -230,6 +246,8 @@ class Recorder:
             for tensor in _tensors((args, kwargs), DEEPEST):
                 if tensor.grad_fn is None:
                     self._tag(tensor, "batch data")
+            for tensor in _tensors(output, DEEPEST):
+                self._tag(tensor, "activations")  # with a tag: an output
 
     def _name(self, module: Module) -> str:
         return self._names.get(module) or type(module).__name__
@@ -254,6 +272,8 @@ class Recorder:
         if known is None or known[1] != name or known[0]() is not parameter:
             self._parameters[id(parameter)] = (weakref.ref(parameter), name)
         self._tag(parameter, "parameters", name)
+        if parameter.is_cuda:
+            self._recording.dtypes.add(str(parameter.dtype).removeprefix("torch."))
 
     def _parameter(self, module: Module, key: str, parameter: Tensor | None) -> None:
         if parameter is not None and not self._compiling():
@@ -322,6 +342,10 @@ class Recorder:
                 self._see_parameter(parameter, known[1] if known else "")
         self._see_gradients()
         self._begin("optimizer")
+        step = self._recording.passes[-1]
+        if not step.owner:
+            step.owner = id(optimizer)
+            step.fresh = "" if optimizer.state else type(optimizer).__name__
 
     def _after_step(self, optimizer: Optimizer, *_: object) -> None:
         if self._compiling() or not self._depths["optimizer"]:
@@ -370,6 +394,18 @@ def _tensors(value: object, depth: int) -> list[Tensor]:
                 below.extend(one)
         level = below
     return found
+
+
+def _autocasts() -> bool:
+    import torch
+
+    return torch.is_autocast_enabled("cuda")
+
+
+def _records_graph() -> bool:
+    import torch
+
+    return torch.is_grad_enabled()
 
 
 def _users_line(frame: FrameType | None) -> Line | None:

@@ -159,6 +159,8 @@ class Attribution:
     timeline: Timeline | None = None
     notes: tuple[str, ...] = ()
     """what a reader of the figures should know"""
+    hints: tuple[str, ...] = ()
+    """what would lower the peak, or raises the next step's: each with its bytes"""
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,8 @@ class Measurement:
     """sentences that a reader of the figures should know"""
     attributions: tuple[Attribution, ...] = ()
     """one a device; none where nobody asked for them"""
+    hints: tuple[str, ...] = ()
+    """what would lower a peak, found by running the test once more; attributions have others"""
 
     @property
     def peak_allocated(self) -> int:

@@ -11,21 +11,25 @@ from pytest_gpumem import items
 from pytest_gpumem.attribution import Explanations, explain
 from pytest_gpumem.baseline import BaselineStore, Change, UpdateSummary
 from pytest_gpumem.errors import BaselineError, GpuMemError
+from pytest_gpumem.followup import too_much, with_fragmentation, with_snapshot
 from pytest_gpumem.gathering import split
 from pytest_gpumem.report import terminal
 from pytest_gpumem.report.model import Result, describe_budget
 from pytest_gpumem.report.table import summary_table
 from pytest_gpumem.report.terminal import MOST_ROWS
+from pytest_gpumem.report.text import can_encode
 from pytest_gpumem.sizes import format_size
-from pytest_gpumem.verdict import Kind, Lookup, judge
+from pytest_gpumem.verdict import Lookup, judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from pytest_gpumem.devices.choose import Choice
     from pytest_gpumem.gathering import Gathering
     from pytest_gpumem.options import Settings
+    from pytest_gpumem.recorder import Recording
     from pytest_gpumem.records import Measurement
     from pytest_gpumem.running import Retained, Run
     from pytest_gpumem.spec import MemorySpec
@@ -45,6 +49,8 @@ class Shortage(NamedTuple):
     part: str
     spec: MemorySpec
     measurement: Measurement
+    recording: Recording | None = None
+    """of the second run, or of the first where there was no other"""
 
 
 class TestSession:
@@ -167,13 +173,13 @@ class TestSession:
             for part, (spec, measurement) in measured.items()
         ]
         results = [self._judged(item, *case) for case in cases]
-        if found or not self._explains(results):
-            return results
-        again = self._explained_again(item, measured)
-        return [
-            self._judged(item, part, spec, again.attached(part, measurement))
-            for part, spec, measurement in cases
-        ]
+        if found.recording is None and self._explains(results):
+            found = self._explained_again(item, measured)
+            results = [
+                self._judged(item, part, spec, found.attached(part, measurement))
+                for part, spec, measurement in cases
+            ]
+        return self._followed_up(item, results, found.recording)
 
     # -- explaining --
 
@@ -181,6 +187,8 @@ class TestSession:
     def _records(self) -> bool:
         """Whether every test is recorded from the start."""
         settings = self.settings
+        if settings.snapshots is not None and settings.snapshot_when == "always":
+            return True
         return settings.attribution == "on" or (
             settings.attribution == "auto" and (settings.update_baselines or self._timelines)
         )
@@ -192,17 +200,45 @@ class TestSession:
 
     def _explains(self, results: Iterable[Result]) -> bool:
         """Whether a test is run once more to say where its peak comes from."""
-        kinds = {Kind.REGRESSED, Kind.OVER_BUDGET}
-        failed = any(it.verdict.failed and it.verdict.kind in kinds for it in results)
-        return failed and self.settings.attribution == "auto"
+        wanted = self.settings.attribution == "auto" or self.settings.snapshots is not None
+        return wanted and too_much(results)
 
     def _explained(self, run: Run, parts: Iterable[str]) -> Explanations:
-        return explain(run, parts, self.root, timelines=self._timelines)
+        if self.settings.attribution != "off":
+            return explain(run, parts, self.root, timelines=self._timelines)
+        explanations = Explanations()
+        explanations.recording = run.meter.recording()  # for its snapshot
+        return explanations
 
     def _explained_again(self, item: Any, parts: Iterable[str]) -> Explanations:  # noqa: ANN401
         """Run a test once more, as before but recorded."""
         with self._again(item, None, uncapped=False) as run:
-            return Explanations() if run is None else self._explained(run, parts)
+            if run is not None:
+                return self._explained(run, parts)
+            explanations = Explanations()
+            explanations.recording = self._recording()
+            return explanations
+
+    def _recording(self) -> Recording | None:
+        """End the recording of a run that has nothing else to say."""
+        return self.run.meter.recording() if self.run else None
+
+    def _followed_up(
+        self,
+        item: Any,  # noqa: ANN401
+        results: Sequence[Result],
+        recording: Recording | None,
+        *,
+        uncapped: bool = False,
+    ) -> list[Result]:
+        """Keep a test's snapshot, and say what expandable segments would give it."""
+
+        def again() -> AbstractContextManager[Run | None]:
+            return self._again(item, None, uncapped=uncapped, record=False)
+
+        kept = with_snapshot(results, recording, self.settings, self.root)
+        real = self.run is None or self.run.device.computes
+        return with_fragmentation(kept, self.settings, None if real else again)
 
     @contextmanager
     def _again(
@@ -211,15 +247,17 @@ class TestSession:
         error: BaseException | None,
         *,
         uncapped: bool,
+        record: bool = True,
     ) -> Iterator[Run | None]:
-        """Run the test once more, recorded; give the run, or None if it did not pass this time."""
+        """Run the test once more; give the run, or None if it did not pass this time."""
         assert self.run is not None  # noqa: S101 - for the type checker
         run, before = self.run, list(self.fixtures)
 
         def prepare() -> None:
             if uncapped:
                 run.uncap()
-            run.begin_again(record=self.settings.attribution != "off")
+            wanted = self.settings.attribution != "off" or self.settings.snapshots is not None
+            run.begin_again(record=record and wanted)
 
         def execute() -> None:
             for _ in range(run.spec.warmup):
@@ -265,17 +303,20 @@ class TestSession:
             peaks = run.peaks_of(part) if run else ()
             record = measurement.out_of_memory
             if run is None or not peaks or record is None:
-                return shortage
+                return shortage._replace(recording=self._recording())
             most = max(peaks, key=lambda peak: peak.reserved)
             record = replace(record, needed=most, device_index=peaks.index(most))
             measurement = replace(measurement, out_of_memory=record)
-            measurement = self._explained(run, [part]).attached(part, measurement)
-        return shortage._replace(measurement=measurement)
+            found = self._explained(run, [part])
+            measurement = found.attached(part, measurement)
+        return shortage._replace(measurement=measurement, recording=found.recording)
 
     def judge_out_of_memory(self, item: Any, shortage: Shortage, ask: Ask) -> list[Result]:  # noqa: ANN401
         """Judge a test that ran out of memory."""
         measurement = ask(shortage.part, shortage.measurement)
-        return [self._judged(item, shortage.part, shortage.spec, measurement)]
+        results = [self._judged(item, shortage.part, shortage.spec, measurement)]
+        recording = shortage.recording or self._recording()
+        return self._followed_up(item, results, recording, uncapped=True)
 
     def _judged(self, item: Any, part: str, spec: MemorySpec, measurement: Measurement) -> Result:  # noqa: ANN401
         nodeid = item.nodeid
@@ -332,7 +373,7 @@ class TestSession:
     def summary(self, gather: Gathering, *, verbosity: int, width: int, encoding: str) -> list[str]:
         """Return the paragraphs for the end of the session; none where no marked test ran."""
         results = gather.results()
-        ascii_only = not _can_encode("…→", encoding)
+        ascii_only = not can_encode("…→", encoding)
         texts = []
         if gather.broken:
             texts += [f"gpumem: {text}" for text in gather.broken]
@@ -343,6 +384,7 @@ class TestSession:
             for reason in dict.fromkeys(gather.skipped):
                 number = gather.skipped.count(reason)
                 texts.append(f"gpumem: {number} skipped: {reason}")
+        texts += terminal.snapshots(results, width=width)
         if self.updates is not None:
             texts.append(
                 terminal.update_summary(
@@ -367,11 +409,3 @@ def shown_error(error: BaseException) -> str:
     lines = str(error).splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]}..."
-
-
-def _can_encode(text: str, encoding: str) -> bool:
-    try:
-        text.encode(encoding)
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import math
+import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -260,3 +261,39 @@ def _current_device_kept() -> Iterator[None]:
 def set_cap(device: int, limit: int | None, total: int) -> None:
     """Cap a device's caching allocator at ``limit`` bytes reserved; None lifts the cap."""
     set_memory_fraction(device, 1.0 if limit is None else cap_fraction(limit, total))
+
+
+@contextmanager
+def expandable_segments() -> Iterator[bool]:
+    """Have the allocator take expandable segments inside; give whether it does that anew.
+
+    What it was told is put back. It does not where it does already, or is not PyTorch's own.
+    """
+    import torch
+
+    known = torch.cuda.memory._snapshot()["allocator_settings"]
+    if torch.cuda.get_allocator_backend() != "native" or known.get("expandable_segments"):
+        yield False
+        return
+    before = known.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    kept = [it for it in before.split(",") if not it.strip().startswith("expandable_segments")]
+    _set_allocator(",".join([*filter(None, kept), "expandable_segments:True"]))
+    try:
+        with warnings.catch_warnings():  # a GPU may lack what PyTorch asks for, and can do without
+            warnings.filterwarnings("ignore", message="nvmlDeviceGetGpuFabricInfo")
+            yield True
+    finally:
+        torch.cuda.empty_cache()
+        _set_allocator("expandable_segments:False")
+        _set_allocator(before)
+
+
+def _set_allocator(settings: str) -> None:
+    """Set the allocator's settings while it runs: ``PYTORCH_CUDA_ALLOC_CONF``'s value."""
+    import torch
+
+    own = torch._C  # which has one of the two, by version
+    name = "_accelerator_setAllocatorSettings"
+    if not hasattr(own, name):
+        name = "_cuda_cudaCachingAllocator_set_allocator_settings"
+    getattr(own, name)(settings)

@@ -95,7 +95,8 @@ def prepared(suite):
     return suite
 
 
-ELSEWHERE = {"attribution"}  # test_plugin_attribution.py
+# test_plugin_attribution.py, test_plugin_snapshots.py
+ELSEWHERE = {"attribution", "snapshots", "snapshot_when"}
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,10 @@ class Result:
     """as declared"""
     baseline_entry: BaselineEntry | None = None
     """the baseline that was found, whether or not it can be compared with"""
+    snapshot: str = ""
+    """the file of the allocator's snapshot"""
+    snapshot_error: str = ""
+    """why that could not be written"""
 
     @property
     def name(self) -> str:
@@ -103,3 +107,12 @@ def describe_budget(spec: MemorySpec) -> str:
     names = ("max_gib", "card", "max_allocated_gib", "max_reserved_gib")
     values = ((name, getattr(spec, name)) for name in names)
     return ", ".join(f"{name}={value!r}" for name, value in values if value is not None)
+
+
+def hints_of(result: Result) -> list[str]:
+    """Return the hints of a test, each once."""
+    measurement = result.measurement
+    if measurement is None:
+        return []
+    found = [hint for it in measurement.attributions for hint in it.hints]
+    return list(dict.fromkeys([*found, *measurement.hints]))

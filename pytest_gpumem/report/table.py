@@ -6,12 +6,13 @@ from collections import Counter
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
+from pytest_gpumem.report.model import hints_of
 from pytest_gpumem.report.text import columns, drawn, encodable, printable, shortened, wrapped
 from pytest_gpumem.sizes import MIB
 from pytest_gpumem.verdict import Kind, provenance_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pytest_gpumem.records import Measurement
     from pytest_gpumem.report.model import Result
@@ -35,8 +36,8 @@ def summary_table(
     Args:
         results: of every test, in the order to show them in.
         verbosity: below 0 nothing, 0 every test or, of more than ``FEW_ROWS``, those that are not
-            within, 1 every test, 2 also what was held before and after, and what it was measured
-            with.
+            within, 1 every test and hints, 2 also what was held before and after, and what it was
+            measured with.
         width: columns of the terminal; long test names lose their beginning to fit.
         ascii_only: use no other characters.
     """
@@ -54,7 +55,11 @@ def summary_table(
             _named_table(_DETAIL_TITLES, _rows(groups, _detail_row), width),
         ]
         blocks.append("\n".join(_made_with(chosen, width)))
-    blocks.append("\n".join(_grouped_notes(chosen, width)))
+    passed = [it for it in chosen if not it.verdict.failed]  # a failure has a section of its own
+    lines = list(_counted("note", (note for it in passed for note in it.verdict.notes), width))
+    if verbosity > 0:
+        lines += _counted("hint", (hint for it in passed for hint in hints_of(it)), width)
+    blocks.append("\n".join(lines))
     return encodable("\n\n".join(filter(None, blocks)), ascii_only=ascii_only)
 
 
@@ -199,13 +204,13 @@ def _made_with(results: Sequence[Result], width: int) -> Iterator[str]:
         yield wrapped("made with: ", f"{provenance_text(provenance)}{tests}", width)
 
 
-def _grouped_notes(results: Sequence[Result], width: int) -> Iterator[str]:
-    """Yield the notes of tests that passed, each once; a failure has a section of its own."""
-    notes = Counter(n for it in results if not it.verdict.failed for n in it.verdict.notes)
-    for note, number in notes.most_common(MOST_NOTES):
-        yield wrapped("note: ", f"{note} ({_tests(number)})", width)
-    if len(notes) > MOST_NOTES:
-        yield f"note: and {len(notes) - MOST_NOTES} more kinds of notes"
+def _counted(kind: str, sentences: Iterable[str], width: int) -> Iterator[str]:
+    """Yield notes or hints, each once, with the number of tests that have it."""
+    found = Counter(sentences)
+    for text, number in found.most_common(MOST_NOTES):
+        yield wrapped(f"{kind}: ", f"{text} ({_tests(number)})", width)
+    if len(found) > MOST_NOTES:
+        yield f"{kind}: and {len(found) - MOST_NOTES} more kinds of {kind}s"
 
 
 def _tests(number: int) -> str:

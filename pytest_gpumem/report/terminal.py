@@ -6,6 +6,7 @@ lines, error texts) is shown with its control characters escaped.
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 import sys
 from dataclasses import replace
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING
 from tabulate import tabulate
 
 from pytest_gpumem.differences import category_rows, site_rows
-from pytest_gpumem.report.model import count_kinds
+from pytest_gpumem.hints import FRESH
+from pytest_gpumem.report.model import count_kinds, hints_of
 from pytest_gpumem.report.text import (
     columns,
     drawn,
@@ -24,6 +26,7 @@ from pytest_gpumem.report.text import (
     wrapped,
 )
 from pytest_gpumem.sizes import format_size
+from pytest_gpumem.snapshots import VIEWER
 from pytest_gpumem.verdict import PEAKS, UPDATE_OPTION, Kind
 
 if TYPE_CHECKING:
@@ -71,7 +74,8 @@ def failures(
 ) -> str:
     """Return the sections of one test's failures: its parts first, which tell where.
 
-    A command that is the next step for several of them stands at the end of the last.
+    A command that is the next step for several of them stands at the end of the last, and so does
+    their snapshot.
     """
     failed = sorted((it for it in results if it.verdict.failed), key=lambda it: not it.part)
     texts = []
@@ -79,7 +83,8 @@ def failures(
         command = result.verdict.command
         again = command and any(command == it.verdict.command for it in failed[index + 1 :])
         quiet = replace(result.verdict, command="", remedy="") if again else result.verdict
-        shown = replace(result, verdict=quiet)
+        snapshot = "" if failed[index + 1 :] else result.snapshot
+        shown = replace(result, verdict=quiet, snapshot=snapshot)
         texts.append(failure(shown, width=width, most_rows=most_rows))
     return "\n\n".join(texts)
 
@@ -113,6 +118,20 @@ def counts(results: Sequence[Result]) -> str:
         for kind, n in count_kinds(results).items()
     ]
     return f"gpumem: {', '.join(parts)}" if parts else ""
+
+
+def snapshots(results: Sequence[Result], *, width: int = 80) -> list[str]:
+    """Return lines that say where snapshots are, and why others could not be written."""
+    files = list(dict.fromkeys(it.snapshot for it in results if it.snapshot))
+    errors = list(dict.fromkeys(it.snapshot_error for it in results if it.snapshot_error))
+    lines = []
+    if files:
+        number = "1 snapshot" if len(files) == 1 else f"{len(files)} snapshots"
+        lines.append(f"gpumem: {number} in {printable(posixpath.dirname(files[0]) or '.')}")
+    lines += [wrapped("gpumem: no snapshot: ", text, width) for text in errors[:FEW]]
+    if len(errors) > FEW:
+        lines.append(f"gpumem: and {len(errors) - FEW} more snapshots could not be written")
+    return lines
 
 
 def next_command(results: Sequence[Result], *, updating: bool = False) -> str | None:
@@ -227,8 +246,15 @@ def _advice(result: Result, width: int) -> Iterator[str]:
     verdict = result.verdict
     if verdict.kind is not Kind.OUT_OF_MEMORY:
         yield wrapped("step: ", circumstances(result), width)
+    hints = hints_of(result)
+    exact = any(FRESH in hint for hint in hints)  # it says more than the note does
     for note in verdict.notes:
-        yield wrapped("note: ", note, width)
+        if not (exact and note.startswith(FRESH)):
+            yield wrapped("note: ", note, width)
+    for hint in hints:
+        yield wrapped("hint: ", hint, width)
+    if result.snapshot:
+        yield f"snapshot: {printable(result.snapshot)} (open it at {VIEWER})"
     if verdict.command:
         yield wrapped("next: ", verdict.remedy.removesuffix(verdict.command), width)
         yield f"    {printable(verdict.command)}"

@@ -71,3 +71,12 @@ def drawn(rows: Sequence[Sequence[str]], align: Sequence[str]) -> str:
         preserve_whitespace=True,  # what is indented stays so
     )
     return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def can_encode(text: str, encoding: str) -> bool:
+    """Return whether an encoding has all characters of a text."""
+    try:
+        text.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
