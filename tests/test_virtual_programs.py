@@ -1,5 +1,6 @@
 """Programs of several processes, as users start them: torchrun, data loaders, multiprocessing."""
 
+import importlib.metadata
 import os
 import re
 import signal
@@ -73,6 +74,8 @@ def torchrun(folder, model, backend):
 )
 def test_each_of_torchruns_ranks_has_a_device_of_its_own(tmp_path, model, backend, told, mib):
     """A half of parameters and of gradients under FSDP2; with DDP, both and the buckets."""
+    if importlib.metadata.version("torch") < "2.15":
+        pytest.skip("FSDP2 holds other amounts, and DDP's init_sync is newer than this torch")
     assert torchrun(tmp_path, model, backend) == [
         f"rank {rank} NVIDIA L4 {told} holds {mib} MiB, elsewhere 0" for rank in (0, 1)
     ]
