@@ -1,6 +1,6 @@
 """What it costs to find out where a peak comes from: ResNet-50 and GPT-2 steps, recorded or not.
 
-    python benchmarks/attribution.py [--real] [--repeats 7]
+    python benchmarks/attribution.py [--virtual] [--repeats 7]
 
 Two steps a run, by turns: as a test runs without attribution, and recorded (hooks, and the
 allocator's history; ``--gpumem-attribution=on``). Then comes the explanation itself, once a test.
@@ -29,7 +29,7 @@ MODELS = ("resnet50-fp32", "gpt2-fp32")
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--real", action="store_true", help="on a real GPU")
+    parser.add_argument("--virtual", action="store_true", help="on the virtual H100")
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
     from pytest_gpumem.attribution import explain
@@ -39,7 +39,7 @@ def main() -> None:
     from pytest_gpumem.running import Run
     from pytest_gpumem.spec import MemorySpec
 
-    if not options.real:
+    if options.virtual:
         VirtualDevice.load(find_card("H100"))
     device = _device()
     import steps
@@ -74,7 +74,7 @@ def main() -> None:
         rows.append(
             [name, f"{plain:.1f}", f"{recorded:.1f}", f"{recorded / plain:.2f}", f"{explained:.1f}"]
         )
-    where = torch.cuda.get_device_name() if options.real else "the virtual H100"
+    where = "the virtual H100" if options.virtual else torch.cuda.get_device_name()
     titles = ["step", "plain", "recorded", "ratio", "explanation"]
     text = [
         f"A training step with and without attribution, on {where}, ms",
@@ -85,7 +85,7 @@ def main() -> None:
         "",
         "the explanation comes once a test, after its last step",
     ]
-    publish(f"attribution-{'cuda' if options.real else 'virtual'}", "\n".join(text))
+    publish(f"attribution-{'virtual' if options.virtual else 'cuda'}", "\n".join(text))
 
 
 if __name__ == "__main__":

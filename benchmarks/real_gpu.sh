@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that needs a real GPU, in one command:
 #
-#   bash benchmarks/real_gpu.sh [PART ...]      parts: build tests examples real virtual compare overhead repeat
+#   bash benchmarks/real_gpu.sh [PART ...]      parts: build tests examples real virtual compare overhead attribution repeat
 #
 # Needs a python3 with torch and pytest, and nothing from the network. What it leaves lies in $OUT, or in
 # benchmarks/results/real-gpu/.
@@ -24,7 +24,7 @@ site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT
 failed=
 
-if [ $# -eq 0 ]; then set -- build tests examples real virtual compare overhead repeat; fi
+if [ $# -eq 0 ]; then set -- build tests examples real virtual compare overhead attribution repeat; fi
 
 # Beside this Python's own packages: the wheels, and this project as pip would show it (its entry point).
 for wheel in ${GPUMEM_WHEELS:+"$GPUMEM_WHEELS"/*.whl}; do
@@ -88,6 +88,7 @@ for part in "$@"; do
         virtual) [ -z "$card" ] || step virtual 560 "${matrix[@]}" --virtual "$card" --out "$out/fidelity-virtual.json" ;;
         compare) step compare 60 "$python" benchmarks/fidelity/compare.py "$out/fidelity-real.json" "$out/fidelity-virtual.json" ;;
         overhead) step overhead 120 "$python" benchmarks/overhead.py "${on_gpu[@]}" ;;
+        attribution) step attribution 200 "$python" benchmarks/attribution.py ${fake:+--virtual} ;;
         repeat) [ -n "$fake" ] || step repeat 500 "$python" benchmarks/repeatability.py --device cuda --repeats 3 ;;
         *) echo "no such part: $part" >&2 && failed="$failed $part" ;;
     esac

@@ -176,3 +176,15 @@ def test_the_virtual_gpu_predicts_this_one(machine, properties, name):
     virtual = machine.pytest(STEP + MARKED, *options, device="virtual").figures[f"test_{name}"]
     assert virtual[0] == pytest.approx(real[0], rel=0.001)
     assert virtual[1] == pytest.approx(real[1], rel=0.02)
+
+
+def test_a_breakdown_adds_up_to_the_peak(machine):
+    """The history of a real GPU's allocator is replayed to the byte, as the virtual one's is."""
+    machine.pytest(STEP + MARKED.replace("baseline=False", ""), "--gpumem-update-baselines")
+    (path,) = machine.path.glob("baselines/*/*.json")
+    tests = json.loads(path.read_text())["tests"]
+    assert set(tests) == {f"test_{name}" for name in NAMES}
+    for name, entry in tests.items():
+        (breakdown,) = entry["breakdown"]
+        assert sum(breakdown["categories"].values()) == entry["peak_allocated"][0], name
+        assert breakdown["categories"].keys() & {"parameters", "activations", "other"}
