@@ -68,7 +68,8 @@ def main() -> None:
         tabulate(rows, ["", "median", "least"], disable_numparse=True),
         "",
         f"a measurement adds {medians['measured'] - medians['plain']:.1f} ms, {share:+.1f} %",
-        "(a full garbage collection first, and an empty cache, which the first measured step fills again)",
+        "(a full garbage collection first, and an empty cache, which the first measured step fills",
+        "again)",
     ]
     publish(f"overhead-{'virtual' if options.virtual else 'cuda'}", "\n".join(text))
 

@@ -92,7 +92,7 @@ class NativeLibrary:
         ]
         self._lib.gpumem_guess.restype = ctypes.c_char_p
         self._lib.gpumem_guess.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)]
-        for name in ("gpumem_convolutions", "gpumem_launches"):
+        for name in ("gpumem_convolutions", "gpumem_largest_convolution", "gpumem_launches"):
             getattr(self._lib, name).restype = ctypes.c_uint64
         self._lib.gpumem_fill_properties.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
         self._lib.gpumem_make_room.argtypes = [ctypes.c_int, ctypes.c_uint64]
@@ -166,6 +166,10 @@ class NativeLibrary:
         """Call ``told`` with the bytes of every copy from a device to the host."""
         self._told = _READBACK(told) if told else _READBACK()
         self._lib.gpumem_on_readback(self._told)
+
+    def largest_convolution(self) -> int:
+        """Return the bytes of the tensors of cuDNN's largest plan since this was last asked."""
+        return int(self._lib.gpumem_largest_convolution())
 
     def convolutions(self) -> int:
         """Return how many cuDNN plans were executed in this process so far."""

@@ -26,7 +26,7 @@ from pytest_gpumem.devices.visibility import Curtain, TorchImportHook
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.records import DeviceInfo, DeviceKind
 from pytest_gpumem.settling import kept_fractions
-from pytest_gpumem.sizes import KIB
+from pytest_gpumem.sizes import KIB, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,6 +52,10 @@ GUESSED: Final = {
     "cudaMallocAsync": "what cudaMallocAsync reserves is an estimate",
 }
 """what a report says of a step that asked a library for sizes that it keeps to itself"""
+
+PLAN: Final = 512
+"""bytes that a convolution's workspace had beyond copies of its tensors, in each of the six that
+benchmarks/data/measured-workspaces.csv has of real GPUs"""
 
 # at::cuda::getDeviceProperties(c10::DeviceIndex), declared in ATen/cuda/CUDAContextLight.h, which
 # returns a pointer to the properties that PyTorch keeps; DeviceIndex is int8_t, before that int16_t
@@ -97,6 +101,8 @@ class VirtualDevice:
         self._extra = [0] * MOST_DEVICES
         self._unsupported: dict[str, int] = {}
         self._convolutions = 0
+        self._largest = 0
+        """bytes of the tensors of the largest cuDNN plan that ran"""
         self._guesses: dict[str, int] = {}
         self._readbacks = Readbacks()
         self._stack = ExitStack()
@@ -192,6 +198,8 @@ class VirtualDevice:
         self._stack.enter_context(adapted(self._library.describe(count)))
         self._unsupported = self._library.unsupported()
         self._convolutions = self._library.convolutions()
+        self._library.largest_convolution()  # asking forgets it
+        self._largest = 0
         self._guesses = self._library.guesses()
         self._readbacks.clear()
         self._library.on_readback(self._readbacks.seen)
@@ -291,7 +299,12 @@ class VirtualDevice:
         """See :meth:`pytest_gpumem.devices.base.Device.notes`."""
         said = self._readbacks.notes(root)
         if self._library.convolutions() > self._convolutions:
-            said.append("cuDNN ran; its workspaces are not in a prediction")
+            self._largest = max(self._largest, self._library.largest_convolution())
+            most = format_size(self._largest + PLAN)
+            said.append(
+                "cuDNN ran; its workspaces are not in a prediction: where they were measured, they "
+                f"were copies of a convolution's tensors, here {most} or less"
+            )
         now = self._library.guesses()
         asked = [name for name, count in now.items() if count > self._guesses.get(name, 0)]
         said.extend(GUESSED[name] for name in asked)

@@ -81,6 +81,8 @@ enum {
     EXECUTION_PLAN_WORKSPACE_SIZE = 402,
     EXECUTION_PLAN_JSON_REPRESENTATION = 405,
     OPERATIONGRAPH_ENGINE_GLOBAL_COUNT = 802,
+    TENSOR_DATA_TYPE = 901,
+    TENSOR_DIMENSIONS = 902,
     ENGINE_GLOBAL_INDEX = 1301,
     ENGINE_KNOB_INFO = 1302,
     ENGINE_NUMERICAL_NOTE = 1303,
@@ -100,6 +102,7 @@ typedef struct attribute {
 typedef struct {
     int type;
     attribute *attributes;
+    uint64_t bytes; /* of the tensors that it is about, once it is finalized */
 } descriptor;
 
 /* The size in bytes of an element of cudnnBackendAttributeType_t. */
@@ -129,8 +132,6 @@ GM_API int cudnnBackendDestroyDescriptor(descriptor *d) {
     return GM_SUCCESS;
 }
 
-GM_API int cudnnBackendFinalize(descriptor *d) { return d ? GM_SUCCESS : CUDNN_BAD_PARAM; }
-
 GM_API int cudnnBackendSetAttribute(descriptor *d, int name, int type, int64_t count, const void *elements) {
     size_t size = element_size(type) * (size_t)(count > 0 ? count : 0);
     if (!d || count < 0 || (size && !elements)) return CUDNN_BAD_PARAM;
@@ -146,6 +147,48 @@ static const attribute *find(const descriptor *d, int name) {
     for (const attribute *at = d->attributes; at; at = at->next)
         if (at->name == name) return at;
     return NULL;
+}
+
+/* Bytes of an element of cudnnDataType_t; of the vectorized ones as well. */
+static uint64_t data_size(int type) {
+    switch (type) {
+    case 1: case 10: return 8;                 /* double, int64 */
+    case 2: case 9: return 2;                  /* half, bfloat16 */
+    case 3: case 6: case 11: case 12: case 13: return 1;
+    case 8: return 32;                         /* int8x32 */
+    default: return 4;
+    }
+}
+
+static uint64_t tensor_bytes(const attribute *dimensions, const attribute *type) {
+    int32_t kind = 0;
+    if (type && type->size >= sizeof kind) memcpy(&kind, type->data, sizeof kind);
+    uint64_t bytes = data_size(kind);
+    for (int64_t i = 0; i < dimensions->count; i++) {
+        int64_t length;
+        memcpy(&length, dimensions->data + 8 * (size_t)i, sizeof length);
+        bytes *= length > 0 ? (uint64_t)length : 1;
+    }
+    return bytes;
+}
+
+/* A tensor knows its bytes; an operation, a graph, an engine, a plan has those of what it is made of. */
+GM_API int cudnnBackendFinalize(descriptor *d) {
+    if (!d) return CUDNN_BAD_PARAM;
+    const attribute *dimensions = find(d, TENSOR_DIMENSIONS);
+    if (dimensions) {
+        d->bytes = tensor_bytes(dimensions, find(d, TENSOR_DATA_TYPE));
+        return GM_SUCCESS;
+    }
+    for (const attribute *at = d->attributes; at; at = at->next) {
+        if (at->type != TYPE_BACKEND_DESCRIPTOR) continue;
+        for (int64_t i = 0; i < at->count; i++) {
+            descriptor *part;
+            memcpy(&part, at->data + sizeof part * (size_t)i, sizeof part);
+            if (part) d->bytes += part->bytes;
+        }
+    }
+    return GM_SUCCESS;
 }
 
 GM_API int cudnnBackendGetAttribute(descriptor *d, int name, int type, int64_t wanted, int64_t *count,
@@ -165,6 +208,7 @@ GM_API int cudnnBackendGetAttribute(descriptor *d, int name, int type, int64_t w
     case ENGINEHEUR_RESULTS: /* one engine configuration; the caller brings its descriptor */
     case ENGINECFG_ENGINE:
         *count = 1;
+        if (elements && wanted > 0 && *(descriptor **)elements) (*(descriptor **)elements)->bytes = d->bytes;
         return GM_SUCCESS;
     case ENGINE_NUMERICAL_NOTE: case ENGINE_BEHAVIOR_NOTE: case ENGINE_KNOB_INFO: case ENGINE_LAYOUT_INFO:
     case ENGINECFG_INTERMEDIATE_INFO: case ENGINECFG_KNOB_CHOICES:
@@ -190,13 +234,20 @@ GM_API int cudnnBackendGetAttribute(descriptor *d, int name, int type, int64_t w
     }
 }
 
+static atomic_ullong largest; /* bytes of a plan's tensors */
+
 GM_API int cudnnBackendExecute(handle *h, descriptor *plan, descriptor *pack) {
-    (void)h, (void)plan, (void)pack;
+    (void)h, (void)pack;
+    unsigned long long before = atomic_load(&largest);
+    while (plan && plan->bytes > before && !atomic_compare_exchange_weak(&largest, &before, plan->bytes)) {}
     if (!gm_visible()) return CUDNN_NOT_INITIALIZED;
     atomic_fetch_add_explicit(&executions, 1, memory_order_relaxed);
     gm_forget_all();
     return GM_SUCCESS;
 }
+
+/* Bytes of the tensors of the largest plan that ran since it was last asked. */
+GM_API uint64_t gpumem_largest_convolution(void) { return atomic_exchange(&largest, 0); }
 
 /* How many cuDNN plans ran, whose workspaces the figures do not hold. */
 GM_API uint64_t gpumem_convolutions(void) { return atomic_load(&executions); }
