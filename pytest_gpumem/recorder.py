@@ -214,6 +214,9 @@ class Recorder:
         ]
         for handle in handles:
             self._stack.callback(_remove, handle)
+        if hasattr(modules, "_has_any_global_hook"):  # torch.compile warns of them: not of ours
+            ours = {handle.id for handle in handles}
+            self._replace(modules, "_has_any_global_hook", lambda: _has_hooks(modules, ours))
         self._replace(autograd, "backward", self._around_backward(autograd.backward))
         self._replace(autograd, "grad", self._around_backward(autograd.grad))
         self._replace(nn.Module, "_apply", self._around_apply(nn.Module._apply))
@@ -235,8 +238,10 @@ class Recorder:
         self._active.append(call)
 
     def _leave(self, module: Module, args: object, kwargs: object, output: object) -> None:
+        if self._compiling():  # first of all: reading the clock would break the graph
+            return
         time_now = now()
-        if self._compiling() or not self._active:
+        if not self._active:
             return
         for key, parameter in module._parameters.items():
             if parameter is not None and id(parameter) not in self._seen:  # FSDP put it together
@@ -367,6 +372,12 @@ class Recorder:
             return
         if address:
             self._recording.tags.append(Tag(time.time_ns() / 1000, device, address, category, name))
+
+
+def _has_hooks(modules: Any, ours: set[int]) -> bool:  # noqa: ANN401 - a module
+    """Return whether there are global hooks on modules besides ours."""
+    names = ("backward_pre_hooks", "backward_hooks", "forward_pre_hooks", "forward_hooks")
+    return any(set(getattr(modules, f"_global_{name}", ())) - ours for name in names)
 
 
 def _remove(handle: Any) -> None:  # noqa: ANN401 - a RemovableHandle

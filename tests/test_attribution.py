@@ -452,6 +452,29 @@ def test_recording_changes_no_figure(torch):
     assert peaks(record=True) == peaks(record=False)
 
 
+def test_recording_breaks_no_graph_of_torch_compile(torch):
+    def peaks(*, record):
+        torch._dynamo.reset()
+        with opened(CARD_80GIB) as device:
+            with Run.open(MemorySpec(), device, ROOT, record=record) as run:
+                run.start([])
+            layers = [layer for one in linears(torch, 3) for layer in (one, torch.nn.GELU())]
+            model = torch.compile(torch.nn.Sequential(*layers), backend="aot_eager")
+            adam = torch.optim.AdamW(model.parameters())
+            train(torch, run, model, adam, rows=4096)
+            measurement = run.measurement()
+            if record:
+                explained(run)
+            breaks = sum(torch._dynamo.utils.counters["graph_break"].values())
+            run.close()
+            del model, adam, layers
+            device.open(CARD_80GIB, 1)
+            return measurement.peaks, breaks
+
+    before = peaks(record=False)
+    assert peaks(record=True) == before
+
+
 def test_nothing_is_left_hooked_and_nothing_is_held(torch):
     import weakref
 
