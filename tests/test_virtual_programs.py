@@ -139,4 +139,5 @@ def test_process(context, target, said):
 @pytest.mark.parametrize(("source", "count"), [(LOADER, 2), (PROCESSES, 4)])
 def test_a_marked_test_may_start_processes(suite, source, count):
     session = suite.run_apart(source=source)
+    session.outcomes.pop("warnings", None)  # of torch's deprecations, with some of its versions
     assert session.outcomes == {"passed": count}

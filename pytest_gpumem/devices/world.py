@@ -83,6 +83,9 @@ def _environment(rank: int, size: int) -> dict[str, str]:
         "GROUP_RANK": str(rank),
         "GROUP_WORLD_SIZE": str(size),
         "TORCH_NCCL_RANKS_PER_ROOT": str(size),  # one id, which one rank makes, is enough here
+        # From torch 2.8 on a thread lets go of what collectives used, every 100 ms, in which many
+        # steps are over here. Waiting in its place, PyTorch does so at once.
+        "TORCH_NCCL_BLOCKING_WAIT": "1",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": os.environ.get("MASTER_PORT", "29500"),
     }
