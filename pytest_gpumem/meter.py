@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpumem.oom import WATCH
 from pytest_gpumem.optimizers import OptimizerWatch
-from pytest_gpumem.recorder import Recorder, Span, now
+from pytest_gpumem.recorder import Recorder, Span, beginning, now
 from pytest_gpumem.records import DeviceInfo, Measurement, Peak, Provenance
 from pytest_gpumem.settling import (
     Plugs,
@@ -131,7 +131,7 @@ class Meter:
 
     def _begin(self) -> None:
         WATCH.start()
-        self._began = now()
+        self._began = beginning()
         reset_peaks(self.count)
         self._whole.peaks = self.counted()
         self._open = [self._whole]
@@ -189,7 +189,7 @@ class Meter:
         self.fold()
         tally = Tally(self.counted())
         self._open.append(tally)
-        began = now()
+        began = beginning()
         try:
             yield tally
         finally:

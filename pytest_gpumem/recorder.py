@@ -119,8 +119,16 @@ class Recording:
 
 
 def now() -> float:
-    """Return the time as the history has it: microseconds since 1970."""
+    """Return the time: microseconds since 1970."""
     return time.time_ns() / 1000
+
+
+def beginning() -> float:
+    """Return the time of something that begins: whole microseconds, as the history has them.
+
+    What it allocates or frees at once has no earlier time by that.
+    """
+    return time.time_ns() // 1000
 
 
 def supported() -> bool:
@@ -171,7 +179,7 @@ class Recorder:
         import torch
 
         recording = self._recording
-        start = now()
+        start = beginning()
         torch._C._cuda_clearCublasWorkspaces()
         recording.cleared.append(Span(start, now()))
         snapshot = recording.snapshot = torch.cuda.memory._snapshot()
@@ -188,7 +196,7 @@ class Recorder:
     @contextmanager
     def ours(self) -> Iterator[None]:
         """Note that what is allocated inside is not the step's."""
-        start = now()
+        start = beginning()
         try:
             yield
         finally:
@@ -233,7 +241,7 @@ class Recorder:
         if not self._active:
             self._see_all(module)
         self._recording.autocast |= _autocasts()
-        call = Call(self._name(module), now(), grad=_records_graph())
+        call = Call(self._name(module), beginning(), grad=_records_graph())
         self._recording.calls.append(call)
         self._active.append(call)
 
@@ -321,7 +329,7 @@ class Recorder:
         self._depths[name] += 1
         if self._depths[name] == 1:
             line = _users_line(sys._getframe(2))
-            self._recording.passes.append(Pass(name, now(), line))
+            self._recording.passes.append(Pass(name, beginning(), line))
 
     def _finish(self, name: str) -> bool:
         """Note the end of the outermost pass of a name; return whether it was that."""

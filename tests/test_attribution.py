@@ -494,6 +494,15 @@ def test_nothing_is_left_hooked_and_nothing_is_held(torch):
     assert not [name for name in left if getattr(modules, name)]
 
 
+def test_what_begins_has_no_later_time_than_what_it_allocates_at_once(monkeypatch):
+    """The history has whole microseconds: an allocation at 100.95 is at 100, past 100.9 or not."""
+    from pytest_gpumem import recorder
+
+    monkeypatch.setattr(recorder.time, "time_ns", lambda: 100_900)
+    assert recorder.beginning() == 100
+    assert recorder.now() == 100.9
+
+
 def test_a_history_that_overflows_is_said(torch, monkeypatch):
     monkeypatch.setattr("pytest_gpumem.recorder.MOST_EVENTS", 10)
     with recorded() as run:
