@@ -324,6 +324,9 @@ def test_a_context_parallel_rank_works_on_its_part_of_the_sequence(world):
 def test_a_pipeline_stage_is_told_its_shapes(world, schedule):
     """Other stages, which would tell them, are not there. 1F1B holds fewer micro-batches."""
     import torch
+
+    if torch.__version__.startswith("2.14."):
+        pytest.skip("stages of torch 2.14 vote on who tells them shapes: by values, which are zero")
     from torch.distributed import pipelining
 
     def sample(size, **options):
