@@ -1,21 +1,4 @@
-"""Where a peak comes from: a recording becomes a breakdown, sites and a timeline.
-
-What a block is, is told by what was seen of it, else by when it was allocated and freed:
-
-============== ==================================================================================
-parameters     storage of a module's or an optimizer's parameter
-buffers        storage of a module's buffer
-gradients      storage of a parameter's ``grad``, and DistributedDataParallel's buckets
-optimizer state storage of a tensor in ``optimizer.state``
-batch data     storage given to an outermost module, made outside of modules
-activations    made in a module's forward and outliving that call (recomputed ones too); made after
-               the first call of a module, outside of modules, and alive when the backward began
-temporaries    made in a module's forward and gone when it returned; made by a backward pass or an
-               optimizer's step, and gone when that ended
-workspaces     freed with PyTorch's cuBLAS workspaces
-other          all else: it is not guessed
-============== ==================================================================================
-"""
+"""Where a peak comes from: a recording becomes a breakdown, sites and a timeline."""
 
 from __future__ import annotations
 
@@ -25,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem import hints
-from pytest_gpumem.recorder import MOST_EVENTS, foreign_folders
+from pytest_gpumem.blocks import Blocks
+from pytest_gpumem.recording import MOST_EVENTS
 from pytest_gpumem.records import CATEGORIES, Attribution, Breakdown, Peak, Phase, Timeline
-from pytest_gpumem.replay import Replay
 from pytest_gpumem.sites import Origin, origin, sites
 from pytest_gpumem.sizes import format_size
 
@@ -35,20 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from pytest_gpumem.recorder import Call, Pass, Recording, Span
+    from pytest_gpumem.recording import Recording, Span
     from pytest_gpumem.records import Category, Measurement
-    from pytest_gpumem.replay import Block, History
+    from pytest_gpumem.replay import Block
     from pytest_gpumem.running import Run
 
 MOST_SITES: Final = 50
 """sites of one device that are kept"""
 MOST_POINTS: Final = 400
 """points of a timeline"""
-_SEEN: Final[tuple[Category, ...]] = ("parameters", "buffers", "gradients", "optimizer state")
-"""what a tensor's owner tells, the first of them if it has several"""
-_DDP: Final = "/torch/nn/parallel/distributed.py"
-_MAKE_BUCKETS: Final = {"_ddp_init_helper", "_pre_forward"}
-_INFINITY: Final = float("inf")
 
 
 class Subject(NamedTuple):
@@ -71,10 +49,6 @@ class Explanations:
         self._peaks: dict[str, tuple[Peak, ...]] = {}
         self._why_not = ""
         self.recording: Recording | None = None
-
-    def __bool__(self) -> bool:
-        """Whether there was a recording, of use or not."""
-        return bool(self._found or self._why_not)
 
     def add(self, part: str, found: Sequence[Attribution | None], peaks: tuple[Peak, ...]) -> None:
         """Take what was found for a part; with any of its devices missing it is of no use."""
@@ -140,140 +114,14 @@ class Attributor:
     def __init__(self, recording: Recording, root: Path) -> None:
         self._recording = recording
         self._root = root
-        self._devices: dict[int, _Device] = {}
+        self._devices: dict[int, Blocks] = {}
 
     def attribution(self, subject: Subject, *, timeline: bool) -> Attribution | None:
         """Return where a peak comes from; None where the recording cannot tell."""
         device = self._devices.get(subject.device)
         if device is None:
-            device = self._devices[subject.device] = _Device(self._recording, subject.device)
+            device = self._devices[subject.device] = Blocks(self._recording, subject.device)
         return _explain(device, subject, self._root, timeline=timeline)
-
-
-class _Device:
-    """One device's history, with what each block is."""
-
-    def __init__(self, recording: Recording, index: int) -> None:
-        self.recording = recording
-        self.calls = _Calls(recording.calls)
-        plugs = {address for device, address in recording.plugs if device == index}
-        segments = [it for it in recording.before if it["device"] == index]
-        events = recording.events[index] if index < len(recording.events) else []
-        tags = [it for it in recording.tags if it.device == index]
-        replay = Replay(segments, recording.settings)
-        self.history: History = replay.run(events, tags)
-        self.blocks: list[Block] = []
-        """without those that only filled rooms"""
-        for block in self.history.blocks:
-            ours = (
-                block.address in plugs
-                if block.start < 0
-                else any(span.start <= block.time <= span.end for span in recording.ours)
-            )
-            if not ours:
-                self.blocks.append(block)
-        self.categories: dict[Block, Category] = {it: self._category(it) for it in self.blocks}
-
-    # -- what a block is --
-
-    def _category(self, block: Block) -> Category:
-        seen = {tag.category for tag in block.tags}
-        for category in _SEEN:
-            if category in seen:
-                return category
-        if any(span.start <= block.end_time <= span.end for span in self.recording.cleared):
-            return "workspaces"
-        if _is_bucket(block):
-            return "gradients"
-        made = None if block.start < 0 else self._made(block)
-        if made is not None:
-            return made
-        if "batch data" in seen:
-            return "batch data"
-        return "activations" if self._awaits_backward(block) else "other"
-
-    def _made(self, block: Block) -> Category | None:
-        """Return what was made in a module's forward or in a pass; None if it was in neither."""
-        running = self.pass_at(block.time)
-        call = self.calls.innermost(block.time)
-        if call is not None and (running is None or call.start > running.start):
-            return "activations" if block.end_time > call.end else "temporaries"
-        if running is not None:
-            return "temporaries" if block.end_time <= running.end else "other"
-        return None
-
-    def _awaits_backward(self, block: Block) -> bool:
-        """Return whether it was made between a module's forward and the backward, for that."""
-        passes = self.recording.passes
-        coming = next((it for it in passes if it.start > block.time), None)
-        if coming is None or coming.name != "backward" or block.end_time < coming.start:
-            return False
-        last = max((it.end for it in passes if it.end <= block.time), default=-_INFINITY)
-        return self.calls.any_began(last, block.time)
-
-    def pass_at(self, time: float) -> Pass | None:
-        """Return the backward pass or the optimizer's step that was under way."""
-        passes = self.recording.passes
-        return next((it for it in reversed(passes) if it.start <= time <= it.end), None)
-
-    # -- amounts --
-
-    def deltas(self, counted: set[Block]) -> dict[int, list[tuple[Category, int]]]:
-        """Return what each event adds to each category; index -1 is what was there before."""
-        found: dict[int, list[tuple[Category, int]]] = {}
-        for block in self.blocks:
-            if block in counted:
-                category = self.categories[block]
-                found.setdefault(block.start, []).append((category, block.size))
-                if block.end is not None:
-                    found.setdefault(block.end, []).append((category, -block.size))
-        return found
-
-
-def _is_bucket(block: Block) -> bool:
-    """Return whether DistributedDataParallel made it to reduce gradients in.
-
-    It does so as it is made, and before its second forward, by calls of its C++ reducer from these.
-    """
-    if not block.frames:
-        return False
-    made_by = block.frames[0]
-    return made_by["name"] in _MAKE_BUCKETS and made_by["filename"].endswith(_DDP)
-
-
-class _Calls:
-    """The calls of modules, by time."""
-
-    def __init__(self, calls: Sequence[Call]) -> None:
-        self._calls = sorted(calls, key=lambda it: it.start)
-        self._starts = [it.start for it in self._calls]
-        self._outer: list[int | None] = []
-        """of each call, the index of the one around it"""
-        around: list[int] = []
-        for index, call in enumerate(self._calls):
-            while around and self._calls[around[-1]].end <= call.start:
-                around.pop()
-            self._outer.append(around[-1] if around else None)
-            around.append(index)
-
-    def innermost(self, time: float) -> Call | None:
-        """Return the innermost call that was under way."""
-        at: int | None = bisect_right(self._starts, time) - 1
-        if at == -1:
-            return None
-        while at is not None and self._calls[at].end < time:
-            at = self._outer[at]
-        return None if at is None else self._calls[at]
-
-    def outermost(self) -> list[Call]:
-        """Return those that were in no other, in their order."""
-        pairs = zip(self._calls, self._outer, strict=True)
-        return [call for call, outer in pairs if outer is None]
-
-    def any_began(self, start: float, end: float) -> bool:
-        """Return whether a module was called between two times."""
-        at = bisect_left(self._starts, start)
-        return at < len(self._starts) and self._starts[at] < end
 
 
 @dataclass
@@ -285,7 +133,7 @@ class _Counted:
     """bytes of the step's own that were there before and of which nothing is known"""
 
 
-def _counted(device: _Device, subject: Subject) -> _Counted:
+def _counted(device: Blocks, subject: Subject) -> _Counted:
     """Return what counts: what was allocated since, and of what was there before the step's own.
 
     How much of that is the step's is known, not which blocks: those that were seen in use, if they
@@ -307,9 +155,7 @@ def _windows(times: Sequence[float], spans: Sequence[Span]) -> Iterator[range]:
         yield range(bisect_left(times, span.start) - 1, bisect_right(times, span.end))
 
 
-def _explain(
-    device: _Device, subject: Subject, root: Path, *, timeline: bool
-) -> Attribution | None:
+def _explain(device: Blocks, subject: Subject, root: Path, *, timeline: bool) -> Attribution | None:
     counted = _counted(device, subject)
     deltas = device.deltas(counted.blocks)
     times = device.history.times
@@ -352,7 +198,7 @@ def _totals(deltas: dict[int, list[tuple[Category, int]]], number: int, before: 
     return totals
 
 
-def _categories(device: _Device, counted: _Counted, index: int) -> Counter[Category]:
+def _categories(device: Blocks, counted: _Counted, index: int) -> Counter[Category]:
     found: Counter[Category] = Counter()
     for block in counted.blocks:
         if block.alive(index):
@@ -361,7 +207,7 @@ def _categories(device: _Device, counted: _Counted, index: int) -> Counter[Categ
     return found
 
 
-def _reserved(device: _Device, subject: Subject, index: int) -> int:
+def _reserved(device: Blocks, subject: Subject, index: int) -> int:
     """Return the bytes that the allocator held for the step after an event."""
     segments = [it for it in device.recording.before if it["device"] == subject.device]
     at_first: int = sum(segment["total_size"] for segment in segments)
@@ -369,7 +215,7 @@ def _reserved(device: _Device, subject: Subject, index: int) -> int:
     return at_first + more - subject.others.reserved
 
 
-def _origin(device: _Device, block: Block) -> Origin:
+def _origin(device: Blocks, block: Block) -> Origin:
     category = device.categories[block]
     running = device.pass_at(block.time)
     call = device.calls.innermost(block.time)
@@ -384,7 +230,6 @@ def _origin(device: _Device, block: Block) -> Origin:
     return origin(
         block.frames,
         running.line if running else None,
-        foreign_folders(),
         module=module,
         category=category,
         nbytes=block.size,
@@ -395,7 +240,7 @@ def _origin(device: _Device, block: Block) -> Origin:
 
 
 def _timeline(  # noqa: PLR0913, PLR0917 - all that _explain has found
-    device: _Device,
+    device: Blocks,
     subject: Subject,
     deltas: dict[int, list[tuple[Category, int]]],
     totals: Sequence[int],
@@ -439,7 +284,7 @@ def _chosen(indices: Sequence[int], totals: Sequence[int], top: int) -> list[int
     return sorted(found)
 
 
-def _phases(device: _Device, chosen: Sequence[int]) -> Iterator[Phase]:
+def _phases(device: Blocks, chosen: Sequence[int]) -> Iterator[Phase]:
     """Yield what ran at the chosen events, where it is known."""
     names = [_phase(device, device.history.times[index]) if index >= 0 else "" for index in chosen]
     start = 0
@@ -450,7 +295,7 @@ def _phases(device: _Device, chosen: Sequence[int]) -> Iterator[Phase]:
             start = index
 
 
-def _phase(device: _Device, time: float) -> str:
+def _phase(device: Blocks, time: float) -> str:
     running = device.pass_at(time)
     if running is not None:
         return running.name

@@ -127,10 +127,9 @@ class BaselineStore:
         parts: others that the file has are removed. A later change of the same test adds to, and
         wins over, an earlier one.
 
-        An entry whose figures and batch size are the same is unchanged (unless it gets its first
-        breakdown): it is not written, not even
-        with its newer provenance, and a file without any other is not touched. So a diff shows what
-        moved, and nothing else.
+        An entry whose figures, batch size and rank are the same is unchanged, unless it gets its
+        first breakdown: it is not written, not even with its newer provenance or breakdown, and a
+        file without any other is not touched. So a diff shows what moved, and nothing else.
 
         Files are read anew under a lock, so that nothing is lost of what another process has
         written meanwhile. What is wrong with a file is an error of that file alone, and what is

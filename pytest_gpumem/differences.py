@@ -1,11 +1,11 @@
-"""What differs between two breakdowns, by category and by site; and the sentence that leads."""
+"""What differs between two breakdowns, by category and by site, and between two provenances."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.records import CATEGORIES, Site
+from pytest_gpumem.records import CATEGORIES, Provenance, Site
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 CACHED: Final = "cached"
 """the row of what was reserved but not allocated"""
+
+_NAMES = {"cuda": "CUDA", "cudnn": "cuDNN", "allocator": "allocator settings"}
 
 
 @dataclass(frozen=True)
@@ -93,12 +95,6 @@ def lead(now: Breakdown, before: Breakdown) -> str:
     return text
 
 
-def summary(now: Breakdown) -> str:
-    """Return the categories in one sentence, the largest first."""
-    parts = sorted(now.categories.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {format_size(nbytes)}" for name, nbytes in parts)
-
-
 def site_name(site: Site) -> str:
     """Return a site as reports name it: "blocks.py:88 (Attention.forward)"."""
     if not site.path:
@@ -145,3 +141,10 @@ def _signed(nbytes: int | None) -> str:
 
 def _blocks(number: int) -> str:
     return "1 block" if number == 1 else f"{number} blocks"
+
+
+def provenance_text(provenance: Provenance, other: Provenance | None = None) -> str:
+    """Return what a measurement was made with, in words; only what differs from ``other``."""
+    pairs = ((it.name, getattr(provenance, it.name)) for it in fields(Provenance))
+    differing = [(name, value) for name, value in pairs if value != getattr(other, name, None)]
+    return ", ".join(f"{_NAMES.get(name, name)} {value or 'none'}" for name, value in differing)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpumem.options import Settings
-    from pytest_gpumem.recorder import Recording
+    from pytest_gpumem.recording import Recording
     from pytest_gpumem.records import Peak
     from pytest_gpumem.report.model import Result
     from pytest_gpumem.running import Run

@@ -7,11 +7,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from types import TracebackType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from types import FrameType
+    from types import FrameType, TracebackType
 
 _SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 

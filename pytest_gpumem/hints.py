@@ -10,13 +10,14 @@ from bisect import bisect_right
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from pytest_gpumem.optimizers import FRESH
 from pytest_gpumem.sizes import MIB, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from pytest_gpumem.attribution import _Device
-    from pytest_gpumem.recorder import Call, Pass
+    from pytest_gpumem.blocks import Blocks
+    from pytest_gpumem.recording import Call, Pass
     from pytest_gpumem.records import Breakdown, Peak
     from pytest_gpumem.replay import Block
 
@@ -31,14 +32,12 @@ WASTED_BYTES: Final = 512 * MIB
 _INFINITY: Final = float("inf")
 BFLOAT16_SINCE: Final = 8, 0
 """the compute capability whose tensor cores know bfloat16"""
-FRESH: Final = "one step ran with a fresh "
-"""how the sentence of optimizers.py begins"""
 
 
 class Scene(NamedTuple):
     """A peak, and all that is known of how it came about."""
 
-    device: _Device
+    device: Blocks
     blocks: set[Block]
     """those that count for it"""
     totals: Sequence[int]
@@ -107,7 +106,7 @@ def fresh_optimizer(scene: Scene) -> str:
     names = " and ".join(dict.fromkeys(it.fresh for it in lone))
     state = format_size(sum(it.size for it in late))
     return (
-        f"only one step ran with a fresh {names}, whose state of {state} came last: the next step "
+        f"only {FRESH}{names}, whose state of {state} came last: the next step "
         f"needs {format_size(more)} more (run two steps, or give warmup=1)"
     )
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from pytest_gpumem.oom import WATCH
 from pytest_gpumem.optimizers import OptimizerWatch
-from pytest_gpumem.recorder import Recorder, Span, beginning, now
+from pytest_gpumem.recorder import Recorder
+from pytest_gpumem.recording import Span, beginning, now
 from pytest_gpumem.records import DeviceInfo, Measurement, Peak, Provenance
 from pytest_gpumem.settling import (
     Plugs,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pytest_gpumem.devices.base import Device
-    from pytest_gpumem.recorder import Recording
+    from pytest_gpumem.recording import Recording
     from pytest_gpumem.records import OutOfMemory
 
 _NOTHING = Peak(0, 0)
@@ -227,8 +228,9 @@ class Meter:
         self.resettle()
         self._optimizers.forget()
         if record:
-            self._recorder = self._recorder or Recorder()
-            self._recorder.abandon()
+            if self._recorder is not None:
+                self._recorder.abandon()
+            self._recorder = Recorder()  # an error may have left the other in the midst of a step
             self._record(self._recorder)
         self._begin()
 

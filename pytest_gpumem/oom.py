@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_gpumem.errors import SpecError
+from pytest_gpumem.lines import is_users, shown_path
 from pytest_gpumem.settling import current
 from pytest_gpumem.sizes import parse_size
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import TracebackType
 
     from pytest_gpumem.records import Peak
@@ -100,25 +101,10 @@ def site_of(traceback: TracebackType | None, root: Path) -> str:
     It is the deepest frame outside of torch, pytest and this package.
     """
     found = ""
-    foreign = _foreign_folders()
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        path = Path(code.co_filename)
-        generated = code.co_filename.startswith("<")
-        if not generated and not any(path.is_relative_to(folder) for folder in foreign):
-            try:
-                shown: Any = path.relative_to(root)
-            except ValueError:
-                shown = path
+        if is_users(code.co_filename):
+            shown = shown_path(code.co_filename, root)
             found = f"{shown}:{traceback.tb_lineno} in {code.co_name}"
         traceback = traceback.tb_next
     return found
-
-
-def _foreign_folders() -> list[Path]:
-    import pluggy
-    import torch
-
-    here = Path(__file__).parent
-    folders = [Path(module.__file__ or "").parent for module in (torch, pluggy)]
-    return [here, *folders, folders[1].parent / "_pytest", folders[1].parent / "pytest"]

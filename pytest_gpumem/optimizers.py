@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
+
+FRESH: Final = "one step ran with a fresh "
+"""how the sentence begins; a hint that knows the next step's peak says more"""
 
 
 @dataclass
@@ -69,7 +72,7 @@ class OptimizerWatch:
     def notes(self) -> list[str]:
         """Return a sentence for each optimizer that took its first step and no other."""
         return [
-            f"one step ran with a fresh {seen.name}: its state of {format_size(seen.state_bytes)} "
+            f"{FRESH}{seen.name}: its state of {format_size(seen.state_bytes)} "
             "came last, the next step's peak has it as well; run two steps, or give warmup=1"
             for seen in self._seen.values()
             if seen.fresh and seen.steps == 1 and seen.state_bytes

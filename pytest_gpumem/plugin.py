@@ -22,8 +22,9 @@ from pytest_gpumem.runner import Failed, Runner, is_marked
 
 if TYPE_CHECKING:
     from pytest_gpumem.devices.choose import Choice
+    from pytest_gpumem.fixture import GpuMemory
     from pytest_gpumem.publishing import Published
-    from pytest_gpumem.running import GpuMemory, Run
+    from pytest_gpumem.running import Run
     from pytest_gpumem.session import TestSession
 
 
@@ -148,7 +149,7 @@ def _made_by_hook(config: pytest.Config, settings: Settings) -> Choice:
 @pytest.fixture
 def gpu_memory(request: pytest.FixtureRequest) -> GpuMemory:
     """The memory measurement of this test: device, batch size, parts, figures so far."""
-    from pytest_gpumem.running import GpuMemory
+    from pytest_gpumem.fixture import GpuMemory
 
     plugin = request.config.pluginmanager.get_plugin(NAME)
     if not isinstance(plugin, GpuMemPlugin) or plugin.run is None:

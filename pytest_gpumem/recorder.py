@@ -14,13 +14,14 @@ import sys
 import time
 import weakref
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gpumem.lines import users_line
+from pytest_gpumem.recording import MOST_EVENTS, Call, Pass, Recording, Span, Tag, beginning, now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from types import FrameType
+    from types import CodeType, FrameType
 
     from torch import Tensor
     from torch.nn import Module
@@ -28,114 +29,8 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.records import Category
 
-MOST_EVENTS: Final = 1_000_000
-"""allocations and frees that are kept; of more the first are lost, and the recording is no good"""
 DEEPEST: Final = 4
 """levels of lists and dicts in a module's arguments that are searched for tensors"""
-
-
-class Tag(NamedTuple):
-    """What a block was seen to be."""
-
-    time: float
-    """microseconds since 1970, as all times here"""
-    device: int
-    address: int
-    category: Category
-    name: str
-    """the tensor's, by its path from the outermost module: "GPT2.h.0.mlp.weight"; "" unknown"""
-
-
-@dataclass
-class Call:
-    """A call of a module."""
-
-    path: str
-    start: float
-    end: float = float("inf")
-    grad: bool = True
-    """whether autograd recorded it"""
-
-
-class Line(NamedTuple):
-    """A line of Python."""
-
-    filename: str
-    line: int
-    function: str
-
-
-@dataclass
-class Pass:
-    """A backward pass or a step of an optimizer."""
-
-    name: str
-    """"backward" or "optimizer" """
-    start: float
-    line: Line | None = None
-    """the user's line that called it"""
-    end: float = float("inf")
-    owner: int = 0
-    """of an optimizer's step: which one took it"""
-    fresh: str = ""
-    """of an optimizer's step: its class, if it had no state before"""
-
-
-class Span(NamedTuple):
-    """From when to when."""
-
-    start: float
-    end: float
-
-
-@dataclass
-class Recording:
-    """All that was recorded."""
-
-    before: list[dict[str, Any]] = field(default_factory=list)
-    """the segments and their blocks when it began, as ``_snapshot`` has them"""
-    events: list[list[dict[str, Any]]] = field(default_factory=list)
-    """the history of each device, as ``_snapshot`` has it"""
-    settings: dict[str, Any] = field(default_factory=dict)
-    """the allocator's"""
-    tags: list[Tag] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
-    passes: list[Pass] = field(default_factory=list)
-    ours: list[Span] = field(default_factory=list)
-    """when what was allocated was nobody's but ours"""
-    cleared: list[Span] = field(default_factory=list)
-    """when the cuBLAS workspaces were freed"""
-    plugs: list[tuple[int, int]] = field(default_factory=list)
-    """device and address of blocks that were ours when it began"""
-    overflowed: bool = False
-    autocast: bool = False
-    """whether a module was called under CUDA's autocast"""
-    dtypes: set[str] = field(default_factory=set)
-    """those of the parameters on CUDA devices: "float32" """
-    capability: tuple[int, int] = (0, 0)
-    """the first device's"""
-    snapshot: dict[str, Any] = field(default_factory=dict)
-    """what ``torch.cuda.memory._snapshot`` gave at the end"""
-
-
-def now() -> float:
-    """Return the time: microseconds since 1970."""
-    return time.time_ns() / 1000
-
-
-def beginning() -> float:
-    """Return the time of something that begins: whole microseconds, as the history has them.
-
-    What it allocates or frees at once has no earlier time by that.
-    """
-    return time.time_ns() // 1000
-
-
-def supported() -> bool:
-    """Return whether PyTorch's allocator keeps a history: cudaMallocAsync's does not."""
-    import torch
-
-    return bool(torch.cuda.get_allocator_backend() == "native")
 
 
 class Recorder:
@@ -144,8 +39,14 @@ class Recorder:
     def __init__(self) -> None:
         self._recording = Recording()
         self._stack = ExitStack()
-        self._active: list[Call] = []
-        self._depths = {"backward": 0, "optimizer": 0}
+        self._active: list[tuple[int, Call]] = []
+        """calls under way, with the ids of their modules"""
+        self._backwards = 0
+        """passes under way, one in another"""
+        self._step: Pass | None = None
+        """the optimizer's step under way, as far as is known: an error may have ended it"""
+        self._wrapper: CodeType | None = None
+        """what PyTorch runs around every step of an optimizer"""
         self._names: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
         self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._seen: set[int] = set()
@@ -153,6 +54,8 @@ class Recorder:
         self._applying = 0
         self._compiling: Callable[[], bool] = bool
         """whether torch.compile looks at this rather than Python running it"""
+        self._autocasts: Callable[[str], bool] = bool
+        self._graphs: Callable[[], bool] = bool
 
     def start(self, plugs: Iterable[tuple[int, int]] = ()) -> None:
         """Begin.
@@ -164,6 +67,8 @@ class Recorder:
 
         self._recording = Recording(plugs=list(plugs))
         self._compiling = torch.compiler.is_compiling
+        self._autocasts = torch.is_autocast_enabled
+        self._graphs = torch.is_grad_enabled
         memory = torch.cuda.memory
         memory._record_memory_history(None)
         memory._record_memory_history(
@@ -239,27 +144,31 @@ class Recorder:
         if self._compiling():
             return
         if not self._active:
+            self._end_failed_step()
             self._see_all(module)
-        self._recording.autocast |= _autocasts()
-        call = Call(self._name(module), beginning(), grad=_records_graph())
+        self._recording.autocast |= self._autocasts("cuda")
+        call = Call(self._name(module), beginning(), grad=self._graphs())
         self._recording.calls.append(call)
-        self._active.append(call)
+        self._active.append((id(module), call))
 
-    def _leave(self, module: Module, args: object, kwargs: object, output: object) -> None:
+    def _leave(self, module: Module, args: object, *more: object) -> None:
+        """End a call: ``more`` is keyword arguments and output, the latter alone after an error."""
         if self._compiling():  # first of all: reading the clock would break the graph
             return
         time_now = now()
-        if not self._active:
+        at = next((it for it in reversed(self._active) if it[0] == id(module)), None)
+        if at is None:
             return
         for key, parameter in module._parameters.items():
             if parameter is not None and id(parameter) not in self._seen:  # FSDP put it together
                 self._see_parameter(parameter, f"{self._name(module)}.{key}")
-        self._active.pop().end = time_now
+        at[1].end = time_now
+        self._active.remove(at)
         if not self._active:
-            for tensor in _tensors((args, kwargs), DEEPEST):
+            for tensor in _tensors((args, *more[:-1]), DEEPEST):
                 if tensor.grad_fn is None:
                     self._tag(tensor, "batch data")
-            for tensor in _tensors(output, DEEPEST):
+            for tensor in _tensors(more[-1], DEEPEST):
                 self._tag(tensor, "activations")  # with a tag: an output
 
     def _name(self, module: Module) -> str:
@@ -316,29 +225,27 @@ class Recorder:
     def _around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(run)
         def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            self._begin("backward")
+            self._backwards += 1
+            if self._backwards > 1:
+                begun = None
+            else:
+                self._end_failed_step()
+                begun = self._begin("backward")
             try:
                 return run(*args, **kwargs)
             finally:
-                if self._finish("backward"):
+                time_now = now()
+                self._backwards -= 1
+                if begun is not None:
+                    begun.end = time_now
                     self._see_gradients()
 
         return backward
 
-    def _begin(self, name: str) -> None:
-        self._depths[name] += 1
-        if self._depths[name] == 1:
-            line = _users_line(sys._getframe(2))
-            self._recording.passes.append(Pass(name, beginning(), line))
-
-    def _finish(self, name: str) -> bool:
-        """Note the end of the outermost pass of a name; return whether it was that."""
-        time_now = now()
-        self._depths[name] -= 1
-        if self._depths[name]:
-            return False
-        next(it for it in reversed(self._recording.passes) if it.name == name).end = time_now
-        return True
+    def _begin(self, name: str) -> Pass:
+        begun = Pass(name, beginning(), users_line(sys._getframe(2)))
+        self._recording.passes.append(begun)
+        return begun
 
     def _see_gradients(self) -> None:
         for reference, name in list(self._parameters.values()):
@@ -349,25 +256,43 @@ class Recorder:
     def _before_step(self, optimizer: Optimizer, *_: object) -> None:
         if self._compiling():
             return
+        self._wrapper = sys._getframe(1).f_code
+        self._end_failed_step()
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 known = self._parameters.get(id(parameter))
                 self._see_parameter(parameter, known[1] if known else "")
         self._see_gradients()
-        self._begin("optimizer")
-        step = self._recording.passes[-1]
-        if not step.owner:
-            step.owner = id(optimizer)
-            step.fresh = "" if optimizer.state else type(optimizer).__name__
+        if self._step is None:  # else it is a step in a step, as when a class's calls its base's
+            self._step = self._begin("optimizer")
+            self._step.owner = id(optimizer)
+            self._step.fresh = "" if optimizer.state else type(optimizer).__name__
 
     def _after_step(self, optimizer: Optimizer, *_: object) -> None:
-        if self._compiling() or not self._depths["optimizer"]:
+        if self._compiling():
             return
-        self._finish("optimizer")
+        time_now = now()
+        if self._step is not None and self._steps_around(sys._getframe(1).f_back) == 0:
+            self._step.end = time_now
+            self._step = None
         for parameter, state in optimizer.state.items():
             known = self._parameters.get(id(parameter))
             for tensor in _tensors(state, DEEPEST):
                 self._tag(tensor, "optimizer state", known[1] if known else "")
+
+    def _end_failed_step(self) -> None:
+        """End the step that is no longer under way: an error left it, and no hook was called."""
+        if self._step is not None and self._steps_around(sys._getframe(2).f_back) == 0:
+            self._step.end = now()
+            self._step = None
+
+    def _steps_around(self, frame: FrameType | None) -> int:
+        """Return how many steps of optimizers are under way outside of a frame's."""
+        found = 0
+        while frame is not None:
+            found += frame.f_code is self._wrapper
+            frame = frame.f_back
+        return found
 
     def _tag(self, tensor: Tensor, category: Category, name: str = "") -> None:
         tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
@@ -413,37 +338,3 @@ def _tensors(value: object, depth: int) -> list[Tensor]:
                 below.extend(one)
         level = below
     return found
-
-
-def _autocasts() -> bool:
-    import torch
-
-    return torch.is_autocast_enabled("cuda")
-
-
-def _records_graph() -> bool:
-    import torch
-
-    return torch.is_grad_enabled()
-
-
-def _users_line(frame: FrameType | None) -> Line | None:
-    """Return the innermost line outside of torch and of this package."""
-    foreign = foreign_folders()
-    while frame is not None:
-        filename = frame.f_code.co_filename
-        if not filename.startswith(foreign):
-            return Line(filename, frame.f_lineno, frame.f_code.co_name)
-        frame = frame.f_back
-    return None
-
-
-@functools.cache
-def foreign_folders() -> tuple[str, ...]:
-    """Return the beginnings of the names of files whose lines are nobody's business."""
-    import contextlib
-
-    import torch
-
-    torch_folder = Path(torch.__file__ or "").parent
-    return f"{torch_folder}/", f"{Path(__file__).parent}/", contextlib.__file__, "<"

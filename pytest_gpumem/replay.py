@@ -16,7 +16,7 @@ from pytest_gpumem.sizes import MIB
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pytest_gpumem.recorder import Tag
+    from pytest_gpumem.recording import Tag
 
 BLOCK: Final = 512
 """bytes: sizes are rounded up to multiples of it (kMinBlockSize)"""

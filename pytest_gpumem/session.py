@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,20 +17,20 @@ from pytest_gpumem.report.model import Result, describe_budget
 from pytest_gpumem.report.table import summary_table
 from pytest_gpumem.report.terminal import MOST_ROWS
 from pytest_gpumem.report.text import can_encode
-from pytest_gpumem.sizes import format_size
+from pytest_gpumem.stage import Stage
 from pytest_gpumem.verdict import Lookup, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from pytest_gpumem.devices.choose import Choice
     from pytest_gpumem.gathering import Gathering
     from pytest_gpumem.options import Settings
-    from pytest_gpumem.recorder import Recording
+    from pytest_gpumem.recording import Recording
     from pytest_gpumem.records import Measurement
-    from pytest_gpumem.running import Retained, Run
+    from pytest_gpumem.running import Run
     from pytest_gpumem.spec import MemorySpec
 
     Ask = Callable[[str, Measurement], Measurement]
@@ -53,25 +52,17 @@ class Shortage(NamedTuple):
     """of the second run, or of the first where there was no other"""
 
 
-class TestSession:
+class TestSession(Stage):
     """What a pytest session knows of memory: one a process."""
 
     __test__ = False  # for pytest, whose name for tests it begins with
 
     def __init__(self, settings: Settings, choice: Choice, root: Path, verbosity: int = 0) -> None:
+        super().__init__(choice, root)
         self.settings = settings
-        self.choice = choice
-        self.root = root
         self.store = BaselineStore(settings.baseline_dir)
         self.updates: UpdateSummary | None = None
         self.verbosity = verbosity
-        self.run: Run | None = None
-        """the marked test that runs now"""
-        self.fixtures: dict[Any, Retained] = {}
-        """what live fixtures of wider scope retain, by their definitions"""
-        self._left: list[tuple[str, int]] = []
-        """tests that left memory behind, and how many bytes"""
-        self._nodeid = ""
 
     def header(self) -> str:
         """Return the lines for the head of the session."""
@@ -82,80 +73,6 @@ class TestSession:
         if expected is None:
             return f"gpumem: {device.kind} device"
         return terminal.header(expected)
-
-    # -- one test --
-
-    def begin(self, item: Any, spec: MemorySpec) -> None:  # noqa: ANN401 - a pytest.Item
-        """Open the device for a test; ``run`` stays None where there is none.
-
-        Raises:
-            DeviceError: the device cannot be what the test asks for.
-        """
-        from pytest_gpumem.context import activate
-        from pytest_gpumem.running import Run
-
-        self.end()
-        if self.choice.device is None:
-            return
-        with Run.open(spec, self.choice.device, self.root, record=self._records) as run:
-            items.finish_replaced(item, self.fixtures)
-            run.start(self._live(items.fixture_defs(item)))
-        self.run = run
-        self._nodeid = item.nodeid
-        activate(run.meter)
-
-    def _live(self, definitions: Iterable[Any]) -> list[Retained]:
-        used = set(definitions)
-        return [held for it, held in self.fixtures.items() if it in used]
-
-    def _held_notes(self, run: Run) -> Iterator[str]:
-        """Say who holds memory that is not counted."""
-        held = sum(other.allocated for other in run.meter.others)
-        if not held:
-            return
-        strangers = [it for it in self.fixtures.values() if it not in run.owned]
-        holders = [f"fixture {it.name!r}" for it in strangers if any(p.allocated for p in it.held)]
-        holders += [nodeid for nodeid, _ in self._left]
-        names = ", ".join(holders[-3:]) or "code outside of marked tests"
-        yield f"{format_size(held)} held when it began, by {names}, are not counted"
-
-    @contextmanager
-    def fixture(self, name: str, key: object) -> Iterator[None]:
-        """Note what the set-up of a fixture of wider scope retains, where a marked test runs."""
-        if self.run is None:
-            yield
-            return
-        with self.run.fixture(name, self.fixtures, key):
-            yield
-
-    def end(self) -> None:
-        """Let go of the device, and note what the test left behind."""
-        run, self.run = self.run, None
-        if run is None:
-            return
-        from pytest_gpumem.context import deactivate
-
-        deactivate(run.meter)
-        with suppress(Exception):  # the device may be in no state to answer
-            self._note_left(run)
-        run.close()
-
-    def _note_left(self, run: Run) -> None:
-        import gc
-
-        left = self._left_by(run)
-        if left > 0:
-            gc.collect()
-            left = self._left_by(run)
-        if not any(other.allocated for other in run.meter.others):
-            self._left.clear()
-        if left > 0:
-            self._left.append((self._nodeid, left))
-
-    def _left_by(self, run: Run) -> int:
-        alive = [it for it in run.owned if it in self.fixtures.values()]
-        kept = sum(peak.allocated for it in alive for peak in it.held)
-        return sum(peak.allocated for peak in run.meter.counted()) - kept
 
     # -- judging --
 
@@ -184,7 +101,7 @@ class TestSession:
     # -- explaining --
 
     @property
-    def _records(self) -> bool:
+    def records(self) -> bool:
         """Whether every test is recorded from the start."""
         settings = self.settings
         if settings.snapshots is not None and settings.snapshot_when == "always":
@@ -212,7 +129,7 @@ class TestSession:
 
     def _explained_again(self, item: Any, parts: Iterable[str]) -> Explanations:  # noqa: ANN401
         """Run a test once more, as before but recorded."""
-        with self._again(item, None, uncapped=False) as run:
+        with self._again(item, None, uncapped=False, record=True) as run:
             if run is not None:
                 return self._explained(run, parts)
             explanations = Explanations()
@@ -240,46 +157,6 @@ class TestSession:
         real = self.run is None or self.run.device.computes
         return with_fragmentation(kept, self.settings, None if real else again)
 
-    @contextmanager
-    def _again(
-        self,
-        item: Any,  # noqa: ANN401
-        error: BaseException | None,
-        *,
-        uncapped: bool,
-        record: bool = True,
-    ) -> Iterator[Run | None]:
-        """Run the test once more; give the run, or None if it did not pass this time."""
-        assert self.run is not None  # noqa: S101 - for the type checker
-        run, before = self.run, list(self.fixtures)
-
-        def prepare() -> None:
-            if uncapped:
-                run.uncap()
-            wanted = self.settings.attribution != "off" or self.settings.snapshots is not None
-            run.begin_again(record=record and wanted)
-
-        def execute() -> None:
-            for _ in range(run.spec.warmup):
-                item.runtest()
-                run.begin_again(record=False)
-            item.runtest()
-
-        passed = items.run_again(item, error, prepare, execute)
-        try:
-            yield run if passed else None
-        finally:
-            items.tear_down(item)
-            made = [it for key, it in self.fixtures.items() if key not in before and it.weighs]
-            items.finish_all(item, [key for key, it in self.fixtures.items() if it in made])
-
-    def _running(self, item: Any) -> Run:  # noqa: ANN401 - a pytest.Item
-        """Return the run, with all that the test turned out to use."""
-        assert self.run is not None  # noqa: S101 - for the type checker
-        self.run.adopt(self._live(items.fixture_defs_used(item)))
-        self.run.notes.extend(self._held_notes(self.run))
-        return self.run
-
     def ran_out(self, item: Any, cause: BaseException, error: BaseException) -> Shortage:  # noqa: ANN401
         """Return what there is to say of a test that has just run out of memory.
 
@@ -299,7 +176,8 @@ class TestSession:
     def run_again(self, item: Any, shortage: Shortage, error: BaseException) -> Shortage:  # noqa: ANN401
         """Run the test once more, without any cap, and add what it needed."""
         part, measurement = shortage.part, shortage.measurement
-        with self._again(item, error, uncapped=True) as run:
+        wanted = self.settings.attribution != "off" or self.settings.snapshots is not None
+        with self._again(item, error, uncapped=True, record=wanted) as run:
             peaks = run.peaks_of(part) if run else ()
             record = measurement.out_of_memory
             if run is None or not peaks or record is None:

@@ -267,12 +267,12 @@ def set_cap(device: int, limit: int | None, total: int) -> None:
 def expandable_segments() -> Iterator[bool]:
     """Have the allocator take expandable segments inside; give whether it does that anew.
 
-    What it was told is put back. It does not where it does already, or is not PyTorch's own.
+    What it was told is put back. It does not where it does already.
     """
     import torch
 
     known = torch.cuda.memory._snapshot()["allocator_settings"]
-    if torch.cuda.get_allocator_backend() != "native" or known.get("expandable_segments"):
+    if known.get("expandable_segments"):
         yield False
         return
     before = known.get("PYTORCH_CUDA_ALLOC_CONF") or ""

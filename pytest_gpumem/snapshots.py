@@ -6,15 +6,15 @@ import hashlib
 import os
 import pickle
 import re
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from pytest_gpumem.baseline_disk import TEMPORARY, write_whole
 from pytest_gpumem.errors import GpuMemError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pytest_gpumem.recorder import Recording
+    from pytest_gpumem.recording import Recording
 
 ENDING: Final = ".pickle"
 VIEWER: Final = "https://pytorch.org/memory_viz"
@@ -47,15 +47,9 @@ def write_snapshot(recording: Recording, folder: Path, nodeid: str) -> Path:
         GpuMemError: it could not be written; nothing of it is left.
     """
     path = folder / snapshot_name(nodeid)
-    temporary = folder / f".{path.name}.{os.getpid()}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as stream:
-            pickle.dump(recording.snapshot, stream)
-        temporary.replace(path)
+        write_whole(path, pickle.dumps(recording.snapshot), f"{TEMPORARY}-{os.getpid()}")
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise GpuMemError(
             str(path),
             f"cannot be written: {error.strerror or error}",

@@ -6,14 +6,14 @@ Everything here is pure: :func:`judge` takes records and gives a record. Sizes a
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from pytest_gpumem.differences import lead
-from pytest_gpumem.records import Peak, Provenance
+from pytest_gpumem.differences import lead, provenance_text
+from pytest_gpumem.records import Peak
 from pytest_gpumem.sizes import GIB, MIB, Tolerance, format_size
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ DEFAULT_TOLERANCES: dict[PeakName, Tolerance] = {
 }
 """How far a peak may be from its baseline where neither marker nor ini says: the larger of both."""
 
-_NAMES = {"cuda": "CUDA", "cudnn": "cuDNN", "allocator": "allocator settings"}
 UPDATE_OPTION = "--gpumem-update-baselines"
 
 USE_LESS = (
@@ -154,13 +153,6 @@ def judge(  # noqa: PLR0913 - the last two are words for the verdict
     """
     case = _Case(measurement, spec, lookup, policy, nodeid, card_bytes)
     return _out_of_memory(case) or _over_budget(case) or _without_baseline(case) or _compared(case)
-
-
-def provenance_text(provenance: Provenance, other: Provenance | None = None) -> str:
-    """Return what a measurement was made with, in words; only what differs from ``other``."""
-    pairs = ((it.name, getattr(provenance, it.name)) for it in fields(Provenance))
-    differing = [(name, value) for name, value in pairs if value != getattr(other, name, None)]
-    return ", ".join(f"{_NAMES.get(name, name)} {value or 'none'}" for name, value in differing)
 
 
 class _Limit(NamedTuple):

@@ -1,5 +1,9 @@
 """Where a peak comes from, against what can be counted: 4 bytes a parameter, 4 a gradient, ..."""
 
+import contextlib
+import itertools
+import time
+import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -423,6 +427,89 @@ def test_after_a_restart_what_was_made_before_is_still_known(torch):
     assert found["optimizer state"] == 2 * 3 * PARAMETERS
 
 
+def test_a_second_recording_knows_what_was_made_before(torch):
+    with recorded() as run:
+        model = linears(torch)
+        adam = torch.optim.Adam(model.parameters())
+        train(torch, run, model, adam, steps=1)
+        run.begin_again(record=True)
+        train(torch, run, model, adam, steps=1)
+        found = of_part(run, "optimizer")
+    assert found["parameters"] == 3 * PARAMETERS
+    assert found["optimizer state"] == 2 * 3 * PARAMETERS
+
+
+def test_a_step_that_an_error_ended_swallows_no_later_one(torch):
+    class Failing(torch.optim.Adam):
+        fails = True
+
+        def step(self):
+            if self.fails:
+                raise ArithmeticError
+            super().step()
+
+    with recorded() as run:
+        model = linears(torch)
+        adam = Failing(model.parameters())
+        with pytest.raises(ArithmeticError):
+            train(torch, run, model, adam, steps=1)
+        adam.fails = False
+        between = time.time_ns() / 1000
+        train(torch, run, model, adam, steps=2)
+        recording = run.meter.recording()
+    steps = [it for it in recording.passes if it.name == "optimizer"]
+    assert len(steps) == 3
+    assert all(one.end < other.start for one, other in itertools.pairwise(steps))
+    assert between < steps[0].end < recording.calls[4].end  # the next forward's
+    assert steps[2].end < float("inf")
+    assert [it.fresh for it in steps] == ["Failing", "Failing", ""]
+
+
+def test_a_closure_runs_within_its_step(torch):
+    with recorded() as run:
+        model = linears(torch)
+        adam = torch.optim.Adam(model.parameters())
+
+        def closure():
+            adam.zero_grad()
+            loss = model(data(torch)).sum()
+            loss.backward()
+            return loss
+
+        adam.step(closure)
+        recording = run.meter.recording()
+    (step,) = [it for it in recording.passes if it.name == "optimizer"]
+    (backward,) = [it for it in recording.passes if it.name == "backward"]
+    assert step.start <= recording.calls[0].start
+    assert backward.end < step.end < float("inf")
+
+
+def test_calls_that_end_in_another_order_are_told_apart(torch):
+    """A module's forward may be left by an error that its caller catches, without a warning."""
+
+    class Fails(torch.nn.Module):
+        def forward(self, x):
+            raise ArithmeticError
+
+    class Catches(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fails, self.last = Fails(), torch.nn.Linear(WIDTH, WIDTH, device="cuda")
+
+        def forward(self, x):
+            with contextlib.suppress(ArithmeticError):
+                self.fails(x)
+            return self.last(x)
+
+    with recorded() as run, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Catches()(data(torch)).sum().backward()
+        recording = run.meter.recording()
+    ends = {it.path: it.end for it in recording.calls}
+    assert list(ends) == ["Catches", "Catches.fails", "Catches.last"]
+    assert ends["Catches.fails"] < ends["Catches.last"] < ends["Catches"] < float("inf")
+
+
 def test_a_test_that_is_not_recorded_has_no_attribution(torch):
     with opened(CARD_80GIB) as device:
         with Run.open(MemorySpec(), device, ROOT) as run:
@@ -431,7 +518,7 @@ def test_a_test_that_is_not_recorded_has_no_attribution(torch):
         found = explain(run, [""], ROOT, timelines=False)
         run.close()
         device.open(CARD_80GIB, 1)
-    assert not found
+    assert found.recording is None
     assert found.attached("", measurement) == measurement
 
 
@@ -496,11 +583,11 @@ def test_nothing_is_left_hooked_and_nothing_is_held(torch):
 
 def test_what_begins_has_no_later_time_than_what_it_allocates_at_once(monkeypatch):
     """The history has whole microseconds: an allocation at 100.95 is at 100, past 100.9 or not."""
-    from pytest_gpumem import recorder
+    from pytest_gpumem import recording
 
-    monkeypatch.setattr(recorder.time, "time_ns", lambda: 100_900)
-    assert recorder.beginning() == 100
-    assert recorder.now() == 100.9
+    monkeypatch.setattr(recording.time, "time_ns", lambda: 100_900)
+    assert recording.beginning() == 100
+    assert recording.now() == 100.9
 
 
 def test_a_history_that_overflows_is_said(torch, monkeypatch):

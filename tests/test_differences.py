@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from pytest_gpumem.differences import category_rows, lead, site_rows, summary
+from pytest_gpumem.differences import category_rows, lead, site_rows
 from pytest_gpumem.records import Breakdown, Site
 
 MIB = 1 << 20
@@ -83,7 +83,3 @@ def test_the_cause_leads():
     assert lead(BEFORE, grown()) == ""
     nowhere = replace(grown(), sites=())
     assert lead(nowhere, BEFORE) == "activations +512.00 MiB"
-
-
-def test_a_breakdown_in_one_sentence():
-    assert summary(BEFORE) == "activations 64.00 MiB, parameters 10.00 MiB"

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
+from pytest_gpumem import baseline_disk
 from pytest_gpumem.options import OPTIONS
-from pytest_gpumem.recorder import Recording
+from pytest_gpumem.recording import Recording
 from pytest_gpumem.sizes import MIB
 from pytest_gpumem.snapshots import LONGEST_NAME, VIEWER, snapshot_name, write_snapshot
 
@@ -224,11 +225,10 @@ def test_a_name_that_is_taken_by_a_folder_leaves_nothing_behind(suite):
 def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     path = write_snapshot(Recording(snapshot={"segments": [1]}), tmp_path, "test_a.py::test")
 
-    def full(content, stream):
-        stream.write(b"half")
+    def full(_number):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pickle, "dump", full)
+    monkeypatch.setattr(baseline_disk.os, "fsync", full)
     with pytest.raises(Exception, match="test_a.py--test.pickle: cannot be written: No space left"):
         write_snapshot(Recording(), tmp_path, "test_a.py::test")
     assert [it.name for it in tmp_path.iterdir()] == [path.name]

@@ -100,7 +100,7 @@ def test_divisions_between_powers_of_two():
 
 
 def test_a_tag_is_given_to_the_block_that_lies_there_then():
-    from pytest_gpumem.recorder import Tag
+    from pytest_gpumem.recording import Tag
 
     def event(action, time, size=0):
         return {"action": action, "addr": 1000, "size": size, "time_us": time}

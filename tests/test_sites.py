@@ -1,35 +1,75 @@
 """Source lines: which frame is the user's, and how it is written."""
 
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 
-from pytest_gpumem.recorder import Line
-from pytest_gpumem.sites import merged_paths, origin, qualified, shown_path, sites, users_frame
+from pytest_gpumem.lines import Line, is_users, qualified, shown_path, users_line
+from pytest_gpumem.sites import merged_paths, origin, sites, users_frame
 
-TORCH = ("/site/torch/", "/site/pytest_gpumem/", "<")
+LIBRARY = sysconfig.get_path("stdlib")
 
 
 def frame(filename, line=1, name="f"):
     return {"filename": filename, "line": line, "name": name}
 
 
+def of(module, name):
+    """A file in a package's folder."""
+    return str(Path(module.__file__).parent / name)
+
+
+@pytest.mark.parametrize(
+    "filename",
+    [
+        "/home/me/train.py",
+        "/home/me/torch/train.py",
+        f"{LIBRARY}/site-packages/torchvision/models/resnet.py",
+        f"{LIBRARY}/dist-packages/timm/layers.py",
+    ],
+)
+def test_lines_of_programs_and_of_libraries_are_the_users(filename):
+    assert is_users(filename)
+
+
+def test_lines_of_torch_pytest_and_python_are_not():
+    import torch
+
+    import pytest_gpumem
+
+    assert not is_users(of(torch, "nn/functional.py"))
+    assert not is_users(of(pytest, "__init__.py"))
+    assert not is_users(of(pytest_gpumem, "meter.py"))
+    assert not is_users(f"{LIBRARY}/contextlib.py")
+    assert not is_users("<string>")
+    assert not is_users("/tmp/torchinductor_me/ab/cab.py")
+
+
+def test_the_line_that_runs_is_the_users():
+    here = sys._getframe()
+    assert users_line(here) == Line(__file__, here.f_lineno, here.f_code.co_name)
+    assert users_line(None) is None
+
+
 def test_the_innermost_frame_outside_of_torch_is_the_users():
+    import torch
+
     frames = [
         frame("<string>"),
-        frame("/site/torch/nn/functional.py"),
+        frame(of(torch, "nn/functional.py")),
         frame("/site/torchvision/models/resnet.py", 88),
         frame("/home/me/train.py"),
     ]
-    assert users_frame(frames, TORCH)["line"] == 88
-    assert users_frame(frames[:2], TORCH) is None
-    assert users_frame([frame("/tmp/torchinductor_me/ab/cab.py")], TORCH) is None
-    assert users_frame([], TORCH) is None
+    assert users_frame(frames)["line"] == 88
+    assert users_frame(frames[:2]) is None
+    assert users_frame([]) is None
 
 
 def made(frames=(), line=None, **changes):
     options = {"module": "", "category": "activations", "nbytes": 10, **changes}
-    return origin(frames, line, TORCH, **options)
+    return origin(frames, line, **options)
 
 
 def test_without_frames_of_its_own_a_block_is_of_the_line_that_the_pass_began_with():

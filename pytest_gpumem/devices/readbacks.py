@@ -7,6 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from pytest_gpumem.lines import shown_path, users_line
+
 if TYPE_CHECKING:
     from types import FrameType
 
@@ -21,7 +23,6 @@ class Readbacks:
 
     def __init__(self) -> None:
         self._sites: Counter[tuple[str, int]] = Counter()
-        self._foreign: dict[str, bool] = {}
 
     def clear(self) -> None:
         """Begin anew."""
@@ -31,17 +32,8 @@ class Readbacks:
         """Note one copy; called by the native library, on any thread."""
         frame = sys._getframe(1)
         if not _asks_for_infinities(frame):
-            self._sites[self._site(frame)] += 1
-
-    def _site(self, frame: FrameType | None) -> tuple[str, int]:
-        while frame is not None:
-            name = frame.f_code.co_filename
-            if name not in self._foreign:
-                self._foreign[name] = _is_foreign(name)
-            if not self._foreign[name]:
-                return name, frame.f_lineno
-            frame = frame.f_back
-        return "", 0
+            line = users_line(frame)
+            self._sites[(line.filename, line.line) if line else ("", 0)] += 1
 
     def notes(self, root: Path) -> list[str]:
         """Return the sentence about them, if there were any; files as seen from ``root``."""
@@ -49,7 +41,9 @@ class Readbacks:
         if not total:
             return []
         lines = [
-            f"{_shown(name, root)}:{line}" for (name, line), _ in self._sites.most_common() if name
+            f"{shown_path(name, root)}:{line}"
+            for (name, line), _ in self._sites.most_common()
+            if name
         ]
         more = len(lines) - MOST_SITES
         named = ", ".join(lines[:MOST_SITES]) + (f" and {more} more" if more > 0 else "")
@@ -70,21 +64,3 @@ def _asks_for_infinities(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _is_foreign(filename: str) -> bool:
-    """Return whether a file is torch's, this package's or Python's own, not the user's."""
-    if filename.startswith("<"):
-        return True
-    import torch
-
-    path = Path(filename)
-    folders = (Path(torch.__file__ or "").parent, Path(__file__).parent.parent)
-    return any(path.is_relative_to(folder) for folder in folders)
-
-
-def _shown(filename: str, root: Path) -> str:
-    try:
-        return Path(filename).relative_to(root).as_posix()
-    except ValueError:
-        return filename

@@ -358,7 +358,8 @@ def _let_threads_end() -> None:
     an active exception"). A GPU takes its time, and the threads are done by then; without one, a
     program whose last act was a backward pass ended so one time in three.
     """
-    if torch_is_imported():
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
         time.sleep(_LAST_WORD_S)
 
 

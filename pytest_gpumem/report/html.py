@@ -17,12 +17,13 @@ from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pytest_gpumem.differences import provenance_text
 from pytest_gpumem.report.rows import DeviceRows, device_rows
 from pytest_gpumem.report.table import budget_use, change, taken
 from pytest_gpumem.report.terminal import circumstances, shortage_rows
-from pytest_gpumem.report.text import printable
+from pytest_gpumem.report.text import printable, size
 from pytest_gpumem.sizes import format_size
-from pytest_gpumem.verdict import Kind, provenance_text
+from pytest_gpumem.verdict import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -250,7 +251,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(size=_size, difference=_difference)
+    environment.filters.update(size=size, difference=_difference)
     environment.globals.update(
         circumstances=circumstances,
         shortage_rows=shortage_rows,
@@ -273,10 +274,6 @@ def _printed(value: object) -> object:
     if value is None:
         return ""
     return printable(value) if type(value) is str else value
-
-
-def _size(nbytes: int | None) -> str:
-    return "" if nbytes is None else format_size(nbytes)
 
 
 def _difference(nbytes: int | None) -> str:

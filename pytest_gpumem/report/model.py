@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from pytest_gpumem.baseline import UpdateSummary
+    from pytest_gpumem.records import Breakdown
     from pytest_gpumem.spec import MemorySpec
 
 
@@ -67,6 +68,12 @@ class Result:
     def device_key(self) -> str:
         """The name of its device's baselines."""
         return self.measurement.device.key if self.measurement else "no device"
+
+    @property
+    def breakdowns_before(self) -> tuple[Breakdown, ...]:
+        """The baseline's breakdowns, one a device; none where it was not compared with."""
+        entry = self.baseline_entry  # of another batch size, say: it was found as well
+        return entry.breakdowns if entry is not None and self.lead is not None else ()
 
     @property
     def lead(self) -> Comparison | None:

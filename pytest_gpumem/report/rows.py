@@ -46,10 +46,7 @@ def device_rows(result: Result, name: str, *, drawn: bool) -> list[DeviceRows]:
         drawn: draw the timelines.
     """
     found = result.measurement.attributions if result.measurement else ()
-    entry = result.baseline_entry
-    # A baseline of another batch size, say, was found as well: it was not compared with.
-    breakdowns = entry.breakdowns if entry and result.lead else ()
-    before = dict(enumerate(breakdowns))
+    before = dict(enumerate(result.breakdowns_before))
     return [
         _of_device(index, one, before.get(index), f"{name}-{index}", drawn=drawn)
         for index, one in enumerate(found)

@@ -6,10 +6,11 @@ from collections import Counter
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
+from pytest_gpumem.differences import provenance_text
 from pytest_gpumem.report.model import hints_of
 from pytest_gpumem.report.text import columns, drawn, encodable, printable, shortened, wrapped
 from pytest_gpumem.sizes import MIB
-from pytest_gpumem.verdict import Kind, provenance_text
+from pytest_gpumem.verdict import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tabulate import tabulate
 
 from pytest_gpumem.differences import category_rows, site_rows
-from pytest_gpumem.hints import FRESH
+from pytest_gpumem.optimizers import FRESH
 from pytest_gpumem.report.model import count_kinds, hints_of
 from pytest_gpumem.report.text import (
     columns,
@@ -23,6 +23,7 @@ from pytest_gpumem.report.text import (
     encodable,
     printable,
     shortened,
+    size,
     wrapped,
 )
 from pytest_gpumem.sizes import format_size
@@ -184,8 +185,7 @@ def explanation(result: Result, width: int, most_rows: int | None) -> list[list[
     device = result.lead.device if result.lead else 0
     device = device if device < len(attributions) else 0
     now = attributions[device].breakdown
-    entry = result.baseline_entry
-    kept = entry.breakdowns if entry and result.lead else ()  # a baseline of the same step
+    kept = result.breakdowns_before
     before = kept[device] if device < len(kept) else None
     where = f", device {device}" if len(attributions) > 1 else ""
     tables = [
@@ -205,7 +205,7 @@ def _rows_table(title: str, rows: Sequence[Row], width: int, most: int | None) -
     table = [titles]
     for row in shown:
         difference = "" if row.difference is None else _difference(row.difference)
-        sizes = [_size(row.before), _size(row.now), difference]
+        sizes = [size(row.before), size(row.now), difference]
         table.append([printable(row.name), *(sizes if compared else sizes[1:2])])
     align = ["left", *("right" for _ in titles[1:])]
     if any(row.site for row in shown):
@@ -295,9 +295,9 @@ def _comparison_table(comparisons: Sequence[Comparison], measured: str) -> str:
     table = [
         [
             f"peak {row.peak}" + (f", device {row.device}" if several else ""),
-            _size(row.budget),
-            _size(row.baseline),
-            _size(row.measured),
+            size(row.budget),
+            size(row.baseline),
+            size(row.measured),
             "" if row.difference is None else _difference(row.difference),
         ]
         for row in comparisons
@@ -310,10 +310,6 @@ def _comparison_table(comparisons: Sequence[Comparison], measured: str) -> str:
 
 def _difference(nbytes: int) -> str:
     return format_size(nbytes, signed=nbytes != 0)
-
-
-def _size(nbytes: int | None) -> str:
-    return "" if nbytes is None else format_size(nbytes)
 
 
 def _wants_baseline(result: Result) -> bool:

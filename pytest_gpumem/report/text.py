@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
+from pytest_gpumem.sizes import format_size
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 FIRST_COMBINING = "\u0300"
 """the first character that does not take one column"""
+
+
+def size(nbytes: int | None) -> str:
+    """Return a size as it is written; "" for none."""
+    return "" if nbytes is None else format_size(nbytes)
 
 
 def printable(text: str) -> str:

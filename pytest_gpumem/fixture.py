@@ -1,0 +1,118 @@
+"""The fixture ``gpu_memory``: what a test can ask of its own measurement."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpumem.errors import SpecError
+from pytest_gpumem.records import Peak
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from pytest_gpumem.running import Run
+
+
+class GpuMemory:
+    """The fixture ``gpu_memory``: what a test can ask of its own measurement while it runs."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    @property
+    def device(self) -> torch.device:
+        """The first of the test's devices, to make tensors on."""
+        return self.devices[0]
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """The test's devices: as many as its marker says (``devices=2``), else one."""
+        import torch
+
+        return [torch.device("cuda", index) for index in range(self._run.spec.devices)]
+
+    @property
+    def batch_size(self) -> int:
+        """The batch size that the marker declares.
+
+        Raises:
+            SpecError: it declares none.
+        """
+        if self._run.spec.batch_size is None:
+            raise SpecError(
+                "gpu_memory.batch_size",
+                "the marker declares none",
+                "write @pytest.mark.gpu_memory(batch_size=32)",
+            )
+        return self._run.spec.batch_size
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks that the marker declares; 1 where it declares none."""
+        return self._run.spec.world_size or 1
+
+    @property
+    def rank(self) -> int:
+        """Which of them this test is."""
+        return self._run.spec.rank or 0
+
+    @property
+    def card(self) -> str:
+        """The device's name: the card's on the virtual GPU, CUDA's on a real one."""
+        return self._run.info.name
+
+    @property
+    def computes(self) -> bool:
+        """Whether kernels run. False on the virtual GPU, where what they write reads as zero."""
+        return self._run.device.computes
+
+    @property
+    def peak(self) -> Peak:
+        """The test's peaks so far, of the fullest device, in bytes."""
+        peaks = self._run.meter.peaks()
+        return Peak(_most(peaks, "allocated"), _most(peaks, "reserved"))
+
+    @property
+    def peak_allocated(self) -> int:
+        """Peak bytes in live tensors so far, of the fullest device."""
+        return self.peak.allocated
+
+    @property
+    def peak_reserved(self) -> int:
+        """Peak bytes held by the caching allocator so far, of the fullest device."""
+        return self.peak.reserved
+
+    @property
+    def allocated(self) -> int:
+        """Bytes in the test's live tensors now, of the fullest device."""
+        return _most(self._run.meter.counted(), "allocated")
+
+    @property
+    def reserved(self) -> int:
+        """Bytes that the caching allocator holds for the test now, of the fullest device."""
+        return _most(self._run.meter.counted(), "reserved")
+
+    def measure(self, name: str, **declared: object) -> Any:  # noqa: ANN401 - a context manager
+        """Measure a part of the test: ``with gpu_memory.measure("forward", max_gib=2) as part:``.
+
+        A part counts all that the test holds while it runs, and has figures, budget and baseline
+        entry of its own. The same name again counts to the same part.
+
+        Args:
+            name: unique within the test's parts.
+            declared: max_gib, max_allocated_gib, max_reserved_gib, tolerance, batch_size, baseline,
+                as on the marker.
+
+        Returns:
+            a context manager that gives :class:`PartFigures`.
+
+        Raises:
+            SpecError: the name or the declaration is no good.
+        """
+        return self._run.part(name, declared)
+
+
+def _most(peaks: Sequence[Peak], which: str) -> int:
+    return max((getattr(peak, which) for peak in peaks), default=0)

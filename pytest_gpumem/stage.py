@@ -1,0 +1,150 @@
+"""The marked test that runs now, on its device, and who else holds memory there."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpumem import items
+from pytest_gpumem.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from pytest_gpumem.devices.choose import Choice
+    from pytest_gpumem.running import Retained, Run
+    from pytest_gpumem.spec import MemorySpec
+
+
+class Stage:
+    """Where one marked test after the other runs."""
+
+    def __init__(self, choice: Choice, root: Path) -> None:
+        self.choice = choice
+        self.root = root
+        self.run: Run | None = None
+        """the marked test that runs now"""
+        self.fixtures: dict[Any, Retained] = {}
+        """what live fixtures of wider scope retain, by their definitions"""
+        self._left: list[tuple[str, int]] = []
+        """tests that left memory behind, and how many bytes"""
+        self._nodeid = ""
+
+    @property
+    def records(self) -> bool:
+        """Whether every test is recorded from the start."""
+        raise NotImplementedError
+
+    def begin(self, item: Any, spec: MemorySpec) -> None:  # noqa: ANN401 - a pytest.Item
+        """Open the device for a test; ``run`` stays None where there is none.
+
+        Raises:
+            DeviceError: the device cannot be what the test asks for.
+        """
+        from pytest_gpumem.context import activate
+        from pytest_gpumem.running import Run
+
+        self.end()
+        if self.choice.device is None:
+            return
+        with Run.open(spec, self.choice.device, self.root, record=self.records) as run:
+            items.finish_replaced(item, self.fixtures)
+            run.start(self._live(items.fixture_defs(item)))
+        self.run = run
+        self._nodeid = item.nodeid
+        activate(run.meter)
+
+    def _live(self, definitions: Iterable[Any]) -> list[Retained]:
+        used = set(definitions)
+        return [held for it, held in self.fixtures.items() if it in used]
+
+    def _held_notes(self, run: Run) -> Iterator[str]:
+        """Say who holds memory that is not counted."""
+        held = sum(other.allocated for other in run.meter.others)
+        if not held:
+            return
+        strangers = [it for it in self.fixtures.values() if it not in run.owned]
+        holders = [f"fixture {it.name!r}" for it in strangers if any(p.allocated for p in it.held)]
+        holders += [nodeid for nodeid, _ in self._left]
+        names = ", ".join(holders[-3:]) or "code outside of marked tests"
+        yield f"{format_size(held)} held when it began, by {names}, are not counted"
+
+    @contextmanager
+    def fixture(self, name: str, key: object) -> Iterator[None]:
+        """Note what the set-up of a fixture of wider scope retains, where a marked test runs."""
+        if self.run is None:
+            yield
+            return
+        with self.run.fixture(name, self.fixtures, key):
+            yield
+
+    def end(self) -> None:
+        """Let go of the device, and note what the test left behind."""
+        run, self.run = self.run, None
+        if run is None:
+            return
+        from pytest_gpumem.context import deactivate
+
+        deactivate(run.meter)
+        with suppress(Exception):  # the device may be in no state to answer
+            self._note_left(run)
+        run.close()
+
+    def _note_left(self, run: Run) -> None:
+        import gc
+
+        left = self._left_by(run)
+        if left > 0:
+            gc.collect()
+            left = self._left_by(run)
+        if not any(other.allocated for other in run.meter.others):
+            self._left.clear()
+        if left > 0:
+            self._left.append((self._nodeid, left))
+
+    def _left_by(self, run: Run) -> int:
+        alive = [it for it in run.owned if it in self.fixtures.values()]
+        kept = sum(peak.allocated for it in alive for peak in it.held)
+        return sum(peak.allocated for peak in run.meter.counted()) - kept
+
+    # -- a test that ran --
+
+    def _running(self, item: Any) -> Run:  # noqa: ANN401 - a pytest.Item
+        """Return the run, with all that the test turned out to use."""
+        assert self.run is not None  # noqa: S101 - for the type checker
+        self.run.adopt(self._live(items.fixture_defs_used(item)))
+        self.run.notes.extend(self._held_notes(self.run))
+        return self.run
+
+    @contextmanager
+    def _again(
+        self,
+        item: Any,  # noqa: ANN401
+        error: BaseException | None,
+        *,
+        uncapped: bool,
+        record: bool,
+    ) -> Iterator[Run | None]:
+        """Run the test once more; give the run, or None if it did not pass this time."""
+        assert self.run is not None  # noqa: S101 - for the type checker
+        run, before = self.run, list(self.fixtures)
+
+        def prepare() -> None:
+            if uncapped:
+                run.uncap()
+            run.begin_again(record=record)
+
+        def execute() -> None:
+            for _ in range(run.spec.warmup):
+                item.runtest()
+                run.begin_again(record=False)
+            item.runtest()
+
+        passed = items.run_again(item, error, prepare, execute)
+        try:
+            yield run if passed else None
+        finally:
+            items.tear_down(item)
+            made = [it for key, it in self.fixtures.items() if key not in before and it.weighs]
+            items.finish_all(item, [key for key, it in self.fixtures.items() if it in made])
