@@ -12,13 +12,14 @@ from pytest_gpumem.baseline import BaselineStore, Change, UpdateSummary
 from pytest_gpumem.errors import BaselineError, GpuMemError
 from pytest_gpumem.followup import too_much, with_fragmentation, with_snapshot
 from pytest_gpumem.gathering import split
+from pytest_gpumem.judging import judge
 from pytest_gpumem.report import terminal
 from pytest_gpumem.report.model import Result, describe_budget
 from pytest_gpumem.report.table import summary_table
 from pytest_gpumem.report.terminal import MOST_ROWS
 from pytest_gpumem.report.text import can_encode
 from pytest_gpumem.stage import Stage
-from pytest_gpumem.verdict import Lookup, judge
+from pytest_gpumem.verdict import Lookup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pytest_gpumem.judging import judge
 from pytest_gpumem.records import (
     CATEGORIES,
     Attribution,
@@ -21,7 +22,7 @@ from pytest_gpumem.records import (
 from pytest_gpumem.report.model import Report, Result, describe_budget
 from pytest_gpumem.sizes import MIB
 from pytest_gpumem.spec import MemorySpec
-from pytest_gpumem.verdict import Lookup, Policy, judge
+from pytest_gpumem.verdict import Lookup, Policy
 
 T4 = DeviceInfo("virtual", "T4", 15_655_829_504, (7, 5), 40, context=116 * MIB)
 H100 = DeviceInfo("virtual", "H100", 84_929_347_584, (9, 0), 132, context=520 * MIB)

@@ -14,6 +14,7 @@ import pytest
 
 from pytest_gpumem.baseline import EntryUpdate, UpdateSummary
 from pytest_gpumem.errors import BaselineError
+from pytest_gpumem.judging import judge
 from pytest_gpumem.records import (
     Attribution,
     BaselineEntry,
@@ -31,7 +32,7 @@ from pytest_gpumem.report.table import FEW_ROWS, summary_table
 from pytest_gpumem.report.text import shortened
 from pytest_gpumem.sizes import MIB
 from pytest_gpumem.spec import MemorySpec
-from pytest_gpumem.verdict import Kind, Lookup, Policy, Verdict, judge
+from pytest_gpumem.verdict import Kind, Lookup, Policy, Verdict
 
 GOLD = Path(__file__).parent / "gold"
 T4 = DeviceInfo("virtual", "T4", 15_655_829_504, (7, 5), 40, context=116 * MIB)

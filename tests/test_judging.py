@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from pytest_gpumem.judging import judge
 from pytest_gpumem.records import (
     BaselineEntry,
     DeviceInfo,
@@ -19,7 +20,7 @@ from pytest_gpumem.records import (
 )
 from pytest_gpumem.sizes import GIB, MIB, Tolerance, gib
 from pytest_gpumem.spec import MemorySpec
-from pytest_gpumem.verdict import Kind, Lookup, Policy, judge
+from pytest_gpumem.verdict import Kind, Lookup, Policy
 
 T4 = DeviceInfo("virtual", "T4", 15_655_829_504, (7, 5), 40, context=116 * MIB)
 NOW = Provenance("2.15.0", "13.2", "9.19.0", "virtual", "")

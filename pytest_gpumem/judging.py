@@ -1,0 +1,298 @@
+"""The one judgement of a test: a measurement held against its budgets and its baseline.
+
+Everything here is pure: :func:`judge` takes records and gives a record. Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from pytest_gpumem.differences import lead, provenance_text
+from pytest_gpumem.records import Peak
+from pytest_gpumem.sizes import GIB, format_size
+from pytest_gpumem.verdict import (
+    DEFAULT_TOLERANCES,
+    PEAKS,
+    UPDATE_OPTION,
+    USE_LESS,
+    Comparison,
+    Kind,
+    Verdict,
+    beyond_tolerance,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pytest_gpumem.records import BaselineEntry, Measurement, OutOfMemory
+    from pytest_gpumem.spec import MemorySpec
+    from pytest_gpumem.verdict import Lookup, PeakName, Policy
+
+
+def judge(  # noqa: PLR0913 - the last two are words for the verdict
+    measurement: Measurement,
+    spec: MemorySpec,
+    lookup: Lookup,
+    policy: Policy,
+    *,
+    nodeid: str = "",
+    card_bytes: int | None = None,
+) -> Verdict:
+    """Judge a measurement: running out of memory first, then budgets, then the baseline.
+
+    Exactly at a budget, or exactly at the tolerance, is within.
+
+    Args:
+        measurement: what was measured.
+        spec: what the test declares.
+        lookup: what was found of its baseline.
+        policy: what the session's options say.
+        nodeid: the test as pytest names it, for the command in the remedy.
+        card_bytes: what ``spec.card`` leaves to a step: its memory less its CUDA context.
+    """
+    case = _Case(measurement, spec, lookup, policy, nodeid, card_bytes)
+    return _out_of_memory(case) or _over_budget(case) or _without_baseline(case) or _compared(case)
+
+
+class _Limit(NamedTuple):
+    """One declared limit on one peak."""
+
+    name: str
+    value: object
+    peak: PeakName
+    nbytes: int
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value!r} ({format_size(self.nbytes)})"
+
+
+@dataclass(frozen=True)
+class _Case:
+    """All that one judgement looks at."""
+
+    measurement: Measurement
+    spec: MemorySpec
+    lookup: Lookup
+    policy: Policy
+    nodeid: str
+    card_bytes: int | None
+
+    @cached_property
+    def entry(self) -> BaselineEntry | None:
+        """The baseline, where it may be compared with the measurement."""
+        usable = self.spec.baseline and self.lookup.error is None and not self.mismatch
+        return self.lookup.entry if usable else None
+
+    @cached_property
+    def mismatch(self) -> str:
+        """Why the baseline that was found is of another step than this one; "" where it is not."""
+        entry, spec = self.lookup.entry, self.spec
+        if entry is None:
+            return ""
+        before, now = len(entry.peaks), len(self.measurement.peaks)
+        if before != now:
+            return f"the baseline is of devices={before}, this is devices={now}"
+        if (entry.world_size, entry.rank) != (spec.world_size, spec.rank):
+            ranks = [f"world_size={it.world_size}, rank={it.rank}" for it in (entry, spec)]
+            return f"the baseline is of {ranks[0]}; this is {ranks[1]}"
+        sizes = (entry.batch_size, spec.batch_size)
+        same = None in sizes or sizes[0] == sizes[1]
+        return "" if same else f"the baseline is of batch_size={sizes[0]}, this is {sizes[1]}"
+
+    @cached_property
+    def limits(self) -> tuple[_Limit, ...]:
+        """Every declared limit; those of ``max_gib`` and ``card`` the allocator enforces."""
+        spec = self.spec
+        found: tuple[tuple[str, PeakName, int | None], ...] = (
+            ("max_gib", "reserved", spec.max_bytes),
+            ("card", "reserved", self.card_bytes),
+            ("max_allocated_gib", "allocated", spec.max_allocated_bytes),
+            ("max_reserved_gib", "reserved", spec.max_reserved_bytes),
+        )
+        return tuple(_Limit(n, getattr(spec, n), peak, b) for n, peak, b in found if b is not None)
+
+    @cached_property
+    def comparisons(self) -> tuple[Comparison, ...]:
+        """Both peaks of every device."""
+        peaks = enumerate(self.measurement.peaks)
+        return tuple(row for device, peak in peaks for row in self.compare(device, peak))
+
+    def compare(self, device: int, measured: Peak) -> tuple[Comparison, ...]:
+        """Both peaks of one device beside their baseline and budget."""
+        baseline = None if self.entry is None else self.entry.peaks[device]
+        rows = []
+        for peak in PEAKS:
+            tolerance = self.spec.tolerance or self.policy.tolerance or DEFAULT_TOLERANCES[peak]
+            before = None if baseline is None else getattr(baseline, peak)
+            allowance = None if before is None else tolerance.allowance(before)
+            budget = min((lim.nbytes for lim in self.limits if lim.peak == peak), default=None)
+            now = getattr(measured, peak)
+            rows.append(Comparison(device, peak, now, before, allowance, budget))
+        return tuple(rows)
+
+    def cause(self, row: Comparison) -> str:
+        """What grew most, and at which line, where a breakdown of both is known."""
+        before = self.entry.breakdowns if self.entry else ()
+        now = self.measurement.attributions
+        if row.excess <= 0 or row.peak != "allocated" or min(len(before), len(now)) <= row.device:
+            return ""
+        return lead(now[row.device].breakdown, before[row.device])
+
+    @property
+    def highest(self) -> str:
+        """What the fullest device held."""
+        return _held(Peak(self.measurement.peak_allocated, self.measurement.peak_reserved))
+
+    def on_device(self, device: int) -> str:
+        """Which device, where there are several."""
+        return f" on device {device}" if len(self.measurement.peaks) > 1 else ""
+
+
+def _verdict(
+    case: _Case, kind: Kind, finding: str, notes: Iterable[str] = (), *, failed: bool = False
+) -> Verdict:
+    """Return a verdict with the notes that every kind has, and no remedy as yet."""
+    notes = (*notes, *_common_notes(case, kind))
+    return Verdict(kind, failed, f"{kind}: {finding}", case.comparisons, notes)
+
+
+def _updatable(case: _Case, verdict: Verdict, purpose: str) -> Verdict:
+    """Add that a new baseline is the remedy; where the run writes one, the test does not fail."""
+    if case.policy.updating:
+        notes = (*verdict.notes, "this run writes the baseline anew")
+        return replace(verdict, failed=False, notes=notes)
+    command = shlex.join(filter(None, ("pytest", case.nodeid, UPDATE_OPTION)))
+    return replace(verdict, remedy=f"{purpose}, run {command}", command=command)
+
+
+def _common_notes(case: _Case, kind: Kind) -> Iterator[str]:
+    now, entry, error = case.measurement, case.entry, case.lookup.error
+    yield from now.notes
+    if now.alloc_retries and kind is not Kind.OUT_OF_MEMORY:
+        times = "once" if now.alloc_retries == 1 else f"{now.alloc_retries} times"
+        yield f"the allocator had to empty its cache {times} to go on"
+    if error is not None and case.spec.baseline and kind is not Kind.INCOMPARABLE:
+        yield f"cannot read the baseline: {error}"
+    if entry and (before := provenance_text(entry.provenance, now.provenance)):
+        after = provenance_text(now.provenance, entry.provenance)
+        yield f"baseline made with {before}; measured with {after}"
+
+
+def _out_of_memory(case: _Case) -> Verdict | None:
+    oom, device = case.measurement.out_of_memory, case.measurement.device
+    if oom is None:
+        return None
+    caps = [limit for limit in case.limits if limit.name in {"max_gib", "card"}]
+    cap = min(caps, key=lambda limit: limit.nbytes, default=None)
+    size = cap.nbytes if cap else device.total_memory - device.context
+    step = "the step" if case.spec.batch_size is None else f"batch size {case.spec.batch_size}"
+    place = f"in {cap}" if cap else f"on {device.name} ({format_size(size)})"
+    place += case.on_device(oom.device_index)
+    finding = f"{step} does not fit {place}: {_shortage(oom, size)}"
+    notes = _shortage_notes(case, oom, size)
+    verdict = _verdict(case, Kind.OUT_OF_MEMORY, finding, notes, failed=True)
+    if oom.needed is None:
+        return replace(verdict, comparisons=(), remedy=f"try {USE_LESS}")
+    raisable = [lim.name for lim in caps] == ["max_gib"] and oom.needed.reserved > size
+    more = _declare("max_gib", oom.needed.reserved) if raisable else ""
+    rows = case.compare(oom.device_index, oom.needed)
+    return replace(verdict, comparisons=rows, remedy=f"try {USE_LESS}{more}")
+
+
+def _shortage(oom: OutOfMemory, size: int) -> str:
+    asked = "" if oom.requested is None else f"{format_size(oom.requested)} more asked for "
+    text = f"{asked}with {_held(oom)}"
+    if oom.needed is None:
+        return text
+    verb = "it needs" if oom.needed.reserved > size else "run again it took"
+    return f"{text}; {verb} {format_size(oom.needed.reserved)}"
+
+
+def _shortage_notes(case: _Case, oom: OutOfMemory, size: int) -> Iterator[str]:
+    segment = DEFAULT_TOLERANCES["reserved"].absolute
+    if oom.requested is not None and oom.reserved + oom.requested + segment <= size:
+        yield "that much was left for this test: others hold the device's memory"
+    if case.entry is not None and oom.needed is None:
+        yield f"the baseline is {_held(case.entry.peaks[oom.device_index])}"
+
+
+def _over_budget(case: _Case) -> Verdict | None:
+    found = [
+        (row.measured - limit.nbytes, row, limit)
+        for row in case.comparisons
+        for limit in case.limits
+        if row.peak == limit.peak and row.measured > limit.nbytes
+    ]
+    if not found:
+        return None
+    found.sort(key=lambda item: -item[0])
+    texts = [
+        f"peak {row.peak} of {format_size(row.measured)}{case.on_device(row.device)} "
+        f"is {format_size(over)} over {limit}"
+        for over, row, limit in found
+    ]
+    notes = [f"also, {text}" for text in texts[1:]]
+    verdict = _verdict(case, Kind.OVER_BUDGET, texts[0], notes, failed=True)
+    _, worst, limit = found[0]
+    more = "" if limit.name == "card" else _declare(limit.name, worst.measured)
+    return replace(verdict, remedy=f"try {USE_LESS}{more}")
+
+
+def _without_baseline(case: _Case) -> Verdict | None:
+    """Judge a test that has nothing to be compared with, whether on purpose or not."""
+    lookup, measured = case.lookup, case.highest
+    kind, purpose = Kind.INCOMPARABLE, "to record one"
+    if not case.spec.baseline:
+        return _verdict(case, Kind.WITHIN, measured)
+    if lookup.error is not None:
+        verdict = _verdict(case, kind, f"cannot read the baseline: {lookup.error}", failed=True)
+        return replace(verdict, remedy="repair the file, or restore it from version control")
+    device = case.measurement.device.key
+    if case.mismatch:
+        finding, purpose = f"{case.mismatch}; {measured}", "if this is intended"
+    elif lookup.entry is not None:
+        return None
+    elif lookup.others:
+        finding = f"no baseline of {device}, only of {', '.join(lookup.others)}; {measured}"
+    else:
+        kind, finding = Kind.NO_BASELINE, f"{measured} on {device}"
+    failed = case.policy.missing_baseline == "fail"
+    return _updatable(case, _verdict(case, kind, finding, failed=failed), purpose)
+
+
+def _compared(case: _Case) -> Verdict:
+    far = beyond_tolerance(case.comparisons)
+    if not far:
+        return _verdict(case, Kind.WITHIN, case.highest)
+    finding = f"{_change(case, far[0])}, tolerance {format_size(far[0].allowance or 0)}"
+    cause = case.cause(far[0])
+    finding = f"{cause}; {finding}" if cause else finding
+    if far[0].excess < 0:
+        failed = case.policy.shrinkage == "fail"
+        verdict = _verdict(case, Kind.IMPROVED, finding, failed=failed)
+        return _updatable(case, verdict, "to hold later runs to it")
+    only_reserved = all(row.peak == "reserved" for row in far)
+    notes = ["live tensors take no more: it is the allocator's cache"] if only_reserved else []
+    verdict = _verdict(case, Kind.REGRESSED, finding, notes, failed=True)
+    return _updatable(case, verdict, "if this is intended")
+
+
+def _change(case: _Case, row: Comparison) -> str:
+    difference, baseline = row.difference or 0, row.baseline or 0
+    verb = "grew" if difference > 0 else "shrank"
+    share = f" ({100 * difference / baseline:+.1f}%)" if baseline else ""
+    place = case.on_device(row.device)
+    return f"peak {row.peak}{place} {verb} by {format_size(abs(difference))}{share}"
+
+
+def _held(at: Peak | OutOfMemory) -> str:
+    return f"{format_size(at.allocated)} allocated, {format_size(at.reserved)} reserved"
+
+
+def _declare(name: str, nbytes: int) -> str:
+    """Return the budget to declare for so many bytes: the next hundredth of a GiB."""
+    gib = -(-nbytes * 100 // GIB) / 100
+    return f"; or, if the step may take that much, declare {name}={gib:.10g}"
