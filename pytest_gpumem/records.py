@@ -75,6 +75,8 @@ class OutOfMemory:
     """which of the test's devices ran out"""
     needed: Peak | None = None
     """the peak of the same step run again without the cap; None: that was not possible"""
+    advice: tuple[str, ...] = ()
+    """what was tried instead and fits, or does not"""
 
 
 Category = Literal[
@@ -164,6 +166,16 @@ class Attribution:
 
 
 @dataclass(frozen=True)
+class Growth:
+    """How peak allocated grows with the batch size: fixed + per_sample * size, in bytes."""
+
+    sizes: tuple[int, ...]
+    """batch sizes that were measured, ascending"""
+    fixed: int
+    per_sample: int
+
+
+@dataclass(frozen=True)
 class Measurement:
     """One step's memory on its device or devices.
 
@@ -190,6 +202,8 @@ class Measurement:
     """one a device; none where nobody asked for them"""
     hints: tuple[str, ...] = ()
     """what would lower a peak, found by running the test once more; attributions have others"""
+    growth: Growth | None = None
+    """of a test that runs with several batch sizes; its peaks are those of the largest"""
 
     @property
     def peak_allocated(self) -> int:
@@ -216,3 +230,5 @@ class BaselineEntry:
     """which of them; None where there was no such run"""
     breakdowns: tuple[Breakdown, ...] = ()
     """one a device, with the largest sites; none where there was no attribution"""
+    growth: Growth | None = None
+    """of a test that runs with several batch sizes"""
