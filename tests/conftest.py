@@ -31,6 +31,9 @@ SLOW = 120
 """seconds that a session in a process of its own may take"""
 
 
+pytest.register_assert_rewrite("hint_suite", "recorded_runs", "spec_marks", "terminal_results")
+
+
 def pytest_configure(config):
     if config.getoption("gpumem_device", None) != "cuda":
         try:
