@@ -126,8 +126,8 @@ def _choice(config: pytest.Config) -> Choice:
     _guard.remove()
     settings = config.stash[SETTINGS]
     if settings.device in DEVICES:
-        shared = hasattr(config, "workerinput")
-        choice = choose(settings.device, find_card(settings.card), shared=shared)
+        worker = getattr(config, "workerinput", {}).get("workerid", "")
+        choice = choose(settings.device, find_card(settings.card), worker=worker)
     else:
         choice = _made_by_hook(config, settings)
     config.stash[CHOICE] = choice
