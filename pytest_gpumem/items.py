@@ -109,6 +109,7 @@ def run_again(
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             state.teardown_exact(item.parent)
+            clear(error)  # frames that waited for the tear-down have ended now
             _forget_instance(item)
             item._initrequest()
             prepare()
