@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.records import Peak
 
-_TRIED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
-_DEVICE = re.compile(r"GPU (\d+)")
+_TRIED = re.compile(r"Tried to allocate ([0-9.]{1,20} \w{1,5})\b")
+_DEVICE = re.compile(r"GPU ([0-9]{1,3})\b")
 
 
 @dataclass(frozen=True)

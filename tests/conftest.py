@@ -25,10 +25,14 @@ from pytest_gpumem.devices.virtual import VirtualDevice
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.sizes import MIB
 
-WITHOUT = ("-p", "no:hypothesispytest")
-"""Hypothesis's plugin imports Hypothesis at the end of every session: seconds each."""
+WITHOUT = ("-p", "no:hypothesispytest", "-p", "no:randomly", "-p", "no:asyncio")
+"""Hypothesis's plugin imports Hypothesis at the end of every session: seconds each; the others are
+for the tests that ask for them (``-p randomly``)."""
 SLOW = 120
 """seconds that a session in a process of its own may take"""
+
+
+pytest.register_assert_rewrite("hint_suite", "recorded_runs", "spec_marks", "terminal_results")
 
 
 def pytest_configure(config):
@@ -67,7 +71,8 @@ def modules_kept(monkeypatch):
 def suite(modules_kept, pytester, virtual_gpu, monkeypatch):
     """A folder of test files, and sessions in this process that run them."""
     monkeypatch.setenv("COLUMNS", "140")
-    for name in ("CI", "BUILD_NUMBER"):  # pytest shortens nothing where these are set
+    github = ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE")
+    for name in ("CI", "BUILD_NUMBER", *github):  # pytest shortens nothing where these are set
         monkeypatch.delenv(name, raising=False)
     default = VirtualDevice.loaded().card
     yield Suite(pytester)
