@@ -83,6 +83,8 @@ EFFECTS = {
     "shrinkage": ("fail", {"failed": 2}, "improved: peak allocated shrank by 100.00 MiB"),
     "tolerance": ("300MiB", {"passed": 1, "failed": 1}, "gpumem: 1 within, 1 over budget"),
     "html": ("page.html", {"passed": 1, "failed": 1}, "gpumem: page written to"),
+    "json": ("a.json", {"passed": 1, "failed": 1}, "gpumem: JSON report written to"),
+    "markdown": ("a.md", {"passed": 1, "failed": 1}, "gpumem: Markdown report written to"),
 }
 
 
@@ -95,8 +97,8 @@ def prepared(suite):
     return suite
 
 
-# test_plugin_attribution.py, test_plugin_snapshots.py
-ELSEWHERE = {"attribution", "snapshots", "snapshot_when"}
+# test_plugin_attribution.py, test_plugin_snapshots.py, test_plugin_outputs.py
+ELSEWHERE = {"attribution", "snapshots", "snapshot_when", "github"}
 
 
 @pytest.mark.parametrize(
