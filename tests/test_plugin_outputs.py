@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 
@@ -103,15 +105,28 @@ def test_one_file_for_two_reports_is_refused(suite):
 
 
 @pytest.mark.parametrize("name", ["json", "markdown"])
-def test_a_file_that_cannot_be_written_fails_the_session_and_loses_nothing(suite, name):
+def test_a_file_that_cannot_be_written_fails_the_session(suite, name):
     suite.write("file", "no folder")
-    old = suite.write("out/report", "old")
     blocked = f"--gpumem-{name}=file/report"
     session = suite.run(blocked, source="def test_plain(): pass")
     assert session.ret == pytest.ExitCode.TESTS_FAILED
     assert f"gpumem: no {FILES[name]} written to {suite.path}/file/report: " in session.out
     assert (suite.path / "file").read_text() == "no folder\n"
+
+
+@pytest.mark.parametrize("name", ["json", "markdown"])
+def test_a_full_disk_leaves_the_old_file_as_it_was(suite, monkeypatch, name):
+    old = suite.write("report", "old")
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    session = suite.run(f"--gpumem-{name}=report", source="def test_plain(): pass")
+    assert session.ret == pytest.ExitCode.TESTS_FAILED
+    assert f"no {FILES[name]} written to {old}: No space left on device" in session.out
     assert old.read_text() == "old\n"
+    assert not [it for it in suite.path.iterdir() if it.name.startswith(".gpumem")]
 
 
 def test_one_report_that_fails_keeps_no_other_from_being_written(suite):
