@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_report import EVIL, T4, attribution, entry, measured, result, sample
 
@@ -79,6 +79,7 @@ TEXT = dumps(Report((result("t", measured(attribution(layers=1))),)), created=WH
 VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just([{}])
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_whatever_a_report_holds_it_is_read_or_refused(data):
     """One value anywhere in it is another."""
@@ -99,6 +100,7 @@ def test_whatever_a_report_holds_it_is_read_or_refused(data):
     assert loads(again, "it") == read
 
 
+@settings(deadline=None)
 @given(st.text() | st.binary())
 def test_whatever_a_file_holds_it_is_refused(content):
     with pytest.raises(ReportError):
