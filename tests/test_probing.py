@@ -173,9 +173,7 @@ def test_what_is_not_on_the_line_is_named(prober):
 def test_sizes_that_do_not_fit_are_left_out(prober, meter):
     meter.cap(200 * MIB)
     assert [it for it, _ in prober.scaling(linear, [2, 4, 800]).points] == [2, 4]
-    with pytest.raises(
-        GpuMemError, match="1 of them fits in 200.00 MiB; give"
-    ):
+    with pytest.raises(GpuMemError, match="1 of them fits in 200.00 MiB; give"):
         prober.scaling(linear, [2, 800])
 
 
