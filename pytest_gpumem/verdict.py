@@ -77,6 +77,9 @@ class Policy:
     """for tests whose marker has none"""
     updating: bool = False
     """baselines are about to be rewritten, so that being far from one is no failure"""
+    provenance: Literal["compare", "note", "fail"] = "compare"
+    """whether a baseline that was made with something else is compared with as any other, or passes
+    with a note where it is beyond tolerance, or fails as incomparable"""
 
 
 @dataclass(frozen=True)
