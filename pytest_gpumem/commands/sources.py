@@ -50,9 +50,13 @@ def read_source(given: str, directory: Path) -> Source:
         BaselineError: it is none of these, or cannot be read as a whole.
     """
     path = Path(given)
-    if path.is_dir():
+    try:
+        folder, file = bool(given) and path.is_dir(), path.is_file()
+    except OSError:  # it is too long for a name
+        folder = file = False
+    if folder:
         return read_directory(path, given)
-    if path.is_file():
+    if file:
         raise SourceError(given, "this is no report of pytest-gpumem", _HOW)
     if given.endswith(ENDING) or path.is_absolute():
         raise SourceError(given, "there is no such file or folder", _HOW)
@@ -67,6 +71,8 @@ def read_directory(directory: Path, name: str) -> Source:
 
 
 def _read_revision(revision: str, directory: Path) -> Source:
+    if not revision or revision.startswith("-"):
+        raise SourceError(revision or "''", "this is no git revision", _HOW)
     root = Path(os.fsdecode(_git(revision, "rev-parse", "--show-toplevel").rstrip(b"\n")))
     commit = _commit(revision)
     folder = os.path.relpath(os.path.realpath(directory), os.path.realpath(root))
@@ -103,8 +109,6 @@ def _blobs(listing: bytes) -> Iterator[tuple[Path, str]]:
 
 
 def _commit(revision: str) -> str:
-    if revision.startswith("-"):
-        raise SourceError(revision, "this is no git revision", _HOW)
     try:
         found = _git(revision, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
     except SourceError:
