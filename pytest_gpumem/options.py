@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from pytest_gpumem.errors import SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from pytest_gpumem.sizes import Tolerance
     from pytest_gpumem.verdict import Policy
@@ -120,7 +120,20 @@ OPTIONS: Final = (
         "",
         "PATH",
     ),
+    Option("json", "write every result to this file as JSON, for programs", "", "PATH"),
+    Option("markdown", "write what failed, and every result, to this file as Markdown", "", "PATH"),
+    Option(
+        "github",
+        "under GitHub Actions: auto (add the report to the job's summary, annotate the lines of "
+        "tests that failed) or off",
+        "auto",
+        "auto|off",
+        ("auto", "off"),
+    ),
 )
+
+FILES: Final = {"html": "gpumem.html", "json": "gpumem.json", "markdown": "gpumem.md"}
+"""the options that name a file to write, and what it may be called"""
 
 
 class Settings(NamedTuple):
@@ -142,6 +155,22 @@ class Settings(NamedTuple):
     tolerance: Tolerance | None
     html: Path | None
     """where the page is to be written"""
+    json: Path | None
+    """where the JSON report is to be written"""
+    markdown: Path | None
+    """where the report in Markdown is to be written"""
+    github: Literal["auto", "off"]
+
+    @property
+    def writes(self) -> bool:
+        """Whether it names a file for a report."""
+        return any(getattr(self, name) is not None for name in FILES)
+
+    @property
+    def on_github(self) -> bool:
+        """Whether GitHub Actions is to be told."""
+        asked = "GITHUB_STEP_SUMMARY" in os.environ or "GITHUB_ACTIONS" in os.environ
+        return asked and self.github == "auto"
 
     @property
     def policy(self) -> Policy:
@@ -170,6 +199,7 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
     """
     values = {option.name: _read(option, *get(option), root) for option in OPTIONS}
     values["baseline_dir"] = root / str(values["baseline_dir"])
+    _check_apart({it: values[it] for it in FILES})
     folder = str(values["snapshots"]).strip()
     values["snapshots"] = root / folder if folder else None
     return Settings(**values)  # type: ignore[arg-type] # each was read above
@@ -177,8 +207,8 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
 
 def _read(option: Option, value: object, where: str, root: Path) -> object:
     """Return an option's checked value."""
-    if option.name == "html":
-        return _page_path(str(value), where, root)
+    if option.name in FILES:
+        return _output_path(option.name, str(value), where, root)
     if value == option.default and option.name != "tolerance":
         return value
     if option.choices and value not in option.choices:
@@ -196,15 +226,21 @@ def _read(option: Option, value: object, where: str, root: Path) -> object:
     return value
 
 
-def _page_path(text: str, where: str, root: Path) -> Path | None:
-    """Return where the page goes; None where nobody asked for it."""
+def _output_path(option: str, text: str, where: str, root: Path) -> Path | None:
+    """Return where a report goes; None where nobody asked for it."""
     on_command_line = where.startswith("--")
     if not text.strip() and not on_command_line:
         return None
     name = os.path.expanduser(text.strip())  # noqa: PTH111 - a "~" that names nobody stays
     path = Path(name) if on_command_line else root / name
     if not text.strip() or name.endswith(os.sep) or path.is_dir():
-        raise SpecError(f"{where}={text}", "this is no file", f"write {where}=gpumem.html")
+        raise SpecError(f"{where}={text}", "this is no file", f"write {where}={FILES[option]}")
+    if option == "html":
+        _check_libraries(text, where)
+    return path.absolute()
+
+
+def _check_libraries(text: str, where: str) -> None:
     from importlib.util import find_spec
 
     missing = [name for name in ("jinja2", "matplotlib") if find_spec(name) is None]
@@ -214,7 +250,19 @@ def _page_path(text: str, where: str, root: Path) -> Path | None:
             f"the page is made with {' and '.join(missing)}, not installed here",
             "run pip install 'pytest-gpumem[html]'",
         )
-    return path.absolute()
+
+
+def _check_apart(paths: Mapping[str, object]) -> None:
+    """Refuse two reports of one file, of which the second would replace the first."""
+    given = [(name, path) for name, path in paths.items() if path is not None]
+    for index, (name, path) in enumerate(given):
+        for other, same in given[:index]:
+            if path == same:
+                raise SpecError(
+                    f"--gpumem-{name}={path}",
+                    f"this is the file of --gpumem-{other} as well",
+                    "name two files",
+                )
 
 
 def _card(name: str) -> str:

@@ -186,7 +186,7 @@ class GpuMemPlugin(Runner):
         super().__init__(config)
         self.settings = settings
         self.gathering = Gathering()
-        self._page: Published | None = None
+        self._published: list[Published] = []
         self._session: TestSession | None = None
         self._worker = hasattr(config, "workerinput")
 
@@ -248,25 +248,27 @@ class GpuMemPlugin(Runner):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write the baselines and the page; a file that cannot be written fails the session."""
+        """Write the baselines and the reports; a file that cannot be written fails the session."""
         if self._worker:
             return
         failed = False
         if self.settings.update_baselines:
             failed = bool(self.session.update_baselines(self.gathering.changes()).errors)
-        if self.settings.html is not None and not any(map(self.config.getoption, LISTINGS)):
-            failed |= self._publish(self.settings.html)
+        if not any(map(self.config.getoption, LISTINGS)):
+            failed |= self._publish()
         if failed and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-    def _publish(self, path: Path) -> bool:
-        """Write the page; return whether that failed."""
+    def _publish(self) -> bool:
+        """Write the reports that anybody wants; return whether that failed."""
+        if not self.settings.writes and not (self.gathering and self.settings.on_github):
+            return False
         from pytest_gpumem.publishing import publish
 
         header = self.session.header() if self.gathering else ""
         updates = self._session.updates if self._session else None
-        self._page = publish(path, self.gathering, self.settings, header, updates)
-        return self._page.failed
+        self._published = publish(self.gathering, self.settings, header, updates)
+        return any(it.failed for it in self._published)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_terminal_summary")
     def pytest_terminal_summary_shortened(
@@ -289,13 +291,30 @@ class GpuMemPlugin(Runner):
                 report.longrepr = longrepr
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Show the table, the counts and the next command, and where the page is."""
+        """Show the table, the counts and the next command, and where the reports are."""
         if self._worker:
             return
         if self.gathering or self.settings.update_baselines:
             self._show_summary(terminalreporter)
-        if self._page and (self._page.failed or terminalreporter.verbosity >= 0):
-            terminalreporter.write_line(self._page.line)
+        for it in self._published:
+            if it.failed or terminalreporter.verbosity >= 0:
+                terminalreporter.write_line(it.line)
+        if self.gathering and self.settings.on_github:
+            from pytest_gpumem.publishing import github_lines
+
+            for line in github_lines(self.gathering, Path(self.config.rootpath)):
+                terminalreporter.write_line(line)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_html_results_table_html(self, report: pytest.TestReport, data: list[str]) -> None:
+        """Show a test's figures among its details in pytest-html's report."""
+        if hasattr(report, "gpumem"):
+            from html import escape
+
+            from pytest_gpumem.report.properties import property_lines
+
+            lines = [escape(line) for line in property_lines(report.user_properties)]
+            data.insert(0, "\n".join(["GPU memory", *lines, ""]))
 
     def _show_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         texts = self.session.summary(

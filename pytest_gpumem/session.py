@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     Ask = Callable[[str, Measurement], Measurement]
 
+MARKER = "gpu_memory"
 LEAST_WIDTH = 80
 """columns that a failure's text is laid out for at least"""
 LONGEST_ERROR = 200
@@ -221,7 +222,7 @@ class TestSession(Stage):
             world_size=spec.world_size,
             rank=spec.rank,
             budget=describe_budget(spec),
-            location=items.place(item),
+            location=items.place(item, MARKER),
             baseline=spec.baseline,
             baseline_entry=lookup.entry,
         )

@@ -68,7 +68,8 @@ def modules_kept(monkeypatch):
 def suite(modules_kept, pytester, virtual_gpu, monkeypatch):
     """A folder of test files, and sessions in this process that run them."""
     monkeypatch.setenv("COLUMNS", "140")
-    for name in ("CI", "BUILD_NUMBER"):  # pytest shortens nothing where these are set
+    github = ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE")
+    for name in ("CI", "BUILD_NUMBER", *github):  # pytest shortens nothing where these are set
         monkeypatch.delenv(name, raising=False)
     default = VirtualDevice.loaded().card
     yield Suite(pytester)
