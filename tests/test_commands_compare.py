@@ -11,8 +11,13 @@ from dataclasses import replace
 import pytest
 from command_line import BEFORE, NOW, T4, flat, write
 
-from pytest_gpumem.records import BaselineEntry, Breakdown, Peak
+from pytest_gpumem.judging import judge
+from pytest_gpumem.records import BaselineEntry, Breakdown, Measurement, OutOfMemory, Peak
+from pytest_gpumem.report.json_report import dumps
+from pytest_gpumem.report.model import Report, Result
 from pytest_gpumem.sizes import MIB
+from pytest_gpumem.spec import MemorySpec
+from pytest_gpumem.verdict import Lookup, Policy
 
 
 @pytest.fixture
@@ -167,7 +172,8 @@ def test_a_link_in_a_revision_is_refused_by_name(repository, gpumem):
         (["old", "new", "--fail-on-growth", "2"], "--fail-on-growth=2: '2' is neither"),
         (["old", "new", "--fail-on-growth=-2%"], "--fail-on-growth=-2%: '-2%' is negative"),
         (["empty", "empty"], "empty, empty: neither has a baseline to compare; look at"),
-        (["text.txt", "new"], "text.txt: this is no report of pytest-gpumem"),
+        (["text.txt", "new"], "text.txt: is not JSON"),
+        (["old/virtual-T4/tests/test_a.json", "new"], "test_a.json: is no report of"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_status_2(two, gpumem, arguments, said):
@@ -239,6 +245,61 @@ def test_what_ascii_cannot_show_is_escaped(repository, monkeypatch):
     assert "test_gr\\xf6\\xdfe" in done.stdout
 
 
+# Reports
+
+
+def report(path, *results):
+    path.write_text(dumps(Report(results), created="2026-11-21T15:06:07Z"), encoding="utf-8")
+
+
+def of(test, allocated, *, part="", oom=None):
+    peaks = (Peak(allocated * MIB, allocated * MIB),)
+    measured = Measurement(T4, NOW, peaks, peaks, peaks, out_of_memory=oom)
+    return Result(
+        f"tests/test_a.py::{test}", judge(measured, SPEC, Lookup(), Policy()), measured, part
+    )
+
+
+SPEC = MemorySpec()
+OOM = OutOfMemory(requested=MIB, allocated=MIB, reserved=MIB, site="")
+
+
+def test_two_reports_are_compared(here, gpumem):
+    report(here / "a.json", of("test_x", 100), of("test_x", 7, part="forward"), of("test_y", 5))
+    report(here / "b.json", of("test_x", 150), of("test_x", 8, part="forward"))
+    status, out, err = gpumem("compare", "a.json", "b.json", "--fail-on-growth", "2%")
+    assert (status, err) == (1, "")
+    assert "a.json -> b.json: 2 grew, 1 vanished" in out
+    assert "test_x (forward) allocated 7.00 8.00 +1.00 +14.3" in flat(out)
+
+
+def test_a_report_and_a_folder_are_compared(two, gpumem):
+    report(two / "a.json", of("test_x", 160))
+    out = gpumem("compare", "old", "a.json")[1]
+    assert "old -> a.json: 1 grew, 2 vanished" in out
+
+
+def test_what_ran_out_of_memory_fails_and_is_not_called_smaller(here, gpumem):
+    report(here / "a.json", of("test_x", 100), of("test_y", 1))
+    report(here / "b.json", of("test_x", 3, oom=OOM), of("test_y", 1))
+    status, out, _ = gpumem("compare", "a.json", "b.json", "--fail-on-growth", "50%")
+    assert status == 1
+    assert "1 ran out of memory, 1 same" in out
+    assert "test_x allocated 100.00" in flat(out)
+    status, out, _ = gpumem("compare", "b.json", "a.json", "--fail-on-growth", "50%")
+    assert status == 0
+    assert "1 appeared, 1 same" in out
+    assert "1 measurement of b.json ran out of memory" in flat(out)
+    assert gpumem("compare", "b.json", "b.json", "--fail-on-growth", "0%")[0] == 0
+
+
+def test_a_report_alone_has_nothing_to_be_compared_with(here, gpumem):
+    report(here / "a.json", of("test_x", 100))
+    status, _, err = gpumem("compare", "a.json")
+    assert status == 2
+    assert "a.json: a report is compared with another one" in err
+
+
 # Formats
 
 
@@ -263,7 +324,7 @@ def test_markdown_has_a_table_of_each_kind(two, gpumem):
     out = gpumem("compare", "old", "new", "--format", "markdown")[1]
     assert "#### Grew" in out
     assert (
-        "| <code>tests/test\\_a.py::test\\_x</code> | virtual-T4 | allocated | 100.00 | 150.00 "
+        "| `tests/test_a.py::test_x` | virtual-T4 | allocated | 100.00 | 150.00 "
         "| +50.00 | +50.0 |" in out
     )
 

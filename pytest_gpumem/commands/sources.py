@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.baseline_folder import ENDING, Figures, read_contents, read_folder
 from pytest_gpumem.errors import BaselineError
+from pytest_gpumem.gathering import entry_of, split
+from pytest_gpumem.moves import Key
+from pytest_gpumem.report.json_report import read_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from pytest_gpumem.moves import Key
 
 _HOW: Final = "name a report (.json), a folder of baselines, or a git revision"
 _FILES: Final = ("100644", "100755")
@@ -31,7 +32,7 @@ class Source:
     remarks: list[str] = field(default_factory=list)
     """sentences on what it has not"""
     short: frozenset[Key] = frozenset()
-    """what ran out of memory; it may have an entry, of what it got"""
+    """what ran out of memory, and so has no figures"""
     of_report: bool = False
 
 
@@ -57,7 +58,7 @@ def read_source(given: str, directory: Path) -> Source:
     if folder:
         return read_directory(path, given)
     if file:
-        raise SourceError(given, "this is no report of pytest-gpumem", _HOW)
+        return _read_report(given)
     if given.endswith(ENDING) or path.is_absolute():
         raise SourceError(given, "there is no such file or folder", _HOW)
     return _read_revision(given, directory)
@@ -68,6 +69,22 @@ def read_directory(directory: Path, name: str) -> Source:
     figures = read_folder(directory)
     remarks = [] if figures.files else [f"{name} has no baselines"]
     return Source(name, figures, remarks)
+
+
+def _read_report(given: str) -> Source:
+    figures = Figures(files=1)
+    short = set()
+    for result in read_report(given).results:
+        if result.measurement is None:
+            continue
+        key = Key(result.device_key, *split(result.nodeid), result.part)
+        if result.measurement.out_of_memory is None:
+            figures.entries[key] = entry_of(result)
+        else:
+            short.add(key)
+    number = "1 measurement" if len(short) == 1 else f"{len(short)} measurements"
+    remarks = [f"{number} of {given} ran out of memory, without a peak to compare"] if short else []
+    return Source(given, figures, remarks, frozenset(short), of_report=True)
 
 
 def _read_revision(revision: str, directory: Path) -> Source:

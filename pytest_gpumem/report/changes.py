@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import html
 import json
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.differences import provenance_text
 from pytest_gpumem.moves import Kind, count
+from pytest_gpumem.report.markdown import code, prose
 from pytest_gpumem.report.table import named_table
 from pytest_gpumem.report.text import printable, shortened, wrapped
 from pytest_gpumem.sizes import MIB
@@ -126,14 +126,14 @@ def _changed_toolchains(changes: Changes) -> Iterator[str]:
 
 def markdown(changes: Changes) -> str:
     """Return the comparison as GitHub's markdown, which shows names as they are."""
-    blocks = [f"**{_cell(changes.before)} → {_cell(changes.after)}**: {_counted(changes)}"]
+    blocks = [f"{code(changes.before)} → {code(changes.after)}: {_counted(changes)}"]
     if changes.across:
-        blocks += [f"- {_cell(it.sentence)}" for it in changes.together]
+        blocks += [f"- {prose(it.sentence)}" for it in changes.together]
     for kind in (Kind.SHORT, Kind.GREW, Kind.SHRANK, Kind.APPEARED, Kind.VANISHED):
         moves = [it for it in changes.alone if it.kind is kind]
         if moves:
             blocks.append(f"#### {str(kind).capitalize()}\n\n{_markdown_table(moves)}")
-    notes = [f"- {_cell(text)}" for text in (*_causes(changes.alone), *_notes(changes))]
+    notes = [f"- {prose(text)}" for text in (*_causes(changes.alone), *_notes(changes))]
     return "\n\n".join([*blocks, "\n".join(notes)] if notes else blocks)
 
 
@@ -146,19 +146,11 @@ def _markdown_table(moves: Sequence[Move]) -> str:
     lines = [f"| {' | '.join(titles)} |", "| --- | --- | --- | ---: | ---: | ---: | ---: |"]
     for move in moves:
         name = f"{move.key.nodeid} ({move.key.part})" if move.key.part else move.key.nodeid
-        names = [f"<code>{_cell(name)}</code>", move.key.device]
+        names = [code(name), move.key.device]
         for cells in _cells(move):
             lines.append(f"| {' | '.join([*names, *cells])} |")
             names = ["", ""]
     return "\n".join(lines)
-
-
-_MARKS: Final = str.maketrans({**{mark: f"\\{mark}" for mark in "|`*_[]#\\~"}, "@": "&#64;"})
-
-
-def _cell(text: str) -> str:
-    """Return text that markdown shows as it is, whatever is in it."""
-    return html.escape(printable(text), quote=False).translate(_MARKS)
 
 
 # -- JSON --
