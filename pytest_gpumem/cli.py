@@ -42,7 +42,10 @@ ABOUT_BASELINES: Final = {"compare": compare, "show": listing, "prune": prune}
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
     parser = _parser()
-    arguments = parser.parse_args(argv)
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and arguments.command != "prune":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    arguments.rest = rest  # for pytest
     try:
         if arguments.command == "cards":
             print(cards_table())

@@ -78,7 +78,7 @@ class Collecting:
             found = self._find()
             output[SENT] = None if self.collection.partial else [tuple(key) for key in found]
             return
-        self.collection.partial = self.collection.partial or narrowed(self.config)
+        self.collection.partial = narrowed(self.config) or self.collection.partial
         workers = self.config.pluginmanager.hasplugin("dsession")
         self.stale = self._gathered() if workers else self._find()
         if self.stale and self.settings.stale == "fail" and session.exitstatus == _OK:
@@ -101,7 +101,8 @@ class Collecting:
         if self.collection.partial or not self._answers or None in self._answers:
             return []
         found = [set(answer) for answer in self._answers if answer is not None]
-        return sorted(set.intersection(*found))
+        agreed = set.intersection(*found)
+        return [key for key in self._answers[0] or () if key in agreed]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:  # noqa: ANN401 - of pytest-xdist

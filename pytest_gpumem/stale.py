@@ -62,7 +62,7 @@ def find_stale(
         known = module in collection.files and module not in collection.skipped
         if not there[module] or (known and key.nodeid not in collection.tests):
             stale.append(key)
-    return sorted(set(stale))
+    return sorted(set(stale), key=lambda key: (key.nodeid, key.device))
 
 
 def stale_line(stale: Iterable[Key]) -> str:

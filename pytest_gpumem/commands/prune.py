@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -18,6 +17,7 @@ from pytest_gpumem.moves import Key
 from pytest_gpumem.report.text import printable
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
 HELP = "list baselines whose tests are gone, and delete them if asked to"
@@ -28,17 +28,14 @@ SAID: Final = 20
 """last lines of pytest's output that a message shows"""
 _COLLECTED: Final = (0, 1)
 """pytest's exit statuses with which all was collected: 1 is of --gpumem-stale=fail"""
+_NO_TESTS: Final = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the subcommand takes."""
     parser.add_argument("--delete", action="store_true", help="delete them, without asking")
-    parser.add_argument(
-        "arguments",
-        metavar="...",
-        nargs=argparse.REMAINDER,
-        help="for pytest: --rootdir=DIR, --gpumem-baseline-dir=DIR, -c FILE",
-    )
+    parser.allow_abbrev = False  # the rest is pytest's, which has options that begin alike
+    parser.usage = "gpumem prune [--delete] [argument for pytest ...]"
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
@@ -47,8 +44,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     Raises:
         BaselineError: not all tests could be collected.
     """
-    rest = [it for it in arguments.arguments if it != "--"]
-    collected = _collected(rest)
+    collected = _collected([it for it in arguments.rest if it != "--"])
     folder = Path(collected["directory"])
     stale = [Key(*it) for it in collected["stale"]]
     if not stale:
@@ -96,12 +92,13 @@ def _collected(arguments: Sequence[str]) -> dict[str, Any]:
         said = done.stdout.decode(errors="replace").splitlines()[-SAID:]
         given = " ".join(["pytest --collect-only", *arguments])
         told = json.loads(answer.read_text(encoding="ascii")) if answer.exists() else None
+    if done.returncode not in (*_COLLECTED, _NO_TESTS):
+        print("\n".join(map(printable, said)), file=sys.stderr)
     if told is not None and told["partial"]:
         remedy = "run gpumem prune where pytest collects all tests, without naming any"
         raise BaselineError(given, f"not all tests were collected: {told['partial']}", remedy)
     if done.returncode not in _COLLECTED:
         problem = f"ended with exit status {done.returncode}"
-        print("\n".join(map(printable, said)), file=sys.stderr)
         raise BaselineError(given, problem, "mend what pytest says above")
     if told is None:
         remedy = "run gpumem prune from pytest's root folder, or add --gpumem-baseline-dir=DIR"
