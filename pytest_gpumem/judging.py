@@ -118,6 +118,12 @@ class _Case:
         return "without any baseline"
 
     @cached_property
+    def toolchain(self) -> str:
+        """What the baseline was made with that this measurement was not; "" where nothing was."""
+        entry = self.entry
+        return provenance_text(entry.provenance, self.measurement.provenance) if entry else ""
+
+    @cached_property
     def limits(self) -> tuple[_Limit, ...]:
         """Every declared limit; those of ``max_gib`` and ``card`` the allocator enforces."""
         spec = self.spec
@@ -297,6 +303,15 @@ def _without_baseline(case: _Case) -> Verdict | None:
 def _compared(case: _Case) -> Verdict:
     far = beyond_tolerance(case.comparisons)
     against = f"; held to the baseline of {case.policy.against}" if case.policy.against else ""
+    if case.toolchain and case.policy.provenance == "fail":
+        finding = f"the baseline was made with {case.toolchain}; {case.highest}"
+        verdict = _verdict(case, Kind.INCOMPARABLE, finding, failed=True)
+        return _updatable(case, verdict, "if this is intended")
+    if far and case.toolchain and case.policy.provenance == "note":
+        finding = f"{_change(case, far[0])} from a baseline made with {case.toolchain}"
+        return _updatable(
+            case, _verdict(case, Kind.INCOMPARABLE, finding), "to hold later runs to it"
+        )
     if not far:
         return _verdict(case, Kind.WITHIN, f"{case.highest}{against}")
     finding = f"{_change(case, far[0])}, tolerance {format_size(far[0].allowance or 0)}"

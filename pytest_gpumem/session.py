@@ -18,6 +18,7 @@ from pytest_gpumem.report.model import Result, describe_budget
 from pytest_gpumem.report.table import summary_table
 from pytest_gpumem.report.terminal import MOST_ROWS
 from pytest_gpumem.report.text import can_encode
+from pytest_gpumem.report.toolchain import lead_lines
 from pytest_gpumem.stage import Stage
 from pytest_gpumem.verdict import Lookup
 
@@ -62,7 +63,8 @@ class TestSession(Stage):
     def __init__(self, settings: Settings, choice: Choice, root: Path, verbosity: int = 0) -> None:
         super().__init__(choice, root)
         self.settings = settings
-        self.store = BaselineStore(settings.baseline_dir)
+        strict = settings.provenance == "fail"
+        self.store = BaselineStore(settings.baseline_dir, follow_provenance=strict)
         self.updates: UpdateSummary | None = None
         self.verbosity = verbosity
 
@@ -257,7 +259,9 @@ class TestSession(Stage):
         texts = []
         if gather.broken:
             texts += [f"gpumem: {text}" for text in gather.broken]
+        texts += lead_lines(results, width, ascii_only=ascii_only)
         if verbosity >= 0:
+            texts += [""] if texts else []
             table = summary_table(results, verbosity, width, ascii_only=ascii_only)
             texts += [table, ""] if table else []
             texts += [line for line in [terminal.counts(results)] if line]

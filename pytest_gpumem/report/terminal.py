@@ -196,14 +196,15 @@ def explanation(result: Result, width: int, most_rows: int | None) -> list[list[
     before = kept[device] if device < len(kept) else None
     where = f", device {device}" if len(attributions) > 1 else ""
     tables = [
-        _rows_table(f"at the peak{where}", category_rows(now, before), width, most_rows),
-        _rows_table("allocated by", site_rows(now, before), width, most_rows),
+        rows_table(f"at the peak{where}", category_rows(now, before), width, most_rows),
+        rows_table("allocated by", site_rows(now, before), width, most_rows),
     ]
     notes = [wrapped("note: ", note, width) for note in attributions[device].notes]
     return [[table] for table in tables if table] + [[note] for note in notes]
 
 
-def _rows_table(title: str, rows: Sequence[Row], width: int, most: int | None) -> str:
+def rows_table(title: str, rows: Sequence[Row], width: int, most: int | None) -> str:
+    """Return rows of categories or sites as a table, the first ``most`` of them."""
     shown = rows[:most]
     if not shown:
         return ""
