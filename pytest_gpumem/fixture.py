@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import torch
 
     from pytest_gpumem.fit import Largest
-    from pytest_gpumem.growth import Scaling
     from pytest_gpumem.running import Run
+    from pytest_gpumem.scaling import Scaling
 
 
 class GpuMemory:

@@ -11,10 +11,10 @@ from pytest_gpumem.attribution import Attributor, Subject
 from pytest_gpumem.errors import GpuMemError, SpecError
 from pytest_gpumem.fit import Largest, Probe, Search
 from pytest_gpumem.frames import clear
-from pytest_gpumem.growth import Prediction, Scaling, grows_evenly, uneven
 from pytest_gpumem.oom import WATCH, find_out_of_memory
 from pytest_gpumem.records import Breakdown, Peak
 from pytest_gpumem.rehearsal import Rehearsal, script_of
+from pytest_gpumem.scaling import Prediction, Scaling, grows_evenly, uneven
 from pytest_gpumem.sizes import format_size, shown
 
 if TYPE_CHECKING:

@@ -171,7 +171,7 @@ class Attribution:
 
 
 @dataclass(frozen=True)
-class Growth:
+class Slope:
     """How peak allocated grows with the batch size: fixed + per_sample * size, in bytes."""
 
     sizes: tuple[int, ...]
@@ -207,7 +207,7 @@ class Measurement:
     """one a device; none where nobody asked for them"""
     hints: tuple[str, ...] = ()
     """what would lower a peak, found by running the test once more; attributions have others"""
-    growth: Growth | None = None
+    slope: Slope | None = None
     """of a test that runs with several batch sizes; its peaks are those of the largest"""
 
     @property
@@ -235,5 +235,5 @@ class BaselineEntry:
     """which of them; None where there was no such run"""
     breakdowns: tuple[Breakdown, ...] = ()
     """one a device, with the largest sites; none where there was no attribution"""
-    growth: Growth | None = None
+    slope: Slope | None = None
     """of a test that runs with several batch sizes"""

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.fit import fit_line
-from pytest_gpumem.records import Growth
+from pytest_gpumem.records import Slope
 from pytest_gpumem.sizes import MIB, format_size
 
 if TYPE_CHECKING:
@@ -86,9 +86,9 @@ class Scaling:
         return round(self.allocated.residual)
 
     @property
-    def growth(self) -> Growth:
+    def slope(self) -> Slope:
         """What of it a baseline keeps."""
-        return Growth(tuple(size for size, _ in self.points), self.fixed, self.per_sample)
+        return Slope(tuple(size for size, _ in self.points), self.fixed, self.per_sample)
 
     def at(self, size: int) -> int:
         """Return the bytes that the line says are allocated at a size."""

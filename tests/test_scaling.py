@@ -1,7 +1,7 @@
 """Memory as a line over the batch size, and what is not on it."""
 
-from pytest_gpumem.growth import Prediction, Scaling, grows_evenly, uneven
-from pytest_gpumem.records import Breakdown, Growth, Peak, Site
+from pytest_gpumem.records import Breakdown, Peak, Site, Slope
+from pytest_gpumem.scaling import Prediction, Scaling, grows_evenly, uneven
 
 MIB = 1 << 20
 
@@ -15,7 +15,7 @@ def test_fixed_and_per_sample_are_those_of_the_line():
     assert (scaling.fixed, scaling.per_sample, scaling.residual) == (20 * MIB, 10 * MIB, 0)
     assert scaling.reserved.slope == 20 * MIB
     assert scaling.at(64) == 660 * MIB
-    assert scaling.growth == Growth((8, 16, 32), 20 * MIB, 10 * MIB)
+    assert scaling.slope == Slope((8, 16, 32), 20 * MIB, 10 * MIB)
     assert str(scaling) == (
         "20.00 MiB and 10.00 MiB a sample allocated, at most 0 B off at 8, 16, 32"
     )
