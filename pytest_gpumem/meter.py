@@ -18,6 +18,7 @@ from pytest_gpumem.settling import (
     current,
     highest,
     kept_fractions,
+    live_blocks,
     own_garbage_only,
     require_native_allocator,
     reset_peaks,
@@ -26,6 +27,7 @@ from pytest_gpumem.settling import (
     stats,
     watched_resets,
 )
+from pytest_gpumem.steps import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -75,13 +77,22 @@ class Meter:
     """
 
     def __init__(
-        self, device: Device, info: DeviceInfo, count: int, *, record: bool = False
+        self,
+        device: Device,
+        info: DeviceInfo,
+        count: int,
+        *,
+        record: bool = False,
+        steady: bool = False,
     ) -> None:
+        """Measure; ``record`` records it, ``steady`` notes what is allocated after each step."""
         self.device = device
         self.info = info
         self.count = count
         self._plugs = Plugs(count)
-        self._optimizers = OptimizerWatch()
+        self.steps = Steps(lambda: [peak.allocated for peak in self.counted()])
+        self._steady = steady
+        self._optimizers = OptimizerWatch(self.steps.stepped if steady else None)
         self._stack = ExitStack()
         self._others = [_NOTHING] * count
         """held by others, without our plugs"""
@@ -132,6 +143,7 @@ class Meter:
 
     def _begin(self) -> None:
         WATCH.start()
+        self.steps.forget()
         self._began = beginning()
         reset_peaks(self.count)
         self._whole.peaks = self.counted()
@@ -163,6 +175,11 @@ class Meter:
         peaks = self._relative([highest(device) for device in range(self.count)])
         for tally in self._open:
             tally.raise_to(peaks)
+
+    def blocks(self) -> dict[tuple[int, int], int]:
+        """Return device, address and bytes of each live block, others' included."""
+        plugs = set(self._plugs.blocks)
+        return {it: size for it, size in live_blocks(self.count).items() if it not in plugs}
 
     def fold(self) -> None:
         """Take them, and reset them: what comes is for a tally of its own."""
@@ -206,6 +223,11 @@ class Meter:
             settle(self.count)
             self._plugs.fill()
         reset_peaks(self.count)
+
+    def release(self) -> None:
+        """Let go of all that nobody refers to any more, also of what was made before the step."""
+        collect_all()
+        self.resettle()
 
     def adopt(self, peaks: Sequence[Peak]) -> None:
         """Count, as from the beginning, what was taken for others': one Peak a device."""
@@ -286,6 +308,7 @@ class Meter:
             segments=segments,
             out_of_memory=out_of_memory,
             notes=tuple(said),
+            steps=self.steps.by_device() if ended and self._steady else (),
         )
 
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.optim import Optimizer
 
 FRESH: Final = "one step ran with a fresh "
@@ -31,7 +33,9 @@ class _Seen:
 class OptimizerWatch:
     """Watches all optimizers between ``start`` and ``stop``, by torch's global step hooks."""
 
-    def __init__(self) -> None:
+    def __init__(self, stepped: Callable[[Optimizer], None] | None = None) -> None:
+        """Watch; ``stepped`` is called after each step."""
+        self._stepped = stepped
         self._seen: dict[int, _Seen] = {}
         self._handles: list[Any] = []
 
@@ -68,6 +72,8 @@ class OptimizerWatch:
         seen.steps += 1
         if seen.fresh and seen.steps == 1:
             seen.state_bytes = _state_bytes(optimizer)
+        if self._stepped is not None:
+            self._stepped(optimizer)
 
     def notes(self) -> list[str]:
         """Return a sentence for each optimizer that took its first step and no other."""

@@ -164,6 +164,28 @@ class Attribution:
 
 
 @dataclass(frozen=True)
+class Holder:
+    """Who refers to memory that stayed."""
+
+    text: str
+    """in words: "global variable CACHE of test_it.py (list of 5)" """
+    nbytes: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class Stayed:
+    """What one device still held after the test, or what its steps heaped up, in bytes."""
+
+    device: int
+    nbytes: int
+    sites: tuple[Site, ...] = ()
+    """which lines allocated it, the largest first; none where no history was kept"""
+    holders: tuple[Holder, ...] = ()
+    """who refers to it, the largest first"""
+
+
+@dataclass(frozen=True)
 class Measurement:
     """One step's memory on its device or devices.
 
@@ -190,6 +212,12 @@ class Measurement:
     """one a device; none where nobody asked for them"""
     hints: tuple[str, ...] = ()
     """what would lower a peak, found by running the test once more; attributions have others"""
+    steps: tuple[tuple[int, ...], ...] = ()
+    """of each device what was allocated after each step, where that has to stop growing"""
+    left: tuple[int, ...] = ()
+    """of each device what more was held once the test was torn down; none: nobody asked"""
+    stayed: Stayed | None = None
+    """what a leak consists of"""
 
     @property
     def peak_allocated(self) -> int:

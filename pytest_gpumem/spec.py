@@ -7,6 +7,7 @@ the marker and says what to write instead.
 from __future__ import annotations
 
 import difflib
+import math
 import operator
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
@@ -15,7 +16,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, SupportsFloat, SupportsIndex, cast
 
 from pytest_gpumem.errors import SpecError
-from pytest_gpumem.sizes import GIB, Tolerance, gib, parse_size, parse_tolerance, shown
+from pytest_gpumem.sizes import GIB, MIB, Tolerance, gib, parse_size, parse_tolerance, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     Reader = Callable[[str, object], object]
 
 _MOST_GIB: Final = 10**9
+_MOST_LEAK_MIB: Final = 10**12
 _MOST_DEVICES: Final = 16
 _MOST_WARMUP: Final = 1000
 _MOST_BATCH: Final = 10**9
@@ -60,6 +62,10 @@ class MemorySpec:
     """number of ranks of the distributed run that the test is one of; None: of none"""
     rank: int | None = None
     """which of them; None exactly where world_size is"""
+    max_leak_mib: int | float | None = None
+    """how much more than before may be held once the test is torn down, in MiB"""
+    steady: bool = False
+    """whether what is allocated after each step has to stop growing"""
 
     @property
     def max_bytes(self) -> int | None:
@@ -75,6 +81,12 @@ class MemorySpec:
     def max_reserved_bytes(self) -> int | None:
         """``max_reserved_gib`` in bytes."""
         return None if self.max_reserved_gib is None else gib(self.max_reserved_gib)
+
+    @property
+    def max_leak_bytes(self) -> int | None:
+        """``max_leak_mib`` in bytes."""
+        limit = self.max_leak_mib
+        return None if limit is None else math.floor(Fraction(repr(limit)) * MIB)
 
 
 _DEFAULTS: Final = {field.name: field.default for field in fields(MemorySpec)}
@@ -241,6 +253,17 @@ def _read_budget(name: str, value: object) -> float:
     return number
 
 
+def _read_leak(name: str, value: object) -> float:
+    number = _number(value)
+    if number is None or not 0 <= number <= _MOST_LEAK_MIB:
+        raise SpecError(
+            name,
+            f"{name} must be a plain number of MiB, 0 or more",
+            f"write {name}=0 for a test that must leave nothing behind",
+        )
+    return number
+
+
 def _plain_gib(value: object) -> str:
     """Return the number to write for ``value``: "12" for "12GiB", "8" where that is not clear."""
     if isinstance(value, str):
@@ -273,6 +296,16 @@ def _read_baseline(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise SpecError(
             name, f"{name} must be True or False", f"write {name}=False to hold it against none"
+        )
+    return value
+
+
+def _read_steady(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise SpecError(
+            name,
+            f"{name} must be True or False",
+            f"write {name}=True if what is allocated after each step must stop growing",
         )
     return value
 
@@ -323,4 +356,6 @@ _READERS: Final[Mapping[str, Reader]] = {
     "warmup": partial(_read_whole_number, least=0, most=_MOST_WARMUP),
     "world_size": partial(_read_whole_number, least=1, most=_MOST_RANKS),
     "rank": partial(_read_whole_number, least=0, most=_MOST_RANKS - 1),
+    "max_leak_mib": _read_leak,
+    "steady": _read_steady,
 }
