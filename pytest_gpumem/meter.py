@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import os
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.oom import WATCH
 from pytest_gpumem.optimizers import OptimizerWatch
 from pytest_gpumem.recorder import Recorder
 from pytest_gpumem.recording import Span, beginning, now
-from pytest_gpumem.records import DeviceInfo, Measurement, Peak, Provenance
+from pytest_gpumem.records import DeviceInfo, DeviceUse, Measurement, Peak, Provenance
 from pytest_gpumem.settling import (
     Plugs,
     collect_all,
@@ -27,16 +27,20 @@ from pytest_gpumem.settling import (
     stats,
     watched_resets,
 )
+from pytest_gpumem.sizes import format_size
 from pytest_gpumem.steps import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pytest_gpumem.devices.base import Device
+    from pytest_gpumem.devices.usage import UseWatch
     from pytest_gpumem.recording import Recording
     from pytest_gpumem.records import OutOfMemory
 
 _NOTHING = Peak(0, 0)
+LARGEST_CONTEXT: Final = 1 << 30
+"""bytes that a CUDA context and the libraries of one process do not take alone"""
 
 
 def plus(one: Peak, other: Peak) -> Peak:
@@ -100,6 +104,7 @@ class Meter:
         self._open = [self._whole]
         self._limit: int | None = None
         self._retries = 0
+        self._use: UseWatch
         self._recorder = Recorder() if record else None
         self._began = 0.0
 
@@ -135,6 +140,8 @@ class Meter:
         self._stack.callback(self._optimizers.stop)
         if self._recorder is not None:
             self._record(self._recorder)
+        self._use = self.device.watch(self.count)
+        self._stack.callback(self._use.stop)
         self._begin()
 
     def _record(self, recorder: Recorder) -> None:
@@ -144,6 +151,7 @@ class Meter:
     def _begin(self) -> None:
         WATCH.start()
         self.steps.forget()
+        self._use.start()
         self._began = beginning()
         reset_peaks(self.count)
         self._whole.peaks = self.counted()
@@ -175,6 +183,7 @@ class Meter:
         peaks = self._relative([highest(device) for device in range(self.count)])
         for tally in self._open:
             tally.raise_to(peaks)
+        self._use.look()
 
     def blocks(self) -> dict[tuple[int, int], int]:
         """Return device, address and bytes of each live block, others' included."""
@@ -288,11 +297,13 @@ class Meter:
         self.note()
         segments = self.segments()
         whole = tally is None
+        use = self._use.result() if whole else ()
         retained = self.counted()
         if whole and any(peak.allocated for peak in retained):
             gc.collect()
             retained = self.counted()
         said = list(notes)
+        said.extend(_shared(use, self.info.name))
         ended = whole and out_of_memory is None
         if ended:
             said.extend(self._optimizers.notes())
@@ -308,7 +319,24 @@ class Meter:
             segments=segments,
             out_of_memory=out_of_memory,
             notes=tuple(said),
+            device_use=use,
             steps=self.steps.by_device() if ended and self._steady else (),
+        )
+
+
+def _shared(use: Sequence[DeviceUse], name: str) -> Iterator[str]:
+    """Say that others are on the device: on the fullest where there are several."""
+    most = max(use, key=lambda it: (it.others, it.processes, it.besides), default=None)
+    if most is None:
+        return
+    if most.processes:
+        who = "another process holds" if most.processes == 1 else "other processes hold"
+        size = format_size(most.others) if most.others else "memory"
+        yield f"{name} is shared: {who} {size} of it"
+    elif not most.every_ms and most.besides > LARGEST_CONTEXT:
+        yield (
+            f"{format_size(most.besides)} of {name} were in use besides PyTorch's memory when the "
+            "step began; NVML (pip install 'pytest-gpumem[nvml]') would tell whether others hold it"
         )
 
 

@@ -14,6 +14,7 @@ from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
     from pytest_gpumem.devices.cards import Card
+    from pytest_gpumem.devices.usage import UseWatch
 
 
 class CudaDevice:
@@ -94,6 +95,12 @@ class CudaDevice:
     def notes(self, root: Path) -> list[str]:  # noqa: ARG002 - the protocol's
         """Return nothing to add."""
         return []
+
+    def watch(self, count: int) -> UseWatch:
+        """See :meth:`pytest_gpumem.devices.base.Device.watch`."""
+        from pytest_gpumem.devices.usage import watch_gpus
+
+        return watch_gpus(count)
 
     def exclusive(self) -> AbstractContextManager[object]:
         """Return a lock file's lock, one a GPU and user, where several processes share it."""
