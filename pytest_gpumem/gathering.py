@@ -98,7 +98,9 @@ def entry_of(result: Result) -> BaselineEntry:
         for it in measurement.attributions
     )
     declared = (result.batch_size, result.world_size, result.rank)
-    return BaselineEntry(measurement.peaks, measurement.provenance, *declared, breakdowns)
+    return BaselineEntry(
+        measurement.peaks, measurement.provenance, *declared, breakdowns, measurement.slope
+    )
 
 
 def split(nodeid: str) -> tuple[str, str]:
