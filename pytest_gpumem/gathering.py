@@ -80,14 +80,15 @@ class Gathering:
         for nodeid, results in self._results.items():
             if nodeid in self._failed or nodeid not in self._complete:
                 continue
-            parts = {it.part: _entry(it) for it in results if it.baseline and it.measurement}
+            parts = {it.part: entry_of(it) for it in results if it.baseline and it.measurement}
             device = next((it.measurement.device for it in results if it.measurement), None)
             if parts and device is not None:
                 found.append(Change(device, *split(nodeid), parts))
         return found
 
 
-def _entry(result: Result) -> BaselineEntry:
+def entry_of(result: Result) -> BaselineEntry:
+    """Return what a baseline keeps of a result, which has a measurement."""
     from pytest_gpumem.records import BaselineEntry
 
     assert result.measurement is not None  # noqa: S101 - for the type checker

@@ -61,6 +61,10 @@ class OutOfMemoryWatch:
         """How many errors there were since ``start``, caught ones included."""
         return len(self._refusals)
 
+    def forget(self, after: int) -> None:
+        """Forget what came after so many."""
+        del self._refusals[after:]
+
     def last(self, error: BaseException) -> Refusal:
         """Return the refusal behind an error."""
         if self._refusals:

@@ -69,6 +69,21 @@ OPTIONS: Final = (
         NOTE_OR_FAIL,
     ),
     Option(
+        "provenance",
+        "a baseline made with another torch, CUDA, cuDNN, driver or allocator setting: compare "
+        "(as any other), note (to be far from it is no failure) or fail",
+        "compare",
+        "compare|note|fail",
+        ("compare", "note", "fail"),
+    ),
+    Option(
+        "stale",
+        "baselines whose tests are gone, after a full collection: note or fail",
+        "note",
+        "note|fail",
+        NOTE_OR_FAIL,
+    ),
+    Option(
         "attribution",
         "find out where peaks come from: auto (of tests that fail, by running them again; of all "
         "when baselines or a page are written), on (of all), off",
@@ -145,6 +160,8 @@ class Settings(NamedTuple):
     baseline_dir: Path
     missing_baseline: Literal["note", "fail"]
     shrinkage: Literal["note", "fail"]
+    provenance: Literal["compare", "note", "fail"]
+    stale: Literal["note", "fail"]
     attribution: Literal["auto", "on", "off"]
     snapshots: Path | None
     """the folder for them; None: nobody wants any"""
@@ -180,6 +197,7 @@ class Settings(NamedTuple):
         return Policy(
             missing_baseline=self.missing_baseline,
             shrinkage=self.shrinkage,
+            provenance=self.provenance,
             tolerance=self.tolerance,
             updating=self.update_baselines,
             against=self.against,

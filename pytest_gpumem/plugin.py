@@ -21,6 +21,8 @@ from pytest_gpumem.options import DEVICES, OPTIONS, Option, Settings, read_setti
 from pytest_gpumem.runner import Failed, Runner, is_marked
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from pytest_gpumem.devices.choose import Choice
     from pytest_gpumem.fixture import GpuMemory
     from pytest_gpumem.publishing import Published
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
 NAME: Final = "gpumem-session"
 MARKER_HELP: Final = (
     "gpu_memory(max_gib, max_allocated_gib, max_reserved_gib, card, batch_size, tolerance, "
-    "baseline, devices, warmup, world_size, rank): measure the test's peak CUDA memory, hold it to "
-    "the limits and to its baseline."
+    "baseline, devices, warmup, world_size, rank, max_leak_mib, steady): measure the test's peak "
+    "CUDA memory, hold it to the limits and to its baseline."
 )
 
 LISTINGS: Final = ("collectonly", "showfixtures", "show_fixtures_per_test")
@@ -90,6 +92,11 @@ def pytest_configure(config: pytest.Config) -> None:
         _choice(config)
     _guard.install(lambda: _choice(config))
     config.pluginmanager.register(GpuMemPlugin(config, settings), NAME)
+    if settings.baseline_dir.is_dir():
+        from pytest_gpumem import collecting
+
+        watching = collecting.Collecting(config, settings)
+        config.pluginmanager.register(watching, collecting.NAME)
 
 
 def _settings(config: pytest.Config, namespace: object) -> Settings:
@@ -158,6 +165,18 @@ def gpu_memory(request: pytest.FixtureRequest) -> GpuMemory:
             "or of its fixtures, or the test has to be marked; write @pytest.mark.gpu_memory"
         )
     return GpuMemory(plugin.run)
+
+
+class _Line:
+    """In place of a failed report's ``longrepr``: less of it."""
+
+    def __init__(self, text: str, full: object) -> None:
+        self.text = text
+        self.reprcrash = getattr(full, "reprcrash", None)
+
+    def toterminal(self, tw: Any) -> None:  # noqa: ANN401 - pytest's TerminalWriter
+        """Write it, as pytest asks of every ``longrepr``."""
+        tw.line(self.text)
 
 
 class GpuMemPlugin(Runner):
@@ -250,6 +269,26 @@ class GpuMemPlugin(Runner):
         updates = self._session.updates if self._session else None
         self._published = publish(self.gathering, self.settings, header, updates)
         return any(it.failed for it in self._published)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_terminal_summary")
+    def pytest_terminal_summary_shortened(
+        self, terminalreporter: pytest.TerminalReporter
+    ) -> Generator[None, None, None]:
+        """Show one line of each test that only moved together with the toolchain."""
+        texts = {}
+        if self.gathering and not self._worker and terminalreporter.verbosity <= 0:
+            from pytest_gpumem.report.toolchain import short_texts
+
+            texts = short_texts(self.gathering.results())
+        reports = [it for it in terminalreporter.stats.get("failed", ()) if it.nodeid in texts]
+        full = [(it, it.longrepr) for it in reports if it.when == "call"]
+        for report, _ in full:
+            report.longrepr = _Line(texts[report.nodeid], report.longrepr)
+        try:
+            return (yield)
+        finally:
+            for report, longrepr in full:
+                report.longrepr = longrepr
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Show the table, the counts and the next command, and where the reports are."""

@@ -20,6 +20,7 @@ import pytest
 from sources import HELPER
 
 import pytest_gpumem
+from pytest_gpumem import cli
 from pytest_gpumem.devices.cards import find_card
 from pytest_gpumem.devices.virtual import VirtualDevice
 from pytest_gpumem.errors import DeviceError
@@ -90,6 +91,27 @@ class _TestModulesOnly:
         for name in set(sys.modules) - self._before:
             if name.partition(".")[0].startswith(("test_", "conftest", "helper")):
                 vars(sys.modules.pop(name)).clear()  # and what they keep on the device
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder to run commands in, of 80 columns."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def gpumem(capsys):
+    """Run the command; return its status, its output and its errors."""
+
+    def run(*arguments):
+        status = cli.main(arguments)
+        return status, *capsys.readouterr()
+
+    return run
 
 
 class Suite:

@@ -26,7 +26,7 @@ MOST_NOTES = 10
 """notes below the table"""
 
 _TITLES = ("test", "allocated", "reserved", "change", "budget", "verdict")
-_DETAIL_TITLES = ("test", "held before", "retained", "segments", "retries")
+_DETAIL_TITLES = ("test", "held before", "retained", "segments", "retries", "device", "outside")
 
 
 def summary_table(
@@ -49,11 +49,12 @@ def summary_table(
         return ""
     groups = _grouped(chosen)
     title = _title(groups, len(chosen), len(results))
-    blocks = [wrapped("", title, width), _named_table(_TITLES, _rows(groups, _summary_row), width)]
+    blocks = [wrapped("", title, width), named_table(_TITLES, _rows(groups, _summary_row), width)]
     if verbosity > 1:
         blocks += [
             "Held by others and retained, in MiB",
-            _named_table(_DETAIL_TITLES, _rows(groups, _detail_row), width),
+            named_table(_DETAIL_TITLES, _rows(groups, _detail_row), width),
+            "\n".join(_seen_by(chosen, width)),
         ]
         blocks.append("\n".join(_made_with(chosen, width)))
     passed = [it for it in chosen if not it.verdict.failed]  # a failure has a section of its own
@@ -116,7 +117,7 @@ def _rows(
     return rows
 
 
-def _named_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
+def named_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
     """Return a table without empty columns, with names cut until it fits the width.
 
     A row of one cell is the head of those below it: a line of its own, across all columns.
@@ -127,7 +128,7 @@ def _named_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: in
     others = list(zip(*lines, strict=True))[1:]
     room = max(width - sum(2 + max(map(columns, column)) for column in others), LEAST_NAME)
     lines = [[_cut(name, room), *cells] for name, *cells in lines]
-    left = {"test", "verdict"}
+    left = {"test", "verdict", "peak"}
     drawn_lines = iter(
         drawn(lines, ["left" if title in left else "right" for title in lines[0]]).splitlines()
     )
@@ -194,7 +195,28 @@ def _detail_row(result: Result) -> tuple[str, ...]:
         " + ".join(_mib(peak.allocated) for peak in peaks)
         for peaks in (measurement.held, measurement.retained)
     )
-    return (held, retained, str(measurement.segments), str(measurement.alloc_retries))
+    use = measurement.device_use
+    device, outside = (
+        " + ".join(_mib(getattr(it, name)) for it in use) for name in ("peak", "outside")
+    )
+    counts = (str(measurement.segments), str(measurement.alloc_retries))
+    return (held, retained, *counts, device, outside)
+
+
+def _seen_by(results: Sequence[Result], width: int) -> Iterator[str]:
+    """Yield what the columns about the device are, and where their figures are from."""
+    found = {
+        f"{it.source}, every {it.every_ms} ms" if it.every_ms else it.source
+        for result in results
+        if result.measurement
+        for it in result.measurement.device_use
+    }
+    for source in sorted(found):
+        text = (
+            "what nvidia-smi shows at most, and what came during the step besides PyTorch's "
+            f"allocator ({source})"
+        )
+        yield wrapped("device, outside: ", text, width)
 
 
 def _made_with(results: Sequence[Result], width: int) -> Iterator[str]:
