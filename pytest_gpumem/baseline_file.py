@@ -298,6 +298,10 @@ def check(given: str, device: DeviceInfo, parts: Mapping[str, BaselineEntry]) ->
     Raises:
         BaselineError: a figure is no whole number of bytes, or a text is none.
     """
+    for name in (given, *parts):
+        if json.loads(json.dumps(name)) != name:
+            problem = f"{json.dumps(name)} has two surrogates that JSON reads as one character"
+            raise BaselineError(given, f"its baseline cannot be written: {problem}", "rename it")
     try:
         msgspec.convert(_device_fields(device), _Device)
         for entry in parts.values():
