@@ -98,7 +98,7 @@ def prepared(suite):
     return suite
 
 
-# test_plugin_attribution.py, _snapshots.py, _outputs.py, _against.py
+# test_plugin_attribution.py, _snapshots.py, _github.py, _against.py
 ELSEWHERE = {"attribution", "snapshots", "snapshot_when", "github", "against_tolerance"}
 
 

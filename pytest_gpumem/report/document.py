@@ -19,6 +19,7 @@ FORMAT: Final = 1
 """The format that is written. 1: the first (pytest-gpumem 0.1.0)."""
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
@@ -95,6 +96,14 @@ class Attribution(Strict, frozen=True):
     hints: tuple[str, ...]
 
 
+class Slope(Strict, frozen=True):
+    """How peak allocated grows with the batch size, in bytes."""
+
+    sizes: tuple[Count, ...]
+    fixed: Signed
+    per_sample: Signed
+
+
 class Measurement(Strict, frozen=True):
     """One step's memory; peaks, held, retained and attributions have one entry a device."""
 
@@ -109,6 +118,7 @@ class Measurement(Strict, frozen=True):
     notes: tuple[str, ...]
     attributions: tuple[Attribution, ...]
     hints: tuple[str, ...]
+    slope: Slope | None
 
 
 class Comparison(Strict, frozen=True):
@@ -144,6 +154,7 @@ class Figures(Strict, frozen=True):
     batch_size: Count | None
     world_size: Count | None
     rank: Count | None
+    slope: Slope | None
 
 
 class Baseline(Figures, frozen=True):
