@@ -108,6 +108,14 @@ class GpuMemory:
         """Bytes that the caching allocator holds for the test now, of the fullest device."""
         return _most(self._run.meter.counted(), "reserved")
 
+    def step(self) -> None:
+        """Say that a step of the test has ended, where ``steady=True`` is to go by that.
+
+        Without it steps end with those of the optimizer that stepped first.
+        """
+        if self._run.spec.steady:
+            self._run.meter.steps.mark()
+
     def measure(self, name: str, **declared: object) -> Any:  # noqa: ANN401 - a context manager
         """Measure a part of the test: ``with gpu_memory.measure("forward", max_gib=2) as part:``.
 

@@ -139,6 +139,22 @@ def tear_down(item: Any) -> None:  # noqa: ANN401
         clear(error)
 
 
+def finish(item: Any) -> None:  # noqa: ANN401
+    """Tear an item down, with all that pytest keeps of it, and none of what is around it.
+
+    Raises:
+        BaseException: what its tear-down raises.
+    """
+    item.session._setupstate.teardown_exact(item.parent)
+    _forget_instance(item)
+    getattr(item, "funcargs", {}).clear()
+
+
+def finish_for(item: Any, following: Any) -> None:  # noqa: ANN401
+    """Tear down what the item that comes next has no use for."""
+    item.session._setupstate.teardown_exact(following)
+
+
 def _forget_instance(item: Any) -> None:  # noqa: ANN401
     """Have a method run on an instance of its own, without what the first run kept in ``self``."""
     if item.__dict__.pop("_instance", None) is not None:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import gc
 import os
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.oom import WATCH
 from pytest_gpumem.optimizers import OptimizerWatch
 from pytest_gpumem.recorder import Recorder, history
 from pytest_gpumem.recording import Span, beginning, now
-from pytest_gpumem.records import DeviceInfo, Measurement, Peak, Provenance
+from pytest_gpumem.records import DeviceInfo, DeviceUse, Measurement, Peak, Provenance
 from pytest_gpumem.settling import (
     Plugs,
     collect_all,
     current,
     highest,
     kept_fractions,
+    live_blocks,
     own_garbage_only,
     require_native_allocator,
     reset_peaks,
@@ -26,15 +27,22 @@ from pytest_gpumem.settling import (
     stats,
     watched_resets,
 )
+from pytest_gpumem.sizes import format_size
+from pytest_gpumem.steps import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from torch.optim import Optimizer
+
     from pytest_gpumem.devices.base import Device
+    from pytest_gpumem.devices.usage import UseWatch
     from pytest_gpumem.recording import Recording
     from pytest_gpumem.records import OutOfMemory
 
 _NOTHING = Peak(0, 0)
+LARGEST_CONTEXT: Final = 1 << 30
+"""bytes that a CUDA context and the libraries of one process do not take alone"""
 
 
 def plus(one: Peak, other: Peak) -> Peak:
@@ -96,12 +104,21 @@ class Meter:
     """
 
     def __init__(
-        self, device: Device, info: DeviceInfo, count: int, *, record: bool = False
+        self,
+        device: Device,
+        info: DeviceInfo,
+        count: int,
+        *,
+        record: bool = False,
+        steady: bool = False,
     ) -> None:
+        """Measure; ``record`` records it, ``steady`` notes what is allocated after each step."""
         self.device = device
         self.info = info
         self.count = count
         self._plugs = Plugs(count)
+        self.steps = Steps(lambda: [peak.allocated for peak in self.counted()])
+        self._steady = steady
         self._optimizers = OptimizerWatch(self._before_step, self._after_step)
         self._stepping = False
         """whether an optimizer's step is under way; an error may have ended it"""
@@ -112,6 +129,7 @@ class Meter:
         self._open = [self._whole]
         self._limit: int | None = None
         self._retries = 0
+        self._use: UseWatch
         self._recorder = Recorder() if record else None
         self._began = 0.0
         self._apart: list[Span] = []
@@ -149,6 +167,8 @@ class Meter:
         self._stack.callback(self._optimizers.stop)
         if self._recorder is not None:
             self._record(self._recorder)
+        self._use = self.device.watch(self.count)
+        self._stack.callback(self._use.stop)
         self._begin()
 
     def _record(self, recorder: Recorder) -> None:
@@ -157,6 +177,8 @@ class Meter:
 
     def _begin(self) -> None:
         WATCH.start()
+        self.steps.forget()
+        self._use.start()
         self._began = beginning()
         reset_peaks(self.count)
         self._stepping = False
@@ -189,15 +211,23 @@ class Meter:
         peaks = self._relative([highest(device) for device in range(self.count)])
         for tally in self._open:
             tally.raise_to(peaks, stepping=self._stepping)
+        self._use.look()
+
+    def blocks(self) -> dict[tuple[int, int], int]:
+        """Return device, address and bytes of each live block, others' included."""
+        plugs = set(self._plugs.blocks)
+        return {it: size for it, size in live_blocks(self.count).items() if it not in plugs}
 
     def _before_step(self) -> None:
         self._stepping = False  # up to now, at least
         self.fold()
         self._stepping = True
 
-    def _after_step(self) -> None:
+    def _after_step(self, optimizer: Optimizer) -> None:
         self.fold()
         self._stepping = False
+        if self._steady:
+            self.steps.stepped(optimizer)
 
     def fold(self) -> None:
         """Take them, and reset them: what comes is for a tally of its own."""
@@ -295,6 +325,11 @@ class Meter:
             self._plugs.fill()
         reset_peaks(self.count)
 
+    def release(self) -> None:
+        """Let go of all that nobody refers to any more, also of what was made before the step."""
+        collect_all()
+        self.resettle()
+
     def adopt(self, peaks: Sequence[Peak]) -> None:
         """Count, as from the beginning, what was taken for others': one Peak a device."""
         self.fold()
@@ -365,11 +400,13 @@ class Meter:
         self.note()
         segments = self.segments()
         whole = tally is None
+        use = self._use.result() if whole else ()
         retained = self.counted()
         if whole and any(peak.allocated for peak in retained):
             gc.collect()
             retained = self.counted()
         said = list(notes)
+        said.extend(_shared(use, self.info.name))
         ended = whole and out_of_memory is None
         if ended:
             said.extend(self._optimizers.notes())
@@ -385,6 +422,24 @@ class Meter:
             segments=segments,
             out_of_memory=out_of_memory,
             notes=tuple(said),
+            device_use=use,
+            steps=self.steps.by_device() if ended and self._steady else (),
+        )
+
+
+def _shared(use: Sequence[DeviceUse], name: str) -> Iterator[str]:
+    """Say that others are on the device: on the fullest where there are several."""
+    most = max(use, key=lambda it: (it.others, it.processes, it.besides), default=None)
+    if most is None:
+        return
+    if most.processes:
+        who = "another process holds" if most.processes == 1 else "other processes hold"
+        size = format_size(most.others) if most.others else "memory"
+        yield f"{name} is shared: {who} {size} of it"
+    elif not most.every_ms and most.besides > LARGEST_CONTEXT:
+        yield (
+            f"{format_size(most.besides)} of {name} were in use besides PyTorch's memory when the "
+            "step began; NVML (pip install 'pytest-gpumem[nvml]') would tell whether others hold it"
         )
 
 

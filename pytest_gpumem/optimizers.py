@@ -39,7 +39,9 @@ class OptimizerWatch:
     """
 
     def __init__(
-        self, before: Callable[[], object] = bool, after: Callable[[], object] = bool
+        self,
+        before: Callable[[], object] = bool,
+        after: Callable[[Optimizer], object] = bool,
     ) -> None:
         self._tell_before = before
         self._tell_after = after
@@ -84,7 +86,7 @@ class OptimizerWatch:
     def _after(self, optimizer: Optimizer, *_: object) -> None:
         if self._compiling():
             return
-        self._tell_after()
+        self._tell_after(optimizer)
         seen = self._seen[id(optimizer)]
         seen.steps += 1
         if seen.fresh and seen.steps == 1:

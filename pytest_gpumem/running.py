@@ -78,6 +78,8 @@ class Run:
     """fixtures of wider scope that this test uses"""
     stack: ExitStack = field(default_factory=ExitStack)
 
+    known: set[tuple[int, int]] = field(default_factory=set)
+    """device and address of blocks that are no leak, where leaks are asked for"""
     free: bool = False
     """whether no limit holds any more"""
     batch_size_asked: bool = False
@@ -108,7 +110,7 @@ class Run:
             stack.enter_context(device.exclusive())
             if spec.world_size is not None:
                 stack.enter_context(joined(spec.rank or 0, spec.world_size, device.kind))
-            meter = Meter(device, info, spec.devices, record=record)
+            meter = Meter(device, info, spec.devices, record=record, steady=spec.steady)
             stack.callback(meter.stop)
             run = cls(spec, device, info, meter, root)
             yield run
@@ -124,6 +126,8 @@ class Run:
         self.owned = list(owned)
         self.meter.start(self.owned_peaks())
         self.meter.cap(self.limit)
+        if self.spec.max_leak_mib is not None:
+            self.known = set(self.meter.blocks())
         before = [Peak(0, 0)] * self.spec.devices
         for fixture in self.owned:
             tops = zip(before, self._padded(fixture.peaks), strict=True)
@@ -175,6 +179,14 @@ class Run:
             total = [plus(one, other) for one, other in zip(total, held, strict=True)]
         return total
 
+    def held_besides(self, alive: Sequence[Retained]) -> list[int]:
+        """Return the bytes held on each device besides what some fixtures hold."""
+        held = [peak.allocated for peak in self.meter.counted()]
+        for fixture in alive:
+            peaks = self._padded(fixture.held)
+            held = [all_ - peak.allocated for all_, peak in zip(held, peaks, strict=True)]
+        return held
+
     @contextmanager
     def fixture(self, name: str, notes: dict[Any, Retained], key: object) -> Iterator[None]:
         """Note what the set-up of a fixture of wider scope retains, and its peak.
@@ -184,9 +196,12 @@ class Run:
         """
         self.meter.resettle()
         before = self.meter.counted()
+        leaks = self.spec.max_leak_mib is not None
+        blocks = set(self.meter.blocks()) if leaks else set()
         with self.meter.part() as tally:
             yield
         self.meter.resettle()
+        self.known |= set(self.meter.blocks()) - blocks if leaks else set()
         after = self.meter.counted()
         noted = Retained(
             name,

@@ -7,6 +7,7 @@ the marker and says what to write instead.
 from __future__ import annotations
 
 import difflib
+import math
 from dataclasses import MISSING, dataclass, field, fields, replace
 from fractions import Fraction
 from functools import partial
@@ -20,8 +21,10 @@ from pytest_gpumem.spec_values import (
     read_batch_sizes,
     read_budget,
     read_card,
+    read_leak,
     read_limit_per_sample,
     read_ranks,
+    read_steady,
     read_tolerance,
     read_variants,
     read_whole_number,
@@ -83,6 +86,10 @@ class MemorySpec:
     """what else is tried where the test does not fit: names, and what ``gpu_memory.variant`` is"""
     variant: Mapping[str, object] = field(default_factory=dict, hash=False)
     """that of the variant that is tried; none is declared"""
+    max_leak_mib: int | float | None = None
+    """how much more than before may be held once the test is torn down, in MiB"""
+    steady: bool = False
+    """whether what is allocated after each step has to stop growing"""
 
     @property
     def max_bytes(self) -> int | None:
@@ -105,10 +112,16 @@ class MemorySpec:
         return None if self.max_fixed_gib is None else gib(self.max_fixed_gib)
 
     @property
+    def max_leak_bytes(self) -> int | None:
+        """``max_leak_mib`` in bytes."""
+        limit = self.max_leak_mib
+        return None if limit is None else math.floor(Fraction(repr(limit)) * MIB)
+
+    @property
     def max_sample_bytes(self) -> int | None:
         """``max_mib_per_sample`` in bytes."""
         per_sample = self.max_mib_per_sample
-        return None if per_sample is None else int(Fraction(per_sample) * MIB)
+        return None if per_sample is None else math.floor(Fraction(repr(per_sample)) * MIB)
 
 
 _DEFAULTS: Final[dict[str, Any]] = {
@@ -321,4 +334,6 @@ _READERS: Final[Mapping[str, Reader]] = {
     "max_fixed_gib": read_budget,
     "variants": read_variants,
     "ranks": read_ranks,
+    "max_leak_mib": read_leak,
+    "steady": read_steady,
 }

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _MOST_GIB: Final = 10**9
+_MOST_LEAK_MIB: Final = 10**12
 MOST_BATCH: Final = 10**9
 
 
@@ -128,6 +129,29 @@ def read_baseline(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise SpecError(
             name, f"{name} must be True or False", f"write {name}=False to hold it against none"
+        )
+    return value
+
+
+def read_leak(name: str, value: object) -> float:
+    """Return a limit in MiB, which may be zero."""
+    number = _number(value)
+    if number is None or not 0 <= number <= _MOST_LEAK_MIB:
+        raise SpecError(
+            name,
+            f"{name} must be a plain number of MiB, 0 or more",
+            f"write {name}=0 for a test that must leave nothing behind",
+        )
+    return number
+
+
+def read_steady(name: str, value: object) -> bool:
+    """Return whether memory has to stop growing."""
+    if not isinstance(value, bool):
+        raise SpecError(
+            name,
+            f"{name} must be True or False",
+            f"write {name}=True if what is allocated after each step must stop growing",
         )
     return value
 

@@ -42,6 +42,8 @@ EVERY_FIELD: dict[str, object] = {
     "baseline": False,
     "devices": 2,
     "warmup": 1,
+    "max_leak_mib": 0,
+    "steady": True,
 }
 
 
@@ -59,12 +61,15 @@ def test_marker_with_every_field_says_them_all() -> None:
         baseline=False,
         devices=2,
         warmup=1,
+        max_leak_mib=0,
+        steady=True,
     )
 
 
 @pytest.mark.parametrize("marks", [[], [{}], [{}, {}]])
 def test_marker_without_arguments_leaves_the_defaults(marks: list[Mapping[str, object]]) -> None:
     defaults = dict.fromkeys(FIELDS) | {"baseline": True, "devices": 1, "warmup": 0}
+    defaults["steady"] = False
     assert asdict(spec(*marks)) == defaults
 
 
@@ -73,6 +78,25 @@ def test_budgets_are_also_there_in_bytes() -> None:
     assert declared.max_bytes == 8 * GIB
     assert declared.max_allocated_bytes == 107_374_182
     assert declared.max_reserved_bytes == 3 * GIB // 2
+
+
+def test_a_leak_is_in_mib_and_may_be_a_fraction() -> None:
+    assert spec({"max_leak_mib": 0}).max_leak_bytes == 0
+    assert spec({"max_leak_mib": 0.1}).max_leak_bytes == 104_857
+    assert spec({"max_leak_mib": 3}).max_leak_bytes == 3 << 20
+    assert spec({}).max_leak_bytes is None
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "8MiB", True, 10**13])
+def test_a_leak_is_a_plain_number_from_0(value: object) -> None:
+    with pytest.raises(SpecError, match="max_leak_mib must be a plain number of MiB, 0 or more"):
+        spec({"max_leak_mib": value})
+
+
+@pytest.mark.parametrize("value", [1, "yes", [True]])
+def test_steady_is_true_or_false(value: object) -> None:
+    with pytest.raises(SpecError, match=r"steady must be True or False; write steady=True"):
+        spec({"steady": value})
 
 
 def test_budgets_that_are_not_declared_have_no_bytes() -> None:

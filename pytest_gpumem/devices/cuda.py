@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pytest_gpumem.devices.cards import Card
+    from pytest_gpumem.devices.usage import UseWatch
 
 
 class CudaDevice:
@@ -98,6 +99,12 @@ class CudaDevice:
     def notes(self, root: Path) -> list[str]:  # noqa: ARG002 - the protocol's
         """Return nothing to add."""
         return []
+
+    def watch(self, count: int) -> UseWatch:
+        """See :meth:`pytest_gpumem.devices.base.Device.watch`."""
+        from pytest_gpumem.devices.usage import watch_gpus
+
+        return watch_gpus(count)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
