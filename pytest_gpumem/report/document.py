@@ -104,6 +104,35 @@ class Slope(Strict, frozen=True):
     per_sample: Signed
 
 
+class Holder(Strict, frozen=True, rename={"nbytes": "bytes"}):
+    """Who refers to memory that stayed."""
+
+    text: str
+    nbytes: Bytes
+    blocks: Count
+
+
+class Stayed(Strict, frozen=True, rename={"nbytes": "bytes"}):
+    """What one device still held after the test, or what its steps heaped up."""
+
+    device: Count
+    nbytes: Signed
+    sites: tuple[Site, ...]
+    holders: tuple[Holder, ...]
+
+
+class DeviceUse(Strict, frozen=True):
+    """How full a device was while a step ran, by whomever: what nvidia-smi shows."""
+
+    peak: Bytes
+    besides: Signed
+    outside: Signed
+    others: Signed
+    processes: Count
+    source: str
+    every_ms: Count
+
+
 class Measurement(Strict, frozen=True):
     """One step's memory; peaks, held, retained and attributions have one entry a device."""
 
@@ -119,6 +148,10 @@ class Measurement(Strict, frozen=True):
     attributions: tuple[Attribution, ...]
     hints: tuple[str, ...]
     slope: Slope | None
+    steps: tuple[tuple[Signed, ...], ...]
+    left: tuple[Signed, ...]
+    device_use: tuple[DeviceUse, ...]
+    stayed: Stayed | None
 
 
 class Comparison(Strict, frozen=True):
