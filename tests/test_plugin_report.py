@@ -98,8 +98,9 @@ def prepared(suite):
     return suite
 
 
-# test_plugin_attribution.py, _snapshots.py, _outputs.py, _against.py
+# test_plugin_attribution.py, _snapshots.py, _github.py, _against.py, _provenance.py, _stale.py
 ELSEWHERE = {"attribution", "snapshots", "snapshot_when", "github", "against_tolerance"}
+ELSEWHERE |= {"provenance", "stale"}
 
 
 @pytest.mark.parametrize(

@@ -105,18 +105,6 @@ class Slope(Strict, frozen=True):
     per_sample: Signed
 
 
-class DeviceUse(Strict, frozen=True):
-    """How full a device was while a step ran, by whomever."""
-
-    peak: Bytes
-    besides: Bytes
-    outside: Bytes
-    others: Bytes
-    processes: Count
-    source: str
-    every_ms: Count
-
-
 class Holder(Strict, frozen=True, rename={"nbytes": "bytes"}):
     """Who refers to memory that stayed."""
 
@@ -126,12 +114,24 @@ class Holder(Strict, frozen=True, rename={"nbytes": "bytes"}):
 
 
 class Stayed(Strict, frozen=True, rename={"nbytes": "bytes"}):
-    """What a leak, or growth from step to step, consists of."""
+    """What one device still held after the test, or what its steps heaped up."""
 
     device: Count
-    nbytes: Bytes
+    nbytes: Signed
     sites: tuple[Site, ...]
     holders: tuple[Holder, ...]
+
+
+class DeviceUse(Strict, frozen=True):
+    """How full a device was while a step ran, by whomever: what nvidia-smi shows."""
+
+    peak: Bytes
+    besides: Signed
+    outside: Signed
+    others: Signed
+    processes: Count
+    source: str
+    every_ms: Count
 
 
 class Measurement(Strict, frozen=True):
@@ -149,8 +149,8 @@ class Measurement(Strict, frozen=True):
     attributions: tuple[Attribution, ...]
     hints: tuple[str, ...]
     slope: Slope | None
-    steps: tuple[tuple[Bytes, ...], ...]
-    left: tuple[Bytes, ...]
+    steps: tuple[tuple[Signed, ...], ...]
+    left: tuple[Signed, ...]
     device_use: tuple[DeviceUse, ...]
     stayed: Stayed | None
 
@@ -188,6 +188,7 @@ class Figures(Strict, frozen=True):
     batch_size: Count | None
     world_size: Count | None
     rank: Count | None
+    slope: Slope | None
 
 
 class Baseline(Figures, frozen=True):
