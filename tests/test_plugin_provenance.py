@@ -77,6 +77,15 @@ def test_a_regression_of_its_own_keeps_its_section_and_is_pointed_to(known, monk
     assert "peak allocated 60.00 MiB 560.00 MiB" in session.flat
 
 
+def test_reports_lead_with_it_as_well(known, monkeypatch):
+    monkeypatch.setenv("MORE", "28")
+    known.run("--gpumem-markdown=report.md", "--gpumem-json=report.json")
+    text = (known.path / "report.md").read_text()
+    assert text.index("5 tests moved by +28.00 MiB allocated") < text.index("### ")
+    (remark,) = json.loads((known.path / "report.json").read_text())["remarks"]
+    assert "5 tests moved by +28.00 MiB allocated" in remark
+
+
 def test_with_the_same_toolchain_each_is_a_regression_of_its_own(suite, monkeypatch):
     assert suite.run(UPDATE, source=SOURCE).outcomes == {"passed": 6}
     monkeypatch.setenv("MORE", "28")
