@@ -130,6 +130,20 @@ OPTIONS: Final = (
         "auto|off",
         ("auto", "off"),
     ),
+    Option(
+        "against",
+        "hold tests to the baselines of another device, as a real run to its prediction: "
+        '"virtual:L4", "cuda:NVIDIA L4"',
+        "",
+        "KIND:NAME",
+    ),
+    Option(
+        "against_tolerance",
+        "how far a peak may be from these; by default 3%% or 1 MiB allocated, 3%% or 20 MiB "
+        "reserved",
+        "",
+        "SIZE",
+    ),
 )
 
 FILES: Final = {"html": "gpumem.html", "json": "gpumem.json", "markdown": "gpumem.md"}
@@ -160,6 +174,9 @@ class Settings(NamedTuple):
     markdown: Path | None
     """where the report in Markdown is to be written"""
     github: Literal["auto", "off"]
+    against: str
+    """the key of the device whose baselines tests are held to; "" is their own"""
+    against_tolerance: Tolerance | None
 
     @property
     def writes(self) -> bool:
@@ -183,6 +200,8 @@ class Settings(NamedTuple):
             provenance=self.provenance,
             tolerance=self.tolerance,
             updating=self.update_baselines,
+            against=self.against,
+            against_tolerance=self.against_tolerance,
         )
 
 
@@ -200,6 +219,7 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
     values = {option.name: _read(option, *get(option), root) for option in OPTIONS}
     values["baseline_dir"] = root / str(values["baseline_dir"])
     _check_apart({it: values[it] for it in FILES})
+    _check_against(values)
     folder = str(values["snapshots"]).strip()
     values["snapshots"] = root / folder if folder else None
     return Settings(**values)  # type: ignore[arg-type] # each was read above
@@ -209,7 +229,7 @@ def _read(option: Option, value: object, where: str, root: Path) -> object:
     """Return an option's checked value."""
     if option.name in FILES:
         return _output_path(option.name, str(value), where, root)
-    if value == option.default and option.name != "tolerance":
+    if value == option.default and not option.name.endswith("tolerance"):
         return value
     if option.choices and value not in option.choices:
         choices = " or ".join(f"{where}={choice}" for choice in option.choices)
@@ -219,8 +239,10 @@ def _read(option: Option, value: object, where: str, root: Path) -> object:
     try:
         if option.name == "card":
             return _card(str(value))
-        if option.name == "tolerance":
+        if option.name.endswith("tolerance"):
             return _tolerance(str(value))
+        if option.name == "against":
+            return _against(str(value))
     except SpecError as error:
         raise SpecError(f"{where}={value}", error.problem, error.remedy) from error
     return value
@@ -252,6 +274,22 @@ def _check_libraries(text: str, where: str) -> None:
         )
 
 
+def _check_against(values: Mapping[str, object]) -> None:
+    """Refuse options that go with no other, or not with each other."""
+    if values["against"] and values["update_baselines"]:
+        raise SpecError(
+            "--gpumem-against with --gpumem-update-baselines",
+            "what is held to another device's baselines is not recorded",
+            "write one of them",
+        )
+    if values["against_tolerance"] is not None and not values["against"]:
+        raise SpecError(
+            f"--gpumem-against-tolerance={values['against_tolerance']}",
+            "this is the tolerance of --gpumem-against",
+            "write that as well, as --gpumem-against=virtual:L4, or --gpumem-tolerance",
+        )
+
+
 def _check_apart(paths: Mapping[str, object]) -> None:
     """Refuse two reports of one file, of which the second would replace the first."""
     given = [(name, path) for name, path in paths.items() if path is not None]
@@ -269,6 +307,18 @@ def _card(name: str) -> str:
     from pytest_gpumem.devices.cards import find_card
 
     return find_card(name).name
+
+
+def _against(text: str) -> str:
+    """Return the key of the baselines of a device that is given as KIND:NAME."""
+    from pytest_gpumem.records import device_key
+
+    kind, _, name = text.strip().partition(":")
+    if kind == "virtual" and name.strip():
+        return device_key("virtual", _card(name.strip()))
+    if kind == "cuda" and name.strip():
+        return device_key("cuda", name.strip())
+    raise SpecError(text, "this names no device", "write virtual:L4, or cuda:NVIDIA L4")
 
 
 def _tolerance(text: str) -> Tolerance | None:

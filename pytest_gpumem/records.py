@@ -55,8 +55,13 @@ class DeviceInfo:
     @property
     def key(self) -> str:
         """The name of this device's baselines: "virtual-T4", "cuda-NVIDIA-H200"."""
-        name = "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in self.name)
-        return f"{self.kind}-{name.strip('-.') or 'unnamed'}"
+        return device_key(self.kind, self.name)
+
+
+def device_key(kind: DeviceKind, name: str) -> str:
+    """Return the name of a device's baselines."""
+    name = "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in name)
+    return f"{kind}-{name.strip('-.') or 'unnamed'}"
 
 
 @dataclass(frozen=True)

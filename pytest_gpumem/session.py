@@ -203,7 +203,7 @@ class TestSession(Stage):
     def _judged(self, item: Any, part: str, spec: MemorySpec, measurement: Measurement) -> Result:  # noqa: ANN401
         nodeid = item.nodeid
         card = self.run.card if self.run else None
-        key = measurement.device.key
+        key = self.settings.against or measurement.device.key
         lookup = self._look_up(key, nodeid, part) if spec.baseline else Lookup()
         verdict = judge(
             measurement,
@@ -265,6 +265,7 @@ class TestSession(Stage):
             table = summary_table(results, verbosity, width, ascii_only=ascii_only)
             texts += [table, ""] if table else []
             texts += [line for line in [terminal.counts(results)] if line]
+            texts += terminal.compared_lines(results, width=width)
             for reason in dict.fromkeys(gather.skipped):
                 number = gather.skipped.count(reason)
                 texts.append(f"gpumem: {number} skipped: {reason}")

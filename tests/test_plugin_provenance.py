@@ -132,6 +132,7 @@ def test_fail_refuses_baselines_of_another_toolchain(known, ini):
     assert set(session.verdicts().values()) == {"incomparable"}
     assert "incomparable: the baseline was made with torch 1.99.0; 100.00 MiB all" in session.flat
     assert f"pytest 'test_it.py::test_one[0]' {UPDATE}" in session.flat
+    assert "6 with baselines made with torch 1.99.0" in session.flat
 
 
 def test_fail_is_satisfied_by_an_update_though_no_figure_moved(known, virtual_gpu):

@@ -47,11 +47,12 @@ def test_each_failure_has_a_line_the_most_urgent_first():
 
 
 def test_a_line_is_what_github_documents():
-    assert lines([failed()]) == [
+    (line,) = lines([failed()])
+    assert line == (
         "::error file=tests/training/test_models.py,line=28,"
         "title=GPU memory%3A tests/training/test_models.py%3A%3Atest_it"
         "::regressed: by 1 MiB (virtual-T4)"
-    ]
+    )
 
 
 @pytest.mark.parametrize("odd", ["a,b", "a:b::c", "100%", "%0A", "a\nb", "a\r\nb", "a=b"])

@@ -8,6 +8,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sample_report import EVIL, T4, attribution, entry, measured, result, sample
 
 from pytest_gpumem import __version__
@@ -19,6 +21,7 @@ from pytest_gpumem.report.json_report import dumps, loads, read_report, schema
 from pytest_gpumem.report.model import Report, Result
 from pytest_gpumem.verdict import Comparison, Kind, Verdict
 
+GOLD = Path(__file__).parent / "gold"
 DOCS = Path(__file__).parents[1] / "docs"
 WHEN = "2026-11-21T15:06:07Z"
 
@@ -59,6 +62,49 @@ def test_what_was_written_is_read_and_written_again_to_the_byte():
     (error,) = read.report.updates.errors
     assert str(error) == "b.json: is a folder; move it"
     assert [it.new for it in read.report.updates.removed] == [None]
+
+
+def test_a_report_of_format_1_is_read_for_good():
+    """Files that others keep: a change of this one wants a new format."""
+    path = GOLD / "report.json"
+    few = replace(sample(), results=sample().results[1:6:2], updates=with_updates())
+    if os.environ.get("GPUMEM_REWRITE_GOLD") == "1":
+        path.write_text(dumps(few, created=WHEN, gpumem="0.1.0"), encoding="utf-8")
+    read = read_report(path)
+    assert read.results == tuple(map(without_timelines, few.results))
+    assert dumps(read.report, created=WHEN, gpumem="0.1.0") == path.read_text(encoding="utf-8")
+
+
+TEXT = dumps(Report((result("t", measured(attribution(layers=1))),)), created=WHEN)
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just([{}])
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_whatever_a_report_holds_it_is_read_or_refused(data):
+    """One value anywhere in it is another."""
+    plain = json.loads(TEXT)
+    node = plain
+    while True:
+        keys = list(node) if isinstance(node, dict) else range(len(node))
+        key = data.draw(st.sampled_from(keys))
+        if not node[key] or not isinstance(node[key], (dict, list)) or data.draw(st.booleans()):
+            break
+        node = node[key]
+    node[key] = data.draw(VALUES)
+    try:
+        read = loads(json.dumps(plain), "it")
+    except ReportError:
+        return
+    again = dumps(read.report, created=read.created, gpumem=read.gpumem)
+    assert loads(again, "it") == read
+
+
+@settings(deadline=None)
+@given(st.text() | st.binary())
+def test_whatever_a_file_holds_it_is_refused(content):
+    with pytest.raises(ReportError):
+        loads(content, "it")
 
 
 def test_a_report_of_nothing_is_one():

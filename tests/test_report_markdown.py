@@ -66,10 +66,8 @@ def inlines(text):
 
 def shown(text):
     """What a reader sees of inline Markdown."""
-    words = []
-    for it in inlines(text):
-        words.append(it.content if it.type in {"text", "code_inline"} else "")
-    return "".join(words)
+    kinds = {"text", "code_inline"}
+    return "".join(it.content for it in inlines(text) if it.type in kinds)
 
 
 def rows(text):

@@ -63,6 +63,13 @@ def test_nothing_leads_where_nothing_moved_together():
     assert lead_lines([moved(f"test_{i}", 0) for i in range(5)]) == []
 
 
+def test_what_is_held_to_another_device_is_no_change_of_toolchain():
+    policy = Policy(against="virtual-L4", provenance="fail")
+    held = [moved(f"test_{i}", 28, policy=policy) for i in range(5)]
+    assert {it.verdict.kind for it in held} == {Kind.REGRESSED}
+    assert lead_lines(held) == []
+
+
 def test_what_passed_with_a_note_is_led_with_and_needs_no_command():
     passed = [moved(f"test_{i}", 28, policy=Policy(provenance="note")) for i in range(5)]
     assert {it.verdict.kind for it in passed} == {Kind.INCOMPARABLE}

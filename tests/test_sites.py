@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpumem.lines import Line, is_users, qualified, shown_path, users_line
+from pytest_gpumem.lines import (
+    Line,
+    is_users,
+    marker_line,
+    qualified,
+    shown_path,
+    users_line,
+)
 from pytest_gpumem.sites import merged_paths, origin, sites, users_frame
 
 LIBRARY = sysconfig.get_path("stdlib")
@@ -132,3 +139,62 @@ def test_nested_functions_and_files_that_are_no_python(tmp_path):
     broken.write_text("def (")
     assert qualified(str(broken), 1) == ""
     assert qualified("/nowhere.py", 1) == ""
+
+
+MARKED = """\
+import pytest
+
+limits = pytest.mark.gpu_memory(max_gib=8)
+
+@pytest.mark.parametrize("x", [1])
+@pytest.mark.gpu_memory(
+    max_gib=8)
+async def test_own(x): pass
+
+@limits
+def test_under_another_name(): pass
+
+def test_none(): pass
+
+@pytest.mark.gpu_memory(batch_size=2)
+class TestAll:
+    def test_its_class(self): pass
+
+    @pytest.mark.skip
+    @pytest.mark.gpu_memory(batch_size=4)
+    def test_its_own(self): pass
+
+    class TestInner:
+        pytestmark = [pytest.mark.slow, pytest.mark.gpu_memory]
+        def test_assigned(self): pass
+
+@pytest.mark.parametrize("x", [
+    1,
+    pytest.param(2, marks=pytest.mark.gpu_memory),
+])
+def test_parameter(x): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "line"),
+    [(5, 6), (10, 10), (13, 13), (17, 15), (19, 20), (25, 24), (27, 29), (99, 99)],
+)
+def test_the_line_of_a_marker(tmp_path, first, line):
+    path = tmp_path / "test_it.py"
+    path.write_text(MARKED)
+    assert marker_line(str(path), first, "gpu_memory") == line
+
+
+def test_the_line_of_a_modules_marker(tmp_path):
+    path = tmp_path / "test_it.py"
+    path.write_text("import pytest\npytestmark = pytest.mark.gpu_memory\ndef test_it(): pass\n")
+    assert marker_line(str(path), 3, "gpu_memory") == 2
+    assert marker_line(str(path), 3, "other") == 3
+
+
+@pytest.mark.parametrize("text", ["def (", "x = " + "(" * 5000 + ")" * 5000, "\0"])
+def test_of_what_python_does_not_read_the_first_line_is_taken(tmp_path, text):
+    path = tmp_path / "test_it.py"
+    path.write_text(text)
+    assert marker_line(str(path), 3, "gpu_memory") == 3

@@ -132,6 +132,8 @@ class Verdict(Strict, frozen=True):
     notes: tuple[str, ...]
     remedy: str
     command: str
+    uncompared: str
+    held_to: str
 
 
 class Figures(Strict, frozen=True):

@@ -18,6 +18,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_gpumem.differences import provenance_text
+from pytest_gpumem.report.comparing import compared, is_news
 from pytest_gpumem.report.model import urgency
 from pytest_gpumem.report.rows import DeviceRows, device_rows
 from pytest_gpumem.report.table import budget_use, change, taken
@@ -145,11 +146,13 @@ def page(report: Report, *, when: str = "") -> str:
 
 
 def _remarks(report: Report) -> list[str]:
-    """Return the sentences about the session, what became of the baselines among them."""
+    """Return the sentences about the session: what was compared, what became of the baselines."""
+    found = compared(report.results) if is_news(report.results) else {}
+    remarks = [*report.remarks, *(f"on {key}: {text}" for key, text in found.items())]
     if report.updates is None:
-        return list(report.remarks)
+        return remarks
     text = update_summary(report.updates, brief=True, width=10_000)
-    return [*report.remarks, *(line.removeprefix("gpumem: ") for line in text.splitlines())]
+    return [*remarks, *(line.removeprefix("gpumem: ") for line in text.splitlines())]
 
 
 def anchor(result: Result) -> str:

@@ -11,6 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_gpumem.report import terminal
+from pytest_gpumem.report.comparing import compared
 from pytest_gpumem.report.model import hints_of, urgency
 from pytest_gpumem.report.rows import DeviceRows, device_rows
 from pytest_gpumem.report.table import budget_use, change, taken
@@ -223,10 +224,13 @@ def _difference(nbytes: int | None) -> str:
 
 
 def _tables(results: Sequence[Result], most: _Most) -> Iterator[str]:
+    sentences = compared(results)
     for key in dict.fromkeys(it.device_key for it in results):
         found = [it for it in results if it.device_key == key]
         shown = found[: most.rows]
         yield f"### {key}"
+        if key in sentences:
+            yield f"{prose(sentences[key])}."
         titles = ("", "test", "verdict", "allocated, MiB", "reserved, MiB", "change", "budget")
         yield _table(titles, [_row(it) for it in shown])
         if len(shown) < len(found):

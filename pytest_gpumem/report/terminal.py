@@ -16,6 +16,7 @@ from tabulate import tabulate
 
 from pytest_gpumem.differences import category_rows, site_rows
 from pytest_gpumem.optimizers import FRESH
+from pytest_gpumem.report.comparing import compared, is_news
 from pytest_gpumem.report.model import count_kinds, hints_of
 from pytest_gpumem.report.text import (
     columns,
@@ -119,6 +120,12 @@ def counts(results: Sequence[Result]) -> str:
         for kind, n in count_kinds(results).items()
     ]
     return f"gpumem: {', '.join(parts)}" if parts else ""
+
+
+def compared_lines(results: Sequence[Result], *, width: int = 80) -> list[str]:
+    """Return lines that say, of each device, what was held to baselines and what not and why."""
+    found = compared(results) if is_news(results) else {}
+    return [wrapped("gpumem: ", f"on {key}: {text}", width) for key, text in found.items()]
 
 
 def snapshots(results: Sequence[Result], *, width: int = 80) -> list[str]:
