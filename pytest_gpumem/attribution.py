@@ -176,7 +176,7 @@ def _explain(device: Blocks, subject: Subject, root: Path, *, timeline: bool) ->
             f"{format_size(subject.peak.allocated)}; the rest is called other"
         )
     origins = [
-        _origin(device, it) for it in device.blocks if it in counted.blocks and it.alive(top)
+        origin_of(device, it) for it in device.blocks if it in counted.blocks and it.alive(top)
     ]
     breakdown = Breakdown(
         {name: categories[name] for name in CATEGORIES if categories[name]},
@@ -215,7 +215,8 @@ def _reserved(device: Blocks, subject: Subject, index: int) -> int:
     return at_first + more - subject.others.reserved
 
 
-def _origin(device: Blocks, block: Block) -> Origin:
+def origin_of(device: Blocks, block: Block) -> Origin:
+    """Return where a block comes from."""
     category = device.categories[block]
     running = device.pass_at(block.time)
     call = device.calls.innermost(block.time)

@@ -111,6 +111,7 @@ def run_again(
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             state.teardown_exact(item.parent)
+            clear(error)  # frames that waited for the tear-down have ended now
             _forget_instance(item)
             item._initrequest()
             prepare()
@@ -136,6 +137,22 @@ def tear_down(item: Any) -> None:  # noqa: ANN401
         raise
     except BaseException as error:  # noqa: BLE001 - as above
         clear(error)
+
+
+def finish(item: Any) -> None:  # noqa: ANN401
+    """Tear an item down, with all that pytest keeps of it, and none of what is around it.
+
+    Raises:
+        BaseException: what its tear-down raises.
+    """
+    item.session._setupstate.teardown_exact(item.parent)
+    _forget_instance(item)
+    getattr(item, "funcargs", {}).clear()
+
+
+def finish_for(item: Any, following: Any) -> None:  # noqa: ANN401
+    """Tear down what the item that comes next has no use for."""
+    item.session._setupstate.teardown_exact(following)
 
 
 def _forget_instance(item: Any) -> None:  # noqa: ANN401

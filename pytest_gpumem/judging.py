@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_gpumem.differences import lead, provenance_text
+from pytest_gpumem.differences import lead, provenance_text, site_name
+from pytest_gpumem.growth import growth
 from pytest_gpumem.records import Peak
-from pytest_gpumem.sizes import GIB, format_size
+from pytest_gpumem.sizes import GIB, MIB, format_size
 from pytest_gpumem.verdict import (
     DEFAULT_TOLERANCES,
     PEAKS,
@@ -20,6 +21,8 @@ from pytest_gpumem.verdict import (
     USE_LESS,
     Comparison,
     Kind,
+    Lookup,
+    Policy,
     Verdict,
     beyond_tolerance,
 )
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.records import BaselineEntry, Measurement, OutOfMemory
     from pytest_gpumem.spec import MemorySpec
-    from pytest_gpumem.verdict import Lookup, PeakName, Policy
+    from pytest_gpumem.verdict import PeakName
 
 
 def judge(  # noqa: PLR0913 - the last two are words for the verdict
@@ -41,7 +44,7 @@ def judge(  # noqa: PLR0913 - the last two are words for the verdict
     nodeid: str = "",
     card_bytes: int | None = None,
 ) -> Verdict:
-    """Judge a measurement: running out of memory first, then budgets, then the baseline.
+    """Judge a measurement: out of memory first, then budgets, growth, and the baseline.
 
     Exactly at a budget, or exactly at the tolerance, is within.
 
@@ -54,7 +57,27 @@ def judge(  # noqa: PLR0913 - the last two are words for the verdict
         card_bytes: what ``spec.card`` leaves to a step: its memory less its CUDA context.
     """
     case = _Case(measurement, spec, lookup, policy, nodeid, card_bytes)
-    return _out_of_memory(case) or _over_budget(case) or _without_baseline(case) or _compared(case)
+    found = _out_of_memory(case) or _over_budget(case) or _growing(case)
+    return found or _without_baseline(case) or _compared(case)
+
+
+def judge_left(measurement: Measurement, spec: MemorySpec) -> Verdict | None:
+    """Judge what a test left behind; None where it is no more than ``max_leak_mib``."""
+    limit = spec.max_leak_bytes
+    if limit is None or max(measurement.left, default=0) <= limit:
+        return None
+    case = _Case(measurement, spec, Lookup(), Policy(), "", None)
+    device, left = max(enumerate(measurement.left), key=lambda it: it[1])
+    finding = f"{format_size(left)}{case.on_device(device)} still held after the test"
+    if limit:
+        finding += f", max_leak_mib={spec.max_leak_mib!r}"
+    verdict = _verdict(case, Kind.LEAKED, f"{finding}{_of_which(measurement)}", failed=True)
+    remedy = (
+        "let go of what refers to it; for a cache that is filled once, give warmup=1, or declare "
+        f"max_leak_mib={-(-left // MIB)}"
+    )
+    notes = (*_held_by(measurement), *verdict.notes)
+    return replace(verdict, notes=notes, remedy=remedy, comparisons=())
 
 
 class _Limit(NamedTuple):
@@ -283,6 +306,52 @@ def _over_budget(case: _Case) -> Verdict | None:
     return replace(verdict, remedy=f"try {USE_LESS}{more}")
 
 
+def _growing(case: _Case) -> Verdict | None:
+    """Judge what was allocated after each step, on the device where it grew most."""
+    found = [
+        (grown, device)
+        for device, steps in enumerate(case.measurement.steps)
+        if (grown := growth(steps)) is not None
+    ]
+    if not case.spec.steady or not found:
+        return None
+    grown, device = max(found, key=lambda it: it[0].after - it[0].before)
+    rises = [rise for rise in grown.rises if rise]
+    number, of = len(rises), len(grown.rises)
+    if len(set(rises)) == 1:
+        text = f"{format_size(rises[0])} in "
+        text += f"each of {of} steps" if number == of else f"{number} of {of} steps"
+    else:
+        text = f"{format_size(sum(rises))} in {of} steps"
+    moved = f"{format_size(grown.before)} -> {format_size(grown.after)}"
+    finding = f"allocated grew by {text}{case.on_device(device)} ({moved})"
+    finding += _of_which(case.measurement)
+    notes = _held_by(case.measurement)
+    verdict = _verdict(case, Kind.LEAKED, finding, notes, failed=True)
+    remedy = (
+        "keep no tensor of a step beyond it: loss.item() or .detach().cpu() of what is kept for "
+        "logs; where it does stop growing, run more steps"
+    )
+    return replace(verdict, remedy=remedy)
+
+
+def _of_which(measurement: Measurement) -> str:
+    """Return at which line most of what stayed was allocated; "" where that is not known."""
+    stayed = measurement.stayed
+    site = stayed.sites[0] if stayed and stayed.sites else None
+    if site is None or not site.path:
+        return ""
+    blocks = "1 block" if site.blocks == 1 else f"{site.blocks} blocks"
+    return f", of which {site_name(site)} {format_size(site.nbytes)} in {blocks}"
+
+
+def _held_by(measurement: Measurement) -> Iterator[str]:
+    """Say who refers to what stayed."""
+    for it in measurement.stayed.holders if measurement.stayed else ():
+        blocks = "1 block" if it.blocks == 1 else f"{it.blocks} blocks"
+        yield f"held by {it.text}: {format_size(it.nbytes)} in {blocks}"
+
+
 def _without_baseline(case: _Case) -> Verdict | None:
     """Judge a test that has nothing to be compared with, whether on purpose or not."""
     lookup, measured = case.lookup, case.highest
@@ -307,6 +376,7 @@ def _without_baseline(case: _Case) -> Verdict | None:
 
 def _compared(case: _Case) -> Verdict:
     far = beyond_tolerance(case.comparisons)
+    against = f"; held to the baseline of {case.policy.against}" if case.policy.against else ""
     if case.toolchain and case.policy.provenance == "fail":
         finding = f"the baseline was made with {case.toolchain}; {case.highest}"
         verdict = _verdict(case, Kind.INCOMPARABLE, finding, failed=True)
@@ -316,7 +386,6 @@ def _compared(case: _Case) -> Verdict:
         return _updatable(
             case, _verdict(case, Kind.INCOMPARABLE, finding), "to hold later runs to it"
         )
-    against = f"; held to the baseline of {case.policy.against}" if case.policy.against else ""
     if not far:
         return _verdict(case, Kind.WITHIN, f"{case.highest}{against}")
     finding = f"{_change(case, far[0])}, tolerance {format_size(far[0].allowance or 0)}"

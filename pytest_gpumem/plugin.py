@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 NAME: Final = "gpumem-session"
 MARKER_HELP: Final = (
     "gpu_memory(max_gib, max_allocated_gib, max_reserved_gib, card, batch_size, tolerance, "
-    "baseline, devices, warmup, world_size, rank): measure the test's peak CUDA memory, hold it to "
-    "the limits and to its baseline."
+    "baseline, devices, warmup, world_size, rank, max_leak_mib, steady): measure the test's peak "
+    "CUDA memory, hold it to the limits and to its baseline."
 )
 
 LISTINGS: Final = ("collectonly", "showfixtures", "show_fixtures_per_test")
@@ -133,8 +133,8 @@ def _choice(config: pytest.Config) -> Choice:
     _guard.remove()
     settings = config.stash[SETTINGS]
     if settings.device in DEVICES:
-        shared = hasattr(config, "workerinput")
-        choice = choose(settings.device, find_card(settings.card), shared=shared)
+        worker = getattr(config, "workerinput", {}).get("workerid", "")
+        choice = choose(settings.device, find_card(settings.card), worker=worker)
     else:
         choice = _made_by_hook(config, settings)
     config.stash[CHOICE] = choice

@@ -23,15 +23,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.options import Settings
 
 SHOWN = (
-    "device",
-    "card",
-    "missing_baseline",
-    "shrinkage",
-    "provenance",
-    "tolerance",
-    "update_baselines",
-    "against",
-    "against_tolerance",
+    *("device", "card", "missing_baseline", "shrinkage", "provenance", "tolerance"),
+    *("update_baselines", "against", "against_tolerance"),
 )
 """options that the reports tell, where they were given"""
 NAMES: Final = {"html": "page", "json": "JSON report", "markdown": "Markdown report"}

@@ -80,6 +80,8 @@ class OutOfMemory:
     """which of the test's devices ran out"""
     needed: Peak | None = None
     """the peak of the same step run again without the cap; None: that was not possible"""
+    advice: tuple[str, ...] = ()
+    """what was tried instead and fits, or does not"""
 
 
 Category = Literal[
@@ -169,6 +171,59 @@ class Attribution:
 
 
 @dataclass(frozen=True)
+class Slope:
+    """How peak allocated grows with the batch size: fixed + per_sample * size, in bytes."""
+
+    sizes: tuple[int, ...]
+    """batch sizes that were measured, ascending"""
+    fixed: int
+    per_sample: int
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who refers to memory that stayed."""
+
+    text: str
+    """in words: "global variable CACHE of test_it.py (list of 5)" """
+    nbytes: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class Stayed:
+    """What one device still held after the test, or what its steps heaped up, in bytes."""
+
+    device: int
+    nbytes: int
+    sites: tuple[Site, ...] = ()
+    """which lines allocated it, the largest first; none where no history was kept"""
+    holders: tuple[Holder, ...] = ()
+    """who refers to it, the largest first"""
+
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """How full a device was while a step ran, by whomever, in bytes: what nvidia-smi shows."""
+
+    peak: int
+    """the highest that was seen"""
+    besides: int
+    """in use when the step began, besides what PyTorch's allocator had reserved: CUDA contexts,
+    other libraries, other processes"""
+    outside: int
+    """what came to that during the step, and was there when it ended"""
+    others: int = 0
+    """held by other processes when the step ended, as far as that is told"""
+    processes: int = 0
+    """how many these are"""
+    source: str = ""
+    """who was asked"""
+    every_ms: int = 0
+    """milliseconds between two looks; 0: nothing was missed, or only the ends were looked at"""
+
+
+@dataclass(frozen=True)
 class Measurement:
     """One step's memory on its device or devices.
 
@@ -195,6 +250,16 @@ class Measurement:
     """one a device; none where nobody asked for them"""
     hints: tuple[str, ...] = ()
     """what would lower a peak, found by running the test once more; attributions have others"""
+    slope: Slope | None = None
+    """of a test that runs with several batch sizes; its peaks are those of the largest"""
+    steps: tuple[tuple[int, ...], ...] = ()
+    """of each device what was allocated after each step, where that has to stop growing"""
+    left: tuple[int, ...] = ()
+    """of each device what more was held once the test was torn down; none: nobody asked"""
+    device_use: tuple[DeviceUse, ...] = ()
+    """how full each device was, by whomever; no part of a baseline"""
+    stayed: Stayed | None = None
+    """what a leak consists of"""
 
     @property
     def peak_allocated(self) -> int:
@@ -221,3 +286,5 @@ class BaselineEntry:
     """which of them; None where there was no such run"""
     breakdowns: tuple[Breakdown, ...] = ()
     """one a device, with the largest sites; none where there was no attribution"""
+    slope: Slope | None = None
+    """of a test that runs with several batch sizes"""

@@ -23,6 +23,9 @@ MARKER: Final = "gpu_memory"
 FIXTURE: Final = "gpu_memory"
 
 RESULTS = pytest.StashKey["list[Result]"]()
+"""what the next report is to have"""
+JUDGED = pytest.StashKey["list[Result]"]()
+"""what the call's had"""
 
 
 class Failed(pytest.fail.Exception):  # type: ignore[name-defined, misc] # it is a class
@@ -92,6 +95,8 @@ class Runner:
         Not in a wrapper: others' wrappers must have begun when it fails or skips.
         """
         self._forget_errors()  # of the last try, where this is a rerun
+        if JUDGED in item.stash:
+            del item.stash[JUDGED]
         if not is_marked(item):
             return
         _forget_properties(item)  # likewise
@@ -188,11 +193,35 @@ class Runner:
 
         return ask
 
+    @pytest.hookimpl(specname="pytest_runtest_teardown", tryfirst=True)
+    def pytest_runtest_teardown_leaks(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> None:
+        """Judge what a test left behind: its own fixtures torn down, wider ones alive.
+
+        An error here keeps pytest from tearing down, so that is done as well.
+        """
+        results = item.stash.get(JUDGED, None)
+        if self.run is None or self.run.spec.max_leak_mib is None or results is None:
+            return
+        try:
+            items.finish(item)
+            self._judge_left(item, results)
+        except BaseException:
+            items.finish_for(item, nextitem)
+            raise
+
+    def _judge_left(self, item: pytest.Item, results: list[Result]) -> None:
+        left = self.session.judge_left(item, results)
+        if left:
+            self._tell(item, left)
+            raise Failed(self.session.failure_text(left))
+
     @staticmethod
     def _tell(item: pytest.Item, results: list[Result]) -> None:
         for result in results:
             item.ihook.pytest_gpumem_judged(item=item, result=result)
-        item.stash[RESULTS] = results
+        item.stash[RESULTS] = item.stash[JUDGED] = results
         from pytest_gpumem.report.properties import properties
 
         item.user_properties.extend(properties(results))

@@ -14,7 +14,7 @@ from pytest_gpumem.records import OutOfMemory, Peak
 from pytest_gpumem.spec import MemorySpec, spec_from_call
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from pytest_gpumem.devices.base import Device
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 BOUNDLESS: Final = 1 << 39
 """bytes more than its card has that a virtual GPU gets to say how much a step needs"""
+
+
+def _nobody(_text: str) -> None:
+    """Tell nobody."""
 
 
 def canonical_card(name: str) -> str:
@@ -74,8 +78,16 @@ class Run:
     """fixtures of wider scope that this test uses"""
     stack: ExitStack = field(default_factory=ExitStack)
 
+    known: set[tuple[int, int]] = field(default_factory=set)
+    """device and address of blocks that are no leak, where leaks are asked for"""
     free: bool = False
     """whether no limit holds any more"""
+    batch_size_asked: bool = False
+    """whether the test has asked for its batch size, so that another one makes a difference"""
+    variant_asked: bool = False
+    """whether it has asked for its variant"""
+    tell: Callable[[str], None] = _nobody
+    """shows a line to who waits for the test"""
     short: tuple[BaseException, str] | None = None
     """the error that a part ended with, and its name"""
 
@@ -98,7 +110,7 @@ class Run:
             stack.enter_context(device.exclusive())
             if spec.world_size is not None:
                 stack.enter_context(joined(spec.rank or 0, spec.world_size, device.kind))
-            meter = Meter(device, info, spec.devices, record=record)
+            meter = Meter(device, info, spec.devices, record=record, steady=spec.steady)
             stack.callback(meter.stop)
             run = cls(spec, device, info, meter, root)
             yield run
@@ -114,6 +126,8 @@ class Run:
         self.owned = list(owned)
         self.meter.start(self.owned_peaks())
         self.meter.cap(self.limit)
+        if self.spec.max_leak_mib is not None:
+            self.known = set(self.meter.blocks())
         before = [Peak(0, 0)] * self.spec.devices
         for fixture in self.owned:
             tops = zip(before, self._padded(fixture.peaks), strict=True)
@@ -134,7 +148,7 @@ class Run:
         more = [minus(*pair) for pair in zip(self.owned_peaks(), before, strict=True)]
         self.meter.adopt(more)
         for part in self.parts.values():
-            part.tally.peaks = [plus(*pair) for pair in zip(part.tally.peaks, more, strict=True)]
+            part.tally.add(more)
 
     def _padded(self, peaks: Sequence[Peak]) -> list[Peak]:
         """Return one Peak for each of this test's devices, whatever test made the fixture."""
@@ -165,6 +179,14 @@ class Run:
             total = [plus(one, other) for one, other in zip(total, held, strict=True)]
         return total
 
+    def held_besides(self, alive: Sequence[Retained]) -> list[int]:
+        """Return the bytes held on each device besides what some fixtures hold."""
+        held = [peak.allocated for peak in self.meter.counted()]
+        for fixture in alive:
+            peaks = self._padded(fixture.held)
+            held = [all_ - peak.allocated for all_, peak in zip(held, peaks, strict=True)]
+        return held
+
     @contextmanager
     def fixture(self, name: str, notes: dict[Any, Retained], key: object) -> Iterator[None]:
         """Note what the set-up of a fixture of wider scope retains, and its peak.
@@ -174,9 +196,12 @@ class Run:
         """
         self.meter.resettle()
         before = self.meter.counted()
+        leaks = self.spec.max_leak_mib is not None
+        blocks = set(self.meter.blocks()) if leaks else set()
         with self.meter.part() as tally:
             yield
         self.meter.resettle()
+        self.known |= set(self.meter.blocks()) - blocks if leaks else set()
         after = self.meter.counted()
         noted = Retained(
             name,
@@ -284,6 +309,12 @@ class Run:
         others = self.meter.others
         self.device.make_room([other.reserved + BOUNDLESS for other in others])
         self.meter.cap(None)
+
+    def cap_again(self) -> None:
+        """Have every limit hold again."""
+        self.free = False
+        self.device.make_room([other.reserved for other in self.meter.others])
+        self.meter.cap(self.limit)
 
 
 @dataclass

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_gpumem import items
+from pytest_gpumem import items, leaks
 from pytest_gpumem.attribution import Explanations, explain
 from pytest_gpumem.baseline import BaselineStore, Change, UpdateSummary
 from pytest_gpumem.errors import BaselineError, GpuMemError
@@ -67,6 +67,8 @@ class TestSession(Stage):
         self.store = BaselineStore(settings.baseline_dir, follow_provenance=strict)
         self.updates: UpdateSummary | None = None
         self.verbosity = verbosity
+        self._recording_kept: Recording | None = None
+        """of a test that may have leaked"""
 
     def header(self) -> str:
         """Return the lines for the head of the session."""
@@ -88,7 +90,10 @@ class TestSession(Stage):
         trouble = run.device.trouble()
         if trouble is not None:
             raise WorthlessError(trouble)
+        leaks.require_steps(run)
         found = self._explained(run, measured)
+        self._recording_kept = found.recording if run.spec.max_leak_mib is not None else None
+        measured[""] = leaks.with_growth(run, measured[""][1], found.recording, self.root)
         cases = [
             (part, spec, found.attached(part, ask(part, measurement)))
             for part, (spec, measurement) in measured.items()
@@ -102,12 +107,23 @@ class TestSession(Stage):
             ]
         return self._followed_up(item, results, found.recording)
 
+    def judge_left(self, item: Any, results: Sequence[Result]) -> list[Result]:  # noqa: ANN401
+        """Judge what a test that passed left behind, once it is torn down; none: all is well."""
+        run = self.run
+        whole = next((it for it in results if not it.part), None)
+        if run is None or whole is None or any(it.verdict.failed for it in results):
+            return []
+        recording, self._recording_kept = self._recording_kept, None
+        judged = leaks.judged(self, item, run, whole, recording)
+        return [] if judged is None else [judged if it is whole else it for it in results]
+
     # -- explaining --
 
-    @property
-    def records(self) -> bool:
-        """Whether every test is recorded from the start."""
+    def records(self, spec: MemorySpec) -> bool:
+        """Whether a test is recorded from the start."""
         settings = self.settings
+        if settings.attribution != "off" and (spec.steady or spec.max_leak_mib is not None):
+            return True
         if settings.snapshots is not None and settings.snapshot_when == "always":
             return True
         return settings.attribution == "on" or (

@@ -46,6 +46,21 @@ def _bytes(found: dict[str, Any], which: str) -> Peak:
     return Peak(found["allocated_bytes"]["all"][which], found["reserved_bytes"]["all"][which])
 
 
+def live_blocks(count: int) -> dict[tuple[int, int], int]:
+    """Return device, address and bytes of each block that is allocated on devices 0 .. count-1."""
+    import torch
+
+    found = {}
+    for segment in torch.cuda.memory_snapshot():
+        address = segment["address"]
+        for block in segment["blocks"]:
+            address = block.get("address", address)
+            if block["state"] == "active_allocated" and segment["device"] < count:
+                found[segment["device"], address] = block["size"]
+            address += block["size"]
+    return found
+
+
 def require_native_allocator() -> None:
     """Refuse to measure PyTorch's other allocators, which give no snapshots and cap otherwise.
 

@@ -10,6 +10,7 @@ from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from pytest_gpumem.devices.choose import Choice
@@ -31,9 +32,8 @@ class Stage:
         """tests that left memory behind, and how many bytes"""
         self._nodeid = ""
 
-    @property
-    def records(self) -> bool:
-        """Whether every test is recorded from the start."""
+    def records(self, spec: MemorySpec) -> bool:
+        """Whether a test is recorded from the start."""
         raise NotImplementedError
 
     def begin(self, item: Any, spec: MemorySpec) -> None:  # noqa: ANN401 - a pytest.Item
@@ -48,7 +48,7 @@ class Stage:
         self.end()
         if self.choice.device is None:
             return
-        with Run.open(spec, self.choice.device, self.root, record=self.records) as run:
+        with Run.open(spec, self.choice.device, self.root, record=self.records(spec)) as run:
             items.finish_replaced(item, self.fixtures)
             run.start(self._live(items.fixture_defs(item)))
         self.run = run
@@ -94,19 +94,19 @@ class Stage:
     def _note_left(self, run: Run) -> None:
         import gc
 
-        left = self._left_by(run)
+        left = sum(self.left_by(run))
         if left > 0:
             gc.collect()
-            left = self._left_by(run)
+            left = sum(self.left_by(run))
         if not any(other.allocated for other in run.meter.others):
             self._left.clear()
         if left > 0:
             self._left.append((self._nodeid, left))
 
-    def _left_by(self, run: Run) -> int:
+    def left_by(self, run: Run) -> list[int]:
+        """Return the bytes that a test still holds on each device, live fixtures' not counted."""
         alive = [it for it in run.owned if it in self.fixtures.values()]
-        kept = sum(peak.allocated for it in alive for peak in it.held)
-        return sum(peak.allocated for peak in run.meter.counted()) - kept
+        return run.held_besides(alive)
 
     # -- a test that ran --
 
@@ -116,6 +116,10 @@ class Stage:
         self.run.adopt(self._live(items.fixture_defs_used(item)))
         self.run.notes.extend(self._held_notes(self.run))
         return self.run
+
+    def again(self, item: Any, *, record: bool) -> AbstractContextManager[Run | None]:  # noqa: ANN401
+        """Run a test that passed once more, and tear it down at the end of the block."""
+        return self._again(item, None, uncapped=False, record=record)
 
     @contextmanager
     def _again(

@@ -85,13 +85,13 @@ class Policy:
     """for tests whose marker has none"""
     updating: bool = False
     """baselines are about to be rewritten, so that being far from one is no failure"""
-    provenance: Literal["compare", "note", "fail"] = "compare"
-    """whether a baseline that was made with something else is compared with as any other, or passes
-    with a note where it is beyond tolerance, or fails as incomparable"""
     against: str = ""
     """the device whose baselines measurements are held to, where that is not their own"""
     against_tolerance: Tolerance | None = None
     """how far from these they may be; None: as far as AGAINST_TOLERANCES"""
+    provenance: Literal["compare", "note", "fail"] = "compare"
+    """whether a baseline that was made with something else is compared with as any other, or passes
+    with a note where it is beyond tolerance, or fails as incomparable"""
 
     def tolerance_of(self, peak: PeakName, declared: Tolerance | None) -> Tolerance:
         """Return how far a peak may be from its baseline.

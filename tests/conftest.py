@@ -26,10 +26,14 @@ from pytest_gpumem.devices.virtual import VirtualDevice
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.sizes import MIB
 
-WITHOUT = ("-p", "no:hypothesispytest")
-"""Hypothesis's plugin imports Hypothesis at the end of every session: seconds each."""
+WITHOUT = ("-p", "no:hypothesispytest", "-p", "no:randomly", "-p", "no:asyncio")
+"""Hypothesis's plugin imports Hypothesis at the end of every session: seconds each; the others are
+for the tests that ask for them (``-p randomly``)."""
 SLOW = 120
 """seconds that a session in a process of its own may take"""
+
+
+pytest.register_assert_rewrite("hint_suite", "recorded_runs", "spec_marks", "terminal_results")
 
 
 def pytest_configure(config):

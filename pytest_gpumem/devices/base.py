@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpumem.devices.cards import Card
+    from pytest_gpumem.devices.usage import UseWatch
     from pytest_gpumem.records import DeviceInfo, DeviceKind
 
 
@@ -61,6 +62,9 @@ class Device(Protocol):
 
         Files are named as seen from ``root``.
         """
+
+    def watch(self, count: int) -> UseWatch:
+        """Return what sees how full the first ``count`` devices are while a step runs."""
 
     def exclusive(self) -> AbstractContextManager[object]:
         """Return a lock that keeps other processes' steps off this device while it is held."""

@@ -156,6 +156,10 @@ class NativeLibrary:
         self._lib.gpumem_account(device, ctypes.byref(raw))
         return Account(*(int(getattr(raw, name)) for name, _ in _AccountStruct._fields_))
 
+    def forget_peak(self, device: int) -> None:
+        """Let a device's account count its peak from now on."""
+        self._lib.gpumem_forget_peak(device)
+
     def counters(self) -> Counters:
         """Return what was counted in this process so far."""
         raw = (ctypes.c_uint64 * 2)()

@@ -22,6 +22,7 @@ from pytest_gpumem.devices.native import NativeLibrary
 from pytest_gpumem.devices.readbacks import Readbacks
 from pytest_gpumem.devices.surroundings import adapted
 from pytest_gpumem.devices.torch_build import installed_torch, torch_is_imported
+from pytest_gpumem.devices.usage import AccountWatch
 from pytest_gpumem.devices.visibility import Curtain, TorchImportHook
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.records import DeviceInfo, DeviceKind
@@ -309,6 +310,10 @@ class VirtualDevice:
         asked = [name for name, count in now.items() if count > self._guesses.get(name, 0)]
         said.extend(GUESSED[name] for name in asked)
         return said
+
+    def watch(self, count: int) -> AccountWatch:
+        """See :meth:`pytest_gpumem.devices.base.Device.watch`."""
+        return AccountWatch(self._library, (self._opened_card or self.card).context, count)
 
     def exclusive(self) -> AbstractContextManager[object]:
         """Return no lock: each process has virtual GPUs of its own."""

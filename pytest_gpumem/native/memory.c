@@ -312,6 +312,12 @@ GM_API void gpumem_account(int device, gm_account *out) {
     pthread_mutex_unlock(&lock);
 }
 
+GM_API void gpumem_forget_peak(int device) {
+    pthread_mutex_lock(&lock);
+    regions[device].account.peak_charged = regions[device].account.charged;
+    pthread_mutex_unlock(&lock);
+}
+
 GM_API void gpumem_make_room(int device, uint64_t size) {
     pthread_mutex_lock(&lock);
     regions[device].extra = size;

@@ -3,6 +3,7 @@
 #include "gpumem.h"
 
 #include <stdio.h>
+#include <string.h>
 
 enum { NVML_INVALID = 2, NVML_NOT_SUPPORTED = 3, NVML_NOT_FOUND = 6, NVML_NOT_LOADED = 9 };
 
@@ -64,6 +65,15 @@ GM_API int nvmlDeviceGetUUID(void *device, char *out, unsigned length) {
     }
     snprintf(out, length, "%s", text);
     return GM_SUCCESS;
+}
+
+GM_API int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
+    char text[48];
+    for (int index = 0; index < gm_visible_devices(); index++) {
+        nvmlDeviceGetUUID(&nvml_devices[index], text, sizeof text);
+        if (strcmp(text, uuid) == 0) return nvmlDeviceGetHandleByIndex_v2((unsigned)index, device);
+    }
+    return NVML_NOT_FOUND;
 }
 
 GM_API int nvmlDeviceGetName(void *device, char *out, unsigned length) {

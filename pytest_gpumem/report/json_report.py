@@ -83,7 +83,7 @@ def loads(text: str | bytes, given: str) -> SavedReport:
     try:
         read = msgspec.convert(plain, Document)
         return SavedReport(_report(read), read.created, read.gpumem)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:
         shown = json.dumps(str(error), ensure_ascii=False)[1:-1]  # names may have any character
         raise ReportError(given, f"is no report of pytest-gpumem: {shown}", _AGAIN) from None
 
@@ -131,7 +131,7 @@ def _updates(summary: UpdateSummary) -> object:
 def _checked(value: object, kind: type, given: str) -> object:
     try:
         return msgspec.to_builtins(msgspec.convert(value, kind, from_attributes=True))
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:
         remedy = "look at the hooks that change measurements"
         raise ReportError(given, f"cannot be written: {error}", remedy) from None
 

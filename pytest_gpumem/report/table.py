@@ -26,7 +26,7 @@ MOST_NOTES = 10
 """notes below the table"""
 
 _TITLES = ("test", "allocated", "reserved", "change", "budget", "verdict")
-_DETAIL_TITLES = ("test", "held before", "retained", "segments", "retries")
+_DETAIL_TITLES = ("test", "held before", "retained", "segments", "retries", "device", "outside")
 
 
 def summary_table(
@@ -54,6 +54,7 @@ def summary_table(
         blocks += [
             "Held by others and retained, in MiB",
             named_table(_DETAIL_TITLES, _rows(groups, _detail_row), width),
+            "\n".join(_seen_by(chosen, width)),
         ]
         blocks.append("\n".join(_made_with(chosen, width)))
     passed = [it for it in chosen if not it.verdict.failed]  # a failure has a section of its own
@@ -194,7 +195,28 @@ def _detail_row(result: Result) -> tuple[str, ...]:
         " + ".join(_mib(peak.allocated) for peak in peaks)
         for peaks in (measurement.held, measurement.retained)
     )
-    return (held, retained, str(measurement.segments), str(measurement.alloc_retries))
+    use = measurement.device_use
+    device, outside = (
+        " + ".join(_mib(getattr(it, name)) for it in use) for name in ("peak", "outside")
+    )
+    counts = (str(measurement.segments), str(measurement.alloc_retries))
+    return (held, retained, *counts, device, outside)
+
+
+def _seen_by(results: Sequence[Result], width: int) -> Iterator[str]:
+    """Yield what the columns about the device are, and where their figures are from."""
+    found = {
+        f"{it.source}, every {it.every_ms} ms" if it.every_ms else it.source
+        for result in results
+        if result.measurement
+        for it in result.measurement.device_use
+    }
+    for source in sorted(found):
+        text = (
+            "what nvidia-smi shows at most, and what came during the step besides PyTorch's "
+            f"allocator ({source})"
+        )
+        yield wrapped("device, outside: ", text, width)
 
 
 def _made_with(results: Sequence[Result], width: int) -> Iterator[str]:

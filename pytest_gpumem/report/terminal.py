@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
-from pytest_gpumem.differences import category_rows, site_rows
+from pytest_gpumem.differences import Row, category_rows, site_name, site_rows
 from pytest_gpumem.optimizers import FRESH
 from pytest_gpumem.report.comparing import compared, is_news
 from pytest_gpumem.report.model import count_kinds, hints_of
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pytest_gpumem.baseline import EntryUpdate, UpdateSummary
-    from pytest_gpumem.differences import Row
     from pytest_gpumem.records import BaselineEntry, DeviceInfo, OutOfMemory
     from pytest_gpumem.report.model import Result
     from pytest_gpumem.verdict import Comparison
@@ -184,8 +183,11 @@ def update_summary(
 def explanation(result: Result, width: int, most_rows: int | None) -> list[list[str]]:
     """Return two tables, of what a peak consists of and which lines it comes from.
 
-    They are of the device whose peak grew most, else of the fullest.
+    They are of the device whose peak grew most, else of the fullest. Of a leak there is one, of
+    what stayed.
     """
+    if result.verdict.kind is Kind.LEAKED:
+        return _stayed(result, width, most_rows)
     attributions = result.measurement.attributions if result.measurement else ()
     if not attributions:
         return []
@@ -201,6 +203,15 @@ def explanation(result: Result, width: int, most_rows: int | None) -> list[list[
     ]
     notes = [wrapped("note: ", note, width) for note in attributions[device].notes]
     return [[table] for table in tables if table] + [[note] for note in notes]
+
+
+def _stayed(result: Result, width: int, most_rows: int | None) -> list[list[str]]:
+    """Return a table of the lines that allocated what a leak consists of."""
+    stayed = result.measurement.stayed if result.measurement else None
+    sites = stayed.sites if stayed else ()
+    rows = [Row(site_name(it), it.nbytes, None, it, it.blocks) for it in sites]
+    table = rows_table("stayed, allocated by", rows, width, most_rows)
+    return [[table]] if table else []
 
 
 def rows_table(title: str, rows: Sequence[Row], width: int, most: int | None) -> str:

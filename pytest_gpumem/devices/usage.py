@@ -1,0 +1,232 @@
+"""How full devices are while a step runs, by whomever: what nvidia-smi shows.
+
+PyTorch's allocator knows of its own memory only. NCCL, cuDNN, other libraries and other processes
+take of the same device; its driver sees them all.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+import warnings
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from pytest_gpumem.records import DeviceUse
+from pytest_gpumem.settling import current
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pytest_gpumem.devices.native import NativeLibrary
+
+EVERY_S: Final = 0.01
+"""seconds between two looks by NVML"""
+
+
+class UseWatch(Protocol):
+    """Sees how full each of some devices is."""
+
+    def start(self) -> None:
+        """Begin anew."""
+
+    def look(self) -> None:
+        """Look now: something has just ended."""
+
+    def result(self) -> tuple[DeviceUse, ...]:
+        """Return what was seen since ``start``, for each device."""
+
+    def stop(self) -> None:
+        """Look no more."""
+
+
+class Others(NamedTuple):
+    """Other processes on a device."""
+
+    number: int
+    nbytes: int
+
+
+class _Watch:
+    """What all watches have in common: a beginning, and what PyTorch had then."""
+
+    source = ""
+    every_ms = 0
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._before = [0] * count
+        """bytes in use besides PyTorch's, when it began"""
+        self._peaks = [0] * count
+
+    def used(self, device: int) -> int:
+        """Return the bytes that are in use on a device now."""
+        raise NotImplementedError
+
+    def others(self, device: int) -> Others:  # noqa: ARG002 - some cannot tell
+        """Return the other processes that hold memory on a device, as far as that is told."""
+        return Others(0, 0)
+
+    def start(self) -> None:
+        """See :meth:`UseWatch.start`."""
+        self._peaks = [self.used(device) for device in range(self.count)]
+        self._before = [self._besides(device, used) for device, used in enumerate(self._peaks)]
+
+    @staticmethod
+    def _besides(device: int, used: int) -> int:
+        return used - current(device).reserved
+
+    def look(self) -> None:
+        """See :meth:`UseWatch.look`."""
+        for device in range(self.count):
+            self._peaks[device] = max(self._peaks[device], self.used(device))
+
+    def result(self) -> tuple[DeviceUse, ...]:
+        """See :meth:`UseWatch.result`."""
+        self.look()
+        return tuple(self._use(device) for device in range(self.count))
+
+    def _use(self, device: int) -> DeviceUse:
+        others = self.others(device)
+        more = self._besides(device, self.used(device)) - self._before[device]
+        return DeviceUse(
+            peak=self._peaks[device],
+            besides=self._before[device],
+            outside=max(0, more),
+            others=others.nbytes,
+            processes=others.number,
+            source=self.source,
+            every_ms=self.every_ms,
+        )
+
+    def stop(self) -> None:
+        """See :meth:`UseWatch.stop`."""
+
+
+class AccountWatch(_Watch):
+    """The virtual GPU's accounts, which miss nothing and cost nothing."""
+
+    source = "the virtual GPU's account"
+
+    def __init__(self, library: NativeLibrary, context: int, count: int) -> None:
+        super().__init__(count)
+        self._library = library
+        self._context = context
+
+    def used(self, device: int) -> int:
+        """Return what is charged, and the context."""
+        return self._context + self._library.account(device).charged
+
+    def start(self) -> None:
+        """See :meth:`UseWatch.start`."""
+        for device in range(self.count):
+            self._library.forget_peak(device)
+        super().start()
+
+    def look(self) -> None:
+        """See :meth:`UseWatch.look`."""
+        for device in range(self.count):
+            self._peaks[device] = self._context + self._library.account(device).peak_charged
+
+
+class MemInfoWatch(_Watch):
+    """CUDA's own figure, read when something ends: a thread might meet the capture of a graph."""
+
+    source = "cudaMemGetInfo, when parts and the step began and ended"
+
+    def used(self, device: int) -> int:
+        """Return what is not free."""
+        import torch
+
+        with suppress(RuntimeError):  # after an error of CUDA's it answers nothing any more
+            free, total = torch.cuda.mem_get_info(device)
+            return total - free
+        return 0
+
+
+class NvmlWatch(_Watch):
+    """NVML, asked every few milliseconds by a thread, and at the end who else is there."""
+
+    source = "NVML"
+    every_ms = round(1000 * EVERY_S)
+
+    def __init__(self, nvml: Any, handles: Sequence[Any]) -> None:  # noqa: ANN401 - a module without types
+        super().__init__(len(handles))
+        self._nvml = nvml
+        self._handles = handles
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def used(self, device: int) -> int:
+        """Return what nvidia-smi shows as used."""
+        version = getattr(self._nvml, "nvmlMemory_v2", None)  # without what the driver keeps back
+        with suppress(self._nvml.NVMLError, TypeError):
+            if version is not None:
+                return _used(self._nvml.nvmlDeviceGetMemoryInfo(self._handles[device], version))
+        with suppress(self._nvml.NVMLError):
+            return _used(self._nvml.nvmlDeviceGetMemoryInfo(self._handles[device]))
+        return 0  # the GPU fell off its bus, say
+
+    def others(self, device: int) -> Others:
+        """Return the other processes; their bytes are 0 where NVML does not tell them."""
+        try:
+            found = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handles[device])
+        except self._nvml.NVMLError:
+            return Others(0, 0)
+        mine = current(device).reserved
+        sizes = [it.usedGpuMemory or 0 for it in found if it.pid != os.getpid()]
+        if len(sizes) == len(found) and sizes:  # in a container it has another number there
+            sizes.remove(min(sizes, key=lambda it: abs(it - mine)))
+        return Others(len(sizes), sum(sizes))
+
+    def start(self) -> None:
+        """See :meth:`UseWatch.start`."""
+        super().start()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="gpumem-nvml", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while not self._end.wait(EVERY_S):
+            self.look()
+
+    def stop(self) -> None:
+        """See :meth:`UseWatch.stop`."""
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join()
+        with suppress(self._nvml.NVMLError):
+            self._nvml.nvmlShutdown()
+
+
+def _used(info: Any) -> int:  # noqa: ANN401 - NVML's
+    return int(info.used)
+
+
+def watch_gpus(count: int) -> UseWatch:
+    """Return a watch on real GPUs: by NVML where it is installed and knows them."""
+    nvml = _nvml()
+    if nvml is None:
+        return MemInfoWatch(count)
+    import torch
+
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return MemInfoWatch(count)
+    try:
+        found = [f"GPU-{torch.cuda.get_device_properties(it).uuid}" for it in range(count)]
+        return NvmlWatch(nvml, [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in found])
+    except (AttributeError, nvml.NVMLError):  # a part of a GPU has another name
+        nvml.nvmlShutdown()
+        return MemInfoWatch(count)
+
+
+def _nvml() -> Any:  # noqa: ANN401 - a module without types
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an older package of the same name warns of itself
+        try:
+            return importlib.import_module("pynvml")
+        except ImportError:
+            return None
