@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from command_line import BEFORE, NOW
-from test_report_terminal import NASTY, matches_gold
+from terminal_results import NASTY, matches_gold
 
 from pytest_gpumem.moves import Changes, Key, pair
 from pytest_gpumem.records import BaselineEntry, Breakdown, Peak, Site

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from test_report_terminal import BEFORE, MODULE, known, measured, peak, result
+from terminal_results import BEFORE, MODULE, known, measured, peak, result
 
 from pytest_gpumem.records import Attribution, Breakdown
 from pytest_gpumem.report.toolchain import lead_lines, moved_together, short_texts
