@@ -76,7 +76,8 @@ class Case:
     def uncompared(self) -> str:
         """Why there is nothing to compare the measurement with; "" where there is."""
         if self.entry is not None:
-            return ""
+            refused = self.toolchain and self.policy.provenance == "fail"
+            return f"with baselines made with {self.toolchain}" if refused else ""
         if not self.spec.baseline:
             return "held to none (baseline=False)"
         if self.lookup.error is not None:
@@ -89,9 +90,13 @@ class Case:
 
     @cached_property
     def toolchain(self) -> str:
-        """What the baseline was made with that this measurement was not; "" where nothing was."""
-        entry = self.entry
-        return provenance_text(entry.provenance, self.measurement.provenance) if entry else ""
+        """What the baseline was made with that this measurement was not; "" where nothing was.
+
+        Another device's differs anyhow, and has its own tolerance.
+        """
+        if self.entry is None or self.policy.against:
+            return ""
+        return provenance_text(self.entry.provenance, self.measurement.provenance)
 
     @cached_property
     def limits(self) -> tuple[Limit, ...]:

@@ -1,7 +1,4 @@
-"""The ``gpumem`` command: ``gpumem run`` measures any program, ``gpumem cards`` lists the cards.
-
-What it does with baselines (``compare``, ``show``, ``prune``) is in :mod:`pytest_gpumem.commands`.
-"""
+"""The gpumem command: run measures any program; compare, show and prune are about baselines."""
 
 from __future__ import annotations
 

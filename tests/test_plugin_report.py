@@ -98,9 +98,12 @@ def prepared(suite):
     return suite
 
 
-# test_plugin_attribution.py, _snapshots.py, _github.py, _against.py, _provenance.py, _stale.py
-ELSEWHERE = {"attribution", "snapshots", "snapshot_when", "github", "against_tolerance"}
-ELSEWHERE |= {"provenance", "stale"}
+# test_plugin_attribution.py, _snapshots.py, _outputs.py, _against.py, _provenance.py, _stale.py,
+# _cards.py
+ELSEWHERE = {
+    *("attribution", "snapshots", "snapshot_when", "github", "against_tolerance"),
+    *("provenance", "stale", "cards"),
+}
 
 
 @pytest.mark.parametrize(
