@@ -155,6 +155,7 @@ def _made_by_hook(config: pytest.Config, settings: Settings) -> Choice:
     return Choice(device, demanded=True)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make several tests of one that names several cards or ranks."""
     spread(metafunc, metafunc.config.stash[SETTINGS].cards)

@@ -153,9 +153,7 @@ class Stage:
         """
         assert self.run is not None  # noqa: S101 - for the type checker
         run = self.run
-        declared, run.spec = run.spec, spec
-        if run.free:
-            run.cap_again()
+        declared = run.spec
         errors: list[tuple[bool, str]] = []
         handled = sys.exc_info()[1]  # the test's own error, where this is for the sake of that
 
@@ -166,20 +164,23 @@ class Stage:
         from pytest_gpumem.oom import find_out_of_memory
 
         try:
-            with self._again(item, None, uncapped=False, record=record, failed=failed) as passed:
+            with self._again(
+                item, None, uncapped=False, record=record, spec=spec, failed=failed
+            ) as passed:
                 short, error = errors[0] if errors else (False, "")
                 yield Trial(run, passed=passed is not None, out_of_memory=short, error=error)
         finally:
             run.spec = declared
 
     @contextmanager
-    def _again(
+    def _again(  # noqa: PLR0913 - all that makes a second run another one
         self,
         item: Any,  # noqa: ANN401
         error: BaseException | None,
         *,
         uncapped: bool,
         record: bool,
+        spec: MemorySpec | None = None,
         failed: Callable[[BaseException], object] = bool,
     ) -> Iterator[Run | None]:
         """Run the test once more; give the run, or None if it did not pass this time."""
@@ -187,6 +188,10 @@ class Stage:
         run, before = self.run, list(self.fixtures)
 
         def prepare() -> None:
+            if spec is not None:
+                run.spec = spec
+                if run.free:
+                    run.cap_again()
             if uncapped:
                 run.uncap()
             run.begin_again(record=record)
