@@ -62,7 +62,7 @@ def with_growth(
     if not spec.steady or not most:
         return spec, measurement
     device = grown.index(most)
-    found = _heaped(recording, device, steps.times, root) if recording else ()
+    found = _heaped(recording, run.meter.devices[device], steps.times, root) if recording else ()
     return spec, replace(measurement, stayed=Stayed(device, most, found, steps.holders))
 
 
@@ -117,11 +117,11 @@ def judged(
     measurement = replace(whole.measurement, left=left.sizes)
     if judge_left(measurement, run.spec) is None:
         return None
-    stayed = _stayed(left, recording, session.root)  # now: a second run leaves more
+    stayed = _stayed(run, left, recording, session.root)  # now: a second run leaves more
     again, recorded = _left_again(session, item, run, left)
     if run.spec.warmup and again is not None:
         measurement = replace(measurement, left=again.sizes)
-        stayed = _stayed(again, recorded, session.root)
+        stayed = _stayed(run, again, recorded, session.root)
         note = ""
     else:
         note = _compared(again)
@@ -169,12 +169,13 @@ def _compared(again: _Left | None) -> str:
     return "run once more it left nothing more: something is kept once, as a cache is"
 
 
-def _stayed(left: _Left, recording: Recording | None, root: Path) -> Stayed:
-    device = left.sizes.index(max(left.sizes))
+def _stayed(run: Run, left: _Left, recording: Recording | None, root: Path) -> Stayed:
+    index = left.sizes.index(max(left.sizes))
+    device = run.meter.devices[index]
     blocks = {place: size for place, size in left.blocks.items() if place[0] == device}
 
     def stays(block: Block) -> bool:
         return block.end is None and (device, block.address) in blocks
 
     found = _sites(recording, device, stays, root) if recording else ()
-    return Stayed(device, left.sizes[device], found, holders(blocks))
+    return Stayed(index, left.sizes[index], found, holders(blocks))

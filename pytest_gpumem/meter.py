@@ -72,7 +72,7 @@ class Tally:
 
 
 class Meter:
-    """Measures one step on devices 0 .. count-1 of a device that is open.
+    """Measures one step on ``count`` devices, from the first that its device has, which is open.
 
     What others hold is not counted: a figure is what the allocator says, less that.
 
@@ -93,7 +93,9 @@ class Meter:
         self.device = device
         self.info = info
         self.count = count
-        self._plugs = Plugs(count)
+        self.devices = range(device.first, device.first + count)
+        """their numbers in this process"""
+        self._plugs = Plugs(self.devices)
         self.steps = Steps(lambda: [peak.allocated for peak in self.counted()])
         self._steady = steady
         self._optimizers = OptimizerWatch(self.steps.stepped if steady else None)
@@ -121,8 +123,8 @@ class Meter:
         """
         require_native_allocator()
         self._plugs.release()
-        settle(self.count)
-        held = [current(device) for device in range(self.count)]
+        settle(self.devices)
+        held = [current(device) for device in self.devices]
         if count_held:
             owned = held
         if owned is not None:
@@ -133,14 +135,14 @@ class Meter:
         self.device.make_room([other.reserved for other in self._others])
         self._retries = self._alloc_retries()
         self._stack.callback(self._plugs.release)
-        self._stack.enter_context(kept_fractions(self.count))
+        self._stack.enter_context(kept_fractions(self.devices))
         self._stack.enter_context(own_garbage_only())
         self._stack.enter_context(watched_resets(self.note))
         self._optimizers.start()
         self._stack.callback(self._optimizers.stop)
         if self._recorder is not None:
             self._record(self._recorder)
-        self._use = self.device.watch(self.count)
+        self._use = self.device.watch(self.devices)
         self._stack.callback(self._use.stop)
         self._begin()
 
@@ -153,7 +155,7 @@ class Meter:
         self.steps.forget()
         self._use.start()
         self._began = beginning()
-        reset_peaks(self.count)
+        reset_peaks(self.devices)
         self._whole.peaks = self.counted()
         self._open = [self._whole]
 
@@ -171,7 +173,7 @@ class Meter:
 
     def counted(self) -> list[Peak]:
         """Return what belongs to the step now, one Peak a device."""
-        return self._relative([current(device) for device in range(self.count)])
+        return self._relative([current(device) for device in self.devices])
 
     @property
     def others(self) -> tuple[Peak, ...]:
@@ -180,7 +182,7 @@ class Meter:
 
     def note(self) -> None:
         """Take the peaks so far into every open tally."""
-        peaks = self._relative([highest(device) for device in range(self.count)])
+        peaks = self._relative([highest(device) for device in self.devices])
         for tally in self._open:
             tally.raise_to(peaks)
         self._use.look()
@@ -188,12 +190,12 @@ class Meter:
     def blocks(self) -> dict[tuple[int, int], int]:
         """Return device, address and bytes of each live block, others' included."""
         plugs = set(self._plugs.blocks)
-        return {it: size for it, size in live_blocks(self.count).items() if it not in plugs}
+        return {it: size for it, size in live_blocks(self.devices).items() if it not in plugs}
 
     def fold(self) -> None:
         """Take them, and reset them: what comes is for a tally of its own."""
         self.note()
-        reset_peaks(self.count)
+        reset_peaks(self.devices)
 
     def peaks(self) -> tuple[Peak, ...]:
         """Return the whole step's peaks so far, one a device."""
@@ -201,11 +203,11 @@ class Meter:
         return tuple(self._whole.peaks)
 
     def _alloc_retries(self) -> int:
-        return sum(stats(device).get("num_alloc_retries", 0) for device in range(self.count))
+        return sum(stats(device).get("num_alloc_retries", 0) for device in self.devices)
 
     def segments(self) -> int:
         """Return the number of segments held from the devices now, others' included."""
-        found = [stats(device) for device in range(self.count)]
+        found = [stats(device) for device in self.devices]
         return sum(f["segment"]["all"]["current"] for f in found if f)
 
     # -- what has figures of its own --
@@ -229,9 +231,9 @@ class Meter:
         self.fold()
         with self._recorder.ours() if self._recorder else nullcontext():
             self._plugs.release()
-            settle(self.count)
+            settle(self.devices)
             self._plugs.fill()
-        reset_peaks(self.count)
+        reset_peaks(self.devices)
 
     def release(self) -> None:
         """Let go of all that nobody refers to any more, also of what was made before the step."""
@@ -279,8 +281,8 @@ class Meter:
     def cap(self, limit: int | None) -> int | None:
         """Cap what the step may reserve, on each device, in bytes; return the cap before."""
         before, self._limit = self._limit, limit
-        for device in range(self.count):
-            room = None if limit is None else limit + self._others[device].reserved
+        for device, other in zip(self.devices, self._others, strict=True):
+            room = None if limit is None else limit + other.reserved
             set_cap(device, room, self.device.cap_total(device))
         return before
 

@@ -18,9 +18,11 @@ from pytest_gpumem.early import TorchGuard
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.gathering import Gathering
 from pytest_gpumem.options import DEVICES, OPTIONS, Option, Settings, read_settings
+from pytest_gpumem.ranks import Exchange, current_rank
 from pytest_gpumem.runner import Failed, Runner, is_marked
 
 if TYPE_CHECKING:
+    from pytest_gpumem.baseline import Change
     from pytest_gpumem.devices.choose import Choice
     from pytest_gpumem.fixture import GpuMemory
     from pytest_gpumem.publishing import Published
@@ -127,7 +129,8 @@ def _choice(config: pytest.Config) -> Choice:
     settings = config.stash[SETTINGS]
     if settings.device in DEVICES:
         shared = hasattr(config, "workerinput")
-        choice = choose(settings.device, find_card(settings.card), shared=shared)
+        rank = current_rank()
+        choice = choose(settings.device, find_card(settings.card), shared=shared, rank=rank)
     else:
         choice = _made_by_hook(config, settings)
     config.stash[CHOICE] = choice
@@ -170,6 +173,7 @@ class GpuMemPlugin(Runner):
         self._page: Published | None = None
         self._session: TestSession | None = None
         self._worker = hasattr(config, "workerinput")
+        self._exchange = self._with_ranks()
 
     @property
     def session(self) -> TestSession:
@@ -230,15 +234,55 @@ class GpuMemPlugin(Runner):
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the baselines and the page; a file that cannot be written fails the session."""
-        if self._worker:
+        if self._worker or not self._joined():
             return
-        failed = False
+        failed = bool(self.gathering.elsewhere or (self._exchange and self.gathering.broken))
         if self.settings.update_baselines:
-            failed = bool(self.session.update_baselines(self.gathering.changes()).errors)
+            failed |= bool(self.session.update_baselines(self._changes()).errors)
         if self.settings.html is not None and not any(map(self.config.getoption, LISTINGS)):
             failed |= self._publish(self.settings.html)
         if failed and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    # -- ranks of torchrun's --
+
+    def _with_ranks(self) -> Exchange | None:
+        """Return how to reach the other ranks; None where there are none."""
+        rank = None if self._worker or any(map(self.config.getoption, LISTINGS)) else current_rank()
+        if rank is None:
+            return None
+        exchange = Exchange(rank)
+        try:
+            exchange.begin()
+        except OSError as error:
+            raise pytest.UsageError(f"gpumem: ranks cannot tell each other: {error}") from error
+        return exchange
+
+    def _changes(self) -> list[Change]:
+        """Return what becomes baselines: nothing where a rank's figures are missing."""
+        return [] if self._exchange and self.gathering.broken else self.gathering.changes()
+
+    @property
+    def _silent(self) -> bool:
+        """Whether another process tells of this session."""
+        return self._worker or (self._exchange is not None and not self._exchange.rank.reports)
+
+    def _joined(self) -> bool:
+        """Leave the results for the first rank; or, where that is this one, take the others'."""
+        if self._exchange is None:
+            return True
+        if self._silent:
+            self._exchange.give(self.gathering.plain())
+            return False
+        shrinkage = self.settings.shrinkage == "fail"
+        self.gathering.join(self._exchange.take(), shrinkage_fails=shrinkage)
+        elsewhere = self._exchange.rank.elsewhere
+        if elsewhere:
+            self.gathering.broken.append(
+                f"ranks {elsewhere[0]} to {elsewhere[-1]} ran on other machines: they are not told "
+                "of here, and no baselines are written"
+            )
+        return True
 
     def _publish(self, path: Path) -> bool:
         """Write the page; return whether that failed."""
@@ -251,7 +295,7 @@ class GpuMemPlugin(Runner):
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Show the table, the counts and the next command, and where the page is."""
-        if self._worker:
+        if self._silent:
             return
         if self.gathering or self.settings.update_baselines:
             self._show_summary(terminalreporter)
@@ -269,6 +313,10 @@ class GpuMemPlugin(Runner):
             return
         if terminalreporter.verbosity >= 0:
             terminalreporter.section("GPU memory", sep="=")
+        for results in self.gathering.elsewhere:
+            terminalreporter.write_line(
+                f"{results[0].nodeid}\n{self.session.failure_text(results)}\n"
+            )
         for text in texts:
             terminalreporter.write_line(text)
 
@@ -277,3 +325,8 @@ class GpuMemPlugin(Runner):
         _guard.remove()
         if self._session is not None:
             self._session.end()
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None and exchange.rank.reports:
+            exchange.done()
+        elif exchange is not None:
+            exchange.wait_until_done()

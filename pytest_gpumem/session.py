@@ -13,6 +13,7 @@ from pytest_gpumem.errors import BaselineError, GpuMemError
 from pytest_gpumem.followup import too_much, with_fragmentation, with_snapshot
 from pytest_gpumem.gathering import split
 from pytest_gpumem.judging import judge
+from pytest_gpumem.ranks import current_rank
 from pytest_gpumem.report import terminal
 from pytest_gpumem.report.model import Result, describe_budget
 from pytest_gpumem.report.table import summary_table
@@ -60,6 +61,7 @@ class TestSession(Stage):
 
     def __init__(self, settings: Settings, choice: Choice, root: Path, verbosity: int = 0) -> None:
         super().__init__(choice, root)
+        self.rank = current_rank()
         self.settings = settings
         self.store = BaselineStore(settings.baseline_dir)
         self.updates: UpdateSummary | None = None
@@ -218,11 +220,17 @@ class TestSession(Stage):
         card = self.run.card if self.run else None
         key = measurement.device.key
         lookup = self._look_up(key, nodeid, part) if spec.baseline else Lookup()
+        policy, world, rank = self.settings.policy, spec.world_size, spec.rank
+        held_to = spec
+        if self.rank is not None and world is None:  # the baseline is the fullest rank's
+            world, rank = self.rank.size, self.rank.rank
+            held_to = replace(spec, world_size=world)
+            policy = replace(policy, shrinkage="note")  # others may have taken more
         verdict = judge(
             measurement,
-            spec,
+            held_to,
             lookup,
-            self.settings.policy,
+            policy,
             nodeid=nodeid,
             card_bytes=card.usable_memory if card and not part else None,
         )
@@ -232,8 +240,8 @@ class TestSession(Stage):
             measurement=measurement,
             part=part,
             batch_size=spec.batch_size,
-            world_size=spec.world_size,
-            rank=spec.rank,
+            world_size=world,
+            rank=rank,
             budget=describe_budget(spec),
             location=items.place(item),
             baseline=spec.baseline,

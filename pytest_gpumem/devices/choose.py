@@ -12,6 +12,7 @@ from pytest_gpumem.errors import DeviceError
 if TYPE_CHECKING:
     from pytest_gpumem.devices.base import Device
     from pytest_gpumem.devices.cards import Card
+    from pytest_gpumem.ranks import Rank
 
 WANTED: Final = ("auto", "cuda", "virtual", "none")
 DEFAULT_CARD: Final = "H100"
@@ -29,20 +30,24 @@ class Choice:
     """the device was asked for by name: its absence is an error, not a reason to skip"""
 
 
-def choose(wanted: str, card: Card, *, shared: bool = False) -> Choice:
+def choose(wanted: str, card: Card, *, shared: bool = False, rank: Rank | None = None) -> Choice:
     """Choose by ``--gpumem-device``; loads the virtual GPU where it is the one.
 
     Args:
         wanted: one of ``WANTED``.
         card: what the virtual GPU is to be.
         shared: other processes of this session measure on this machine's GPUs too.
+        rank: which of torchrun's this process is: its device is the one of that number.
     """
+    first = rank.local_rank if rank else 0
     if wanted == "none":
         return Choice(None, "switched off by --gpumem-device=none")
     if wanted == "cuda" or (wanted == "auto" and real_gpu_expected()):
-        return Choice(CudaDevice(shared=shared), demanded=True)
+        return Choice(CudaDevice(shared=shared, first=first), demanded=True)
     try:
-        return Choice(VirtualDevice.load(card))
+        device = VirtualDevice.load(card)
+        device.first, device.least = first, rank.local_size if rank else 1
+        return Choice(device)
     except DeviceError as error:
         if wanted == "virtual":
             return Choice(None, str(error), demanded=True)

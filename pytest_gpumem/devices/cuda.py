@@ -23,13 +23,15 @@ class CudaDevice:
     kind: DeviceKind = "cuda"
     computes = True
 
-    def __init__(self, *, shared: bool = False) -> None:
+    def __init__(self, *, shared: bool = False, first: int = 0) -> None:
         """Use the GPUs of this machine.
 
         Args:
             shared: other processes (pytest-xdist's workers) measure on them too: one at a time.
+            first: from which on; those before it are other ranks'.
         """
         self._shared = shared
+        self.first = first
 
     def expected(self) -> None:
         """Return None: what a GPU is, only its driver knows."""
@@ -52,15 +54,15 @@ class CudaDevice:
                 "install a CUDA build of torch and a driver, or write --gpumem-device=virtual",
             )
         seen = torch.cuda.device_count()
-        if count > seen:
+        if self.first + count > seen:
             raise TooSmallError(
-                f"devices={count}",
+                f"LOCAL_RANK={self.first}" if self.first else f"devices={count}",
                 f"this machine shows {seen} GPU{'s' * (seen != 1)}",
                 "ask for fewer, or write --gpumem-device=virtual",
             )
         torch.cuda.init()
-        torch.cuda.set_device(0)
-        properties = torch.cuda.get_device_properties(0)
+        torch.cuda.set_device(self.first)
+        properties = torch.cuda.get_device_properties(self.first)
         if card is not None and card.usable_memory > properties.total_memory:
             raise TooSmallError(
                 f"card {card.name!r}",
@@ -96,11 +98,11 @@ class CudaDevice:
         """Return nothing to add."""
         return []
 
-    def watch(self, count: int) -> UseWatch:
+    def watch(self, devices: range) -> UseWatch:
         """See :meth:`pytest_gpumem.devices.base.Device.watch`."""
         from pytest_gpumem.devices.usage import watch_gpus
 
-        return watch_gpus(count)
+        return watch_gpus(devices)
 
     def exclusive(self) -> AbstractContextManager[object]:
         """Return a lock file's lock, one a GPU and user, where several processes share it."""
@@ -109,7 +111,7 @@ class CudaDevice:
         import torch
         from filelock import FileLock
 
-        return FileLock(lock_path(_identity(torch.cuda.get_device_properties(0))))
+        return FileLock(lock_path(_identity(torch.cuda.get_device_properties(self.first))))
 
 
 def _identity(properties: object) -> str:
