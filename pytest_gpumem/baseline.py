@@ -15,12 +15,18 @@ from typing import TYPE_CHECKING
 
 import filelock
 
-from pytest_gpumem.baseline_disk import baseline_path, device_keys, read_file, replace_file
+from pytest_gpumem.baseline_disk import (
+    baseline_path,
+    device_keys,
+    read_file,
+    remove_file,
+    replace_file,
+)
 from pytest_gpumem.baseline_file import WHOLE_TEST, BaselineFile, check, decode, encode
 from pytest_gpumem.errors import BaselineError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from pytest_gpumem.records import BaselineEntry, DeviceInfo
 
@@ -79,10 +85,14 @@ class BaselineStore:
     Args:
         directory: the folder; it is made when there is something to write.
         lock_timeout: seconds to wait for another process that writes there.
+        follow_provenance: an entry is written also where it only was made with something else.
     """
 
-    def __init__(self, directory: Path, *, lock_timeout: float = 60.0) -> None:
+    def __init__(
+        self, directory: Path, *, lock_timeout: float = 60.0, follow_provenance: bool = False
+    ) -> None:
         self.directory = directory
+        self._follow_provenance = follow_provenance
         self._lock_timeout = lock_timeout
         self._known: dict[tuple[str, str], BaselineFile | BaselineError | None] = {}
         self._decoded: dict[tuple[str, str], tuple[bytes, BaselineFile]] = {}
@@ -129,13 +139,14 @@ class BaselineStore:
 
         An entry whose figures, batch size and rank are the same is unchanged, unless it gets its
         first breakdown: it is not written, not even with its newer provenance or breakdown, and a
-        file without any other is not touched. So a diff shows what moved, and nothing else.
+        file without any other is not touched. So a diff shows what moved, and nothing else; where
+        ``follow_provenance`` is given, also what was made with something else.
 
         Files are read anew under a lock, so that nothing is lost of what another process has
         written meanwhile. What is wrong with a file is an error of that file alone, and what is
         wrong with a change of that change alone; nothing is raised.
         """
-        log = _Log()
+        log = _Log(self._same)
         pending = []
         for group in _by_file(changes, log):
             with log.errors_of_file():
@@ -150,6 +161,33 @@ class BaselineStore:
                     with log.errors_of_file():
                         self._write(group, log)
         return log.summary()
+
+    def remove(self, keys: Iterable[tuple[str, str, str]]) -> list[BaselineError]:
+        """Remove tests' baselines, and the files that have no other; return why any stayed.
+
+        Args:
+            keys: device key, module and test of each; of any other nothing is touched.
+        """
+        log = _Log(self._same)
+        groups: dict[tuple[str, str], set[str]] = {}
+        for device_key, module, test in keys:
+            groups.setdefault((device_key, module), set()).add(test)
+        with log.errors_of_file(), self._lock():
+            for (device_key, module), tests in sorted(groups.items()):
+                with log.errors_of_file():
+                    self._remove(device_key, module, tests)
+        return log.errors
+
+    def _remove(self, device_key: str, module: str, tests: set[str]) -> None:
+        self._known.pop((device_key, module), None)
+        file, path = self._read(device_key, module), self.path(device_key, module)
+        if file is None or tests.isdisjoint(file.tests):
+            return
+        kept = {name: parts for name, parts in file.tests.items() if name not in tests}
+        if kept:
+            replace_file(path, encode(BaselineFile(file.device, module, kept, file.labels)))
+        else:
+            remove_file(path, self.directory)
 
     def _read(self, device_key: str, module: str) -> BaselineFile | None:
         path = self.path(device_key, module)
@@ -170,7 +208,17 @@ class BaselineStore:
 
     def _revise(self, group: list[Change]) -> _Revision:
         device, module = group[-1].device, group[-1].module
-        return _revise(self._read(device.key, module) or BaselineFile(device, module), group)
+        file = self._read(device.key, module) or BaselineFile(device, module)
+        return _revise(file, group, self._same)
+
+    def _same(self, old: BaselineEntry | None, new: BaselineEntry | None) -> bool:
+        """Whether an entry needs not be written."""
+        if old is None or new is None:
+            return old is new
+        learned = bool(new.breakdowns) and not old.breakdowns
+        remade = self._follow_provenance and old.provenance != new.provenance
+        same = replace(old, provenance=new.provenance, breakdowns=new.breakdowns) == new
+        return same and not learned and not remade
 
     def _write(self, group: list[Change], log: _Log) -> None:
         revision = self._revise(group)  # once more: another process may have written meanwhile
@@ -207,6 +255,7 @@ class BaselineStore:
 class _Log:
     """What an update did so far."""
 
+    same: Callable[[BaselineEntry | None, BaselineEntry | None], bool]
     entries: list[EntryUpdate] = field(default_factory=list)
     errors: list[BaselineError] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
@@ -225,28 +274,19 @@ class _Log:
     def summary(self) -> UpdateSummary:
         groups: dict[str, list[EntryUpdate]] = {}
         for it in sorted(self.entries, key=lambda it: (it.device_key, it.module, it.test, it.part)):
-            groups.setdefault(_kind(it), []).append(it)
+            groups.setdefault(self._kind(it), []).append(it)
         return UpdateSummary(
             **{kind: tuple(entries) for kind, entries in groups.items()},
             errors=tuple(self.errors),
             files=tuple(self.files),
         )
 
-
-def _kind(entry: EntryUpdate) -> str:
-    if entry.old is None:
-        return "created"
-    if entry.new is None:
-        return "removed"
-    return "unchanged" if _same(entry.old, entry.new) else "changed"
-
-
-def _same(old: BaselineEntry | None, new: BaselineEntry | None) -> bool:
-    if old is None or new is None:
-        return old is new
-    learned = bool(new.breakdowns) and not old.breakdowns
-    same = replace(old, provenance=new.provenance, breakdowns=new.breakdowns) == new
-    return same and not learned
+    def _kind(self, entry: EntryUpdate) -> str:
+        if entry.old is None:
+            return "created"
+        if entry.new is None:
+            return "removed"
+        return "unchanged" if self.same(entry.old, entry.new) else "changed"
 
 
 def _by_file(changes: Iterable[Change], log: _Log) -> Iterable[list[Change]]:
@@ -265,13 +305,14 @@ class _Revision:
 
     file: BaselineFile
     entries: list[EntryUpdate]
-
-    @property
-    def moved(self) -> bool:
-        return not all(_same(it.old, it.new) for it in self.entries)
+    moved: bool
 
 
-def _revise(file: BaselineFile, changes: list[Change]) -> _Revision:
+def _revise(
+    file: BaselineFile,
+    changes: list[Change],
+    same: Callable[[BaselineEntry | None, BaselineEntry | None], bool],
+) -> _Revision:
     """Apply the changes, all of this file's device and module, to what the file has."""
     measured: dict[str, dict[str, BaselineEntry]] = {}
     for change in changes:
@@ -288,7 +329,8 @@ def _revise(file: BaselineFile, changes: list[Change]) -> _Revision:
             for part in (*new, *gone)
         ]
         kept = {part: it for part, it in old.items() if part not in gone}
-        moved = {part: it for part, it in new.items() if not _same(old.get(part), it)}
+        moved = {part: it for part, it in new.items() if not same(old.get(part), it)}
         if kept or moved:
             tests[test] = {**kept, **moved}
-    return _Revision(BaselineFile(device, file.module, tests, file.labels), entries)
+    anew = not all(same(it.old, it.new) for it in entries)
+    return _Revision(BaselineFile(device, file.module, tests, file.labels), entries, anew)

@@ -97,6 +97,24 @@ def replace_file(path: Path, content: bytes) -> None:
         ) from error
 
 
+def remove_file(path: Path, directory: Path) -> None:
+    """Remove a file, and its folders in ``directory`` that are empty then.
+
+    Raises:
+        BaselineError: it could not be removed, and is as it was.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        problem = f"cannot be removed: {error.strerror}"
+        raise BaselineError(str(path), problem, "make its folder writable") from error
+    with suppress(OSError):  # the first that is not empty
+        for folder in path.parents:
+            if folder == directory:
+                break
+            folder.rmdir()
+
+
 def write_whole(path: Path, content: bytes, temporary_name: str) -> None:
     """Do what :func:`replace_file` does, for any file.
 

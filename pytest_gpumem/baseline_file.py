@@ -133,8 +133,10 @@ class BaselineFile:
     """the names that the file has for what its entries were made with"""
 
 
-def decode(path: Path, content: bytes, device_key: str, module: str) -> BaselineFile:
-    """Read a baseline file's content, which must be that of this device and module.
+def decode(
+    path: Path, content: bytes, device_key: str | None = None, module: str | None = None
+) -> BaselineFile:
+    """Read a baseline file's content, which must be that of this device and module if given.
 
     Raises:
         BaselineError: it is not, or it is not a baseline file that this version can read.
@@ -147,7 +149,7 @@ def decode(path: Path, content: bytes, device_key: str, module: str) -> Baseline
         ("device", file.device.key, device_key),
         ("module", file.module, module),
     ):
-        if found != wanted:
+        if wanted is not None and found != wanted:
             raise BaselineError(
                 given,
                 f"is of {what} {json.dumps(found)}, and lies where {json.dumps(wanted)} belongs",
@@ -161,7 +163,9 @@ def decode(path: Path, content: bytes, device_key: str, module: str) -> Baseline
         name: _read_test(given, value, place, records)
         for name, value, place in _places("$.tests", file.tests)
     }
-    return BaselineFile(file.device, module, tests, {it: label for label, it in records.items()})
+    return BaselineFile(
+        file.device, file.module, tests, {it: label for label, it in records.items()}
+    )
 
 
 def _parse(given: str, content: bytes) -> Any:  # noqa: ANN401 - JSON

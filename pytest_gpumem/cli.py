@@ -1,8 +1,12 @@
-"""The ``gpumem`` command: ``gpumem run`` measures any program, ``gpumem cards`` lists the cards."""
+"""The ``gpumem`` command: ``gpumem run`` measures any program, ``gpumem cards`` lists the cards.
+
+What it does with baselines (``compare``, ``show``, ``prune``) is in :mod:`pytest_gpumem.commands`.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import runpy
 import sys
 import traceback
@@ -11,12 +15,15 @@ from typing import TYPE_CHECKING, Final
 
 from tabulate import tabulate
 
+from pytest_gpumem.commands import Outcome, compare, prune
+from pytest_gpumem.commands import show as listing
 from pytest_gpumem.devices.cards import CARDS, Card, find_card
 from pytest_gpumem.devices.choose import DEFAULT_CARD, choose
 from pytest_gpumem.errors import DeviceError, GpuMemError, SpecError
 from pytest_gpumem.meter import Meter
 from pytest_gpumem.oom import WATCH, find_out_of_memory, site_of
 from pytest_gpumem.records import OutOfMemory, Peak
+from pytest_gpumem.report.text import can_encode, encodable, printable
 from pytest_gpumem.sizes import format_size, gib
 
 if TYPE_CHECKING:
@@ -29,26 +36,46 @@ USAGE_ERROR: Final = 2
 INTERRUPTED: Final = 130
 """128 and the number of SIGINT, as shells have it"""
 MOST_DEVICES: Final = 16
+ABOUT_BASELINES: Final = {"compare": compare, "show": listing, "prune": prune}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
     parser = _parser()
-    arguments = parser.parse_args(argv)
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and arguments.command != "prune":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    arguments.rest = rest  # for pytest
     try:
         if arguments.command == "cards":
             print(cards_table())
             return 0
+        if arguments.command in ABOUT_BASELINES:
+            return _tell(ABOUT_BASELINES[arguments.command].run(arguments))
         return _run(arguments)
     except GpuMemError as error:
-        print(f"gpumem: {error}", file=sys.stderr)
+        print(f"gpumem: {printable(str(error))}", file=sys.stderr)
         return USAGE_ERROR
+
+
+def _tell(outcome: Outcome) -> int:
+    """Print what a subcommand has to say; return its status."""
+    for line in outcome.trouble:
+        print(printable(line), file=sys.stderr)
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    if outcome.text:
+        with contextlib.suppress(BrokenPipeError):  # of a reader that has seen enough
+            print(encodable(outcome.text, ascii_only=not can_encode("…→", encoding)), flush=True)
+    return outcome.status
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpumem", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("cards", help="list the cards that the virtual GPU can be")
+    for name, module in ABOUT_BASELINES.items():
+        more = commands.add_parser(name, help=module.HELP, description=module.DESCRIPTION)
+        module.add_arguments(more)
     run = commands.add_parser(
         "run",
         help="run a program on a virtual GPU (or a real one) and say its peaks",

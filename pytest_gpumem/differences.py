@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 CACHED: Final = "cached"
 """the row of what was reserved but not allocated"""
 
-_NAMES = {"cuda": "CUDA", "cudnn": "cuDNN", "allocator": "allocator settings"}
+PROVENANCE_NAMES: Final = {"cuda": "CUDA", "cudnn": "cuDNN", "allocator": "allocator settings"}
+"""a provenance's fields that reports call otherwise"""
 
 
 @dataclass(frozen=True)
@@ -147,4 +148,6 @@ def provenance_text(provenance: Provenance, other: Provenance | None = None) -> 
     """Return what a measurement was made with, in words; only what differs from ``other``."""
     pairs = ((it.name, getattr(provenance, it.name)) for it in fields(Provenance))
     differing = [(name, value) for name, value in pairs if value != getattr(other, name, None)]
-    return ", ".join(f"{_NAMES.get(name, name)} {value or 'none'}" for name, value in differing)
+    return ", ".join(
+        f"{PROVENANCE_NAMES.get(name, name)} {value or 'none'}" for name, value in differing
+    )

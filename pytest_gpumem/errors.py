@@ -30,6 +30,10 @@ class BaselineError(GpuMemError):
     """A baseline file that cannot be read or written."""
 
 
+class ReportError(GpuMemError):
+    """A report's file that cannot be read or written."""
+
+
 class DeviceError(GpuMemError, RuntimeError):
     """A device that is not there, or that cannot do what a test asks of it."""
 

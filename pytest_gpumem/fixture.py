@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.errors import SpecError
+from pytest_gpumem.probing import Prober
 from pytest_gpumem.ranks import current_rank
 from pytest_gpumem.records import Peak
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch
 
+    from pytest_gpumem.fit import Largest
     from pytest_gpumem.running import Run
+    from pytest_gpumem.scaling import Scaling
 
 
 class GpuMemory:
@@ -41,6 +44,7 @@ class GpuMemory:
         Raises:
             SpecError: it declares none.
         """
+        self._run.batch_size_asked = True
         if self._run.spec.batch_size is None:
             raise SpecError(
                 "gpu_memory.batch_size",
@@ -48,6 +52,16 @@ class GpuMemory:
                 "write @pytest.mark.gpu_memory(batch_size=32)",
             )
         return self._run.spec.batch_size
+
+    @property
+    def variant(self) -> Mapping[str, object]:
+        """What the marker's ``variants`` has for the variant that is tried; else empty.
+
+        A test passes it on: ``train(**gpu_memory.variant)``, or looks into it:
+        ``with torch.autocast("cuda", enabled="amp" in gpu_memory.variant)``.
+        """
+        self._run.variant_asked = True
+        return self._run.spec.variant
 
     @property
     def world_size(self) -> int:
@@ -125,6 +139,65 @@ class GpuMemory:
             SpecError: the name or the declaration is no good.
         """
         return self._run.part(name, declared)
+
+    def largest(
+        self,
+        step: Callable[[int], object],
+        start: int = 1,
+        limit: int | None = None,
+        *,
+        multiple: int = 1,
+    ) -> Largest:
+        """Find the largest value for which ``step(value)`` fits.
+
+        It fits within the test's ``max_gib`` or card, else on the device. Every probe runs on a
+        clean allocator, on which what lives on in the test counts. The answer was seen to fit, and
+        the next value was seen not to; where what fits is not monotonic, as far as probes showed,
+        the result says so. The probes count neither for the test's figures nor for its baseline.
+
+        Args:
+            step: takes one training step (two, if its optimizer is made in it) with a batch size,
+                a sequence length, a depth, an image side: any whole number.
+            start: the value to begin with.
+            limit: the largest value of interest; None for no limit.
+            multiple: only multiples of this are tried.
+
+        Returns:
+            the value (0: none fits), its peak, every probe, and what ended the search; as text a
+            sentence.
+
+        Raises:
+            SpecError: an argument that is no good. What the step raises passes through, but for
+                out-of-memory errors.
+        """
+        return self._prober().largest(step, start, limit, multiple=multiple)
+
+    def scaling(
+        self, step: Callable[[int], object], sizes: Iterable[int], *, predict: int | None = None
+    ) -> Scaling:
+        """Find how a step's memory grows: peak allocated = fixed + per_sample * size.
+
+        The line is by least squares through the sizes that fit, each run on a clean allocator. If
+        three or more are not on a line, the source lines are named whose memory is not. The probes
+        count neither for the test's figures nor for its baseline.
+
+        Args:
+            step: takes one training step with a size, as for :meth:`largest`.
+            sizes: two or more.
+            predict: a size that the line is to be checked at, by running it.
+
+        Returns:
+            the lines of allocated and reserved, with their residuals; as text a sentence. All in
+            bytes.
+
+        Raises:
+            SpecError: an argument that is no good.
+            GpuMemError: fewer than two of the sizes fit.
+        """
+        return self._prober().scaling(step, sizes, predict)
+
+    def _prober(self) -> Prober:
+        return Prober(self._run.meter, self._run.root, self._run.tell)
 
 
 def _most(peaks: Sequence[Peak], which: str) -> int:

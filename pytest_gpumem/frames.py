@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import traceback
+from contextlib import suppress
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
 _SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+_FRAMES = {GeneratorType: "gi_frame", CoroutineType: "cr_frame", AsyncGeneratorType: "ag_frame"}
+"""what each has its frame in, as long as it has not ended"""
+
+
+def _clear(frame: FrameType) -> None:
+    """Clear a frame, unless it runs or is to go on: clearing a coroutine that waits ends it.
+
+    As of a runner in another task, which handed the error on.
+    """
+    if frame.f_code.co_flags & _SUSPENDABLE and any(
+        getattr(it, _FRAMES.get(type(it), ""), None) is frame for it in gc.get_referrers(frame)
+    ):
+        return
+    with suppress(RuntimeError):  # it runs
+        frame.clear()
 
 
 def _forget_locals(frames: TracebackType | None) -> None:
@@ -28,9 +48,11 @@ def clear(error: BaseException | None) -> None:
         if one is None or id(one) in seen:
             continue
         seen.add(id(one))
-        traceback.clear_frames(one.__traceback__)
+        frames = [frame for frame, _ in traceback.walk_tb(one.__traceback__)]
+        for frame in frames:
+            _clear(frame)
         _forget_locals(one.__traceback__)
-        for frame, _ in traceback.walk_tb(one.__traceback__):
+        for frame in frames:
             _clear_callers(frame)
         pending += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
 

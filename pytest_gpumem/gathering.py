@@ -145,7 +145,7 @@ class Gathering:
             if nodeid in self._failed or nodeid not in self._complete:
                 continue
             parts = {
-                it.part: _entry(it, ranks=self._ranks)
+                it.part: entry_of(it, ranks=self._ranks)
                 for it in results
                 if it.baseline and it.measurement
             }
@@ -155,7 +155,11 @@ class Gathering:
         return found
 
 
-def _entry(result: Result, ranks: int = 0) -> BaselineEntry:
+def entry_of(result: Result, ranks: int = 0) -> BaselineEntry:
+    """Return what a baseline keeps of a result, which has a measurement.
+
+    ``ranks`` is how many ranks of torchrun's it is the worst of.
+    """
     from pytest_gpumem.records import BaselineEntry
 
     assert result.measurement is not None  # noqa: S101 - for the type checker

@@ -10,6 +10,7 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.frames import clear
+from pytest_gpumem.lines import marker_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -20,10 +21,11 @@ def fixture_names(item: Any) -> list[str]:  # noqa: ANN401 - see above, here and
     return list(getattr(item, "fixturenames", ()))
 
 
-def place(item: Any) -> tuple[str, int]:  # noqa: ANN401
-    """Return an item's file and line, from 1."""
+def place(item: Any, marker: str) -> tuple[str, int]:  # noqa: ANN401
+    """Return an item's file and the line, from 1, of its marker, where that can be told."""
     path, line, _ = item.location
-    return str(path), (line or 0) + 1
+    filename = str(item.config.rootpath / path)
+    return str(path), marker_line(filename, (line or 0) + 1, marker)
 
 
 # -- fixtures --
@@ -109,6 +111,7 @@ def run_again(
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             state.teardown_exact(item.parent)
+            clear(error)  # frames that waited for the tear-down have ended now
             _forget_instance(item)
             item._initrequest()
             prepare()

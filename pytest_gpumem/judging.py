@@ -125,6 +125,27 @@ class _Case:
         same = None in sizes or sizes[0] == sizes[1]
         return "" if same else f"the baseline is of batch_size={sizes[0]}, this is {sizes[1]}"
 
+    @property
+    def uncompared(self) -> str:
+        """Why there is nothing to compare the measurement with; "" where there is."""
+        if self.entry is not None:
+            return ""
+        if not self.spec.baseline:
+            return "held to none (baseline=False)"
+        if self.lookup.error is not None:
+            return "with a baseline that cannot be read"
+        if self.mismatch:
+            return f"with another step's ({self.mismatch})"
+        if self.lookup.others:
+            return f"with baselines of {', '.join(self.lookup.others)} only"
+        return "without any baseline"
+
+    @cached_property
+    def toolchain(self) -> str:
+        """What the baseline was made with that this measurement was not; "" where nothing was."""
+        entry = self.entry
+        return provenance_text(entry.provenance, self.measurement.provenance) if entry else ""
+
     @cached_property
     def limits(self) -> tuple[_Limit, ...]:
         """Every declared limit; those of ``max_gib`` and ``card`` the allocator enforces."""
@@ -148,7 +169,7 @@ class _Case:
         baseline = None if self.entry is None else self.entry.peaks[device]
         rows = []
         for peak in PEAKS:
-            tolerance = self.spec.tolerance or self.policy.tolerance or DEFAULT_TOLERANCES[peak]
+            tolerance = self.policy.tolerance_of(peak, self.spec.tolerance)
             before = None if baseline is None else getattr(baseline, peak)
             allowance = None if before is None else tolerance.allowance(before)
             budget = min((lim.nbytes for lim in self.limits if lim.peak == peak), default=None)
@@ -179,16 +200,31 @@ def _verdict(
 ) -> Verdict:
     """Return a verdict with the notes that every kind has, and no remedy as yet."""
     notes = (*notes, *_common_notes(case, kind))
-    return Verdict(kind, failed, f"{kind}: {finding}", case.comparisons, notes)
+    found = Verdict(kind, failed, f"{kind}: {finding}", case.comparisons, notes)
+    held_to = "" if case.uncompared else case.policy.against
+    return replace(found, uncompared=case.uncompared, held_to=held_to)
 
 
 def _updatable(case: _Case, verdict: Verdict, purpose: str) -> Verdict:
     """Add that a new baseline is the remedy; where the run writes one, the test does not fail."""
+    if case.policy.against:
+        return replace(verdict, remedy=_against_remedy(case))
     if case.policy.updating:
         notes = (*verdict.notes, "this run writes the baseline anew")
         return replace(verdict, failed=False, notes=notes)
     command = shlex.join(filter(None, ("pytest", case.nodeid, UPDATE_OPTION)))
     return replace(verdict, remedy=f"{purpose}, run {command}", command=command)
+
+
+def _against_remedy(case: _Case) -> str:
+    """Return what to do where the baselines are another device's, and not to be written here."""
+    key = case.policy.against
+    if case.entry is not None:
+        return (
+            "see which lines differ; where the two devices do, allow for it with "
+            "--gpumem-against-tolerance"
+        )
+    return f"record the baseline of {key}, on that device, with {UPDATE_OPTION}"
 
 
 def _common_notes(case: _Case, kind: Kind) -> Iterator[str]:
@@ -218,7 +254,8 @@ def _out_of_memory(case: _Case) -> Verdict | None:
     notes = _shortage_notes(case, oom, size)
     verdict = _verdict(case, Kind.OUT_OF_MEMORY, finding, notes, failed=True)
     if oom.needed is None:
-        return replace(verdict, comparisons=(), remedy=f"try {USE_LESS}")
+        uncompared = verdict.uncompared or "out of memory, what they need is not known"
+        return replace(verdict, comparisons=(), remedy=f"try {USE_LESS}", uncompared=uncompared)
     raisable = [lim.name for lim in caps] == ["max_gib"] and oom.needed.reserved > size
     more = _declare("max_gib", oom.needed.reserved) if raisable else ""
     rows = case.compare(oom.device_index, oom.needed)
@@ -319,7 +356,7 @@ def _without_baseline(case: _Case) -> Verdict | None:
     if lookup.error is not None:
         verdict = _verdict(case, kind, f"cannot read the baseline: {lookup.error}", failed=True)
         return replace(verdict, remedy="repair the file, or restore it from version control")
-    device = case.measurement.device.key
+    device = case.policy.against or case.measurement.device.key
     if case.mismatch:
         finding, purpose = f"{case.mismatch}; {measured}", "if this is intended"
     elif lookup.entry is not None:
@@ -327,15 +364,25 @@ def _without_baseline(case: _Case) -> Verdict | None:
     elif lookup.others:
         finding = f"no baseline of {device}, only of {', '.join(lookup.others)}; {measured}"
     else:
-        kind, finding = Kind.NO_BASELINE, f"{measured} on {device}"
+        kind, finding = Kind.NO_BASELINE, f"{measured} on {case.measurement.device.key}"
     failed = case.policy.missing_baseline == "fail"
     return _updatable(case, _verdict(case, kind, finding, failed=failed), purpose)
 
 
 def _compared(case: _Case) -> Verdict:
     far = beyond_tolerance(case.comparisons)
+    against = f"; held to the baseline of {case.policy.against}" if case.policy.against else ""
+    if case.toolchain and case.policy.provenance == "fail":
+        finding = f"the baseline was made with {case.toolchain}; {case.highest}"
+        verdict = _verdict(case, Kind.INCOMPARABLE, finding, failed=True)
+        return _updatable(case, verdict, "if this is intended")
+    if far and case.toolchain and case.policy.provenance == "note":
+        finding = f"{_change(case, far[0])} from a baseline made with {case.toolchain}"
+        return _updatable(
+            case, _verdict(case, Kind.INCOMPARABLE, finding), "to hold later runs to it"
+        )
     if not far:
-        return _verdict(case, Kind.WITHIN, case.highest)
+        return _verdict(case, Kind.WITHIN, f"{case.highest}{against}")
     finding = f"{_change(case, far[0])}, tolerance {format_size(far[0].allowance or 0)}"
     cause = case.cause(far[0])
     finding = f"{cause}; {finding}" if cause else finding
@@ -351,9 +398,13 @@ def _compared(case: _Case) -> Verdict:
 
 def _change(case: _Case, row: Comparison) -> str:
     difference, baseline = row.difference or 0, row.baseline or 0
-    verb = "grew" if difference > 0 else "shrank"
     share = f" ({100 * difference / baseline:+.1f}%)" if baseline else ""
     place = case.on_device(row.device)
+    if case.policy.against:
+        side = "above" if difference > 0 else "below"
+        text = f"is {format_size(abs(difference))}{share} {side} that of {case.policy.against}"
+        return f"peak {row.peak}{place} {text}"
+    verb = "grew" if difference > 0 else "shrank"
     return f"peak {row.peak}{place} {verb} by {format_size(abs(difference))}{share}"
 
 

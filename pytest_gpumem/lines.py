@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import FrameType
 
 GENERATED: Final = "torchinductor"
@@ -85,12 +86,67 @@ def qualified(filename: str, line: int) -> str:
     return max(around, default=(0, 0, ""))[2]
 
 
+def marker_line(filename: str, first: int, marker: str) -> int:
+    """Return the line on which a test's marker stands: its own, its class's or its module's.
+
+    Args:
+        filename: the test's file.
+        first: the first line of the test, decorators included; it is returned where no line in the
+            file names the marker (one from a conftest file, say).
+        marker: its name, as in ``pytest.mark.gpu_memory``.
+    """
+    return _marker_lines(filename, marker).get(first, first)
+
+
+@functools.lru_cache(maxsize=256)
+def _marker_lines(filename: str, marker: str) -> dict[int, int]:
+    """Return the line of its marker for the first line of each function in a file."""
+    found: dict[int, int] = {}
+
+    def walk(node: ast.Module | ast.ClassDef, inherited: int | None) -> None:
+        marks = [it.value for it in node.body if isinstance(it, ast.Assign) and _is_pytestmark(it)]
+        inherited = _line_of(marks, marker) or inherited
+        for child in node.body:
+            if isinstance(child, ast.ClassDef):
+                walk(child, _line_of(child.decorator_list, marker) or inherited)
+            elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                first = min(it.lineno for it in (child, *child.decorator_list))
+                line = _line_of(child.decorator_list, marker) or inherited
+                found.update({first: line} if line else {})
+
+    tree = _parsed(filename)
+    if tree is not None:
+        walk(tree, None)
+    return found
+
+
+def _is_pytestmark(node: ast.Assign) -> bool:
+    return any(isinstance(it, ast.Name) and it.id == "pytestmark" for it in node.targets)
+
+
+def _line_of(nodes: Iterable[ast.AST], marker: str) -> int | None:
+    """Return the line of the first mention of a marker in any of the nodes."""
+    lines = [
+        it.lineno
+        for node in nodes
+        for it in ast.walk(node)
+        if isinstance(it, ast.Attribute) and it.attr == marker
+    ]
+    return lines[0] if lines else None
+
+
+def _parsed(filename: str) -> ast.Module | None:
+    try:
+        return ast.parse("".join(linecache.getlines(filename)))
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
 @functools.lru_cache(maxsize=256)
 def _functions(filename: str) -> tuple[tuple[int, int, str], ...]:
     """Return first line, last line and qualified name of each function in a file."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(filename)))
-    except (SyntaxError, ValueError):
+    tree = _parsed(filename)
+    if tree is None:
         return ()
     found: list[tuple[int, int, str]] = []
 

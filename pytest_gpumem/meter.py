@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import os
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.oom import WATCH
 from pytest_gpumem.optimizers import OptimizerWatch
-from pytest_gpumem.recorder import Recorder
+from pytest_gpumem.recorder import Recorder, history
 from pytest_gpumem.recording import Span, beginning, now
 from pytest_gpumem.records import DeviceInfo, DeviceUse, Measurement, Peak, Provenance
 from pytest_gpumem.settling import (
@@ -32,6 +32,8 @@ from pytest_gpumem.steps import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from torch.optim import Optimizer
 
     from pytest_gpumem.devices.base import Device
     from pytest_gpumem.devices.usage import UseWatch
@@ -62,13 +64,34 @@ class Tally:
     """The highest memory so far of the whole step, or of a part of it; one Peak a device."""
 
     def __init__(self, start: Sequence[Peak]) -> None:
-        self.peaks = list(start)
+        self.begin(start)
         self.windows: list[Span] = []
         """when it was open, as far as it has ended"""
 
-    def raise_to(self, peaks: Sequence[Peak]) -> None:
-        """Take what is higher."""
+    def begin(self, start: Sequence[Peak]) -> None:
+        """Forget all but what is held now."""
+        self.peaks = list(start)
+        self.passes = list(start)
+        """the same without the steps of optimizers: of forward and backward passes, mostly"""
+
+    def raise_to(self, peaks: Sequence[Peak], *, stepping: bool = False) -> None:
+        """Take what is higher; ``stepping``: reached in an optimizer's step."""
         self.peaks = [most(old, new) for old, new in zip(self.peaks, peaks, strict=True)]
+        if not stepping:
+            self.passes = [most(old, new) for old, new in zip(self.passes, peaks, strict=True)]
+
+    def add(self, more: Sequence[Peak]) -> None:
+        """Count something as from the beginning."""
+        self.peaks = [plus(old, new) for old, new in zip(self.peaks, more, strict=True)]
+        self.passes = [plus(old, new) for old, new in zip(self.passes, more, strict=True)]
+
+
+class Apart(Tally):
+    """The tally of what is not part of the step."""
+
+    recording: Recording | None = None
+    events: list[list[dict[str, Any]]]
+    """the allocator's, of each device"""
 
 
 class Meter:
@@ -98,7 +121,9 @@ class Meter:
         self._plugs = Plugs(self.devices)
         self.steps = Steps(lambda: [peak.allocated for peak in self.counted()])
         self._steady = steady
-        self._optimizers = OptimizerWatch(self.steps.stepped if steady else None)
+        self._optimizers = OptimizerWatch(self._before_step, self._after_step)
+        self._stepping = False
+        """whether an optimizer's step is under way; an error may have ended it"""
         self._stack = ExitStack()
         self._others = [_NOTHING] * count
         """held by others, without our plugs"""
@@ -109,6 +134,8 @@ class Meter:
         self._use: UseWatch
         self._recorder = Recorder() if record else None
         self._began = 0.0
+        self._apart: list[Span] = []
+        """when what happened was not the step's"""
 
     def start(self, owned: Sequence[Peak] | None = None, *, count_held: bool = False) -> None:
         """Settle, and begin to count.
@@ -156,7 +183,8 @@ class Meter:
         self._use.start()
         self._began = beginning()
         reset_peaks(self.devices)
-        self._whole.peaks = self.counted()
+        self._stepping = False
+        self._whole.begin(self.counted())
         self._open = [self._whole]
 
     def stop(self) -> None:
@@ -184,13 +212,24 @@ class Meter:
         """Take the peaks so far into every open tally."""
         peaks = self._relative([highest(device) for device in self.devices])
         for tally in self._open:
-            tally.raise_to(peaks)
+            tally.raise_to(peaks, stepping=self._stepping)
         self._use.look()
 
     def blocks(self) -> dict[tuple[int, int], int]:
         """Return device, address and bytes of each live block, others' included."""
         plugs = set(self._plugs.blocks)
         return {it: size for it, size in live_blocks(self.devices).items() if it not in plugs}
+
+    def _before_step(self) -> None:
+        self._stepping = False  # up to now, at least
+        self.fold()
+        self._stepping = True
+
+    def _after_step(self, optimizer: Optimizer) -> None:
+        self.fold()
+        self._stepping = False
+        if self._steady:
+            self.steps.stepped(optimizer)
 
     def fold(self) -> None:
         """Take them, and reset them: what comes is for a tally of its own."""
@@ -226,6 +265,63 @@ class Meter:
             self._open.remove(tally)
             tally.windows.append(Span(began, now()))
 
+    @contextmanager
+    def apart(self, *, record: bool = False, script: bool = False) -> Iterator[Apart]:
+        """Tally what happens inside, and let it count for nothing else.
+
+        It begins on a settled device, and leaves one. What is held already counts for it.
+
+        Args:
+            record: keep a recording of it.
+            script: keep the allocator's events.
+        """
+        self.resettle()
+        outside, refusals, retries = self._open, WATCH.count, self._alloc_retries()
+        tally = Apart(self.counted())
+        self._open, self._stepping = [tally], False
+        began = beginning()
+        try:
+            with self._recorded(tally, record=record, script=script):
+                yield tally
+                self.note()
+                tally.windows = [Span(began, now())]
+        finally:
+            WATCH.forget(refusals)
+            self._retries += self._alloc_retries() - retries
+            self.resettle()
+            self._open = outside
+            self._apart.append(Span(began, now()))
+
+    @contextmanager
+    def _recorded(self, tally: Apart, *, record: bool, script: bool) -> Iterator[None]:
+        recorder = self._recorder
+        if recorder is not None:
+            began = beginning()
+            yield
+            if record or script:
+                tally.recording = recorder.so_far()
+                tally.events = [
+                    [it for it in events if it["time_us"] >= began]
+                    for events in self._mine(tally.recording.events)
+                ]
+        elif record:
+            recorder = Recorder()
+            recorder.start(self._plugs.blocks)
+            try:
+                yield
+            finally:
+                tally.recording = recorder.stop()
+        elif script:
+            with history() as events:
+                yield
+            tally.events = list(self._mine(events))
+        else:
+            yield
+
+    def _mine(self, events: Sequence[Any]) -> Sequence[Any]:
+        """Return what is of this step's devices, of what there is one of each device of."""
+        return events[self.devices.start : self.devices.stop]
+
     def resettle(self) -> None:
         """Settle in the midst of a step: its live memory stays counted, its cache goes."""
         self.fold()
@@ -246,7 +342,7 @@ class Meter:
         pairs = list(zip(self._others, peaks, strict=True))
         self._others = [minus(other, peak) for other, peak in pairs]
         for tally in self._open:
-            tally.peaks = [plus(old, new) for old, new in zip(tally.peaks, peaks, strict=True)]
+            tally.add(peaks)
 
     def consider(self, peaks: Sequence[Peak]) -> None:
         """Count peaks that the step's set-up had when somebody else ran it."""
@@ -274,9 +370,20 @@ class Meter:
 
     def windows(self, tally: Tally | None = None) -> list[Span]:
         """Return when the whole step was measured, or a part's tally."""
-        return tally.windows if tally else [Span(self._began, now())]
+        spans = tally.windows if tally else [Span(self._began, now())]
+        return list(_outside(spans, self._apart))
 
     # -- the cap --
+
+    @property
+    def capacity(self) -> int:
+        """Bytes that the step may reserve on a device: the cap, or what the device has to give."""
+        import torch
+
+        if self._limit is not None:
+            return self._limit
+        free = [torch.cuda.mem_get_info(device)[0] for device in self.devices]
+        return min(one + held.reserved for one, held in zip(free, self.counted(), strict=True))
 
     def cap(self, limit: int | None) -> int | None:
         """Cap what the step may reserve, on each device, in bytes; return the cap before."""
@@ -340,6 +447,17 @@ def _shared(use: Sequence[DeviceUse], name: str) -> Iterator[str]:
             f"{format_size(most.besides)} of {name} were in use besides PyTorch's memory when the "
             "step began; NVML (pip install 'pytest-gpumem[nvml]') would tell whether others hold it"
         )
+
+
+def _outside(spans: Sequence[Span], holes: Sequence[Span]) -> Iterator[Span]:
+    """Yield what of spans lies in none of the holes, which are in order."""
+    for span in spans:
+        start = span.start
+        for hole in holes:
+            if hole.end > start and hole.start < span.end:
+                yield Span(start, hole.start)
+                start = hole.end
+        yield Span(start, span.end)
 
 
 def provenance(device: Device) -> Provenance:

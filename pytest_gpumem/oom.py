@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.records import Peak
 
-_TRIED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
-_DEVICE = re.compile(r"GPU (\d+)")
+_TRIED = re.compile(r"Tried to allocate ([0-9.]{1,20} \w{1,5})\b")
+_DEVICE = re.compile(r"GPU ([0-9]{1,3})\b")
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,10 @@ class OutOfMemoryWatch:
     def count(self) -> int:
         """How many errors there were since ``start``, caught ones included."""
         return len(self._refusals)
+
+    def forget(self, after: int) -> None:
+        """Forget what came after so many."""
+        del self._refusals[after:]
 
     def last(self, error: BaseException) -> Refusal:
         """Return the refusal behind an error."""

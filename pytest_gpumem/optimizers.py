@@ -31,21 +31,34 @@ class _Seen:
 
 
 class OptimizerWatch:
-    """Watches all optimizers between ``start`` and ``stop``, by torch's global step hooks."""
+    """Watches all optimizers between ``start`` and ``stop``, by torch's global step hooks.
 
-    def __init__(self, stepped: Callable[[Optimizer], None] | None = None) -> None:
-        """Watch; ``stepped`` is called after each step."""
-        self._stepped = stepped
+    Args:
+        before: is called before every step.
+        after: is called after every step; not after one that an error ended.
+    """
+
+    def __init__(
+        self,
+        before: Callable[[], object] = bool,
+        after: Callable[[Optimizer], object] = bool,
+    ) -> None:
+        self._tell_before = before
+        self._tell_after = after
+        self._compiling: Callable[[], bool] = bool
+        """whether torch.compile looks at this rather than Python running it"""
         self._seen: dict[int, _Seen] = {}
         self._handles: list[Any] = []
 
     def start(self) -> None:
         """Begin to watch."""
+        import torch
         from torch.optim.optimizer import (
             register_optimizer_step_post_hook,
             register_optimizer_step_pre_hook,
         )
 
+        self._compiling = torch.compiler.is_compiling
         self._handles = [
             register_optimizer_step_pre_hook(self._before),
             register_optimizer_step_post_hook(self._after),
@@ -61,6 +74,9 @@ class OptimizerWatch:
         self._seen.clear()
 
     def _before(self, optimizer: Optimizer, *_: object) -> None:
+        if self._compiling():
+            return
+        self._tell_before()
         seen = self._seen.get(id(optimizer))
         if seen is None or seen.optimizer() is not optimizer:
             self._seen[id(optimizer)] = _Seen(
@@ -68,12 +84,13 @@ class OptimizerWatch:
             )
 
     def _after(self, optimizer: Optimizer, *_: object) -> None:
+        if self._compiling():
+            return
+        self._tell_after(optimizer)
         seen = self._seen[id(optimizer)]
         seen.steps += 1
         if seen.fresh and seen.steps == 1:
             seen.state_bytes = _state_bytes(optimizer)
-        if self._stepped is not None:
-            self._stepped(optimizer)
 
     def notes(self) -> list[str]:
         """Return a sentence for each optimizer that took its first step and no other."""

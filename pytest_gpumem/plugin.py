@@ -15,13 +15,16 @@ import pytest
 
 from pytest_gpumem import hookspecs
 from pytest_gpumem.early import TorchGuard
-from pytest_gpumem.errors import SpecError
+from pytest_gpumem.errors import GpuMemError, SpecError
 from pytest_gpumem.gathering import Gathering
+from pytest_gpumem.joining import joining
 from pytest_gpumem.options import DEVICES, OPTIONS, Option, Settings, read_settings
-from pytest_gpumem.ranks import Exchange, current_rank
+from pytest_gpumem.ranks import current_rank
 from pytest_gpumem.runner import Failed, Runner, is_marked
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from pytest_gpumem.baseline import Change
     from pytest_gpumem.devices.choose import Choice
     from pytest_gpumem.fixture import GpuMemory
@@ -92,6 +95,11 @@ def pytest_configure(config: pytest.Config) -> None:
         _choice(config)
     _guard.install(lambda: _choice(config))
     config.pluginmanager.register(GpuMemPlugin(config, settings), NAME)
+    if settings.baseline_dir.is_dir():
+        from pytest_gpumem import collecting
+
+        watching = collecting.Collecting(config, settings)
+        config.pluginmanager.register(watching, collecting.NAME)
 
 
 def _settings(config: pytest.Config, namespace: object) -> Settings:
@@ -128,9 +136,9 @@ def _choice(config: pytest.Config) -> Choice:
     _guard.remove()
     settings = config.stash[SETTINGS]
     if settings.device in DEVICES:
-        shared = hasattr(config, "workerinput")
-        rank = current_rank()
-        choice = choose(settings.device, find_card(settings.card), shared=shared, rank=rank)
+        worker = getattr(config, "workerinput", {}).get("workerid", "")
+        card, rank = find_card(settings.card), current_rank()
+        choice = choose(settings.device, card, worker=worker, rank=rank)
     else:
         choice = _made_by_hook(config, settings)
     config.stash[CHOICE] = choice
@@ -163,6 +171,18 @@ def gpu_memory(request: pytest.FixtureRequest) -> GpuMemory:
     return GpuMemory(plugin.run)
 
 
+class _Line:
+    """In place of a failed report's ``longrepr``: less of it."""
+
+    def __init__(self, text: str, full: object) -> None:
+        self.text = text
+        self.reprcrash = getattr(full, "reprcrash", None)
+
+    def toterminal(self, tw: Any) -> None:  # noqa: ANN401 - pytest's TerminalWriter
+        """Write it, as pytest asks of every ``longrepr``."""
+        tw.line(self.text)
+
+
 class GpuMemPlugin(Runner):
     """The hooks of a session. Results travel on the test reports; the controller gathers them."""
 
@@ -170,10 +190,14 @@ class GpuMemPlugin(Runner):
         super().__init__(config)
         self.settings = settings
         self.gathering = Gathering()
-        self._page: Published | None = None
+        self._published: list[Published] = []
         self._session: TestSession | None = None
         self._worker = hasattr(config, "workerinput")
-        self._exchange = self._with_ranks()
+        listing = any(map(config.getoption, LISTINGS))
+        try:
+            self._ranks = None if self._worker or listing else joining()
+        except GpuMemError as error:
+            raise pytest.UsageError(f"gpumem: {error}") from error
 
     @property
     def session(self) -> TestSession:
@@ -233,74 +257,90 @@ class GpuMemPlugin(Runner):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write the baselines and the page; a file that cannot be written fails the session."""
+        """Write the baselines and the reports; a file that cannot be written fails the session."""
         if self._worker or not self._joined():
             return
-        failed = bool(self.gathering.elsewhere or (self._exchange and self.gathering.broken))
+        failed = bool(self.gathering.elsewhere or (self._ranks and self.gathering.broken))
         if self.settings.update_baselines:
             failed |= bool(self.session.update_baselines(self._changes()).errors)
-        if self.settings.html is not None and not any(map(self.config.getoption, LISTINGS)):
-            failed |= self._publish(self.settings.html)
+        if not any(map(self.config.getoption, LISTINGS)):
+            failed |= self._publish()
         if failed and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     # -- ranks of torchrun's --
 
-    def _with_ranks(self) -> Exchange | None:
-        """Return how to reach the other ranks; None where there are none."""
-        rank = None if self._worker or any(map(self.config.getoption, LISTINGS)) else current_rank()
-        if rank is None:
-            return None
-        exchange = Exchange(rank)
-        try:
-            exchange.begin()
-        except OSError as error:
-            raise pytest.UsageError(f"gpumem: ranks cannot tell each other: {error}") from error
-        return exchange
-
-    def _changes(self) -> list[Change]:
-        """Return what becomes baselines: nothing where a rank's figures are missing."""
-        return [] if self._exchange and self.gathering.broken else self.gathering.changes()
-
     @property
     def _silent(self) -> bool:
         """Whether another process tells of this session."""
-        return self._worker or (self._exchange is not None and not self._exchange.rank.reports)
+        return self._worker or (self._ranks is not None and not self._ranks.reports)
 
     def _joined(self) -> bool:
-        """Leave the results for the first rank; or, where that is this one, take the others'."""
-        if self._exchange is None:
+        """Bring the ranks' results together; return whether it is here that they are told."""
+        if self._ranks is None:
             return True
-        if self._silent:
-            self._exchange.give(self.gathering.plain())
-            return False
-        shrinkage = self.settings.shrinkage == "fail"
-        self.gathering.join(self._exchange.take(), shrinkage_fails=shrinkage)
-        elsewhere = self._exchange.rank.elsewhere
-        if elsewhere:
-            self.gathering.broken.append(
-                f"ranks {elsewhere[0]} to {elsewhere[-1]} ran on other machines: they are not told "
-                "of here, and no baselines are written"
-            )
-        return True
+        return self._ranks.join(self.gathering, shrinkage_fails=self.settings.shrinkage == "fail")
 
-    def _publish(self, path: Path) -> bool:
-        """Write the page; return whether that failed."""
+    def _changes(self) -> list[Change]:
+        """Return what becomes baselines: nothing where a rank's figures are missing."""
+        return [] if self._ranks and self.gathering.broken else self.gathering.changes()
+
+    def _publish(self) -> bool:
+        """Write the reports that anybody wants; return whether that failed."""
+        if not self.settings.writes and not (self.gathering and self.settings.on_github):
+            return False
         from pytest_gpumem.publishing import publish
 
         header = self.session.header() if self.gathering else ""
         updates = self._session.updates if self._session else None
-        self._page = publish(path, self.gathering, self.settings, header, updates)
-        return self._page.failed
+        self._published = publish(self.gathering, self.settings, header, updates)
+        return any(it.failed for it in self._published)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_terminal_summary")
+    def pytest_terminal_summary_shortened(
+        self, terminalreporter: pytest.TerminalReporter
+    ) -> Generator[None, None, None]:
+        """Show one line of each test that only moved together with the toolchain."""
+        texts = {}
+        if self.gathering and not self._worker and terminalreporter.verbosity <= 0:
+            from pytest_gpumem.report.toolchain import short_texts
+
+            texts = short_texts(self.gathering.results())
+        reports = [it for it in terminalreporter.stats.get("failed", ()) if it.nodeid in texts]
+        full = [(it, it.longrepr) for it in reports if it.when == "call"]
+        for report, _ in full:
+            report.longrepr = _Line(texts[report.nodeid], report.longrepr)
+        try:
+            return (yield)
+        finally:
+            for report, longrepr in full:
+                report.longrepr = longrepr
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Show the table, the counts and the next command, and where the page is."""
+        """Show the table, the counts and the next command, and where the reports are."""
         if self._silent:
             return
         if self.gathering or self.settings.update_baselines:
             self._show_summary(terminalreporter)
-        if self._page and (self._page.failed or terminalreporter.verbosity >= 0):
-            terminalreporter.write_line(self._page.line)
+        for it in self._published:
+            if it.failed or terminalreporter.verbosity >= 0:
+                terminalreporter.write_line(it.line)
+        if self.gathering and self.settings.on_github:
+            from pytest_gpumem.publishing import github_lines
+
+            for line in github_lines(self.gathering, Path(self.config.rootpath)):
+                terminalreporter.write_line(line)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_html_results_table_html(self, report: pytest.TestReport, data: list[str]) -> None:
+        """Show a test's figures among its details in pytest-html's report."""
+        if hasattr(report, "gpumem"):
+            from html import escape
+
+            from pytest_gpumem.report.properties import property_lines
+
+            lines = [escape(line) for line in property_lines(report.user_properties)]
+            data.insert(0, "\n".join(["GPU memory", *lines, ""]))
 
     def _show_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         texts = self.session.summary(
@@ -325,8 +365,6 @@ class GpuMemPlugin(Runner):
         _guard.remove()
         if self._session is not None:
             self._session.end()
-        exchange, self._exchange = self._exchange, None
-        if exchange is not None and exchange.rank.reports:
-            exchange.done()
-        elif exchange is not None:
-            exchange.wait_until_done()
+        ranks, self._ranks = self._ranks, None
+        if ranks is not None:
+            ranks.end()

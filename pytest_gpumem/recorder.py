@@ -14,6 +14,7 @@ import sys
 import time
 import weakref
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.lines import users_line
@@ -56,6 +57,8 @@ class Recorder:
         """whether torch.compile looks at this rather than Python running it"""
         self._autocasts: Callable[[str], bool] = bool
         self._graphs: Callable[[], bool] = bool
+        self._norms: tuple[type[Module], ...] = ()
+        """classes that look at a whole batch"""
 
     def start(self, plugs: Iterable[tuple[int, int]] = ()) -> None:
         """Begin.
@@ -69,6 +72,7 @@ class Recorder:
         self._compiling = torch.compiler.is_compiling
         self._autocasts = torch.is_autocast_enabled
         self._graphs = torch.is_grad_enabled
+        self._norms = (torch.nn.modules.batchnorm._BatchNorm,)
         memory = torch.cuda.memory
         memory._record_memory_history(None)
         memory._record_memory_history(
@@ -79,6 +83,13 @@ class Recorder:
         self._recording.capability = torch.cuda.get_device_capability(0)
         self._hook()
 
+    def so_far(self) -> Recording:
+        """Return what was recorded until now; it goes on."""
+        import torch
+
+        snapshot = torch.cuda.memory._snapshot()
+        return replace(self._recording, **_history(snapshot))
+
     def stop(self) -> Recording:
         """End it and return what was recorded; the cuBLAS workspaces are freed by this."""
         import torch
@@ -87,12 +98,9 @@ class Recorder:
         start = beginning()
         torch._C._cuda_clearCublasWorkspaces()
         recording.cleared.append(Span(start, now()))
-        snapshot = recording.snapshot = torch.cuda.memory._snapshot()
-        recording.events = snapshot["device_traces"]
-        recording.settings = snapshot.get("allocator_settings", {})
-        recording.overflowed = any(len(it) >= MOST_EVENTS for it in recording.events)
+        snapshot = torch.cuda.memory._snapshot()
         self.abandon()
-        return recording
+        return replace(recording, snapshot=snapshot, **_history(snapshot))
 
     def abandon(self) -> None:
         """End it for nothing."""
@@ -147,6 +155,7 @@ class Recorder:
             self._end_failed_step()
             self._see_all(module)
         self._recording.autocast |= self._autocasts("cuda")
+        self._recording.batch_norm |= module.training and isinstance(module, self._norms)
         call = Call(self._name(module), beginning(), grad=self._graphs())
         self._recording.calls.append(call)
         self._active.append((id(module), call))
@@ -305,6 +314,32 @@ class Recorder:
             return
         if address:
             self._recording.tags.append(Tag(time.time_ns() / 1000, device, address, category, name))
+
+
+@contextmanager
+def history() -> Iterator[list[list[dict[str, Any]]]]:
+    """Keep the allocator's events of each device, without their causes, for when it has ended."""
+    import torch
+
+    memory = torch.cuda.memory
+    found: list[list[dict[str, Any]]] = []
+    memory._record_memory_history(None)
+    memory._record_memory_history("all", context=None, max_entries=MOST_EVENTS)
+    try:
+        yield found
+        found.extend(memory._snapshot()["device_traces"])
+    finally:
+        memory._record_memory_history(None)
+
+
+def _history(snapshot: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a recording that a snapshot has."""
+    events = snapshot["device_traces"]
+    return {
+        "events": events,
+        "settings": snapshot.get("allocator_settings", {}),
+        "overflowed": any(len(it) >= MOST_EVENTS for it in events),
+    }
 
 
 def _has_hooks(modules: Any, ours: set[int]) -> bool:  # noqa: ANN401 - a module

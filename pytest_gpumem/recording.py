@@ -82,6 +82,8 @@ class Recording:
     overflowed: bool = False
     autocast: bool = False
     """whether a module was called under CUDA's autocast"""
+    batch_norm: bool = False
+    """whether a module that trains on statistics of its batch was called"""
     dtypes: set[str] = field(default_factory=set)
     """those of the parameters on CUDA devices: "float32" """
     capability: tuple[int, int] = (0, 0)

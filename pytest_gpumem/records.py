@@ -55,8 +55,13 @@ class DeviceInfo:
     @property
     def key(self) -> str:
         """The name of this device's baselines: "virtual-T4", "cuda-NVIDIA-H200"."""
-        name = "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in self.name)
-        return f"{self.kind}-{name.strip('-.') or 'unnamed'}"
+        return device_key(self.kind, self.name)
+
+
+def device_key(kind: DeviceKind, name: str) -> str:
+    """Return the name of a device's baselines."""
+    name = "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in name)
+    return f"{kind}-{name.strip('-.') or 'unnamed'}"
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,8 @@ class OutOfMemory:
     """which of the test's devices ran out"""
     needed: Peak | None = None
     """the peak of the same step run again without the cap; None: that was not possible"""
+    advice: tuple[str, ...] = ()
+    """what was tried instead and fits, or does not"""
 
 
 Category = Literal[
@@ -164,6 +171,16 @@ class Attribution:
 
 
 @dataclass(frozen=True)
+class Slope:
+    """How peak allocated grows with the batch size: fixed + per_sample * size, in bytes."""
+
+    sizes: tuple[int, ...]
+    """batch sizes that were measured, ascending"""
+    fixed: int
+    per_sample: int
+
+
+@dataclass(frozen=True)
 class Holder:
     """Who refers to memory that stayed."""
 
@@ -233,6 +250,8 @@ class Measurement:
     """one a device; none where nobody asked for them"""
     hints: tuple[str, ...] = ()
     """what would lower a peak, found by running the test once more; attributions have others"""
+    slope: Slope | None = None
+    """of a test that runs with several batch sizes; its peaks are those of the largest"""
     steps: tuple[tuple[int, ...], ...] = ()
     """of each device what was allocated after each step, where that has to stop growing"""
     left: tuple[int, ...] = ()
@@ -267,3 +286,5 @@ class BaselineEntry:
     """which of them; None where there was no such run"""
     breakdowns: tuple[Breakdown, ...] = ()
     """one a device, with the largest sites; none where there was no attribution"""
+    slope: Slope | None = None
+    """of a test that runs with several batch sizes"""

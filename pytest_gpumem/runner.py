@@ -99,6 +99,7 @@ class Runner:
             del item.stash[JUDGED]
         if not is_marked(item):
             return
+        _forget_properties(item)  # likewise
         from pytest_gpumem.running import canonical_card
         from pytest_gpumem.spec import spec_from_marks
 
@@ -221,6 +222,9 @@ class Runner:
         for result in results:
             item.ihook.pytest_gpumem_judged(item=item, result=result)
         item.stash[RESULTS] = item.stash[JUDGED] = results
+        from pytest_gpumem.report.properties import properties
+
+        item.user_properties.extend(properties(results))
 
     def _explain(self, item: pytest.Item, error: BaseException) -> None:
         """Turn running out of memory into a verdict, with what the step would have needed."""
@@ -273,6 +277,11 @@ class Runner:
             report.__dict__["gpumem"] = [to_dict(result) for result in results]
             del item.stash[RESULTS]
         return report
+
+
+def _forget_properties(item: pytest.Item) -> None:
+    kept = [it for it in item.user_properties if not it[0].startswith("gpumem_")]
+    item.user_properties[:] = kept
 
 
 def is_marked(item: pytest.Item) -> bool:

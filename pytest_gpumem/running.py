@@ -14,7 +14,7 @@ from pytest_gpumem.records import OutOfMemory, Peak
 from pytest_gpumem.spec import MemorySpec, spec_from_call
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from pytest_gpumem.devices.base import Device
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 BOUNDLESS: Final = 1 << 39
 """bytes more than its card has that a virtual GPU gets to say how much a step needs"""
+
+
+def _nobody(_text: str) -> None:
+    """Tell nobody."""
 
 
 def canonical_card(name: str) -> str:
@@ -78,6 +82,12 @@ class Run:
     """device and address of blocks that are no leak, where leaks are asked for"""
     free: bool = False
     """whether no limit holds any more"""
+    batch_size_asked: bool = False
+    """whether the test has asked for its batch size, so that another one makes a difference"""
+    variant_asked: bool = False
+    """whether it has asked for its variant"""
+    tell: Callable[[str], None] = _nobody
+    """shows a line to who waits for the test"""
     short: tuple[BaseException, str] | None = None
     """the error that a part ended with, and its name"""
 
@@ -138,7 +148,7 @@ class Run:
         more = [minus(*pair) for pair in zip(self.owned_peaks(), before, strict=True)]
         self.meter.adopt(more)
         for part in self.parts.values():
-            part.tally.peaks = [plus(*pair) for pair in zip(part.tally.peaks, more, strict=True)]
+            part.tally.add(more)
 
     def _padded(self, peaks: Sequence[Peak]) -> list[Peak]:
         """Return one Peak for each of this test's devices, whatever test made the fixture."""
@@ -300,6 +310,12 @@ class Run:
         others = self.meter.others
         self.device.make_room([other.reserved + BOUNDLESS for other in others])
         self.meter.cap(None)
+
+    def cap_again(self) -> None:
+        """Have every limit hold again."""
+        self.free = False
+        self.device.make_room([other.reserved for other in self.meter.others])
+        self.meter.cap(self.limit)
 
 
 @dataclass

@@ -19,6 +19,7 @@ from pytest_gpumem.report.model import Result, describe_budget
 from pytest_gpumem.report.table import summary_table
 from pytest_gpumem.report.terminal import MOST_ROWS
 from pytest_gpumem.report.text import can_encode
+from pytest_gpumem.report.toolchain import lead_lines
 from pytest_gpumem.stage import Stage
 from pytest_gpumem.verdict import Lookup
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     Ask = Callable[[str, Measurement], Measurement]
 
+MARKER = "gpu_memory"
 LEAST_WIDTH = 80
 """columns that a failure's text is laid out for at least"""
 LONGEST_ERROR = 200
@@ -63,7 +65,8 @@ class TestSession(Stage):
         super().__init__(choice, root)
         self.rank = current_rank()
         self.settings = settings
-        self.store = BaselineStore(settings.baseline_dir)
+        strict = settings.provenance == "fail"
+        self.store = BaselineStore(settings.baseline_dir, follow_provenance=strict)
         self.updates: UpdateSummary | None = None
         self.verbosity = verbosity
         self._recording_kept: Recording | None = None
@@ -218,7 +221,7 @@ class TestSession(Stage):
     def _judged(self, item: Any, part: str, spec: MemorySpec, measurement: Measurement) -> Result:  # noqa: ANN401
         nodeid = item.nodeid
         card = self.run.card if self.run else None
-        key = measurement.device.key
+        key = self.settings.against or measurement.device.key
         lookup = self._look_up(key, nodeid, part) if spec.baseline else Lookup()
         policy, world, rank = self.settings.policy, spec.world_size, spec.rank
         held_to = spec
@@ -243,7 +246,7 @@ class TestSession(Stage):
             world_size=world,
             rank=rank,
             budget=describe_budget(spec),
-            location=items.place(item),
+            location=items.place(item, MARKER),
             baseline=spec.baseline,
             baseline_entry=lookup.entry,
         )
@@ -280,10 +283,13 @@ class TestSession(Stage):
         texts = []
         if gather.broken:
             texts += [f"gpumem: {text}" for text in gather.broken]
+        texts += lead_lines(results, width, ascii_only=ascii_only)
         if verbosity >= 0:
+            texts += [""] if texts else []
             table = summary_table(results, verbosity, width, ascii_only=ascii_only)
             texts += [table, ""] if table else []
             texts += [line for line in [terminal.counts(results)] if line]
+            texts += terminal.compared_lines(results, width=width)
             for reason in dict.fromkeys(gather.skipped):
                 number = gather.skipped.count(reason)
                 texts.append(f"gpumem: {number} skipped: {reason}")

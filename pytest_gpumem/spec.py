@@ -8,28 +8,40 @@ from __future__ import annotations
 
 import difflib
 import math
-import operator
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from fractions import Fraction
 from functools import partial
-from numbers import Real
-from typing import TYPE_CHECKING, Any, Final, SupportsFloat, SupportsIndex, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.errors import SpecError
-from pytest_gpumem.sizes import GIB, MIB, Tolerance, gib, parse_size, parse_tolerance, shown
+from pytest_gpumem.sizes import MIB, gib, shown
+from pytest_gpumem.spec_values import (
+    MOST_BATCH,
+    read_baseline,
+    read_batch_sizes,
+    read_budget,
+    read_card,
+    read_leak,
+    read_limit_per_sample,
+    read_ranks,
+    read_steady,
+    read_tolerance,
+    read_variants,
+    read_whole_number,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from pytest_gpumem.sizes import Tolerance
+
     Reader = Callable[[str, object], object]
 
-_MOST_GIB: Final = 10**9
-_MOST_LEAK_MIB: Final = 10**12
 _MOST_DEVICES: Final = 16
 _MOST_WARMUP: Final = 1000
-_MOST_BATCH: Final = 10**9
 _MOST_RANKS: Final = 10**6
 _LONGEST_NAME: Final = 60
+_SIZES: Final = {"batch_size", "batch_sizes"}
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,18 @@ class MemorySpec:
     """number of ranks of the distributed run that the test is one of; None: of none"""
     rank: int | None = None
     """which of them; None exactly where world_size is"""
+    batch_sizes: tuple[int, ...] | None = None
+    """batch sizes that the test runs with, ascending; ``batch_size`` is the last of them"""
+    max_mib_per_sample: int | float | None = None
+    """limit of what one sample more takes, in MiB of peak allocated; with ``batch_sizes``"""
+    max_fixed_gib: int | float | None = None
+    """limit of what the step takes without any sample, in GiB; with ``batch_sizes``"""
+    ranks: str | tuple[int, ...] | None = None
+    """ranks that the test runs as, one after the other; "all": all of ``world_size``"""
+    variants: Mapping[str, Mapping[str, object]] = field(default_factory=dict, hash=False)
+    """what else is tried where the test does not fit: names, and what ``gpu_memory.variant`` is"""
+    variant: Mapping[str, object] = field(default_factory=dict, hash=False)
+    """that of the variant that is tried; none is declared"""
     max_leak_mib: int | float | None = None
     """how much more than before may be held once the test is torn down, in MiB"""
     steady: bool = False
@@ -83,13 +107,28 @@ class MemorySpec:
         return None if self.max_reserved_gib is None else gib(self.max_reserved_gib)
 
     @property
+    def max_fixed_bytes(self) -> int | None:
+        """``max_fixed_gib`` in bytes."""
+        return None if self.max_fixed_gib is None else gib(self.max_fixed_gib)
+
+    @property
     def max_leak_bytes(self) -> int | None:
         """``max_leak_mib`` in bytes."""
         limit = self.max_leak_mib
         return None if limit is None else math.floor(Fraction(repr(limit)) * MIB)
 
+    @property
+    def max_sample_bytes(self) -> int | None:
+        """``max_mib_per_sample`` in bytes."""
+        per_sample = self.max_mib_per_sample
+        return None if per_sample is None else math.floor(Fraction(repr(per_sample)) * MIB)
 
-_DEFAULTS: Final = {field.name: field.default for field in fields(MemorySpec)}
+
+_DEFAULTS: Final[dict[str, Any]] = {
+    it.name: {} if it.default is MISSING else it.default
+    for it in fields(MemorySpec)
+    if it.name != "variant"
+}
 
 
 def spec_from_marks(
@@ -111,14 +150,55 @@ def spec_from_marks(
     Raises:
         SpecError: the first mistake found.
     """
-    readers: dict[str, Reader] = {**_READERS, "card": partial(_read_card, find_card=find_card)}
+    readers: dict[str, Reader] = {**_READERS, "card": partial(read_card, find_card=find_card)}
     merged: dict[str, Any] = {}
     for args, kwargs in marks:
         if args:
             raise _positional(args)
+        decided = _SIZES & merged.keys()
         for name, value in _read_all(kwargs, readers, "@pytest.mark.gpu_memory(").items():
-            merged.setdefault(name, value)
-    return _one_rank(MemorySpec(**merged))
+            if not (decided and name in _SIZES):  # a nearer marker has batch_size or batch_sizes
+                merged.setdefault(name, value)
+    _refuse_unspread(merged)
+    return _one_rank(_sized(MemorySpec(**merged)))
+
+
+def _refuse_unspread(merged: Mapping[str, Any]) -> None:
+    """Refuse what makes several tests of one, where pytest could not: in a unittest.TestCase."""
+    for name, single in (("card", "card='T4'"), ("ranks", "rank=0")):
+        value = merged.get(name)
+        if value is not None and not (name == "card" and isinstance(value, str)):
+            several = list(value) if isinstance(value, tuple) else value
+            raise SpecError(
+                f"@pytest.mark.gpu_memory({name}={several!r})",
+                "a method of a unittest.TestCase cannot be run as several tests",
+                f"write {single}, or a plain class or function",
+            )
+
+
+def _sized(spec: MemorySpec) -> MemorySpec:
+    """Return a spec whose batch size is the largest of its batch sizes, where there are several."""
+    limits = {
+        name: getattr(spec, name)
+        for name in ("max_mib_per_sample", "max_fixed_gib")
+        if getattr(spec, name) is not None
+    }
+    if spec.batch_sizes is None:
+        for name, value in limits.items():
+            raise SpecError(
+                f"@pytest.mark.gpu_memory({name}={value})",
+                f"{name} is told by several batch sizes",
+                "write batch_sizes=[8, 16, 32] as well, and use gpu_memory.batch_size in the test",
+            )
+        return spec
+    if spec.batch_size is not None:
+        raise SpecError(
+            f"@pytest.mark.gpu_memory(batch_size={spec.batch_size}, "
+            f"batch_sizes={list(spec.batch_sizes)})",
+            "the test runs with every one of batch_sizes",
+            "leave out batch_size",
+        )
+    return replace(spec, batch_size=spec.batch_sizes[-1])
 
 
 def _one_rank(spec: MemorySpec) -> MemorySpec:
@@ -230,132 +310,30 @@ def _positional(args: tuple[object, ...]) -> SpecError:
     )
 
 
-def _read_budget(name: str, value: object) -> float:
-    number = _number(value)
-    if number is None:
-        raise SpecError(
-            name, f"{name} must be a plain number of GiB", f"write {name}={_plain_gib(value)}"
-        )
-    if not number > 0:
-        raise SpecError(
-            name,
-            f"{name} must be a number above 0",
-            f"write {name}=8 for 8 GiB, or leave it out for no limit",
-        )
-    if number > _MOST_GIB:
-        raise SpecError(
-            name,
-            f"{name} is more than {_MOST_GIB:,} GiB",
-            f"give it in GiB, not in bytes: {name}=8; or leave it out for no limit",
-        )
-    if gib(number) == 0:
-        raise SpecError(name, f"{name} is less than one byte", f"give it in GiB: {name}=0.5")
-    return number
-
-
-def _read_leak(name: str, value: object) -> float:
-    number = _number(value)
-    if number is None or not 0 <= number <= _MOST_LEAK_MIB:
-        raise SpecError(
-            name,
-            f"{name} must be a plain number of MiB, 0 or more",
-            f"write {name}=0 for a test that must leave nothing behind",
-        )
-    return number
-
-
-def _plain_gib(value: object) -> str:
-    """Return the number to write for ``value``: "12" for "12GiB", "8" where that is not clear."""
-    if isinstance(value, str):
-        for text in (value, f"{value}GiB"):
-            try:
-                meant = Fraction(parse_size(text), GIB)
-            except SpecError:
-                continue
-            if 0 < meant <= _MOST_GIB:
-                return str(meant) if meant.denominator == 1 else repr(float(meant))
-    return "8"
-
-
-def _read_whole_number(name: str, value: object, *, least: int, most: int) -> int:
-    number = _integer(value)
-    if number is None or not least <= number <= most:
-        raise SpecError(
-            name,
-            f"{name} must be a whole number from {least} to {most:,}",
-            f"write for example {name}={max(least, 1)}",
-        )
-    return number
-
-
-def _read_tolerance(_name: str, value: object) -> Tolerance:
-    return parse_tolerance(value)
-
-
-def _read_baseline(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise SpecError(
-            name, f"{name} must be True or False", f"write {name}=False to hold it against none"
-        )
-    return value
-
-
-def _read_steady(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise SpecError(
-            name,
-            f"{name} must be True or False",
-            f"write {name}=True if what is allocated after each step must stop growing",
-        )
-    return value
-
-
-def _read_card(name: str, value: object, *, find_card: Callable[[str], str]) -> str:
-    if not isinstance(value, str):
-        raise SpecError(name, f"{name} must be a card's name, as text", f"write {name}='T4'")
-    return find_card(value)
-
-
-def _integer(value: object) -> int | None:
-    """Return an int for what is one to Python, numpy's included; None for all else, a bool too."""
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(cast("SupportsIndex", value))
-    except Exception:  # noqa: BLE001 - __index__ of any object may raise anything
-        return None
-
-
-def _number(value: object) -> float | None:
-    """Return an int or float for a real number, numpy's included; None for all else, a bool too."""
-    integer = _integer(value)
-    if integer is not None or isinstance(value, bool) or not isinstance(value, Real):
-        return integer
-    try:
-        return float(cast("SupportsFloat", value))
-    except Exception:  # noqa: BLE001 - so may __float__
-        return None
-
-
 def _brief(name: str) -> str:
     """Return an argument's name as it was written, or cut short where nobody wrote it by hand."""
     return name if name.isidentifier() and len(name) <= _LONGEST_NAME else shown(name)
 
 
 _PART_READERS: Final[Mapping[str, Reader]] = {
-    "max_gib": _read_budget,
-    "max_allocated_gib": _read_budget,
-    "max_reserved_gib": _read_budget,
-    "batch_size": partial(_read_whole_number, least=1, most=_MOST_BATCH),
-    "tolerance": _read_tolerance,
-    "baseline": _read_baseline,
+    "max_gib": read_budget,
+    "max_allocated_gib": read_budget,
+    "max_reserved_gib": read_budget,
+    "batch_size": partial(read_whole_number, least=1, most=MOST_BATCH),
+    "tolerance": read_tolerance,
+    "baseline": read_baseline,
 }
 _READERS: Final[Mapping[str, Reader]] = {
     **_PART_READERS,
-    "devices": partial(_read_whole_number, least=1, most=_MOST_DEVICES),
-    "warmup": partial(_read_whole_number, least=0, most=_MOST_WARMUP),
-    "world_size": partial(_read_whole_number, least=1, most=_MOST_RANKS),
-    "rank": partial(_read_whole_number, least=0, most=_MOST_RANKS - 1),
-    "max_leak_mib": _read_leak,
-    "steady": _read_steady,
+    "devices": partial(read_whole_number, least=1, most=_MOST_DEVICES),
+    "warmup": partial(read_whole_number, least=0, most=_MOST_WARMUP),
+    "world_size": partial(read_whole_number, least=1, most=_MOST_RANKS),
+    "rank": partial(read_whole_number, least=0, most=_MOST_RANKS - 1),
+    "batch_sizes": read_batch_sizes,
+    "max_mib_per_sample": read_limit_per_sample,
+    "max_fixed_gib": read_budget,
+    "variants": read_variants,
+    "ranks": read_ranks,
+    "max_leak_mib": read_leak,
+    "steady": read_steady,
 }

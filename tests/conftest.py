@@ -20,15 +20,20 @@ import pytest
 from sources import HELPER
 
 import pytest_gpumem
+from pytest_gpumem import cli
 from pytest_gpumem.devices.cards import find_card
 from pytest_gpumem.devices.virtual import VirtualDevice
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.sizes import MIB
 
-WITHOUT = ("-p", "no:hypothesispytest")
-"""Hypothesis's plugin imports Hypothesis at the end of every session: seconds each."""
+WITHOUT = ("-p", "no:hypothesispytest", "-p", "no:randomly", "-p", "no:asyncio")
+"""Hypothesis's plugin imports Hypothesis at the end of every session: seconds each; the others are
+for the tests that ask for them (``-p randomly``)."""
 SLOW = 120
 """seconds that a session in a process of its own may take"""
+
+
+pytest.register_assert_rewrite("hint_suite", "recorded_runs", "spec_marks", "terminal_results")
 
 
 def pytest_configure(config):
@@ -67,7 +72,8 @@ def modules_kept(monkeypatch):
 def suite(modules_kept, pytester, virtual_gpu, monkeypatch):
     """A folder of test files, and sessions in this process that run them."""
     monkeypatch.setenv("COLUMNS", "140")
-    for name in ("CI", "BUILD_NUMBER"):  # pytest shortens nothing where these are set
+    github = ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE")
+    for name in ("CI", "BUILD_NUMBER", *github):  # pytest shortens nothing where these are set
         monkeypatch.delenv(name, raising=False)
     default = VirtualDevice.loaded().card
     yield Suite(pytester)
@@ -85,6 +91,27 @@ class _TestModulesOnly:
         for name in set(sys.modules) - self._before:
             if name.partition(".")[0].startswith(("test_", "conftest", "helper")):
                 vars(sys.modules.pop(name)).clear()  # and what they keep on the device
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder to run commands in, of 80 columns."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def gpumem(capsys):
+    """Run the command; return its status, its output and its errors."""
+
+    def run(*arguments):
+        status = cli.main(arguments)
+        return status, *capsys.readouterr()
+
+    return run
 
 
 class Suite:

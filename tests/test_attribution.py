@@ -1,21 +1,26 @@
 """Where a peak comes from, against what can be counted: 4 bytes a parameter, 4 a gradient, ..."""
 
-import contextlib
-import itertools
-import time
-import warnings
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
+from recorded_runs import (
+    PARAMETERS,
+    ROOT,
+    WIDTH,
+    categories,
+    data,
+    explained,
+    linears,
+    of_part,
+    recorded,
+    rounded,
+    train,
+)
 from virtual_gpu import CARD_80GIB, MIB, opened, virtual_device
 
-from pytest_gpumem.attribution import explain
-from pytest_gpumem.records import CATEGORIES, Peak
+from pytest_gpumem.records import Peak
 from pytest_gpumem.running import Retained, Run
 from pytest_gpumem.spec import MemorySpec
-
-ROOT = Path(__file__).parent
 
 
 @pytest.fixture
@@ -24,93 +29,6 @@ def torch():
     import torch
 
     return torch
-
-
-@contextmanager
-def recorded(devices=1, owned=()):
-    """A run that is recorded, on a card of 80 GiB."""
-    with opened(CARD_80GIB, devices) as device:
-        spec = MemorySpec(devices=devices)
-        with Run.open(spec, device, ROOT, record=True) as run:
-            run.start(owned)
-        try:
-            yield run
-        finally:
-            run.close()
-            device.open(CARD_80GIB, devices)
-
-
-def explained(run, *parts, timelines=False):
-    """The attribution of each device, which has to add up to the peak, of the test or of a part."""
-    names = ["", *parts]
-    measurement = run.measurement()
-    found = explain(run, names, ROOT, timelines=timelines)
-    whole = found.attached("", measurement).attributions
-    assert len(whole) == len(measurement.peaks)
-    for attribution, peak in zip(whole, measurement.peaks, strict=True):
-        adds_up(attribution, peak)
-    if not parts:
-        return whole
-    tallies = [run.parts[part].tally for part in parts]
-    others = [
-        found.attached(part, run.meter.result(tally=tally)).attributions
-        for part, tally in zip(parts, tallies, strict=True)
-    ]
-    for attributions, tally in zip(others, tallies, strict=True):
-        for attribution, peak in zip(attributions, tally.peaks, strict=True):
-            adds_up(attribution, peak)
-    return [whole, *others]
-
-
-def adds_up(attribution, peak):
-    breakdown = attribution.breakdown
-    assert attribution.notes == ()
-    assert sum(breakdown.categories.values()) == peak.allocated
-    assert sum(site.nbytes for site in breakdown.sites) == peak.allocated
-    assert breakdown.cached <= peak.reserved
-    assert all(value > 0 for value in breakdown.categories.values())
-
-
-def categories(run):
-    return explained(run)[0].breakdown.categories
-
-
-def rounded(*sizes):
-    """Bytes of blocks for so many elements of 4 bytes each."""
-    return sum(-(-4 * size // 512) * 512 for size in sizes)
-
-
-WIDTH = 1024
-"""so that a weight takes 4 MiB: of other sizes blocks have rests that PyTorch does not split off"""
-PARAMETERS = rounded(WIDTH * WIDTH, WIDTH)
-"""bytes of the weight and bias of one linear layer"""
-
-
-def data(torch, rows=64, **options):
-    return torch.zeros(rows, WIDTH, device="cuda", **options)
-
-
-def linears(torch, number=3):
-    return torch.nn.Sequential(
-        *(torch.nn.Linear(WIDTH, WIDTH, device="cuda") for _ in range(number))
-    )
-
-
-def train(torch, run, model, optimizer, rows=64, steps=2):  # noqa: PLR0913, PLR0917
-    """Take steps whose parts are "forward", "backward" and "optimizer"."""
-    for _ in range(steps):
-        with run.part("forward", {}):
-            loss = model(data(torch, rows)).sum()
-        with run.part("backward", {}):
-            loss.backward()
-        with run.part("optimizer", {}):
-            optimizer.step()
-        optimizer.zero_grad()
-
-
-def of_part(run, part):
-    """The categories at the peak of a part."""
-    return explained(run, part)[1][0].breakdown.categories
 
 
 # ---- the memory equation ----
@@ -415,192 +333,6 @@ def test_a_wide_fixtures_model_counts_with_what_it_is(torch):
         del model
 
 
-def test_after_a_restart_what_was_made_before_is_still_known(torch):
-    with recorded() as run:
-        model = linears(torch)
-        adam = torch.optim.Adam(model.parameters())
-        train(torch, run, model, adam, steps=1)
-        run.begin_again(record=False)
-        train(torch, run, model, adam, steps=1)
-        found = of_part(run, "optimizer")
-    assert found["parameters"] == 3 * PARAMETERS
-    assert found["optimizer state"] == 2 * 3 * PARAMETERS
-
-
-def test_a_second_recording_knows_what_was_made_before(torch):
-    with recorded() as run:
-        model = linears(torch)
-        adam = torch.optim.Adam(model.parameters())
-        train(torch, run, model, adam, steps=1)
-        run.begin_again(record=True)
-        train(torch, run, model, adam, steps=1)
-        found = of_part(run, "optimizer")
-    assert found["parameters"] == 3 * PARAMETERS
-    assert found["optimizer state"] == 2 * 3 * PARAMETERS
-
-
-def test_a_step_that_an_error_ended_swallows_no_later_one(torch):
-    class Failing(torch.optim.Adam):
-        fails = True
-
-        def step(self):
-            if self.fails:
-                raise ArithmeticError
-            super().step()
-
-    with recorded() as run:
-        model = linears(torch)
-        adam = Failing(model.parameters())
-        with pytest.raises(ArithmeticError):
-            train(torch, run, model, adam, steps=1)
-        adam.fails = False
-        between = time.time_ns() / 1000
-        train(torch, run, model, adam, steps=2)
-        recording = run.meter.recording()
-    steps = [it for it in recording.passes if it.name == "optimizer"]
-    assert len(steps) == 3
-    assert all(one.end < other.start for one, other in itertools.pairwise(steps))
-    assert between < steps[0].end < recording.calls[4].end  # the next forward's
-    assert steps[2].end < float("inf")
-    assert [it.fresh for it in steps] == ["Failing", "Failing", ""]
-
-
-def test_a_closure_runs_within_its_step(torch):
-    with recorded() as run:
-        model = linears(torch)
-        adam = torch.optim.Adam(model.parameters())
-
-        def closure():
-            adam.zero_grad()
-            loss = model(data(torch)).sum()
-            loss.backward()
-            return loss
-
-        adam.step(closure)
-        recording = run.meter.recording()
-    (step,) = [it for it in recording.passes if it.name == "optimizer"]
-    (backward,) = [it for it in recording.passes if it.name == "backward"]
-    assert step.start <= recording.calls[0].start
-    assert backward.end < step.end < float("inf")
-
-
-def test_calls_that_end_in_another_order_are_told_apart(torch):
-    """A module's forward may be left by an error that its caller catches, without a warning."""
-
-    class Fails(torch.nn.Module):
-        def forward(self, x):
-            raise ArithmeticError
-
-    class Catches(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fails, self.last = Fails(), torch.nn.Linear(WIDTH, WIDTH, device="cuda")
-
-        def forward(self, x):
-            with contextlib.suppress(ArithmeticError):
-                self.fails(x)
-            return self.last(x)
-
-    with recorded() as run, warnings.catch_warnings():
-        warnings.simplefilter("error")
-        Catches()(data(torch)).sum().backward()
-        recording = run.meter.recording()
-    ends = {it.path: it.end for it in recording.calls}
-    assert list(ends) == ["Catches", "Catches.fails", "Catches.last"]
-    assert ends["Catches.fails"] < ends["Catches.last"] < ends["Catches"] < float("inf")
-
-
-def test_a_test_that_is_not_recorded_has_no_attribution(torch):
-    with opened(CARD_80GIB) as device:
-        with Run.open(MemorySpec(), device, ROOT) as run:
-            run.start([])
-        measurement = run.measurement()
-        found = explain(run, [""], ROOT, timelines=False)
-        run.close()
-        device.open(CARD_80GIB, 1)
-    assert found.recording is None
-    assert found.attached("", measurement) == measurement
-
-
-def test_recording_changes_no_figure(torch):
-    def peaks(*, record):
-        with opened(CARD_80GIB) as device:
-            with Run.open(MemorySpec(), device, ROOT, record=record) as run:
-                run.start([])
-            model = linears(torch, 5)
-            adam = torch.optim.AdamW(model.parameters())
-            train(torch, run, model, adam, rows=4096)
-            measurement = run.measurement()
-            run.close()
-            del model, adam
-            device.open(CARD_80GIB, 1)
-            return measurement.peaks, measurement.segments
-
-    assert peaks(record=True) == peaks(record=False)
-
-
-def test_recording_breaks_no_graph_of_torch_compile(torch):
-    def peaks(*, record):
-        torch._dynamo.reset()
-        with opened(CARD_80GIB) as device:
-            with Run.open(MemorySpec(), device, ROOT, record=record) as run:
-                run.start([])
-            layers = [layer for one in linears(torch, 3) for layer in (one, torch.nn.GELU())]
-            model = torch.compile(torch.nn.Sequential(*layers), backend="aot_eager")
-            adam = torch.optim.AdamW(model.parameters())
-            train(torch, run, model, adam, rows=4096)
-            measurement = run.measurement()
-            if record:
-                explained(run)
-            breaks = sum(torch._dynamo.utils.counters["graph_break"].values())
-            run.close()
-            del model, adam, layers
-            device.open(CARD_80GIB, 1)
-            return measurement.peaks, breaks
-
-    before = peaks(record=False)
-    assert peaks(record=True) == before
-
-
-def test_nothing_is_left_hooked_and_nothing_is_held(torch):
-    import weakref
-
-    from torch.nn.modules import module as modules
-
-    before = torch.autograd.backward, torch.autograd.grad, torch.nn.Module._apply
-    with recorded() as run:
-        model = linears(torch)
-        model(data(torch)).sum().backward()
-        weight = weakref.ref(model[0].weight)
-        del model
-        assert weight() is None
-        explained(run)
-    assert before == (torch.autograd.backward, torch.autograd.grad, torch.nn.Module._apply)
-    left = [name for name in dir(modules) if name.startswith("_global_") and "hook" in name]
-    assert len(left) > 5
-    assert not [name for name in left if getattr(modules, name)]
-
-
-def test_what_begins_has_no_later_time_than_what_it_allocates_at_once(monkeypatch):
-    """The history has whole microseconds: an allocation at 100.95 is at 100, past 100.9 or not."""
-    from pytest_gpumem import recording
-
-    monkeypatch.setattr(recording.time, "time_ns", lambda: 100_900)
-    assert recording.beginning() == 100
-    assert recording.now() == 100.9
-
-
-def test_a_history_that_overflows_is_said(torch, monkeypatch):
-    monkeypatch.setattr("pytest_gpumem.recorder.MOST_EVENTS", 10)
-    with recorded() as run:
-        linears(torch)(data(torch)).sum().backward()
-        measurement = run.measurement()
-        found = explain(run, [""], ROOT, timelines=False)
-    attached = found.attached("", measurement)
-    assert attached.attributions == ()
-    assert "history keeps" in attached.notes[-1]
-
-
 # ---- sites ----
 
 
@@ -634,42 +366,3 @@ def test_gradients_are_of_the_line_that_called_backward(torch):
     assert site.code.endswith(".sum().backward()")
     assert site.module == "Sequential.*"
     assert site.blocks == 6
-
-
-# ---- the timeline ----
-
-
-def test_the_timeline_stacks_up_to_what_was_allocated(torch):
-    with recorded() as run:
-        model = linears(torch)
-        train(torch, run, model, torch.optim.Adam(model.parameters()), rows=4096)
-        measurement = run.measurement()
-        found = explain(run, [""], ROOT, timelines=True).attached("", measurement)
-    (attribution,) = found.attributions
-    line = attribution.timeline
-    sums = [
-        sum(column[i] for column in line.categories.values()) for i in range(len(line.reserved))
-    ]
-    assert max(sums) == sums[line.peak] == measurement.peaks[0].allocated
-    assert all(total <= held for total, held in zip(sums, line.reserved, strict=True))
-    assert max(line.reserved) == measurement.peaks[0].reserved
-    names = [phase.name for phase in line.phases]
-    once = [name for i, name in enumerate(names) if i == 0 or names[i - 1] != name]
-    assert once == ["forward", "backward", "optimizer"] * 2
-    at_peak = {name: column[line.peak] for name, column in line.categories.items()}
-    assert {k: v for k, v in at_peak.items() if v} == attribution.breakdown.categories
-    assert list(line.categories) == [it for it in CATEGORIES if it in line.categories]
-
-
-def test_a_long_timeline_keeps_its_peaks(torch):
-    from pytest_gpumem.attribution import MOST_POINTS
-
-    with recorded() as run:
-        for index in range(MOST_POINTS * 3):
-            held = torch.empty((100 if index == 700 else 1) * MIB, dtype=torch.uint8, device="cuda")
-            del held
-        measurement = run.measurement()
-        found = explain(run, [""], ROOT, timelines=True).attached("", measurement)
-    line = found.attributions[0].timeline
-    assert len(line.reserved) <= MOST_POINTS + 3
-    assert line.categories["other"][line.peak] == 100 * MIB

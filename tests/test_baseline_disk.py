@@ -144,20 +144,6 @@ def test_a_file_that_may_not_be_read_is_an_error_and_stays(tmp_path, monkeypatch
     assert path.read_bytes() == before
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
-def test_folders_and_files_without_permission_are_errors(tmp_path):
-    store = BaselineStore(tmp_path)
-    store.update(changes(1))
-    path = store.path("virtual-T4", MODULE)
-    path.parent.chmod(0o500)
-    (error,) = store.update(changes(2)).errors
-    path.parent.chmod(0o700)
-    assert "Permission denied" in error.problem
-    path.chmod(0)
-    with pytest.raises(BaselineError, match="cannot be read: Permission denied"):
-        BaselineStore(tmp_path).get("virtual-T4", MODULE, "test_a")
-
-
 def failing(number):
     """A function that fails as the system does."""
 

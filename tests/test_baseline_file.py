@@ -6,7 +6,9 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
+import damage
 import pytest
+from damage import ANY_TEXT, JSON, damaged, damages, places
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,16 +40,7 @@ def refused(content):
 
 def with_value(value, *place):
     """The file with one value of it replaced; with ``...``, taken away."""
-    document = json.loads(TEXT)
-    *places, last = place
-    inner = document
-    for it in places:
-        inner = inner[it]
-    if value is ...:
-        del inner[last]
-    else:
-        inner[last] = value
-    return json.dumps(document)
+    return damage.with_value(TEXT, value, place)
 
 
 def test_what_was_encoded_is_decoded():
@@ -287,7 +280,6 @@ ENTRIES = st.builds(
     PROVENANCES,
     st.none() | NUMBERS,
 )
-ANY_TEXT = st.text(st.characters(), max_size=8)  # lone surrogates too
 TESTS = st.dictionaries(
     ANY_TEXT, st.dictionaries(ANY_TEXT, ENTRIES, min_size=1, max_size=2), max_size=3
 )
@@ -319,28 +311,12 @@ def test_any_bytes_are_an_error_or_a_baseline(content):
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, len(TEXT)), st.integers(0, 4), st.binary(max_size=4))))
-def test_any_damage_to_a_file_is_an_error_or_a_baseline(damages):
-    content = TEXT.encode()
-    for at, length, replacement in damages:
-        content = content[:at] + replacement + content[at + length :]
-    decoded_or_refused(content)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | ANY_TEXT,
-    lambda inner: st.lists(inner) | st.dictionaries(ANY_TEXT, inner),
-    max_leaves=6,
-)
-PLACES = st.sampled_from(
-    [
-        *[(), ("format",), ("device",), ("device", "key"), ("module",), ("provenance",), MADE_AT],
-        *[(*MADE_AT, "torch"), ("tests",), FIGURE[:2], FIGURE, PART[:3], PART],
-    ]
-)
+@given(damages(len(TEXT)))
+def test_any_damage_to_a_file_is_an_error_or_a_baseline(pieces):
+    decoded_or_refused(damaged(TEXT.encode(), pieces))
 
 
 @settings(deadline=None)
-@given(JSON, PLACES)
+@given(JSON | st.just(...), st.sampled_from(list(places(json.loads(TEXT)))))
 def test_any_json_in_any_place_is_an_error_or_a_baseline(value, place):
-    decoded_or_refused(with_value(value, *place) if place else json.dumps(value))
+    decoded_or_refused(with_value(value if place or value is not ... else None, *place))

@@ -3,11 +3,20 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from virtual_gpu import CARD_80GIB, GIB, MIB, opened
 
-from pytest_gpumem.oom import OutOfMemoryWatch, find_out_of_memory, is_out_of_memory, site_of
+from pytest_gpumem.oom import (
+    OutOfMemoryWatch,
+    Refusal,
+    find_out_of_memory,
+    is_out_of_memory,
+    site_of,
+)
 from pytest_gpumem.records import Peak
 from pytest_gpumem.settling import set_cap
+from pytest_gpumem.sizes import format_size, parse_size
 
 HERE = Path(__file__)
 
@@ -81,6 +90,36 @@ def test_an_error_that_the_watch_did_not_see_is_read_from_its_message():
 def test_a_message_without_figures_gives_none(text):
     refusal = OutOfMemoryWatch().last(RuntimeError(text))
     assert (refusal.device, refusal.requested, refusal.held) == (0, None, None)
+
+
+MESSAGES = st.lists(
+    st.sampled_from(
+        [
+            *("Tried to allocate ", "GPU ", " MiB", " GiB", " bytes", ".", "-", " ", "1", "2.50"),
+            *("\u0663", "9" * 5000, "1e400", "nan", "inf", "\n", "\x00", "\ud800"),
+        ]
+    )
+    | st.text(max_size=5)
+).map("".join)
+
+
+@given(MESSAGES)
+@example("Tried to allocate " + "9" * 5000 + " GiB. GPU " + "9" * 5000)
+@example("Tried to allocate 1.2.3 GiB. GPU \u0663")
+def test_any_message_is_read_or_passed_over(text):
+    """It is PyTorch's, or of somebody who raises the error themselves."""
+    refusal = OutOfMemoryWatch().last(RuntimeError(text))
+    assert refusal.held is None
+    assert refusal.requested is None or refusal.requested >= 0
+    assert 0 <= refusal.device < 1000
+
+
+@given(st.integers(0, 1 << 50), st.integers(0, 15))
+def test_a_message_as_pytorch_writes_it_is_read_to_its_rounding(size, index):
+    shown = format_size(size)
+    text = f"CUDA out of memory. Tried to allocate {shown}. GPU {index} has a total capacity of ..."
+    refusal = OutOfMemoryWatch().last(RuntimeError(text))
+    assert refusal == Refusal(index, parse_size(shown), None)
 
 
 def test_the_class_decides_and_never_the_message(device):

@@ -169,7 +169,9 @@ def test_a_folder_or_nothing_is_refused_at_once(suite, given):
 def test_a_missing_library_is_said_before_any_test_runs(suite, monkeypatch, missing):
     suite.write("absent.py", f"import sys; sys.modules[{missing!r}] = None")
     monkeypatch.setenv("PYTHONPATH", str(suite.path), prepend=os.pathsep)
-    session = suite.run_apart("-p", "absent", OPTION, source=TWO)
+    session = suite.run_apart(
+        "-p", "absent", "-p", "no:html", OPTION, source=TWO
+    )  # not pytest-html
     assert session.ret == pytest.ExitCode.USAGE_ERROR
     assert f"made with {missing}, not installed here; run pip install" in session.err
     assert "'pytest-gpumem[html]'" in session.err
@@ -186,12 +188,12 @@ def test_a_path_that_cannot_be_written_is_said_and_fails_the_session(suite):
 
 
 def test_a_fault_of_the_page_does_not_hide_the_results(suite, monkeypatch):
-    from pytest_gpumem import publishing
+    from pytest_gpumem.report import html
 
     def broken(*_, **__):
         raise ValueError("no such page")
 
-    monkeypatch.setattr(publishing, "page", broken)
+    monkeypatch.setattr(html, "page", broken)
     session = suite.run(OPTION, source=TWO)
     assert "INTERNALERROR" not in session.out
     assert "no page written" in session.out
@@ -200,15 +202,15 @@ def test_a_fault_of_the_page_does_not_hide_the_results(suite, monkeypatch):
 
 
 def test_a_warning_of_the_pages_libraries_is_no_error_of_the_suite(suite, monkeypatch):
-    from pytest_gpumem import publishing
+    from pytest_gpumem.report import html
 
-    made = publishing.page
+    made = html.page
 
     def warning(*arguments, **named):
         warnings.warn("old", DeprecationWarning, stacklevel=1)
         return made(*arguments, **named)
 
-    monkeypatch.setattr(publishing, "page", warning)
+    monkeypatch.setattr(html, "page", warning)
     suite.write("pytest.ini", "[pytest]\nfilterwarnings = error")
     session = suite.run(OPTION, source=TWO)
     assert "gpumem: page written" in session.out

@@ -83,6 +83,9 @@ EFFECTS = {
     "shrinkage": ("fail", {"failed": 2}, "improved: peak allocated shrank by 100.00 MiB"),
     "tolerance": ("300MiB", {"passed": 1, "failed": 1}, "gpumem: 1 within, 1 over budget"),
     "html": ("page.html", {"passed": 1, "failed": 1}, "gpumem: page written to"),
+    "against": ("virtual:T4", {"passed": 1, "failed": 1}, "baselines of virtual-H100 only"),
+    "json": ("a.json", {"passed": 1, "failed": 1}, "gpumem: JSON report written to"),
+    "markdown": ("a.md", {"passed": 1, "failed": 1}, "gpumem: Markdown report written to"),
 }
 
 
@@ -95,8 +98,8 @@ def prepared(suite):
     return suite
 
 
-# test_plugin_attribution.py, test_plugin_snapshots.py
-ELSEWHERE = {"attribution", "snapshots", "snapshot_when"}
+# test_plugin_attribution.py, _snapshots.py, _outputs.py, _against.py
+ELSEWHERE = {"attribution", "snapshots", "snapshot_when", "github", "against_tolerance"}
 
 
 @pytest.mark.parametrize(
@@ -141,6 +144,11 @@ def test_device_names_are_those_that_can_be_chosen():
         ("--gpumem-shrinkage=no", "write --gpumem-shrinkage=note or --gpumem-shrinkage=fail"),
         ("--gpumem-tolerance=lots", "--gpumem-tolerance=lots: "),
         ("--gpumem-baseline-dir=", "write --gpumem-baseline-dir=baselines"),
+        ("--gpumem-against=L4", "names no device; write virtual:L4, or cuda:NVIDIA L4"),
+        ("--gpumem-against=virtual:T5", "--gpumem-against=virtual:T5: "),
+        ("--gpumem-against=cuda:", "names no device; write virtual:L4"),
+        ("--gpumem-against-tolerance=lots", "--gpumem-against-tolerance=lots: "),
+        ("--gpumem-against-tolerance=5%", "write that as well, as --gpumem-against=virtual:L4"),
     ],
 )
 def test_a_bad_value_is_a_usage_error_of_one_line(suite, argument, words):

@@ -21,7 +21,7 @@ from pytest_gpumem.differences import site_rows
 from pytest_gpumem.records import Attribution, Breakdown, Phase, Site, Timeline
 from pytest_gpumem.report import html, timeline
 from pytest_gpumem.report.html import page
-from pytest_gpumem.report.model import Report
+from pytest_gpumem.report.model import ORDER, Report
 from pytest_gpumem.sizes import MIB
 from pytest_gpumem.verdict import Kind, Lookup
 
@@ -62,7 +62,7 @@ def test_every_verdict_has_its_row_and_its_section(parsed):
         "✓ within",
         "✓ within",
     ]
-    assert set(html.ORDER) == set(Kind)
+    assert set(ORDER) == set(Kind)
     links = [it.attributes["href"][1:] for it in parsed.all("a", class_="name")]
     assert len(set(links)) == len(sample().results)
     assert links == [it.attributes["id"] for it in parsed.all("section", class_="result")]
@@ -361,7 +361,7 @@ def test_matplotlib_is_imported_for_timelines_alone_and_pyplot_never():
         "import sys; sys.path.insert(0, 'tests')\n"
         "import pytest_gpumem.publishing, sample_report\n"
         "from pytest_gpumem.report import html\n"
-        "from pytest_gpumem.report.model import Report\n"
+        "from pytest_gpumem.report.model import ORDER, Report\n"
         "html.page(Report(tuple(sample_report.many(3))))\n"
         "assert 'matplotlib' not in sys.modules\n"
         "html.page(Report(tuple(sample_report.many(3, attributed=1))))\n"

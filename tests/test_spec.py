@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, asdict, fields, replace
+from dataclasses import FrozenInstanceError, asdict
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spec_marks import (
+    BUDGETS,
+    FIELDS,
+    INF,
+    JUNK,
+    KWARGS,
+    NAN,
+    WORLD,
+    Hostile,
+    Indexable,
+    assert_usable,
+    find_card,
+    refusal,
+    spec,
+)
 
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.sizes import GIB, MIB, Tolerance
-from pytest_gpumem.spec import MemorySpec, spec_from_call, spec_from_marks
+from pytest_gpumem.spec import MemorySpec, spec_from_marks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FIELDS = [field.name for field in fields(MemorySpec)]
-BUDGETS = ["max_gib", "max_allocated_gib", "max_reserved_gib"]
 EVERY_FIELD: dict[str, object] = {
     "max_gib": 8,
     "max_allocated_gib": 6.5,
@@ -32,64 +45,6 @@ EVERY_FIELD: dict[str, object] = {
     "max_leak_mib": 0,
     "steady": True,
 }
-WORLD = {"world_size": 64, "rank": 3}
-"""what goes with no number of devices above 1"""
-NAN, INF = float("nan"), float("inf")
-
-
-def find_card(name: str) -> str:
-    if name.lower() == "t4":
-        return "T4"
-    raise SpecError(name, "nobody knows this card", "write card='T4'")
-
-
-def spec(*marks: Mapping[str, object]) -> MemorySpec:
-    """Return the spec of these markers, the nearest first."""
-    return spec_from_marks([((), mark) for mark in marks], find_card=find_card)
-
-
-def refusal(**mark: object) -> SpecError:
-    with pytest.raises(SpecError) as caught:
-        spec(mark)
-    return caught.value
-
-
-class Hostile:
-    """An object on which nothing works."""
-
-    def _raise(self, *_: object) -> Any:
-        raise RuntimeError
-
-    __repr__ = __index__ = __float__ = __int__ = __bool__ = __len__ = __lt__ = _raise
-
-
-class Indexable:
-    """An integer of another library, as numpy's are."""
-
-    def __init__(self, value: int) -> None:
-        self.value = value
-
-    def __index__(self) -> int:
-        return self.value
-
-
-JUNK = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.integers(10**300, 10**400)
-    | st.floats()
-    | st.fractions()
-    | st.decimals()
-    | st.complex_numbers()
-    | st.text()
-    | st.sampled_from(["8GiB", "2%", "64MiB", "T4", "-1B", "1e3"])
-    | st.binary()
-    | st.builds(Hostile),
-    lambda inner: st.lists(inner) | st.tuples(inner, inner),
-    max_leaves=4,
-)
-KWARGS = st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=100), JUNK, max_size=4)
 
 
 # what the marker says
@@ -345,155 +300,3 @@ def test_any_markers_make_a_usable_spec_or_a_spec_error(
         assert error.given.startswith("@pytest.mark.gpu_memory(")  # noqa: PT017
         return
     assert_usable(made)
-
-
-# one rank of many
-
-
-def test_a_rank_is_the_first_where_none_is_given() -> None:
-    assert spec(WORLD) == MemorySpec(world_size=64, rank=3)
-    assert spec({"world_size": 64}) == MemorySpec(world_size=64, rank=0)
-    assert spec({"rank": 2}, {"world_size": 8}) == MemorySpec(world_size=8, rank=2)
-
-
-@pytest.mark.parametrize("value", [-1, True, 1.0, "1", 1_000_000, NAN, Hostile()])
-def test_a_rank_is_a_whole_number(value: object) -> None:
-    error = refusal(rank=value)
-    assert error.problem == "rank must be a whole number from 0 to 999,999"
-
-
-@pytest.mark.parametrize(
-    ("marks", "message"),
-    [
-        (
-            [{"rank": 3}],
-            "@pytest.mark.gpu_memory(rank=3): rank is one of world_size ranks; write world_size=4",
-        ),
-        (
-            [{"rank": 0, "devices": 2}],
-            (
-                "@pytest.mark.gpu_memory(devices=2, rank=0): rank is one of world_size ranks; "
-                "write world_size=8"
-            ),
-        ),
-        (
-            [{"rank": 8}, {"world_size": 8}],
-            (
-                "@pytest.mark.gpu_memory(world_size=8, rank=8): rank must be below world_size (8); "
-                "write for example rank=7"
-            ),
-        ),
-        (
-            [{"world_size": 8}, {"devices": 2}],
-            (
-                "@pytest.mark.gpu_memory(devices=2, world_size=8): a rank runs on one device, and "
-                "there is one rank in a test's process; leave out devices, or world_size"
-            ),
-        ),
-    ],
-)
-def test_fields_that_do_not_go_together_are_refused(
-    marks: list[Mapping[str, object]], message: str
-) -> None:
-    with pytest.raises(SpecError) as caught:
-        spec(*marks)
-    assert str(caught.value) == message
-
-
-def test_a_part_is_of_the_tests_rank() -> None:
-    test = MemorySpec(world_size=64, rank=3)
-    assert spec_from_call("forward", {}, test) == test
-    with pytest.raises(SpecError, match="rank holds for the whole test"):
-        spec_from_call("forward", {"rank": 1}, test)
-
-
-# parts of a test
-
-
-def test_part_has_its_own_budgets_and_none_of_the_tests() -> None:
-    test = MemorySpec(max_gib=8, max_allocated_gib=7, max_reserved_gib=7, card="T4")
-    assert spec_from_call("forward", {"max_gib": 2}, test) == MemorySpec(max_gib=2)
-
-
-def test_part_inherits_what_is_no_budget() -> None:
-    test = MemorySpec(
-        tolerance=Tolerance(Fraction(1, 50), 0), batch_size=32, baseline=False, devices=2
-    )
-    assert spec_from_call("forward", {}, test) == test
-
-
-def test_part_is_not_warmed_up_on_its_own() -> None:
-    assert spec_from_call("forward", {}, MemorySpec(warmup=3)).warmup == 0
-
-
-def test_part_overrides_what_it_inherits() -> None:
-    test = MemorySpec(tolerance=Tolerance(Fraction(1, 50), 0), batch_size=32, baseline=False)
-    own = {"tolerance": "1MiB", "batch_size": 16, "baseline": True}
-    assert spec_from_call("forward", own, test) == MemorySpec(
-        tolerance=Tolerance(Fraction(0), MIB), batch_size=16, baseline=True
-    )
-
-
-@pytest.mark.parametrize("name", ["tolerance", "batch_size", "baseline"])
-def test_part_takes_back_with_none_what_it_would_inherit(name: str) -> None:
-    test = MemorySpec(tolerance=Tolerance(Fraction(1, 50), 0), batch_size=32, baseline=False)
-    default = getattr(MemorySpec(), name)
-    assert spec_from_call("forward", {name: None}, test) == replace(test, **{name: default})
-
-
-@pytest.mark.parametrize(("name", "value"), [("card", "T4"), ("devices", 2), ("warmup", None)])
-def test_part_refuses_what_holds_for_the_whole_test(name: str, value: object) -> None:
-    with pytest.raises(SpecError) as caught:
-        spec_from_call("forward", {name: value}, MemorySpec())
-    assert str(caught.value) == (
-        f"gpu_memory.measure('forward', {name}={value!r}): "
-        f"{name} holds for the whole test, not for a part of it; "
-        f"put {name} on the test, in @pytest.mark.gpu_memory(...)"
-    )
-
-
-def test_bad_argument_of_a_part_is_refused_with_the_call() -> None:
-    with pytest.raises(SpecError) as caught:
-        spec_from_call("forward", {"max_gib": -1, "baseline": False}, MemorySpec())
-    assert caught.value.given == "gpu_memory.measure('forward', max_gib=-1, ...)"
-    assert caught.value.problem == "max_gib must be a number above 0"
-
-
-def test_misspelt_argument_of_a_part_is_refused_with_a_suggestion() -> None:
-    with pytest.raises(SpecError, match=r"no argument named max_mib; write max_gib, which is in"):
-        spec_from_call("forward", {"max_mib": 512}, MemorySpec())
-
-
-@pytest.mark.parametrize("name", ["", "  ", None, 1, Hostile()])
-def test_part_without_a_name_is_refused(name: object) -> None:
-    with pytest.raises(SpecError, match=r"needs a name, as text; write gpu_memory.measure\('forw"):
-        spec_from_call(name, {}, MemorySpec())
-
-
-@settings(deadline=None)
-@given(st.text(), KWARGS)
-def test_any_call_makes_a_usable_spec_or_a_spec_error(
-    name: str, kwargs: Mapping[str, object]
-) -> None:
-    try:
-        made = spec_from_call(name, kwargs, MemorySpec())
-    except SpecError as error:
-        assert error.given.startswith("gpu_memory.measure(")  # noqa: PT017
-        return
-    assert_usable(made)
-
-
-def assert_usable(made: MemorySpec) -> None:
-    for budget in (made.max_bytes, made.max_allocated_bytes, made.max_reserved_bytes):
-        assert budget is None or 1 <= budget <= 10**9 * GIB
-    assert made.card in (None, "T4")
-    assert made.batch_size is None or made.batch_size >= 1
-    assert made.tolerance is None or made.tolerance.allowance(GIB) >= 0
-    assert isinstance(made.baseline, bool)
-    assert made.devices in range(1, 17)
-    assert made.warmup in range(1001)
-    if made.world_size is None:
-        assert made.rank is None
-    else:
-        assert made.devices == 1
-        assert made.rank in range(made.world_size)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.devices.cuda import CudaDevice
+from pytest_gpumem.devices.share import take_turns
 from pytest_gpumem.devices.virtual import VirtualDevice, real_gpu_expected
 from pytest_gpumem.errors import DeviceError
 
@@ -30,20 +31,22 @@ class Choice:
     """the device was asked for by name: its absence is an error, not a reason to skip"""
 
 
-def choose(wanted: str, card: Card, *, shared: bool = False, rank: Rank | None = None) -> Choice:
+def choose(wanted: str, card: Card, *, worker: str = "", rank: Rank | None = None) -> Choice:
     """Choose by ``--gpumem-device``; loads the virtual GPU where it is the one.
 
     Args:
         wanted: one of ``WANTED``.
         card: what the virtual GPU is to be.
-        shared: other processes of this session measure on this machine's GPUs too.
+        worker: the name of this process among those of the session ("gw1"), which share the
+            machine's GPUs; "": it is alone.
         rank: which of torchrun's this process is: its device is the one of that number.
     """
     first = rank.local_rank if rank else 0
     if wanted == "none":
         return Choice(None, "switched off by --gpumem-device=none")
     if wanted == "cuda" or (wanted == "auto" and real_gpu_expected()):
-        return Choice(CudaDevice(shared=shared, first=first), demanded=True)
+        take_turns(worker)
+        return Choice(CudaDevice(shared=bool(worker), first=first), demanded=True)
     try:
         device = VirtualDevice.load(card)
         device.first, device.least = first, rank.local_size if rank else 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,8 @@ from pytest_gpumem.records import DeviceInfo, DeviceKind
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.usage import UseWatch
 
@@ -32,6 +34,7 @@ class CudaDevice:
         """
         self._shared = shared
         self.first = first
+        self._count = 1
 
     def expected(self) -> None:
         """Return None: what a GPU is, only its driver knows."""
@@ -60,6 +63,7 @@ class CudaDevice:
                 f"this machine shows {seen} GPU{'s' * (seen != 1)}",
                 "ask for fewer, or write --gpumem-device=virtual",
             )
+        self._count = count
         torch.cuda.init()
         torch.cuda.set_device(self.first)
         properties = torch.cuda.get_device_properties(self.first)
@@ -104,14 +108,27 @@ class CudaDevice:
 
         return watch_gpus(devices)
 
-    def exclusive(self) -> AbstractContextManager[object]:
-        """Return a lock file's lock, one a GPU and user, where several processes share it."""
-        if not self._shared:
-            return nullcontext()
-        import torch
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold a lock file's lock, one a GPU and user, of each that was opened, where others share.
+
+        They are taken in one order by all, so that no two wait for each other.
+        """
         from filelock import FileLock
 
-        return FileLock(lock_path(_identity(torch.cuda.get_device_properties(self.first))))
+        with ExitStack() as stack:
+            for path in self._locks():
+                stack.enter_context(FileLock(path))
+            yield
+
+    def _locks(self) -> list[Path]:
+        if not self._shared:
+            return []
+        import torch
+
+        opened = range(self.first, self.first + self._count)
+        properties = map(torch.cuda.get_device_properties, opened)
+        return sorted({lock_path(_identity(it)) for it in properties})
 
 
 def _identity(properties: object) -> str:

@@ -18,9 +18,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_gpumem.differences import provenance_text
+from pytest_gpumem.report.comparing import compared, is_news
+from pytest_gpumem.report.model import urgency
 from pytest_gpumem.report.rows import DeviceRows, device_rows
 from pytest_gpumem.report.table import budget_use, change, taken
-from pytest_gpumem.report.terminal import circumstances, shortage_rows
+from pytest_gpumem.report.terminal import circumstances, shortage_rows, update_summary
 from pytest_gpumem.report.text import printable, size
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.verdict import Kind
@@ -43,17 +45,6 @@ MOST_SITES = 12
 PACK = 100_000
 """characters of sections that are packed together, at least"""
 
-ORDER = (
-    Kind.OUT_OF_MEMORY,
-    Kind.OVER_BUDGET,
-    Kind.REGRESSED,
-    Kind.LEAKED,
-    Kind.INCOMPARABLE,
-    Kind.NO_BASELINE,
-    Kind.IMPROVED,
-    Kind.WITHIN,
-)
-"""kinds as the table begins with them; what failed comes before all that passed"""
 _FIGURE = re.compile(r"[+-]?\d+(?:\.\d+)?")
 
 
@@ -138,6 +129,7 @@ def page(report: Report, *, when: str = "") -> str:
     ]
     return _template("page.html.j2").render(
         report=report,
+        remarks=_remarks(report),
         when=when,
         counts=_counts(entries),
         devices=len({it.device_key for it in report.results}),
@@ -151,6 +143,16 @@ def page(report: Report, *, when: str = "") -> str:
         script_hash=_hash(_source("page.js")),
         style_hash=_hash(_source("page.css")),
     )
+
+
+def _remarks(report: Report) -> list[str]:
+    """Return the sentences about the session: what was compared, what became of the baselines."""
+    found = compared(report.results) if is_news(report.results) else {}
+    remarks = [*report.remarks, *(f"on {key}: {text}" for key, text in found.items())]
+    if report.updates is None:
+        return remarks
+    text = update_summary(report.updates, brief=True, width=10_000)
+    return [*remarks, *(line.removeprefix("gpumem: ") for line in text.splitlines())]
 
 
 def anchor(result: Result) -> str:
@@ -168,9 +170,7 @@ def _entries(results: Sequence[Result]) -> list[Entry]:
         name = anchor(result)
         number = seen[name] = seen.get(name, 0) + 1
         name = name if number == 1 else f"{name}-{number}"
-        failed = result.verdict.failed + (result.verdict.failed and not result.expected)
-        rank = len(ORDER) * (2 - failed) + ORDER.index(result.verdict.kind)
-        found.append(Entry(name, result, rank, drawn=False))
+        found.append(Entry(name, result, urgency(result), drawn=False))
     drawn = 0
     entries = []
     for entry in sorted(found, key=lambda it: it.rank):

@@ -18,6 +18,19 @@ if TYPE_CHECKING:
     from pytest_gpumem.spec import MemorySpec
 
 
+ORDER = (
+    Kind.OUT_OF_MEMORY,
+    Kind.OVER_BUDGET,
+    Kind.REGRESSED,
+    Kind.LEAKED,
+    Kind.INCOMPARABLE,
+    Kind.NO_BASELINE,
+    Kind.IMPROVED,
+    Kind.WITHIN,
+)
+"""kinds as reports begin with them; what failed comes before all that passed"""
+
+
 @dataclass(frozen=True)
 class Result:
     """One judged measurement: of a whole test, or of a part of it."""
@@ -107,6 +120,12 @@ def count_kinds(results: Iterable[Result]) -> dict[Kind, int]:
     """Return how many results are of each kind, in the order of :class:`Kind`, without zeros."""
     counter = Counter(result.verdict.kind for result in results)
     return {kind: counter[kind] for kind in Kind if counter[kind]}
+
+
+def urgency(result: Result) -> int:
+    """Return by what reports sort results: what failed first, then what failed as expected."""
+    failed = result.verdict.failed + (result.verdict.failed and not result.expected)
+    return len(ORDER) * (2 - failed) + ORDER.index(result.verdict.kind)
 
 
 def describe_budget(spec: MemorySpec) -> str:

@@ -49,11 +49,11 @@ def summary_table(
         return ""
     groups = _grouped(chosen)
     title = _title(groups, len(chosen), len(results))
-    blocks = [wrapped("", title, width), _named_table(_TITLES, _rows(groups, _summary_row), width)]
+    blocks = [wrapped("", title, width), named_table(_TITLES, _rows(groups, _summary_row), width)]
     if verbosity > 1:
         blocks += [
             "Held by others and retained, in MiB",
-            _named_table(_DETAIL_TITLES, _rows(groups, _detail_row), width),
+            named_table(_DETAIL_TITLES, _rows(groups, _detail_row), width),
             "\n".join(_seen_by(chosen, width)),
         ]
         blocks.append("\n".join(_made_with(chosen, width)))
@@ -117,7 +117,7 @@ def _rows(
     return rows
 
 
-def _named_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
+def named_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
     """Return a table without empty columns, with names cut until it fits the width.
 
     A row of one cell is the head of those below it: a line of its own, across all columns.
@@ -128,7 +128,7 @@ def _named_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: in
     others = list(zip(*lines, strict=True))[1:]
     room = max(width - sum(2 + max(map(columns, column)) for column in others), LEAST_NAME)
     lines = [[_cut(name, room), *cells] for name, *cells in lines]
-    left = {"test", "verdict"}
+    left = {"test", "verdict", "peak"}
     drawn_lines = iter(
         drawn(lines, ["left" if title in left else "right" for title in lines[0]]).splitlines()
     )

@@ -16,6 +16,7 @@ from tabulate import tabulate
 
 from pytest_gpumem.differences import Row, category_rows, site_name, site_rows
 from pytest_gpumem.optimizers import FRESH
+from pytest_gpumem.report.comparing import compared, is_news
 from pytest_gpumem.report.model import count_kinds, hints_of
 from pytest_gpumem.report.text import (
     columns,
@@ -120,6 +121,12 @@ def counts(results: Sequence[Result]) -> str:
     return f"gpumem: {', '.join(parts)}" if parts else ""
 
 
+def compared_lines(results: Sequence[Result], *, width: int = 80) -> list[str]:
+    """Return lines that say, of each device, what was held to baselines and what not and why."""
+    found = compared(results) if is_news(results) else {}
+    return [wrapped("gpumem: ", f"on {key}: {text}", width) for key, text in found.items()]
+
+
 def snapshots(results: Sequence[Result], *, width: int = 80) -> list[str]:
     """Return lines that say where snapshots are, and why others could not be written."""
     files = list(dict.fromkeys(it.snapshot for it in results if it.snapshot))
@@ -191,8 +198,8 @@ def explanation(result: Result, width: int, most_rows: int | None) -> list[list[
     before = kept[device] if device < len(kept) else None
     where = f", device {device}" if len(attributions) > 1 else ""
     tables = [
-        _rows_table(f"at the peak{where}", category_rows(now, before), width, most_rows),
-        _rows_table("allocated by", site_rows(now, before), width, most_rows),
+        rows_table(f"at the peak{where}", category_rows(now, before), width, most_rows),
+        rows_table("allocated by", site_rows(now, before), width, most_rows),
     ]
     notes = [wrapped("note: ", note, width) for note in attributions[device].notes]
     return [[table] for table in tables if table] + [[note] for note in notes]
@@ -203,11 +210,12 @@ def _stayed(result: Result, width: int, most_rows: int | None) -> list[list[str]
     stayed = result.measurement.stayed if result.measurement else None
     sites = stayed.sites if stayed else ()
     rows = [Row(site_name(it), it.nbytes, None, it, it.blocks) for it in sites]
-    table = _rows_table("stayed, allocated by", rows, width, most_rows)
+    table = rows_table("stayed, allocated by", rows, width, most_rows)
     return [[table]] if table else []
 
 
-def _rows_table(title: str, rows: Sequence[Row], width: int, most: int | None) -> str:
+def rows_table(title: str, rows: Sequence[Row], width: int, most: int | None) -> str:
+    """Return rows of categories or sites as a table, the first ``most`` of them."""
     shown = rows[:most]
     if not shown:
         return ""

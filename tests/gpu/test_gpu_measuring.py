@@ -165,6 +165,31 @@ def test_it(n):
     assert overlaps == []
 
 
+def test_workers_on_several_gpus_run_side_by_side(machine):
+    """Each has another GPU first, and a test on two of them takes turns with both."""
+    pytest.importorskip("xdist")
+    count = int(machine.script("import torch; print(torch.cuda.device_count())").splitlines()[-1])
+    if count < 2 or machine.fake:
+        pytest.skip(f"needs two GPUs, this machine shows {count}")
+    source = """
+import json, pytest, torch
+
+@pytest.mark.gpu_memory(baseline=False)
+@pytest.mark.parametrize("n", range(8))
+def test_it(n):
+    with open("gpus", "a") as file:
+        file.write(str(torch.cuda.get_device_properties(0).uuid) + "\\n")
+
+@pytest.mark.gpu_memory(baseline=False, devices=2)
+@pytest.mark.parametrize("n", range(4))
+def test_two(n):
+    torch.empty(1 << 20, device="cuda:1")
+"""
+    session = machine.pytest(source, "-n", "2")
+    assert session.outcomes == {"passed": 12}
+    assert len(set((machine.path / "gpus").read_text().split())) == 2
+
+
 @pytest.mark.parametrize("name", ["mlp", "attention"])
 def test_the_virtual_gpu_predicts_this_one(machine, properties, name):
     """Where cuDNN takes no part, peak allocated is predicted to 0.1 %, reserved to 2 %."""

@@ -1,0 +1,91 @@
+"""Which GPU comes first in each of pytest-xdist's workers, so that they run side by side.
+
+A worker's ``CUDA_VISIBLE_DEVICES`` is turned: of GPUs 0, 1, 2 worker gw1 sees 1, 2, 0. What is
+``cuda:0`` to its tests is another GPU than the other workers', and a test that asks for several has
+them all the same. Where two workers share a GPU, its lock keeps their steps apart.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.devices.torch_build import torch_is_imported
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping, Sequence
+
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+SLOW_S: Final = 60
+"""seconds that a driver may take to begin"""
+
+# cuda.h: CUresult cuInit(unsigned int), cuDeviceGetCount(int *), cuDeviceGet(CUdevice *, int),
+# cuDeviceGetName(char *, int, CUdevice). CUDA reads the variable when it begins, once a process,
+# and knows what a list means (order, MIG, entries that are no good): it is asked in another one.
+LOOK: Final = """
+import ctypes, sys
+cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+number, device, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
+if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(number)) == 0:
+    for index in range(number.value):
+        assert cuda.cuDeviceGet(ctypes.byref(device), index) == 0
+        assert cuda.cuDeviceGetName(name, len(name), device) == 0
+        print(name.value.hex())
+"""
+
+
+def take_turns(worker: str, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Turn the list of visible GPUs by the worker's number; nothing where torch is there already.
+
+    Args:
+        worker: pytest-xdist's name of it, "gw1".
+        environment: where the list is, and goes.
+    """
+    number = re.search(r"\d+", worker)
+    if number is None or torch_is_imported() or not _several(environment.get(VISIBLE)):
+        return
+    turned = turn(environment.get(VISIBLE), names(environment), int(number[0]))
+    if turned is not None:
+        environment[VISIBLE] = turned
+
+
+def turn(visible: str | None, gpus: Sequence[str], by: int) -> str | None:
+    """Return the list of visible GPUs with another one first, None where there is none.
+
+    GPUs of another name than the first's stay where they are: baselines are of a GPU's name, and
+    which worker runs a test is chance.
+
+    Args:
+        visible: ``CUDA_VISIBLE_DEVICES``: numbers, UUIDs or names of MIG instances; None: all.
+        gpus: the name of each that CUDA sees with that.
+        by: how many places.
+    """
+    entries = list(map(str, range(len(gpus)))) if visible is None else visible.split(",")
+    entries = [entry.strip() for entry in entries][: len(gpus)]  # CUDA ends at what it cannot find
+    if len(entries) < len(gpus):
+        return None
+    alike = [i for i, name in enumerate(gpus) if name == gpus[0]]
+    if len(alike) < 2:  # noqa: PLR2004 - one cannot be turned
+        return None
+    by %= len(alike)
+    order = dict(zip(alike, alike[by:] + alike[:by], strict=True))
+    return ",".join(entries[order.get(i, i)] for i in range(len(entries)))
+
+
+def names(environment: Mapping[str, str]) -> list[str]:
+    """Return the name of each GPU that CUDA sees, none where it cannot be asked."""
+    command = [sys.executable, "-I", "-c", LOOK]
+    try:
+        done = subprocess.run(
+            command, env=dict(environment), capture_output=True, timeout=SLOW_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return done.stdout.decode("ascii", "replace").split()
+
+
+def _several(visible: str | None) -> bool:
+    return visible is None or "," in visible

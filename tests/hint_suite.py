@@ -1,0 +1,41 @@
+"""Sessions whose one test is recorded, and what its hints are."""
+
+from __future__ import annotations
+
+import re
+
+HEAD = """
+import pytest, torch
+from torch.nn import Linear, Sequential
+
+N, BATCH = 1024, 8192
+'''A layer's parameters are 4 MiB, its outputs 32 MiB.'''
+
+def mib(n, device="cuda"):
+    return torch.empty(int(n * 2**20), dtype=torch.uint8, device=device)
+
+def net(layers=3, **options):
+    made = [Linear(N, N, bias=False, device="cuda", **options) for _ in range(layers)]
+    return Sequential(*made)
+
+def batch(**options):
+    return torch.randn(BATCH, N, device="cuda", **options)
+
+"""
+
+
+def recorded_hints(suite):
+    """Return what runs a test recorded, for its hints with a word and its peak allocated in MiB."""
+
+    def run(word, body, marker=""):
+        lines = body.strip("\n").splitlines()
+        indent = len(lines[0]) - len(lines[0].lstrip())
+        source = "\n".join(f"    {line[indent:]}" for line in lines)
+        mark = f"@pytest.mark.gpu_memory(baseline=False, {marker})"
+        suite.write("test_it.py", f"{HEAD}\n{mark}\ndef test_it():\n{source}\n")
+        session = suite.run("-v", "--gpumem-attribution=on")
+        assert session.outcomes == {"passed": 1}, session.out
+        found = re.findall(r"hint: (.*?) \(1 test\)", session.flat)
+        return [hint for hint in found if word in hint], session.figures()["test_it"][0]
+
+    return run
