@@ -124,7 +124,7 @@ def judged(
         stayed = _stayed(run, again, recorded, session.root)
         note = ""
     else:
-        note = _compared(again)
+        note = _compared(again, warmup=run.spec.warmup)
     measurement = replace(measurement, stayed=stayed)
     verdict = judge_left(measurement, run.spec)
     if verdict is None:
@@ -160,9 +160,11 @@ def _left_again(
     return (_left(session, run, known, first.sizes) if ran else None), recording
 
 
-def _compared(again: _Left | None) -> str:
+def _compared(again: _Left | None, *, warmup: int) -> str:
     if again is None:
-        return ""
+        return "with what the warm-up left: a second run did not pass, or was not tried" * bool(
+            warmup
+        )
     size = max(again.sizes, default=0)
     if size:
         return f"run once more it left {format_size(size)} more"

@@ -118,8 +118,8 @@ class Stage:
         return self.run
 
     def again(self, item: Any, *, record: bool) -> AbstractContextManager[Run | None]:  # noqa: ANN401
-        """Run a test that passed once more, and tear it down at the end of the block."""
-        return self._again(item, None, uncapped=False, record=record)
+        """Run a test that passed once more, now warm, and tear it down at the end of the block."""
+        return self._again(item, None, uncapped=False, record=record, warm=True)
 
     @contextmanager
     def _again(
@@ -129,8 +129,12 @@ class Stage:
         *,
         uncapped: bool,
         record: bool,
+        warm: bool = False,
     ) -> Iterator[Run | None]:
-        """Run the test once more; give the run, or None if it did not pass this time."""
+        """Run the test once more; give the run, or None if it did not pass this time.
+
+        Where it is warm, it needs no warm-up.
+        """
         assert self.run is not None  # noqa: S101 - for the type checker
         run, before = self.run, list(self.fixtures)
 
@@ -140,7 +144,7 @@ class Stage:
             run.begin_again(record=record)
 
         def execute() -> None:
-            for _ in range(run.spec.warmup):
+            for _ in range(0 if warm else run.spec.warmup):
                 item.runtest()
                 run.begin_again(record=False)
             item.runtest()
