@@ -224,6 +224,15 @@ KEEPERS = {
         ["KEPT.append(torch.nn.Linear(1024, 2048, bias=False, device='cuda'))"],
         "global variable KEPT of test_it.py (list of 1, Linear)",
     ),
+    "model": (
+        "KEPT = []",
+        [
+            "model = torch.nn.Linear(1024, 2048, bias=False, device='cuda')",
+            "for _ in range(9): model = torch.nn.Sequential(torch.nn.ModuleList([model]))",
+            "KEPT.append({'model': model})",
+        ],
+        "global variable KEPT of test_it.py (list of 1, dict of 1, Sequential): 8.00 MiB",
+    ),
     "graph": (
         "KEPT = []",
         ["KEPT.append(mib(8).float().requires_grad_().exp().sum())"],

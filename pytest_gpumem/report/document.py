@@ -95,6 +95,35 @@ class Attribution(Strict, frozen=True):
     hints: tuple[str, ...]
 
 
+class Holder(Strict, frozen=True, rename={"nbytes": "bytes"}):
+    """Who refers to memory that stayed."""
+
+    text: str
+    nbytes: Bytes
+    blocks: Count
+
+
+class Stayed(Strict, frozen=True, rename={"nbytes": "bytes"}):
+    """What a leak consists of, on one device."""
+
+    device: Count
+    nbytes: Bytes
+    sites: tuple[Site, ...]
+    holders: tuple[Holder, ...]
+
+
+class DeviceUse(Strict, frozen=True):
+    """How full a device was while a step ran, by whomever."""
+
+    peak: Bytes
+    besides: int
+    outside: Bytes
+    others: Bytes
+    processes: Count
+    source: str
+    every_ms: Count
+
+
 class Measurement(Strict, frozen=True):
     """One step's memory; peaks, held, retained and attributions have one entry a device."""
 
@@ -109,6 +138,10 @@ class Measurement(Strict, frozen=True):
     notes: tuple[str, ...]
     attributions: tuple[Attribution, ...]
     hints: tuple[str, ...]
+    steps: tuple[tuple[Bytes, ...], ...] = ()
+    left: tuple[Bytes, ...] = ()
+    device_use: tuple[DeviceUse, ...] = ()
+    stayed: Stayed | None = None
 
 
 class Comparison(Strict, frozen=True):
