@@ -19,13 +19,14 @@
        "peak_reserved": [...],
        "provenance": "torch-2.15.0+cu132",
        "rank": 0,
+       "slope": {"fixed": bytes, "per_sample": bytes, "sizes": [8, 16, 32]},
        "world_size": 64
       }
      }
     }
 
-A test of which only parts were measured has "parts" alone; "batch_size", and "rank" and
-"world_size" together, are there where the marker declares them.
+A test of which only parts were measured has "parts" alone; "batch_size", "slope" (of
+"batch_sizes"), and "rank" and "world_size" together, are there where the marker declares them.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from pytest_gpumem.records import (
     Peak,
     Provenance,
     Site,
+    Slope,
 )
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ WHOLE_TEST: Final = ""
 _RESTORE = "restore it from version control, or delete it and run with --gpumem-update-baselines"
 
 _Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _OneADevice = Annotated[list[_Bytes], msgspec.Meta(min_length=1)]
 
 
@@ -103,6 +106,12 @@ class _Breakdown(_Strict):
     sites: list[_Site] = []
 
 
+class _Slope(_Strict):
+    sizes: Annotated[list[_Bytes], msgspec.Meta(min_length=2)]
+    fixed: _Signed
+    per_sample: _Signed
+
+
 class _Entry(_Strict):
     peak_allocated: _OneADevice
     peak_reserved: _OneADevice
@@ -111,6 +120,7 @@ class _Entry(_Strict):
     world_size: _Bytes | None = None
     rank: _Bytes | None = None
     breakdown: list[_Breakdown] = []
+    slope: _Slope | None = None
 
 
 class _File(_Strict):
@@ -269,7 +279,9 @@ def _read_entry(
     peaks = map(Peak, entry.peak_allocated, entry.peak_reserved)
     breakdowns = tuple(map(_breakdown, entry.breakdown))
     declared = (entry.batch_size, entry.world_size, entry.rank)
-    return BaselineEntry(tuple(peaks), records[entry.provenance], *declared, breakdowns)
+    line = entry.slope
+    slope = Slope(tuple(line.sizes), line.fixed, line.per_sample) if line else None
+    return BaselineEntry(tuple(peaks), records[entry.provenance], *declared, breakdowns, slope)
 
 
 def _breakdown(read: _Breakdown) -> Breakdown:
@@ -286,6 +298,10 @@ def check(given: str, device: DeviceInfo, parts: Mapping[str, BaselineEntry]) ->
     Raises:
         BaselineError: a figure is no whole number of bytes, or a text is none.
     """
+    for name in (given, *parts):
+        if json.loads(json.dumps(name)) != name:
+            problem = f"{json.dumps(name)} has two surrogates that JSON reads as one character"
+            raise BaselineError(given, f"its baseline cannot be written: {problem}", "rename it")
     try:
         msgspec.convert(_device_fields(device), _Device)
         for entry in parts.values():
@@ -353,6 +369,8 @@ def _entry_fields(entry: BaselineEntry, labels: Mapping[Provenance, str]) -> dic
         "peak_reserved": [peak.reserved for peak in entry.peaks],
         "provenance": labels[entry.provenance],
     }
+    if entry.slope is not None:
+        fields["slope"] = {**vars(entry.slope), "sizes": list(entry.slope.sizes)}
     if entry.breakdowns:
         fields["breakdown"] = [_breakdown_fields(it) for it in entry.breakdowns]
     return fields

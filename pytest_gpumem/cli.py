@@ -1,7 +1,4 @@
-"""The ``gpumem`` command: ``gpumem run`` measures any program, ``gpumem cards`` lists the cards.
-
-What it does with baselines (``compare``, ``show``, ``prune``) is in :mod:`pytest_gpumem.commands`.
-"""
+"""The gpumem command: run measures any program; compare, show and prune are about baselines."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from tabulate import tabulate
 
-from pytest_gpumem.commands import Outcome, compare, prune
+from pytest_gpumem.commands import Outcome, compare, fit, prune
 from pytest_gpumem.commands import show as listing
 from pytest_gpumem.devices.cards import CARDS, Card, find_card
 from pytest_gpumem.devices.choose import DEFAULT_CARD, choose
@@ -36,7 +33,7 @@ USAGE_ERROR: Final = 2
 INTERRUPTED: Final = 130
 """128 and the number of SIGINT, as shells have it"""
 MOST_DEVICES: Final = 16
-ABOUT_BASELINES: Final = {"compare": compare, "show": listing, "prune": prune}
+COMMANDS: Final = {"fit": fit, "compare": compare, "show": listing, "prune": prune}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "cards":
             print(cards_table())
             return 0
-        if arguments.command in ABOUT_BASELINES:
-            return _tell(ABOUT_BASELINES[arguments.command].run(arguments))
+        if arguments.command in COMMANDS:
+            return _tell(COMMANDS[arguments.command].run(arguments))
         return _run(arguments)
     except GpuMemError as error:
         print(f"gpumem: {printable(str(error))}", file=sys.stderr)
@@ -73,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpumem", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("cards", help="list the cards that the virtual GPU can be")
-    for name, module in ABOUT_BASELINES.items():
+    for name, module in COMMANDS.items():
         more = commands.add_parser(name, help=module.HELP, description=module.DESCRIPTION)
         module.add_arguments(more)
     run = commands.add_parser(

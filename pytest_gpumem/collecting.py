@@ -136,11 +136,10 @@ def narrowed(config: pytest.Config) -> str:
         if setting.startswith(NARROWING_INI):
             return f"-o {setting} was given"
     root = Path(config.rootpath)
-    sources = pytest.Config.ArgsSource
-    if config.args_source == sources.TESTPATHS:
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         return ""
     here = Path(config.invocation_params.dir)
-    if config.args_source == sources.INVOCATION_DIR:
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
         return "" if here == root else f"pytest was not run in {root}"
     whole = [root, *(root / path for path in config.getini("testpaths"))]
     given = {(here / arg).absolute() for arg in config.args}

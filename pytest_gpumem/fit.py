@@ -273,7 +273,8 @@ class Search:
         for wanted in (end, self._end("reserved")):
             if wanted is not None and low < wanted < high:
                 return wanted
-        if end <= low:  # said a little too little
+        edge = self._end("reserved")
+        if end <= low or (edge is not None and edge <= low):  # said a little too little
             return min(low + self._stride(), high - 1)
         if high - low > max(low // CLOSE, 1):
             return _middle(low, high)

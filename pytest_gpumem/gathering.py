@@ -170,7 +170,9 @@ def entry_of(result: Result, ranks: int = 0) -> BaselineEntry:
     )
     rank = None if ranks else result.rank  # the fullest, whichever that is
     declared = (result.batch_size, result.world_size, rank)
-    return BaselineEntry(measurement.peaks, measurement.provenance, *declared, breakdowns)
+    return BaselineEntry(
+        measurement.peaks, measurement.provenance, *declared, breakdowns, measurement.slope
+    )
 
 
 def split(nodeid: str) -> tuple[str, str]:

@@ -91,6 +91,7 @@ def run_again(
     error: BaseException | None,
     prepare: Callable[[], None],
     execute: Callable[[], None],
+    failed: Callable[[BaseException], object] = bool,
 ) -> bool:
     """Tear a failed test down, set it up and run it once more; return whether it passed.
 
@@ -101,6 +102,7 @@ def run_again(
         error: with what, if it failed.
         prepare: is called between tear-down and set-up.
         execute: is called after the set-up, to call ``item.runtest``.
+        failed: is called with the error if it does not pass this time.
     """
     if item.parent is None or not hasattr(item, "_initrequest"):
         return False
@@ -117,10 +119,14 @@ def run_again(
             prepare()
             state.setup(item)
             execute()
-        return len(hidden or ()) == len(kept)
+        kept_now = list(hidden or ())
+        if len(kept_now) > len(kept):  # unittest keeps its errors to itself
+            failed(kept_now[-1].value)
+        return len(kept_now) == len(kept)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as again:  # noqa: BLE001 - pytest.fail and pytest.skip raise no Exception
+        failed(again)
         clear(again)
         return False
     finally:

@@ -6,17 +6,15 @@ Everything here is pure: :func:`judge` takes records and gives a record. Sizes a
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from pytest_gpumem.differences import lead, provenance_text, site_name
+from pytest_gpumem.case import Case, held_text
+from pytest_gpumem.differences import provenance_text, site_name
 from pytest_gpumem.growth import growth
-from pytest_gpumem.records import Peak
 from pytest_gpumem.sizes import GIB, MIB, format_size
 from pytest_gpumem.verdict import (
     DEFAULT_TOLERANCES,
-    PEAKS,
     UPDATE_OPTION,
     USE_LESS,
     Comparison,
@@ -30,9 +28,8 @@ from pytest_gpumem.verdict import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from pytest_gpumem.records import BaselineEntry, Measurement, OutOfMemory
+    from pytest_gpumem.records import Measurement, OutOfMemory
     from pytest_gpumem.spec import MemorySpec
-    from pytest_gpumem.verdict import PeakName
 
 
 def judge(  # noqa: PLR0913 - the last two are words for the verdict
@@ -56,7 +53,7 @@ def judge(  # noqa: PLR0913 - the last two are words for the verdict
         nodeid: the test as pytest names it, for the command in the remedy.
         card_bytes: what ``spec.card`` leaves to a step: its memory less its CUDA context.
     """
-    case = _Case(measurement, spec, lookup, policy, nodeid, card_bytes)
+    case = Case(measurement, spec, lookup, policy, nodeid, card_bytes)
     found = _out_of_memory(case) or _over_budget(case) or _growing(case)
     return found or _without_baseline(case) or _compared(case)
 
@@ -66,7 +63,7 @@ def judge_left(measurement: Measurement, spec: MemorySpec) -> Verdict | None:
     limit = spec.max_leak_bytes
     if limit is None or max(measurement.left, default=0) <= limit:
         return None
-    case = _Case(measurement, spec, Lookup(), Policy(), "", None)
+    case = Case(measurement, spec, Lookup(), Policy(), "", None)
     device, left = max(enumerate(measurement.left), key=lambda it: it[1])
     finding = f"{format_size(left)}{case.on_device(device)} still held after the test"
     if limit:
@@ -80,123 +77,8 @@ def judge_left(measurement: Measurement, spec: MemorySpec) -> Verdict | None:
     return replace(verdict, notes=notes, remedy=remedy, comparisons=())
 
 
-class _Limit(NamedTuple):
-    """One declared limit on one peak."""
-
-    name: str
-    value: object
-    peak: PeakName
-    nbytes: int
-
-    def __str__(self) -> str:
-        return f"{self.name}={self.value!r} ({format_size(self.nbytes)})"
-
-
-@dataclass(frozen=True)
-class _Case:
-    """All that one judgement looks at."""
-
-    measurement: Measurement
-    spec: MemorySpec
-    lookup: Lookup
-    policy: Policy
-    nodeid: str
-    card_bytes: int | None
-
-    @cached_property
-    def entry(self) -> BaselineEntry | None:
-        """The baseline, where it may be compared with the measurement."""
-        usable = self.spec.baseline and self.lookup.error is None and not self.mismatch
-        return self.lookup.entry if usable else None
-
-    @cached_property
-    def mismatch(self) -> str:
-        """Why the baseline that was found is of another step than this one; "" where it is not."""
-        entry, spec = self.lookup.entry, self.spec
-        if entry is None:
-            return ""
-        before, now = len(entry.peaks), len(self.measurement.peaks)
-        if before != now:
-            return f"the baseline is of devices={before}, this is devices={now}"
-        if (entry.world_size, entry.rank) != (spec.world_size, spec.rank):
-            ranks = [f"world_size={it.world_size}, rank={it.rank}" for it in (entry, spec)]
-            return f"the baseline is of {ranks[0]}; this is {ranks[1]}"
-        sizes = (entry.batch_size, spec.batch_size)
-        same = None in sizes or sizes[0] == sizes[1]
-        return "" if same else f"the baseline is of batch_size={sizes[0]}, this is {sizes[1]}"
-
-    @property
-    def uncompared(self) -> str:
-        """Why there is nothing to compare the measurement with; "" where there is."""
-        if self.entry is not None:
-            return ""
-        if not self.spec.baseline:
-            return "held to none (baseline=False)"
-        if self.lookup.error is not None:
-            return "with a baseline that cannot be read"
-        if self.mismatch:
-            return f"with another step's ({self.mismatch})"
-        if self.lookup.others:
-            return f"with baselines of {', '.join(self.lookup.others)} only"
-        return "without any baseline"
-
-    @cached_property
-    def toolchain(self) -> str:
-        """What the baseline was made with that this measurement was not; "" where nothing was."""
-        entry = self.entry
-        return provenance_text(entry.provenance, self.measurement.provenance) if entry else ""
-
-    @cached_property
-    def limits(self) -> tuple[_Limit, ...]:
-        """Every declared limit; those of ``max_gib`` and ``card`` the allocator enforces."""
-        spec = self.spec
-        found: tuple[tuple[str, PeakName, int | None], ...] = (
-            ("max_gib", "reserved", spec.max_bytes),
-            ("card", "reserved", self.card_bytes),
-            ("max_allocated_gib", "allocated", spec.max_allocated_bytes),
-            ("max_reserved_gib", "reserved", spec.max_reserved_bytes),
-        )
-        return tuple(_Limit(n, getattr(spec, n), peak, b) for n, peak, b in found if b is not None)
-
-    @cached_property
-    def comparisons(self) -> tuple[Comparison, ...]:
-        """Both peaks of every device."""
-        peaks = enumerate(self.measurement.peaks)
-        return tuple(row for device, peak in peaks for row in self.compare(device, peak))
-
-    def compare(self, device: int, measured: Peak) -> tuple[Comparison, ...]:
-        """Both peaks of one device beside their baseline and budget."""
-        baseline = None if self.entry is None else self.entry.peaks[device]
-        rows = []
-        for peak in PEAKS:
-            tolerance = self.policy.tolerance_of(peak, self.spec.tolerance)
-            before = None if baseline is None else getattr(baseline, peak)
-            allowance = None if before is None else tolerance.allowance(before)
-            budget = min((lim.nbytes for lim in self.limits if lim.peak == peak), default=None)
-            now = getattr(measured, peak)
-            rows.append(Comparison(device, peak, now, before, allowance, budget))
-        return tuple(rows)
-
-    def cause(self, row: Comparison) -> str:
-        """What grew most, and at which line, where a breakdown of both is known."""
-        before = self.entry.breakdowns if self.entry else ()
-        now = self.measurement.attributions
-        if row.excess <= 0 or row.peak != "allocated" or min(len(before), len(now)) <= row.device:
-            return ""
-        return lead(now[row.device].breakdown, before[row.device])
-
-    @property
-    def highest(self) -> str:
-        """What the fullest device held."""
-        return _held(Peak(self.measurement.peak_allocated, self.measurement.peak_reserved))
-
-    def on_device(self, device: int) -> str:
-        """Which device, where there are several."""
-        return f" on device {device}" if len(self.measurement.peaks) > 1 else ""
-
-
 def _verdict(
-    case: _Case, kind: Kind, finding: str, notes: Iterable[str] = (), *, failed: bool = False
+    case: Case, kind: Kind, finding: str, notes: Iterable[str] = (), *, failed: bool = False
 ) -> Verdict:
     """Return a verdict with the notes that every kind has, and no remedy as yet."""
     notes = (*notes, *_common_notes(case, kind))
@@ -205,7 +87,7 @@ def _verdict(
     return replace(found, uncompared=case.uncompared, held_to=held_to)
 
 
-def _updatable(case: _Case, verdict: Verdict, purpose: str) -> Verdict:
+def _updatable(case: Case, verdict: Verdict, purpose: str) -> Verdict:
     """Add that a new baseline is the remedy; where the run writes one, the test does not fail."""
     if case.policy.against:
         return replace(verdict, remedy=_against_remedy(case))
@@ -216,7 +98,7 @@ def _updatable(case: _Case, verdict: Verdict, purpose: str) -> Verdict:
     return replace(verdict, remedy=f"{purpose}, run {command}", command=command)
 
 
-def _against_remedy(case: _Case) -> str:
+def _against_remedy(case: Case) -> str:
     """Return what to do where the baselines are another device's, and not to be written here."""
     key = case.policy.against
     if case.entry is not None:
@@ -227,7 +109,7 @@ def _against_remedy(case: _Case) -> str:
     return f"record the baseline of {key}, on that device, with {UPDATE_OPTION}"
 
 
-def _common_notes(case: _Case, kind: Kind) -> Iterator[str]:
+def _common_notes(case: Case, kind: Kind) -> Iterator[str]:
     now, entry, error = case.measurement, case.entry, case.lookup.error
     yield from now.notes
     if now.alloc_retries and kind is not Kind.OUT_OF_MEMORY:
@@ -240,7 +122,7 @@ def _common_notes(case: _Case, kind: Kind) -> Iterator[str]:
         yield f"baseline made with {before}; measured with {after}"
 
 
-def _out_of_memory(case: _Case) -> Verdict | None:
+def _out_of_memory(case: Case) -> Verdict | None:
     oom, device = case.measurement.out_of_memory, case.measurement.device
     if oom is None:
         return None
@@ -264,22 +146,22 @@ def _out_of_memory(case: _Case) -> Verdict | None:
 
 def _shortage(oom: OutOfMemory, size: int) -> str:
     asked = "" if oom.requested is None else f"{format_size(oom.requested)} more asked for "
-    text = f"{asked}with {_held(oom)}"
+    text = f"{asked}with {held_text(oom)}"
     if oom.needed is None:
         return text
     verb = "it needs" if oom.needed.reserved > size else "run again it took"
     return f"{text}; {verb} {format_size(oom.needed.reserved)}"
 
 
-def _shortage_notes(case: _Case, oom: OutOfMemory, size: int) -> Iterator[str]:
+def _shortage_notes(case: Case, oom: OutOfMemory, size: int) -> Iterator[str]:
     segment = DEFAULT_TOLERANCES["reserved"].absolute
     if oom.requested is not None and oom.reserved + oom.requested + segment <= size:
         yield "that much was left for this test: others hold the device's memory"
     if case.entry is not None and oom.needed is None:
-        yield f"the baseline is {_held(case.entry.peaks[oom.device_index])}"
+        yield f"the baseline is {held_text(case.entry.peaks[oom.device_index])}"
 
 
-def _over_budget(case: _Case) -> Verdict | None:
+def _over_budget(case: Case) -> Verdict | None:
     found = [
         (row.measured - limit.nbytes, row, limit)
         for row in case.comparisons
@@ -290,7 +172,7 @@ def _over_budget(case: _Case) -> Verdict | None:
         return None
     found.sort(key=lambda item: -item[0])
     texts = [
-        f"peak {row.peak} of {format_size(row.measured)}{case.on_device(row.device)} "
+        f"{row.title} of {format_size(row.measured)}{case.on_device(row.device)} "
         f"is {format_size(over)} over {limit}"
         for over, row, limit in found
     ]
@@ -301,7 +183,7 @@ def _over_budget(case: _Case) -> Verdict | None:
     return replace(verdict, remedy=f"try {USE_LESS}{more}")
 
 
-def _growing(case: _Case) -> Verdict | None:
+def _growing(case: Case) -> Verdict | None:
     """Judge what was allocated after each step, on the device where it grew most."""
     found = [
         (grown, device)
@@ -347,7 +229,7 @@ def _held_by(measurement: Measurement) -> Iterator[str]:
         yield f"held by {it.text}: {format_size(it.nbytes)} in {blocks}"
 
 
-def _without_baseline(case: _Case) -> Verdict | None:
+def _without_baseline(case: Case) -> Verdict | None:
     """Judge a test that has nothing to be compared with, whether on purpose or not."""
     lookup, measured = case.lookup, case.highest
     kind, purpose = Kind.INCOMPARABLE, "to record one"
@@ -369,7 +251,7 @@ def _without_baseline(case: _Case) -> Verdict | None:
     return _updatable(case, _verdict(case, kind, finding, failed=failed), purpose)
 
 
-def _compared(case: _Case) -> Verdict:
+def _compared(case: Case) -> Verdict:
     far = beyond_tolerance(case.comparisons)
     against = f"; held to the baseline of {case.policy.against}" if case.policy.against else ""
     if case.toolchain and case.policy.provenance == "fail":
@@ -396,23 +278,20 @@ def _compared(case: _Case) -> Verdict:
     return _updatable(case, verdict, "if this is intended")
 
 
-def _change(case: _Case, row: Comparison) -> str:
+def _change(case: Case, row: Comparison) -> str:
     difference, baseline = row.difference or 0, row.baseline or 0
     share = f" ({100 * difference / baseline:+.1f}%)" if baseline else ""
     place = case.on_device(row.device)
     if case.policy.against:
         side = "above" if difference > 0 else "below"
         text = f"is {format_size(abs(difference))}{share} {side} that of {case.policy.against}"
-        return f"peak {row.peak}{place} {text}"
+        return f"{row.title}{place} {text}"
     verb = "grew" if difference > 0 else "shrank"
-    return f"peak {row.peak}{place} {verb} by {format_size(abs(difference))}{share}"
-
-
-def _held(at: Peak | OutOfMemory) -> str:
-    return f"{format_size(at.allocated)} allocated, {format_size(at.reserved)} reserved"
+    return f"{row.title}{place} {verb} by {format_size(abs(difference))}{share}"
 
 
 def _declare(name: str, nbytes: int) -> str:
-    """Return the budget to declare for so many bytes: the next hundredth of a GiB."""
-    gib = -(-nbytes * 100 // GIB) / 100
-    return f"; or, if the step may take that much, declare {name}={gib:.10g}"
+    """Return the budget to declare for so many bytes: the next hundredth of its unit."""
+    unit = MIB if name == "max_mib_per_sample" else GIB
+    number = -(-nbytes * 100 // unit) / 100
+    return f"; or, if the step may take that much, declare {name}={number:.10g}"

@@ -60,6 +60,11 @@ def most(one: Peak, other: Peak) -> Peak:
     return Peak(max(one.allocated, other.allocated), max(one.reserved, other.reserved))
 
 
+def fullest(peaks: Sequence[Peak]) -> Peak:
+    """Return the largest of each figure."""
+    return Peak(max(it.allocated for it in peaks), max(it.reserved for it in peaks))
+
+
 class Tally:
     """The highest memory so far of the whole step, or of a part of it; one Peak a device."""
 
@@ -240,6 +245,11 @@ class Meter:
         """Return the whole step's peaks so far, one a device."""
         self.note()
         return tuple(self._whole.peaks)
+
+    def passes(self) -> tuple[Peak, ...]:
+        """Return the same without optimizers' steps."""
+        self.note()
+        return tuple(self._whole.passes)
 
     def _alloc_retries(self) -> int:
         return sum(stats(device).get("num_alloc_retries", 0) for device in self.devices)

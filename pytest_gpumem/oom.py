@@ -88,9 +88,16 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return isinstance(error, torch.OutOfMemoryError)
 
 
-def find_out_of_memory(error: BaseException | None) -> BaseException | None:
-    """Return the out-of-memory error that this error is, or that it came from."""
-    seen: set[int] = set()
+def find_out_of_memory(
+    error: BaseException | None, handled: BaseException | None = None
+) -> BaseException | None:
+    """Return the out-of-memory error that this error is, or that it came from.
+
+    Args:
+        error: an error.
+        handled: what was being handled when it was raised, and is not what it came from.
+    """
+    seen: set[int] = {id(handled)} if handled is not None else set()
     while error is not None and id(error) not in seen:
         if is_out_of_memory(error):
             return error

@@ -52,6 +52,12 @@ OPTIONS: Final = (
         "NAME",
     ),
     Option("card", "which GPU the virtual one is: T4, L4, A100-80GB ...", "H100", "NAME"),
+    Option(
+        "cards",
+        "run every marked test on each of these cards, and show who fits where: T4,L4,H100",
+        "",
+        "NAME,NAME",
+    ),
     Option("update_baselines", "write the baselines of the tests that run and pass", default=False),
     Option("baseline_dir", "folder of the baselines, from the root folder", "baselines", "DIR"),
     Option(
@@ -156,6 +162,8 @@ class Settings(NamedTuple):
     device: str
     card: str
     """a card's canonical name"""
+    cards: tuple[str, ...]
+    """canonical names of those that every marked test is to run on; none: what markers say"""
     update_baselines: bool
     baseline_dir: Path
     missing_baseline: Literal["note", "fail"]
@@ -217,6 +225,7 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
         SpecError: a value that cannot be understood.
     """
     values = {option.name: _read(option, *get(option), root) for option in OPTIONS}
+    values["cards"] = values["cards"] or ()
     values["baseline_dir"] = root / str(values["baseline_dir"])
     _check_apart({it: values[it] for it in FILES})
     _check_against(values)
@@ -237,15 +246,10 @@ def _read(option: Option, value: object, where: str, root: Path) -> object:
     if option.name == "baseline_dir" and not str(value).strip():
         raise SpecError(f"{where}=", "this is no folder", f"write {where}=baselines")
     try:
-        if option.name == "card":
-            return _card(str(value))
-        if option.name.endswith("tolerance"):
-            return _tolerance(str(value))
-        if option.name == "against":
-            return _against(str(value))
+        reader = _READERS.get(option.name)
+        return reader(str(value)) if reader else value
     except SpecError as error:
         raise SpecError(f"{where}={value}", error.problem, error.remedy) from error
-    return value
 
 
 def _output_path(option: str, text: str, where: str, root: Path) -> Path | None:
@@ -327,3 +331,17 @@ def _tolerance(text: str) -> Tolerance | None:
     from pytest_gpumem.sizes import parse_tolerance
 
     return parse_tolerance(text)
+
+
+def _cards(text: str) -> tuple[str, ...]:
+    names = [name.strip() for name in text.split(",")]
+    return tuple(dict.fromkeys(_card(name) for name in names if name))
+
+
+_READERS: Final[Mapping[str, Callable[[str], object]]] = {
+    "card": _card,
+    "cards": _cards,
+    "tolerance": _tolerance,
+    "against": _against,
+    "against_tolerance": _tolerance,
+}

@@ -21,6 +21,7 @@ from pytest_gpumem.joining import joining
 from pytest_gpumem.options import DEVICES, OPTIONS, Option, Settings, read_settings
 from pytest_gpumem.ranks import current_rank
 from pytest_gpumem.runner import Failed, Runner, is_marked
+from pytest_gpumem.spreading import CARD, RANK, spread
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 NAME: Final = "gpumem-session"
 MARKER_HELP: Final = (
     "gpu_memory(max_gib, max_allocated_gib, max_reserved_gib, card, batch_size, tolerance, "
-    "baseline, devices, warmup, world_size, rank, max_leak_mib, steady): measure the test's peak "
+    "baseline, devices, warmup, world_size, rank, ranks, batch_sizes, max_mib_per_sample, "
+    "max_fixed_gib, variants, max_leak_mib, steady): measure the test's peak "
     "CUDA memory, hold it to the limits and to its baseline."
 )
 
@@ -157,6 +159,21 @@ def _made_by_hook(config: pytest.Config, settings: Settings) -> Choice:
     return Choice(device, demanded=True)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make several tests of one that names several cards or ranks."""
+    spread(metafunc, metafunc.config.stash[SETTINGS].cards)
+
+
+@pytest.fixture(name=CARD)
+def _card(request: pytest.FixtureRequest) -> object:
+    return request.param
+
+
+@pytest.fixture(name=RANK)
+def _rank(request: pytest.FixtureRequest) -> object:
+    return request.param
+
+
 @pytest.fixture
 def gpu_memory(request: pytest.FixtureRequest) -> GpuMemory:
     """The memory measurement of this test: device, batch size, parts, figures so far."""
@@ -209,7 +226,22 @@ class GpuMemPlugin(Runner):
             verbosity = self.config.get_verbosity()
             root = Path(self.config.rootpath)
             self._session = TestSession(self.settings, choice, root, verbosity)
+            self._session.tell = self._tell_now
         return self._session
+
+    def _tell_now(self, text: str) -> None:
+        """Show a line to who waits for a test, past pytest's capture; workers have no terminal."""
+        manager = self.config.pluginmanager
+        terminal, capture = (
+            manager.get_plugin("terminalreporter"),
+            manager.get_plugin("capturemanager"),
+        )
+        if terminal is None or self._worker:
+            return
+        with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+            terminal.ensure_newline()
+            terminal.write_line(f"gpumem: {text}")
+            terminal.flush()
 
     @property
     def started(self) -> bool:

@@ -11,17 +11,18 @@ from pytest_gpumem.attribution import Attributor, Subject
 from pytest_gpumem.errors import GpuMemError, SpecError
 from pytest_gpumem.fit import Largest, Probe, Search
 from pytest_gpumem.frames import clear
+from pytest_gpumem.meter import fullest
 from pytest_gpumem.oom import WATCH, find_out_of_memory
-from pytest_gpumem.records import Breakdown, Peak
 from pytest_gpumem.rehearsal import Rehearsal, script_of
 from pytest_gpumem.scaling import Prediction, Scaling, grows_evenly, uneven
 from pytest_gpumem.sizes import format_size, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from pytest_gpumem.meter import Apart, Meter
+    from pytest_gpumem.records import Breakdown
 
     Step = Callable[[int], object]
 
@@ -149,13 +150,8 @@ class Prober:
                 asked = WATCH.last(cause).requested
                 shortage = "" if asked is None else f"{format_size(asked)} more asked for"
                 clear(error)
-        peak, passes = _highest(tally.peaks), _highest(tally.passes)
+        peak, passes = fullest(tally.peaks), fullest(tally.passes)
         return Probe(value, shortage is None, peak, passes, shortage or ""), tally
-
-
-def _highest(peaks: Sequence[Peak]) -> Peak:
-    """Return the largest of each figure."""
-    return Peak(max(it.allocated for it in peaks), max(it.reserved for it in peaks))
 
 
 def said(probe: Probe, capacity: int) -> str:

@@ -13,6 +13,7 @@ from pytest_gpumem.options import FILES, OPTIONS
 from pytest_gpumem.report.github import SUMMARY_LIMIT, error_lines
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import Report
+from pytest_gpumem.report.toolchain import moved_together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -154,6 +155,7 @@ def _given(settings: Settings) -> dict[str, str]:
 
 
 def _remarks(gather: Gathering) -> Iterator[str]:
+    yield from (it.sentence for it in moved_together(gather.results()))
     yield from gather.broken
     for reason in dict.fromkeys(gather.skipped):
         yield f"{gather.skipped.count(reason)} skipped: {reason}"

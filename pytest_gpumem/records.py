@@ -80,8 +80,6 @@ class OutOfMemory:
     """which of the test's devices ran out"""
     needed: Peak | None = None
     """the peak of the same step run again without the cap; None: that was not possible"""
-    advice: tuple[str, ...] = ()
-    """what was tried instead and fits, or does not"""
 
 
 Category = Literal[

@@ -12,7 +12,7 @@ from pytest_gpumem import items
 from pytest_gpumem.errors import GpuMemError, TooSmallError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Mapping
 
     from pytest_gpumem.records import Measurement
     from pytest_gpumem.report.model import Result
@@ -102,8 +102,10 @@ class Runner:
         _forget_properties(item)  # likewise
         from pytest_gpumem.running import canonical_card
         from pytest_gpumem.spec import spec_from_marks
+        from pytest_gpumem.spreading import spread_fields
 
-        marks = [(mark.args, mark.kwargs) for mark in item.iter_markers(MARKER)]
+        marks: list[tuple[tuple[object, ...], Mapping[str, object]]] = [((), spread_fields(item))]
+        marks += [(mark.args, mark.kwargs) for mark in item.iter_markers(MARKER)]
         try:
             spec = spec_from_marks(marks, find_card=canonical_card)
             self.session.begin(item, spec)

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_gpumem import items, leaks
+from pytest_gpumem import items, leaks, trying
 from pytest_gpumem.attribution import Explanations, explain
 from pytest_gpumem.baseline import BaselineStore, Change, UpdateSummary
 from pytest_gpumem.errors import BaselineError, GpuMemError
@@ -15,12 +15,13 @@ from pytest_gpumem.gathering import split
 from pytest_gpumem.judging import judge
 from pytest_gpumem.ranks import current_rank
 from pytest_gpumem.report import terminal
+from pytest_gpumem.report.matrix import cards_matrix
 from pytest_gpumem.report.model import Result, describe_budget
 from pytest_gpumem.report.table import summary_table
 from pytest_gpumem.report.terminal import MOST_ROWS
 from pytest_gpumem.report.text import can_encode
 from pytest_gpumem.report.toolchain import lead_lines
-from pytest_gpumem.stage import Stage
+from pytest_gpumem.stage import Stage, shown_error
 from pytest_gpumem.verdict import Lookup
 
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 MARKER = "gpu_memory"
 LEAST_WIDTH = 80
 """columns that a failure's text is laid out for at least"""
-LONGEST_ERROR = 200
-"""characters of another error that a note still shows"""
 UNSUPPORTED_REMEDY = "run this test on a real GPU (--gpumem-device=cuda)"
 
 
@@ -96,6 +95,10 @@ class TestSession(Stage):
         found = self._explained(run, measured)
         self._recording_kept = found.recording if run.spec.max_leak_mib is not None else None
         measured[""] = leaks.with_growth(run, measured[""][1], found.recording, self.root)
+        if run.spec.batch_sizes is not None:
+            spec, measurement = measured[""]
+            named = self.settings.attribution != "off"
+            measured[""] = spec, trying.with_slope(self, item, run, measurement, named=named)
         cases = [
             (part, spec, found.attached(part, ask(part, measurement)))
             for part, (spec, measurement) in measured.items()
@@ -124,7 +127,8 @@ class TestSession(Stage):
     def records(self, spec: MemorySpec) -> bool:
         """Whether a test is recorded from the start."""
         settings = self.settings
-        if settings.attribution != "off" and (spec.steady or spec.max_leak_mib is not None):
+        once = self.rank is not None or spec.steady or spec.max_leak_mib is not None
+        if once and settings.attribution != "off":  # it is not run again to be recorded
             return True
         if settings.snapshots is not None and settings.snapshot_when == "always":
             return True
@@ -209,6 +213,10 @@ class TestSession(Stage):
             measurement = replace(measurement, out_of_memory=record)
             found = self._explained(run, [part])
             measurement = found.attached(part, measurement)
+        if not part:
+            batch_norm = found.recording is not None and found.recording.batch_norm
+            hints = trying.advice(self, item, most, batch_norm=batch_norm)
+            measurement = replace(measurement, hints=(*hints, *measurement.hints))
         return shortage._replace(measurement=measurement, recording=found.recording)
 
     def judge_out_of_memory(self, item: Any, shortage: Shortage, ask: Ask) -> list[Result]:  # noqa: ANN401
@@ -245,6 +253,7 @@ class TestSession(Stage):
             batch_size=spec.batch_size,
             world_size=world,
             rank=rank,
+            card=spec.card or "",
             budget=describe_budget(spec),
             location=items.place(item, MARKER),
             baseline=spec.baseline,
@@ -288,6 +297,8 @@ class TestSession(Stage):
             texts += [""] if texts else []
             table = summary_table(results, verbosity, width, ascii_only=ascii_only)
             texts += [table, ""] if table else []
+            cards = cards_matrix(results, width)
+            texts += [cards, ""] if cards else []
             texts += [line for line in [terminal.counts(results)] if line]
             texts += terminal.compared_lines(results, width=width)
             for reason in dict.fromkeys(gather.skipped):
@@ -311,10 +322,3 @@ class WorthlessError(GpuMemError):
 
     def __init__(self, trouble: str) -> None:
         super().__init__("this measurement", trouble, UNSUPPORTED_REMEDY)
-
-
-def shown_error(error: BaseException) -> str:
-    """Return an error's class and the first line of what it says, cut short."""
-    lines = str(error).splitlines()
-    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]}..."

@@ -167,6 +167,12 @@ def _refuse_unspread(merged: Mapping[str, Any]) -> None:
     """Refuse what makes several tests of one, where pytest could not: in a unittest.TestCase."""
     for name, single in (("card", "card='T4'"), ("ranks", "rank=0")):
         value = merged.get(name)
+        if name == "ranks" and value is not None and merged.get("world_size") is None:
+            raise SpecError(
+                f"@pytest.mark.gpu_memory(ranks={value!r})",
+                "ranks are some of world_size ranks",
+                "write world_size=8 as well",
+            )
         if value is not None and not (name == "card" and isinstance(value, str)):
             several = list(value) if isinstance(value, tuple) else value
             raise SpecError(

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem import items
+from pytest_gpumem.ranks import current_rank
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from pytest_gpumem.devices.choose import Choice
     from pytest_gpumem.running import Retained, Run
     from pytest_gpumem.spec import MemorySpec
+
+
+LONGEST_ERROR: Final = 200
+"""characters of an error that are shown"""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What became of a test that was run once more with something else."""
+
+    run: Run
+    passed: bool
+    out_of_memory: bool
+    """whether it failed by that"""
+    error: str
+    """what it failed with"""
 
 
 class Stage:
@@ -31,6 +50,8 @@ class Stage:
         self._left: list[tuple[str, int]] = []
         """tests that left memory behind, and how many bytes"""
         self._nodeid = ""
+        self.tell: Callable[[str], object] = bool
+        """shows a line to who waits"""
 
     def records(self, spec: MemorySpec) -> bool:
         """Whether a test is recorded from the start."""
@@ -51,9 +72,13 @@ class Stage:
         with Run.open(spec, self.choice.device, self.root, record=self.records(spec)) as run:
             items.finish_replaced(item, self.fixtures)
             run.start(self._live(items.fixture_defs(item)))
+        run.tell = self._tell
         self.run = run
         self._nodeid = item.nodeid
         activate(run.meter)
+
+    def _tell(self, text: str) -> None:
+        self.tell(f"{self._nodeid}: {text}")
 
     def _live(self, definitions: Iterable[Any]) -> list[Retained]:
         used = set(definitions)
@@ -122,7 +147,34 @@ class Stage:
         return self._again(item, None, uncapped=False, record=record, warm=True)
 
     @contextmanager
-    def _again(
+    def trial(self, item: Any, spec: MemorySpec, *, record: bool = False) -> Iterator[Trial]:  # noqa: ANN401
+        """Run a test once more as another spec has it, on the same devices, within their limits.
+
+        It is torn down at the end of the block.
+        """
+        assert self.run is not None  # noqa: S101 - for the type checker
+        run = self.run
+        declared, run.spec = run.spec, spec
+        if run.free:
+            run.cap_again()
+        errors: list[tuple[bool, str]] = []
+        handled = sys.exc_info()[1]  # the test's own error, where this is for the sake of that
+
+        def failed(error: BaseException) -> None:
+            short = find_out_of_memory(error, handled) is not None
+            errors.append((short, shown_error(error)))
+
+        from pytest_gpumem.oom import find_out_of_memory
+
+        try:
+            with self._again(item, None, uncapped=False, record=record, failed=failed) as passed:
+                short, error = errors[0] if errors else (False, "")
+                yield Trial(run, passed=passed is not None, out_of_memory=short, error=error)
+        finally:
+            run.spec = declared
+
+    @contextmanager
+    def _again(  # noqa: PLR0913 - what differs from the first run
         self,
         item: Any,  # noqa: ANN401
         error: BaseException | None,
@@ -130,11 +182,16 @@ class Stage:
         uncapped: bool,
         record: bool,
         warm: bool = False,
+        failed: Callable[[BaseException], object] = bool,
     ) -> Iterator[Run | None]:
         """Run the test once more; give the run, or None if it did not pass this time.
 
-        Where it is warm, it needs no warm-up.
+        Where it is warm, it needs no warm-up. One rank of torchrun's is not run again alone: the
+        others would not be there for its collectives.
         """
+        if current_rank() is not None:
+            yield None
+            return
         assert self.run is not None  # noqa: S101 - for the type checker
         run, before = self.run, list(self.fixtures)
 
@@ -149,10 +206,17 @@ class Stage:
                 run.begin_again(record=False)
             item.runtest()
 
-        passed = items.run_again(item, error, prepare, execute)
+        passed = items.run_again(item, error, prepare, execute, failed)
         try:
             yield run if passed else None
         finally:
             items.tear_down(item)
             made = [it for key, it in self.fixtures.items() if key not in before and it.weighs]
             items.finish_all(item, [key for key, it in self.fixtures.items() if it in made])
+
+
+def shown_error(error: BaseException) -> str:
+    """Return an error's class and the first line of what it says, cut short."""
+    lines = str(error).splitlines()
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]}..."

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pytest_gpumem.records import Breakdown
-    from pytest_gpumem.verdict import PeakName
+    from pytest_gpumem.verdict import FigureName
 
 FEWEST: Final = 3
 """tests that have to move together, before it is put down to what they were measured with"""
@@ -36,7 +36,7 @@ class Shift:
     """the device's key"""
     before: Provenance
     after: Provenance
-    peak: PeakName = "allocated"
+    peak: FigureName = "allocated"
     """the peak that tells most"""
     difference: int = 0
     """bytes of it, 0 where it did not move"""
@@ -95,7 +95,7 @@ class _Group(NamedTuple):
 
     before: Provenance
     after: Provenance
-    peak: PeakName
+    peak: FigureName
 
 
 def find(shifts: Iterable[Shift]) -> list[Together]:

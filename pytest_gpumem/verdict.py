@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 PeakName = Literal["allocated", "reserved"]
 PEAKS: tuple[PeakName, ...] = ("allocated", "reserved")
 
+FigureName = Literal["allocated", "reserved", "per sample", "fixed"]
+FIGURES: dict[FigureName, str] = {
+    "allocated": "peak allocated",
+    "reserved": "peak reserved",
+    "per sample": "memory per sample",
+    "fixed": "fixed memory",
+}
+"""all that is compared, with what reports call it; a cause stands before what comes of it"""
+
 DEFAULT_TOLERANCES: dict[PeakName, Tolerance] = {
     # Peak allocated repeats to the byte; 1 MiB is what nobody would call a regression.
     "allocated": Tolerance(relative=Fraction(1, 1000), absolute=1 * MIB),
@@ -111,7 +120,7 @@ class Comparison:
 
     device: int
     """index among the test's devices"""
-    peak: PeakName
+    peak: FigureName
     measured: int
     """where the step ran out of memory: what it took when run again without the cap"""
     baseline: int | None = None
@@ -120,6 +129,11 @@ class Comparison:
     """how far from the baseline is within tolerance"""
     budget: int | None = None
     """the tightest declared limit on this peak"""
+
+    @property
+    def title(self) -> str:
+        """What reports call it."""
+        return FIGURES[self.peak]
 
     @property
     def difference(self) -> int | None:
@@ -158,4 +172,6 @@ class Verdict:
 def beyond_tolerance(comparisons: Iterable[Comparison]) -> list[Comparison]:
     """Return what is beyond tolerance: growth first; then allocated, which is the cause."""
     far = [row for row in comparisons if row.excess]
-    return sorted(far, key=lambda row: (row.excess < 0, PEAKS.index(row.peak), -abs(row.excess)))
+    return sorted(
+        far, key=lambda row: (row.excess < 0, list(FIGURES).index(row.peak), -abs(row.excess))
+    )

@@ -6,3 +6,19 @@ HELPER = """
 def mib(n, device="cuda"):
     return torch.empty(int(n * 2**20), dtype=torch.uint8, device=device)
 """
+
+TWO_TESTS = """
+@pytest.mark.gpu_memory(batch_size=4)
+def test_fits():
+    mib(100)
+
+@pytest.mark.parametrize("x", [1])
+@pytest.mark.gpu_memory(max_allocated_gib=0.1)
+def test_too_much(gpu_memory, x):
+    with gpu_memory.measure("part"):
+        mib(300)
+
+def test_unmarked():
+    pass
+"""
+"""a test that has no baseline, one that is over its budget with a part, one that is not marked"""

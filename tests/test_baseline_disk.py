@@ -263,3 +263,21 @@ def test_there_is_nothing_to_read_where_nothing_is(tmp_path):
     assert read_file(tmp_path / "f") is None
     (tmp_path / "link").symlink_to("f")
     assert read_file(tmp_path / "link") is None
+
+
+def test_a_file_with_windows_line_ends_is_touched_only_where_a_figure_moved(tmp_path):
+    """As git checks it out there; and an editor's byte order mark."""
+    store = BaselineStore(tmp_path)
+    store.update(changes(1, tests=("test_a", "test_b")))
+    path = store.path("virtual-T4", MODULE)
+    theirs = b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n")
+    path.write_bytes(theirs)
+    summary = BaselineStore(tmp_path).update(changes(1))
+    assert (len(summary.unchanged), summary.files) == (1, ())
+    assert path.read_bytes() == theirs
+    summary = BaselineStore(tmp_path).update(changes(2))
+    assert (len(summary.changed), summary.errors) == (1, ())
+    assert b"\r" not in path.read_bytes()
+    again = BaselineStore(tmp_path)
+    assert again.get("virtual-T4", MODULE, "test_a").peaks == (Peak(2, 2),)
+    assert again.get("virtual-T4", MODULE, "test_b").peaks == (Peak(1, 1),)

@@ -12,7 +12,7 @@ from damage import ANY_TEXT, JSON, damaged, damages, places
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_gpumem.baseline_file import BaselineFile, decode, encode
+from pytest_gpumem.baseline_file import BaselineFile, check, decode, encode
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.records import BaselineEntry, DeviceInfo, Peak, Provenance
 
@@ -280,9 +280,15 @@ ENTRIES = st.builds(
     PROVENANCES,
     st.none() | NUMBERS,
 )
-TESTS = st.dictionaries(
-    ANY_TEXT, st.dictionaries(ANY_TEXT, ENTRIES, min_size=1, max_size=2), max_size=3
-)
+NAMES = ANY_TEXT.filter(lambda name: json.loads(json.dumps(name)) == name)  # see the next
+TESTS = st.dictionaries(NAMES, st.dictionaries(NAMES, ENTRIES, min_size=1, max_size=2), max_size=3)
+
+
+@pytest.mark.parametrize(("test", "part"), [("\ud800\udc00", ""), ("test_a", "\ud800\udc00")])
+def test_a_name_that_json_cannot_keep_is_refused(test, part):
+    with pytest.raises(BaselineError, match=r'"\\ud800\\udc00.* reads as one character; rename it'):
+        check(test, T4, {part: ENTRY})
+    check("\ud800", T4, {"\udc00": ENTRY})
 
 
 @settings(deadline=None)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from command_line import NOW, T4, flat, write
-from test_report_terminal import matches_gold
+from terminal_results import matches_gold
 
 from pytest_gpumem.records import BaselineEntry, Breakdown, Peak, Site
 from pytest_gpumem.sizes import MIB

@@ -264,3 +264,50 @@ def test_every_verdict_leads_with_its_kind_and_every_failure_has_a_remedy(
     assert verdict.headline.startswith(f"{verdict.kind.value}: ")
     assert verdict.remedy.endswith(verdict.command)
     assert bool(verdict.remedy) or not verdict.failed
+
+
+# A baseline of another toolchain
+
+BEFORE = replace(NOW, torch="2.14.0")
+
+
+@pytest.mark.parametrize(
+    ("policy", "grown", "kind", "failed"),
+    [
+        ("compare", 0, Kind.WITHIN, False),
+        ("compare", 28, Kind.REGRESSED, True),
+        ("note", 0, Kind.WITHIN, False),
+        ("note", 28, Kind.INCOMPARABLE, False),
+        ("note", -28, Kind.INCOMPARABLE, False),
+        ("fail", 0, Kind.INCOMPARABLE, True),
+        ("fail", 28, Kind.INCOMPARABLE, True),
+    ],
+)
+def test_what_becomes_of_a_baseline_that_was_made_with_something_else(policy, grown, kind, failed):
+    now = measured((GIB + grown * MIB, 2 * GIB))
+    lookup = known((GIB, 2 * GIB), provenance=BEFORE)
+    given = Policy(provenance=policy, shrinkage="fail")
+    verdict = judge(now, PLAIN, lookup, given, nodeid="t.py::test")
+    assert (verdict.kind, verdict.failed) == (kind, failed)
+    assert [row.difference for row in verdict.comparisons] == [grown * MIB, 0]
+    if kind is Kind.INCOMPARABLE:
+        assert "made with torch 2.14.0" in verdict.headline
+        assert verdict.command == "pytest t.py::test --gpumem-update-baselines"
+    updating = judge(now, PLAIN, lookup, replace(given, updating=True))
+    assert not updating.failed
+
+
+@pytest.mark.parametrize("policy", ["compare", "note", "fail"])
+def test_with_the_same_toolchain_the_policy_changes_nothing(policy):
+    for grown in (0, 28, -28):
+        now, lookup = measured((GIB + grown * MIB, 2 * GIB)), known((GIB, 2 * GIB))
+        verdict = judge(now, PLAIN, lookup, Policy(provenance=policy))
+        assert verdict == judge(now, PLAIN, lookup, LENIENT)
+
+
+def test_a_budget_and_running_out_of_memory_come_before_the_toolchain():
+    lookup = known((GIB, GIB), provenance=BEFORE)
+    policy = Policy(provenance="note")
+    over = judge(measured((2 * GIB, 2 * GIB)), MemorySpec(max_allocated_gib=1), lookup, policy)
+    assert (over.kind, over.failed) == (Kind.OVER_BUDGET, True)
+    assert judge(short_of_memory(), PLAIN, lookup, policy).failed

@@ -77,6 +77,15 @@ def test_a_regression_of_its_own_keeps_its_section_and_is_pointed_to(known, monk
     assert "peak allocated 60.00 MiB 560.00 MiB" in session.flat
 
 
+def test_reports_lead_with_it_as_well(known, monkeypatch):
+    monkeypatch.setenv("MORE", "28")
+    known.run("--gpumem-markdown=report.md", "--gpumem-json=report.json")
+    text = (known.path / "report.md").read_text()
+    assert text.index("5 tests moved by +28.00 MiB allocated") < text.index("### ")
+    (remark,) = json.loads((known.path / "report.json").read_text())["remarks"]
+    assert "5 tests moved by +28.00 MiB allocated" in remark
+
+
 def test_with_the_same_toolchain_each_is_a_regression_of_its_own(suite, monkeypatch):
     assert suite.run(UPDATE, source=SOURCE).outcomes == {"passed": 6}
     monkeypatch.setenv("MORE", "28")
@@ -123,6 +132,7 @@ def test_fail_refuses_baselines_of_another_toolchain(known, ini):
     assert set(session.verdicts().values()) == {"incomparable"}
     assert "incomparable: the baseline was made with torch 1.99.0; 100.00 MiB all" in session.flat
     assert f"pytest 'test_it.py::test_one[0]' {UPDATE}" in session.flat
+    assert "6 with baselines made with torch 1.99.0" in session.flat
 
 
 def test_fail_is_satisfied_by_an_update_though_no_figure_moved(known, virtual_gpu):

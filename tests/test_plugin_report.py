@@ -98,8 +98,12 @@ def prepared(suite):
     return suite
 
 
-# test_plugin_attribution.py, _snapshots.py, _outputs.py, _against.py
-ELSEWHERE = {"attribution", "snapshots", "snapshot_when", "github", "against_tolerance"}
+# test_plugin_attribution.py, _snapshots.py, _outputs.py, _against.py, _provenance.py, _stale.py,
+# _cards.py
+ELSEWHERE = {
+    *("attribution", "snapshots", "snapshot_when", "github", "against_tolerance"),
+    *("provenance", "stale", "cards"),
+}
 
 
 @pytest.mark.parametrize(

@@ -199,3 +199,27 @@ def test_all_that_is_measured_is_of_that_device(second):
     assert re.search(r"grew by 3.00 MiB .* of which test_it.py:\d+ \(mib\) 6.00", session.flat)
     assert "held by global variable KEPT of test_it.py (list of" in session.flat
     assert "ranks 1 to 1 ran on other machines" in session.flat
+
+
+def test_a_rank_is_not_run_again_alone_and_says_where_its_peak_is_from(second):
+    session = second.run(
+        source="""
+        RUNS = []
+
+        @pytest.mark.gpu_memory(max_allocated_gib=0.01)
+        def test_over():
+            RUNS.append(1)
+            x = mib(20)
+
+        @pytest.mark.gpu_memory(max_gib=0.01)
+        def test_out_of_memory():
+            RUNS.append(2)
+            x = mib(20)
+
+        def test_runs():
+            assert RUNS == [1, 2]
+        """,
+    )
+    assert session.outcomes == {"failed": 2, "passed": 1}
+    assert "at the peak now" in session.flat
+    assert "it needs" not in session.flat

@@ -15,11 +15,11 @@ from sample_report import EVIL, T4, attribution, entry, measured, result, sample
 from pytest_gpumem import __version__
 from pytest_gpumem.baseline import EntryUpdate, UpdateSummary
 from pytest_gpumem.errors import BaselineError, ReportError
-from pytest_gpumem.records import Attribution, BaselineEntry, DeviceInfo, Measurement, Peak
+from pytest_gpumem.records import Attribution, BaselineEntry, DeviceInfo, Measurement, Peak, Slope
 from pytest_gpumem.report import document
 from pytest_gpumem.report.json_report import dumps, loads, read_report, schema
 from pytest_gpumem.report.model import Report, Result
-from pytest_gpumem.verdict import Comparison, Kind, Verdict
+from pytest_gpumem.verdict import Comparison, Kind, Lookup, Verdict
 
 GOLD = Path(__file__).parent / "gold"
 DOCS = Path(__file__).parents[1] / "docs"
@@ -50,7 +50,11 @@ def with_updates():
 
 
 def test_what_was_written_is_read_and_written_again_to_the_byte():
-    report = replace(sample(), updates=with_updates(), options={"--gpumem-card": "T4"})
+    slope = Slope((8, 16), -5, 100)
+    scaled = replace(measured(attribution(layers=1)), slope=slope)
+    known = replace(entry(attribution(layers=1)), slope=slope)
+    more = (result("test_scaled", scaled, Lookup(known)),)
+    report = replace(sample(more), updates=with_updates(), options={"--gpumem-card": "T4"})
     text = dumps(report, created=WHEN)
     read = loads(text, "report.json")
     assert dumps(read.report, created=read.created, gpumem=read.gpumem) == text

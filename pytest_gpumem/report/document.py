@@ -13,12 +13,14 @@ import msgspec
 
 # At run time: msgspec reads the annotations.
 from pytest_gpumem.records import Category, DeviceKind  # noqa: TC001
-from pytest_gpumem.verdict import Kind, PeakName  # noqa: TC001
+from pytest_gpumem.verdict import FigureName, Kind  # noqa: TC001
 
 FORMAT: Final = 1
 """The format that is written. 1: the first (pytest-gpumem 0.1.0)."""
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""bytes of a line at a batch size of 0, which may be below zero"""
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
@@ -95,6 +97,14 @@ class Attribution(Strict, frozen=True):
     hints: tuple[str, ...]
 
 
+class Slope(Strict, frozen=True):
+    """How memory grows with the batch size, optimizers' steps left out: a line over sizes."""
+
+    sizes: tuple[Count, ...]
+    fixed: Signed
+    per_sample: Signed
+
+
 class Holder(Strict, frozen=True, rename={"nbytes": "bytes"}):
     """Who refers to memory that stayed."""
 
@@ -104,28 +114,28 @@ class Holder(Strict, frozen=True, rename={"nbytes": "bytes"}):
 
 
 class Stayed(Strict, frozen=True, rename={"nbytes": "bytes"}):
-    """What a leak consists of, on one device."""
+    """What one device still held after the test, or what its steps heaped up."""
 
     device: Count
-    nbytes: Bytes
+    nbytes: Signed
     sites: tuple[Site, ...]
     holders: tuple[Holder, ...]
 
 
 class DeviceUse(Strict, frozen=True):
-    """How full a device was while a step ran, by whomever."""
+    """How full a device was while a step ran, by whomever: what nvidia-smi shows."""
 
     peak: Bytes
-    besides: int
-    outside: Bytes
-    others: Bytes
+    besides: Signed
+    outside: Signed
+    others: Signed
     processes: Count
     source: str
     every_ms: Count
 
 
 class Measurement(Strict, frozen=True):
-    """One step's memory; peaks, held, retained and attributions have one entry a device."""
+    """One step's memory; all lists but notes and hints have one entry a device."""
 
     device: Device
     provenance: Provenance
@@ -138,19 +148,20 @@ class Measurement(Strict, frozen=True):
     notes: tuple[str, ...]
     attributions: tuple[Attribution, ...]
     hints: tuple[str, ...]
-    steps: tuple[tuple[Bytes, ...], ...] = ()
-    left: tuple[Bytes, ...] = ()
-    device_use: tuple[DeviceUse, ...] = ()
-    stayed: Stayed | None = None
+    slope: Slope | None
+    steps: tuple[tuple[Signed, ...], ...]
+    left: tuple[Signed, ...]
+    device_use: tuple[DeviceUse, ...]
+    stayed: Stayed | None
 
 
 class Comparison(Strict, frozen=True):
-    """One peak of one device beside its baseline and its limit."""
+    """One figure of one device beside its baseline and its limit."""
 
     device: Count
-    peak: PeakName
-    measured: Bytes
-    baseline: Bytes | None
+    peak: FigureName
+    measured: Signed
+    baseline: Signed | None
     allowance: Bytes | None
     budget: Bytes | None
 
@@ -177,12 +188,14 @@ class Figures(Strict, frozen=True):
     batch_size: Count | None
     world_size: Count | None
     rank: Count | None
+    slope: Slope | None
 
 
 class Baseline(Figures, frozen=True):
     """What a baseline has."""
 
     breakdowns: tuple[Breakdown, ...]
+    slope: Slope | None
 
 
 class Result(Strict, frozen=True, rename={"baseline": "baselined", "baseline_entry": "baseline"}):
@@ -196,6 +209,7 @@ class Result(Strict, frozen=True, rename={"baseline": "baselined", "baseline_ent
     batch_size: Count | None
     world_size: Count | None
     rank: Count | None
+    card: str
     budget: str
     baseline: bool
     measurement: Measurement | None

@@ -181,7 +181,7 @@ def _comparisons(result: Result, measured: str) -> str:
     several = len({row.device for row in result.verdict.comparisons}) > 1
     rows = [
         (
-            f"peak {row.peak}" + (f", device {row.device}" if several else ""),
+            row.title + (f", device {row.device}" if several else ""),
             size(row.budget),
             size(row.baseline),
             size(row.measured),

@@ -55,6 +55,8 @@ class Result:
     """as declared"""
     rank: int | None = None
     """as declared"""
+    card: str = ""
+    """that the step has to fit on, as declared"""
     baseline_entry: BaselineEntry | None = None
     """the baseline that was found, whether or not it can be compared with"""
     snapshot: str = ""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.records import Measurement
     from pytest_gpumem.report.model import Result
+    from pytest_gpumem.verdict import FigureName
 
 FEW_ROWS = 25
 """results that are all listed without being asked for; of more, those that are not within"""
@@ -168,13 +169,21 @@ def _mib(nbytes: int) -> str:
     return f"{nbytes / MIB:.2f}"
 
 
+_MARKS: dict[FigureName, str] = {
+    "allocated": "",
+    "reserved": " res.",
+    "per sample": " a sample",
+    "fixed": " fixed",
+}
+
+
 def change(result: Result) -> str:
     """Return the lead's difference from its baseline, in MiB; "new" or "n/a" without one."""
     lead = result.lead
     if lead is None or lead.difference is None:
         return "new" if result.verdict.kind is Kind.NO_BASELINE else "n/a"
     text = f"{lead.difference / MIB:+.2f}" if lead.difference else "0"
-    return text if lead.peak == "allocated" else f"{text} res."
+    return f"{text}{_MARKS[lead.peak]}"
 
 
 def budget_use(result: Result) -> str:

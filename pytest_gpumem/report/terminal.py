@@ -313,7 +313,7 @@ def _comparison_table(comparisons: Sequence[Comparison], measured: str) -> str:
     several = len({row.device for row in comparisons}) > 1
     table = [
         [
-            f"peak {row.peak}" + (f", device {row.device}" if several else ""),
+            row.title + (f", device {row.device}" if several else ""),
             size(row.budget),
             size(row.baseline),
             size(row.measured),

@@ -24,6 +24,8 @@ def _shift(result: Result) -> Shift | None:
     entry, measurement, lead = result.baseline_entry, result.measurement, result.lead
     if entry is None or measurement is None or lead is None or measurement.out_of_memory:
         return None
+    if result.verdict.held_to:  # another device's, of which all differs
+        return None
     before, after, key = entry.provenance, measurement.provenance, measurement.device.key
     if not lead.excess:
         return Shift(result.nodeid, result.part, key, before, after)
