@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import os
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+from pytest_gpumem.devices.usage import shared
 from pytest_gpumem.oom import WATCH
 from pytest_gpumem.optimizers import OptimizerWatch
 from pytest_gpumem.recorder import Recorder, history
 from pytest_gpumem.recording import Span, beginning, now
-from pytest_gpumem.records import DeviceInfo, DeviceUse, Measurement, Peak, Provenance
+from pytest_gpumem.records import DeviceInfo, Measurement, Peak, Provenance
 from pytest_gpumem.settling import (
     Plugs,
     collect_all,
@@ -27,8 +28,8 @@ from pytest_gpumem.settling import (
     stats,
     watched_resets,
 )
-from pytest_gpumem.sizes import format_size
 from pytest_gpumem.steps import Steps
+from pytest_gpumem.tally import NOTHING, Apart, Tally, minus, outside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,64 +40,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.usage import UseWatch
     from pytest_gpumem.recording import Recording
     from pytest_gpumem.records import OutOfMemory
-
-_NOTHING = Peak(0, 0)
-LARGEST_CONTEXT: Final = 1 << 30
-"""bytes that a CUDA context and the libraries of one process do not take alone"""
-
-
-def plus(one: Peak, other: Peak) -> Peak:
-    """Return the sum."""
-    return Peak(one.allocated + other.allocated, one.reserved + other.reserved)
-
-
-def minus(one: Peak, other: Peak) -> Peak:
-    """Return the difference, never below zero."""
-    return Peak(max(0, one.allocated - other.allocated), max(0, one.reserved - other.reserved))
-
-
-def most(one: Peak, other: Peak) -> Peak:
-    """Return the larger of each figure."""
-    return Peak(max(one.allocated, other.allocated), max(one.reserved, other.reserved))
-
-
-def fullest(peaks: Sequence[Peak]) -> Peak:
-    """Return the largest of each figure."""
-    return Peak(max(it.allocated for it in peaks), max(it.reserved for it in peaks))
-
-
-class Tally:
-    """The highest memory so far of the whole step, or of a part of it; one Peak a device."""
-
-    def __init__(self, start: Sequence[Peak]) -> None:
-        self.begin(start)
-        self.windows: list[Span] = []
-        """when it was open, as far as it has ended"""
-
-    def begin(self, start: Sequence[Peak]) -> None:
-        """Forget all but what is held now."""
-        self.peaks = list(start)
-        self.passes = list(start)
-        """the same without the steps of optimizers: of forward and backward passes, mostly"""
-
-    def raise_to(self, peaks: Sequence[Peak], *, stepping: bool = False) -> None:
-        """Take what is higher; ``stepping``: reached in an optimizer's step."""
-        self.peaks = [most(old, new) for old, new in zip(self.peaks, peaks, strict=True)]
-        if not stepping:
-            self.passes = [most(old, new) for old, new in zip(self.passes, peaks, strict=True)]
-
-    def add(self, more: Sequence[Peak]) -> None:
-        """Count something as from the beginning."""
-        self.peaks = [plus(old, new) for old, new in zip(self.peaks, more, strict=True)]
-        self.passes = [plus(old, new) for old, new in zip(self.passes, more, strict=True)]
-
-
-class Apart(Tally):
-    """The tally of what is not part of the step."""
-
-    recording: Recording | None = None
-    events: list[list[dict[str, Any]]]
-    """the allocator's, of each device"""
 
 
 class Meter:
@@ -117,7 +60,7 @@ class Meter:
         record: bool = False,
         steady: bool = False,
     ) -> None:
-        """Measure; ``record`` records it, ``steady`` notes what is allocated after each step."""
+        """Measure; ``record`` records it, ``steady`` notes what each step leaves allocated."""
         self.device = device
         self.info = info
         self.count = count
@@ -130,7 +73,7 @@ class Meter:
         self._stepping = False
         """whether an optimizer's step is under way; an error may have ended it"""
         self._stack = ExitStack()
-        self._others = [_NOTHING] * count
+        self._others = [NOTHING] * count
         """held by others, without our plugs"""
         self._whole = Tally(self._others)
         self._open = [self._whole]
@@ -381,7 +324,7 @@ class Meter:
     def windows(self, tally: Tally | None = None) -> list[Span]:
         """Return when the whole step was measured, or a part's tally."""
         spans = tally.windows if tally else [Span(self._began, now())]
-        return list(_outside(spans, self._apart))
+        return list(outside(spans, self._apart))
 
     # -- the cap --
 
@@ -421,8 +364,7 @@ class Meter:
         if whole and any(peak.allocated for peak in retained):
             gc.collect()
             retained = self.counted()
-        said = list(notes)
-        said.extend(_shared(use, self.info.name))
+        said = [*notes, *shared(use, self.info.name)]
         ended = whole and out_of_memory is None
         if ended:
             said.extend(self._optimizers.notes())
@@ -441,33 +383,6 @@ class Meter:
             device_use=use,
             steps=self.steps.by_device() if ended and self._steady else (),
         )
-
-
-def _shared(use: Sequence[DeviceUse], name: str) -> Iterator[str]:
-    """Say that others are on the device: on the fullest where there are several."""
-    most = max(use, key=lambda it: (it.others, it.processes, it.besides), default=None)
-    if most is None:
-        return
-    if most.processes:
-        who = "another process holds" if most.processes == 1 else "other processes hold"
-        size = format_size(most.others) if most.others else "memory"
-        yield f"{name} is shared: {who} {size} of it"
-    elif not most.every_ms and most.besides > LARGEST_CONTEXT:
-        yield (
-            f"{format_size(most.besides)} of {name} were in use besides PyTorch's memory when the "
-            "step began; NVML (pip install 'pytest-gpumem[nvml]') would tell whether others hold it"
-        )
-
-
-def _outside(spans: Sequence[Span], holes: Sequence[Span]) -> Iterator[Span]:
-    """Yield what of spans lies in none of the holes, which are in order."""
-    for span in spans:
-        start = span.start
-        for hole in holes:
-            if hole.end > start and hole.start < span.end:
-                yield Span(start, hole.start)
-                start = hole.end
-        yield Span(start, span.end)
 
 
 def provenance(device: Device) -> Provenance:
