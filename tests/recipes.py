@@ -39,7 +39,7 @@ def files(page, language="python"):
 class Place:
     """A project's folder and a shell in it, whose pytest, gpumem and python are those of here.
 
-    pip does nothing but write down what it was asked for: all is installed, and there is no network.
+    pip only writes down what it was asked for: all is installed, and there is no network.
     """
 
     def __init__(self, folder):

@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 from itertools import takewhile
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 from recipes import Place, blocks, files, on_virtual
@@ -35,7 +35,7 @@ ACTIONS = {"actions/checkout@v6", "actions/setup-python@v6", "actions/upload-art
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory, virtual_gpu):
-    """A repository with a test and its baseline, a little below which lies that of its main branch."""
+    """A repository with a test and its baseline, which is lower on the main branch."""
     place = Place(tmp_path_factory.mktemp("recorded") / "project")
     place.write("tests/test_training.py", TESTS)
     place.write("requirements.txt", "torch\npytest-gpumem[html]\n")
@@ -174,7 +174,7 @@ def test_on_a_gpu_runner_whose_gpu_is_not_found_the_job_fails(github):
     github.variables["CUDA_VISIBLE_DEVICES"] = ""
     assert not github.run("gpu-memory-real")
     assert github.tests.ret == 1
-    assert "--gpumem-device=cuda" in github.tests.out
+    assert "or write --gpumem-device=virtual" in github.tests.out
 
 
 def test_a_gpu_without_baselines_is_held_to_the_virtual_ones(place):
@@ -224,7 +224,7 @@ class GitLab:
     @property
     def properties(self):
         """The figures of the only test in JUnit's report."""
-        (case,) = ElementTree.parse(self.place.folder / "junit.xml").iter("testcase")
+        (case,) = ET.parse(self.place.folder / "junit.xml").iter("testcase")
         return {it.get("name"): it.get("value") for it in case.iter("property")}
 
 
