@@ -11,10 +11,10 @@ from pathlib import Path
 from sphinx.addnodes import pending_xref
 
 project = "pytest-gpumem"
-author = "pytest-gpumem contributors"
 extensions = ["myst_parser"]
 html_theme = "furo"
 html_title = project
+html_show_copyright = False
 
 root_doc = "docs/index"
 include_patterns = ["README.md", "CHANGELOG.md", "docs/**.md", "examples/README.md"]

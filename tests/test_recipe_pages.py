@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from recipes import Place, blocks, files
+from recipes import RECIPES, Place, blocks, files
 
 HAND = "from-max-memory-allocated.md"
 FAILURE = "reading-a-failure.md"
@@ -82,6 +82,21 @@ def test_the_marker_does_not(suite):
     assert session.ret == 0
     alone = suite.run("-v", "test_after.py").figures()["test_step_memory"]
     assert session.figures()["test_after.py::test_step_memory"] == alone
+
+
+def test_what_the_table_offers_there_is(suite):
+    text = (RECIPES / HAND).read_text(encoding="utf-8")
+    offered = [line.split("|")[2] for line in text.splitlines() if line.startswith("| ")]
+    fields = [it for cell in offered for it in re.findall(r"`(\w+=[^`(]+)`", cell)]
+    assert len(fields) == 5
+    (part,) = [it for cell in offered for it in re.findall(r"`(with [^`]+:)`", cell)]
+    tests = [
+        f"@pytest.mark.gpu_memory({field})\ndef test_{number}(gpu_memory):\n"
+        f"    {part}\n        mib(1)\n    assert forward.peak_allocated == 2**20\n"
+        for number, field in enumerate(fields)
+    ]
+    session = suite.run(source="\n".join(tests))
+    assert session.outcomes == {"passed": len(fields)}
 
 
 # From Lightning's finder

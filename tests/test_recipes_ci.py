@@ -248,6 +248,9 @@ def test_gitlab_without_a_gpu_when_a_test_has_grown(gitlab):
     gitlab.place.write("tests/test_training.py", GROWN)
     assert not gitlab.run("gpu-memory")
     assert gitlab.properties["gpumem_verdict"] == "regressed"
+    (failure,) = ET.parse(gitlab.place.folder / "junit.xml").iter("failure")
+    assert "regressed: " in failure.text
+    assert "peak allocated" in failure.text
 
 
 def test_gitlab_on_a_gpu_runner(gitlab):
