@@ -100,7 +100,7 @@ class Apart(Tally):
 
 
 class Meter:
-    """Measures one step on devices 0 .. count-1 of a device that is open.
+    """Measures one step on ``count`` devices, from the first that its device has, which is open.
 
     What others hold is not counted: a figure is what the allocator says, less that.
 
@@ -121,7 +121,9 @@ class Meter:
         self.device = device
         self.info = info
         self.count = count
-        self._plugs = Plugs(count)
+        self.devices = range(device.first, device.first + count)
+        """their numbers in this process"""
+        self._plugs = Plugs(self.devices)
         self.steps = Steps(lambda: [peak.allocated for peak in self.counted()])
         self._steady = steady
         self._optimizers = OptimizerWatch(self._before_step, self._after_step)
@@ -153,8 +155,8 @@ class Meter:
         """
         require_native_allocator()
         self._plugs.release()
-        settle(self.count)
-        held = [current(device) for device in range(self.count)]
+        settle(self.devices)
+        held = [current(device) for device in self.devices]
         if count_held:
             owned = held
         if owned is not None:
@@ -165,14 +167,14 @@ class Meter:
         self.device.make_room([other.reserved for other in self._others])
         self._retries = self._alloc_retries()
         self._stack.callback(self._plugs.release)
-        self._stack.enter_context(kept_fractions(self.count))
+        self._stack.enter_context(kept_fractions(self.devices))
         self._stack.enter_context(own_garbage_only())
         self._stack.enter_context(watched_resets(self.note))
         self._optimizers.start()
         self._stack.callback(self._optimizers.stop)
         if self._recorder is not None:
             self._record(self._recorder)
-        self._use = self.device.watch(self.count)
+        self._use = self.device.watch(self.devices)
         self._stack.callback(self._use.stop)
         self._begin()
 
@@ -185,7 +187,7 @@ class Meter:
         self.steps.forget()
         self._use.start()
         self._began = beginning()
-        reset_peaks(self.count)
+        reset_peaks(self.devices)
         self._stepping = False
         self._whole.begin(self.counted())
         self._open = [self._whole]
@@ -204,7 +206,7 @@ class Meter:
 
     def counted(self) -> list[Peak]:
         """Return what belongs to the step now, one Peak a device."""
-        return self._relative([current(device) for device in range(self.count)])
+        return self._relative([current(device) for device in self.devices])
 
     @property
     def others(self) -> tuple[Peak, ...]:
@@ -213,7 +215,7 @@ class Meter:
 
     def note(self) -> None:
         """Take the peaks so far into every open tally."""
-        peaks = self._relative([highest(device) for device in range(self.count)])
+        peaks = self._relative([highest(device) for device in self.devices])
         for tally in self._open:
             tally.raise_to(peaks, stepping=self._stepping)
         self._use.look()
@@ -221,7 +223,7 @@ class Meter:
     def blocks(self) -> dict[tuple[int, int], int]:
         """Return device, address and bytes of each live block, others' included."""
         plugs = set(self._plugs.blocks)
-        return {it: size for it, size in live_blocks(self.count).items() if it not in plugs}
+        return {it: size for it, size in live_blocks(self.devices).items() if it not in plugs}
 
     def _before_step(self) -> None:
         self._stepping = False  # up to now, at least
@@ -237,7 +239,7 @@ class Meter:
     def fold(self) -> None:
         """Take them, and reset them: what comes is for a tally of its own."""
         self.note()
-        reset_peaks(self.count)
+        reset_peaks(self.devices)
 
     def peaks(self) -> tuple[Peak, ...]:
         """Return the whole step's peaks so far, one a device."""
@@ -250,11 +252,11 @@ class Meter:
         return tuple(self._whole.passes)
 
     def _alloc_retries(self) -> int:
-        return sum(stats(device).get("num_alloc_retries", 0) for device in range(self.count))
+        return sum(stats(device).get("num_alloc_retries", 0) for device in self.devices)
 
     def segments(self) -> int:
         """Return the number of segments held from the devices now, others' included."""
-        found = [stats(device) for device in range(self.count)]
+        found = [stats(device) for device in self.devices]
         return sum(f["segment"]["all"]["current"] for f in found if f)
 
     # -- what has figures of its own --
@@ -310,7 +312,7 @@ class Meter:
                 tally.recording = recorder.so_far()
                 tally.events = [
                     [it for it in events if it["time_us"] >= began]
-                    for events in tally.recording.events[: self.count]
+                    for events in self._mine(tally.recording.events)
                 ]
         elif record:
             recorder = Recorder()
@@ -322,18 +324,22 @@ class Meter:
         elif script:
             with history() as events:
                 yield
-            tally.events = events[: self.count]
+            tally.events = list(self._mine(events))
         else:
             yield
+
+    def _mine(self, events: Sequence[Any]) -> Sequence[Any]:
+        """Return what is of this step's devices, of what there is one of each device of."""
+        return events[self.devices.start : self.devices.stop]
 
     def resettle(self) -> None:
         """Settle in the midst of a step: its live memory stays counted, its cache goes."""
         self.fold()
         with self._recorder.ours() if self._recorder else nullcontext():
             self._plugs.release()
-            settle(self.count)
+            settle(self.devices)
             self._plugs.fill()
-        reset_peaks(self.count)
+        reset_peaks(self.devices)
 
     def release(self) -> None:
         """Let go of all that nobody refers to any more, also of what was made before the step."""
@@ -386,14 +392,14 @@ class Meter:
 
         if self._limit is not None:
             return self._limit
-        free = [torch.cuda.mem_get_info(device)[0] for device in range(self.count)]
+        free = [torch.cuda.mem_get_info(device)[0] for device in self.devices]
         return min(one + held.reserved for one, held in zip(free, self.counted(), strict=True))
 
     def cap(self, limit: int | None) -> int | None:
         """Cap what the step may reserve, on each device, in bytes; return the cap before."""
         before, self._limit = self._limit, limit
-        for device in range(self.count):
-            room = None if limit is None else limit + self._others[device].reserved
+        for device, other in zip(self.devices, self._others, strict=True):
+            room = None if limit is None else limit + other.reserved
             set_cap(device, room, self.device.cap_total(device))
         return before
 

@@ -62,7 +62,7 @@ class Prober:
                 "no multiple is within the limit",
                 f"write limit={multiple} or more",
             )
-        rehearsal = Rehearsal(self.meter.apart)
+        rehearsal = Rehearsal(self.meter.apart, first=self.meter.devices[0])
         search = Search(
             self.meter.capacity,
             start=start,
@@ -131,7 +131,8 @@ class Prober:
         if recording is None or recording.overflowed or not probe.fits:
             return None
         index = tally.peaks.index(max(tally.peaks, key=lambda peak: peak.allocated))
-        subject = Subject(index, tally.peaks[index], self.meter.others[index], tally.windows)
+        device, others = self.meter.devices[index], self.meter.others[index]
+        subject = Subject(device, tally.peaks[index], others, tally.windows)
         found = Attributor(recording, self.root).attribution(subject, timeline=False)
         return found.breakdown if found else None
 

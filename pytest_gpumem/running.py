@@ -254,7 +254,8 @@ class Run:
     def out_of_memory(self, error: BaseException) -> OutOfMemory:
         """Return the record of an out-of-memory error that just happened."""
         refusal = WATCH.last(error)
-        device = min(refusal.device, self.spec.devices - 1)
+        first = self.meter.devices[0]
+        device = min(max(refusal.device - first, 0), self.spec.devices - 1)
         if refusal.held is None:
             held = self.meter.counted()[device]
         else:

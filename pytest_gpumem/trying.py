@@ -82,7 +82,7 @@ def _breakdown(stage: Stage, item: Any, run: Run, size: int, device: int) -> Bre
 def _failed(spec: MemorySpec, size: int, error: str) -> GpuMemError:
     return GpuMemError(
         f"@pytest.mark.gpu_memory(batch_sizes={list(spec.batch_sizes or ())})",
-        f"with batch size {size} the test failed: {error}",
+        f"with batch size {size} the test failed: {error or 'a rank is not run again alone'}",
         "make it pass with every one of them, or leave out those with which it cannot",
     )
 
