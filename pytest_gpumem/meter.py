@@ -234,7 +234,7 @@ class Meter:
         self._open, self._stepping = [tally], False
         began = beginning()
         try:
-            with self._recorded(tally, record=record, script=script):
+            with self._optimizers.apart(), self._recorded(tally, record=record, script=script):
                 yield tally
                 self.note()
                 tally.windows = [Span(began, now())]
