@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.oom import WATCH
@@ -14,14 +15,16 @@ from pytest_gpumem.recording import Span, beginning, now
 from pytest_gpumem.records import DeviceInfo, DeviceUse, Measurement, Peak, Provenance
 from pytest_gpumem.settling import (
     Plugs,
+    alloc_retries,
     collect_all,
-    current,
-    highest,
+    held_now,
     kept_fractions,
     live_blocks,
+    most_held,
     own_garbage_only,
     require_native_allocator,
     reset_peaks,
+    segments_held,
     set_cap,
     settle,
     stats,
@@ -154,16 +157,19 @@ class Meter:
         require_native_allocator()
         self._plugs.release()
         settle(self.count)
-        held = [current(device) for device in range(self.count)]
+        found = self._stats()
+        held = [held_now(it) for it in found]
+        full = any(it.reserved for it in held)
         if count_held:
             owned = held
         if owned is not None:
             held = [minus(h, o) for h, o in zip(held, owned, strict=True)]
         self._others = held
-        if not count_held:  # else the rooms are the step's own
+        if full and not count_held:  # else the rooms are the step's own
             self._plugs.fill()
+            found = self._stats()
         self.device.make_room([other.reserved for other in self._others])
-        self._retries = self._alloc_retries()
+        self._retries = alloc_retries(found)
         self._stack.callback(self._plugs.release)
         self._stack.enter_context(kept_fractions(self.count))
         self._stack.enter_context(own_garbage_only())
@@ -204,7 +210,7 @@ class Meter:
 
     def counted(self) -> list[Peak]:
         """Return what belongs to the step now, one Peak a device."""
-        return self._relative([current(device) for device in range(self.count)])
+        return self._relative([held_now(it) for it in self._stats()])
 
     @property
     def others(self) -> tuple[Peak, ...]:
@@ -213,7 +219,10 @@ class Meter:
 
     def note(self) -> None:
         """Take the peaks so far into every open tally."""
-        peaks = self._relative([highest(device) for device in range(self.count)])
+        self._note(self._stats())
+
+    def _note(self, found: Sequence[dict[str, Any]]) -> None:
+        peaks = self._relative([most_held(it) for it in found])
         for tally in self._open:
             tally.raise_to(peaks, stepping=self._stepping)
         self._use.look()
@@ -249,13 +258,16 @@ class Meter:
         self.note()
         return tuple(self._whole.passes)
 
+    def _stats(self) -> list[dict[str, Any]]:
+        """Return the allocator's statistics of each device: asking takes most of a measurement."""
+        return [stats(device) for device in range(self.count)]
+
     def _alloc_retries(self) -> int:
-        return sum(stats(device).get("num_alloc_retries", 0) for device in range(self.count))
+        return alloc_retries(self._stats())
 
     def segments(self) -> int:
         """Return the number of segments held from the devices now, others' included."""
-        found = [stats(device) for device in range(self.count)]
-        return sum(f["segment"]["all"]["current"] for f in found if f)
+        return segments_held(self._stats())
 
     # -- what has figures of its own --
 
@@ -367,6 +379,11 @@ class Meter:
             self._record(self._recorder)
         self._begin()
 
+    @property
+    def records(self) -> bool:
+        """Whether a recording is under way."""
+        return self._recorder is not None
+
     def recording(self) -> Recording | None:
         """End the recording and return it; None where there is none."""
         recorder, self._recorder = self._recorder, None
@@ -407,11 +424,12 @@ class Meter:
         notes: Sequence[str] = (),
     ) -> Measurement:
         """Return the measurement of the whole step, or of a part's tally."""
-        self.note()
-        segments = self.segments()
+        found = self._stats()
+        self._note(found)
+        segments = segments_held(found)
         whole = tally is None
         use = self._use.result() if whole else ()
-        retained = self.counted()
+        retained = self._relative([held_now(it) for it in found])
         if whole and any(peak.allocated for peak in retained):
             gc.collect()
             retained = self.counted()
@@ -428,7 +446,7 @@ class Meter:
             peaks=tuple((tally or self._whole).peaks),
             held=self.others,
             retained=tuple(retained),
-            alloc_retries=self._alloc_retries() - self._retries,
+            alloc_retries=alloc_retries(found) - self._retries,
             segments=segments,
             out_of_memory=out_of_memory,
             notes=tuple(said),
@@ -468,13 +486,20 @@ def provenance(device: Device) -> Provenance:
     """Return what measurements are made with in this process."""
     import torch
 
-    cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
     return Provenance(
         torch=str(torch.__version__),
         cuda=str(torch.version.cuda),
-        cudnn=str(cudnn or "none"),
+        cudnn=_cudnn(),
         driver=device.driver(),
         allocator=os.environ.get(
             "PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
         ),
     )
+
+
+@cache
+def _cudnn() -> str:
+    """Return cuDNN's version, "none" without it; asking takes longer than all the rest."""
+    from torch.backends import cudnn
+
+    return str((cudnn.version() if cudnn.is_available() else None) or "none")
