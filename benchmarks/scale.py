@@ -54,6 +54,7 @@ BENCHMARK = (
 )
 SNAPSHOT = "\n\ndef test_{0}(snapshot):\n    nothing()\n    assert snapshot == 'text {0}'\n"
 NOTHING = "def nothing():\n    pass\n"
+MARKED = (f"{HEAD}{MARK}", STEP)
 VIRTUAL = "import pytest_gpumem\n\npytest_gpumem.use_virtual_gpu()\n"
 """conftest of unmarked tests, which need a GPU as well"""
 
@@ -132,8 +133,9 @@ class Took(NamedTuple):
     """seconds, likewise, of what the clock had an eye on"""
 
 
-def suite(root: Path, name: str, number: int, head: str, test: str, plugin: str = "") -> Suite:
-    """Write a suite."""
+def suite(root: Path, name: str, number: int, text: tuple[str, str], plugin: str = "") -> Suite:
+    """Write a suite; ``text`` is the head of its modules and a test."""
+    head, test = text
     folder = root / f"{name}-{number}"
     folder.mkdir()
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
@@ -191,8 +193,8 @@ def shares(root: Path, counts: list[int], repeats: int) -> list[str]:
     """Return the table of the plugin's share."""
     rows, parts = [], {}
     for number in counts:
-        marked = suite(root, "marked", number, f"{HEAD}{MARK}", STEP, "gpumem")
-        plain = suite(root, "plain", number, HEAD, STEP)
+        marked = suite(root, "marked", number, MARKED, "gpumem")
+        plain = suite(root, "plain", number, (HEAD, STEP))
         (plain.folder / "conftest.py").write_text(VIRTUAL, encoding="utf-8")
         run(plain)
         run(marked, "--gpumem-update-baselines")
@@ -226,7 +228,7 @@ def ends(root: Path, number: int, repeats: int) -> list[str]:
     for layout, per_module in (("modules of 100", PER_MODULE), ("one module", number)):
         found: dict[str, list[Took]] = defaultdict(list)
         for repeat in range(repeats):
-            made = suite(root, f"{per_module}-{repeat}", number, f"{HEAD}{MARK}", STEP, "gpumem")
+            made = suite(root, f"{per_module}-{repeat}", number, MARKED, "gpumem")
             if per_module != PER_MODULE:
                 in_one_module(made)
             for name, (options, status, factor) in MODES.items():
@@ -262,14 +264,14 @@ PEERS = {
 
 def peers(root: Path, number: int, repeats: int, own: list[list[str]]) -> list[str]:
     """Return the table of what others take."""
-    plain = suite(root, "nothing", number, NOTHING, PLAIN)
+    plain = suite(root, "nothing", number, (NOTHING, PLAIN))
     without = [run(plain).seconds for _ in range(repeats + 1)][1:]
     rows = [*own]
     for module, (name, test, first, then) in PEERS.items():
         if find_spec(name.replace("-", "_")) is None:
             rows.append([name, "not installed", ""])
             continue
-        made = suite(root, name, number, NOTHING, test, module)
+        made = suite(root, name, number, (NOTHING, test), module)
         cells = []
         for options in (first, then):
             took = [run(made, *options).seconds for _ in range(repeats)]
@@ -304,7 +306,7 @@ def pages(number: int) -> list[str]:
 def own_sessions(root: Path, number: int, repeats: int) -> list[list[str]]:
     """Return what recording and comparing takes with this plugin, as for the others."""
     marked = Suite(root / f"marked-{number}", number, "gpumem")
-    plain = suite(root, "plain", number, HEAD, STEP)
+    plain = suite(root, "plain", number, (HEAD, STEP))
     (plain.folder / "conftest.py").write_text(VIRTUAL, encoding="utf-8")
     without = [run(plain).seconds for _ in range(repeats + 1)][1:]
     cells = []
@@ -330,7 +332,8 @@ def main() -> None:
         root = Path(name)
         ENVIRONMENT["PYTHONPYCACHEPREFIX"] = str(root / "compiled")
         text = [
-            f"{counts[-1]} marked tests: medians of {repeats}, seconds of the processor's time",
+            f"{counts[-1]} marked tests, by the processor's time: the share as the median of {repeats} "
+            "runs, the rest of one",
             line("pytest_benchmark", "syrupy"),
             f"load when measured: {os.getloadavg()[0]:.1f}; {AIMS}",
             "",
@@ -338,10 +341,10 @@ def main() -> None:
             *shares(root, counts, repeats),
             "",
             f"The end of a session of {counts[-1]} tests",
-            *ends(root, counts[-1], repeats),
+            *ends(root, counts[-1], 1),
             "",
             f"Beside others, {counts[-1]} tests each",
-            *peers(root, counts[-1], repeats, own_sessions(root, counts[-1], repeats)),
+            *peers(root, counts[-1], 1, own_sessions(root, counts[-1], 1)),
             "",
             f"The HTML page of {counts[-1]} results, one in a hundred of them failed",
             *pages(counts[-1]),
