@@ -332,8 +332,7 @@ def main() -> None:
         root = Path(name)
         ENVIRONMENT["PYTHONPYCACHEPREFIX"] = str(root / "compiled")
         text = [
-            f"{counts[-1]} marked tests, by the processor's time: the share as the median of {repeats} "
-            "runs, the rest of one",
+            f"{counts[-1]} marked tests, by the processor's time: shares are medians of {repeats}",
             line("pytest_benchmark", "syrupy"),
             f"load when measured: {os.getloadavg()[0]:.1f}; {AIMS}",
             "",

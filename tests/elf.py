@@ -52,16 +52,16 @@ def needs(path):
     for _, kind, _, _, offset, _, link, number, *_ in sections:
         if kind != VERNEED:
             continue
-        names = sections[link][4]
+        names, at_entry = sections[link][4], offset
         for _ in range(number):  # Elf64_Verneed, each with a chain of Elf64_Vernaux
-            _, auxiliaries, _, first, following = struct.unpack_from("<HHIII", raw, offset)
-            at = offset + first
+            _, auxiliaries, _, first, following = struct.unpack_from("<HHIII", raw, at_entry)
+            at = at_entry + first
             for _ in range(auxiliaries):
                 _, _, _, name, after = struct.unpack_from("<IHHII", raw, at)
                 start = names + name
                 versions.add(raw[start : raw.index(b"\0", start)].decode())
                 at += after
-            offset += following
+            at_entry += following
     return Needs(struct.unpack_from("<H", raw, 18)[0], frozenset(versions))
 
 
