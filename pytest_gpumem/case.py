@@ -160,7 +160,7 @@ class Case:
             return ""
         return lead(now[row.device].breakdown, before[row.device])
 
-    @property
+    @cached_property
     def highest(self) -> str:
         """What the fullest device held."""
         return held_text(Peak(self.measurement.peak_allocated, self.measurement.peak_reserved))

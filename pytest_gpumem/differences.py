@@ -181,6 +181,8 @@ def _blocks(number: int) -> str:
 
 def provenance_text(provenance: Provenance, other: Provenance | None = None) -> str:
     """Return what a measurement was made with, in words; only what differs from ``other``."""
+    if provenance == other:  # nearly always
+        return ""
     pairs = ((it.name, getattr(provenance, it.name)) for it in fields(Provenance))
     differing = [(name, value) for name, value in pairs if value != getattr(other, name, None)]
     return ", ".join(

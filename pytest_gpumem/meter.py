@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import gc
-import os
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.devices.usage import shared
 from pytest_gpumem.oom import WATCH
 from pytest_gpumem.optimizers import OptimizerWatch
+from pytest_gpumem.provenance import provenance
 from pytest_gpumem.recorder import Recorder, history
 from pytest_gpumem.recording import Span, beginning, now
-from pytest_gpumem.records import DeviceInfo, Measurement, Peak, Provenance
+from pytest_gpumem.records import DeviceInfo, Measurement, Peak
 from pytest_gpumem.settling import (
     Plugs,
+    alloc_retries,
     collect_all,
-    current,
-    highest,
+    held_now,
     kept_fractions,
     live_blocks,
+    most_held,
     own_garbage_only,
     require_native_allocator,
     reset_peaks,
+    segments_held,
     set_cap,
     settle,
     stats,
@@ -99,16 +101,19 @@ class Meter:
         require_native_allocator()
         self._plugs.release()
         settle(self.devices)
-        held = [current(device) for device in self.devices]
+        found = self._stats()
+        held = [held_now(it) for it in found]
+        full = any(it.reserved for it in held)
         if count_held:
             owned = held
         if owned is not None:
             held = [minus(h, o) for h, o in zip(held, owned, strict=True)]
         self._others = held
-        if not count_held:  # else the rooms are the step's own
+        if full and not count_held:  # else the rooms are the step's own
             self._plugs.fill()
+            found = self._stats()
         self.device.make_room([other.reserved for other in self._others])
-        self._retries = self._alloc_retries()
+        self._retries = alloc_retries(found)
         self._stack.callback(self._plugs.release)
         self._stack.enter_context(kept_fractions(self.devices))
         self._stack.enter_context(own_garbage_only())
@@ -149,7 +154,7 @@ class Meter:
 
     def counted(self) -> list[Peak]:
         """Return what belongs to the step now, one Peak a device."""
-        return self._relative([current(device) for device in self.devices])
+        return self._relative([held_now(it) for it in self._stats()])
 
     @property
     def others(self) -> tuple[Peak, ...]:
@@ -158,7 +163,10 @@ class Meter:
 
     def note(self) -> None:
         """Take the peaks so far into every open tally."""
-        peaks = self._relative([highest(device) for device in self.devices])
+        self._note(self._stats())
+
+    def _note(self, found: Sequence[dict[str, Any]]) -> None:
+        peaks = self._relative([most_held(it) for it in found])
         for tally in self._open:
             tally.raise_to(peaks, stepping=self._stepping)
         self._use.look()
@@ -194,13 +202,16 @@ class Meter:
         self.note()
         return tuple(self._whole.passes)
 
+    def _stats(self) -> list[dict[str, Any]]:
+        """Return the allocator's statistics of each device: asking takes most of a measurement."""
+        return [stats(device) for device in self.devices]
+
     def _alloc_retries(self) -> int:
-        return sum(stats(device).get("num_alloc_retries", 0) for device in self.devices)
+        return alloc_retries(self._stats())
 
     def segments(self) -> int:
         """Return the number of segments held from the devices now, others' included."""
-        found = [stats(device) for device in self.devices]
-        return sum(f["segment"]["all"]["current"] for f in found if f)
+        return segments_held(self._stats())
 
     # -- what has figures of its own --
 
@@ -316,6 +327,11 @@ class Meter:
             self._record(self._recorder)
         self._begin()
 
+    @property
+    def records(self) -> bool:
+        """Whether a recording is under way."""
+        return self._recorder is not None
+
     def recording(self) -> Recording | None:
         """End the recording and return it; None where there is none."""
         recorder, self._recorder = self._recorder, None
@@ -356,11 +372,12 @@ class Meter:
         notes: Sequence[str] = (),
     ) -> Measurement:
         """Return the measurement of the whole step, or of a part's tally."""
-        self.note()
-        segments = self.segments()
+        found = self._stats()
+        self._note(found)
+        segments = segments_held(found)
         whole = tally is None
         use = self._use.result() if whole else ()
-        retained = self.counted()
+        retained = self._relative([held_now(it) for it in found])
         if whole and any(peak.allocated for peak in retained):
             gc.collect()
             retained = self.counted()
@@ -376,26 +393,10 @@ class Meter:
             peaks=tuple((tally or self._whole).peaks),
             held=self.others,
             retained=tuple(retained),
-            alloc_retries=self._alloc_retries() - self._retries,
+            alloc_retries=alloc_retries(found) - self._retries,
             segments=segments,
             out_of_memory=out_of_memory,
             notes=tuple(said),
             device_use=use,
             steps=self.steps.by_device() if ended and self._steady else (),
         )
-
-
-def provenance(device: Device) -> Provenance:
-    """Return what measurements are made with in this process."""
-    import torch
-
-    cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
-    return Provenance(
-        torch=str(torch.__version__),
-        cuda=str(torch.version.cuda),
-        cudnn=str(cudnn or "none"),
-        driver=device.driver(),
-        allocator=os.environ.get(
-            "PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
-        ),
-    )
