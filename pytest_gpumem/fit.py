@@ -219,9 +219,8 @@ class Search:
             return self._first
         if self._high is not None and self._high - self._low <= 1:
             return self._check(self._high)
-        if self._limit is not None and self._low >= self._limit:
-            return None
-        if self._high is None and self._is_flat():
+        limited = self._limit is not None and self._low >= self._limit
+        if limited or (self._high is None and self._is_flat()):
             return None
         foretold = self._foretold()
         if foretold is not None:

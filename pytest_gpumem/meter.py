@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import time
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.usage import shared
 from pytest_gpumem.oom import WATCH
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.usage import UseWatch
     from pytest_gpumem.recording import Recording
     from pytest_gpumem.records import OutOfMemory
+
+
+LATEST_S: Final = 0.3
+"""seconds that a step may take to let go of its memory once an error has ended it"""
 
 
 class Meter:
@@ -299,6 +304,21 @@ class Meter:
         """Let go of all that nobody refers to any more, also of what was made before the step."""
         collect_all()
         self.resettle()
+
+    def await_release(self, allocated: int) -> None:
+        """Wait for what a step held that an error ended, and settle.
+
+        Autograd's threads let go of theirs a little later than the error is caught.
+
+        Args:
+            allocated: bytes that will be held on all devices together, if nothing is kept.
+        """
+        end = time.monotonic() + LATEST_S
+        while sum(held.allocated for held in self.counted()) > allocated:
+            if time.monotonic() > end:  # it is kept
+                return
+            time.sleep(LATEST_S / 100)
+            self.resettle()
 
     def adopt(self, peaks: Sequence[Peak]) -> None:
         """Count, as from the beginning, what was taken for others': one Peak a device."""

@@ -197,6 +197,7 @@ class Stage:
         run, before = self.run, list(self.fixtures)
 
         def prepare() -> None:
+            run.meter.await_release(sum(peak.allocated for peak in run.owned_peaks()))
             if spec is not None:
                 run.spec = spec
                 if run.free:
