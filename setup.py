@@ -1,8 +1,8 @@
 """Builds the virtual GPU's shared libraries; all that can be said as data is in pyproject.toml.
 
 The libraries use no Python ABI, so a wheel that holds them is tagged py3-none-<platform>. They are
-optional: where they cannot be built, the package installs without them and build-status.txt, which
-pytest_gpumem.native reads, says why.
+optional: where they cannot be built, or GPUMEM_PURE is set, the package installs without them and
+build-status.txt, which pytest_gpumem.native reads, says why.
 """
 
 from __future__ import annotations
@@ -57,7 +57,13 @@ def find_compiler() -> list[str]:
 
 
 def compile_libraries(folder: Path) -> None:
-    """Compile the main library and its two shells into folder, or raise CannotBuildError."""
+    """Compile the main library and its shells into folder, or raise CannotBuildError."""
+    if os.environ.get("GPUMEM_PURE"):
+        raise CannotBuildError(
+            "this is the wheel for any system, which comes without it",
+            "on Linux, with a C compiler: pip install --force-reinstall --no-deps --no-binary "
+            "pytest-gpumem pytest-gpumem",
+        )
     if not sys.platform.startswith("linux"):
         raise CannotBuildError(
             f"the virtual GPU runs on Linux only, and this is {sys.platform}",

@@ -66,8 +66,9 @@ class Explanations:
         """Return the measurement of a part with what explains it."""
         found = self._found.get(part)
         if found is None:
-            notes = (*measurement.notes, self._why_not) if self._why_not else measurement.notes
-            return replace(measurement, notes=notes)
+            if not self._why_not:
+                return measurement
+            return replace(measurement, notes=(*measurement.notes, self._why_not))
         oom = measurement.out_of_memory
         if oom is None and self._peaks[part] != measurement.peaks:
             again = format_size(max(peak.allocated for peak in self._peaks[part]))
@@ -86,6 +87,8 @@ def explain(run: Run, parts: Iterable[str], root: Path, *, timelines: bool) -> E
         timelines: whether they are wanted.
     """
     explanations = Explanations()
+    if not run.meter.records:
+        return explanations
     windows = {part: run.windows(part) for part in parts}
     peaks = {part: run.peaks_of(part) for part in windows}
     recording = run.meter.recording()

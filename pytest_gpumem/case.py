@@ -160,10 +160,18 @@ class Case:
             return ""
         return lead(now[row.device].breakdown, before[row.device])
 
-    @property
+    @cached_property
     def highest(self) -> str:
         """What the fullest device held."""
         return held_text(Peak(self.measurement.peak_allocated, self.measurement.peak_reserved))
+
+    @property
+    def fullest(self) -> int | None:
+        """Which device reserved most; None where there is one, or they are alike."""
+        peaks = self.measurement.peaks
+        if len(set(peaks)) < 2:  # noqa: PLR2004 - they differ
+            return None
+        return max(range(len(peaks)), key=lambda it: (peaks[it].reserved, peaks[it].allocated))
 
     def on_device(self, device: int) -> str:
         """Which device, where there are several."""

@@ -71,7 +71,7 @@ class Gathering:
             self.broken.append(str(error))
             return
         self._results[nodeid] = [
-            replace(it, expected=expected and it.verdict.failed) for it in results
+            replace(it, expected=True) if expected and it.verdict.failed else it for it in results
         ]
 
     # -- ranks --

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import gc
-import os
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+from pytest_gpumem.devices.usage import shared
 from pytest_gpumem.oom import WATCH
 from pytest_gpumem.optimizers import OptimizerWatch
+from pytest_gpumem.provenance import provenance
 from pytest_gpumem.recorder import Recorder, history
 from pytest_gpumem.recording import Span, beginning, now
-from pytest_gpumem.records import DeviceInfo, DeviceUse, Measurement, Peak, Provenance
+from pytest_gpumem.records import DeviceInfo, Measurement, Peak
 from pytest_gpumem.settling import (
     Plugs,
+    alloc_retries,
     collect_all,
-    current,
-    highest,
+    held_now,
     kept_fractions,
     live_blocks,
+    most_held,
     own_garbage_only,
     require_native_allocator,
     reset_peaks,
+    segments_held,
     set_cap,
     settle,
     stats,
     watched_resets,
 )
-from pytest_gpumem.sizes import format_size
 from pytest_gpumem.steps import Steps
+from pytest_gpumem.tally import NOTHING, Apart, Tally, minus, outside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,64 +42,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.usage import UseWatch
     from pytest_gpumem.recording import Recording
     from pytest_gpumem.records import OutOfMemory
-
-_NOTHING = Peak(0, 0)
-LARGEST_CONTEXT: Final = 1 << 30
-"""bytes that a CUDA context and the libraries of one process do not take alone"""
-
-
-def plus(one: Peak, other: Peak) -> Peak:
-    """Return the sum."""
-    return Peak(one.allocated + other.allocated, one.reserved + other.reserved)
-
-
-def minus(one: Peak, other: Peak) -> Peak:
-    """Return the difference, never below zero."""
-    return Peak(max(0, one.allocated - other.allocated), max(0, one.reserved - other.reserved))
-
-
-def most(one: Peak, other: Peak) -> Peak:
-    """Return the larger of each figure."""
-    return Peak(max(one.allocated, other.allocated), max(one.reserved, other.reserved))
-
-
-def fullest(peaks: Sequence[Peak]) -> Peak:
-    """Return the largest of each figure."""
-    return Peak(max(it.allocated for it in peaks), max(it.reserved for it in peaks))
-
-
-class Tally:
-    """The highest memory so far of the whole step, or of a part of it; one Peak a device."""
-
-    def __init__(self, start: Sequence[Peak]) -> None:
-        self.begin(start)
-        self.windows: list[Span] = []
-        """when it was open, as far as it has ended"""
-
-    def begin(self, start: Sequence[Peak]) -> None:
-        """Forget all but what is held now."""
-        self.peaks = list(start)
-        self.passes = list(start)
-        """the same without the steps of optimizers: of forward and backward passes, mostly"""
-
-    def raise_to(self, peaks: Sequence[Peak], *, stepping: bool = False) -> None:
-        """Take what is higher; ``stepping``: reached in an optimizer's step."""
-        self.peaks = [most(old, new) for old, new in zip(self.peaks, peaks, strict=True)]
-        if not stepping:
-            self.passes = [most(old, new) for old, new in zip(self.passes, peaks, strict=True)]
-
-    def add(self, more: Sequence[Peak]) -> None:
-        """Count something as from the beginning."""
-        self.peaks = [plus(old, new) for old, new in zip(self.peaks, more, strict=True)]
-        self.passes = [plus(old, new) for old, new in zip(self.passes, more, strict=True)]
-
-
-class Apart(Tally):
-    """The tally of what is not part of the step."""
-
-    recording: Recording | None = None
-    events: list[list[dict[str, Any]]]
-    """the allocator's, of each device"""
 
 
 class Meter:
@@ -117,7 +62,7 @@ class Meter:
         record: bool = False,
         steady: bool = False,
     ) -> None:
-        """Measure; ``record`` records it, ``steady`` notes what is allocated after each step."""
+        """Measure; ``record`` records it, ``steady`` notes what each step leaves allocated."""
         self.device = device
         self.info = info
         self.count = count
@@ -130,7 +75,7 @@ class Meter:
         self._stepping = False
         """whether an optimizer's step is under way; an error may have ended it"""
         self._stack = ExitStack()
-        self._others = [_NOTHING] * count
+        self._others = [NOTHING] * count
         """held by others, without our plugs"""
         self._whole = Tally(self._others)
         self._open = [self._whole]
@@ -156,16 +101,19 @@ class Meter:
         require_native_allocator()
         self._plugs.release()
         settle(self.devices)
-        held = [current(device) for device in self.devices]
+        found = self._stats()
+        held = [held_now(it) for it in found]
+        full = any(it.reserved for it in held)
         if count_held:
             owned = held
         if owned is not None:
             held = [minus(h, o) for h, o in zip(held, owned, strict=True)]
         self._others = held
-        if not count_held:  # else the rooms are the step's own
+        if full and not count_held:  # else the rooms are the step's own
             self._plugs.fill()
+            found = self._stats()
         self.device.make_room([other.reserved for other in self._others])
-        self._retries = self._alloc_retries()
+        self._retries = alloc_retries(found)
         self._stack.callback(self._plugs.release)
         self._stack.enter_context(kept_fractions(self.devices))
         self._stack.enter_context(own_garbage_only())
@@ -206,7 +154,7 @@ class Meter:
 
     def counted(self) -> list[Peak]:
         """Return what belongs to the step now, one Peak a device."""
-        return self._relative([current(device) for device in self.devices])
+        return self._relative([held_now(it) for it in self._stats()])
 
     @property
     def others(self) -> tuple[Peak, ...]:
@@ -215,7 +163,10 @@ class Meter:
 
     def note(self) -> None:
         """Take the peaks so far into every open tally."""
-        peaks = self._relative([highest(device) for device in self.devices])
+        self._note(self._stats())
+
+    def _note(self, found: Sequence[dict[str, Any]]) -> None:
+        peaks = self._relative([most_held(it) for it in found])
         for tally in self._open:
             tally.raise_to(peaks, stepping=self._stepping)
         self._use.look()
@@ -251,13 +202,16 @@ class Meter:
         self.note()
         return tuple(self._whole.passes)
 
+    def _stats(self) -> list[dict[str, Any]]:
+        """Return the allocator's statistics of each device: asking takes most of a measurement."""
+        return [stats(device) for device in self.devices]
+
     def _alloc_retries(self) -> int:
-        return sum(stats(device).get("num_alloc_retries", 0) for device in self.devices)
+        return alloc_retries(self._stats())
 
     def segments(self) -> int:
         """Return the number of segments held from the devices now, others' included."""
-        found = [stats(device) for device in self.devices]
-        return sum(f["segment"]["all"]["current"] for f in found if f)
+        return segments_held(self._stats())
 
     # -- what has figures of its own --
 
@@ -373,6 +327,11 @@ class Meter:
             self._record(self._recorder)
         self._begin()
 
+    @property
+    def records(self) -> bool:
+        """Whether a recording is under way."""
+        return self._recorder is not None
+
     def recording(self) -> Recording | None:
         """End the recording and return it; None where there is none."""
         recorder, self._recorder = self._recorder, None
@@ -381,7 +340,7 @@ class Meter:
     def windows(self, tally: Tally | None = None) -> list[Span]:
         """Return when the whole step was measured, or a part's tally."""
         spans = tally.windows if tally else [Span(self._began, now())]
-        return list(_outside(spans, self._apart))
+        return list(outside(spans, self._apart))
 
     # -- the cap --
 
@@ -413,16 +372,16 @@ class Meter:
         notes: Sequence[str] = (),
     ) -> Measurement:
         """Return the measurement of the whole step, or of a part's tally."""
-        self.note()
-        segments = self.segments()
+        found = self._stats()
+        self._note(found)
+        segments = segments_held(found)
         whole = tally is None
         use = self._use.result() if whole else ()
-        retained = self.counted()
+        retained = self._relative([held_now(it) for it in found])
         if whole and any(peak.allocated for peak in retained):
             gc.collect()
             retained = self.counted()
-        said = list(notes)
-        said.extend(_shared(use, self.info.name))
+        said = [*notes, *shared(use, self.info.name)]
         ended = whole and out_of_memory is None
         if ended:
             said.extend(self._optimizers.notes())
@@ -434,53 +393,10 @@ class Meter:
             peaks=tuple((tally or self._whole).peaks),
             held=self.others,
             retained=tuple(retained),
-            alloc_retries=self._alloc_retries() - self._retries,
+            alloc_retries=alloc_retries(found) - self._retries,
             segments=segments,
             out_of_memory=out_of_memory,
             notes=tuple(said),
             device_use=use,
             steps=self.steps.by_device() if ended and self._steady else (),
         )
-
-
-def _shared(use: Sequence[DeviceUse], name: str) -> Iterator[str]:
-    """Say that others are on the device: on the fullest where there are several."""
-    most = max(use, key=lambda it: (it.others, it.processes, it.besides), default=None)
-    if most is None:
-        return
-    if most.processes:
-        who = "another process holds" if most.processes == 1 else "other processes hold"
-        size = format_size(most.others) if most.others else "memory"
-        yield f"{name} is shared: {who} {size} of it"
-    elif not most.every_ms and most.besides > LARGEST_CONTEXT:
-        yield (
-            f"{format_size(most.besides)} of {name} were in use besides PyTorch's memory when the "
-            "step began; NVML (pip install 'pytest-gpumem[nvml]') would tell whether others hold it"
-        )
-
-
-def _outside(spans: Sequence[Span], holes: Sequence[Span]) -> Iterator[Span]:
-    """Yield what of spans lies in none of the holes, which are in order."""
-    for span in spans:
-        start = span.start
-        for hole in holes:
-            if hole.end > start and hole.start < span.end:
-                yield Span(start, hole.start)
-                start = hole.end
-        yield Span(start, span.end)
-
-
-def provenance(device: Device) -> Provenance:
-    """Return what measurements are made with in this process."""
-    import torch
-
-    cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
-    return Provenance(
-        torch=str(torch.__version__),
-        cuda=str(torch.version.cuda),
-        cudnn=str(cudnn or "none"),
-        driver=device.driver(),
-        allocator=os.environ.get(
-            "PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
-        ),
-    )

@@ -11,18 +11,19 @@ from pytest_gpumem.attribution import Attributor, Subject
 from pytest_gpumem.errors import GpuMemError, SpecError
 from pytest_gpumem.fit import Largest, Probe, Search
 from pytest_gpumem.frames import clear
-from pytest_gpumem.meter import fullest
 from pytest_gpumem.oom import WATCH, find_out_of_memory
 from pytest_gpumem.rehearsal import Rehearsal, script_of
 from pytest_gpumem.scaling import Prediction, Scaling, grows_evenly, uneven
 from pytest_gpumem.sizes import format_size, shown
+from pytest_gpumem.tally import fullest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from pytest_gpumem.meter import Apart, Meter
+    from pytest_gpumem.meter import Meter
     from pytest_gpumem.records import Breakdown
+    from pytest_gpumem.tally import Apart
 
     Step = Callable[[int], object]
 

@@ -272,6 +272,8 @@ class TestSession(Stage):
 
     def failure_text(self, results: Sequence[Result]) -> str:
         """Return what a failed test's report says; "" where nothing failed."""
+        if not any(it.verdict.failed for it in results):
+            return ""
         return terminal.failures(
             results,
             width=max(LEAST_WIDTH, shutil.get_terminal_size().columns),

@@ -15,7 +15,7 @@ from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.records import Peak
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 
 SMALL: Final = 1 << 20
@@ -32,12 +32,32 @@ def stats(device: int) -> dict[str, Any]:
 
 def current(device: int) -> Peak:
     """Return what a device's allocator holds now, in bytes."""
-    return _bytes(stats(device), "current")
+    return held_now(stats(device))
 
 
 def highest(device: int) -> Peak:
     """Return the peaks since they were last reset, in bytes."""
-    return _bytes(stats(device), "peak")
+    return most_held(stats(device))
+
+
+def held_now(found: dict[str, Any]) -> Peak:
+    """Return the bytes that these statistics say are held."""
+    return _bytes(found, "current")
+
+
+def most_held(found: dict[str, Any]) -> Peak:
+    """Return the peaks that these statistics say there were."""
+    return _bytes(found, "peak")
+
+
+def alloc_retries(found: Sequence[dict[str, Any]]) -> int:
+    """Return how often the allocators of some devices emptied their caches to go on."""
+    return sum(it.get("num_alloc_retries", 0) for it in found)
+
+
+def segments_held(found: Sequence[dict[str, Any]]) -> int:
+    """Return the number of segments that they hold."""
+    return sum(it["segment"]["all"]["current"] for it in found if it)
 
 
 def _bytes(found: dict[str, Any], which: str) -> Peak:

@@ -143,7 +143,8 @@ class Tolerance:
 
     def allowance(self, baseline: int) -> int:
         """Return the largest difference, in bytes, from ``baseline`` bytes that is no change."""
-        return max(math.floor(self.relative * baseline), self.absolute)
+        part = self.relative  # multiplied out: this is asked for every figure of every test
+        return max(part.numerator * baseline // part.denominator, self.absolute)
 
     def __str__(self) -> str:
         """Return "2%", "64.00 MiB" or "2%, 64.00 MiB"."""
@@ -215,7 +216,8 @@ def _fraction(number: str) -> Fraction:
 
 
 def _hundredths(size: int, unit: int) -> int:
-    return round(Fraction(100 * size, unit))
+    whole, rest = divmod(100 * size, unit)
+    return whole + (2 * rest > unit or (2 * rest == unit and whole % 2 == 1))  # half to even
 
 
 def _decimal(value: Fraction) -> str:

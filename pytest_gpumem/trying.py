@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 from pytest_gpumem.attribution import explain
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.fit import Probe, Search
-from pytest_gpumem.meter import fullest
 from pytest_gpumem.scaling import Scaling, grows_evenly, uneven
 from pytest_gpumem.sizes import format_size
+from pytest_gpumem.tally import fullest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

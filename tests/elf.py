@@ -1,4 +1,4 @@
-"""The dynamic symbols of a shared library: a small reader of 64-bit little-endian ELF files."""
+"""What shared libraries give and want: a small reader of 64-bit little-endian ELF files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import struct
 from typing import NamedTuple
 
 DYNSYM = 11  # SHT_DYNSYM
+VERNEED = 0x6FFFFFFE  # SHT_GNU_verneed
+MACHINES = {"x86_64": 62, "aarch64": 183}  # EM_X86_64, EM_AARCH64
 FUNCTION_OR_UNKNOWN = {0, 2, 10}  # STT_NOTYPE, STT_FUNC, STT_GNU_IFUNC
 UNDEFINED, LOCAL = 0, 0
 
@@ -30,6 +32,37 @@ def symbols(path):
                 names = raw[sections[link][4] : sections[link][4] + sections[link][5]]
                 return _sorted_out(raw[offset : offset + size], names)
     return Symbols(frozenset(), frozenset())
+
+
+class Needs(NamedTuple):
+    """Of which machine a library is, and which versions of others' symbols it wants."""
+
+    machine: int
+    versions: frozenset[str]
+    """ "GLIBC_2.17", say: by the entries of .gnu.version_r"""
+
+
+def needs(path):
+    """Read what a library needs of the system that loads it."""
+    raw = path.read_bytes()
+    assert raw[:6] == b"\x7fELF\x02\x01", f"{path} is no 64-bit library"
+    table, count = struct.unpack_from("<Q", raw, 40)[0], struct.unpack_from("<H", raw, 60)[0]
+    sections = [struct.unpack_from("<IIQQQQIIQQ", raw, table + 64 * i) for i in range(count)]
+    versions = set()
+    for _, kind, _, _, offset, _, link, number, *_ in sections:
+        if kind != VERNEED:
+            continue
+        names, at_entry = sections[link][4], offset
+        for _ in range(number):  # Elf64_Verneed, each with a chain of Elf64_Vernaux
+            _, auxiliaries, _, first, following = struct.unpack_from("<HHIII", raw, at_entry)
+            at = at_entry + first
+            for _ in range(auxiliaries):
+                _, _, _, name, after = struct.unpack_from("<IHHII", raw, at)
+                start = names + name
+                versions.add(raw[start : raw.index(b"\0", start)].decode())
+                at += after
+            at_entry += following
+    return Needs(struct.unpack_from("<H", raw, 18)[0], frozenset(versions))
 
 
 def _sorted_out(table, names):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "release"))
+
+from check import LIBRARIES as RELEASED  # noqa: E402
+from check import problems  # noqa: E402
+
 TEMPLATES = ROOT / "pytest_gpumem/report/templates"
 NATIVE = "pytest_gpumem/native"
 SHELLS = ("libcuda.so.1", "libnvidia-ml.so.1", "libnvrtc.so.12", "libnvrtc.so.13")
@@ -183,3 +189,57 @@ def test_build_in_place_replaces_what_an_earlier_one_left(tmp_path):
     assert run(sys.executable, "-c", ask, cwd=tmp_path).strip() == "None"
     run(*build, cwd=tmp_path, CC="/nonexistent")
     assert not any((tmp_path / name).exists() for name in LIBRARIES)
+
+
+def renamed(wheel: Path, folder: Path, tag: str) -> Path:
+    """Copy a wheel to the name that it has on another platform."""
+    name, version, python, abi, _ = wheel.name.removesuffix(".whl").split("-")
+    return Path(shutil.copy(wheel, folder / f"{name}-{version}-{python}-{abi}-{tag}.whl"))
+
+
+@needs_linux
+@needs_compiler
+def test_a_released_wheel_is_held_to_what_its_name_says(wheel, tmp_path):
+    """By release/check.py, which release/build.sh runs on what zig built."""
+    machine = platform.machine()
+    other = {"x86_64": "aarch64", "aarch64": "x86_64"}[machine]
+    assert {f"{NATIVE}/{name}" for name in RELEASED} == LIBRARIES
+    assert problems(wheel) == ["its platform is neither manylinux_X_Y nor any"]
+    assert problems(renamed(wheel, tmp_path, f"manylinux_2_99_{machine}")) == []
+    told = "; ".join(problems(renamed(wheel, tmp_path, f"manylinux_2_1_{machine}")))
+    assert "libgpumem_cuda.so asks for GLIBC_2." in told
+    told = problems(renamed(wheel, tmp_path, f"manylinux_2_99_{other}"))
+    assert len(told) == len(RELEASED)
+    assert f"not of {other}" in told[0]
+    told = problems(renamed(wheel, tmp_path, "any"))
+    assert len(told) == len(RELEASED) + 1  # each of them, and no word about why there are none
+
+
+@needs_linux
+def test_the_wheel_for_any_system_says_what_it_comes_without(tmp_path):
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    wheel = build("wheel", copy_tree(tree), GPUMEM_PURE="1")
+    assert problems(wheel) == []
+    problem, remedy = text_in(wheel, STATUS).splitlines()
+    assert problem == "this is the wheel for any system, which comes without it"
+    assert "--no-binary pytest-gpumem pytest-gpumem" in remedy
+    told = problems(renamed(wheel, tmp_path, "manylinux_2_17_x86_64"))
+    assert told == [f"{name} is missing" for name in RELEASED]
+
+
+@needs_linux
+def test_metadata_says_what_an_index_shows(sdist):
+    """And holds no address that nobody has."""
+    with tarfile.open(sdist) as archive:
+        (name,) = (it for it in archive.getnames() if it.count("/") == 1 and "PKG-INFO" in it)
+        text = archive.extractfile(name).read().decode()
+    head, _, readme = text.partition("\n\n")
+    assert "Name: pytest-gpumem\n" in head
+    assert "Description-Content-Type: text/markdown" in head
+    assert "License-Expression: MIT" in head
+    assert "License-File: LICENSE" in head
+    assert "Framework :: Pytest" in head
+    assert "Typing :: Typed" in head
+    assert "Project-URL" not in head
+    assert readme.strip() == (ROOT / "README.md").read_text(encoding="utf-8").strip()

@@ -134,6 +134,13 @@ def test_few_probes(prober, meter):
     assert len(largest.probes) == 5
 
 
+def test_a_value_that_memory_does_not_depend_on_ends_the_search(prober, meter):
+    meter.cap(1000 * MIB)
+    largest = prober.largest(lambda value: tensor(100))
+    assert largest.stopped == "no growth"
+    assert len(largest.probes) == 4
+
+
 def test_a_larger_value_that_takes_less_is_found(prober, meter):
     meter.cap(1000 * MIB)
 

@@ -90,6 +90,7 @@ class NativeLibrary:
             ctypes.c_int,
             ctypes.POINTER(ctypes.c_uint64),
         ]
+        self._lib.gpumem_describe.restype = ctypes.c_char_p
         self._lib.gpumem_guess.restype = ctypes.c_char_p
         self._lib.gpumem_guess.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)]
         for name in ("gpumem_convolutions", "gpumem_largest_convolution", "gpumem_launches"):
@@ -135,7 +136,6 @@ class NativeLibrary:
 
     def describe(self, count: int) -> str:
         """Return what GPUMEM_VIRTUAL says to a child process with ``count`` of these cards."""
-        self._lib.gpumem_describe.restype = ctypes.c_char_p
         return str(self._lib.gpumem_describe(count).decode("ascii"))
 
     def show(self, count: int) -> int:
@@ -154,7 +154,7 @@ class NativeLibrary:
         """Return a device's accounts."""
         raw = _AccountStruct()
         self._lib.gpumem_account(device, ctypes.byref(raw))
-        return Account(*(int(getattr(raw, name)) for name, _ in _AccountStruct._fields_))
+        return Account(raw.charged, raw.peak_charged, raw.mallocs, raw.frees, raw.failures)
 
     def forget_peak(self, device: int) -> None:
         """Let a device's account count its peak from now on."""

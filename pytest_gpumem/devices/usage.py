@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from pytest_gpumem.records import DeviceUse
 from pytest_gpumem.settling import current
+from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from pytest_gpumem.devices.native import NativeLibrary
 
 EVERY_S: Final = 0.01
@@ -229,3 +232,23 @@ def _nvml() -> Any:  # noqa: ANN401 - a module without types
             return importlib.import_module("pynvml")
         except ImportError:
             return None
+
+
+LARGEST_CONTEXT: Final = 1 << 30
+"""bytes that a CUDA context and the libraries of one process do not take alone"""
+
+
+def shared(use: Sequence[DeviceUse], name: str) -> Iterator[str]:
+    """Say that others are on the device: on the fullest where there are several."""
+    most = max(use, key=lambda it: (it.others, it.processes, it.besides), default=None)
+    if most is None:
+        return
+    if most.processes:
+        who = "another process holds" if most.processes == 1 else "other processes hold"
+        size = format_size(most.others) if most.others else "memory"
+        yield f"{name} is shared: {who} {size} of it"
+    elif not most.every_ms and most.besides > LARGEST_CONTEXT:
+        yield (
+            f"{format_size(most.besides)} of {name} were in use besides PyTorch's memory when the "
+            "step began; NVML (pip install 'pytest-gpumem[nvml]') would tell whether others hold it"
+        )

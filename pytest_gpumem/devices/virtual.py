@@ -240,6 +240,8 @@ class VirtualDevice:
     def close(self) -> None:
         """See :meth:`pytest_gpumem.devices.base.Device.close`."""
         self._stack.close()
+        if self._torch is not None and self._torch.cuda.is_initialized():
+            self._torch.cuda.empty_cache()  # of which requests would be met that are to fail now
         self.make_room([0] * (MOST_DEVICES - self.first))
         if self._curtain is not None:
             self._curtain.show(0)

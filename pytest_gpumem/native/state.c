@@ -126,7 +126,11 @@ GM_API const char *gpumem_describe(int count) {
     static char text[DESCRIPTION_ROOM];
     const unsigned char *bytes = (const unsigned char *)&gm_profile;
     int used = snprintf(text, sizeof text, "%d:%d:%d:", count, gm_cuda_version(), gm_cudnn_version());
-    for (size_t i = 0; i < sizeof gm_profile; i++) used += snprintf(text + used, 3, "%02x", bytes[i]);
+    for (size_t i = 0; i < sizeof gm_profile; i++) { /* by hand: every measured test asks */
+        text[used++] = "0123456789abcdef"[bytes[i] >> 4];
+        text[used++] = "0123456789abcdef"[bytes[i] & 15];
+    }
+    text[used] = 0;
     return text;
 }
 

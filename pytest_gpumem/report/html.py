@@ -31,15 +31,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from jinja2 import Environment, Template
+    from markupsafe import Markup
 
+    from pytest_gpumem.records import Attribution
     from pytest_gpumem.report.model import Report, Result
 
 MOST_ROWS = 200
 """rows of the table that are in the page as it stands; a script shows the others"""
 MOST_SECTIONS = 25
 """sections likewise: of failures, or of all tests where there are no more than that"""
-MOST_DRAWN = 200
-"""timelines that are drawn, those of failures first: each takes about 40 ms and 10 kB"""
+MOST_DRAWN = 100
+"""timelines that are drawn, those of failures first: each takes about 25 ms and 10 kB"""
+MOST_EXPLAINED = 1000
+"""results with their breakdowns and source lines, likewise: each takes about 1 ms"""
 MOST_SITES = 12
 """source lines that a section lists, of each device"""
 PACK = 100_000
@@ -58,6 +62,8 @@ class Entry(NamedTuple):
     """of its verdict: the lower, the more urgent"""
     drawn: bool
     """whether its timelines are drawn"""
+    explained: bool
+    """whether its section says where its peaks come from"""
 
     @property
     def failed(self) -> bool:
@@ -101,7 +107,14 @@ class Entry(NamedTuple):
     @property
     def devices(self) -> list[DeviceRows]:
         """Where the peak of each device comes from."""
+        if not self.explained:
+            return []
         return device_rows(self.result, self.anchor, drawn=self.drawn)
+
+    @property
+    def unexplained(self) -> bool:
+        """Whether that is known, and not shown."""
+        return not self.explained and bool(_attributions(self.result))
 
 
 def page(report: Report, *, when: str = "") -> str:
@@ -170,18 +183,20 @@ def _entries(results: Sequence[Result]) -> list[Entry]:
         name = anchor(result)
         number = seen[name] = seen.get(name, 0) + 1
         name = name if number == 1 else f"{name}-{number}"
-        found.append(Entry(name, result, urgency(result), drawn=False))
-    drawn = 0
+        found.append(Entry(name, result, urgency(result), drawn=False, explained=False))
+    drawn = explained = 0
     entries = []
     for entry in sorted(found, key=lambda it: it.rank):
-        drawn += _timelines(entry.result)
-        entries.append(entry._replace(drawn=drawn <= MOST_DRAWN))
+        known = _attributions(entry.result)
+        drawn += sum(it.timeline is not None for it in known)
+        explained += bool(known)
+        few, some = drawn <= MOST_DRAWN, explained <= MOST_EXPLAINED
+        entries.append(entry._replace(drawn=few, explained=some))
     return entries
 
 
-def _timelines(result: Result) -> int:
-    found = result.measurement.attributions if result.measurement else ()
-    return sum(it.timeline is not None for it in found)
+def _attributions(result: Result) -> Sequence[Attribution]:
+    return result.measurement.attributions if result.measurement else ()
 
 
 def _keys(entry: Entry) -> Iterator[str | float | None]:
@@ -251,13 +266,16 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(size=size, difference=_difference)
+    environment.filters.update(size=size)
     environment.globals.update(
         circumstances=circumstances,
         shortage_rows=shortage_rows,
         provenance_text=provenance_text,
         most_sites=MOST_SITES,
         most_drawn=MOST_DRAWN,
+        most_explained=MOST_EXPLAINED,
+        size=_size_cell,
+        difference=_difference_cell,
     )
     return environment
 
@@ -276,13 +294,30 @@ def _printed(value: object) -> object:
     return printable(value) if type(value) is str else value
 
 
-def _difference(nbytes: int | None) -> str:
+def _size_cell(nbytes: int | None, label: str = "", kind: str = "") -> Markup:
+    """Return a cell of a table, a section's most frequent part: a macro takes ten times as long.
+
+    Args:
+        nbytes: its figure.
+        label: of the templates' own words, what it is called where the table has no columns.
+        kind: likewise, a class.
+    """
+    kind = f" {kind}" if kind else ""
+    label = f' data-label="{label}"' if label else ""
+    title = "" if nbytes is None else f' title="{nbytes:,} B"'
+    return _raw(f'<td class="n{kind}"{label}{title}>{size(nbytes)}</td>')
+
+
+def _difference_cell(nbytes: int | None, label: str = "difference") -> Markup:
+    """Return the cell of a difference, likewise."""
+    way = "" if not nbytes else " up" if nbytes > 0 else " down"
     if nbytes is None:
-        return ""
-    return format_size(nbytes, signed=True) if nbytes else "0"
+        return _raw(f'<td data-label="{label}" class="n{way}"></td>')
+    text = format_size(nbytes, signed=True) if nbytes else "0"
+    return _raw(f'<td data-label="{label}" class="n{way}" title="{nbytes:+,} B">{text}</td>')
 
 
-def _raw(text: str) -> Any:  # noqa: ANN401 - markupsafe comes with jinja2
+def _raw(text: str) -> Markup:
     """Return text that is markup already, of this package's own making."""
     from markupsafe import Markup
 

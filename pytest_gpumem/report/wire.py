@@ -16,7 +16,11 @@ Record = TypeVar("Record")
 
 def to_dict(record: object) -> dict[str, Any]:
     """Return a record (a frozen dataclass: Result, Measurement, Verdict ...) as plain data."""
-    plain: dict[str, Any] = _lists(msgspec.to_builtins(record))
+    plain: dict[str, Any]
+    try:  # several times as fast
+        plain = msgspec.msgpack.decode(msgspec.msgpack.encode(record))
+    except (UnicodeEncodeError, OverflowError):  # half a surrogate pair, or beyond 64 bits
+        plain = _lists(msgspec.to_builtins(record))
     return plain
 
 
