@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.recording import Recording
     from pytest_gpumem.records import OutOfMemory
 
+PATIENCE_S: Final = 0.25
+"""seconds that are waited for what threads still hold of a backward pass that failed"""
+
 
 LATEST_S: Final = 0.3
 """seconds that a step may take to let go of its memory once an error has ended it"""
@@ -246,7 +249,8 @@ class Meter:
         """
         self.resettle()
         outside, refusals, retries = self._open, WATCH.count, self._alloc_retries()
-        tally = Apart(self.counted())
+        before = self.counted()
+        tally = Apart(before)
         self._open, self._stepping = [tally], False
         began = beginning()
         try:
@@ -255,11 +259,25 @@ class Meter:
                 self.note()
                 tally.windows = [Span(began, now())]
         finally:
+            refused = WATCH.count > refusals
             WATCH.forget(refusals)
             self._retries += self._alloc_retries() - retries
             self.resettle()
+            if refused:
+                self._await_release(before)
             self._open = outside
             self._apart.append(Span(began, now()))
+
+    def _await_release(self, before: Sequence[Peak]) -> None:
+        """Wait for autograd's threads: they let go of a backward pass that failed a little late."""
+        deadline = time.monotonic() + PATIENCE_S
+        held = sum(peak.allocated for peak in before)
+        late = False
+        while sum(peak.allocated for peak in self.counted()) > held and time.monotonic() < deadline:
+            late = True
+            time.sleep(0.001)
+        if late:
+            self.resettle()
 
     @contextmanager
     def _recorded(self, tally: Apart, *, record: bool, script: bool) -> Iterator[None]:

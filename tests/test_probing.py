@@ -8,6 +8,7 @@ from virtual_gpu import CARD_80GIB, MIB, opened
 from pytest_gpumem.errors import GpuMemError, SpecError
 from pytest_gpumem.meter import Meter
 from pytest_gpumem.probing import Prober
+from pytest_gpumem.records import Peak
 
 told = []
 
@@ -246,3 +247,21 @@ def test_an_optimizers_only_step_in_a_probe_is_no_note_of_the_test(meter, prober
     assert meter.result().notes == ()
     one_step(1)
     assert "one step ran with a fresh Adam" in meter.result().notes[0]
+
+
+def test_what_threads_let_go_of_late_after_a_refusal_is_not_the_next_probes(meter, prober):
+    import threading
+
+    meter.cap(1000 * MIB)
+    threads = []
+
+    def refused(value):
+        held = [tensor(300)]  # as autograd's thread holds a backward pass's memory for a while
+        threads.append(threading.Timer(0.05, held.clear))
+        threads[-1].start()
+        tensor(value)
+
+    assert not prober.probe(refused, 2000).fits
+    assert meter.counted()[0] == Peak(0, 0)
+    assert prober.probe(tensor, 1000).fits
+    threads[0].join()
