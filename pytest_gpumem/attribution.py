@@ -105,7 +105,9 @@ def explain(run: Run, parts: Iterable[str], root: Path, *, timelines: bool) -> E
     for part, spans in windows.items():
         found = [
             attributor.attribution(Subject(index, peak, other, spans), timeline=timelines)
-            for index, (peak, other) in enumerate(zip(peaks[part], run.meter.others, strict=True))
+            for index, peak, other in zip(
+                run.meter.devices, peaks[part], run.meter.others, strict=True
+            )
         ]
         explanations.add(part, found, peaks[part])
     return explanations

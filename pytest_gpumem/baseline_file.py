@@ -33,12 +33,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from dataclasses import astuple, dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import msgspec
 
+from pytest_gpumem.baseline_text import RESTORE, parse_json
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.records import (
     BaselineEntry,
@@ -62,7 +62,6 @@ FORMAT: Final = 1
 WHOLE_TEST: Final = ""
 """the part that stands for the test itself"""
 
-_RESTORE = "restore it from version control, or delete it and run with --gpumem-update-baselines"
 
 _Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -152,7 +151,7 @@ def decode(
         BaselineError: it is not, or it is not a baseline file that this version can read.
     """
     given = str(path)
-    document = _parse(given, content)
+    document = parse_json(given, content)
     _check_format(given, document)
     file = _convert(given, document, _File, "$")
     for what, found, wanted in (
@@ -178,52 +177,10 @@ def decode(
     )
 
 
-def _parse(given: str, content: bytes) -> Any:  # noqa: ANN401 - JSON
-    try:
-        text = content.decode("utf-8-sig")
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
-    except UnicodeDecodeError as error:
-        problem = f"is not UTF-8 text: byte {error.object[error.start]:#04x} at {error.start}"
-        remedy = f"save it as UTF-8, or {_RESTORE}"
-    except RecursionError:
-        problem, remedy = "is nested too deeply for a baseline", _RESTORE
-    except json.JSONDecodeError as error:
-        problem, remedy = _explain(text, error)
-    except ValueError as error:
-        problem, remedy = f"is not a baseline: {error}", _RESTORE
-    raise BaselineError(given, problem, remedy) from None
-
-
-def _explain(text: str, error: json.JSONDecodeError) -> tuple[str, str]:
-    """What is wrong with a text that is not JSON, and what to do."""
-    if not text.strip():
-        return "is empty", _RESTORE
-    if conflict := re.search(r"^([<=>|])\1{6}(?=\s|$)", text, re.MULTILINE):
-        line = text.count("\n", 0, conflict.start()) + 1
-        return (
-            f"has a merge-conflict marker ({conflict[0]}) in line {line}",
-            "take one side (git checkout --ours or --theirs) and run --gpumem-update-baselines",
-        )
-    return f"is not JSON: {error.msg} in line {error.lineno}, column {error.colno}", _RESTORE
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{json.dumps(twice)} is there twice")
-    return found
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of bytes")
-
-
 def _check_format(given: str, document: object) -> None:
     number = document.get("format") if isinstance(document, dict) else None
     if type(number) is not int or number < 1:
-        raise BaselineError(given, 'is not a baseline: it has no "format" number', _RESTORE)
+        raise BaselineError(given, 'is not a baseline: it has no "format" number', RESTORE)
     if number > FORMAT:
         raise BaselineError(
             given,
@@ -241,7 +198,7 @@ def _convert(given: str, value: object, kind: type[_T], place: str) -> _T:
     except (msgspec.ValidationError, UnicodeError) as error:
         problem, _, where = str(error).partition(" - at `$")
         shown = json.dumps(problem)[1:-1]  # a field's name may have any character
-        raise BaselineError(given, f"{shown} at {place}{where.rstrip('`')}", _RESTORE) from None
+        raise BaselineError(given, f"{shown} at {place}{where.rstrip('`')}", RESTORE) from None
 
 
 def _places(place: str, values: Mapping[str, _T]) -> Iterable[tuple[str, _T, str]]:
@@ -255,7 +212,7 @@ def _read_test(
     own = _convert(given, value, dict[str, Any], place)
     parts = _convert(given, own.pop("parts", {}), dict[str, Any], f"{place}.parts")
     if WHOLE_TEST in parts:
-        raise BaselineError(given, f"a part without a name at {place}.parts", _RESTORE)
+        raise BaselineError(given, f"a part without a name at {place}.parts", RESTORE)
     found = {}
     if own or not parts:
         found[WHOLE_TEST] = _read_entry(given, own, place, records)
@@ -270,12 +227,12 @@ def _read_entry(
     entry = _convert(given, value, _Entry, place)
     if len(entry.peak_allocated) != len(entry.peak_reserved):
         problem = "peak_allocated and peak_reserved are not of the same devices"
-        raise BaselineError(given, f"{problem} at {place}", _RESTORE)
+        raise BaselineError(given, f"{problem} at {place}", RESTORE)
     if entry.provenance not in records:
         problem = f"provenance {json.dumps(entry.provenance)} is not in the file"
-        raise BaselineError(given, f"{problem} at {place}", _RESTORE)
+        raise BaselineError(given, f"{problem} at {place}", RESTORE)
     if entry.breakdown and len(entry.breakdown) != len(entry.peak_allocated):
-        raise BaselineError(given, f"breakdown is not of as many devices at {place}", _RESTORE)
+        raise BaselineError(given, f"breakdown is not of as many devices at {place}", RESTORE)
     peaks = map(Peak, entry.peak_allocated, entry.peak_reserved)
     breakdowns = tuple(map(_breakdown, entry.breakdown))
     declared = (entry.batch_size, entry.world_size, entry.rank)

@@ -165,6 +165,14 @@ class Case:
         """What the fullest device held."""
         return held_text(Peak(self.measurement.peak_allocated, self.measurement.peak_reserved))
 
+    @property
+    def fullest(self) -> int | None:
+        """Which device reserved most; None where there is one, or they are alike."""
+        peaks = self.measurement.peaks
+        if len(set(peaks)) < 2:  # noqa: PLR2004 - they differ
+            return None
+        return max(range(len(peaks)), key=lambda it: (peaks[it].reserved, peaks[it].allocated))
+
     def on_device(self, device: int) -> str:
         """Which device, where there are several."""
         return f" on device {device}" if len(self.measurement.peaks) > 1 else ""

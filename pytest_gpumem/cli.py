@@ -53,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except GpuMemError as error:
         print(f"gpumem: {printable(str(error))}", file=sys.stderr)
         return USAGE_ERROR
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def _tell(outcome: Outcome) -> int:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from pytest_gpumem.devices.base import Device
-    from pytest_gpumem.meter import Tally
     from pytest_gpumem.records import Measurement, Peak
+    from pytest_gpumem.tally import Tally
 
 _active: list[Meter] = []
 """meters that run in this process, the innermost last"""

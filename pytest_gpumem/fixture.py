@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.probing import Prober
+from pytest_gpumem.ranks import current_rank
 from pytest_gpumem.records import Peak
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class GpuMemory:
         """The test's devices: as many as its marker says (``devices=2``), else one."""
         import torch
 
-        return [torch.device("cuda", index) for index in range(self._run.spec.devices)]
+        return [torch.device("cuda", index) for index in self._run.meter.devices]
 
     @property
     def batch_size(self) -> int:
@@ -64,12 +65,16 @@ class GpuMemory:
 
     @property
     def world_size(self) -> int:
-        """The number of ranks that the marker declares; 1 where it declares none."""
-        return self._run.spec.world_size or 1
+        """The number of ranks, as the marker declares or torchrun has it; else 1."""
+        started = current_rank()
+        return self._run.spec.world_size or (started.size if started else 1)
 
     @property
     def rank(self) -> int:
         """Which of them this test is."""
+        started = current_rank()
+        if self._run.spec.rank is None and started:
+            return started.rank
         return self._run.spec.rank or 0
 
     @property

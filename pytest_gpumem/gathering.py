@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.errors import GpuMemError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pytest_gpumem.baseline import Change
     from pytest_gpumem.records import BaselineEntry
     from pytest_gpumem.report.model import Result
@@ -27,6 +29,10 @@ class Gathering:
         """the reason of each marked test that was skipped for want of a device"""
         self.broken: list[str] = []
         """results that could not be read"""
+        self.elsewhere: list[list[Result]] = []
+        """results that fail the session, of tests that passed in this process"""
+        self._ranks = 0
+        """how many ranks of torchrun's they are of; 0: of no such run"""
 
     def __bool__(self) -> bool:
         """Whether there is anything to tell."""
@@ -68,6 +74,64 @@ class Gathering:
             replace(it, expected=True) if expected and it.verdict.failed else it for it in results
         ]
 
+    # -- ranks --
+
+    def plain(self) -> dict[str, Any]:
+        """Return all as plain data, for the rank that makes the report."""
+        from pytest_gpumem.report.wire import to_dict
+
+        return {
+            "results": {
+                nodeid: [to_dict(it) for it in results] for nodeid, results in self._results.items()
+            },
+            "failed": sorted(self._failed),
+            "complete": sorted(self._complete),
+        }
+
+    def join(self, ranks: Mapping[int, dict[str, Any] | None], *, shrinkage_fails: bool) -> None:
+        """Take what other ranks have: a test's result is the worst rank's from then on.
+
+        A test that failed in any rank, or that a rank did not bring to its end, gets no baseline.
+        """
+        from pytest_gpumem.merging import merged
+
+        found: dict[str, list[list[Result]]] = {
+            nodeid: [results] for nodeid, results in self._results.items()
+        }
+        self._ranks = 1 + len(ranks)
+        for rank, data in ranks.items():
+            if data is None:
+                self.broken.append(f"rank {rank} gave no results: no baselines are written")
+                continue
+            other = Gathering()
+            other.read(data)
+            self.broken += other.broken
+            self._failed |= other._failed
+            self._complete &= other._complete
+            for nodeid, results in other._results.items():
+                found.setdefault(nodeid, []).append(results)
+        for nodeid, of_ranks in found.items():
+            own = {it.part for it in self._results.get(nodeid, ()) if it.verdict.failed}
+            results = self._results[nodeid] = merged(of_ranks, shrinkage_fails=shrinkage_fails)
+            worse = [it for it in results if it.verdict.failed and not it.expected]
+            if any(it.part not in own for it in worse):
+                self.elsewhere.append(worse)
+
+    def read(self, data: dict[str, Any]) -> None:
+        """Take what a rank gave."""
+        from pytest_gpumem.report.model import Result
+        from pytest_gpumem.report.wire import from_dict
+
+        try:
+            self._failed = set(map(str, data["failed"]))
+            self._complete = set(map(str, data["complete"]))
+            for nodeid, results in data["results"].items():
+                self._results[nodeid] = [from_dict(Result, one) for one in results]
+        except (GpuMemError, KeyError, TypeError, AttributeError) as error:
+            self.broken.append(str(error))
+
+    # -- all of them --
+
     def results(self) -> list[Result]:
         """Return all results, in the order in which their tests ended."""
         return [result for results in self._results.values() for result in results]
@@ -80,15 +144,22 @@ class Gathering:
         for nodeid, results in self._results.items():
             if nodeid in self._failed or nodeid not in self._complete:
                 continue
-            parts = {it.part: entry_of(it) for it in results if it.baseline and it.measurement}
+            parts = {
+                it.part: entry_of(it, ranks=self._ranks)
+                for it in results
+                if it.baseline and it.measurement
+            }
             device = next((it.measurement.device for it in results if it.measurement), None)
             if parts and device is not None:
                 found.append(Change(device, *split(nodeid), parts))
         return found
 
 
-def entry_of(result: Result) -> BaselineEntry:
-    """Return what a baseline keeps of a result, which has a measurement."""
+def entry_of(result: Result, ranks: int = 0) -> BaselineEntry:
+    """Return what a baseline keeps of a result, which has a measurement.
+
+    ``ranks`` is how many ranks of torchrun's it is the worst of.
+    """
     from pytest_gpumem.records import BaselineEntry
 
     assert result.measurement is not None  # noqa: S101 - for the type checker
@@ -97,7 +168,8 @@ def entry_of(result: Result) -> BaselineEntry:
         replace(it.breakdown, sites=it.breakdown.sites[:KEPT_SITES])
         for it in measurement.attributions
     )
-    declared = (result.batch_size, result.world_size, result.rank)
+    rank = None if ranks else result.rank  # the fullest, whichever that is
+    declared = (result.batch_size, result.world_size, rank)
     return BaselineEntry(
         measurement.peaks, measurement.provenance, *declared, breakdowns, measurement.slope
     )

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     Place = tuple[int, int]
     """device and address of a storage"""
 
-DEEPEST: Final = 8
-"""objects between a tensor and a name"""
+DEEPEST: Final = 12
+"""objects between a tensor and a name; modules in modules count as one"""
+DEEPEST_MODULE: Final = 100
 MOST_TENSORS: Final = 200
 """tensors whose holders are looked for, the largest first"""
 MOST_OBJECTS: Final = 500
@@ -106,6 +107,7 @@ class _Climb:
         modules: list[Any] = list(sys.modules.values())  # some put other things there
         self._globals = {id(vars(it)): it for it in modules if isinstance(it, ModuleType)}
         self._locals = dict(_running())
+        self._parents = _parents()
 
     def _tensors(self) -> list[_Node]:
         """Return a node for each tensor whose memory it is, the largest first."""
@@ -165,6 +167,14 @@ class _Climb:
                     self._visit(referrer, node, found)
         return found
 
+    def _outermost(self, module: object) -> object:
+        """Return the module that a module is in, and that is in no other."""
+        for _ in range(DEEPEST_MODULE):  # a module may be in itself
+            if id(module) not in self._parents:
+                break
+            module = self._parents[id(module)]
+        return module
+
     def _visit(self, referrer: object, node: _Node, found: list[_Node]) -> None:
         module = self._globals.get(id(referrer))
         if module is not None:
@@ -185,6 +195,9 @@ class _Climb:
             self._name(named, f"class attribute {key} of {referrer.__qualname__}")
             return
         words = _words(referrer, node)
+        if id(referrer) in self._parents:
+            referrer = self._outermost(referrer)
+            words = (type(referrer).__name__,)
         said = tuple(filter(None, words))
         self._best[node.place] = max(self._best.get(node.place, ()), said, key=len)
         found.append(_Node(referrer, node.value, node.place, words))
@@ -259,6 +272,19 @@ def _is_ours(referrer: object) -> bool:
     if isinstance(referrer, (_Node, _Climb)):
         return True
     return isinstance(referrer, FrameType) and referrer.f_code.co_filename == __file__
+
+
+def _parents() -> dict[int, object]:
+    """Return the modules that others are in, by the ids of these."""
+    import torch
+
+    modules = [it for it in gc.get_objects() if issubclass(type(it), torch.nn.Module)]
+    return {
+        id(child): module
+        for module in modules
+        for child in vars(module).get("_modules", {}).values()
+        if child is not None
+    }
 
 
 # -- local variables of functions that run: the collector does not know of them --

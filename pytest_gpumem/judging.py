@@ -109,9 +109,15 @@ def _against_remedy(case: Case) -> str:
     return f"record the baseline of {key}, on that device, with {UPDATE_OPTION}"
 
 
+_TABLED = (Kind.OUT_OF_MEMORY, Kind.OVER_BUDGET, Kind.REGRESSED)
+"""verdicts whose reports have a table of all devices"""
+
+
 def _common_notes(case: Case, kind: Kind) -> Iterator[str]:
     now, entry, error = case.measurement, case.entry, case.lookup.error
     yield from now.notes
+    if case.fullest is not None and kind not in _TABLED:
+        yield f"device {case.fullest} of {len(now.peaks)} is the fullest"
     if now.alloc_retries and kind is not Kind.OUT_OF_MEMORY:
         times = "once" if now.alloc_retries == 1 else f"{now.alloc_retries} times"
         yield f"the allocator had to empty its cache {times} to go on"

@@ -62,7 +62,7 @@ def with_growth(
     if not spec.steady or not most:
         return spec, measurement
     device = grown.index(most)
-    found = _heaped(recording, device, steps.times, root) if recording else ()
+    found = _heaped(recording, run.meter.devices[device], steps.times, root) if recording else ()
     return spec, replace(measurement, stayed=Stayed(device, most, found, steps.holders))
 
 
@@ -117,14 +117,14 @@ def judged(
     measurement = replace(whole.measurement, left=left.sizes)
     if judge_left(measurement, run.spec) is None:
         return None
-    stayed = _stayed(left, recording, session.root)  # now: a second run leaves more
+    stayed = _stayed(run, left, recording, session.root)  # now: a second run leaves more
     again, recorded = _left_again(session, item, run, left)
     if run.spec.warmup and again is not None:
         measurement = replace(measurement, left=again.sizes)
-        stayed = _stayed(again, recorded, session.root)
+        stayed = _stayed(run, again, recorded, session.root)
         note = ""
     else:
-        note = _compared(again)
+        note = _compared(again, warmup=run.spec.warmup)
     measurement = replace(measurement, stayed=stayed)
     verdict = judge_left(measurement, run.spec)
     if verdict is None:
@@ -160,21 +160,24 @@ def _left_again(
     return (_left(session, run, known, first.sizes) if ran else None), recording
 
 
-def _compared(again: _Left | None) -> str:
+def _compared(again: _Left | None, *, warmup: int) -> str:
     if again is None:
-        return ""
+        return "with what the warm-up left: a second run did not pass, or was not tried" * bool(
+            warmup
+        )
     size = max(again.sizes, default=0)
     if size:
         return f"run once more it left {format_size(size)} more"
     return "run once more it left nothing more: something is kept once, as a cache is"
 
 
-def _stayed(left: _Left, recording: Recording | None, root: Path) -> Stayed:
-    device = left.sizes.index(max(left.sizes))
+def _stayed(run: Run, left: _Left, recording: Recording | None, root: Path) -> Stayed:
+    index = left.sizes.index(max(left.sizes))
+    device = run.meter.devices[index]
     blocks = {place: size for place, size in left.blocks.items() if place[0] == device}
 
     def stays(block: Block) -> bool:
         return block.end is None and (device, block.address) in blocks
 
     found = _sites(recording, device, stays, root) if recording else ()
-    return Stayed(device, left.sizes[device], found, holders(blocks))
+    return Stayed(index, left.sizes[index], found, holders(blocks))

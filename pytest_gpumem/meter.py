@@ -6,13 +6,14 @@ import gc
 import os
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+from pytest_gpumem.devices.usage import shared
 from pytest_gpumem.oom import WATCH
 from pytest_gpumem.optimizers import OptimizerWatch
 from pytest_gpumem.recorder import Recorder, history
 from pytest_gpumem.recording import Span, beginning, now
-from pytest_gpumem.records import DeviceInfo, DeviceUse, Measurement, Peak, Provenance
+from pytest_gpumem.records import DeviceInfo, Measurement, Peak, Provenance
 from pytest_gpumem.settling import (
     Plugs,
     alloc_retries,
@@ -30,8 +31,8 @@ from pytest_gpumem.settling import (
     stats,
     watched_resets,
 )
-from pytest_gpumem.sizes import format_size
 from pytest_gpumem.steps import Steps
+from pytest_gpumem.tally import NOTHING, Apart, Tally, minus, outside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,67 +44,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.recording import Recording
     from pytest_gpumem.records import OutOfMemory
 
-_NOTHING = Peak(0, 0)
-LARGEST_CONTEXT: Final = 1 << 30
-"""bytes that a CUDA context and the libraries of one process do not take alone"""
-
-
-def plus(one: Peak, other: Peak) -> Peak:
-    """Return the sum."""
-    return Peak(one.allocated + other.allocated, one.reserved + other.reserved)
-
-
-def minus(one: Peak, other: Peak) -> Peak:
-    """Return the difference, never below zero."""
-    return Peak(max(0, one.allocated - other.allocated), max(0, one.reserved - other.reserved))
-
-
-def most(one: Peak, other: Peak) -> Peak:
-    """Return the larger of each figure."""
-    return Peak(max(one.allocated, other.allocated), max(one.reserved, other.reserved))
-
-
-def fullest(peaks: Sequence[Peak]) -> Peak:
-    """Return the largest of each figure."""
-    return Peak(max(it.allocated for it in peaks), max(it.reserved for it in peaks))
-
-
-class Tally:
-    """The highest memory so far of the whole step, or of a part of it; one Peak a device."""
-
-    def __init__(self, start: Sequence[Peak]) -> None:
-        self.begin(start)
-        self.windows: list[Span] = []
-        """when it was open, as far as it has ended"""
-
-    def begin(self, start: Sequence[Peak]) -> None:
-        """Forget all but what is held now."""
-        self.peaks = list(start)
-        self.passes = list(start)
-        """the same without the steps of optimizers: of forward and backward passes, mostly"""
-
-    def raise_to(self, peaks: Sequence[Peak], *, stepping: bool = False) -> None:
-        """Take what is higher; ``stepping``: reached in an optimizer's step."""
-        self.peaks = [most(old, new) for old, new in zip(self.peaks, peaks, strict=True)]
-        if not stepping:
-            self.passes = [most(old, new) for old, new in zip(self.passes, peaks, strict=True)]
-
-    def add(self, more: Sequence[Peak]) -> None:
-        """Count something as from the beginning."""
-        self.peaks = [plus(old, new) for old, new in zip(self.peaks, more, strict=True)]
-        self.passes = [plus(old, new) for old, new in zip(self.passes, more, strict=True)]
-
-
-class Apart(Tally):
-    """The tally of what is not part of the step."""
-
-    recording: Recording | None = None
-    events: list[list[dict[str, Any]]]
-    """the allocator's, of each device"""
-
 
 class Meter:
-    """Measures one step on devices 0 .. count-1 of a device that is open.
+    """Measures one step on ``count`` devices, from the first that its device has, which is open.
 
     What others hold is not counted: a figure is what the allocator says, less that.
 
@@ -120,18 +63,20 @@ class Meter:
         record: bool = False,
         steady: bool = False,
     ) -> None:
-        """Measure; ``record`` records it, ``steady`` notes what is allocated after each step."""
+        """Measure; ``record`` records it, ``steady`` notes what each step leaves allocated."""
         self.device = device
         self.info = info
         self.count = count
-        self._plugs = Plugs(count)
+        self.devices = range(device.first, device.first + count)
+        """their numbers in this process"""
+        self._plugs = Plugs(self.devices)
         self.steps = Steps(lambda: [peak.allocated for peak in self.counted()])
         self._steady = steady
         self._optimizers = OptimizerWatch(self._before_step, self._after_step)
         self._stepping = False
         """whether an optimizer's step is under way; an error may have ended it"""
         self._stack = ExitStack()
-        self._others = [_NOTHING] * count
+        self._others = [NOTHING] * count
         """held by others, without our plugs"""
         self._whole = Tally(self._others)
         self._open = [self._whole]
@@ -156,7 +101,7 @@ class Meter:
         """
         require_native_allocator()
         self._plugs.release()
-        settle(self.count)
+        settle(self.devices)
         found = self._stats()
         held = [held_now(it) for it in found]
         full = any(it.reserved for it in held)
@@ -171,14 +116,14 @@ class Meter:
         self.device.make_room([other.reserved for other in self._others])
         self._retries = alloc_retries(found)
         self._stack.callback(self._plugs.release)
-        self._stack.enter_context(kept_fractions(self.count))
+        self._stack.enter_context(kept_fractions(self.devices))
         self._stack.enter_context(own_garbage_only())
         self._stack.enter_context(watched_resets(self.note))
         self._optimizers.start()
         self._stack.callback(self._optimizers.stop)
         if self._recorder is not None:
             self._record(self._recorder)
-        self._use = self.device.watch(self.count)
+        self._use = self.device.watch(self.devices)
         self._stack.callback(self._use.stop)
         self._begin()
 
@@ -191,7 +136,7 @@ class Meter:
         self.steps.forget()
         self._use.start()
         self._began = beginning()
-        reset_peaks(self.count)
+        reset_peaks(self.devices)
         self._stepping = False
         self._whole.begin(self.counted())
         self._open = [self._whole]
@@ -230,7 +175,7 @@ class Meter:
     def blocks(self) -> dict[tuple[int, int], int]:
         """Return device, address and bytes of each live block, others' included."""
         plugs = set(self._plugs.blocks)
-        return {it: size for it, size in live_blocks(self.count).items() if it not in plugs}
+        return {it: size for it, size in live_blocks(self.devices).items() if it not in plugs}
 
     def _before_step(self) -> None:
         self._stepping = False  # up to now, at least
@@ -246,7 +191,7 @@ class Meter:
     def fold(self) -> None:
         """Take them, and reset them: what comes is for a tally of its own."""
         self.note()
-        reset_peaks(self.count)
+        reset_peaks(self.devices)
 
     def peaks(self) -> tuple[Peak, ...]:
         """Return the whole step's peaks so far, one a device."""
@@ -260,7 +205,7 @@ class Meter:
 
     def _stats(self) -> list[dict[str, Any]]:
         """Return the allocator's statistics of each device: asking takes most of a measurement."""
-        return [stats(device) for device in range(self.count)]
+        return [stats(device) for device in self.devices]
 
     def _alloc_retries(self) -> int:
         return alloc_retries(self._stats())
@@ -322,7 +267,7 @@ class Meter:
                 tally.recording = recorder.so_far()
                 tally.events = [
                     [it for it in events if it["time_us"] >= began]
-                    for events in tally.recording.events[: self.count]
+                    for events in self._mine(tally.recording.events)
                 ]
         elif record:
             recorder = Recorder()
@@ -334,18 +279,22 @@ class Meter:
         elif script:
             with history() as events:
                 yield
-            tally.events = events[: self.count]
+            tally.events = list(self._mine(events))
         else:
             yield
+
+    def _mine(self, events: Sequence[Any]) -> Sequence[Any]:
+        """Return what is of this step's devices, of what there is one of each device of."""
+        return events[self.devices.start : self.devices.stop]
 
     def resettle(self) -> None:
         """Settle in the midst of a step: its live memory stays counted, its cache goes."""
         self.fold()
         with self._recorder.ours() if self._recorder else nullcontext():
             self._plugs.release()
-            settle(self.count)
+            settle(self.devices)
             self._plugs.fill()
-        reset_peaks(self.count)
+        reset_peaks(self.devices)
 
     def release(self) -> None:
         """Let go of all that nobody refers to any more, also of what was made before the step."""
@@ -392,7 +341,7 @@ class Meter:
     def windows(self, tally: Tally | None = None) -> list[Span]:
         """Return when the whole step was measured, or a part's tally."""
         spans = tally.windows if tally else [Span(self._began, now())]
-        return list(_outside(spans, self._apart))
+        return list(outside(spans, self._apart))
 
     # -- the cap --
 
@@ -403,14 +352,14 @@ class Meter:
 
         if self._limit is not None:
             return self._limit
-        free = [torch.cuda.mem_get_info(device)[0] for device in range(self.count)]
+        free = [torch.cuda.mem_get_info(device)[0] for device in self.devices]
         return min(one + held.reserved for one, held in zip(free, self.counted(), strict=True))
 
     def cap(self, limit: int | None) -> int | None:
         """Cap what the step may reserve, on each device, in bytes; return the cap before."""
         before, self._limit = self._limit, limit
-        for device in range(self.count):
-            room = None if limit is None else limit + self._others[device].reserved
+        for device, other in zip(self.devices, self._others, strict=True):
+            room = None if limit is None else limit + other.reserved
             set_cap(device, room, self.device.cap_total(device))
         return before
 
@@ -433,8 +382,7 @@ class Meter:
         if whole and any(peak.allocated for peak in retained):
             gc.collect()
             retained = self.counted()
-        said = list(notes)
-        said.extend(_shared(use, self.info.name))
+        said = [*notes, *shared(use, self.info.name)]
         ended = whole and out_of_memory is None
         if ended:
             said.extend(self._optimizers.notes())
@@ -453,33 +401,6 @@ class Meter:
             device_use=use,
             steps=self.steps.by_device() if ended and self._steady else (),
         )
-
-
-def _shared(use: Sequence[DeviceUse], name: str) -> Iterator[str]:
-    """Say that others are on the device: on the fullest where there are several."""
-    most = max(use, key=lambda it: (it.others, it.processes, it.besides), default=None)
-    if most is None:
-        return
-    if most.processes:
-        who = "another process holds" if most.processes == 1 else "other processes hold"
-        size = format_size(most.others) if most.others else "memory"
-        yield f"{name} is shared: {who} {size} of it"
-    elif not most.every_ms and most.besides > LARGEST_CONTEXT:
-        yield (
-            f"{format_size(most.besides)} of {name} were in use besides PyTorch's memory when the "
-            "step began; NVML (pip install 'pytest-gpumem[nvml]') would tell whether others hold it"
-        )
-
-
-def _outside(spans: Sequence[Span], holes: Sequence[Span]) -> Iterator[Span]:
-    """Yield what of spans lies in none of the holes, which are in order."""
-    for span in spans:
-        start = span.start
-        for hole in holes:
-            if hole.end > start and hole.start < span.end:
-                yield Span(start, hole.start)
-                start = hole.end
-        yield Span(start, span.end)
 
 
 def provenance(device: Device) -> Provenance:

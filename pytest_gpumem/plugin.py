@@ -15,15 +15,18 @@ import pytest
 
 from pytest_gpumem import hookspecs
 from pytest_gpumem.early import TorchGuard
-from pytest_gpumem.errors import SpecError
+from pytest_gpumem.errors import GpuMemError, SpecError
 from pytest_gpumem.gathering import Gathering
+from pytest_gpumem.joining import joining
 from pytest_gpumem.options import DEVICES, OPTIONS, Option, Settings, read_settings
+from pytest_gpumem.ranks import current_rank
 from pytest_gpumem.runner import Failed, Runner, is_marked
 from pytest_gpumem.spreading import CARD, RANK, spread
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from pytest_gpumem.baseline import Change
     from pytest_gpumem.devices.choose import Choice
     from pytest_gpumem.fixture import GpuMemory
     from pytest_gpumem.publishing import Published
@@ -136,7 +139,8 @@ def _choice(config: pytest.Config) -> Choice:
     settings = config.stash[SETTINGS]
     if settings.device in DEVICES:
         worker = getattr(config, "workerinput", {}).get("workerid", "")
-        choice = choose(settings.device, find_card(settings.card), worker=worker)
+        card, rank = find_card(settings.card), current_rank()
+        choice = choose(settings.device, card, worker=worker, rank=rank)
     else:
         choice = _made_by_hook(config, settings)
     config.stash[CHOICE] = choice
@@ -155,6 +159,7 @@ def _made_by_hook(config: pytest.Config, settings: Settings) -> Choice:
     return Choice(device, demanded=True)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make several tests of one that names several cards or ranks."""
     spread(metafunc, metafunc.config.stash[SETTINGS].cards)
@@ -206,6 +211,11 @@ class GpuMemPlugin(Runner):
         self._published: list[Published] = []
         self._session: TestSession | None = None
         self._worker = hasattr(config, "workerinput")
+        listing = any(map(config.getoption, LISTINGS))
+        try:
+            self._ranks = None if self._worker or listing else joining()
+        except GpuMemError as error:
+            raise pytest.UsageError(f"gpumem: {error}") from error
 
     @property
     def session(self) -> TestSession:
@@ -281,15 +291,32 @@ class GpuMemPlugin(Runner):
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the baselines and the reports; a file that cannot be written fails the session."""
-        if self._worker:
+        if self._worker or not self._joined():
             return
-        failed = False
+        failed = bool(self.gathering.elsewhere or (self._ranks and self.gathering.broken))
         if self.settings.update_baselines:
-            failed = bool(self.session.update_baselines(self.gathering.changes()).errors)
+            failed |= bool(self.session.update_baselines(self._changes()).errors)
         if not any(map(self.config.getoption, LISTINGS)):
             failed |= self._publish()
         if failed and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    # -- ranks of torchrun's --
+
+    @property
+    def _silent(self) -> bool:
+        """Whether another process tells of this session."""
+        return self._worker or (self._ranks is not None and not self._ranks.reports)
+
+    def _joined(self) -> bool:
+        """Bring the ranks' results together; return whether it is here that they are told."""
+        if self._ranks is None:
+            return True
+        return self._ranks.join(self.gathering, shrinkage_fails=self.settings.shrinkage == "fail")
+
+    def _changes(self) -> list[Change]:
+        """Return what becomes baselines: nothing where a rank's figures are missing."""
+        return [] if self._ranks and self.gathering.broken else self.gathering.changes()
 
     def _publish(self) -> bool:
         """Write the reports that anybody wants; return whether that failed."""
@@ -324,7 +351,7 @@ class GpuMemPlugin(Runner):
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Show the table, the counts and the next command, and where the reports are."""
-        if self._worker:
+        if self._silent:
             return
         if self.gathering or self.settings.update_baselines:
             self._show_summary(terminalreporter)
@@ -359,6 +386,10 @@ class GpuMemPlugin(Runner):
             return
         if terminalreporter.verbosity >= 0:
             terminalreporter.section("GPU memory", sep="=")
+        for results in self.gathering.elsewhere:
+            terminalreporter.write_line(
+                f"{results[0].nodeid}\n{self.session.failure_text(results)}\n"
+            )
         for text in texts:
             terminalreporter.write_line(text)
 
@@ -367,3 +398,6 @@ class GpuMemPlugin(Runner):
         _guard.remove()
         if self._session is not None:
             self._session.end()
+        ranks, self._ranks = self._ranks, None
+        if ranks is not None:
+            ranks.end()

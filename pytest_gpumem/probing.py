@@ -11,18 +11,19 @@ from pytest_gpumem.attribution import Attributor, Subject
 from pytest_gpumem.errors import GpuMemError, SpecError
 from pytest_gpumem.fit import Largest, Probe, Search
 from pytest_gpumem.frames import clear
-from pytest_gpumem.meter import fullest
 from pytest_gpumem.oom import WATCH, find_out_of_memory
 from pytest_gpumem.rehearsal import Rehearsal, script_of
 from pytest_gpumem.scaling import Prediction, Scaling, grows_evenly, uneven
 from pytest_gpumem.sizes import format_size, shown
+from pytest_gpumem.tally import fullest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from pytest_gpumem.meter import Apart, Meter
+    from pytest_gpumem.meter import Meter
     from pytest_gpumem.records import Breakdown
+    from pytest_gpumem.tally import Apart
 
     Step = Callable[[int], object]
 
@@ -62,7 +63,7 @@ class Prober:
                 "no multiple is within the limit",
                 f"write limit={multiple} or more",
             )
-        rehearsal = Rehearsal(self.meter.apart)
+        rehearsal = Rehearsal(self.meter.apart, first=self.meter.devices[0])
         search = Search(
             self.meter.capacity,
             start=start,
@@ -131,7 +132,8 @@ class Prober:
         if recording is None or recording.overflowed or not probe.fits:
             return None
         index = tally.peaks.index(max(tally.peaks, key=lambda peak: peak.allocated))
-        subject = Subject(index, tally.peaks[index], self.meter.others[index], tally.windows)
+        device, others = self.meter.devices[index], self.meter.others[index]
+        subject = Subject(device, tally.peaks[index], others, tally.windows)
         found = Attributor(recording, self.root).attribution(subject, timeline=False)
         return found.breakdown if found else None
 

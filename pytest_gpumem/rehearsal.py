@@ -72,10 +72,12 @@ class Rehearsal:
 
     Args:
         stage: gives a context in which memory may be taken: settled before and after.
+        first: the number of the first device that scripts are of.
     """
 
-    def __init__(self, stage: Callable[[], Any]) -> None:
+    def __init__(self, stage: Callable[[], Any], *, first: int = 0) -> None:
         self._stage = stage
+        self._first = first
         self._known: dict[int, list[Script]] = {}
         self._answers: dict[int, bool] = {}
 
@@ -144,7 +146,9 @@ class Rehearsal:
             factors = _lagrange(values, value)
             with self._stage():
                 self._answers[value] = all(
-                    perform(device, [scripts[device] for _, scripts in points], factors)
+                    perform(
+                        self._first + device, [scripts[device] for _, scripts in points], factors
+                    )
                     for device in range(len(points[-1][1]))
                 )
         return self._answers[value]

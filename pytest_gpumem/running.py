@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.cards import CARDS, find_card
 from pytest_gpumem.devices.world import joined
-from pytest_gpumem.meter import Meter, minus, plus
+from pytest_gpumem.meter import Meter
 from pytest_gpumem.oom import WATCH, find_out_of_memory, site_of
 from pytest_gpumem.records import OutOfMemory, Peak
 from pytest_gpumem.spec import MemorySpec, spec_from_call
+from pytest_gpumem.tally import minus, plus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.devices.base import Device
     from pytest_gpumem.devices.cards import Card
-    from pytest_gpumem.meter import Tally
     from pytest_gpumem.recording import Span
     from pytest_gpumem.records import DeviceInfo, Measurement
+    from pytest_gpumem.tally import Tally
 
 BOUNDLESS: Final = 1 << 39
 """bytes more than its card has that a virtual GPU gets to say how much a step needs"""
@@ -254,7 +255,8 @@ class Run:
     def out_of_memory(self, error: BaseException) -> OutOfMemory:
         """Return the record of an out-of-memory error that just happened."""
         refusal = WATCH.last(error)
-        device = min(refusal.device, self.spec.devices - 1)
+        first = self.meter.devices[0]
+        device = min(max(refusal.device - first, 0), self.spec.devices - 1)
         if refusal.held is None:
             held = self.meter.counted()[device]
         else:

@@ -13,6 +13,7 @@ from pytest_gpumem.errors import BaselineError, GpuMemError
 from pytest_gpumem.followup import too_much, with_fragmentation, with_snapshot
 from pytest_gpumem.gathering import split
 from pytest_gpumem.judging import judge
+from pytest_gpumem.ranks import current_rank
 from pytest_gpumem.report import terminal
 from pytest_gpumem.report.matrix import cards_matrix
 from pytest_gpumem.report.model import Result, describe_budget
@@ -61,6 +62,7 @@ class TestSession(Stage):
 
     def __init__(self, settings: Settings, choice: Choice, root: Path, verbosity: int = 0) -> None:
         super().__init__(choice, root)
+        self.rank = current_rank()
         self.settings = settings
         strict = settings.provenance == "fail"
         self.store = BaselineStore(settings.baseline_dir, follow_provenance=strict)
@@ -125,7 +127,8 @@ class TestSession(Stage):
     def records(self, spec: MemorySpec) -> bool:
         """Whether a test is recorded from the start."""
         settings = self.settings
-        if settings.attribution != "off" and (spec.steady or spec.max_leak_mib is not None):
+        once = self.rank is not None or spec.steady or spec.max_leak_mib is not None
+        if once and settings.attribution != "off":  # it is not run again to be recorded
             return True
         if settings.snapshots is not None and settings.snapshot_when == "always":
             return True
@@ -228,11 +231,17 @@ class TestSession(Stage):
         card = self.run.card if self.run else None
         key = self.settings.against or measurement.device.key
         lookup = self._look_up(key, nodeid, part) if spec.baseline else Lookup()
+        policy, world, rank = self.settings.policy, spec.world_size, spec.rank
+        held_to = spec
+        if self.rank is not None and world is None:  # the baseline is the fullest rank's
+            world, rank = self.rank.size, self.rank.rank
+            held_to = replace(spec, world_size=world)
+            policy = replace(policy, shrinkage="note")  # others may have taken more
         verdict = judge(
             measurement,
-            spec,
+            held_to,
             lookup,
-            self.settings.policy,
+            policy,
             nodeid=nodeid,
             card_bytes=card.usable_memory if card and not part else None,
         )
@@ -242,8 +251,8 @@ class TestSession(Stage):
             measurement=measurement,
             part=part,
             batch_size=spec.batch_size,
-            world_size=spec.world_size,
-            rank=spec.rank,
+            world_size=world,
+            rank=rank,
             card=spec.card or "",
             budget=describe_budget(spec),
             location=items.place(item, MARKER),

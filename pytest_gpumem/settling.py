@@ -66,16 +66,22 @@ def _bytes(found: dict[str, Any], which: str) -> Peak:
     return Peak(found["allocated_bytes"]["all"][which], found["reserved_bytes"]["all"][which])
 
 
-def live_blocks(count: int) -> dict[tuple[int, int], int]:
-    """Return device, address and bytes of each block that is allocated on devices 0 .. count-1."""
+def numbers(devices: int | range) -> range:
+    """Return the devices that are meant: so many from the first, or these."""
+    return range(devices) if isinstance(devices, int) else devices
+
+
+def live_blocks(devices: int | range) -> dict[tuple[int, int], int]:
+    """Return device, address and bytes of each block that is allocated on some devices."""
     import torch
 
     found = {}
+    wanted = numbers(devices)
     for segment in torch.cuda.memory_snapshot():
         address = segment["address"]
         for block in segment["blocks"]:
             address = block.get("address", address)
-            if block["state"] == "active_allocated" and segment["device"] < count:
+            if block["state"] == "active_allocated" and segment["device"] in wanted:
                 found[segment["device"], address] = block["size"]
             address += block["size"]
     return found
@@ -98,12 +104,12 @@ def require_native_allocator() -> None:
         )
 
 
-def reset_peaks(count: int) -> None:
-    """Reset the peak statistics of devices 0 .. count-1."""
+def reset_peaks(devices: int | range) -> None:
+    """Reset the peak statistics of some devices."""
     import torch
 
     reset = torch._C._cuda_resetPeakMemoryStats
-    for device in range(count):
+    for device in numbers(devices):
         getattr(reset, "unwatched", reset)(device)
 
 
@@ -135,7 +141,7 @@ def _watched(reset: Callable[..., object], before: Callable[[], object]) -> Call
     return watched
 
 
-def settle(count: int) -> None:
+def settle(devices: int | range) -> None:
     """Release all that nobody uses: garbage, cuBLAS workspaces, cached segments.
 
     The cuBLAS workspaces count as allocated and are made by whichever test calls cuBLAS first; they
@@ -143,9 +149,9 @@ def settle(count: int) -> None:
     """
     import torch
 
-    if any(current(device).allocated for device in range(count)):
+    if any(current(device).allocated for device in numbers(devices)):
         gc.collect()
-    for device in range(count):
+    for device in numbers(devices):
         torch.cuda.synchronize(device)
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
@@ -189,9 +195,10 @@ class Plugs:
     filled, a step gets all its memory from segments of its own.
     """
 
-    def __init__(self, count: int) -> None:
-        """Plug devices 0 .. count-1."""
-        self.sizes = [0] * count
+    def __init__(self, devices: int | range) -> None:
+        """Plug some devices."""
+        self._devices = numbers(devices)
+        self.sizes = [0] * len(self._devices)
         """bytes of plugs on each device: they count as allocated"""
         self.blocks: list[tuple[int, int]] = []
         """device and address of each"""
@@ -200,11 +207,11 @@ class Plugs:
         """Fill every free room."""
         import torch
 
-        if not any(current(device).reserved for device in range(len(self.sizes))):
+        if not any(current(device).reserved for device in self._devices):
             return
         for segment in torch.cuda.memory_snapshot():
             device, private = segment["device"], tuple(segment.get("segment_pool_id", (0, 0)))
-            if device >= len(self.sizes) or private != (0, 0) or segment.get("is_expandable"):
+            if device not in self._devices or private != (0, 0) or segment.get("is_expandable"):
                 continue
             rooms = [b["size"] for b in segment["blocks"] if b["state"] == "inactive"]
             if segment["segment_type"] == "small":  # it serves no more than this at a time
@@ -223,7 +230,7 @@ class Plugs:
             torch.cuda.empty_cache()
         else:
             self.blocks.append((device, block))
-            self.sizes[device] += after.allocated - before.allocated
+            self.sizes[self._devices.index(device)] += after.allocated - before.allocated
 
     def release(self) -> None:
         """Give the rooms back."""
@@ -252,13 +259,13 @@ def cap_fraction(limit: int, total: int) -> float:
 
 
 @contextmanager
-def kept_fractions(count: int) -> Iterator[None]:
-    """Put the caps of devices 0 .. count-1 back afterwards, whether the user's own or none."""
-    fractions = [memory_fraction(device) for device in range(count)]
+def kept_fractions(devices: int | range) -> Iterator[None]:
+    """Put the caps of some devices back afterwards, whether the user's own or none."""
+    fractions = {device: memory_fraction(device) for device in numbers(devices)}
     try:
         yield
     finally:
-        for device, fraction in enumerate(fractions):
+        for device, fraction in fractions.items():
             set_memory_fraction(device, fraction)
 
 

@@ -10,8 +10,6 @@ from pytest_gpumem.runner import FIXTURE, MARKER
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import pytest
-
 CARD: Final = "_gpumem_card"
 RANK: Final = "_gpumem_rank"
 """fixtures of no use but to give a test its parameter"""
@@ -19,7 +17,7 @@ MOST_RANKS: Final = 4096
 """ranks that "all" may mean"""
 
 
-def spread(metafunc: pytest.Metafunc, cards: Sequence[str]) -> None:
+def spread(metafunc: Any, cards: Sequence[str]) -> None:  # noqa: ANN401 - a pytest.Metafunc
     """Make several tests of one whose marker names several cards or ranks.
 
     What is wrong with a marker is said when the test is set up.
@@ -41,7 +39,10 @@ def spread(metafunc: pytest.Metafunc, cards: Sequence[str]) -> None:
 
 
 def _parametrize(
-    metafunc: pytest.Metafunc, name: str, values: Sequence[object], ids: list[str]
+    metafunc: Any,  # noqa: ANN401
+    name: str,
+    values: Sequence[object],
+    ids: list[str],
 ) -> None:
     if name not in metafunc.fixturenames:
         metafunc.fixturenames.append(name)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem import items
+from pytest_gpumem.ranks import current_rank
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
@@ -142,8 +143,8 @@ class Stage:
         return self.run
 
     def again(self, item: Any, *, record: bool) -> AbstractContextManager[Run | None]:  # noqa: ANN401
-        """Run a test that passed once more, and tear it down at the end of the block."""
-        return self._again(item, None, uncapped=False, record=record)
+        """Run a test that passed once more, now warm, and tear it down at the end of the block."""
+        return self._again(item, None, uncapped=False, record=record, warm=True)
 
     @contextmanager
     def trial(self, item: Any, spec: MemorySpec, *, record: bool = False) -> Iterator[Trial]:  # noqa: ANN401
@@ -153,9 +154,7 @@ class Stage:
         """
         assert self.run is not None  # noqa: S101 - for the type checker
         run = self.run
-        declared, run.spec = run.spec, spec
-        if run.free:
-            run.cap_again()
+        declared = run.spec
         errors: list[tuple[bool, str]] = []
         handled = sys.exc_info()[1]  # the test's own error, where this is for the sake of that
 
@@ -166,33 +165,48 @@ class Stage:
         from pytest_gpumem.oom import find_out_of_memory
 
         try:
-            with self._again(item, None, uncapped=False, record=record, failed=failed) as passed:
+            with self._again(
+                item, None, uncapped=False, record=record, spec=spec, failed=failed
+            ) as passed:
                 short, error = errors[0] if errors else (False, "")
                 yield Trial(run, passed=passed is not None, out_of_memory=short, error=error)
         finally:
             run.spec = declared
 
     @contextmanager
-    def _again(
+    def _again(  # noqa: PLR0913 - all that makes a second run another one
         self,
         item: Any,  # noqa: ANN401
         error: BaseException | None,
         *,
         uncapped: bool,
         record: bool,
+        spec: MemorySpec | None = None,
+        warm: bool = False,
         failed: Callable[[BaseException], object] = bool,
     ) -> Iterator[Run | None]:
-        """Run the test once more; give the run, or None if it did not pass this time."""
+        """Run the test once more; give the run, or None if it did not pass this time.
+
+        Where it is warm, it needs no warm-up. One rank of torchrun's is not run again alone: the
+        others would not be there for its collectives.
+        """
+        if current_rank() is not None:
+            yield None
+            return
         assert self.run is not None  # noqa: S101 - for the type checker
         run, before = self.run, list(self.fixtures)
 
         def prepare() -> None:
+            if spec is not None:
+                run.spec = spec
+                if run.free:
+                    run.cap_again()
             if uncapped:
                 run.uncap()
             run.begin_again(record=record)
 
         def execute() -> None:
-            for _ in range(run.spec.warmup):
+            for _ in range(0 if warm else run.spec.warmup):
                 item.runtest()
                 run.begin_again(record=False)
             item.runtest()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 from pytest_gpumem.attribution import explain
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.fit import Probe, Search
-from pytest_gpumem.meter import fullest
 from pytest_gpumem.scaling import Scaling, grows_evenly, uneven
 from pytest_gpumem.sizes import format_size
+from pytest_gpumem.tally import fullest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -82,7 +82,7 @@ def _breakdown(stage: Stage, item: Any, run: Run, size: int, device: int) -> Bre
 def _failed(spec: MemorySpec, size: int, error: str) -> GpuMemError:
     return GpuMemError(
         f"@pytest.mark.gpu_memory(batch_sizes={list(spec.batch_sizes or ())})",
-        f"with batch size {size} the test failed: {error}",
+        f"with batch size {size} the test failed: {error or 'a rank is not run again alone'}",
         "make it pass with every one of them, or leave out those with which it cannot",
     )
 

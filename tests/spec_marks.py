@@ -15,7 +15,8 @@ from pytest_gpumem.spec import MemorySpec, spec_from_marks
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FIELDS = [field.name for field in fields(MemorySpec)]
+FIELDS = [field.name for field in fields(MemorySpec) if field.name != "variant"]
+"""what can be declared"""
 BUDGETS = ["max_gib", "max_allocated_gib", "max_reserved_gib"]
 WORLD = {"world_size": 64, "rank": 3}
 """what goes with no number of devices above 1"""

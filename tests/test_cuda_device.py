@@ -79,6 +79,23 @@ def test_more_gpus_than_there_are_cannot_be_had(gpu):
         CudaDevice().open(None, 2)
 
 
+def test_a_ranks_gpu_is_the_one_of_its_number():
+    import torch
+
+    with opened("A100-40GB", count=2):
+        device = CudaDevice(first=1)
+        info = device.open(None, 1)
+        assert torch.cuda.current_device() == 1
+        alone = measured(CudaDevice(), CudaDevice().open(None, 1))
+        device.open(None, 1)
+        elsewhere = torch.empty(5 << 20, device="cuda:0")
+        assert measured(device, info).peaks == alone.peaks
+        del elsewhere
+        with pytest.raises(DeviceError, match="LOCAL_RANK=2: this machine shows 2 GPUs"):
+            CudaDevice(first=2).open(None, 1)
+        torch.cuda.set_device(0)
+
+
 def test_without_a_gpu_it_says_what_to_do():
     virtual_device()
     with pytest.raises(DeviceError, match="sees no GPU here; .*--gpumem-device=virtual"):

@@ -203,7 +203,7 @@ def test_nvml_that_does_not_know_the_gpu_is_done_without(gpu, monkeypatch, name)
     nvml = Nvml(processes=[])
     setattr(nvml, name, fail)
     monkeypatch.setattr(usage, "_nvml", lambda: nvml)
-    assert isinstance(watch_gpus(1), MemInfoWatch)
+    assert isinstance(watch_gpus(range(1)), MemInfoWatch)
     assert nvml.open == 0
 
 
@@ -213,7 +213,7 @@ def test_nvml_that_does_not_know_the_gpu_is_done_without(gpu, monkeypatch, name)
 def test_nvml_that_fails_in_the_midst_costs_its_figures_alone(gpu, monkeypatch, name):
     nvml = Nvml(processes=[(7, GIB)])
     setattr(nvml, name, fail)
-    watch = NvmlWatch(nvml, ["a"])
+    watch = NvmlWatch(nvml, {0: "a"}, range(1))
     watch.start()
     (use,) = watch.result()
     watch.stop()
@@ -238,7 +238,9 @@ def test_the_details_have_it(suite):
 
 def test_a_note_says_of_any_run_that_the_device_is_shared(suite, monkeypatch):
     nvml = Nvml(processes=[(7, 3 * GIB), (ME, 1)])
-    monkeypatch.setattr(VirtualDevice, "watch", lambda self, count: NvmlWatch(nvml, [1]))
+    monkeypatch.setattr(
+        VirtualDevice, "watch", lambda self, devices: NvmlWatch(nvml, {0: 1}, devices)
+    )
     session = suite.run(source=SOURCE)
     assert "note: H100 is shared: another process holds 3072.00 MiB of it (1 test)" in session.flat
 

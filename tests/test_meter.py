@@ -5,10 +5,11 @@ import gc
 import pytest
 from virtual_gpu import CARD_80GIB, GIB, MIB, opened
 
-from pytest_gpumem.meter import Meter, minus, most, plus, provenance
+from pytest_gpumem.meter import Meter, provenance
 from pytest_gpumem.oom import WATCH
 from pytest_gpumem.records import Peak
 from pytest_gpumem.settling import current, highest
+from pytest_gpumem.tally import minus, most, plus
 
 
 @pytest.fixture

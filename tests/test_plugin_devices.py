@@ -134,6 +134,22 @@ def test_the_virtual_gpu_is_visible_in_marked_tests_only(suite):
     assert session.outcomes == {"passed": 4, "skipped": 1}
 
 
+def test_nothing_of_a_marked_tests_cache_is_left_for_unmarked_ones(suite):
+    session = suite.run(
+        source="""
+        @pytest.mark.gpu_memory
+        def test_marked():
+            small = [torch.ones(1, device="cuda") for _ in range(3)]
+            assert small
+
+        def test_unmarked():
+            with pytest.raises(RuntimeError):
+                torch.zeros(1, device="cuda")
+        """
+    )
+    assert session.outcomes == {"passed": 2}
+
+
 def test_each_device_has_its_own_memory(suite):
     session = suite.run(
         source="""

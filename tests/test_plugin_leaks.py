@@ -224,6 +224,15 @@ KEEPERS = {
         ["KEPT.append(torch.nn.Linear(1024, 2048, bias=False, device='cuda'))"],
         "global variable KEPT of test_it.py (list of 1, Linear)",
     ),
+    "model": (
+        "KEPT = []",
+        [
+            "model = torch.nn.Linear(1024, 2048, bias=False, device='cuda')",
+            "for _ in range(9): model = torch.nn.Sequential(torch.nn.ModuleList([model]))",
+            "KEPT.append({'model': model})",
+        ],
+        "global variable KEPT of test_it.py (list of 1, dict of 1, Sequential): 8.00 MiB",
+    ),
     "graph": (
         "KEPT = []",
         ["KEPT.append(mib(8).float().requires_grad_().exp().sum())"],
@@ -261,8 +270,20 @@ def test_a_cache_that_is_filled_once_is_said_and_left_out_after_a_warm_up(suite)
     assert session.outcomes == {"passed": 1}
     session = leaked(suite, *body, "LOG.append(mib(2))", head=head, mark="max_leak_mib=0, warmup=1")
     assert session.outcomes == {"passed": 1, "errors": 1}
-    assert "leaked: 4.00 MiB still held after the test" in session.flat  # the warm-up's as well
-    assert re.search(r"of which test_it.py:\d+ \(mib\) 4.00 MiB in 2 blocks", session.flat)
+    assert "leaked: 2.00 MiB still held after the test" in session.flat
+    assert re.search(r"of which test_it.py:\d+ \(mib\) 2.00 MiB in 1 block", session.flat)
+
+
+def test_a_second_run_that_fails_leaves_the_warm_ups_share_in_it(suite):
+    session = leaked(
+        suite,
+        "KEPT.append(mib(2))",
+        "assert len(KEPT) < 3",
+        head="KEPT = []",
+        mark="max_leak_mib=0, warmup=1",
+    )
+    assert "leaked: 4.00 MiB still held after the test" in session.flat
+    assert "note: with what the warm-up left: a second run did not pass" in session.flat
 
 
 def test_nothing_of_the_look_keeps_it_alive(suite):

@@ -69,7 +69,7 @@ def test_marker_with_every_field_says_them_all() -> None:
 @pytest.mark.parametrize("marks", [[], [{}], [{}, {}]])
 def test_marker_without_arguments_leaves_the_defaults(marks: list[Mapping[str, object]]) -> None:
     defaults = dict.fromkeys(FIELDS) | {"baseline": True, "devices": 1, "warmup": 0}
-    defaults["steady"] = False
+    defaults |= {"steady": False, "variants": {}, "variant": {}}
     assert asdict(spec(*marks)) == defaults
 
 
@@ -123,10 +123,20 @@ def test_nearest_marker_wins_field_by_field() -> None:
     assert spec(function, class_, module) == MemorySpec(max_gib=8, batch_size=32, devices=2)
 
 
-@pytest.mark.parametrize("name", FIELDS)
+SIZES: dict[str, object] = {
+    "batch_sizes": [8, 16],
+    "max_mib_per_sample": 3,
+    "max_fixed_gib": 1,
+    "variants": {"amp": True},
+}
+
+
+@pytest.mark.parametrize("name", sorted(set(FIELDS) - {"ranks"}))
 def test_none_on_a_nearer_marker_takes_back_what_an_outer_one_says(name: str) -> None:
-    world = {"world_size": 64} if name == "rank" else {}
-    outer = {name: {**EVERY_FIELD, **WORLD}[name]}
+    world: dict[str, object] = {"world_size": 64} if name == "rank" else {}
+    if name in {"max_mib_per_sample", "max_fixed_gib"}:
+        world = {"batch_sizes": [8, 16]}
+    outer = {name: {**EVERY_FIELD, **WORLD, **SIZES}[name]}
     assert spec(outer, world) != spec(world)
     assert spec({name: None}, outer, world) == spec(world)
 
@@ -266,9 +276,9 @@ def test_unknown_card_is_refused_with_the_marker_and_the_remedy_of_the_one_who_k
     )
 
 
-@pytest.mark.parametrize("value", [4, b"T4", True, ["T4"], Hostile()])
+@pytest.mark.parametrize("value", [4, b"T4", True, [], [4], Hostile()])
 def test_card_that_is_not_text_is_refused(value: object) -> None:
-    assert refusal(card=value).problem == "card must be a card's name, as text"
+    assert refusal(card=value).problem == "card must be a card's name, as text, or a list of them"
 
 
 def test_error_shows_the_argument_at_fault_and_that_there_are_others() -> None:

@@ -30,7 +30,7 @@ DESCRIPTION: Final = (
     "something does not fit."
 )
 HELP: Final = "say whether a step function fits on cards, and the largest size that does"
-INTERRUPTED: Final = 130
+MOST: Final = 10**9
 
 
 class Row(NamedTuple):
@@ -90,9 +90,21 @@ def run(arguments: argparse.Namespace) -> Outcome:
             f"{arguments.function} takes no argument",
             "leave it out, or have the function take a size",
         )
+    _check_sizes(arguments)
     rows = [_row(choice.device, card, step, sized, arguments, limit) for card in cards]
     fits = all(row.asked.fits if row.asked else row.largest and row.largest.value for row in rows)
     return Outcome(table(rows), OK if fits else FOUND)
+
+
+def _check_sizes(arguments: argparse.Namespace) -> None:
+    for name in ("size", "start", "limit", "multiple"):
+        value = getattr(arguments, name)
+        if value is not None and not 1 <= value <= MOST:
+            raise SpecError(
+                f"--{name}={value}",
+                f"{name} must be a whole number from 1 to {MOST:,}",
+                f"write for example --{name}=8",
+            )
 
 
 def _cards(names: list[str]) -> list[Card]:
@@ -192,7 +204,7 @@ def _found(prober: Any, meter: Meter, card: Card, step: Any, sized: bool, argume
     if asked is not None and asked.fits:
         return Row(card.name, meter.capacity, asked, None)
     limit = arguments.limit if arguments.size is None else arguments.size - 1 or None
-    if arguments.size == 1:
+    if arguments.size == 1:  # nothing smaller is left
         return Row(card.name, meter.capacity, asked, None)
     largest = prober.largest(step, arguments.start, limit, multiple=arguments.multiple)
     return Row(card.name, meter.capacity, asked, largest)

@@ -24,6 +24,10 @@ class Device(Protocol):
     def computes(self) -> bool:
         """Whether kernels run, so that values mean something."""
 
+    @property
+    def first(self) -> int:
+        """The number of the first device to measure on, as this process has them."""
+
     def expected(self) -> DeviceInfo | None:
         """Return what ``open`` will find, for the session's header, without importing torch.
 
@@ -63,8 +67,8 @@ class Device(Protocol):
         Files are named as seen from ``root``.
         """
 
-    def watch(self, count: int) -> UseWatch:
-        """Return what sees how full the first ``count`` devices are while a step runs."""
+    def watch(self, devices: range) -> UseWatch:
+        """Return what sees how full some devices are while a step runs."""
 
     def exclusive(self) -> AbstractContextManager[object]:
         """Return a lock that keeps other processes' steps off this device while it is held."""

@@ -25,13 +25,15 @@ class CudaDevice:
     kind: DeviceKind = "cuda"
     computes = True
 
-    def __init__(self, *, shared: bool = False) -> None:
+    def __init__(self, *, shared: bool = False, first: int = 0) -> None:
         """Use the GPUs of this machine.
 
         Args:
             shared: other processes (pytest-xdist's workers) measure on them too: one at a time.
+            first: from which on; those before it are other ranks'.
         """
         self._shared = shared
+        self.first = first
         self._count = 1
 
     def expected(self) -> None:
@@ -55,16 +57,16 @@ class CudaDevice:
                 "install a CUDA build of torch and a driver, or write --gpumem-device=virtual",
             )
         seen = torch.cuda.device_count()
-        if count > seen:
+        if self.first + count > seen:
             raise TooSmallError(
-                f"devices={count}",
+                f"LOCAL_RANK={self.first}" if self.first else f"devices={count}",
                 f"this machine shows {seen} GPU{'s' * (seen != 1)}",
                 "ask for fewer, or write --gpumem-device=virtual",
             )
         self._count = count
         torch.cuda.init()
-        torch.cuda.set_device(0)
-        properties = torch.cuda.get_device_properties(0)
+        torch.cuda.set_device(self.first)
+        properties = torch.cuda.get_device_properties(self.first)
         if card is not None and card.usable_memory > properties.total_memory:
             raise TooSmallError(
                 f"card {card.name!r}",
@@ -100,11 +102,11 @@ class CudaDevice:
         """Return nothing to add."""
         return []
 
-    def watch(self, count: int) -> UseWatch:
+    def watch(self, devices: range) -> UseWatch:
         """See :meth:`pytest_gpumem.devices.base.Device.watch`."""
         from pytest_gpumem.devices.usage import watch_gpus
 
-        return watch_gpus(count)
+        return watch_gpus(devices)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -124,7 +126,8 @@ class CudaDevice:
             return []
         import torch
 
-        properties = map(torch.cuda.get_device_properties, range(self._count))
+        opened = range(self.first, self.first + self._count)
+        properties = map(torch.cuda.get_device_properties, opened)
         return sorted({lock_path(_identity(it)) for it in properties})
 
 

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from pytest_gpumem.records import DeviceUse
 from pytest_gpumem.settling import current
+from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from pytest_gpumem.devices.native import NativeLibrary
 
@@ -54,11 +55,11 @@ class _Watch:
     source = ""
     every_ms = 0
 
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self._before = [0] * count
+    def __init__(self, devices: range) -> None:
+        self.devices = devices
+        self._before = dict.fromkeys(devices, 0)
         """bytes in use besides PyTorch's, when it began"""
-        self._peaks = [0] * count
+        self._peaks = dict.fromkeys(devices, 0)
 
     def used(self, device: int) -> int:
         """Return the bytes that are in use on a device now."""
@@ -70,8 +71,8 @@ class _Watch:
 
     def start(self) -> None:
         """See :meth:`UseWatch.start`."""
-        self._peaks = [self.used(device) for device in range(self.count)]
-        self._before = [self._besides(device, used) for device, used in enumerate(self._peaks)]
+        self._peaks = {device: self.used(device) for device in self.devices}
+        self._before = {it: self._besides(it, used) for it, used in self._peaks.items()}
 
     @staticmethod
     def _besides(device: int, used: int) -> int:
@@ -79,13 +80,13 @@ class _Watch:
 
     def look(self) -> None:
         """See :meth:`UseWatch.look`."""
-        for device in range(self.count):
+        for device in self.devices:
             self._peaks[device] = max(self._peaks[device], self.used(device))
 
     def result(self) -> tuple[DeviceUse, ...]:
         """See :meth:`UseWatch.result`."""
         self.look()
-        return tuple(self._use(device) for device in range(self.count))
+        return tuple(self._use(device) for device in self.devices)
 
     def _use(self, device: int) -> DeviceUse:
         others = self.others(device)
@@ -109,8 +110,8 @@ class AccountWatch(_Watch):
 
     source = "the virtual GPU's account"
 
-    def __init__(self, library: NativeLibrary, context: int, count: int) -> None:
-        super().__init__(count)
+    def __init__(self, library: NativeLibrary, context: int, devices: range) -> None:
+        super().__init__(devices)
         self._library = library
         self._context = context
 
@@ -120,13 +121,13 @@ class AccountWatch(_Watch):
 
     def start(self) -> None:
         """See :meth:`UseWatch.start`."""
-        for device in range(self.count):
+        for device in self.devices:
             self._library.forget_peak(device)
         super().start()
 
     def look(self) -> None:
         """See :meth:`UseWatch.look`."""
-        for device in range(self.count):
+        for device in self.devices:
             self._peaks[device] = self._context + self._library.account(device).peak_charged
 
 
@@ -151,8 +152,8 @@ class NvmlWatch(_Watch):
     source = "NVML"
     every_ms = round(1000 * EVERY_S)
 
-    def __init__(self, nvml: Any, handles: Sequence[Any]) -> None:  # noqa: ANN401 - a module without types
-        super().__init__(len(handles))
+    def __init__(self, nvml: Any, handles: dict[int, Any], devices: range) -> None:  # noqa: ANN401 - a module without types
+        super().__init__(devices)
         self._nvml = nvml
         self._handles = handles
         self._end = threading.Event()
@@ -204,23 +205,24 @@ def _used(info: Any) -> int:  # noqa: ANN401 - NVML's
     return int(info.used)
 
 
-def watch_gpus(count: int) -> UseWatch:
+def watch_gpus(devices: range) -> UseWatch:
     """Return a watch on real GPUs: by NVML where it is installed and knows them."""
     nvml = _nvml()
     if nvml is None:
-        return MemInfoWatch(count)
+        return MemInfoWatch(devices)
     import torch
 
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
-        return MemInfoWatch(count)
+        return MemInfoWatch(devices)
     try:
-        found = [f"GPU-{torch.cuda.get_device_properties(it).uuid}" for it in range(count)]
-        return NvmlWatch(nvml, [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in found])
+        found = {it: f"GPU-{torch.cuda.get_device_properties(it).uuid}" for it in devices}
+        handles = {it: nvml.nvmlDeviceGetHandleByUUID(uuid) for it, uuid in found.items()}
+        return NvmlWatch(nvml, handles, devices)
     except (AttributeError, nvml.NVMLError):  # a part of a GPU has another name
         nvml.nvmlShutdown()
-        return MemInfoWatch(count)
+        return MemInfoWatch(devices)
 
 
 def _nvml() -> Any:  # noqa: ANN401 - a module without types
@@ -230,3 +232,23 @@ def _nvml() -> Any:  # noqa: ANN401 - a module without types
             return importlib.import_module("pynvml")
         except ImportError:
             return None
+
+
+LARGEST_CONTEXT: Final = 1 << 30
+"""bytes that a CUDA context and the libraries of one process do not take alone"""
+
+
+def shared(use: Sequence[DeviceUse], name: str) -> Iterator[str]:
+    """Say that others are on the device: on the fullest where there are several."""
+    most = max(use, key=lambda it: (it.others, it.processes, it.besides), default=None)
+    if most is None:
+        return
+    if most.processes:
+        who = "another process holds" if most.processes == 1 else "other processes hold"
+        size = format_size(most.others) if most.others else "memory"
+        yield f"{name} is shared: {who} {size} of it"
+    elif not most.every_ms and most.besides > LARGEST_CONTEXT:
+        yield (
+            f"{format_size(most.besides)} of {name} were in use besides PyTorch's memory when the "
+            "step began; NVML (pip install 'pytest-gpumem[nvml]') would tell whether others hold it"
+        )

@@ -89,6 +89,10 @@ class VirtualDevice:
 
     kind: DeviceKind = "virtual"
     computes = False
+    first = 0
+    """the first device to measure on; those before it are other ranks'"""
+    least = 1
+    """how many devices are shown at least"""
 
     _loaded: VirtualDevice | None = None
 
@@ -169,6 +173,7 @@ class VirtualDevice:
     def open(self, card: Card | None, count: int) -> DeviceInfo:
         """See :meth:`pytest_gpumem.devices.base.Device.open`."""
         card = card or self.card
+        count = max(self.first + count, self.least)
         if count > MOST_DEVICES:
             raise DeviceError(f"devices={count}", f"{WHAT} has {MOST_DEVICES}", "ask for fewer")
         import torch
@@ -186,7 +191,7 @@ class VirtualDevice:
             if not torch.cuda.is_initialized():
                 self._library.set_card(replace(card, total_memory=FIRST_TOTAL))
                 _initialise(torch)
-            torch.cuda.set_device(0)
+            torch.cuda.set_device(self.first)
             with self._kept_fractions(count):
                 self._library.set_card(card)
                 if card is not self._opened_card:
@@ -235,7 +240,9 @@ class VirtualDevice:
     def close(self) -> None:
         """See :meth:`pytest_gpumem.devices.base.Device.close`."""
         self._stack.close()
-        self.make_room([0] * MOST_DEVICES)
+        if self._torch is not None and self._torch.cuda.is_initialized():
+            self._torch.cuda.empty_cache()  # of which requests would be met that are to fail now
+        self.make_room([0] * (MOST_DEVICES - self.first))
         if self._curtain is not None:
             self._curtain.show(0)
         self._library.show(0)
@@ -267,10 +274,11 @@ class VirtualDevice:
 
     def make_room(self, extra: list[int]) -> None:
         """See :meth:`pytest_gpumem.devices.base.Device.make_room`."""
-        if extra == self._extra[: len(extra)]:
+        first = self.first
+        if extra == self._extra[first : first + len(extra)]:
             return
-        with self._kept_fractions(len(extra)):
-            for index, size in enumerate(extra):
+        with self._kept_fractions(first + len(extra)):
+            for index, size in enumerate(extra, first):
                 self._library.make_room(index, size)
                 self._extra[index] = size
 
@@ -311,9 +319,9 @@ class VirtualDevice:
         said.extend(GUESSED[name] for name in asked)
         return said
 
-    def watch(self, count: int) -> AccountWatch:
+    def watch(self, devices: range) -> AccountWatch:
         """See :meth:`pytest_gpumem.devices.base.Device.watch`."""
-        return AccountWatch(self._library, (self._opened_card or self.card).context, count)
+        return AccountWatch(self._library, (self._opened_card or self.card).context, devices)
 
     def exclusive(self) -> AbstractContextManager[object]:
         """Return no lock: each process has virtual GPUs of its own."""

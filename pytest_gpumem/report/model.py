@@ -132,7 +132,10 @@ def urgency(result: Result) -> int:
 
 def describe_budget(spec: MemorySpec) -> str:
     """Return the limits as the marker declares them: ``max_gib=8, card='T4'``; "" if none."""
-    names = ("max_gib", "card", "max_allocated_gib", "max_reserved_gib", "max_leak_mib")
+    names = (
+        *("max_gib", "card", "max_allocated_gib", "max_reserved_gib"),
+        *("max_mib_per_sample", "max_fixed_gib", "max_leak_mib"),
+    )
     values = ((name, getattr(spec, name)) for name in names)
     limits = [f"{name}={value!r}" for name, value in values if value is not None]
     return ", ".join([*limits, *["steady=True"] * spec.steady])

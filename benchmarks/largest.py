@@ -1,0 +1,267 @@
+# ruff: noqa: ANN401 - models and batches are whatever a case has
+"""The largest batch size by four finders, each on the same steps on the virtual GPU.
+
+``gpu_memory.largest``, Lightning's BatchSizeFinder (its modes power and binsearch) and accelerate's
+find_executable_batch_size: which batch size each finds, and how many it has to try for that.
+Lightning and ours begin with 2, Lightning's default. accelerate goes down only, from what it is
+told: here from 128, its default, and from 4096, for somebody who does not know.
+Needs ``pip install lightning accelerate`` besides the project.
+
+    python benchmarks/largest.py            # all, and records benchmarks/results/largest.txt
+    python benchmarks/largest.py --one power resnet50
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from provenance import line, publish
+from tabulate import tabulate
+
+import pytest_gpumem
+
+TOOLS = ("gpumem", "power", "binsearch", "accelerate 128", "accelerate 4096")
+START = 2
+
+
+class Case(NamedTuple):
+    """A step: its card, its model by name, the shape of one sample."""
+
+    card: str
+    model: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+
+CASES = {
+    "resnet50": Case("T4", "resnet50", (3, 224, 224)),
+    "vit_b_16": Case("T4", "vit_b_16", (3, 224, 224)),
+    "encoder": Case("T4", "encoder", (512, 512)),
+    "gpt2": Case("L4", "gpt2", (512,), "int64"),
+    "mlp": Case("T4", "mlp", (64, 2048)),
+    "lstm": Case("T4", "lstm", (256, 512)),
+    "unet": Case("T4", "unet", (3, 512, 512)),
+    "resnet50, 80 GB": Case("A100-80GB", "resnet50", (3, 224, 224)),
+}
+
+
+def model_of(name: str) -> Any:
+    """Return a case's model, on the CPU."""
+    import torch
+    import torchvision
+    from torch import nn
+
+    if name in {"resnet50", "vit_b_16"}:
+        return getattr(torchvision.models, name)()
+    if name == "encoder":
+        return nn.TransformerEncoder(nn.TransformerEncoderLayer(512, 8, batch_first=True), 6)
+    if name == "mlp":
+        return nn.Sequential(nn.Linear(2048, 8192), nn.ReLU(), nn.Linear(8192, 2048))
+    if name == "gpt2":
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        return _with_logits(GPT2LMHeadModel(GPT2Config()))
+    if name == "lstm":
+        return _with_output(nn.LSTM(512, 512, 2, batch_first=True))
+    assert name == "unet"
+    down = [nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.ReLU()) for a, b in _pairs()]
+    up = [nn.Sequential(nn.Conv2d(b, a, 3, padding=1), nn.ReLU()) for a, b in reversed(_pairs())]
+    layers = [it for layer in down for it in (layer, nn.MaxPool2d(2))]
+    layers += [it for layer in up for it in (nn.Upsample(scale_factor=2), layer)]
+    assert torch
+    return nn.Sequential(*layers)
+
+
+def _pairs() -> list[tuple[int, int]]:
+    return [(3, 32), (32, 64), (64, 128)]
+
+
+def _wrapped(call: Any) -> Any:
+    from torch import nn
+
+    def make(inner: Any) -> Any:
+        class Wrapped(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = inner
+
+            def forward(self, batch: Any) -> Any:
+                return call(self.inner, batch)
+
+        return Wrapped()
+
+    return make
+
+
+def _with_logits(inner: Any) -> Any:
+    return _wrapped(lambda model, batch: model(batch).logits)(inner)
+
+
+def _with_output(inner: Any) -> Any:
+    return _wrapped(lambda model, batch: model(batch)[0])(inner)
+
+
+def batch_of(case: Case, size: int, device: str = "cuda") -> Any:
+    """Return a batch of zeros."""
+    import torch
+
+    return torch.zeros(size, *case.shape, dtype=getattr(torch, case.dtype), device=device)
+
+
+def loss_of(model: Any, batch: Any) -> Any:
+    """Return a loss, whatever the model."""
+    return model(batch).float().square().mean()
+
+
+class Trainer:
+    """A model and its optimizer, which live on between the steps."""
+
+    def __init__(self, case: Case) -> None:
+        import torch
+
+        self.case = case
+        self.model = model_of(case.model).cuda()
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.tried: list[int] = []
+
+    def step(self, size: int) -> None:
+        """Take two training steps: Adam's state comes with the first."""
+        self.tried.append(size)
+        for _ in range(2):
+            loss_of(self.model, batch_of(self.case, size)).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+
+def by_gpumem(case: Case) -> tuple[int, int]:
+    """Return the answer of ``gpu_memory.largest``, and how many sizes it tried."""
+    from pytest_gpumem.devices.virtual import VirtualDevice
+    from pytest_gpumem.meter import Meter
+    from pytest_gpumem.probing import Prober
+
+    trainer = Trainer(case)
+    device = VirtualDevice.loaded()
+    assert device is not None
+    meter = Meter(device, device.open(None, 1), 1)
+    meter.start(count_held=True)
+    found = Prober(meter, Path.cwd(), print, patience=1e9).largest(trainer.step, START)
+    meter.stop()
+    assert [it.value for it in found.probes] == trainer.tried
+    return found.value, len(trainer.tried)
+
+
+def by_accelerate(case: Case, start: int) -> tuple[int, int]:
+    """Return the answer of accelerate's find_executable_batch_size, which begins with ``start``."""
+    from accelerate.utils import find_executable_batch_size
+
+    trainer = Trainer(case)
+
+    @find_executable_batch_size(starting_batch_size=start)
+    def train(batch_size: int) -> int:
+        trainer.step(batch_size)
+        return batch_size
+
+    return train(), len(trainer.tried)
+
+
+def by_lightning(case: Case, mode: str) -> tuple[int, int]:
+    """Return the answer of Lightning's BatchSizeFinder."""
+    import lightning
+    import torch
+    from lightning.pytorch.tuner import Tuner
+
+    tried: list[int] = []
+
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model_of(case.model)
+            self.batch_size = START
+
+        def training_step(self, batch: Any, _index: int) -> Any:
+            return loss_of(self.model, batch)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters())
+
+        def train_dataloader(self) -> Any:
+            tried.append(self.batch_size)
+            return torch.utils.data.DataLoader(
+                range(10**7),  # type: ignore[arg-type] # it has items and a length
+                batch_size=self.batch_size,
+                collate_fn=lambda items: batch_of(case, len(items), "cpu"),
+            )
+
+    trainer = lightning.Trainer(
+        accelerator="gpu",
+        devices=1,
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    answer = Tuner(trainer).scale_batch_size(Module(), mode=mode, init_val=START)
+    return int(answer or 0), len(dict.fromkeys(tried))
+
+
+def one(tool: str, name: str) -> None:
+    """Run one finder on one case, in this process."""
+    case = CASES[name]
+    pytest_gpumem.use_virtual_gpu(case.card)
+    warnings.simplefilter("ignore")
+    if tool == "gpumem":
+        found = by_gpumem(case)
+    elif tool.startswith("accelerate"):
+        found = by_accelerate(case, int(tool.partition(" ")[2]))
+    else:
+        found = by_lightning(case, tool)
+    print(json.dumps(found))
+
+
+def run(tool: str, name: str) -> tuple[str, str]:
+    """Run one in a process of its own; return the answer and the number of tries."""
+    command = [sys.executable, __file__, "--one", tool, name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    if done.returncode:
+        sys.stderr.write(done.stderr[-2000:])
+        return "failed", ""
+    value, tries = json.loads(done.stdout.splitlines()[-1])
+    return str(value), str(tries)
+
+
+def main() -> None:
+    """Run all, print the table, record it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--one", nargs=2, metavar=("TOOL", "CASE"))
+    arguments = parser.parse_args()
+    if arguments.one:
+        return one(*arguments.one)
+    rows = []
+    for name, case in CASES.items():
+        cells = [cell for tool in TOOLS for cell in run(tool, name)]
+        rows.append([name, case.card, *cells])
+        sys.stderr.write(f"{rows[-1]}\n")
+    titles = ["step", "card", *(cell for tool in TOOLS for cell in (tool, "tries"))]
+    publish(
+        "largest",
+        "\n".join(
+            [
+                "The largest batch size by four finders, and how many each tried for it.",
+                line("lightning", "accelerate"),
+                "",
+                tabulate(rows, titles, disable_numparse=True),
+            ]
+        ),
+    )
+    return None
+
+
+if __name__ == "__main__":
+    main()
