@@ -353,8 +353,8 @@ def main() -> None:
     wanted = parser.parse_args()
     for part in wanted.parts:
         text = [
-            f"{PARTS[part]}; up to {wanted.counts[-1]} tests, medians of {wanted.repeats}, "
-            "the processor's time",
+            f"{PARTS[part]}; the processor's time",
+            f"up to {wanted.counts[-1]} tests, medians of {wanted.repeats}",
             line("pytest_benchmark", "syrupy", "jinja2", "matplotlib"),
             f"load when measured: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; {AIMS}",
             "",
