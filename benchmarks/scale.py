@@ -24,10 +24,11 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from dataclasses import replace
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from html_page import ROOT, shown
 from provenance import line, publish
@@ -36,11 +37,22 @@ from tabulate import tabulate
 sys.path.insert(0, str(ROOT / "tests"))
 from sample_report import many
 
-from pytest_gpumem.report.html import MOST_DRAWN, page
+from pytest_gpumem.baseline import BaselineStore
+from pytest_gpumem.gathering import Gathering
+from pytest_gpumem.records import Peak
+from pytest_gpumem.report.html import MOST_DRAWN, MOST_EXPLAINED, page
+from pytest_gpumem.report.json_report import dumps
+from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import Report
+from pytest_gpumem.report.table import summary_table
+from pytest_gpumem.report.toolchain import lead_lines
+from pytest_gpumem.report.wire import to_dict
 
 MIB = 1 << 18
 """elements of a tensor of float32"""
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 PER_MODULE = 100
 PLUGINS = {it.name for it in entry_points(group="pytest11")}
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
@@ -299,8 +311,41 @@ def pages(number: int) -> list[str]:
     heads = ["page", "s to make", "MB", "s until ready", "elements"]
     return [
         tabulate(rows, heads, disable_numparse=True),
-        f"Of the timelines {MOST_DRAWN} are drawn, those of failures first.",
+        f"{MOST_DRAWN} timelines are drawn, {MOST_EXPLAINED} breakdowns shown, failures first.",
     ]
+
+
+def made_up(number: int) -> list[str]:
+    """Return the table of what a session ends with, of results that are made up."""
+    gather = Gathering()
+    for result in many(number, attributed=number):
+        gather.add(result.nodeid, "setup", passed=True, data=None)
+        gather.add(result.nodeid, "call", passed=True, data=[to_dict(result)])
+        gather.add(result.nodeid, "teardown", passed=True, data=None)
+    results = gather.results()
+    changes = gather.changes()
+    peak = Peak(1 << 40, 1 << 40)
+    moved = [replace(it, parts={"": replace(it.parts[""], peaks=(peak,))}) for it in changes]
+    report = Report(tuple(results))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        work: dict[str, Callable[[], object]] = {
+            "the table, as always": lambda: summary_table(results, 0, 80),
+            "the table with -vv": lambda: summary_table(results, 2, 80),
+            "what moved together": lambda: lead_lines(results, 80),
+            "baselines, all new": lambda: BaselineStore(folder).update(changes),
+            "baselines, unchanged": lambda: BaselineStore(folder).update(changes),
+            "baselines, all changed": lambda: BaselineStore(folder).update(moved),
+            "JSON report": lambda: dumps(report, created=""),
+            "Markdown report": lambda: markdown(report),
+        }
+        rows = []
+        for what, function in work.items():
+            began = time.process_time()
+            function()
+            rows.append([what, f"{time.process_time() - began:.2f}"])
+    heads = [f"{number} results with attributions", "s"]
+    return [tabulate(rows, heads, disable_numparse=True)]
 
 
 def own_sessions(root: Path, number: int, repeats: int) -> list[list[str]]:
@@ -325,7 +370,7 @@ PARTS = {
     "share": "The plugin's share: sessions with marked tests, less the same unmarked without it",
     "ends": "The end of a session",
     "others": "Beside others",
-    "pages": "The HTML page, one result in a hundred failed",
+    "reports": "What a session ends with, of results that are made up, one in a hundred failed",
 }
 
 
@@ -341,7 +386,7 @@ def measured(part: str, counts: list[int], repeats: int) -> list[str]:
             return ends(root, most, repeats)
         if part == "others":
             return peers(root, most, repeats, own_sessions(root, most, repeats))
-        return pages(most)
+        return [*made_up(most), "", *pages(most)]
 
 
 def main() -> None:
