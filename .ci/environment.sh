@@ -93,7 +93,7 @@ env_pip() {
 env_install() {
     env_pip install -c .ci/constraints.txt pip setuptools wheel &&
         env_pip install -c .ci/constraints.txt --no-build-isolation \
-            -e '.[nvml,html,examples,test,dev]'
+            -e '.[nvml,html,examples,docs,test,dev]'
 }
 
 env_build_native() {

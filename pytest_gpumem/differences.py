@@ -9,7 +9,7 @@ from pytest_gpumem.records import CATEGORIES, Provenance, Site
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from pytest_gpumem.records import Breakdown
 
@@ -39,6 +39,10 @@ class Row:
         return None if self.before is None else self.now - self.before
 
 
+Key = tuple[str, str, str, str]
+"""what a site is known by: file, function, code and category"""
+
+
 def category_rows(now: Breakdown, before: Breakdown | None = None) -> list[Row]:
     """Return a row for each category that has anything, and for what was cached.
 
@@ -57,7 +61,8 @@ def category_rows(now: Breakdown, before: Breakdown | None = None) -> list[Row]:
 def site_rows(now: Breakdown, before: Breakdown | None = None) -> list[Row]:
     """Return a row for each site, the largest growth first, without a baseline the largest first.
 
-    Sites are the same by file, function, code and category: lines move. What only one of the two
+    Sites are the same by file, function, code and category: lines move. The only line of a function
+    that is new for a category is the only one that is gone: it was edited. What only one of the two
     has counts as zero in the other; but a baseline keeps its largest sites only, and of what is
     smaller than all of these it does not say what it was: such rows come last.
     """
@@ -67,9 +72,11 @@ def site_rows(now: Breakdown, before: Breakdown | None = None) -> list[Row]:
     kept = [site.nbytes for site in before.sites]
     complete = sum(kept) == sum(before.categories.values())
     least = 0 if complete else min(kept, default=0)
+    known = {key for key, site in new.items() if complete or site.nbytes > least > 0}
+    old = _renamed(old, new.keys(), known)
     compared, unknown = [], []
     for key, site in new.items():
-        if key in old or complete or site.nbytes > least > 0:
+        if key in old or key in known:
             compared.append(_site_row(site, old[key].nbytes if key in old else 0))
         else:
             unknown.append(_site_row(site, None))
@@ -111,9 +118,9 @@ def _site_row(site: Site, before: int | None) -> Row:
     return Row(site_name(site), site.nbytes, before, site, site.blocks)
 
 
-def _keyed(sites: Iterable[Site]) -> dict[tuple[str, str, str, str], Site]:
+def _keyed(sites: Iterable[Site]) -> dict[Key, Site]:
     """Return sites by what they are known by; two lines of the same code become one."""
-    found: dict[tuple[str, str, str, str], Site] = {}
+    found: dict[Key, Site] = {}
     for site in sites:
         key = site.path, site.function, site.code, site.category
         if key in found:
@@ -129,6 +136,34 @@ def _keyed(sites: Iterable[Site]) -> dict[tuple[str, str, str, str], Site]:
                 other.blocks + site.blocks,
             )
         found[key] = site
+    return found
+
+
+def _renamed(old: dict[Key, Site], new: Collection[Key], known: Collection[Key]) -> dict[Key, Site]:
+    """Return the old sites, those of lines that were edited by the keys that they have now.
+
+    Args:
+        old: sites by their keys.
+        new: the keys that there are now.
+        known: those of them that the old ones would have, had they been there.
+    """
+    gone = _by_function(old.keys() - set(new))
+    come = _by_function(set(known) - old.keys())
+    edited = {
+        keys[0]: come[place][0]
+        for place, keys in gone.items()
+        if len(keys) == len(come.get(place, ())) == 1
+    }
+    return {edited.get(key, key): site for key, site in old.items()}
+
+
+def _by_function(keys: Iterable[Key]) -> dict[tuple[str, str, str], list[Key]]:
+    """Return sites' keys by file, function and category, where the function is known."""
+    found: dict[tuple[str, str, str], list[Key]] = {}
+    for key in keys:
+        path, function, _, category = key
+        if function:
+            found.setdefault((path, function, category), []).append(key)
     return found
 
 

@@ -27,7 +27,7 @@ Stop = Literal["memory", "limit", "no growth", "interrupted"]
 MOST_GROWTH: Final = 64
 """times the value before that a probe may be, however little memory that took"""
 GUIDED: Final = 6
-"""probes between a value that fits and one that does not, before the middle is taken each time"""
+"""probes between a value that fits and one that does not, before every other is in the middle"""
 GROWTH: Final = 4
 """times the value before that a probe is at least, where nothing is known yet"""
 FLAT_PROBES: Final = 4
@@ -40,7 +40,6 @@ CLOSE: Final = 4
 """A bracket is close whose width is no more than this part of its lower end."""
 USUAL_MULTIPLE: Final = 8
 """Values of which kernels may need less: of tensor cores' sizes, so the check above the answer."""
-
 
 _NOTHING = Peak(0, 0)
 
@@ -144,6 +143,8 @@ class Search:
     takes more, which hardly grows. The answer is a value that was seen to fit, beside one that was
     seen not to.
 
+    Where an oracle can tell (:class:`pytest_gpumem.rehearsal.Rehearsal`), its word is tried first.
+
     Args:
         capacity: bytes that a step may reserve.
         start: the first value to try.
@@ -220,6 +221,8 @@ class Search:
             return self._check(self._high)
         if self._limit is not None and self._low >= self._limit:
             return None
+        if self._high is None and self._is_flat():
+            return None
         foretold = self._foretold()
         if foretold is not None:
             return foretold
@@ -246,10 +249,8 @@ class Search:
         """Whether there is an oracle to ask, now or when it knows more."""
         return self._oracle is not None and self._errors < MOST_ERRORS and self._low > 0
 
-    def _further(self) -> int | None:
+    def _further(self) -> int:
         """Return a larger value, none having been refused."""
-        if self._is_flat():
-            return None
         safe, end = self._safe(), self._end("allocated")
         if self._trusted:  # it needs values that fit, to compare
             wanted = safe if safe > self._low + self._low // NEAR else 2 * self._low

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import gc
-import os
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.devices.usage import shared
 from pytest_gpumem.oom import WATCH
 from pytest_gpumem.optimizers import OptimizerWatch
+from pytest_gpumem.provenance import provenance
 from pytest_gpumem.recorder import Recorder, history
 from pytest_gpumem.recording import Span, beginning, now
-from pytest_gpumem.records import DeviceInfo, Measurement, Peak, Provenance
+from pytest_gpumem.records import DeviceInfo, Measurement, Peak
 from pytest_gpumem.settling import (
     Plugs,
     alloc_retries,
@@ -246,7 +245,7 @@ class Meter:
         self._open, self._stepping = [tally], False
         began = beginning()
         try:
-            with self._recorded(tally, record=record, script=script):
+            with self._optimizers.apart(), self._recorded(tally, record=record, script=script):
                 yield tally
                 self.note()
                 tally.windows = [Span(began, now())]
@@ -401,26 +400,3 @@ class Meter:
             device_use=use,
             steps=self.steps.by_device() if ended and self._steady else (),
         )
-
-
-def provenance(device: Device) -> Provenance:
-    """Return what measurements are made with in this process."""
-    import torch
-
-    return Provenance(
-        torch=str(torch.__version__),
-        cuda=str(torch.version.cuda),
-        cudnn=_cudnn(),
-        driver=device.driver(),
-        allocator=os.environ.get(
-            "PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
-        ),
-    )
-
-
-@cache
-def _cudnn() -> str:
-    """Return cuDNN's version, "none" without it; asking takes longer than all the rest."""
-    from torch.backends import cudnn
-
-    return str((cudnn.version() if cudnn.is_available() else None) or "none")

@@ -7,13 +7,14 @@ gradients never lie beside it.
 from __future__ import annotations
 
 import weakref
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch.optim import Optimizer
 
@@ -72,6 +73,15 @@ class OptimizerWatch:
     def forget(self) -> None:
         """Forget the steps so far, not that an optimizer is no longer fresh."""
         self._seen.clear()
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Forget, at its end, the steps that are taken inside."""
+        kept, self._seen = self._seen, {}
+        try:
+            yield
+        finally:
+            self._seen = kept
 
     def _before(self, optimizer: Optimizer, *_: object) -> None:
         if self._compiling():

@@ -40,18 +40,28 @@ def test_without_a_baseline_nothing_is_compared():
     assert [row.before for row in site_rows(BEFORE)] == [None, None]
 
 
-def test_a_line_that_moved_is_the_same_and_changed_code_is_not():
-    rows = site_rows(grown(), BEFORE)
-    assert [(row.name, row.before, row.difference) for row in rows] == [
-        ("blocks.py:95 (Attention.forward)", 64 * MIB, 512 * MIB),
-        ("model.py:10 (Net)", 10 * MIB, 0),
-    ]
-    rows = site_rows(grown(code="a = k @ q"), BEFORE)
+def test_a_line_that_moved_or_was_edited_is_the_same():
+    for now in (grown(), grown(code="a = k @ q")):
+        rows = site_rows(now, BEFORE)
+        assert [(row.name, row.before, row.difference) for row in rows] == [
+            ("blocks.py:95 (Attention.forward)", 64 * MIB, 512 * MIB),
+            ("model.py:10 (Net)", 10 * MIB, 0),
+        ]
+
+
+def test_of_several_new_lines_none_is_taken_for_one_that_is_gone():
+    other = replace(ATTENTION, line=96, code="b = k @ v", nbytes=MIB)
+    now = grown(code="a = k @ q")
+    now = replace(now, sites=(*now.sites, other))
+    rows = site_rows(now, BEFORE)
     assert [(row.name, row.before, row.now) for row in rows] == [
         ("blocks.py:95 (Attention.forward)", 0, 576 * MIB),
+        ("blocks.py:96 (Attention.forward)", 0, MIB),
         ("model.py:10 (Net)", 10 * MIB, 10 * MIB),
         ("blocks.py:88 (Attention.forward)", 64 * MIB, 0),
     ]
+    elsewhere = replace(now, sites=(replace(ATTENTION, function="Other.forward"),))
+    assert [row.before for row in site_rows(elsewhere, BEFORE)] == [0, 10 * MIB, 64 * MIB]
 
 
 def test_of_what_is_smaller_than_all_that_a_baseline_kept_it_does_not_say():

@@ -5,8 +5,9 @@ import gc
 import pytest
 from virtual_gpu import CARD_80GIB, GIB, MIB, opened
 
-from pytest_gpumem.meter import Meter, provenance
+from pytest_gpumem.meter import Meter
 from pytest_gpumem.oom import WATCH
+from pytest_gpumem.provenance import provenance
 from pytest_gpumem.records import Peak
 from pytest_gpumem.settling import current, highest
 from pytest_gpumem.tally import minus, most, plus

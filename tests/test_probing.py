@@ -134,6 +134,13 @@ def test_few_probes(prober, meter):
     assert len(largest.probes) == 5
 
 
+def test_a_value_that_memory_does_not_depend_on_ends_the_search(prober, meter):
+    meter.cap(1000 * MIB)
+    largest = prober.largest(lambda value: tensor(100))
+    assert largest.stopped == "no growth"
+    assert len(largest.probes) == 4
+
+
 def test_a_larger_value_that_takes_less_is_found(prober, meter):
     meter.cap(1000 * MIB)
 
@@ -225,3 +232,17 @@ def test_an_interrupted_search_says_what_it_knows(prober, meter):
 def test_arguments_that_are_no_good(prober, call, error):
     with pytest.raises(SpecError, match=re.escape(error)):
         call(prober)
+
+
+def test_an_optimizers_only_step_in_a_probe_is_no_note_of_the_test(meter, prober):
+    import torch
+
+    def one_step(value):
+        weight = torch.nn.Parameter(tensor(10 * value).float())
+        weight.grad = torch.empty_like(weight)
+        torch.optim.Adam([weight], fused=True).step()
+
+    prober.probe(one_step, 1)
+    assert meter.result().notes == ()
+    one_step(1)
+    assert "one step ran with a fresh Adam" in meter.result().notes[0]
