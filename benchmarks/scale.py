@@ -24,10 +24,11 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from dataclasses import replace
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from html_page import ROOT, shown
 from provenance import line, publish
@@ -36,11 +37,22 @@ from tabulate import tabulate
 sys.path.insert(0, str(ROOT / "tests"))
 from sample_report import many
 
-from pytest_gpumem.report.html import MOST_DRAWN, page
+from pytest_gpumem.baseline import BaselineStore
+from pytest_gpumem.gathering import Gathering
+from pytest_gpumem.records import Peak
+from pytest_gpumem.report.html import MOST_DRAWN, MOST_EXPLAINED, page
+from pytest_gpumem.report.json_report import dumps
+from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import Report
+from pytest_gpumem.report.table import summary_table
+from pytest_gpumem.report.toolchain import lead_lines
+from pytest_gpumem.report.wire import to_dict
 
 MIB = 1 << 18
 """elements of a tensor of float32"""
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 PER_MODULE = 100
 PLUGINS = {it.name for it in entry_points(group="pytest11")}
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
@@ -112,7 +124,7 @@ def pytest_unconfigure():
     with open("clock.json", "w") as stream:
         json.dump([spent, calls], stream)
 '''
-AIMS = "aims: under 1 ms a test and linear, summary under 2 s, update under 2 s"
+AIMS = "aims: a test under 1 ms, summary and update under 2 s"
 
 
 class Suite(NamedTuple):
@@ -299,13 +311,46 @@ def pages(number: int) -> list[str]:
     heads = ["page", "s to make", "MB", "s until ready", "elements"]
     return [
         tabulate(rows, heads, disable_numparse=True),
-        f"Of the timelines {MOST_DRAWN} are drawn, those of failures first.",
+        f"{MOST_DRAWN} timelines are drawn, {MOST_EXPLAINED} breakdowns shown, failures first.",
     ]
+
+
+def made_up(number: int) -> list[str]:
+    """Return the table of what a session ends with, of results that are made up."""
+    gather = Gathering()
+    for result in many(number, attributed=number):
+        gather.add(result.nodeid, "setup", passed=True, data=None)
+        gather.add(result.nodeid, "call", passed=True, data=[to_dict(result)])
+        gather.add(result.nodeid, "teardown", passed=True, data=None)
+    results = gather.results()
+    changes = gather.changes()
+    peak = Peak(1 << 40, 1 << 40)
+    moved = [replace(it, parts={"": replace(it.parts[""], peaks=(peak,))}) for it in changes]
+    report = Report(tuple(results))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        work: dict[str, Callable[[], object]] = {
+            "the table, as always": lambda: summary_table(results, 0, 80),
+            "the table with -vv": lambda: summary_table(results, 2, 80),
+            "what moved together": lambda: lead_lines(results, 80),
+            "baselines, all new": lambda: BaselineStore(folder).update(changes),
+            "baselines, unchanged": lambda: BaselineStore(folder).update(changes),
+            "baselines, all changed": lambda: BaselineStore(folder).update(moved),
+            "JSON report": lambda: dumps(report, created=""),
+            "Markdown report": lambda: markdown(report),
+        }
+        rows = []
+        for what, function in work.items():
+            began = time.process_time()
+            function()
+            rows.append([what, f"{time.process_time() - began:.2f}"])
+    heads = [f"{number} results with attributions", "s"]
+    return [tabulate(rows, heads, disable_numparse=True)]
 
 
 def own_sessions(root: Path, number: int, repeats: int) -> list[list[str]]:
     """Return what recording and comparing takes with this plugin, as for the others."""
-    marked = Suite(root / f"marked-{number}", number, "gpumem")
+    marked = suite(root, "marked", number, MARKED, "gpumem")
     plain = suite(root, "plain", number, (HEAD, STEP))
     (plain.folder / "conftest.py").write_text(VIRTUAL, encoding="utf-8")
     without = [run(plain).seconds for _ in range(repeats + 1)][1:]
@@ -321,34 +366,46 @@ def own_sessions(root: Path, number: int, repeats: int) -> list[list[str]]:
     return [["pytest-gpumem", *cells]]
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--counts", type=int, nargs="+", default=[1000, 3000, 10_000])
-    parser.add_argument("--repeats", type=int, default=3)
-    wanted = parser.parse_args()
-    counts, repeats = wanted.counts, wanted.repeats
+PARTS = {
+    "share": "The plugin's share: sessions with marked tests, less the same unmarked without it",
+    "ends": "The end of a session",
+    "others": "Beside others",
+    "reports": "What a session ends with, of results that are made up, one in a hundred failed",
+}
+
+
+def measured(part: str, counts: list[int], repeats: int) -> list[str]:
+    """Measure one part; return its lines."""
+    most = counts[-1]
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         ENVIRONMENT["PYTHONPYCACHEPREFIX"] = str(root / "compiled")
+        if part == "share":
+            return shares(root, counts, repeats)
+        if part == "ends":
+            return ends(root, most, repeats)
+        if part == "others":
+            return peers(root, most, repeats, own_sessions(root, most, repeats))
+        return [*made_up(most), "", *pages(most)]
+
+
+def main() -> None:
+    """Measure and print, each part for itself."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--counts", type=int, nargs="+", default=[1000, 3000, 10_000])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    wanted = parser.parse_args()
+    for part in wanted.parts:
         text = [
-            f"{counts[-1]} marked tests, by the processor's time: shares are medians of {repeats}",
-            line("pytest_benchmark", "syrupy"),
-            f"load when measured: {os.getloadavg()[0]:.1f}; {AIMS}",
+            f"{PARTS[part]}; the processor's time",
+            f"up to {wanted.counts[-1]} tests, medians of {wanted.repeats}",
+            line("pytest_benchmark", "syrupy", "jinja2", "matplotlib"),
+            f"load when measured: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; {AIMS}",
             "",
-            "The plugin's share: sessions with marked tests, less the same unmarked without it",
-            *shares(root, counts, repeats),
-            "",
-            f"The end of a session of {counts[-1]} tests",
-            *ends(root, counts[-1], 1),
-            "",
-            f"Beside others, {counts[-1]} tests each",
-            *peers(root, counts[-1], 1, own_sessions(root, counts[-1], 1)),
-            "",
-            f"The HTML page of {counts[-1]} results, one in a hundred of them failed",
-            *pages(counts[-1]),
+            *measured(part, wanted.counts, wanted.repeats),
         ]
-    publish("scale", "\n".join(text))
+        publish(f"scale_{part}", "\n".join(text))
 
 
 if __name__ == "__main__":
