@@ -167,7 +167,10 @@ def by_accelerate(case: Case, start: int) -> tuple[int, int]:
         trainer.step(batch_size)
         return batch_size
 
-    return train(), len(trainer.tried)
+    try:
+        return train(), len(trainer.tried)
+    except RuntimeError:  # "No executable batch size found, reached zero."
+        return 0, len(trainer.tried)
 
 
 def by_lightning(case: Case, mode: str) -> tuple[int, int]:

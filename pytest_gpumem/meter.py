@@ -44,10 +44,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.recording import Recording
     from pytest_gpumem.records import OutOfMemory
 
-PATIENCE_S: Final = 0.25
-"""seconds that are waited for what threads still hold of a backward pass that failed"""
-
-
 LATEST_S: Final = 0.3
 """seconds that a step may take to let go of its memory once an error has ended it"""
 
@@ -264,20 +260,9 @@ class Meter:
             self._retries += self._alloc_retries() - retries
             self.resettle()
             if refused:
-                self._await_release(before)
+                self.await_release(sum(held.allocated for held in before))
             self._open = outside
             self._apart.append(Span(began, now()))
-
-    def _await_release(self, before: Sequence[Peak]) -> None:
-        """Wait for autograd's threads: they let go of a backward pass that failed a little late."""
-        deadline = time.monotonic() + PATIENCE_S
-        held = sum(peak.allocated for peak in before)
-        late = False
-        while sum(peak.allocated for peak in self.counted()) > held and time.monotonic() < deadline:
-            late = True
-            time.sleep(0.001)
-        if late:
-            self.resettle()
 
     @contextmanager
     def _recorded(self, tally: Apart, *, record: bool, script: bool) -> Iterator[None]:

@@ -141,7 +141,6 @@ class Prober:
         self, step: Step, value: int, *, record: bool = False, script: bool = False
     ) -> tuple[Probe, Apart]:
         shortage = None
-        before = sum(held.allocated for held in self.meter.counted())
         with self.meter.apart(record=record, script=script) as tally:
             try:
                 step(value)
@@ -152,8 +151,6 @@ class Prober:
                 asked = WATCH.last(cause).requested
                 shortage = "" if asked is None else f"{format_size(asked)} more asked for"
                 clear(error)
-        if shortage is not None:
-            self.meter.await_release(before)
         peak, passes = fullest(tally.peaks), fullest(tally.passes)
         return Probe(value, shortage is None, peak, passes, shortage or ""), tally
 

@@ -57,3 +57,20 @@ def test_the_report_says_how_much_they_may_be(suite):
     )
     small = 4 * (4 * 8 * 8 + 4 * 4 * 9 + 4 * 6 * 6) + PLAN
     assert f"here {format_size(small)} or less (1 test)" in session.flat
+
+
+def test_attention_is_not_taken_for_a_convolution(suite):
+    source = """
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        @pytest.mark.gpu_memory(card="H100")
+        def test_attention():
+            q = torch.zeros(2, 8, 256, 64, device="cuda", dtype=torch.bfloat16)
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    """
+    session = suite.run("-v", source=source)
+    assert session.outcomes.pop("warnings", 0) < 3
+    assert session.outcomes == {"passed": 1}
+    assert "note: the workspaces of cuDNN's attention are not in a prediction" in session.flat
+    assert "convolution's" not in session.flat

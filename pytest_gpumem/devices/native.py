@@ -172,11 +172,11 @@ class NativeLibrary:
         self._lib.gpumem_on_readback(self._told)
 
     def largest_convolution(self) -> int:
-        """Return the bytes of the tensors of cuDNN's largest plan since this was last asked."""
+        """Return the bytes of the largest convolution's tensors since this was last asked."""
         return int(self._lib.gpumem_largest_convolution())
 
     def convolutions(self) -> int:
-        """Return how many cuDNN plans were executed in this process so far."""
+        """Return how many plans of convolutions cuDNN executed in this process so far."""
         return int(self._lib.gpumem_convolutions())
 
     def guesses(self) -> dict[str, int]:

@@ -50,6 +50,7 @@ GUESSED: Final = {
     "cuFFT": "the workspaces of cuFFT are estimates",
     "cuSOLVER": "the workspaces of cuSOLVER are estimates",
     "cuSPARSE": "the workspaces of cuSPARSE are not in a prediction",
+    "cuDNN's other plans": "the workspaces of cuDNN's attention are not in a prediction",
     "cudaMallocAsync": "what cudaMallocAsync reserves is an estimate",
 }
 """what a report says of a step that asked a library for sizes that it keeps to itself"""

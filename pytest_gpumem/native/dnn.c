@@ -89,6 +89,9 @@ enum {
     ENGINE_LAYOUT_INFO = 1304,
     ENGINE_BEHAVIOR_NOTE = 1305,
     TYPE_BACKEND_DESCRIPTOR = 15,
+    /* of cudnnBackendDescriptorType_t */
+    OPERATION_CONVOLUTION_FORWARD = 10,
+    OPERATION_CONVOLUTION_BACKWARD_DATA = 12,
 };
 
 typedef struct attribute {
@@ -103,6 +106,7 @@ typedef struct {
     int type;
     attribute *attributes;
     uint64_t bytes; /* of the tensors that it is about, once it is finalized */
+    int convolves;  /* whether one of its operations is a convolution, or a gradient of one */
 } descriptor;
 
 /* The size in bytes of an element of cudnnBackendAttributeType_t. */
@@ -180,12 +184,15 @@ GM_API int cudnnBackendFinalize(descriptor *d) {
         d->bytes = tensor_bytes(dimensions, find(d, TENSOR_DATA_TYPE));
         return GM_SUCCESS;
     }
+    d->convolves = d->type >= OPERATION_CONVOLUTION_FORWARD && d->type <= OPERATION_CONVOLUTION_BACKWARD_DATA;
     for (const attribute *at = d->attributes; at; at = at->next) {
         if (at->type != TYPE_BACKEND_DESCRIPTOR) continue;
         for (int64_t i = 0; i < at->count; i++) {
             descriptor *part;
             memcpy(&part, at->data + sizeof part * (size_t)i, sizeof part);
-            if (part) d->bytes += part->bytes;
+            if (!part) continue;
+            d->bytes += part->bytes;
+            d->convolves |= part->convolves;
         }
     }
     return GM_SUCCESS;
@@ -208,7 +215,10 @@ GM_API int cudnnBackendGetAttribute(descriptor *d, int name, int type, int64_t w
     case ENGINEHEUR_RESULTS: /* one engine configuration; the caller brings its descriptor */
     case ENGINECFG_ENGINE:
         *count = 1;
-        if (elements && wanted > 0 && *(descriptor **)elements) (*(descriptor **)elements)->bytes = d->bytes;
+        if (elements && wanted > 0 && *(descriptor **)elements) {
+            (*(descriptor **)elements)->bytes = d->bytes;
+            (*(descriptor **)elements)->convolves = d->convolves;
+        }
         return GM_SUCCESS;
     case ENGINE_NUMERICAL_NOTE: case ENGINE_BEHAVIOR_NOTE: case ENGINE_KNOB_INFO: case ENGINE_LAYOUT_INFO:
     case ENGINECFG_INTERMEDIATE_INFO: case ENGINECFG_KNOB_CHOICES:
@@ -238,10 +248,15 @@ static atomic_ullong largest; /* bytes of a plan's tensors */
 
 GM_API int cudnnBackendExecute(handle *h, descriptor *plan, descriptor *pack) {
     (void)h, (void)pack;
-    unsigned long long before = atomic_load(&largest);
-    while (plan && plan->bytes > before && !atomic_compare_exchange_weak(&largest, &before, plan->bytes)) {}
+    if (!plan) return CUDNN_BAD_PARAM;
     if (!gm_visible()) return CUDNN_NOT_INITIALIZED;
-    atomic_fetch_add_explicit(&executions, 1, memory_order_relaxed);
+    if (plan->convolves) {
+        unsigned long long before = atomic_load(&largest);
+        while (plan->bytes > before && !atomic_compare_exchange_weak(&largest, &before, plan->bytes)) {}
+        atomic_fetch_add_explicit(&executions, 1, memory_order_relaxed);
+    } else {
+        gm_note_sizes(GM_CUDNN_PLAN);
+    }
     gm_forget_all();
     return GM_SUCCESS;
 }
@@ -249,7 +264,7 @@ GM_API int cudnnBackendExecute(handle *h, descriptor *plan, descriptor *pack) {
 /* Bytes of the tensors of the largest plan that ran since it was last asked. */
 GM_API uint64_t gpumem_largest_convolution(void) { return atomic_exchange(&largest, 0); }
 
-/* How many cuDNN plans ran, whose workspaces the figures do not hold. */
+/* How many plans of convolutions ran, whose workspaces the figures do not hold. */
 GM_API uint64_t gpumem_convolutions(void) { return atomic_load(&executions); }
 
 /* ---- descriptors of the other operations, and batch normalisation ---- */
