@@ -82,13 +82,17 @@ class Move:
         ranks = [f"{it.rank} of {it.world_size}" for it in (old, new)]
         if ranks[0] != ranks[1]:
             return f"rank {ranks[0]} -> {ranks[1]}"
+        lists = [it.slope.sizes if it.slope else () for it in (old, new)]
+        if lists[0] != lists[1]:
+            texts = [", ".join(map(str, it)) or "one" for it in lists]
+            return f"batch sizes {texts[0]} -> {texts[1]}"
         sizes = old.batch_size, new.batch_size
         same = None in sizes or sizes[0] == sizes[1]
         return "" if same else f"batch size {sizes[0]} -> {sizes[1]}"
 
     @cached_property
     def rows(self) -> tuple[Comparison, ...]:
-        """The peaks that differ, growth first; none where the two cannot be compared."""
+        """The figures that differ, growth first; none where the two cannot be compared."""
         if self.old is None or self.new is None or self.mismatch or self.short:
             return ()
         pairs = enumerate(zip(self.old.peaks, self.new.peaks, strict=True))
@@ -97,6 +101,10 @@ class Move:
             for device, (before, after) in pairs
             for peak in PEAKS
         ]
+        one, other = self.old.slope, self.new.slope
+        if one is not None and other is not None:
+            rows.append(Comparison(0, "per sample", other.per_sample, one.per_sample, 0))
+            rows.append(Comparison(0, "fixed", other.fixed, one.fixed, 0))
         return tuple(beyond_tolerance(rows))
 
     @cached_property
@@ -134,7 +142,7 @@ class Move:
     def grew_beyond(self, tolerance: Tolerance) -> bool:
         """Return whether a peak grew by more than the tolerance, or no longer fits."""
         return self.short or any(
-            (row.difference or 0) > tolerance.allowance(row.baseline or 0) for row in self.rows
+            (row.difference or 0) > tolerance.allowance(abs(row.baseline or 0)) for row in self.rows
         )
 
 

@@ -8,7 +8,7 @@ import pytest
 from command_line import NOW, T4, flat, write
 from terminal_results import matches_gold
 
-from pytest_gpumem.records import BaselineEntry, Breakdown, Peak, Site
+from pytest_gpumem.records import BaselineEntry, Breakdown, Peak, Site, Slope
 from pytest_gpumem.sizes import MIB
 
 SITE = Site(
@@ -34,6 +34,13 @@ def test_a_test_is_shown_with_its_breakdown_on_each_device(shown):
     status, out, err = shown("show", "tests/test_a.py::test_gpt[a-1]")
     assert (status, err) == (0, "")
     assert matches_gold("show", out.rstrip("\n"))
+
+
+def test_how_it_grows_is_shown(here, gpumem):
+    slope = Slope((4, 8), 40 * MIB, 3 * MIB)
+    write(here / "baselines", {"test_gpt": replace(ENTRY, slope=slope)})
+    text = flat(gpumem("show", "test_gpt")[1])
+    assert "3.00 MiB a sample and 40.00 MiB fixed, over batch sizes 4, 8" in text
 
 
 def test_several_devices_of_a_test_each_have_their_own(shown):

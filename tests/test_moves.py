@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_gpumem.moves import Changes, Key, Kind, Move, count, pair
-from pytest_gpumem.records import BaselineEntry, Breakdown, Peak, Provenance, Site
+from pytest_gpumem.records import BaselineEntry, Breakdown, Peak, Provenance, Site, Slope
 from pytest_gpumem.sizes import MIB, parse_tolerance
 
 NOW = Provenance("2.15.0", "13.2", "9.19.0", "virtual", "")
@@ -53,6 +53,23 @@ def move(old, new, **others):
 )
 def test_each_kind_of_move(old, new, kind):
     assert move(old, new).kind is kind
+
+
+def grows(fixed, per_sample, *sizes):
+    slope = Slope(sizes or (8, 16), fixed * MIB, per_sample * MIB)
+    return entry((100, 120), batch_size=16, slope=slope)
+
+
+def test_what_grows_faster_at_the_same_peak_grew():
+    faster = move(grows(40, 3), grows(40, 4))
+    assert faster.kind is Kind.GREW
+    assert [(it.title, it.difference) for it in faster.rows] == [("memory per sample", MIB)]
+    assert faster.grew_beyond(parse_tolerance("2%"))
+    assert [it.title for it in move(grows(40, 3), grows(41, 3)).rows] == ["fixed memory"]
+    other = move(grows(40, 3), grows(40, 4, 4, 16))
+    assert (other.kind, other.mismatch) == (Kind.INCOMPARABLE, "batch sizes 8, 16 -> 4, 16")
+    alone = move(grows(40, 3), entry((100, 120), batch_size=16))
+    assert alone.mismatch == "batch sizes 8, 16 -> one"
 
 
 def test_what_cannot_be_compared_says_why():

@@ -86,6 +86,10 @@ def _blocks(key: Key, entry: BaselineEntry, width: int) -> Iterator[str]:
 def _facts(entry: BaselineEntry, width: int) -> Iterator[str]:
     if entry.batch_size is not None:
         yield f"batch size {entry.batch_size}"
+    if entry.slope is not None:
+        sizes = ", ".join(map(str, entry.slope.sizes))
+        grows = f"{size(entry.slope.per_sample)} a sample and {size(entry.slope.fixed)} fixed"
+        yield wrapped("", f"{grows}, over batch sizes {sizes}", width)
     if entry.world_size is not None:
         yield f"rank {entry.rank} of {entry.world_size}"
     yield wrapped("made with: ", provenance_text(entry.provenance), width)
