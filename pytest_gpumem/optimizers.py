@@ -6,6 +6,7 @@ gradients never lie beside it.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import CodeType, FrameType
 
     from torch.optim import Optimizer
 
@@ -84,7 +86,7 @@ class OptimizerWatch:
             self._seen = kept
 
     def _before(self, optimizer: Optimizer, *_: object) -> None:
-        if self._compiling():
+        if self._compiling() or _is_inner(sys._getframe(1)):
             return
         self._tell_before()
         seen = self._seen.get(id(optimizer))
@@ -94,7 +96,7 @@ class OptimizerWatch:
             )
 
     def _after(self, optimizer: Optimizer, *_: object) -> None:
-        if self._compiling():
+        if self._compiling() or _is_inner(sys._getframe(1)):
             return
         self._tell_after(optimizer)
         seen = self._seen[id(optimizer)]
@@ -110,6 +112,25 @@ class OptimizerWatch:
             for seen in self._seen.values()
             if seen.fresh and seen.steps == 1 and seen.state_bytes
         ]
+
+
+def steps_around(frame: FrameType | None, wrapper: CodeType | None) -> int:
+    """Return how many steps of optimizers are under way, from a frame outwards.
+
+    Args:
+        frame: where to begin.
+        wrapper: what PyTorch runs around every step, which is what calls its hooks.
+    """
+    found = 0
+    while frame is not None:
+        found += frame.f_code is wrapper
+        frame = frame.f_back
+    return found
+
+
+def _is_inner(wrapper: FrameType) -> bool:
+    """Return whether a step is part of another: of a class that calls its base's."""
+    return steps_around(wrapper.f_back, wrapper.f_code) > 0
 
 
 def _state_bytes(optimizer: Optimizer) -> int:

@@ -18,11 +18,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.lines import users_line
+from pytest_gpumem.optimizers import steps_around
 from pytest_gpumem.recording import MOST_EVENTS, Call, Pass, Recording, Span, Tag, beginning, now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from types import CodeType, FrameType
+    from types import CodeType
 
     from torch import Tensor
     from torch.nn import Module
@@ -281,7 +282,7 @@ class Recorder:
         if self._compiling():
             return
         time_now = now()
-        if self._step is not None and self._steps_around(sys._getframe(1).f_back) == 0:
+        if self._step is not None and steps_around(sys._getframe(1).f_back, self._wrapper) == 0:
             self._step.end = time_now
             self._step = None
         for parameter, state in optimizer.state.items():
@@ -291,17 +292,9 @@ class Recorder:
 
     def _end_failed_step(self) -> None:
         """End the step that is no longer under way: an error left it, and no hook was called."""
-        if self._step is not None and self._steps_around(sys._getframe(2).f_back) == 0:
+        if self._step is not None and steps_around(sys._getframe(2).f_back, self._wrapper) == 0:
             self._step.end = now()
             self._step = None
-
-    def _steps_around(self, frame: FrameType | None) -> int:
-        """Return how many steps of optimizers are under way outside of a frame's."""
-        found = 0
-        while frame is not None:
-            found += frame.f_code is self._wrapper
-            frame = frame.f_back
-        return found
 
     def _tag(self, tensor: Tensor, category: Category, name: str = "") -> None:
         tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor

@@ -112,3 +112,22 @@ def test_a_measurement_does_not_keep_an_optimizer_alive(watch):
     gc.collect()
     assert gone() is None
     assert len(watch.notes()) == 1
+
+
+def test_a_step_that_calls_its_bases_is_one_step(watch):
+    import torch
+
+    torch.optim.SGD([torch.zeros(1)])  # hooks are called around SGD's own step from now on
+
+    class Two(torch.optim.SGD):
+        def step(self):
+            super().step()
+
+    told = []
+    watching = OptimizerWatch(lambda: told.append("before"), lambda _: told.append("after"))
+    watching.start()
+    try:
+        Two([torch.zeros(1, requires_grad=True)]).step()
+    finally:
+        watching.stop()
+    assert told == ["before", "after"]

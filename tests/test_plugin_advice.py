@@ -108,6 +108,21 @@ def test_it(gpu_memory):
     )
 
 
+def test_a_variant_may_use_more_of_the_tests_devices(suite):
+    session = run(
+        suite,
+        """
+@pytest.mark.gpu_memory(max_gib=1, devices=2, variants={"two devices": {"devices": 2}})
+def test_it(gpu_memory):
+    devices = gpu_memory.devices[: gpu_memory.variant.get("devices", 1)]
+    tensors = [mib(1400 // len(devices), device) for device in devices]
+    assert tensors
+""",
+    )
+    assert session.verdicts() == {"test_it": "out of memory"}
+    assert "hint: variant 'two devices' fits: 700.00 MiB of 1024.00 MiB reserved" in session.flat
+
+
 def test_variants_are_not_tried_where_the_test_fits_or_does_not_ask(suite):
     session = run(
         suite,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from conftest import WITHOUT
 from sources import HELPER
 
 THREE = """
@@ -145,7 +146,7 @@ def test_only_a_test_that_passed_in_every_phase_gets_a_baseline(suite):
 def test_an_interrupted_run_keeps_what_it_has(suite):
     source = THREE.replace("mib(200)", "raise KeyboardInterrupt")
     suite.write("test_it.py", source)
-    result = suite.pytester.inline_run("-p", "no:hypothesispytest", UPDATE, no_reraise_ctrlc=True)
+    result = suite.pytester.inline_run(*WITHOUT, UPDATE, no_reraise_ctrlc=True)
     assert result.ret == pytest.ExitCode.INTERRUPTED
     assert suite.baselined() == {"test_it.py::test_one": (100, 100)}
     assert suite.run(source=THREE).outcomes == {"passed": 3}  # the device was let go of

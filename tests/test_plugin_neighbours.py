@@ -197,8 +197,9 @@ def test_after():
 """
 
 
-def test_a_test_that_hangs_is_timed_out_and_holds_nothing(suite):
-    pytest.importorskip("pytest_timeout")
+def test_a_test_that_hangs_is_timed_out_and_holds_nothing(suite, monkeypatch):
+    timeout = pytest.importorskip("pytest_timeout")
+    monkeypatch.setattr(timeout, "SUPPRESS_TIMEOUT", False)  # a session with --pdb leaves it set
     session = suite.run(UPDATE, "--timeout-method=signal", source=HANGS)
     assert session.outcomes == {"passed": 2, "failed": 1}
     assert "Timeout" in session.out
@@ -207,9 +208,10 @@ def test_a_test_that_hangs_is_timed_out_and_holds_nothing(suite):
     assert set(suite.baselined()) == {"test_it.py::test_before", "test_it.py::test_after"}
 
 
-def test_a_second_run_that_hangs_is_timed_out_and_the_verdict_stands(suite):
+def test_a_second_run_that_hangs_is_timed_out_and_the_verdict_stands(suite, monkeypatch):
     """The first ran out of memory; what the step needs is not known then."""
-    pytest.importorskip("pytest_timeout")
+    timeout = pytest.importorskip("pytest_timeout")
+    monkeypatch.setattr(timeout, "SUPPRESS_TIMEOUT", False)
     session = suite.run(
         "--timeout-method=signal",
         source="""

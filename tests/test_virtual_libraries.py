@@ -3,6 +3,8 @@
 import pytest
 from virtual_gpu import CARD_80GIB, opened
 
+from pytest_gpumem.devices.cards import CARDS
+
 C = "cuda"
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -290,3 +292,18 @@ def test_a_matrix_with_two_nonzeros_in_four(monkeypatch, cutlass, card):
         matrix = torch.sparse.to_sparse_semi_structured(randn(128, 128, dtype=torch.float16))
         assert torch.mm(matrix, randn(128, 128, dtype=torch.float16)).shape == (128, 128)
         assert device.trouble() is None
+
+
+@pytest.mark.parametrize("card", sorted(CARDS))
+def test_sorting_and_embeddings_run_on_every_card(card):
+    """CUB looks for the architecture that its kernels were compiled for; not every card's is."""
+    with opened(card) as device:
+        import torch
+
+        tokens = torch.zeros(4096, dtype=torch.int64, device="cuda")
+        embedding = torch.nn.Embedding(1000, 8, device="cuda")
+        embedding(tokens).sum().backward()
+        tokens.sort()
+        torch.cuda.synchronize()
+        del embedding, tokens
+        device.open(CARDS[card], 1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_gpumem import native
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pytest_gpumem.devices.cards import Card
 
@@ -107,6 +107,11 @@ class NativeLibrary:
     def set_versions(self, cuda: int, cudnn: int) -> None:
         """Set CUDA's version (13020 is 13.2) and cuDNN's (92600 is 9.26.0)."""
         self._lib.gpumem_set_versions(cuda, cudnn)
+
+    def set_architectures(self, values: Sequence[int]) -> None:
+        """Set what kernels were compiled for: 86 is compute capability 8.6."""
+        array = (ctypes.c_int * len(values))(*values)
+        self._lib.gpumem_set_architectures(array, len(values))
 
     def set_card(self, card: Card) -> None:
         """Make every virtual device one of these."""

@@ -30,7 +30,7 @@ class Readbacks:
 
     def seen(self, _size: int) -> None:
         """Note one copy; called by the native library, on any thread."""
-        frame = sys._getframe(1)
+        frame = sys._getframe().f_back
         if not _asks_for_infinities(frame):
             line = users_line(frame)
             self._sites[(line.filename, line.line) if line else ("", 0)] += 1

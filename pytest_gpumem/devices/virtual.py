@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import re
 import sys
 import time
 import warnings
@@ -190,6 +191,7 @@ class VirtualDevice:
         self._curtain.show(count)
         try:
             if not torch.cuda.is_initialized():
+                self._library.set_architectures(_architectures(torch))
                 self._library.set_card(replace(card, total_memory=FIRST_TOTAL))
                 _initialise(torch)
             torch.cuda.set_device(self.first)
@@ -356,6 +358,12 @@ def _cudnn_version(torch: ModuleType) -> int:
     except AttributeError:  # a build without cuDNN
         return 0
     return int(major) * 10000 + int(minor) * 100 + int(patch)
+
+
+def _architectures(torch: ModuleType) -> list[int]:
+    """Return what PyTorch's kernels were compiled for, of "sm_80 sm_90a compute_90"."""
+    flags = torch._C._cuda_getArchFlags() or ""
+    return [int(it) for it in re.findall(r"sm_(\d+)", flags)]
 
 
 def _initialise(torch: ModuleType) -> None:
