@@ -17,7 +17,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
-from sources import HELPER
+from sources import HELPER, WITHOUT
 
 import pytest_gpumem
 from pytest_gpumem import cli
@@ -26,9 +26,6 @@ from pytest_gpumem.devices.virtual import VirtualDevice
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.sizes import MIB
 
-WITHOUT = ("-p", "no:hypothesispytest", "-p", "no:randomly", "-p", "no:asyncio")
-"""Hypothesis's plugin imports Hypothesis at the end of every session: seconds each; the others are
-for the tests that ask for them (``-p randomly``)."""
 SLOW = 120
 """seconds that a session in a process of its own may take"""
 

@@ -22,3 +22,7 @@ def test_unmarked():
     pass
 """
 """a test that has no baseline, one that is over its budget with a part, one that is not marked"""
+
+WITHOUT = ("-p", "no:hypothesispytest", "-p", "no:randomly", "-p", "no:asyncio")
+"""Hypothesis's plugin imports Hypothesis at the end of every session: seconds each; the others are
+for the tests that ask for them (``-p randomly``)."""

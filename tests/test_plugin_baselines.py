@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import WITHOUT
-from sources import HELPER
+from sources import HELPER, WITHOUT
 
 THREE = """
 import os
