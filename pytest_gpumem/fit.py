@@ -38,6 +38,8 @@ NEAR: Final = 20
 """part of a value that the next one has to be more"""
 CLOSE: Final = 4
 """A bracket is close whose width is no more than this part of its lower end."""
+FARTHEST: Final = 8
+"""part of a value that another one may be above it and still be hoped to need less"""
 USUAL_MULTIPLE: Final = 8
 """Values of which kernels may need less: of tensor cores' sizes, so the check above the answer."""
 
@@ -317,7 +319,7 @@ class Search:
     def _check(self, high: int) -> int | None:
         """Return one more value above what does not fit: kernels may need less for it.
 
-        None where such a one was seen, and did not fit either.
+        None where such a one was seen, and did not fit either, or is far.
         """
         if self._checked or self._low == 0:
             return None
@@ -327,7 +329,8 @@ class Search:
             return None
         wanted = (high * self._multiple // USUAL_MULTIPLE + 1) * USUAL_MULTIPLE
         unit = -(-wanted // self._multiple)
-        return None if self._limit is not None and unit > self._limit else unit
+        far = unit > high + high // FARTHEST
+        return None if far or (self._limit is not None and unit > self._limit) else unit
 
 
 def _middle(low: int, high: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from virtual_gpu import run_python
 
@@ -96,8 +98,12 @@ def test_limits_multiples_and_methods(fit):
         (["steps:step", "--size=0"], "size must be a whole number"),
     ],
 )
-def test_bad_input_ends_with_2_and_one_line(fit, arguments, error):
-    status, out, err = fit(*arguments)
+@pytest.mark.usefixtures("virtual_gpu")
+def test_bad_input_ends_with_2_and_one_line(here, gpumem, monkeypatch, arguments, error):
+    (here / "steps.py").write_text(STEPS)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    status, out, err = gpumem("fit", *arguments)
+    sys.modules.pop("steps", None)
     assert (status, out) == (2, "")
     assert error in err
     assert "Traceback" not in err
