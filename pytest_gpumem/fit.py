@@ -254,7 +254,7 @@ class Search:
         """Return a larger value, none having been refused."""
         safe, end = self._safe(), self._end("allocated")
         if self._trusted:  # it needs values that fit, to compare
-            wanted = safe if safe > self._low + self._low // NEAR else 2 * self._low
+            wanted = safe if safe > self._low + self._low // NEAR else end or 2 * self._low
         else:
             wanted = max(safe, GROWTH * self._low) if end is None else end
         wanted = min(wanted, MOST_GROWTH * self._low)
@@ -267,11 +267,11 @@ class Search:
         self._guided += 1
         end = self._end("allocated")
         blind = self._guided > GUIDED and self._guided % 2
-        if low == 0 or self._trusted or blind or end is None:
+        if low == 0 or (self._trusted and self._outdated) or blind or end is None:
             return _middle(low, high)
         safe = self._safe()
-        if high <= end and safe > low + (high - low) // CLOSE:  # said too much, from far away
-            return min(safe, high - 1)
+        if end >= high > safe > low + (high - low) // CLOSE:  # said too much, from far away
+            return safe
         for wanted in (end, self._end("reserved")):
             if wanted is not None and low < wanted < high:
                 return wanted
