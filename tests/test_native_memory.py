@@ -109,9 +109,14 @@ def test_the_current_device_is_each_threads_own(library):
     assert library.number("cudaGetDevice") == 3
 
 
-def test_the_lowest_address_that_fits_is_given_first(library):
-    first, second, third = (library.malloc(1)[1] for _ in range(3))
-    assert [second - first, third - second] == [PAGE, PAGE]
+def test_addresses_go_down_without_gaps_and_the_highest_hole_that_fits_is_filled_first(library):
+    """As CUDA's driver does on Linux: PyTorch's allocator breaks ties by address."""
+    first, second, third = (library.malloc(size * PAGE)[1] for size in (1, 3, 1))
+    assert [first - second, second - third] == [3 * PAGE, PAGE]
+    library.free(second)
+    assert library.malloc(4 * PAGE)[1] == third - 4 * PAGE  # the hole is a page too small
+    assert library.malloc(2 * PAGE)[1] == first - 2 * PAGE  # at the hole's upper end
+    assert library.malloc(1)[1] == second
     library.free(third)
     library.free(first)
     assert library.malloc(1)[1] == first
@@ -134,7 +139,6 @@ def test_an_address_of_nobody_is_refused(library):
 
 
 def test_a_block_is_found_by_any_address_in_it(library):
-    _, first = library.malloc(1)
     _, address = library.malloc(5 * PAGE)
     base, size = ctypes.c_size_t(), ctypes.c_size_t()
     outs = ctypes.byref(base), ctypes.byref(size)
@@ -145,7 +149,6 @@ def test_a_block_is_found_by_any_address_in_it(library):
     assert library.call("cuMemGetAddressRange_v2", *outs, behind) == INVALID_VALUE
     library.free(address)
     assert library.call("cuMemGetAddressRange_v2", *outs, ctypes.c_size_t(address)) != 0
-    assert first
 
 
 def pointer(library, address):
@@ -202,7 +205,10 @@ def test_copies_of_what_nobody_wrote_are_zeros_and_counted(library):
 
 
 class Model:
-    """What the library does, said in Python: the lowest aligned address that fits."""
+    """What the library does, said in Python: the top of the highest hole that fits.
+
+    Pages are counted from the region's end, so they are negative.
+    """
 
     def __init__(self, capacity):
         self.capacity = capacity
@@ -216,19 +222,13 @@ class Model:
         pages = -(-size // PAGE)
         if self.charged + pages * PAGE > self.capacity:
             return None
-        room = self._room(pages)
-        at = 0
-        for start in sorted(self.live):
-            if at + room <= start:
+        top = 0
+        for start in sorted(self.live, reverse=True):
+            if top - (start + self.live[start]) >= pages:
                 break
-            at = max(at, start + self._room(self.live[start]))
-            at = -(-at // room) * room
-        self.live[at] = pages
-        return at
-
-    @staticmethod
-    def _room(pages):
-        return 1 << (pages - 1).bit_length()
+            top = start
+        self.live[top - pages] = pages
+        return top - pages
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -247,7 +247,7 @@ def test_ten_thousand_allocations_and_frees_agree_with_a_model(library, seed):
             size = int(chance.lognormvariate(15.5, 1.5)) + 1
             status, address = library.malloc(size)
             if base is None:
-                base = address
+                base = address + -(-size // PAGE) * PAGE  # the region's end
             expected = model.malloc(size)
             refused += expected is None
             assert status == (OUT_OF_MEMORY if expected is None else 0)

@@ -252,13 +252,13 @@ class Allocator:
             room = -(-size // ROUND) * ROUND
         if self.reserved + room > self.limit:
             return None
-        # segments of 2^k units lie at the lowest free multiple of 2^k: the virtual GPU's order
-        span = 1 << (room // ROUND - 1).bit_length()
-        at = 0
-        for other in sorted(self.segments, key=lambda s: s["number"]):
-            if at + span <= other["number"]:
+        # each in the highest gap that has room for it, from the gap's top: the virtual GPU's order
+        span, top = room // ROUND, 0
+        for other in sorted(self.segments, key=lambda s: -s["number"]):
+            if top - (other["number"] + other["span"]) >= span:
                 break
-            at = -(-max(at, other["number"] + other["span"]) // span) * span
+            top = other["number"]
+        at = top - span
         self._births += 1
         block = [0, room, True]
         segment = {"size": room, "small": small, "stream": stream, "number": at, "span": span}
@@ -285,14 +285,10 @@ def takes_the_oldest_segment_first():
 
     take, give = torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
     first, second = ([take(MIB // 2, 0) for _ in range(4)] for _ in range(2))
-    for block in first:
-        give(block)
-    torch.cuda.empty_cache()
-    first = [take(MIB // 2, 0) for _ in range(4)]  # where it was, but younger than the second
-    assert first[0] < second[0]
-    give(first.pop())
-    older = second.pop()
+    assert second[0] < first[0]
+    older = first.pop()
     give(older)
+    give(second.pop())
     taken = take(MIB // 2, 0)
     for block in [*first, *second, taken]:
         give(block)

@@ -106,6 +106,21 @@ bool gm_ranges_overlap(const gm_ranges *set, uintptr_t start, uintptr_t end);
 uintptr_t gm_ranges_end_of_overlap(const gm_ranges *set, uintptr_t start, uintptr_t end); /* 0: there is none */
 void gm_ranges_remove(gm_ranges *set, gm_range *item);
 
+/* pages.c */
+typedef struct {
+    uint32_t low, high, longest; /* the node's size less the free run there: 0, all is free */
+} gm_node;
+typedef struct {
+    gm_node *nodes;  /* of a complete binary tree; node 1 is the root */
+    uint32_t *owner; /* of each page: 1 + the first page of what was taken with it, 0: free */
+    size_t count;
+} gm_pages;
+bool gm_pages_open(gm_pages *set, unsigned levels); /* 2^levels pages, all free */
+int64_t gm_pages_take(gm_pages *set, uint64_t pages); /* the first page, or -1 */
+int64_t gm_pages_owner(const gm_pages *set, size_t page); /* the first page of what it was taken with, or -1 */
+uint64_t gm_pages_of(const gm_pages *set, size_t first); /* how many were taken there */
+void gm_pages_give(gm_pages *set, size_t first);
+
 /* device.c */
 enum { GM_UUID_SIZE = 16 };
 void gm_uuid(unsigned char *out, int device);

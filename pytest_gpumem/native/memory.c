@@ -1,10 +1,8 @@
 /* Device memory: address space is reserved, never backed; sizes are charged against the card's capacity.
  *
  * Each device has one region of address space, handed out in pages of 2 MiB, the unit in which cudaMalloc takes
- * memory from the device. Blocks are powers of two of pages in *address space* (not in what is charged), found
- * in a complete binary tree that knows the largest free block below each node: the lowest address that fits is
- * found in O(log n), whatever the number of live blocks. The lowest address first makes the figures of a step
- * that starts with an empty device repeat exactly, since the caching allocator breaks ties by address.
+ * memory from the device, from its upper end downwards (pages.c says why). The same requests get the same
+ * addresses: the figures of a step that starts with an empty device repeat exactly.
  */
 #define _GNU_SOURCE
 #include "gpumem.h"
@@ -19,13 +17,11 @@
 #define REGION_SHIFT 40 /* 1 TiB of addresses a device */
 #endif
 #define LEVELS (REGION_SHIFT - PAGE_SHIFT)
-#define PAGES ((size_t)1 << LEVELS)
 #define PAGE_SIZE ((uint64_t)1 << PAGE_SHIFT)
 
 typedef struct {
     _Atomic uintptr_t base; /* 0: not reserved yet; read without the lock, never changed once set */
-    uint8_t *largest;     /* a node's largest free block: 0 none, k a block of 2^(k-1) pages; node 1 is the root */
-    uint32_t *pages;      /* at a block's first page: pages charged for it; else 0 */
+    gm_pages pages;
     gm_account account;
     uint64_t extra;       /* capacity beyond the card's: what others held when a step began */
 } region;
@@ -44,61 +40,12 @@ static bool region_open(region *r) {
         gm_unsupported("cudaMalloc without 1 TiB of address space (see ulimit -v)", GM_OUT_OF_MEMORY);
         return false;
     }
-    r->largest = malloc(2 * PAGES);
-    r->pages = calloc(PAGES, sizeof *r->pages);
-    if (!r->largest || !r->pages) {
-        free(r->largest);
-        free(r->pages);
+    if (!gm_pages_open(&r->pages, LEVELS)) {
         munmap(map, size + PAGE_SIZE);
         return false;
     }
-    for (size_t node = 1, level = 0; level <= LEVELS; level++)
-        for (size_t i = 0; i < (size_t)1 << level; i++) r->largest[node++] = (uint8_t)(LEVELS - level + 1);
     r->base = ((uintptr_t)map + PAGE_SIZE - 1) & ~(PAGE_SIZE - 1);
     return true;
-}
-
-static uint8_t order_of(uint64_t pages) {
-    uint8_t order = 1;
-    while (((uint64_t)1 << (order - 1)) < pages) order++;
-    return order;
-}
-
-/* Recomputes the nodes above one; two free buddies of a level make one block of the level above. */
-static void mend_upwards(region *r, size_t node, uint8_t order) {
-    while (node > 1) {
-        node >>= 1;
-        uint8_t left = r->largest[2 * node], right = r->largest[2 * node + 1];
-        r->largest[node] = left == order && right == order ? (uint8_t)(order + 1) : (left > right ? left : right);
-        order++;
-    }
-}
-
-/* Takes the lowest block that has room for `pages`; returns its first page or -1. */
-static int64_t block_take(region *r, uint64_t pages) {
-    uint8_t want = order_of(pages), order = LEVELS + 1;
-    size_t node = 1;
-    if (want > LEVELS + 1 || r->largest[1] < want) return -1;
-    while (order > want) {
-        if (r->largest[node] == order) { /* free as a whole: its halves are free as wholes */
-            r->largest[2 * node] = r->largest[2 * node + 1] = (uint8_t)(order - 1);
-        }
-        node = 2 * node + (r->largest[2 * node] < want);
-        order--;
-    }
-    r->largest[node] = 0;
-    size_t first = (node << (want - 1)) - PAGES;
-    mend_upwards(r, node, want);
-    r->pages[first] = (uint32_t)pages;
-    return (int64_t)first;
-}
-
-static void block_return(region *r, size_t first) {
-    uint8_t order = order_of(r->pages[first]);
-    size_t node = (first + PAGES) >> (order - 1);
-    r->pages[first] = 0;
-    r->largest[node] = order;
-    mend_upwards(r, node, order);
 }
 
 static uint64_t capacity(const region *r) {
@@ -151,7 +98,7 @@ int gm_malloc_on(int device, void **address, size_t size) {
     pthread_mutex_lock(&lock);
     region *r = &regions[device];
     if (region_open(r) && charge(r, pages << PAGE_SHIFT)) {
-        int64_t first = block_take(r, pages);
+        int64_t first = gm_pages_take(&r->pages, pages);
         if (first >= 0) {
             *address = (void *)(r->base + ((uintptr_t)first << PAGE_SHIFT));
             status = GM_SUCCESS;
@@ -187,11 +134,11 @@ int gm_free(void *address) {
     region *r = &regions[device];
     uintptr_t offset = (uintptr_t)address - r->base;
     size_t first = offset >> PAGE_SHIFT;
-    if ((offset & (PAGE_SIZE - 1)) == 0 && r->pages[first]) {
-        size = (uint64_t)r->pages[first] << PAGE_SHIFT;
+    if ((offset & (PAGE_SIZE - 1)) == 0 && gm_pages_owner(&r->pages, first) == (int64_t)first) {
+        size = gm_pages_of(&r->pages, first) << PAGE_SHIFT;
         r->account.charged -= size;
         r->account.frees++;
-        block_return(r, first);
+        gm_pages_give(&r->pages, first);
         gm_forget(address, size);
         status = GM_SUCCESS;
     }
@@ -221,14 +168,11 @@ bool gm_range_of(const void *pointer, void **base, size_t *size) {
     pthread_mutex_lock(&lock);
     region *r = &regions[device];
     size_t page = ((uintptr_t)pointer - r->base) >> PAGE_SHIFT;
-    /* A block of 2^k pages starts at a multiple of 2^k: at most LEVELS places to look. */
-    for (int k = 0; k <= LEVELS && !found; k++) {
-        size_t first = page & ~(((size_t)1 << k) - 1);
-        if (r->pages[first] && page - first < r->pages[first]) {
-            *base = (void *)(r->base + ((uintptr_t)first << PAGE_SHIFT));
-            *size = (size_t)r->pages[first] << PAGE_SHIFT;
-            found = true;
-        }
+    int64_t first = gm_pages_owner(&r->pages, page);
+    if (first >= 0) {
+        *base = (void *)(r->base + ((uintptr_t)first << PAGE_SHIFT));
+        *size = gm_pages_of(&r->pages, (size_t)first) << PAGE_SHIFT;
+        found = true;
     }
     pthread_mutex_unlock(&lock);
     return found;
