@@ -1,210 +1,290 @@
 """Peaks that others measured on real GPUs, beside the virtual GPU's of the same steps.
 
-    python benchmarks/published.py [--also /path/to/another/python ...]
+    python benchmarks/published.py [--also /path/to/another/python ...] [--only TEXT]
 
-The rows are data/real-gpu-peaks.csv (with the source of each). Each step runs in a process of its
-own, on the row's card; the torch versions here are those of the interpreters, not the rows'.
+The rows are those of data/real-gpu-peaks.csv and data/xmem-peaks.csv (data/README.md says where
+they are from and how they were chosen). Each step runs in a process of its own, on the row's card;
+the torch versions here are those of the interpreters. Rows of whole directories run with the one
+whose torch is nearest to theirs, the others with all.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
+import dataclasses
+import importlib
 import json
 import os
 import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from provenance import ROOT, line, publish
+from published_rows import KINDS, Row, read
 from tabulate import tabulate
-
-HERE = Path(__file__).resolve().parent
-DATA = HERE / "data" / "real-gpu-peaks.csv"
-CARDS = {
-    "GeForce RTX 3060": "RTX 3060",
-    "GeForce RTX 4060": "RTX 4060",
-    "A100": "A100-80GB",
-    "V100-DGXS-32GB": "V100-32GB",
-}
-GPT = {"n_layer": 6}
-NEO = {
-    "hidden_size": 768,
-    "num_layers": 12,
-    "num_heads": 12,
-    "attention_types": [[["global", "local"], 6]],
-    "window_size": 256,
-}
-SCRATCH = (
-    {"own": True, "keep_mask": True, "fused": False, "half": False},
-    {"own": True, "fused": False, "half": False},
-    {"own": True, "fused": True, "half": False},
-    {"own": True, "fused": True, "half": True},
-    {"own": False, "fused": True, "half": True},
-    {"own": False, "sdpa": True, "fused": True, "half": True},
-    {"own": False, "sdpa": True, "fused": True, "half": True, "compiled": True},
-)
 
 WHY = {
     "C": "C  convolutions: the row is NVML's figure, cuDNN's workspaces and kernels loaded "
     "late in it; the virtual GPU takes cuDNN's workspaces as zero, and which kernels PyTorch has "
     "for a convolution (cuDNN's or its own) is its choice",
-    "N": "N  the row is NVML's figure: kernels that are loaded late are in it, some 100 MiB that "
-    "no prediction of the allocator has; the row's version of transformers is not recorded",
+    "W": "W  cuBLAS's workspaces, 8 MiB for each of two threads: with the small ones the error is "
+    "under 1 %, so in the real run they did not lie among PyTorch's blocks; a block that lies "
+    "elsewhere decides whether a segment for the logits, up to 900 MiB, is used again",
+    "V": "V  this torch or this transformers is not the row's (torch 2.6.0, transformers 4.51.3): "
+    "with those the row has an error under 1 %",
+    "?": "?  not explained",
     "A": "A  torch 1.9 with cudnn.benchmark: the row's trace shows workspaces of convolutions",
     "I": "I  torch.compile: which operations are fused, and which buffers reused, is decided "
     "by that version of Inductor",
 }
 
 
+SMALL = ":16:8"
+"""one of two values of CUBLAS_WORKSPACE_CONFIG with which cuBLAS is deterministic"""
+
+
 @dataclass(frozen=True)
-class Row:
-    """One published figure and how to make ours."""
+class Found:
+    """What one interpreter's virtual GPU says of a row.
 
-    name: str
-    card: str
+    Attributes:
+        peak: in MiB, None: out of memory.
+        small: likewise, with cuBLAS's small workspaces, of a row that was run with them too.
+    """
+
+    row: Row
     torch: str
-    metric: str
-    real: float
-    call: tuple[str, dict[str, Any]]
-    why: str = ""
+    peak: float | None
+    small: float | None = None
 
-
-def plan(row: dict[str, str], scratch: list[dict[str, Any]]) -> tuple[str, dict[str, Any], str]:
-    """Return the function of published_steps.py for a row, its arguments, and why it errs."""
-    model, batch, optimizer = row["model"], int(row["batch"]), row["optimizer"]
-    if row["source"].startswith("pytorch/kineto"):
-        return "kineto_resnet50", {}, "A"
-    if row["source"].startswith("rasbt"):
-        arguments = scratch.pop(0)
-        return "scratch_gpt", arguments, "I" if "compiled" in arguments else "?"
-    if "gpt-neo" in model:
-        return (
-            "transformers_step",
-            {"config": "GPTNeoConfig", "batch": batch, "optimizer": optimizer, **NEO},
-            "N",
-        )
-    if "distilgpt2" in model:
-        return (
-            "transformers_step",
-            {"config": "GPT2Config", "batch": batch, "optimizer": optimizer, **GPT},
-            "N",
-        )
-    name = "mnasnet" if "MNASNet" in model else model.partition(".")[2]
-    return "torchvision_step", {"model": name, "batch": batch, "optimizer": optimizer}, "C"
-
-
-def read() -> list[Row]:
-    """Return the published rows."""
-    scratch = list(SCRATCH)
-    rows = []
-    with DATA.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            function, arguments, why = plan(row, scratch)
-            short = row["model"].rpartition("/")[2].removeprefix("torchvision.")
-            name = f"{short.partition('(')[0]} x{row['batch']} {row['optimizer']}"
-            if function == "scratch_gpt":
-                name = f"GPT-2 {row['notes'].partition(';')[0]}"
-            rows.append(
-                Row(
-                    name,
-                    CARDS[row["gpu"]],
-                    row["torch_version"].partition("+")[0],
-                    row["metric"],
-                    float(row["value_mib"]),
-                    (function, arguments),
-                    why,
-                )
-            )
-    return rows
+    @property
+    def error(self) -> float | None:
+        """In percent; None where one of the two has no peak."""
+        if self.peak is None or self.row.real_oom:
+            return None
+        return 100 * (self.peak - self.row.real) / self.row.real
 
 
 def work(text: str) -> None:
     """Run one step here and print its figure."""
-    card, function, arguments = json.loads(text)
-    from pytest_gpumem.context import use_virtual_gpu
+    card, memory, module, function, arguments = json.loads(text)
+    from pytest_gpumem.devices.cards import find_card
     from pytest_gpumem.devices.virtual import VirtualDevice
 
-    use_virtual_gpu(card)
-    import published_steps
+    profile = find_card(card)
+    if memory:
+        profile = dataclasses.replace(profile, total_memory=memory)
+    device = VirtualDevice.load(profile)
+    device.open(profile, 1)
     import torch
 
-    value = getattr(published_steps, function)(**arguments)
-    unsupported = VirtualDevice.loaded().library.unsupported()
-    print(json.dumps([value, torch.__version__, sorted(unsupported)]))
+    step = getattr(importlib.import_module(module), function)
+    try:
+        value = step(**arguments)
+    except torch.OutOfMemoryError:
+        value = None
+    print(json.dumps([value, sorted(device.library.unsupported())]))
 
 
-def ask(python: str, row: Row) -> tuple[float, str] | str:
-    """Return our figure and the torch that made it, or why there is none."""
-    task = json.dumps([row.card, *row.call])
+def versions_of(python: str) -> dict[str, str]:
+    """Return the versions of what an interpreter has of torch and the models' packages."""
+    ask = (
+        "import importlib.metadata as m, json\n"
+        "names = {d.name for d in m.distributions()} & {'torch', 'torchvision', 'transformers'}\n"
+        "print(json.dumps({n: m.version(n).partition('+')[0] for n in sorted(names)}))"
+    )
+    done = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def ask(python: str, row: Row, **more: str) -> float | str | None:
+    """Return our figure, None where it is out of memory, or why there is none.
+
+    ``more`` is put into the environment.
+    """
+    task = json.dumps([row.card, row.memory, *row.call])
     done = subprocess.run(
         [python, __file__, "--worker", task],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_COMPILE_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_COMPILE_THREADS": "1", **more},
     )
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
         return lines[-1][:120]
-    value, version, unsupported = json.loads(done.stdout.strip().splitlines()[-1])
-    if unsupported:
-        return f"not supported: {', '.join(unsupported)}"
-    return value, version.partition("+")[0]
+    value, unsupported = json.loads(done.stdout.strip().splitlines()[-1])
+    return f"not supported: {', '.join(unsupported)}" if unsupported else value
+
+
+def distance(row: Row, version: str) -> int:
+    """Return by how many minor versions of torch 2 a row's is away."""
+
+    def minor(text: str) -> int:
+        return int(text.split(".")[1]) if text.startswith("2.") else 0
+
+    return abs(minor(row.torch) - minor(version))
+
+
+def run(rows: list[Row], pythons: dict[str, str]) -> tuple[list[Found], list[str]]:
+    """Return what was found, and what could not be reproduced."""
+    found, failures = [], []
+    for row in rows:
+        nearest = min(pythons, key=lambda version, row=row: distance(row, version))
+        for version, python in pythons.items():
+            if row.nearest_only and version != nearest:
+                continue
+            value = ask(python, row)
+            if isinstance(value, str):
+                failures.append(f"{row.name}, torch {version}: {value}")
+                continue
+            small = None
+            if row.call[0] == "published_xmem" and version == row.torch and value is not None:
+                said = ask(python, row, CUBLAS_WORKSPACE_CONFIG=SMALL)
+                small = None if isinstance(said, str) else said
+            found.append(Found(row, version, value, small))
+            seen = [row.name, row.card, f"{row.real:.0f}", version, value, small]
+            print(*seen, file=sys.stderr, flush=True)
+    return found, failures
+
+
+def why(it: Found) -> str:
+    """Return the letter of what explains an error over 1 %."""
+    if it.error is None or abs(it.error) <= 1:
+        return ""
+    if it.row.why != "W":
+        return it.row.why
+    if it.torch != it.row.torch:
+        return "V"
+    return "W" if it.small is not None and abs(percent(it.small, it.row.real)) <= 1 else "?"
+
+
+def peaks(found: list[Found]) -> str:
+    """Return the table of peaks."""
+    heads = ["step", "card", "torch", "real MiB", "torch here", "virtual", "%", "why"]
+    heads += ["small workspaces", "real less that", "xMem %"]
+    lines = []
+    for it in found:
+        row = it.row
+        if it.error is None:
+            continue
+        said = "" if row.predicted is None else f"{percent(row.predicted, row.real):+.2f}"
+        one = [row.name, row.card, row.torch, f"{row.real:.0f}", it.torch, f"{it.peak:.0f}"]
+        one += [f"{it.error:+.2f}", why(it)]
+        small = ["", ""] if it.small is None else [f"{it.small:.0f}", f"{row.real - it.small:.0f}"]
+        lines.append([*one, *small, said])
+    return tabulate(lines, heads, disable_numparse=True)
+
+
+def percent(value: float, real: float) -> float:
+    """Return by how many percent a value is off."""
+    return 100 * (value - real) / real
+
+
+def spread(errors: list[float]) -> str:
+    """Return the median, 95th percentile and worst of errors in percent."""
+    sizes = sorted(abs(it) for it in errors)
+    upper = sizes[min(len(sizes) - 1, round(0.95 * (len(sizes) - 1)))]
+    return f"median {statistics.median(sizes):.2f} %, p95 {upper:.2f} %, worst {sizes[-1]:.2f} %"
+
+
+def summaries(found: list[Found]) -> list[str]:
+    """Return the errors by kind and torch, beside the published predictor's on the same rows."""
+    text = []
+    for kind in KINDS:
+        for version in dict.fromkeys(it.torch for it in found):
+            these = [it for it in found if (it.row.kind, it.torch) == (kind, version)]
+            errors = [it.error for it in these if it.error is not None]
+            if not errors:
+                continue
+            text.append(f"{kind}, torch {version}: {len(errors)} rows, {spread(errors)}")
+            rows = [it.row for it in these if it.error is not None]
+            said = [percent(row.predicted, row.real) for row in rows if row.predicted is not None]
+            if said:
+                text.append(f"    xMem on {len(said)} of them: {spread(said)}")
+    return text
+
+
+def offsets(found: list[Found]) -> list[str]:
+    """Return by how much NVML's figures exceed ours of small workspaces, by card."""
+    text = []
+    these = [it for it in found if it.small is not None and it.row.kind == KINDS[0]]
+    for card in dict.fromkeys(it.row.card for it in these):
+        over = [
+            round(it.row.real - (it.small or 0))
+            for it in these
+            if it.row.card == card and not it.row.real_oom
+        ]
+        often = statistics.mode(over)
+        rest = sorted({it for it in over if it != often})
+        text.append(
+            f"    {card}: {often} MiB in {over.count(often)} of {len(over)}"
+            + (f", else {', '.join(map(str, rest))}" if rest else "")
+        )
+    if not text:
+        return []
+    head = f"{KINDS[0]}, CUBLAS_WORKSPACE_CONFIG={SMALL}: what NVML saw more than is reserved here"
+    return [head, *text]
+
+
+def verdicts(found: list[Found]) -> list[str]:
+    """Return how often the runs of whole directories, and ours, were out of memory alike."""
+    these = [it for it in found if it.row.nearest_only]
+    if not these:
+        return []
+    alike = sum((it.peak is None) == it.row.real_oom for it in these)
+    known = [it.row for it in these if it.row.predicted_oom is not None]
+    theirs = sum(row.predicted_oom == row.real_oom for row in known)
+    failed = sum(it.row.real_oom for it in these)
+    text = [
+        f"Whether it fits: {len(these)} runs on real cards, {failed} of them out of memory",
+        f"    the virtual GPU says the same of {alike}; xMem of {theirs} of {len(known)}",
+    ]
+    for it in these:
+        if (it.peak is None) != it.row.real_oom:
+            mine = "out of memory" if it.peak is None else f"fits, {it.peak:.0f} MiB"
+            real = "out of memory" if it.row.real_oom else f"fits, {it.row.real:.0f} MiB"
+            text.append(f"    {it.row.name}, {it.row.card}: real {real}; virtual {mine}")
+    return text
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--also", nargs="*", default=[], metavar="PYTHON")
+    parser.add_argument("--only", default="", metavar="TEXT", help="some rows, no record")
     parser.add_argument("--worker")
     options = parser.parse_args()
     if options.worker:
         work(options.worker)
         return
-    table, failures, errors = [], [], {}
-    for row in read():
-        for python in (sys.executable, *options.also):
-            found = ask(python, row)
-            if isinstance(found, str):
-                failures.append(f"{row.name}, {Path(python).parents[1].name}: {found}")
-                continue
-            value, version = found
-            error = 100 * (value - row.real) / row.real
-            errors.setdefault(version, []).append(error)
-            why = row.why if abs(error) > 1 else ""
-            table.append(
-                [
-                    row.name,
-                    row.card,
-                    row.torch,
-                    f"{row.real:.0f}",
-                    version,
-                    f"{value:.0f}",
-                    f"{error:+.2f}",
-                    why,
-                ]
-            )
-            print(table[-1], file=sys.stderr, flush=True)
-    heads = ["step", "card", "torch", "real MiB", "torch here", "virtual", "%", "why"]
+    rows = [row for row in read() if options.only in row.name]
+    there = {it: versions_of(it) for it in (sys.executable, *options.also)}
+    pythons = {versions["torch"]: python for python, versions in there.items()}
+    found, failures = run(rows, pythons)
     text = [
         "Published peaks of real GPUs and the virtual GPU's",
-        line("torchvision", "transformers"),
+        line(),
+        *(", ".join(f"{name} {it}" for name, it in each.items()) for each in there.values()),
         "",
-        tabulate(table, heads, disable_numparse=True),
+        peaks(found),
         "",
+        *summaries(found),
+        "",
+        *offsets(found),
+        "",
+        *verdicts(found),
+        "",
+        "Errors over 1 %:",
+        *(WHY[it] for it in dict.fromkeys(map(why, found)) if it in WHY),
     ]
-    for version, values in errors.items():
-        sizes = [abs(it) for it in values]
-        figures = f"median {statistics.median(sizes):.2f} %, worst {max(sizes):.2f} %"
-        text.append(f"torch {version}: {len(values)} rows, {figures}")
-    text += ["", "Errors over 1 %:", *WHY.values()]
     if failures:
         text += ["", "Not reproduced:", *failures]
-    publish("published", "\n".join(text))
+    if options.only:
+        print("\n".join(text))
+    else:
+        publish("published", "\n".join(text))
 
 
 if __name__ == "__main__":

@@ -1,86 +1,19 @@
-"""The steps whose peaks others published, written anew from their descriptions (data/*.csv)."""
+"""Steps whose peaks others published, written anew: a GPT from scratch, and a profiler's ResNet.
+
+Their rows are those of data/real-gpu-peaks.csv that are not xMem's (published_xmem.py).
+"""
 
 # ruff: noqa: D102 - forward() of a module computes what the class says
-# ruff: noqa: ANN401 - what transformers and data loaders give is of any type
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 MIB = 2**20
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "SGD": torch.optim.SGD,
-    "Adam": torch.optim.Adam,
-    "AdamW": torch.optim.AdamW,
-    "Adagrad": torch.optim.Adagrad,
-}
-
-
-def xmem(make: Callable[[], nn.Module], batch: Callable[[], Any], loss: Any, name: str) -> float:
-    """XMem's loop: gradients are dropped at its top, four iterations. Returns peak reserved, MiB.
-
-    What the model returns lives on until the next iteration's is made: without that, the language
-    models reserve a sixth less than was measured.
-    """
-    model = make().cuda()
-    optimizer = OPTIMIZERS[name](model.parameters(), lr=1e-3)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=30)
-    model.train()
-    for _ in range(4):
-        data = batch()
-        optimizer.zero_grad(set_to_none=True)
-        outputs, value = loss(model, data)  # noqa: RUF059 - outputs live on until the next iteration's are made
-        value.backward()
-        optimizer.step()
-    schedule.step()
-    return torch.cuda.max_memory_reserved() / MIB
-
-
-def torchvision_step(model: str, batch: int, optimizer: str) -> float:
-    """CIFAR-10 as 86x86 images: the batch comes from the host each time."""
-    import torchvision
-
-    def make() -> nn.Module:
-        if model == "mnasnet":
-            return torchvision.models.MNASNet(alpha=1.0, num_classes=10)
-        return torchvision.models.get_model(model, weights=None)
-
-    def data() -> tuple[Tensor, Tensor]:
-        return torch.zeros(batch, 3, 86, 86).cuda(), torch.zeros(batch, dtype=torch.long).cuda()
-
-    def loss(net: nn.Module, pair: tuple[Tensor, Tensor]) -> tuple[Any, Tensor]:
-        outputs = net(pair[0])
-        return outputs, nn.CrossEntropyLoss()(outputs, pair[1])
-
-    return xmem(make, data, loss, optimizer)
-
-
-def transformers_step(config: str, batch: int, optimizer: str, **sizes: Any) -> float:
-    """A causal language model, 128 tokens a sample, with an attention mask and labels."""
-    import transformers
-
-    def make() -> nn.Module:
-        made = getattr(transformers, config)(**sizes)
-        return transformers.AutoModelForCausalLM.from_config(made)
-
-    def data() -> dict[str, Tensor]:
-        ids = torch.zeros(batch, 128, dtype=torch.long)
-        names = ("input_ids", "attention_mask", "labels")
-        return {name: ids.clone().cuda() for name in names}
-
-    def loss(net: nn.Module, inputs: dict[str, Tensor]) -> tuple[Any, Tensor]:
-        outputs = net(**inputs)
-        return outputs, outputs.loss
-
-    return xmem(make, data, loss, optimizer)
 
 
 class OwnNorm(nn.Module):
