@@ -154,7 +154,8 @@ _TABLE = (
         total_memory=12_587_106_304, capability=(8, 6), sm_count=28,
         context=92 * MIB, l2_cache_size=2304 * KIB, memory_bus_width=192,
         source="deviceQuery log, CUDA 12.4 driver, 12 GB model (12629508096 with a CUDA 12.2 "
-        f"driver); {_ESTIMATED}",
+        "driver, 12622168064 where torch 2.6 ran: Stone-ResearchLife/xMem); "
+        f"{_ESTIMATED}",
     ),
     Card(
         name="RTX 3090", device_name="NVIDIA GeForce RTX 3090",
@@ -170,7 +171,8 @@ _TABLE = (
         context=80 * MIB, l2_cache_size=24 * MIB, memory_bus_width=128,
         source="weak: Ultralytics shows 7807 MiB on the desktop card under Linux; bytes are "
         "those of the RTX 4060 Laptop GPU with driver 595, which come to the same "
-        "7807 MiB; L2 of the same chip (AD107) in thamada/gls "
+        "7807 MiB (8318222336 on a desktop card where torch 2.6 ran: "
+        "Stone-ResearchLife/xMem); L2 of the same chip (AD107) in thamada/gls "
         f"RTX2000Ada_deviceQuery.py; {_ESTIMATED}",
     ),
     Card(
