@@ -1,6 +1,6 @@
 """Peaks that others measured on real GPUs, beside the virtual GPU's of the same steps.
 
-    python benchmarks/published.py [--also /path/to/another/python ...] [--only TEXT]
+    python benchmarks/published.py [--also /path/to/another/python ...] [--only TEXT] [--record NAME]
 
 The rows are those of data/real-gpu-peaks.csv and data/xmem-peaks.csv (data/README.md says where
 they are from and how they were chosen). Each step runs in a process of its own, on the row's card;
@@ -27,7 +27,8 @@ from tabulate import tabulate
 WHY = {
     "C": "C  convolutions: the row is NVML's figure, cuDNN's workspaces and kernels loaded "
     "late in it; the virtual GPU takes cuDNN's workspaces as zero, and which kernels PyTorch has "
-    "for a convolution (cuDNN's or its own) is its choice",
+    "for a convolution (cuDNN's or its own) is its choice; where workspaces lie among PyTorch's "
+    "blocks, other segments are used again, so the real figure may also be the smaller one",
     "W": "W  cuBLAS's workspaces, 8 MiB for each of two threads: with the small ones the error is "
     "under 1 %, so in the real run they did not lie among PyTorch's blocks; a block that lies "
     "elsewhere decides whether a segment for the logits, up to 900 MiB, is used again",
@@ -253,7 +254,8 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--also", nargs="*", default=[], metavar="PYTHON")
-    parser.add_argument("--only", default="", metavar="TEXT", help="some rows, no record")
+    parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name has it")
+    parser.add_argument("--record", metavar="NAME", help="results/NAME.txt; of some rows, none")
     parser.add_argument("--worker")
     options = parser.parse_args()
     if options.worker:
@@ -281,10 +283,11 @@ def main() -> None:
     ]
     if failures:
         text += ["", "Not reproduced:", *failures]
-    if options.only:
-        print("\n".join(text))
+    name = options.record or ("" if options.only else "published")
+    if name:
+        publish(name, "\n".join(text))
     else:
-        publish("published", "\n".join(text))
+        print("\n".join(text))
 
 
 if __name__ == "__main__":

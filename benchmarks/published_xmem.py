@@ -97,10 +97,9 @@ def _train(
     Outputs and loss live on until the next iteration has its own; the batch does not, since the
     data loader's next one takes its name.
     """
-    model.train()
+    model.train().cuda()
     optimizer = getattr(torch.optim, name)(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=7)
-    model.cuda()
     for _ in range(4):
         batch = None
         optimizer.zero_grad()
