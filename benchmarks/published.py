@@ -1,6 +1,6 @@
 """Peaks that others measured on real GPUs, beside the virtual GPU's of the same steps.
 
-    python benchmarks/published.py [--also /path/to/another/python ...] [--only TEXT] [--record NAME]
+    python benchmarks/published.py [--also /path/to/another/python ...] [--only TEXT]
 
 The rows are those of data/real-gpu-peaks.csv and data/xmem-peaks.csv (data/README.md says where
 they are from and how they were chosen). Each step runs in a process of its own, on the row's card;
