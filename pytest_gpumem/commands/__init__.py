@@ -8,10 +8,29 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from pytest_gpumem.errors import SpecError
+from pytest_gpumem.sizes import gib
+
 OK: Final = 0
 FOUND: Final = 1
 """what was looked for is there: growth, or stale baselines"""
 BAD_INPUT: Final = 2
+
+
+MOST_GIB: Final = 1e9
+
+
+def read_max_gib(value: float | None) -> int | None:
+    """Return the bytes of ``--max-gib``; None where it was not given.
+
+    Raises:
+        SpecError: it is no size.
+    """
+    if value is None:
+        return None
+    if not 0 < value < MOST_GIB:  # also refuses NaN
+        raise SpecError(f"--max-gib={value}", "that is no size", "write GiB, as --max-gib=8")
+    return gib(value)
 
 
 class Outcome(NamedTuple):

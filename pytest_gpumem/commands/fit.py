@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pytest_gpumem.commands import FOUND, OK, Outcome
+from pytest_gpumem.commands import FOUND, OK, Outcome, read_max_gib
 from pytest_gpumem.devices.cards import find_card
 from pytest_gpumem.devices.choose import DEFAULT_CARD, choose
 from pytest_gpumem.errors import DeviceError, SpecError
 from pytest_gpumem.report.text import drawn, printable
-from pytest_gpumem.sizes import format_size, gib
+from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
     import argparse
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         DeviceError: there is no device.
     """
     cards = _cards(arguments.card)
-    limit = _limit(arguments.max_gib)
+    limit = read_max_gib(arguments.max_gib)
     choice = choose(arguments.device, cards[0])  # before the module imports torch
     if choice.device is None:
         raise DeviceError(f"--device={arguments.device}", choice.reason, "use another machine")
@@ -110,14 +110,6 @@ def _check_sizes(arguments: argparse.Namespace) -> None:
 def _cards(names: list[str]) -> list[Card]:
     given = [name.strip() for text in names for name in text.split(",") if name.strip()]
     return [find_card(name) for name in dict.fromkeys(given or [DEFAULT_CARD])]
-
-
-def _limit(value: float | None) -> int | None:
-    if value is None:
-        return None
-    if not 0 < value < 1e9:  # noqa: PLR2004 - also refuses NaN
-        raise SpecError(f"--max-gib={value}", "that is no size", "write GiB, as --max-gib=8")
-    return gib(value)
 
 
 def _function(text: str) -> Callable[..., object]:
