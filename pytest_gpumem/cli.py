@@ -6,13 +6,12 @@ import argparse
 import contextlib
 import runpy
 import sys
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tabulate import tabulate
 
-from pytest_gpumem.commands import Outcome, compare, fit, prune, read_max_gib
+from pytest_gpumem.commands import Outcome, compare, fit, prune, read_max_gib, show_error
 from pytest_gpumem.commands import show as listing
 from pytest_gpumem.devices.cards import CARDS, Card, find_card
 from pytest_gpumem.devices.choose import DEFAULT_CARD, choose
@@ -177,7 +176,7 @@ def measured(program: Program, device: Device, count: int, limit: int | None) ->
     except KeyboardInterrupt:
         status = INTERRUPTED
     except BaseException as error:  # noqa: BLE001 - the program's own; shown as Python shows it
-        show(error)
+        show_error(error)
         shortage = _shortage(error)
     finally:
         notes = device.notes(Path.cwd())
@@ -191,18 +190,6 @@ def measured(program: Program, device: Device, count: int, limit: int | None) ->
         print(f"gpumem: {trouble}: these figures mean nothing", file=sys.stderr)
         return status or 1
     return status
-
-
-def show(error: BaseException) -> None:
-    """Print an error as Python would, without the frames that ran the program."""
-    frames = error.__traceback__
-    while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):
-        frames = frames.tb_next
-    traceback.print_exception(type(error), error, frames)
-
-
-def _is_ours(filename: str) -> bool:
-    return filename in {__file__, "<frozen runpy>", runpy.__file__}
 
 
 def _shortage(error: BaseException) -> OutOfMemory | None:

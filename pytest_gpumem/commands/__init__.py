@@ -6,6 +6,9 @@ parser, and returns an :class:`Outcome` of what to print.
 
 from __future__ import annotations
 
+import runpy
+import traceback
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from pytest_gpumem.errors import SpecError
@@ -41,3 +44,18 @@ class Outcome(NamedTuple):
     status: int = OK
     trouble: tuple[str, ...] = ()
     """for the standard error, a line each"""
+
+
+_OWN: Final = Path(__file__).parents[1]
+
+
+def show_error(error: BaseException) -> None:
+    """Print a user's error as Python would, without the frames that ran what raised it."""
+    frames = error.__traceback__
+    while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    traceback.print_exception(type(error), error, frames)
+
+
+def _is_ours(filename: str) -> bool:
+    return filename in {"<frozen runpy>", runpy.__file__} or _OWN in Path(filename).parents
