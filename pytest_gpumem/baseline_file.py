@@ -38,7 +38,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from pytest_gpumem.baseline_text import RESTORE, parse_json
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.records import (
     BaselineEntry,
@@ -49,6 +48,7 @@ from pytest_gpumem.records import (
     Site,
     Slope,
 )
+from pytest_gpumem.strict_json import JsonProblem, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -61,6 +61,9 @@ FORMAT: Final = 1
 
 WHOLE_TEST: Final = ""
 """the part that stands for the test itself"""
+RESTORE: Final = (
+    "restore it from version control, or delete it and run with --gpumem-update-baselines"
+)
 
 
 _Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -151,7 +154,7 @@ def decode(
         BaselineError: it is not, or it is not a baseline file that this version can read.
     """
     given = str(path)
-    document = parse_json(given, content)
+    document = _json(given, content)
     _check_format(given, document)
     file = _convert(given, document, _File, "$")
     for what, found, wanted in (
@@ -175,6 +178,19 @@ def decode(
     return BaselineFile(
         file.device, file.module, tests, {it: label for label, it in records.items()}
     )
+
+
+def _json(given: str, content: bytes) -> Any:  # noqa: ANN401 - JSON
+    try:
+        return parse_json(content, "a baseline")
+    except JsonProblem as problem:
+        remedy = RESTORE
+        if problem.conflict:
+            take = "take one side (git checkout --ours or --theirs)"
+            remedy = f"{take} and run --gpumem-update-baselines"
+        elif problem.encoding:
+            remedy = f"save it as UTF-8, or {RESTORE}"
+        raise BaselineError(given, str(problem), remedy) from None
 
 
 def _check_format(given: str, document: object) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_gpumem import items
 from pytest_gpumem.errors import GpuMemError, TooSmallError
+from pytest_gpumem.items import FIXTURE, MARKER
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.report.model import Result
     from pytest_gpumem.running import Run
     from pytest_gpumem.session import Ask, TestSession
-
-MARKER: Final = "gpu_memory"
-FIXTURE: Final = "gpu_memory"
 
 RESULTS = pytest.StashKey["list[Result]"]()
 """what the next report is to have"""

@@ -136,3 +136,17 @@ def test_the_budget_holds_for_tests_that_come_after_advice(suite):
     after = "\n@pytest.mark.gpu_memory\ndef test_next(): step(10)\n"
     session = run(suite, TEST + after)
     assert session.figures()["test_next"] == (200, 200)
+
+
+def test_nothing_is_tried_where_nothing_is_to_be_explained(suite):
+    body = """
+@pytest.mark.gpu_memory(max_gib=1, batch_size=128, variants={"less": {"fixed": 1}})
+def test_it(gpu_memory):
+    step(gpu_memory.batch_size, **gpu_memory.variant)
+"""
+    session = run(suite, body, "--gpumem-attribution=off")
+    assert session.verdicts() == {"test_it": "out of memory"}
+    assert "log [128, 128]" in session.out  # the second without a limit
+    assert "accumulation" not in session.flat.replace("gradient accumulation", "")
+    assert "variant 'less'" not in session.flat
+    assert "variant 'less'" in run(suite, body).flat
