@@ -24,7 +24,7 @@ from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import Report
 from pytest_gpumem.report.table import summary_table
 from pytest_gpumem.report.toolchain import lead_lines
-from pytest_gpumem.report.wire import to_dict
+from pytest_gpumem.report.wire import to_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ def made_up(number: int) -> list[str]:
     gather = Gathering()
     for result in many(number, attributed=number):
         gather.add(result.nodeid, "setup", passed=True, data=None)
-        gather.add(result.nodeid, "call", passed=True, data=[to_dict(result)])
+        gather.add(result.nodeid, "call", passed=True, data=to_text([result]))
         gather.add(result.nodeid, "teardown", passed=True, data=None)
     results = gather.results()
     changes = gather.changes()

@@ -114,20 +114,22 @@ class Meter:
             self._record(self._recorder)
         self._use = self.device.watch(self.devices)
         self._stack.callback(self._use.stop)
-        self._begin()
+        self._begin(found)
 
     def _record(self, recorder: Recorder) -> None:
         recorder.start(self._holdings.plugs.blocks)
         self._stack.callback(recorder.abandon)
 
-    def _begin(self) -> None:
+    def _begin(self, found: Sequence[dict[str, Any]]) -> None:
+        """Begin to count; ``found`` is what the allocators' statistics are now."""
+        held = [held_now(it) for it in found]
         WATCH.start()
         self.steps.forget()
-        self._use.start()
+        self._use.start([it.reserved for it in held])
         self._began = beginning()
         reset_peaks(self.devices)
         self._stepping = False
-        self._whole.begin(self.counted())
+        self._whole.begin(self._holdings.own(held))
         self._open = [self._whole]
 
     def stop(self) -> None:
@@ -316,7 +318,7 @@ class Meter:
                 self._recorder.abandon()
             self._recorder = Recorder()  # an error may have left the other in the midst of a step
             self._record(self._recorder)
-        self._begin()
+        self._begin(self._holdings.stats())
 
     @property
     def records(self) -> bool:
@@ -367,8 +369,9 @@ class Meter:
         self._note(found)
         segments = segments_held(found)
         whole = tally is None
-        use = self._use.result() if whole else ()
-        retained = self._holdings.own([held_now(it) for it in found])
+        held = [held_now(it) for it in found]
+        use = self._use.result([it.reserved for it in held]) if whole else ()
+        retained = self._holdings.own(held)
         if whole and any(peak.allocated for peak in retained):
             gc.collect()
             retained = self.counted()

@@ -333,6 +333,7 @@ class GpuMemPlugin(Runner):
         GUARD.remove()
         if self._session is not None:
             self._session.end()
+        self.gathering = Gathering()  # or Python frees thousands of objects one by one as it ends
         ranks, self._ranks = self._ranks, None
         if ranks is not None:
             ranks.end()

@@ -253,11 +253,13 @@ class Runner:
             item._excinfo = [pytest.ExceptionInfo.from_current()]  # type: ignore[attr-defined]
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_teardown(self) -> Generator[None, None, None]:
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, None, None]:
         """Tear the test down on its device, then let go of that."""
         try:
             return (yield)
         finally:
+            if JUDGED in item.stash:
+                del item.stash[JUDGED]
             if self.run is not None:
                 self._forget_errors()
                 self.session.end()
@@ -272,9 +274,9 @@ class Runner:
             self._errors.append(call.excinfo.value)
         results = item.stash.get(RESULTS, None)
         if results:
-            from pytest_gpumem.report.wire import to_dict
+            from pytest_gpumem.report.wire import to_text
 
-            report.__dict__["gpumem"] = [to_dict(result) for result in results]
+            report.__dict__["gpumem"] = to_text(results)
             del item.stash[RESULTS]
         return report
 
