@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -30,6 +31,8 @@ from tabulate import tabulate
 from timing import Clock, machine_speed
 
 GOAL_TIMES = 100
+UNTOUCHED = dict(os.environ)
+"""the environment without the virtual GPU's: a child would preload it, before the switch"""
 GOAL_PERCENT = 10
 MIB = 1 << 20
 
@@ -171,8 +174,12 @@ def _row(name: str, first: Sample, rest: list[Sample]) -> list[str]:
 def accounting_table(passes: int) -> str:
     """Run the second part in a process of its own and return its table."""
     command = [sys.executable, __file__, "--accounting", "--passes", str(passes)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, env=UNTOUCHED, stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
+    for name in ("cold off", "warm off"):  # it sees frees: of the pass before, accounting on
+        mallocs, _, launches = found["counts"][name]
+        assert not mallocs, f"the switch switches nothing off: {mallocs} mallocs"
+        assert not launches, f"the switch switches nothing off: {launches} launches"
     rows: list[list[str]] = []
     verdicts: dict[str, float] = {}
     for heat in ("cold", "warm"):
