@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from provenance import line, publish
-from speed_resnet import machine_speed
 from tabulate import tabulate
+from timing import machine_speed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

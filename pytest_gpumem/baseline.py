@@ -24,6 +24,7 @@ from pytest_gpumem.baseline_disk import (
 )
 from pytest_gpumem.baseline_file import WHOLE_TEST, BaselineFile, check, decode, encode
 from pytest_gpumem.errors import BaselineError
+from pytest_gpumem.frames import without_collections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -146,6 +147,10 @@ class BaselineStore:
         written meanwhile. What is wrong with a file is an error of that file alone, and what is
         wrong with a change of that change alone; nothing is raised.
         """
+        with without_collections():
+            return self._update(changes)
+
+    def _update(self, changes: Iterable[Change]) -> UpdateSummary:
         log = _Log(self._same)
         pending = []
         for group in _by_file(changes, log):

@@ -38,7 +38,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from pytest_gpumem.baseline_text import RESTORE, parse_json
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.records import (
     BaselineEntry,
@@ -49,6 +48,7 @@ from pytest_gpumem.records import (
     Site,
     Slope,
 )
+from pytest_gpumem.strict_json import JsonProblem, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -61,6 +61,9 @@ FORMAT: Final = 1
 
 WHOLE_TEST: Final = ""
 """the part that stands for the test itself"""
+RESTORE: Final = (
+    "restore it from version control, or delete it and run with --gpumem-update-baselines"
+)
 
 
 _Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -151,7 +154,7 @@ def decode(
         BaselineError: it is not, or it is not a baseline file that this version can read.
     """
     given = str(path)
-    document = parse_json(given, content)
+    document = _json(given, content)
     _check_format(given, document)
     file = _convert(given, document, _File, "$")
     for what, found, wanted in (
@@ -175,6 +178,19 @@ def decode(
     return BaselineFile(
         file.device, file.module, tests, {it: label for label, it in records.items()}
     )
+
+
+def _json(given: str, content: bytes) -> Any:  # noqa: ANN401 - JSON
+    try:
+        return parse_json(content, "a baseline")
+    except JsonProblem as problem:
+        remedy = RESTORE
+        if problem.conflict:
+            take = "take one side (git checkout --ours or --theirs)"
+            remedy = f"{take} and run --gpumem-update-baselines"
+        elif problem.encoding:
+            remedy = f"save it as UTF-8, or {RESTORE}"
+        raise BaselineError(given, str(problem), remedy) from None
 
 
 def _check_format(given: str, document: object) -> None:
@@ -256,7 +272,7 @@ def check(given: str, device: DeviceInfo, parts: Mapping[str, BaselineEntry]) ->
         BaselineError: a figure is no whole number of bytes, or a text is none.
     """
     for name in (given, *parts):
-        if json.loads(json.dumps(name)) != name:
+        if not name.isascii() and json.loads(json.dumps(name)) != name:
             problem = f"{json.dumps(name)} has two surrogates that JSON reads as one character"
             raise BaselineError(given, f"its baseline cannot be written: {problem}", "rename it")
     try:
@@ -282,17 +298,19 @@ def encode(file: BaselineFile) -> bytes:
     return f"{_render(document)}\n".encode()
 
 
+_one_line: Final = json.JSONEncoder(sort_keys=True).encode
+
+
 def _render(value: object, indent: str = "") -> str:
     """JSON with a name a line, and each list on the line of its name.
 
     Of a list of objects each has a line, or as many as it has names if one of these has a list.
     """
+    if type(value) is int:
+        return str(value)
     inner = f"{indent} "
     if isinstance(value, list) and any(isinstance(it, dict) for it in value):
-        lines = [
-            f"{inner}{_render(it, inner) if _nested(it) else json.dumps(it, sort_keys=True)}"
-            for it in value
-        ]
+        lines = [f"{inner}{_render(it, inner) if _nested(it) else _one_line(it)}" for it in value]
         return "[\n" + ",\n".join(lines) + f"\n{indent}]"
     if not isinstance(value, dict) or not value:
         return json.dumps(value)

@@ -6,13 +6,12 @@ import argparse
 import contextlib
 import runpy
 import sys
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tabulate import tabulate
 
-from pytest_gpumem.commands import Outcome, compare, fit, prune
+from pytest_gpumem.commands import Outcome, compare, fit, prune, read_max_gib, show_error
 from pytest_gpumem.commands import show as listing
 from pytest_gpumem.devices.cards import CARDS, Card, find_card
 from pytest_gpumem.devices.choose import DEFAULT_CARD, choose
@@ -21,7 +20,7 @@ from pytest_gpumem.meter import Meter
 from pytest_gpumem.oom import WATCH, find_out_of_memory, site_of
 from pytest_gpumem.records import OutOfMemory, Peak
 from pytest_gpumem.report.text import can_encode, encodable, printable
-from pytest_gpumem.sizes import format_size, gib
+from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,7 +112,7 @@ def _card_row(card: Card) -> tuple[str, ...]:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    limit = _limit(arguments.max_gib)
+    limit = read_max_gib(arguments.max_gib)
     if not 1 <= arguments.devices <= MOST_DEVICES:
         raise SpecError(
             f"--devices={arguments.devices}", "there is no such number", "write 1 to 16"
@@ -125,14 +124,6 @@ def _run(arguments: argparse.Namespace) -> int:
         raise DeviceError(f"--device={wanted}", choice.reason, "run it on another machine")
     program = Program(arguments.script, arguments.args, module=arguments.module)
     return measured(program, choice.device, arguments.devices, limit)
-
-
-def _limit(value: float | None) -> int | None:
-    if value is None:
-        return None
-    if not 0 < value < 1e9:  # noqa: PLR2004 - also refuses NaN
-        raise SpecError(f"--max-gib={value}", "that is no size", "write GiB, as --max-gib=8")
-    return gib(value)
 
 
 class Program:
@@ -185,7 +176,7 @@ def measured(program: Program, device: Device, count: int, limit: int | None) ->
     except KeyboardInterrupt:
         status = INTERRUPTED
     except BaseException as error:  # noqa: BLE001 - the program's own; shown as Python shows it
-        show(error)
+        show_error(error)
         shortage = _shortage(error)
     finally:
         notes = device.notes(Path.cwd())
@@ -199,18 +190,6 @@ def measured(program: Program, device: Device, count: int, limit: int | None) ->
         print(f"gpumem: {trouble}: these figures mean nothing", file=sys.stderr)
         return status or 1
     return status
-
-
-def show(error: BaseException) -> None:
-    """Print an error as Python would, without the frames that ran the program."""
-    frames = error.__traceback__
-    while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):
-        frames = frames.tb_next
-    traceback.print_exception(type(error), error, frames)
-
-
-def _is_ours(filename: str) -> bool:
-    return filename in {__file__, "<frozen runpy>", runpy.__file__}
 
 
 def _shortage(error: BaseException) -> OutOfMemory | None:

@@ -34,7 +34,7 @@ NARROWING: Final = {
     "show_fixtures_per_test": "--fixtures-per-test",
 }
 """options that may leave tests out"""
-NARROWING_INI: Final = ("python_", "testpaths", "norecursedirs", "collect_")
+NARROWING_INI: Final = ("python_", "testpaths", "norecursedirs", "collect_", "gpumem_cards")
 """and what such ini options begin with"""
 _UNFINISHED: Final = (
     pytest.ExitCode.INTERRUPTED,
@@ -132,6 +132,8 @@ def narrowed(config: pytest.Config) -> str:
     for name, option in NARROWING.items():
         if config.getoption(name, default=None):
             return f"{option} was given"
+    if config.getoption("gpumem_cards") is not None:  # it changes the tests' names
+        return "--gpumem-cards was given"
     for setting in config.getoption("override_ini", default=None) or ():
         if setting.startswith(NARROWING_INI):
             return f"-o {setting} was given"

@@ -1,15 +1,16 @@
-"""Clearing the frames of a traceback, whose local variables keep a failed step's tensors alive."""
+"""What keeps objects alive: frames of a traceback, whose variables are a failed step's tensors."""
 
 from __future__ import annotations
 
 import gc
 import inspect
 import traceback
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import FrameType, TracebackType
 
 _SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -70,3 +71,15 @@ def _clear_callers(frame: FrameType) -> None:
             except RuntimeError:  # it runs, and so do those that called it
                 return
         caller = caller.f_back
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Keep Python from looking for garbage, where thousands of objects are made and none is."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.errors import GpuMemError
+from pytest_gpumem.frames import without_collections
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pytest_gpumem.baseline import Change
     from pytest_gpumem.records import BaselineEntry
@@ -22,13 +23,14 @@ class Gathering:
     """The results of tests, as their reports bring them."""
 
     def __init__(self) -> None:
-        self._results: dict[str, list[Result]] = {}
+        self._texts: dict[str, tuple[object, bool]] = {}
+        """those not read yet: that is done in the end, as they are thousands of objects each"""
+        self._known: dict[str, list[Result]] = {}
         self._failed: set[str] = set()
         self._complete: set[str] = set()
         self.skipped: list[str] = []
         """the reason of each marked test that was skipped for want of a device"""
-        self.broken: list[str] = []
-        """results that could not be read"""
+        self._broken: list[str] = []
         self.elsewhere: list[list[Result]] = []
         """results that fail the session, of tests that passed in this process"""
         self._ranks = 0
@@ -36,7 +38,41 @@ class Gathering:
 
     def __bool__(self) -> bool:
         """Whether there is anything to tell."""
-        return bool(self._results or self.skipped or self.broken)
+        return bool(self._texts or self._known or self.skipped or self._broken)
+
+    @property
+    def broken(self) -> list[str]:
+        """What is wrong: results that could not be read, ranks that gave none."""
+        self._read_texts()
+        return self._broken
+
+    @property
+    def _results(self) -> dict[str, list[Result]]:
+        self._read_texts()
+        return self._known
+
+    def _read_texts(self) -> None:
+        """Read the results that were told since."""
+        if not self._texts:
+            return
+        from pytest_gpumem.report.wire import from_text
+
+        with without_collections():
+            self._read_all(from_text)
+
+    def _read_all(self, from_text: Callable[[object], list[Result]]) -> None:
+        while self._texts:
+            nodeid = next(iter(self._texts))
+            text, expected = self._texts.pop(nodeid)
+            try:
+                results = from_text(text)
+            except GpuMemError as error:
+                self._broken.append(str(error))
+                continue
+            self._known[nodeid] = [
+                replace(it, expected=True) if expected and it.verdict.failed else it
+                for it in results
+            ]
 
     def add(
         self, nodeid: str, when: str, *, passed: bool, data: object, expected: bool = False
@@ -47,43 +83,29 @@ class Gathering:
             nodeid: the test.
             when: "setup", "call" or "teardown".
             passed: whether this phase did.
-            data: the test's results as plain data, where the report has them.
+            data: the test's results as text, where the report has them.
             expected: it failed as its ``xfail`` says.
         """
         if when == "setup":
-            self._results.pop(nodeid, None)
+            self._texts.pop(nodeid, None)
+            self._known.pop(nodeid, None)
             self._failed.discard(nodeid)
             self._complete.discard(nodeid)
         if not passed:
             self._failed.add(nodeid)
         if when == "teardown":
             self._complete.add(nodeid)
-        if isinstance(data, list):
-            self._take(nodeid, data, expected=expected)
-
-    def _take(self, nodeid: str, data: list[object], *, expected: bool) -> None:
-        from pytest_gpumem.report.model import Result
-        from pytest_gpumem.report.wire import from_dict
-
-        try:
-            results = [from_dict(Result, one) for one in data]
-        except GpuMemError as error:
-            self.broken.append(str(error))
-            return
-        self._results[nodeid] = [
-            replace(it, expected=True) if expected and it.verdict.failed else it for it in results
-        ]
+        if data is not None:
+            self._texts[nodeid] = data, expected
 
     # -- ranks --
 
     def plain(self) -> dict[str, Any]:
         """Return all as plain data, for the rank that makes the report."""
-        from pytest_gpumem.report.wire import to_dict
+        from pytest_gpumem.report.wire import to_text
 
         return {
-            "results": {
-                nodeid: [to_dict(it) for it in results] for nodeid, results in self._results.items()
-            },
+            "results": {nodeid: to_text(results) for nodeid, results in self._results.items()},
             "failed": sorted(self._failed),
             "complete": sorted(self._complete),
         }
@@ -105,7 +127,7 @@ class Gathering:
                 continue
             other = Gathering()
             other.read(data)
-            self.broken += other.broken
+            self._broken += other.broken
             self._failed |= other._failed
             self._complete &= other._complete
             for nodeid, results in other._results.items():
@@ -119,16 +141,15 @@ class Gathering:
 
     def read(self, data: dict[str, Any]) -> None:
         """Take what a rank gave."""
-        from pytest_gpumem.report.model import Result
-        from pytest_gpumem.report.wire import from_dict
+        from pytest_gpumem.report.wire import from_text
 
         try:
             self._failed = set(map(str, data["failed"]))
             self._complete = set(map(str, data["complete"]))
-            for nodeid, results in data["results"].items():
-                self._results[nodeid] = [from_dict(Result, one) for one in results]
+            for nodeid, text in data["results"].items():
+                self._known[nodeid] = from_text(text)
         except (GpuMemError, KeyError, TypeError, AttributeError) as error:
-            self.broken.append(str(error))
+            self._broken.append(str(error))
 
     # -- all of them --
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from contextlib import redirect_stderr, redirect_stdout, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.frames import clear
 from pytest_gpumem.lines import marker_line
@@ -15,17 +15,20 @@ from pytest_gpumem.lines import marker_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
+MARKER: Final = "gpu_memory"
+FIXTURE: Final = "gpu_memory"
+
 
 def fixture_names(item: Any) -> list[str]:  # noqa: ANN401 - see above, here and below
     """Return the names of the fixtures that an item is known to use before it runs."""
     return list(getattr(item, "fixturenames", ()))
 
 
-def place(item: Any, marker: str) -> tuple[str, int]:  # noqa: ANN401
+def place(item: Any) -> tuple[str, int]:  # noqa: ANN401
     """Return an item's file and the line, from 1, of its marker, where that can be told."""
     path, line, _ = item.location
     filename = str(item.config.rootpath / path)
-    return str(path), marker_line(filename, (line or 0) + 1, marker)
+    return str(path), marker_line(filename, (line or 0) + 1, MARKER)
 
 
 # -- fixtures --

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.usage import shared
+from pytest_gpumem.holdings import Holdings
 from pytest_gpumem.oom import WATCH
 from pytest_gpumem.optimizers import OptimizerWatch
 from pytest_gpumem.provenance import provenance
@@ -15,12 +16,10 @@ from pytest_gpumem.recorder import Recorder, history
 from pytest_gpumem.recording import Span, beginning, now
 from pytest_gpumem.records import DeviceInfo, Measurement, Peak
 from pytest_gpumem.settling import (
-    Plugs,
     alloc_retries,
     collect_all,
     held_now,
     kept_fractions,
-    live_blocks,
     most_held,
     own_garbage_only,
     require_native_allocator,
@@ -28,11 +27,10 @@ from pytest_gpumem.settling import (
     segments_held,
     set_cap,
     settle,
-    stats,
     watched_resets,
 )
 from pytest_gpumem.steps import Steps
-from pytest_gpumem.tally import NOTHING, Apart, Tally, minus, outside
+from pytest_gpumem.tally import Apart, Tally, outside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -72,16 +70,14 @@ class Meter:
         self.count = count
         self.devices = range(device.first, device.first + count)
         """their numbers in this process"""
-        self._plugs = Plugs(self.devices)
+        self._holdings = Holdings(self.devices)
         self.steps = Steps(lambda: [peak.allocated for peak in self.counted()])
         self._steady = steady
         self._optimizers = OptimizerWatch(self._before_step, self._after_step)
         self._stepping = False
         """whether an optimizer's step is under way; an error may have ended it"""
         self._stack = ExitStack()
-        self._others = [NOTHING] * count
-        """held by others, without our plugs"""
-        self._whole = Tally(self._others)
+        self._whole = Tally(self._holdings.others)
         self._open = [self._whole]
         self._limit: int | None = None
         self._retries = 0
@@ -103,22 +99,12 @@ class Meter:
             DeviceError: PyTorch's allocator is not the one whose figures these are.
         """
         require_native_allocator()
-        self._plugs.release()
+        self._holdings.plugs.release()
         settle(self.devices)
-        found = self._stats()
-        held = [held_now(it) for it in found]
-        full = any(it.reserved for it in held)
-        if count_held:
-            owned = held
-        if owned is not None:
-            held = [minus(h, o) for h, o in zip(held, owned, strict=True)]
-        self._others = held
-        if full and not count_held:  # else the rooms are the step's own
-            self._plugs.fill()
-            found = self._stats()
-        self.device.make_room([other.reserved for other in self._others])
+        found = self._holdings.separate(owned, count_held=count_held)
+        self.device.make_room([other.reserved for other in self.others])
         self._retries = alloc_retries(found)
-        self._stack.callback(self._plugs.release)
+        self._stack.callback(self._holdings.plugs.release)
         self._stack.enter_context(kept_fractions(self.devices))
         self._stack.enter_context(own_garbage_only())
         self._stack.enter_context(watched_resets(self.note))
@@ -128,20 +114,22 @@ class Meter:
             self._record(self._recorder)
         self._use = self.device.watch(self.devices)
         self._stack.callback(self._use.stop)
-        self._begin()
+        self._begin(found)
 
     def _record(self, recorder: Recorder) -> None:
-        recorder.start(self._plugs.blocks)
+        recorder.start(self._holdings.plugs.blocks)
         self._stack.callback(recorder.abandon)
 
-    def _begin(self) -> None:
+    def _begin(self, found: Sequence[dict[str, Any]]) -> None:
+        """Begin to count; ``found`` is what the allocators' statistics are now."""
+        held = [held_now(it) for it in found]
         WATCH.start()
         self.steps.forget()
-        self._use.start()
+        self._use.start([it.reserved for it in held])
         self._began = beginning()
         reset_peaks(self.devices)
         self._stepping = False
-        self._whole.begin(self.counted())
+        self._whole.begin(self._holdings.own(held))
         self._open = [self._whole]
 
     def stop(self) -> None:
@@ -150,35 +138,28 @@ class Meter:
 
     # -- reading --
 
-    def _relative(self, peaks: Sequence[Peak]) -> list[Peak]:
-        return [
-            minus(minus(peak, other), Peak(plug, 0))
-            for peak, other, plug in zip(peaks, self._others, self._plugs.sizes, strict=True)
-        ]
-
     def counted(self) -> list[Peak]:
         """Return what belongs to the step now, one Peak a device."""
-        return self._relative([held_now(it) for it in self._stats()])
+        return self._holdings.own_now()
 
     @property
     def others(self) -> tuple[Peak, ...]:
         """What others hold and is not counted, one Peak a device."""
-        return tuple(self._others)
+        return tuple(self._holdings.others)
 
     def note(self) -> None:
         """Take the peaks so far into every open tally."""
-        self._note(self._stats())
+        self._note(self._holdings.stats())
 
     def _note(self, found: Sequence[dict[str, Any]]) -> None:
-        peaks = self._relative([most_held(it) for it in found])
+        peaks = self._holdings.own([most_held(it) for it in found])
         for tally in self._open:
             tally.raise_to(peaks, stepping=self._stepping)
         self._use.look()
 
     def blocks(self) -> dict[tuple[int, int], int]:
         """Return device, address and bytes of each live block, others' included."""
-        plugs = set(self._plugs.blocks)
-        return {it: size for it, size in live_blocks(self.devices).items() if it not in plugs}
+        return self._holdings.blocks()
 
     def _before_step(self) -> None:
         self._stepping = False  # up to now, at least
@@ -205,17 +186,6 @@ class Meter:
         """Return the same without optimizers' steps."""
         self.note()
         return tuple(self._whole.passes)
-
-    def _stats(self) -> list[dict[str, Any]]:
-        """Return the allocator's statistics of each device: asking takes most of a measurement."""
-        return [stats(device) for device in self.devices]
-
-    def _alloc_retries(self) -> int:
-        return alloc_retries(self._stats())
-
-    def segments(self) -> int:
-        """Return the number of segments held from the devices now, others' included."""
-        return segments_held(self._stats())
 
     # -- what has figures of its own --
 
@@ -244,7 +214,8 @@ class Meter:
             script: keep the allocator's events.
         """
         self.resettle()
-        outside, refusals, retries = self._open, WATCH.count, self._alloc_retries()
+        open_before, refusals = self._open, WATCH.count
+        retries = alloc_retries(self._holdings.stats())
         before = self.counted()
         tally = Apart(before)
         self._open, self._stepping = [tally], False
@@ -257,11 +228,11 @@ class Meter:
         finally:
             refused = WATCH.count > refusals
             WATCH.forget(refusals)
-            self._retries += self._alloc_retries() - retries
+            self._retries += alloc_retries(self._holdings.stats()) - retries
             self.resettle()
             if refused:
                 self.await_release(sum(held.allocated for held in before))
-            self._open = outside
+            self._open = open_before
             self._apart.append(Span(began, now()))
 
     @contextmanager
@@ -278,7 +249,7 @@ class Meter:
                 ]
         elif record:
             recorder = Recorder()
-            recorder.start(self._plugs.blocks)
+            recorder.start(self._holdings.plugs.blocks)
             try:
                 yield
             finally:
@@ -298,9 +269,9 @@ class Meter:
         """Settle in the midst of a step: its live memory stays counted, its cache goes."""
         self.fold()
         with self._recorder.ours() if self._recorder else nullcontext():
-            self._plugs.release()
+            self._holdings.plugs.release()
             settle(self.devices)
-            self._plugs.fill()
+            self._holdings.plugs.fill()
         reset_peaks(self.devices)
 
     def release(self) -> None:
@@ -326,8 +297,7 @@ class Meter:
     def adopt(self, peaks: Sequence[Peak]) -> None:
         """Count, as from the beginning, what was taken for others': one Peak a device."""
         self.fold()
-        pairs = list(zip(self._others, peaks, strict=True))
-        self._others = [minus(other, peak) for other, peak in pairs]
+        self._holdings.adopt(peaks)
         for tally in self._open:
             tally.add(peaks)
 
@@ -348,7 +318,7 @@ class Meter:
                 self._recorder.abandon()
             self._recorder = Recorder()  # an error may have left the other in the midst of a step
             self._record(self._recorder)
-        self._begin()
+        self._begin(self._holdings.stats())
 
     @property
     def records(self) -> bool:
@@ -380,7 +350,7 @@ class Meter:
     def cap(self, limit: int | None) -> int | None:
         """Cap what the step may reserve, on each device, in bytes; return the cap before."""
         before, self._limit = self._limit, limit
-        for device, other in zip(self.devices, self._others, strict=True):
+        for device, other in zip(self.devices, self.others, strict=True):
             room = None if limit is None else limit + other.reserved
             set_cap(device, room, self.device.cap_total(device))
         return before
@@ -395,12 +365,13 @@ class Meter:
         notes: Sequence[str] = (),
     ) -> Measurement:
         """Return the measurement of the whole step, or of a part's tally."""
-        found = self._stats()
+        found = self._holdings.stats()
         self._note(found)
         segments = segments_held(found)
         whole = tally is None
-        use = self._use.result() if whole else ()
-        retained = self._relative([held_now(it) for it in found])
+        held = [held_now(it) for it in found]
+        use = self._use.result([it.reserved for it in held]) if whole else ()
+        retained = self._holdings.own(held)
         if whole and any(peak.allocated for peak in retained):
             gc.collect()
             retained = self.counted()

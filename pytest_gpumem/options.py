@@ -91,8 +91,8 @@ OPTIONS: Final = (
     ),
     Option(
         "attribution",
-        "find out where peaks come from: auto (of tests that fail, by running them again; of all "
-        "when baselines or a page are written), on (of all), off",
+        "find out where peaks come from, and what would fit: auto (of tests that fail, by running "
+        "them again; of all when baselines or a page are written), on (of all), off",
         "auto",
         "auto|on|off",
         ("auto", "on", "off"),

@@ -7,19 +7,24 @@ imported when a marked test is there.
 from __future__ import annotations
 
 import contextlib
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from pytest_gpumem import hookspecs
-from pytest_gpumem.early import TorchGuard
-from pytest_gpumem.errors import GpuMemError, SpecError
+from pytest_gpumem.choosing import (
+    GUARD,
+    SETTINGS,
+    choice_of,
+    choose_early,
+    load_by_default,
+    settings_of,
+)
+from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.gathering import Gathering
 from pytest_gpumem.joining import joining
-from pytest_gpumem.options import DEVICES, OPTIONS, Option, Settings, read_settings
-from pytest_gpumem.ranks import current_rank
+from pytest_gpumem.options import DEVICES, OPTIONS, Settings
 from pytest_gpumem.runner import Failed, Runner, is_marked
 from pytest_gpumem.spreading import CARD, RANK, spread
 
@@ -27,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from pytest_gpumem.baseline import Change
-    from pytest_gpumem.devices.choose import Choice
     from pytest_gpumem.fixture import GpuMemory
     from pytest_gpumem.publishing import Published
     from pytest_gpumem.running import Run
@@ -45,17 +49,12 @@ MARKER_HELP: Final = (
 LISTINGS: Final = ("collectonly", "showfixtures", "show_fixtures_per_test")
 """options of pytest with which no test is run"""
 
-SETTINGS = pytest.StashKey[Settings]()
-CHOICE = pytest.StashKey["Choice"]()
-
-_guard = TorchGuard()
-
-# -- the session's settings and its device --
+# -- the session --
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add every option twice: on the command line and in the ini file."""
-    _guard.install(_load_by_default)
+    GUARD.install(load_by_default)
     group = parser.getgroup("gpumem", "GPU memory regression tests")
     for option in OPTIONS:
         extra: dict[str, Any] = {"help": option.help, "default": None, "dest": option.ini}
@@ -72,91 +71,27 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(hookspecs)
 
 
-def _load_by_default() -> None:
-    """Load the virtual GPU for a plugin that imports torch before the options are known."""
-    from pytest_gpumem.devices.cards import find_card
-    from pytest_gpumem.devices.choose import DEFAULT_CARD, choose
-
-    wanted = "virtual" if "--gpumem-device=virtual" in sys.argv else "auto"
-    choose(wanted, find_card(DEFAULT_CARD))
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Be ready before any conftest file can import torch."""
     with contextlib.suppress(pytest.UsageError):  # pytest_configure says it
-        _settings(early_config, early_config.known_args_namespace)
-        _guard.install(lambda: _choose_early(early_config))
+        settings_of(early_config, early_config.known_args_namespace)
+        GUARD.install(lambda: choose_early(early_config))
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, and what runs the session."""
     config.addinivalue_line("markers", MARKER_HELP)
-    settings = _settings(config, config.option)
+    settings = settings_of(config, config.option)
     if settings.device not in DEVICES:
-        _choice(config)
-    _guard.install(lambda: _choice(config))
+        choice_of(config)
+    GUARD.install(lambda: choice_of(config))
     config.pluginmanager.register(GpuMemPlugin(config, settings), NAME)
     if settings.baseline_dir.is_dir():
         from pytest_gpumem import collecting
 
         watching = collecting.Collecting(config, settings)
         config.pluginmanager.register(watching, collecting.NAME)
-
-
-def _settings(config: pytest.Config, namespace: object) -> Settings:
-    """Return the session's settings, read once."""
-    if SETTINGS in config.stash:
-        return config.stash[SETTINGS]
-
-    def get(option: Option) -> tuple[object, str]:
-        value = getattr(namespace, option.ini, None)
-        if value is not None:
-            return value, option.flag
-        return config.getini(option.ini), option.ini
-
-    try:
-        settings = config.stash[SETTINGS] = read_settings(get, Path(config.rootpath))
-    except SpecError as error:
-        raise pytest.UsageError(str(error)) from error
-    return settings
-
-
-def _choose_early(config: pytest.Config) -> None:
-    """Choose, where that needs no conftest file's hook."""
-    if config.stash[SETTINGS].device in DEVICES:
-        _choice(config)
-
-
-def _choice(config: pytest.Config) -> Choice:
-    """Return the session's device, chosen when somebody first needs it or imports torch."""
-    if CHOICE in config.stash:
-        return config.stash[CHOICE]
-    from pytest_gpumem.devices.cards import find_card
-    from pytest_gpumem.devices.choose import choose
-
-    _guard.remove()
-    settings = config.stash[SETTINGS]
-    if settings.device in DEVICES:
-        worker = getattr(config, "workerinput", {}).get("workerid", "")
-        card, rank = find_card(settings.card), current_rank()
-        choice = choose(settings.device, card, worker=worker, rank=rank)
-    else:
-        choice = _made_by_hook(config, settings)
-    config.stash[CHOICE] = choice
-    return choice
-
-
-def _made_by_hook(config: pytest.Config, settings: Settings) -> Choice:
-    from pytest_gpumem.devices.choose import Choice
-
-    device = config.hook.pytest_gpumem_make_device(config=config, name=settings.device)
-    if device is None:
-        raise pytest.UsageError(
-            f"--gpumem-device={settings.device}: nobody makes such a device; write "
-            f"{', '.join(DEVICES)}, or implement pytest_gpumem_make_device"
-        )
-    return Choice(device, demanded=True)
 
 
 @pytest.hookimpl(trylast=True)
@@ -223,7 +158,7 @@ class GpuMemPlugin(Runner):
         if self._session is None:
             from pytest_gpumem.session import TestSession
 
-            choice = _choice(self.config)
+            choice = choice_of(self.config)
             verbosity = self.config.get_verbosity()
             root = Path(self.config.rootpath)
             self._session = TestSession(self.settings, choice, root, verbosity)
@@ -395,9 +330,10 @@ class GpuMemPlugin(Runner):
 
     def pytest_unconfigure(self) -> None:
         """Leave the process as it was found, also after an interrupted test."""
-        _guard.remove()
+        GUARD.remove()
         if self._session is not None:
             self._session.end()
+        self.gathering = Gathering()  # or Python frees thousands of objects one by one as it ends
         ranks, self._ranks = self._ranks, None
         if ranks is not None:
             ranks.end()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.options import Settings
 
 SHOWN = (
-    *("device", "card", "missing_baseline", "shrinkage", "provenance", "tolerance"),
+    *("device", "card", "cards", "missing_baseline", "shrinkage", "provenance", "tolerance"),
     *("update_baselines", "against", "against_tolerance"),
 )
 """options that the reports tell, where they were given"""
@@ -148,9 +148,9 @@ def _given(settings: Settings) -> dict[str, str]:
         it.flag: (getattr(settings, it.name), it.default) for it in OPTIONS if it.name in SHOWN
     }
     return {
-        flag: str(value)
+        flag: ",".join(value) if isinstance(value, tuple) else str(value)
         for flag, (value, default) in values.items()
-        if value != default and value is not None
+        if value not in {default, None, ()}
     }
 
 

@@ -7,6 +7,7 @@ allocator holds from the device: the terms of ``torch.cuda.memory_stats``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, get_args
 
 DeviceKind = Literal["cuda", "virtual"]
@@ -58,6 +59,7 @@ class DeviceInfo:
         return device_key(self.kind, self.name)
 
 
+@cache
 def device_key(kind: DeviceKind, name: str) -> str:
     """Return the name of a device's baselines."""
     name = "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in name)

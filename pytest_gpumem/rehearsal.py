@@ -219,6 +219,10 @@ class _Blocks:
     def give(self, number: int) -> None:
         self._torch.cuda.caching_allocator_delete(self._living.pop(number))
 
+    def give_all(self) -> None:
+        for number in list(self._living):
+            self.give(number)
+
 
 @contextmanager
 def _blocks(device: int) -> Iterator[_Blocks]:
@@ -227,5 +231,4 @@ def _blocks(device: int) -> Iterator[_Blocks]:
     try:
         yield blocks
     finally:
-        for number in list(blocks._living):
-            blocks.give(number)
+        blocks.give_all()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_gpumem import items
 from pytest_gpumem.errors import GpuMemError, TooSmallError
+from pytest_gpumem.items import FIXTURE, MARKER
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.report.model import Result
     from pytest_gpumem.running import Run
     from pytest_gpumem.session import Ask, TestSession
-
-MARKER: Final = "gpu_memory"
-FIXTURE: Final = "gpu_memory"
 
 RESULTS = pytest.StashKey["list[Result]"]()
 """what the next report is to have"""
@@ -255,11 +253,13 @@ class Runner:
             item._excinfo = [pytest.ExceptionInfo.from_current()]  # type: ignore[attr-defined]
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_teardown(self) -> Generator[None, None, None]:
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, None, None]:
         """Tear the test down on its device, then let go of that."""
         try:
             return (yield)
         finally:
+            if JUDGED in item.stash:
+                del item.stash[JUDGED]
             if self.run is not None:
                 self._forget_errors()
                 self.session.end()
@@ -274,9 +274,9 @@ class Runner:
             self._errors.append(call.excinfo.value)
         results = item.stash.get(RESULTS, None)
         if results:
-            from pytest_gpumem.report.wire import to_dict
+            from pytest_gpumem.report.wire import to_text
 
-            report.__dict__["gpumem"] = [to_dict(result) for result in results]
+            report.__dict__["gpumem"] = to_text(results)
             del item.stash[RESULTS]
         return report
 

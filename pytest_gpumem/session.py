@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     Ask = Callable[[str, Measurement], Measurement]
 
-MARKER = "gpu_memory"
 LEAST_WIDTH = 80
 """columns that a failure's text is laid out for at least"""
 UNSUPPORTED_REMEDY = "run this test on a real GPU (--gpumem-device=cuda)"
@@ -213,7 +212,7 @@ class TestSession(Stage):
             measurement = replace(measurement, out_of_memory=record)
             found = self._explained(run, [part])
             measurement = found.attached(part, measurement)
-        if not part:
+        if not part and self.settings.attribution != "off":
             batch_norm = found.recording is not None and found.recording.batch_norm
             hints = trying.advice(self, item, most, batch_norm=batch_norm)
             measurement = replace(measurement, hints=(*hints, *measurement.hints))
@@ -255,7 +254,7 @@ class TestSession(Stage):
             rank=rank,
             card=spec.card or "",
             budget=describe_budget(spec),
-            location=items.place(item, MARKER),
+            location=items.place(item),
             baseline=spec.baseline,
             baseline_entry=lookup.entry,
         )

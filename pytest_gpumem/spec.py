@@ -165,21 +165,28 @@ def spec_from_marks(
 
 def _refuse_unspread(merged: Mapping[str, Any]) -> None:
     """Refuse what makes several tests of one, where pytest could not: in a unittest.TestCase."""
-    for name, single in (("card", "card='T4'"), ("ranks", "rank=0")):
-        value = merged.get(name)
-        if name == "ranks" and value is not None and merged.get("world_size") is None:
+    card, ranks = merged.get("card"), merged.get("ranks")
+    if ranks is not None:
+        given = f"@pytest.mark.gpu_memory(ranks={_as_written(ranks)})"
+        if merged.get("world_size") is None:
             raise SpecError(
-                f"@pytest.mark.gpu_memory(ranks={value!r})",
-                "ranks are some of world_size ranks",
-                "write world_size=8 as well",
+                given, "ranks are some of world_size ranks", "write world_size=8 as well"
             )
-        if value is not None and not (name == "card" and isinstance(value, str)):
-            several = list(value) if isinstance(value, tuple) else value
-            raise SpecError(
-                f"@pytest.mark.gpu_memory({name}={several!r})",
-                "a method of a unittest.TestCase cannot be run as several tests",
-                f"write {single}, or a plain class or function",
-            )
+        raise _no_several(given, "rank=0")
+    if isinstance(card, tuple):
+        raise _no_several(f"@pytest.mark.gpu_memory(card={_as_written(card)})", "card='T4'")
+
+
+def _as_written(value: object) -> str:
+    return repr(list(value) if isinstance(value, tuple) else value)
+
+
+def _no_several(given: str, single: str) -> SpecError:
+    return SpecError(
+        given,
+        "a method of a unittest.TestCase cannot be run as several tests",
+        f"write {single}, or a plain class or function",
+    )
 
 
 def _sized(spec: MemorySpec) -> MemorySpec:

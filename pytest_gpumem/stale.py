@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -44,7 +45,8 @@ def find_stale(
     """Return the baselines whose tests are gone; none where not all was collected.
 
     A test is gone if its file is, or if that was collected and the test was not in it. Of a file
-    that was left out, or skipped on this machine, nobody knows.
+    that was left out, or skipped on this machine, nobody knows. One with a card's name at the end
+    of its own is the test's that ``--gpumem-cards`` runs on that card.
 
     Args:
         collection: what there is.
@@ -60,9 +62,28 @@ def find_stale(
         if module not in there:
             there[module] = exists(module)
         known = module in collection.files and module not in collection.skipped
-        if not there[module] or (known and key.nodeid not in collection.tests):
+        if not there[module] or (known and not _has(collection.tests, key.nodeid)):
             stale.append(key)
     return sorted(set(stale), key=lambda key: (key.nodeid, key.device))
+
+
+def _has(tests: set[str], nodeid: str) -> bool:
+    """Whether a test is among those, as it is or with a card's name added to its own."""
+    return nodeid in tests or (nodeid.endswith("]") and _without_card(nodeid) in tests)
+
+
+def _without_card(nodeid: str) -> str:
+    """Return "t.py::test[8-rank0]" for "t.py::test[8-T4-rank0]", as the test is on no card."""
+    from pytest_gpumem.devices.cards import CARDS
+
+    cards = "|".join(re.escape(name) for name in CARDS)
+    found = re.search(rf"(\[|-)(?:{cards})(?:-(rank\d+))?\]$", nodeid)
+    if found is None:
+        return nodeid
+    before = nodeid[: found.start()]
+    if found[1] == "[":
+        return f"{before}[{found[2]}]" if found[2] else before
+    return f"{before}-{found[2]}]" if found[2] else f"{before}]"
 
 
 def stale_line(stale: Iterable[Key]) -> str:

@@ -85,7 +85,7 @@ class Together:
 
         "torch 2.14.0 -> 2.15.0: 40 tests moved by +28.00 MiB allocated, workspaces +28.00 MiB"
         """
-        moved = f"{_tests(self.tests)} moved by {_amounts(self.amounts)} {self.shifts[0].peak}"
+        moved = f"{tests_text(self.tests)} moved by {_amounts(self.amounts)} {self.shifts[0].peak}"
         cause = f", {self.cause}" if self.cause else ""
         return f"{change_text(self.before, self.after)}: {moved}{cause}"
 
@@ -175,5 +175,6 @@ def _amounts(amounts: Sequence[int]) -> str:
     return f"{first} to {last} (median {format_size(median_low(amounts), signed=True)})"
 
 
-def _tests(number: int) -> str:
+def tests_text(number: int) -> str:
+    """Return "1 test", "2 tests"."""
     return "1 test" if number == 1 else f"{number} tests"

@@ -18,12 +18,14 @@ from types import SimpleNamespace
 
 import pytest
 from sources import HELPER, WITHOUT
+from virtual_gpu import CARD_80GIB, opened, virtual_device
 
 import pytest_gpumem
 from pytest_gpumem import cli
 from pytest_gpumem.devices.cards import find_card
 from pytest_gpumem.devices.virtual import VirtualDevice
 from pytest_gpumem.errors import DeviceError
+from pytest_gpumem.meter import Meter
 from pytest_gpumem.sizes import MIB
 
 SLOW = 120
@@ -57,6 +59,28 @@ def virtual_gpu(request):
         if ".native." not in module.name:  # a library, no module
             importlib.import_module(module.name)
     return torch
+
+
+@pytest.fixture
+def torch():
+    """Torch over this process's virtual GPU, without what the plugin's sessions need."""
+    virtual_device()
+    import torch
+
+    return torch
+
+
+@pytest.fixture
+def meter():
+    """A measurement that has begun, on a card of 80 GiB."""
+    with opened(CARD_80GIB) as device:
+        meter = Meter(device, device.open(CARD_80GIB, 1), 1)
+        meter.start()
+        try:
+            yield meter
+        finally:
+            meter.stop()
+            device.open(CARD_80GIB, 1)
 
 
 @pytest.fixture

@@ -43,29 +43,25 @@ static int on_disk(int file) {
     return fstat(file, &status) == 0 && !S_ISFIFO(status.st_mode) && !S_ISCHR(status.st_mode);
 }
 
-#define OPEN(name)                                                                                 \
-    int name(const char *path, int flags, ...) {                                                   \
+/* The body of a function that opens a file: the mode follows its flags where it makes one. */
+#define OPENING(...)                                                                               \
+    {                                                                                              \
         va_list arguments;                                                                         \
         va_start(arguments, flags);                                                                \
         mode_t mode = flags & O_CREAT ? va_arg(arguments, mode_t) : 0;                             \
         va_end(arguments);                                                                         \
         if ((flags & (O_CREAT | O_WRONLY | O_RDWR)) && strikes())                                  \
             return strike();                                                                       \
-        return REAL(name)(path, flags, mode);                                                      \
+        return __VA_ARGS__;                                                                        \
     }
+#define OPEN(name)                                                                                 \
+    int name(const char *path, int flags, ...) OPENING(REAL(name)(path, flags, mode))
 OPEN(open)
 OPEN(open64)
 
 #define OPENAT(name)                                                                               \
-    int name(int folder, const char *path, int flags, ...) {                                       \
-        va_list arguments;                                                                         \
-        va_start(arguments, flags);                                                                \
-        mode_t mode = flags & O_CREAT ? va_arg(arguments, mode_t) : 0;                             \
-        va_end(arguments);                                                                         \
-        if ((flags & (O_CREAT | O_WRONLY | O_RDWR)) && strikes())                                  \
-            return strike();                                                                       \
-        return REAL(name)(folder, path, flags, mode);                                              \
-    }
+    int name(int folder, const char *path, int flags, ...)                                         \
+        OPENING(REAL(name)(folder, path, flags, mode))
 OPENAT(openat)
 OPENAT(openat64)
 

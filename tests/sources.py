@@ -23,6 +23,16 @@ def test_unmarked():
 """
 """a test that has no baseline, one that is over its budget with a part, one that is not marked"""
 
+SIZED = """
+log = []
+
+def step(size, fixed={fixed}, per_sample={per_sample}):
+    log.append(size)
+    tensors = [mib(fixed), mib(per_sample * size)]
+    assert tensors
+"""
+"""a step that takes so many MiB, by its size, and notes it down"""
+
 WITHOUT = ("-p", "no:hypothesispytest", "-p", "no:randomly", "-p", "no:asyncio")
 """Hypothesis's plugin imports Hypothesis at the end of every session: seconds each; the others are
 for the tests that ask for them (``-p randomly``)."""

@@ -22,15 +22,6 @@ from pytest_gpumem.records import Peak
 from pytest_gpumem.running import Retained, Run
 from pytest_gpumem.spec import MemorySpec
 
-
-@pytest.fixture
-def torch():
-    virtual_device()
-    import torch
-
-    return torch
-
-
 # ---- the memory equation ----
 
 

@@ -173,7 +173,7 @@ def test_a_link_in_a_revision_is_refused_by_name(repository, gpumem):
         (["old", "new", "--fail-on-growth=-2%"], "--fail-on-growth=-2%: '-2%' is negative"),
         (["empty", "empty"], "empty, empty: neither has a baseline to compare; look at"),
         (["text.txt", "new"], "text.txt: is not JSON"),
-        (["old/virtual-T4/tests/test_a.json", "new"], "test_a.json: is no report of"),
+        (["old/virtual-T4/tests/test_a.json", "new"], "test_a.json: is not a report of"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_status_2(two, gpumem, arguments, said):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -26,6 +27,21 @@ class Trainer:
 
 number = 3
 """
+CONVOLUTION = """
+def step(n):
+    images, weights = torch.empty(n, 8, 8, 8).cuda(), torch.empty(8, 8, 3, 3).cuda()
+    torch.nn.functional.conv2d(images, weights)
+"""
+READS_BACK = """
+def step(n):
+    torch.ones(n).cuda().sum().item()
+"""
+UNSUPPORTED = """
+def step(n):
+    import ctypes
+    torch.ones(n).cuda()
+    ctypes.CDLL("libcuda.so.1").cuGreenCtxCreate()
+"""
 GPUMEM = "import sys; from pytest_gpumem.cli import main; sys.exit(main())"
 
 
@@ -47,7 +63,7 @@ def test_the_largest_size_on_each_card(fit):
     assert status == 0, err
     lines = [line.split() for line in out.splitlines()]
     assert lines[0][:3] == ["card", "for", "a"]
-    assert [(line[0], line[-2]) for line in lines[2:]] == [
+    assert [(line[0], line[-2]) for line in lines[2:-1]] == [
         ("T4", "28"),
         ("L4", "43"),
         ("A100-80GB", "157"),
@@ -90,6 +106,7 @@ def test_limits_multiples_and_methods(fit):
         (["steps:nope"], "steps:nope: there is no function nope in it"),
         (["steps:number"], "steps:number: there is no function number in it"),
         (["steps:wrong"], "steps:wrong: it needs the arguments a, b"),
+        (["builtins:max"], "builtins:max: it does not tell what arguments it takes"),
         (["none.py:step"], "none.py:step: there is no file none.py"),
         (["none.at.all:step"], "none.at.all:step: there is no module none"),
         (["steps:step", "--card=Voodoo"], "no card has this name"),
@@ -112,10 +129,30 @@ def test_bad_input_ends_with_2_and_one_line(here, gpumem, monkeypatch, arguments
 def test_an_error_of_the_step_is_shown_as_python_shows_it(fit, tmp_path):
     (tmp_path / "steps.py").write_text("def step(n):\n    raise LookupError('mine')\n")
     status, out, err = fit("steps:step")
-    assert status == 1
-    assert out == ""
+    assert (status, out) == (2, "")
+    frames = [line.split(", ")[0] for line in err.splitlines() if line.startswith("  File ")]
+    assert frames == [f'  File "{tmp_path / "steps.py"}"']
     assert "LookupError: mine" in err
-    assert "steps.py" in err
+    assert err.endswith("gpumem: steps:step failed: nothing is known of what it takes\n")
+
+
+def test_what_a_prediction_leaves_out_is_said(fit, tmp_path):
+    (tmp_path / "steps.py").write_text(f"{STEPS}\n{CONVOLUTION}")
+    status, out, err = fit("steps:step", "--card=T4,L4", "--limit=4")
+    assert status == 0, err
+    assert out.count("note: cuDNN ran; its workspaces are not in a prediction") == 1
+    assert out.endswith("memory is predicted, kernels did not run\n")
+    (tmp_path / "steps.py").write_text(f"{STEPS}\n{READS_BACK}")
+    out = fit("steps:step", "--limit=4")[1]
+    assert re.search(r"note: \d values were read back from the virtual GPU \(steps.py:\d+\)", out)
+
+
+def test_a_step_that_does_what_the_virtual_gpu_cannot_is_no_answer(fit, tmp_path):
+    (tmp_path / "steps.py").write_text(f"{STEPS}\n{UNSUPPORTED}")
+    status, out, err = fit("steps:step", "--limit=4")
+    assert (status, out) == (2, "")
+    assert "steps:step: the virtual GPU does not support cuGreenCtxCreate" in err
+    assert err.endswith("run it on a real GPU (--device=cuda)\n")
 
 
 def test_an_interrupted_search_says_what_it_knows_and_ends_as_shells_have_it(fit, tmp_path):

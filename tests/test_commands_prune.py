@@ -114,6 +114,7 @@ def test_on_a_terminal_it_asks(project, monkeypatch, capsys, answer, deleted):
         (["tests/test_a.py"], "tests, files or folders were named"),
         (["--deselect", "tests/test_a.py::test_kept"], "--deselect was given"),
         (["--lf"], "--lf was given"),
+        (["--gpumem-cards=T4"], "--gpumem-cards was given"),
     ],
 )
 def test_a_collection_that_is_not_full_is_refused(project, gpumem, arguments, said):

@@ -214,8 +214,8 @@ def test_nvml_that_fails_in_the_midst_costs_its_figures_alone(gpu, monkeypatch, 
     nvml = Nvml(processes=[(7, GIB)])
     setattr(nvml, name, fail)
     watch = NvmlWatch(nvml, {0: "a"}, range(1))
-    watch.start()
-    (use,) = watch.result()
+    watch.start([0])
+    (use,) = watch.result([0])
     watch.stop()
     assert (use.peak == 0) == (name == "nvmlDeviceGetMemoryInfo")
 

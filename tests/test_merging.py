@@ -11,7 +11,7 @@ from pytest_gpumem.gathering import Gathering
 from pytest_gpumem.merging import merged
 from pytest_gpumem.records import Measurement, Peak
 from pytest_gpumem.report.model import Result
-from pytest_gpumem.report.wire import to_dict
+from pytest_gpumem.report.wire import to_text
 from pytest_gpumem.verdict import Kind, Verdict
 
 PASSES = {Kind.WITHIN, Kind.IMPROVED, Kind.NO_BASELINE}
@@ -79,7 +79,7 @@ def test_one_alone_has_no_note():
 def gathered(*results, passed=True):
     found = Gathering()
     for when in ("setup", "call", "teardown"):
-        data = [to_dict(it) for it in results] if when == "call" else None
+        data = to_text(results) if when == "call" else None
         ok = passed or when != "call"
         found.add("test_it.py::test_it", when, passed=ok, data=data)
     return found

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-STEP = """
-log = []
+from sources import SIZED
 
-def step(size, fixed=100, per_sample=10):
-    log.append(size)
-    tensors = [mib(fixed), mib(per_sample * size)]
-    assert tensors
-
+STEP = f"""{SIZED.format(fixed=100, per_sample=10)}
 def test_log_before():
     pass
 """
+TEST = """
+@pytest.mark.gpu_memory(max_gib=1, batch_size=128)
+def test_it(gpu_memory):
+    step(gpu_memory.batch_size)
+"""
+"""does not fit: its batch takes 1380 MiB"""
 
 
 def run(suite, body, *options):
@@ -21,14 +22,7 @@ def run(suite, body, *options):
 
 
 def test_the_largest_micro_batch_that_divides_the_batch_and_its_steps(suite):
-    session = run(
-        suite,
-        """
-@pytest.mark.gpu_memory(max_gib=1, batch_size=128)
-def test_it(gpu_memory):
-    step(gpu_memory.batch_size)
-""",
-    )
+    session = run(suite, TEST)
     assert session.verdicts() == {"test_it": "out of memory"}
     assert (
         "hint: batch size 64 fits, with 740.00 MiB of 1024.00 MiB reserved: 2 accumulation steps "
@@ -62,27 +56,15 @@ def test_in_evaluation(gpu_memory):
 
 
 def test_a_test_that_does_not_ask_for_its_batch_size_is_not_run_with_another(suite):
-    session = run(
-        suite,
-        """
-@pytest.mark.gpu_memory(max_gib=1, batch_size=128)
-def test_it():
-    step(128)
-""",
-    )
+    body = "@pytest.mark.gpu_memory(max_gib=1, batch_size=128)\ndef test_it(): step(128)\n"
+    session = run(suite, body)
     assert "accumulation steps" not in session.flat
     assert "log [128, 128]" in session.out  # as it is, and without the limit
 
 
 def test_where_not_even_one_fits_that_is_said(suite):
-    session = run(
-        suite,
-        """
-@pytest.mark.gpu_memory(max_gib=0.0625, batch_size=4)
-def test_it(gpu_memory):
-    step(gpu_memory.batch_size)
-""",
-    )
+    small = TEST.replace("max_gib=1, batch_size=128", "max_gib=0.0625, batch_size=4")
+    session = run(suite, small)
     assert "hint: not even batch size 1 fits in 64.00 MiB" in session.flat
 
 
@@ -143,31 +125,28 @@ def test_does_not_ask():
 
 
 def test_a_test_that_fails_with_another_batch_size_gets_no_advice(suite):
-    session = run(
-        suite,
-        """
-@pytest.mark.gpu_memory(max_gib=1, batch_size=128)
-def test_it(gpu_memory):
-    assert gpu_memory.batch_size == 128, "a batch of its own"
-    step(gpu_memory.batch_size)
-""",
-    )
+    check = '    assert gpu_memory.batch_size == 128, "a batch of its own"\n'
+    session = run(suite, TEST.replace("    step", f"{check}    step"))
     assert session.verdicts() == {"test_it": "out of memory"}
     assert "accumulation" not in session.flat.replace("gradient accumulation", "")
     assert "a batch of its own" not in session.out
 
 
 def test_the_budget_holds_for_tests_that_come_after_advice(suite):
-    session = run(
-        suite,
-        """
-@pytest.mark.gpu_memory(max_gib=1, batch_size=128)
-def test_it(gpu_memory):
-    step(gpu_memory.batch_size)
-
-@pytest.mark.gpu_memory
-def test_next():
-    step(10)
-""",
-    )
+    after = "\n@pytest.mark.gpu_memory\ndef test_next(): step(10)\n"
+    session = run(suite, TEST + after)
     assert session.figures()["test_next"] == (200, 200)
+
+
+def test_nothing_is_tried_where_nothing_is_to_be_explained(suite):
+    body = """
+@pytest.mark.gpu_memory(max_gib=1, batch_size=128, variants={"less": {"fixed": 1}})
+def test_it(gpu_memory):
+    step(gpu_memory.batch_size, **gpu_memory.variant)
+"""
+    session = run(suite, body, "--gpumem-attribution=off")
+    assert session.verdicts() == {"test_it": "out of memory"}
+    assert "log [128, 128]" in session.out  # the second without a limit
+    assert "accumulation" not in session.flat.replace("gradient accumulation", "")
+    assert "variant 'less'" not in session.flat
+    assert "variant 'less'" in run(suite, body).flat

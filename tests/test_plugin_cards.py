@@ -50,6 +50,17 @@ def test_unmarked():
     assert suite.run(source=source).outcomes == {"passed": 5}
 
 
+def test_its_baselines_and_those_without_it_are_of_tests_that_are_there(suite):
+    source = STEP.replace('(card=["T4", "l4", "A100-80GB"])', "").replace("[8, 18]", "[8]")
+    assert suite.run("--gpumem-update-baselines", source=source).ret == 0
+    assert suite.run("--gpumem-update-baselines", "--gpumem-cards=L4,H100").ret == 0
+    for arguments in ([], ["--gpumem-cards=T4,L4"]):
+        session = suite.run("--gpumem-stale=fail", *arguments)
+        assert session.ret == 0
+        assert "that are gone" not in session.out
+        assert "that is gone" not in session.out
+
+
 def test_a_card_that_nobody_knows(suite):
     session = suite.run(source=STEP.replace("l4", "Voodoo").replace("[8, 18]", "[8]"))
     assert session.outcomes == {"errors": 3}

@@ -1,4 +1,4 @@
-"""Leaks: what a test still holds once it is torn down, and who refers to it."""
+"""Leaks: what a test still holds once it is torn down."""
 
 from __future__ import annotations
 
@@ -6,26 +6,7 @@ import json
 import re
 
 import pytest
-
-LEAKS = """
-CACHE = []
-
-@pytest.mark.gpu_memory(max_leak_mib=0)
-def test_leaks():
-    for _ in range(5):
-        CACHE.append(torch.empty(16 << 20, dtype=torch.uint8, device="cuda"))
-
-@pytest.mark.gpu_memory
-def test_after():
-    mib(1)
-"""
-
-
-def leaked(suite, *body, head="", fixtures="", mark="max_leak_mib=0"):
-    """The session of one test with a body, and what was said of its leak."""
-    lines = "\n".join(f"    {line}" for line in body)
-    source = f"{head}\n@pytest.mark.gpu_memory({mark})\ndef test_it({fixtures}):\n{lines}\n"
-    return suite.run(source=source)
+from marked_sessions import LEAKS, leaked
 
 
 def test_what_a_global_list_keeps_is_a_leak_with_its_line_and_its_holder(suite):
@@ -202,65 +183,6 @@ def test_a_wide_fixture_that_a_test_puts_something_in_is_one_in_any_order(suite)
         assert "leaked: 6.00 MiB still held" in session.flat
 
 
-KEEPERS = {
-    "attribute history of Trainer, list of 1": (
-        "class Trainer:\n    def __init__(self): self.history = []\nTRAINER = Trainer()",
-        ["TRAINER.history.append(mib(8))"],
-        "global variable TRAINER of test_it.py (attribute history of Trainer, list of 1)",
-    ),
-    "class": (
-        "class Trainer:\n    last = None",
-        ["Trainer.last = mib(8)"],
-        "class attribute last of Trainer",
-    ),
-    "closure": (
-        "HOOKS = {}",
-        ["big = mib(8)", "def hook(): return big", "HOOKS['a'] = hook"],
-        "global variable HOOKS of test_it.py (dict of 1, closure of test_it.<locals>.hook, ",
-    ),
-    "global": ("LAST = None", ["global LAST", "LAST = mib(8)"], "global variable LAST of"),
-    "parameter": (
-        "KEPT = []",
-        ["KEPT.append(torch.nn.Linear(1024, 2048, bias=False, device='cuda'))"],
-        "global variable KEPT of test_it.py (list of 1, Linear)",
-    ),
-    "model": (
-        "KEPT = []",
-        [
-            "model = torch.nn.Linear(1024, 2048, bias=False, device='cuda')",
-            "for _ in range(9): model = torch.nn.Sequential(torch.nn.ModuleList([model]))",
-            "KEPT.append({'model': model})",
-        ],
-        "global variable KEPT of test_it.py (list of 1, dict of 1, Sequential): 8.00 MiB",
-    ),
-    "graph": (
-        "KEPT = []",
-        ["KEPT.append(mib(8).float().requires_grad_().exp().sum())"],
-        "global variable KEPT of test_it.py (list of 1), with its autograd graph (SumBackward0)",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", KEEPERS)
-def test_who_refers_to_it(suite, name):
-    head, body, words = KEEPERS[name]
-    session = leaked(suite, *body, head=head)
-    assert session.outcomes == {"passed": 1, "errors": 1}
-    assert f"note: held by {words}" in session.flat
-
-
-def test_a_hook_that_keeps_activations(suite):
-    session = leaked(
-        suite,
-        "model = torch.nn.Sequential(torch.nn.Linear(512, 4096), torch.nn.ReLU()).cuda()",
-        "model[0].register_forward_hook(lambda module, args, out: SEEN.append(out))",
-        "model(torch.zeros(512, 512, device='cuda'))",
-        head="SEEN = []",
-    )
-    assert "global variable SEEN of test_it.py (list of 1), with its autograd graph" in session.flat
-    assert "activations" in session.flat
-
-
 def test_a_cache_that_is_filled_once_is_said_and_left_out_after_a_warm_up(suite):
     head = "CACHE = {}\nLOG = []"
     body = ["if 'mask' not in CACHE:", "    CACHE['mask'] = mib(24)", "x = mib(3)"]
@@ -307,12 +229,6 @@ def test_nothing_of_the_look_keeps_it_alive(suite):
     )
     assert session.outcomes == {"passed": 3, "errors": 1}
     assert "held when it began" not in session.flat
-
-
-def test_without_attribution_the_holder_is_told_and_no_line(suite):
-    session = suite.run("--gpumem-attribution=off", source=LEAKS)
-    assert "held by global variable CACHE" in session.flat
-    assert "of which" not in session.flat
 
 
 def test_each_device_is_judged(suite):

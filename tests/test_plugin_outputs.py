@@ -51,6 +51,11 @@ def test_all_reports_of_one_session_agree(suite):
     assert "--gpumem-card=T4" in text
 
 
+def test_the_cards_that_were_asked_for_are_told(suite):
+    suite.run("--gpumem-json=it.json", "--gpumem-cards=T4,l4", source=TWO)
+    assert read_report(suite.path / "it.json").report.options == {"--gpumem-cards": "T4,L4"}
+
+
 def test_without_options_nothing_is_written(suite):
     before = set(suite.path.rglob("*"))
     session = suite.run("-p", "no:cacheprovider", source=TWO)

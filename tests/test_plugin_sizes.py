@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import json
 
-STEP = """
-log = []
+from sources import SIZED
 
-def step(size, fixed=40, per_sample=3):
-    log.append(size)
-    tensors = [mib(fixed), mib(per_sample * size)]
-    assert tensors
-"""
+STEP = SIZED.format(fixed=40, per_sample=3)
 MARKED = """
 @pytest.mark.gpu_memory(batch_sizes=[16, 4, 8]{more})
 def test_it(gpu_memory):

@@ -80,6 +80,8 @@ def test_a_file_that_is_gone_and_one_without_marked_tests_leave_stale_baselines(
         ["--lf"],
         ["--stepwise"],
         ["-o", "python_functions=test_kept test_more"],
+        ["--gpumem-cards=T4,L4"],
+        ["-o", "gpumem_cards=T4"],
     ],
 )
 def test_nothing_is_said_after_a_collection_that_was_not_full(renamed, arguments):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from marked_sessions import one_test
 
 LOOP = """
 HISTORY = []
@@ -20,10 +21,8 @@ def train(steps, each=lambda step, loss: None, **options):
 """
 
 
-def steady(suite, *body, mark="steady=True", fixtures="", args=()):
-    lines = "\n".join(f"    {line}" for line in body)
-    source = f"{LOOP}\n@pytest.mark.gpu_memory({mark})\ndef test_it({fixtures}):\n{lines}\n"
-    return suite.run(*args, source=source)
+def steady(suite, *body, mark="steady=True", **more):
+    return one_test(suite, *body, mark=mark, head=LOOP, **more)
 
 
 def test_training_that_keeps_nothing_is_steady(suite):

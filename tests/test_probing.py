@@ -4,26 +4,13 @@ import itertools
 import re
 
 import pytest
-from virtual_gpu import CARD_80GIB, MIB, opened
+from virtual_gpu import MIB
 
 from pytest_gpumem.errors import GpuMemError, SpecError
-from pytest_gpumem.meter import Meter
 from pytest_gpumem.probing import Prober
 from pytest_gpumem.records import Peak
 
 told = []
-
-
-@pytest.fixture
-def meter():
-    with opened(CARD_80GIB) as device:
-        meter = Meter(device, device.open(CARD_80GIB, 1), 1)
-        meter.start()
-        try:
-            yield meter
-        finally:
-            meter.stop()
-            device.open(CARD_80GIB, 1)
 
 
 @pytest.fixture
@@ -42,6 +29,17 @@ def linear(value):
     """30 MiB and 10 MiB more for each."""
     tensors = [tensor(30), tensor(10 * value)]
     assert tensors
+
+
+def fails_above(limit, error):
+    """A step that is linear up to a value."""
+
+    def step(value):
+        if value > limit:
+            raise error
+        linear(value)
+
+    return step
 
 
 def test_the_largest_within_the_cap(prober, meter):
@@ -80,13 +78,8 @@ def test_an_error_that_came_of_running_out_of_memory_is_running_out_of_memory(pr
 
 
 def test_other_errors_pass_through_and_leave_the_meter_whole(prober, meter):
-    def step(value):
-        if value > 1:
-            raise LookupError
-        linear(value)
-
     with pytest.raises(LookupError):
-        prober.largest(step)
+        prober.largest(fails_above(1, LookupError))
     meter.fold()
     held = tensor(7)
     assert meter.peaks()[0].allocated == 7 * MIB
@@ -204,14 +197,8 @@ def test_who_waits_is_told_of_every_probe(meter, tmp_path):
 
 def test_an_interrupted_search_says_what_it_knows(prober, meter):
     meter.cap(1000 * MIB)
-
-    def step(value):
-        if value > 50:
-            raise KeyboardInterrupt
-        linear(value)
-
     with pytest.raises(KeyboardInterrupt):
-        prober.largest(step)
+        prober.largest(fails_above(50, KeyboardInterrupt))
     assert re.fullmatch(r"interrupted after \d probes: \d+ fits", told[-1])
     assert meter.peaks()[0].allocated == 0
 

@@ -40,6 +40,13 @@ def flat(text):
     return " ".join(text.split())
 
 
+def passes_and_says(session, text):
+    """A session passes, and its output has all lines of a text."""
+    assert session.ret == 0
+    for line in text.splitlines():
+        assert line in session.out
+
+
 @pytest.fixture(scope="session")
 def imported(virtual_gpu):
     """Imported before pytester takes note of the modules there are: it would import them twice."""
@@ -57,9 +64,7 @@ def same_torch(imported, virtual_gpu):
 def test_the_first_test_prints_what_the_readme_shows(same_torch, suite):
     suite.write("test_training.py", FIRST)
     session = suite.run("--gpumem-card=T4")
-    assert session.ret == 0
-    for line in HEAD.splitlines():
-        assert line in session.out
+    passes_and_says(session, HEAD)
 
 
 def test_its_regression_and_its_diff_are_what_the_readme_shows(same_torch, suite):
@@ -93,9 +98,7 @@ def test_what_does_not_fit_is_said_as_the_readme_shows(same_torch, suite):
 def test_what_fits_is_said_as_the_readme_shows(same_torch, suite):
     suite.write("test_fits.py", FITS)
     session = suite.run("-s")
-    assert session.ret == 0
-    for line in LARGEST.splitlines():
-        assert line in session.out
+    passes_and_says(session, LARGEST)
 
 
 def test_advice_is_given_as_the_readme_shows(suite):

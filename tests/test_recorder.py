@@ -17,41 +17,32 @@ from recorded_runs import (
     recorded,
     train,
 )
-from virtual_gpu import CARD_80GIB, opened, virtual_device
+from virtual_gpu import CARD_80GIB, opened
 
 from pytest_gpumem.attribution import explain
 from pytest_gpumem.running import Run
 from pytest_gpumem.spec import MemorySpec
 
 
-@pytest.fixture
-def torch():
-    virtual_device()
-    import torch
-
-    return torch
-
-
-def test_after_a_restart_what_was_made_before_is_still_known(torch):
+def begun_again(torch, *, record):
+    """The categories of an optimizer's step after a run that was begun again."""
     with recorded() as run:
         model = linears(torch)
         adam = torch.optim.Adam(model.parameters())
         train(torch, run, model, adam, steps=1)
-        run.begin_again(record=False)
+        run.begin_again(record=record)
         train(torch, run, model, adam, steps=1)
-        found = of_part(run, "optimizer")
+        return of_part(run, "optimizer")
+
+
+def test_after_a_restart_what_was_made_before_is_still_known(torch):
+    found = begun_again(torch, record=False)
     assert found["parameters"] == 3 * PARAMETERS
     assert found["optimizer state"] == 2 * 3 * PARAMETERS
 
 
 def test_a_second_recording_knows_what_was_made_before(torch):
-    with recorded() as run:
-        model = linears(torch)
-        adam = torch.optim.Adam(model.parameters())
-        train(torch, run, model, adam, steps=1)
-        run.begin_again(record=True)
-        train(torch, run, model, adam, steps=1)
-        found = of_part(run, "optimizer")
+    found = begun_again(torch, record=True)
     assert found["parameters"] == 3 * PARAMETERS
     assert found["optimizer state"] == 2 * 3 * PARAMETERS
 

@@ -3,9 +3,8 @@
 from fractions import Fraction
 
 import pytest
-from virtual_gpu import CARD_80GIB, GIB, MIB, opened
+from virtual_gpu import GIB, MIB
 
-from pytest_gpumem.meter import Meter
 from pytest_gpumem.rehearsal import Rehearsal, Script, perform, script_of
 
 
@@ -40,22 +39,6 @@ def test_a_script_is_the_requests_and_what_is_freed_between_them():
 )
 def test_what_cannot_be_done_again_has_no_script(more):
     assert script_of([event("alloc", 1, 100), *more]) is None
-
-
-@pytest.fixture
-def meter():
-    with opened(CARD_80GIB) as device:
-        import torch
-
-        info = device.open(None, 1)
-        meter = Meter(device, info, 1)
-        meter.start()
-        try:
-            yield meter
-        finally:
-            meter.stop()
-            del torch
-            device.open(CARD_80GIB, 1)
 
 
 def scripts_of(meter, step, value):

@@ -10,7 +10,7 @@ from command_line import BEFORE, NOW
 from terminal_results import NASTY, matches_gold
 
 from pytest_gpumem.moves import Changes, Key, pair
-from pytest_gpumem.records import BaselineEntry, Breakdown, Peak, Site
+from pytest_gpumem.records import BaselineEntry, Breakdown, Peak, Site, Slope
 from pytest_gpumem.report import changes as rendering
 from pytest_gpumem.sizes import MIB
 
@@ -98,6 +98,14 @@ def test_a_comparison_in_json_tells_what_moved_together_and_why():
     (together,) = document["together"]
     assert together["sentence"] == "torch 2.14.0 -> 2.15.0: 4 tests moved by +28.00 MiB allocated"
     assert (together["tests"], together["least"], together["peak"]) == (4, 28 * MIB, "allocated")
+
+
+def test_the_growth_with_the_batch_size_is_in_the_json():
+    slope = Slope(fixed=3 * MIB, per_sample=7, sizes=(8, 16))
+    moves = pair({key("test_it"): entry((1, 1))}, {key("test_it"): entry((9, 9), slope=slope)})
+    (move,) = json.loads(rendering.to_json(Changes("a", "b", tuple(moves))))["moves"]
+    assert move["before"]["slope"] is None
+    assert move["after"]["slope"] == {"fixed": 3 * MIB, "per_sample": 7, "sizes": [8, 16]}
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -195,7 +195,7 @@ def first(**values):
         ("", "is empty"),
         (" \n", "is empty"),
         ("{", "is not JSON: Expecting property name"),
-        ("<<<<<<< HEAD\n", "is not JSON: Expecting value in line 1, column 1"),
+        ("<<<<<<< HEAD\n", "has a merge-conflict marker (<<<<<<<) in line 1"),
         (b"\xff\xfe{}", "is not UTF-8 text: byte 0xff at 0"),
         ("[" * 100_000, "is nested too deeply for a report"),
         ("[]", 'it has no "format" and "gpumem"'),
@@ -215,7 +215,10 @@ def first(**values):
         (first(batch_size=2**63), "<= 9223372036854775807 - at `$.results[0].batch_size`"),
         ('{"format": 1, "format": 1, "gpumem": ""}', '"format" is there twice'),
         ('{"format": NaN, "gpumem": ""}', "NaN is no number of bytes"),
-        ('{"format": 1, "gpumem": ' + "9" * 5000 + "}", "is no report of pytest-gpumem: Exceeds"),
+        (
+            '{"format": 1, "gpumem": ' + "9" * 5000 + "}",
+            "is not a report of pytest-gpumem: Exceeds",
+        ),
     ],
 )
 def test_what_is_no_report_is_refused(text, problem):

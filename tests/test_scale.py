@@ -20,7 +20,7 @@ from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import Report
 from pytest_gpumem.report.table import summary_table
 from pytest_gpumem.report.toolchain import lead_lines
-from pytest_gpumem.report.wire import to_dict
+from pytest_gpumem.report.wire import to_text
 
 FEW, MANY = 1000, 10_000
 
@@ -46,7 +46,7 @@ def gathered(results):
     """Gather results as the reports of their tests bring them."""
     gather = Gathering()
     for result in results:
-        data = [to_dict(result)]
+        data = to_text([result])
         gather.add(result.nodeid, "setup", passed=True, data=None)
         gather.add(result.nodeid, "call", passed=True, data=data)
         gather.add(result.nodeid, "teardown", passed=True, data=None)

@@ -38,6 +38,26 @@ def test_a_baseline_is_stale_if_its_test_is_known_to_be_gone(collection, there, 
     assert found == ([key("a.py::x")] if stale else [])
 
 
+@pytest.mark.parametrize(
+    ("tests", "baseline", "stale"),
+    [
+        (["x"], "x[T4]", False),
+        (["x"], "x[A100-80GB]", False),
+        (["x[8]"], "x[8-T4]", False),
+        (["x[8]"], "x[9-T4]", True),
+        (["x[rank0]"], "x[T4-rank0]", False),
+        (["x[8-rank0]"], "x[8-T4-rank0]", False),
+        (["x[8-rank0]"], "x[8-T4-rank1]", True),
+        (["x"], "x[Voodoo]", True),
+        (["x"], "y[T4]", True),
+        (["x[T4]"], "x", True),
+    ],
+)
+def test_baselines_of_the_option_that_names_cards_are_their_tests(tests, baseline, stale):
+    collection = collected(*(f"a.py::{name}" for name in tests))
+    assert bool(find_stale(collection, [key(f"a.py::{baseline}")], bool)) == stale
+
+
 def test_each_file_is_looked_for_once():
     asked = []
     keys = [key(f"a.py::{i}", device) for i in range(9) for device in ("virtual-T4", "virtual-L4")]

@@ -1,19 +1,10 @@
 """The timeline of a recorded run."""
 
-import pytest
 from recorded_runs import ROOT, linears, recorded, train
-from virtual_gpu import MIB, virtual_device
+from virtual_gpu import MIB
 
 from pytest_gpumem.attribution import explain
 from pytest_gpumem.records import CATEGORIES
-
-
-@pytest.fixture
-def torch():
-    virtual_device()
-    import torch
-
-    return torch
 
 
 def test_the_timeline_stacks_up_to_what_was_allocated(torch):

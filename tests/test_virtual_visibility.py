@@ -7,19 +7,11 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from virtual_gpu import CARD_80GIB, child, opened, run_python, virtual_device
+from virtual_gpu import CARD_80GIB, child, opened, run_python
 
 from pytest_gpumem.devices.visibility import TorchImportHook
 
 NO_DEVICE = 100
-
-
-@pytest.fixture
-def torch():
-    virtual_device()
-    import torch
-
-    return torch
 
 
 def test_nobody_sees_a_device_before_it_is_opened_and_after_it_is_closed(torch):

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import inspect
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pytest_gpumem.commands import FOUND, OK, Outcome
+from pytest_gpumem.commands import BAD_INPUT, FOUND, OK, Outcome, read_max_gib, show_error
+from pytest_gpumem.commands.functions import find_function, takes_size
 from pytest_gpumem.devices.cards import find_card
 from pytest_gpumem.devices.choose import DEFAULT_CARD, choose
-from pytest_gpumem.errors import DeviceError, SpecError
+from pytest_gpumem.errors import DeviceError, GpuMemError, SpecError
 from pytest_gpumem.report.text import drawn, printable
-from pytest_gpumem.sizes import format_size, gib
+from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from pytest_gpumem.devices.base import Device
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.fit import Largest, Probe
-    from pytest_gpumem.meter import Meter
+    from pytest_gpumem.probing import Prober
 
 DESCRIPTION: Final = (
     "Say whether a step function fits on each card, and the largest size that does. Exit status 1: "
-    "something does not fit."
+    "something does not fit; 2: bad input, or the step failed."
 )
 HELP: Final = "say whether a step function fits on cards, and the largest size that does"
 MOST: Final = 10**9
@@ -41,6 +40,8 @@ class Row(NamedTuple):
     asked: Probe | None
     """the run with the size that was asked for, or with none"""
     largest: Largest | None
+    notes: tuple[str, ...] = ()
+    """what a reader of these figures should know"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,23 +78,37 @@ def run(arguments: argparse.Namespace) -> Outcome:
         SpecError: an argument that is no good.
         DeviceError: there is no device.
     """
+    _check_sizes(arguments)
     cards = _cards(arguments.card)
-    limit = _limit(arguments.max_gib)
+    room = read_max_gib(arguments.max_gib)
     choice = choose(arguments.device, cards[0])  # before the module imports torch
     if choice.device is None:
         raise DeviceError(f"--device={arguments.device}", choice.reason, "use another machine")
-    step = _function(arguments.function)
-    sized = _takes_size(arguments.function, step)
+    text = arguments.function
+    step = find_function(text)
+    sized = takes_size(text, step)
     if not sized and arguments.size is not None:
         raise SpecError(
             f"--size={arguments.size}",
-            f"{arguments.function} takes no argument",
+            f"{text} takes no argument",
             "leave it out, or have the function take a size",
         )
-    _check_sizes(arguments)
-    rows = [_row(choice.device, card, step, sized, arguments, limit) for card in cards]
+    given = {name: getattr(arguments, name) for name in ("size", "start", "limit", "multiple")}
+    asked = _Asked(text, step, sized, **given, room=room)
+    try:
+        rows = [asked.of(choice.device, card) for card in cards]
+    except GpuMemError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the step's own
+        show_error(error)
+        return Outcome(
+            "", BAD_INPUT, (f"gpumem: {text} failed: nothing is known of what it takes",)
+        )
     fits = all(row.asked.fits if row.asked else row.largest and row.largest.value for row in rows)
-    return Outcome(table(rows), OK if fits else FOUND)
+    answer = table(rows)
+    if not choice.device.computes:
+        answer += "\nmemory is predicted, kernels did not run"
+    return Outcome(answer, OK if fits else FOUND)
 
 
 def _check_sizes(arguments: argparse.Namespace) -> None:
@@ -109,105 +124,61 @@ def _check_sizes(arguments: argparse.Namespace) -> None:
 
 def _cards(names: list[str]) -> list[Card]:
     given = [name.strip() for text in names for name in text.split(",") if name.strip()]
-    return [find_card(name) for name in dict.fromkeys(given or [DEFAULT_CARD])]
+    cards = [find_card(name) for name in given or [DEFAULT_CARD]]
+    return list({card.name: card for card in cards}.values())
 
 
-def _limit(value: float | None) -> int | None:
-    if value is None:
-        return None
-    if not 0 < value < 1e9:  # noqa: PLR2004 - also refuses NaN
-        raise SpecError(f"--max-gib={value}", "that is no size", "write GiB, as --max-gib=8")
-    return gib(value)
+@dataclass(frozen=True)
+class _Asked:
+    """What is asked of each card."""
 
+    text: str
+    """the function, as it was given"""
+    step: Callable[..., object]
+    sized: bool
+    """whether it takes a size"""
+    size: int | None
+    start: int
+    limit: int | None
+    multiple: int
+    room: int | None
+    """bytes that it is to fit in; None: the card's"""
 
-def _function(text: str) -> Callable[..., object]:
-    """Return the function that "train:step" or "src/train.py:step" names."""
-    where, colon, name = text.rpartition(":")
-    if not colon or not where or not name:
-        raise SpecError(text, "this is no MODULE:FUNCTION", "write for example train.py:step")
-    module = _from_file(text, Path(where)) if where.endswith(".py") else _from_name(text, where)
-    found = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        raise SpecError(text, f"there is no function {name} in it", "name a function of the module")
-    return found  # type: ignore[no-any-return] # it is callable
+    def of(self, device: Device, card: Card) -> Row:
+        """Answer for one card.
 
+        Raises:
+            DeviceError: the step did what makes its figures worthless.
+            whatever the step raises, but for out-of-memory errors.
+        """
+        from pytest_gpumem.meter import Meter
+        from pytest_gpumem.probing import Prober
 
-def _from_file(text: str, path: Path) -> Any:  # noqa: ANN401 - a module
-    if not path.is_file():
-        raise SpecError(text, f"there is no file {path}", "name a Python file, or a module")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise SpecError(text, f"{path} cannot be imported", "name a Python file")
-    sys.path.insert(0, str(path.resolve().parent))
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+        meter = Meter(device, device.open(card, 1), 1)
+        try:
+            meter.start(count_held=True)
+            meter.cap(min(card.usable_memory, self.room or card.usable_memory))
+            prober = Prober(meter, Path.cwd(), lambda line: _tell(card, line), patience=1.0)
+            asked, largest = self._found(prober)
+            if trouble := device.trouble():
+                raise DeviceError(self.text, trouble, "run it on a real GPU (--device=cuda)")
+            notes = tuple(device.notes(Path.cwd()))
+            return Row(card.name, meter.capacity, asked, largest, notes)
+        finally:
+            meter.stop()
 
+    def _found(self, prober: Prober) -> tuple[Probe | None, Largest | None]:
+        if not self.sized:
+            return prober.probe(lambda _: self.step(), 1), None
+        if self.size is None:
+            return None, self._largest(prober, self.limit)
+        asked = prober.probe(self.step, self.size)
+        if asked.fits or self.size == 1:  # nothing smaller is left
+            return asked, None
+        return asked, self._largest(prober, self.size - 1)
 
-def _from_name(text: str, name: str) -> Any:  # noqa: ANN401 - a module
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise
-        raise SpecError(
-            text, f"there is no module {error.name}", "name one that lies here"
-        ) from None
-
-
-def _takes_size(text: str, step: Callable[..., object]) -> bool:
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = [
-        it
-        for it in inspect.signature(step).parameters.values()
-        if it.default is it.empty and it.kind not in {it.VAR_POSITIONAL, it.VAR_KEYWORD}
-    ]
-    if len(needed) > 1 or any(it.kind not in positional for it in needed):
-        names = ", ".join(it.name for it in needed)
-        raise SpecError(
-            text,
-            f"it needs the arguments {names}",
-            "give a function of a size (a batch size, say), or of nothing",
-        )
-    return bool(needed)
-
-
-def _row(  # noqa: PLR0913, PLR0917 - all that the command was told
-    device: Device,
-    card: Card,
-    step: Callable[..., object],
-    sized: bool,  # noqa: FBT001
-    arguments: argparse.Namespace,
-    limit: int | None,
-) -> Row:
-    from pytest_gpumem.meter import Meter
-    from pytest_gpumem.probing import Prober
-
-    info = device.open(card, 1)
-    meter = Meter(device, info, 1)
-    try:
-        meter.start(count_held=True)
-        meter.cap(min(card.usable_memory, limit or card.usable_memory))
-        prober = Prober(meter, Path.cwd(), lambda line: _tell(card, line), patience=1.0)
-        return _found(prober, meter, card, step, sized, arguments)
-    finally:
-        meter.stop()
-
-
-def _found(prober: Any, meter: Meter, card: Card, step: Any, sized: bool, arguments: Any) -> Row:  # noqa: ANN401, FBT001, PLR0913, PLR0917
-    if not sized:
-        return Row(card.name, meter.capacity, prober.probe(lambda _: step(), 1), None)
-    asked = None if arguments.size is None else prober.probe(step, arguments.size)
-    if asked is not None and asked.fits:
-        return Row(card.name, meter.capacity, asked, None)
-    limit = arguments.limit if arguments.size is None else arguments.size - 1 or None
-    if arguments.size == 1:  # nothing smaller is left
-        return Row(card.name, meter.capacity, asked, None)
-    largest = prober.largest(step, arguments.start, limit, multiple=arguments.multiple)
-    return Row(card.name, meter.capacity, asked, largest)
+    def _largest(self, prober: Prober, limit: int | None) -> Largest:
+        return prober.largest(self.step, self.start, limit, multiple=self.multiple)
 
 
 def _tell(card: Card, line: str) -> None:
@@ -227,7 +198,15 @@ def table(rows: list[Row]) -> str:
     said = [
         f"{row.card}: {row.largest}" for row in rows if row.largest and not row.largest.monotonic
     ]
-    return "\n".join([text, *said])
+    return "\n".join([text, *said, *_notes(rows)])
+
+
+def _notes(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield what is to be said, once where it is the same of all cards."""
+    for note in dict.fromkeys(note for row in rows for note in row.notes):
+        cards = [row.card for row in rows if note in row.notes]
+        where = "" if len(cards) == len(rows) else f"{', '.join(cards)}: "
+        yield f"note: {where}{note}"
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -93,8 +93,9 @@ class NativeLibrary:
         self._lib.gpumem_describe.restype = ctypes.c_char_p
         self._lib.gpumem_guess.restype = ctypes.c_char_p
         self._lib.gpumem_guess.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)]
-        for name in ("gpumem_convolutions", "gpumem_largest_convolution", "gpumem_launches"):
-            getattr(self._lib, name).restype = ctypes.c_uint64
+        for name in ("convolutions", "largest_convolution", "launches", "guessed"):
+            getattr(self._lib, f"gpumem_{name}").restype = ctypes.c_uint64
+        self._guesses: tuple[int, dict[str, int]] = (-1, {})
         self._lib.gpumem_fill_properties.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
         self._lib.gpumem_make_room.argtypes = [ctypes.c_int, ctypes.c_uint64]
         self._by_name: list[ctypes.CDLL] = []
@@ -189,10 +190,13 @@ class NativeLibrary:
 
         Asked for one, that is: what it answers is an estimate, or zero.
         """
-        count = ctypes.c_uint64()
-        found: dict[str, int] = {}
-        while name := self._lib.gpumem_guess(len(found), ctypes.byref(count)):
-            found[name.decode()] = count.value
+        total, found = self._guesses
+        now = self._lib.gpumem_guessed()
+        if now != total:
+            count, found = ctypes.c_uint64(), {}
+            while name := self._lib.gpumem_guess(len(found), ctypes.byref(count)):
+                found[name.decode()] = count.value
+            self._guesses = now, found
         return found
 
     def unsupported(self) -> dict[str, int]:

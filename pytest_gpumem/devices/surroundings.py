@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 TRITON: Final = "TRITON_LIBCUDA_PATH"
 PRELOAD: Final = "LD_PRELOAD"
 INHERITED: Final = "GPUMEM_VIRTUAL"
+LIBRARIES: Final = ":".join(map(str, native.ALL))
 SHAPE_CHECK: Final = "_verify_params_across_processes"
 
 
@@ -30,8 +31,8 @@ def adapted(description: str) -> Iterator[None]:
     gathers from them, which newer versions of PyTorch copy with a kernel, so that it is zeros here.
     """
     with ExitStack() as stack:
-        preloaded = ":".join([*map(str, native.ALL), os.environ.get(PRELOAD, "")]).rstrip(":")
-        set_variable(stack, PRELOAD, preloaded)
+        before = os.environ.get(PRELOAD)
+        set_variable(stack, PRELOAD, f"{LIBRARIES}:{before}" if before else LIBRARIES)
         set_variable(stack, INHERITED, description)
         if TRITON not in os.environ:
             set_variable(stack, TRITON, str(native.FOLDER))

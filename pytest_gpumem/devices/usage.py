@@ -14,7 +14,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from pytest_gpumem.records import DeviceUse
-from pytest_gpumem.settling import current
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
@@ -29,14 +28,14 @@ EVERY_S: Final = 0.01
 class UseWatch(Protocol):
     """Sees how full each of some devices is."""
 
-    def start(self) -> None:
-        """Begin anew."""
+    def start(self, reserved: Sequence[int]) -> None:
+        """Begin anew; ``reserved`` is what PyTorch's allocator holds of each device, in bytes."""
 
     def look(self) -> None:
         """Look now: something has just ended."""
 
-    def result(self) -> tuple[DeviceUse, ...]:
-        """Return what was seen since ``start``, for each device."""
+    def result(self, reserved: Sequence[int]) -> tuple[DeviceUse, ...]:
+        """Return what was seen since ``start``, for each device; ``reserved`` as there."""
 
     def stop(self) -> None:
         """Look no more."""
@@ -65,32 +64,29 @@ class _Watch:
         """Return the bytes that are in use on a device now."""
         raise NotImplementedError
 
-    def others(self, device: int) -> Others:  # noqa: ARG002 - some cannot tell
+    def others(self, device: int, reserved: int) -> Others:  # noqa: ARG002 - some cannot tell
         """Return the other processes that hold memory on a device, as far as that is told."""
         return Others(0, 0)
 
-    def start(self) -> None:
+    def start(self, reserved: Sequence[int]) -> None:
         """See :meth:`UseWatch.start`."""
         self._peaks = {device: self.used(device) for device in self.devices}
-        self._before = {it: self._besides(it, used) for it, used in self._peaks.items()}
-
-    @staticmethod
-    def _besides(device: int, used: int) -> int:
-        return used - current(device).reserved
+        pairs = zip(self._peaks.items(), reserved, strict=True)
+        self._before = {device: used - own for (device, used), own in pairs}
 
     def look(self) -> None:
         """See :meth:`UseWatch.look`."""
         for device in self.devices:
             self._peaks[device] = max(self._peaks[device], self.used(device))
 
-    def result(self) -> tuple[DeviceUse, ...]:
+    def result(self, reserved: Sequence[int]) -> tuple[DeviceUse, ...]:
         """See :meth:`UseWatch.result`."""
         self.look()
-        return tuple(self._use(device) for device in self.devices)
+        return tuple(map(self._use, self.devices, reserved))
 
-    def _use(self, device: int) -> DeviceUse:
-        others = self.others(device)
-        more = self._besides(device, self.used(device)) - self._before[device]
+    def _use(self, device: int, reserved: int) -> DeviceUse:
+        others = self.others(device, reserved)
+        more = self.used(device) - reserved - self._before[device]
         return DeviceUse(
             peak=self._peaks[device],
             besides=self._before[device],
@@ -119,11 +115,11 @@ class AccountWatch(_Watch):
         """Return what is charged, and the context."""
         return self._context + self._library.account(device).charged
 
-    def start(self) -> None:
+    def start(self, reserved: Sequence[int]) -> None:
         """See :meth:`UseWatch.start`."""
         for device in self.devices:
             self._library.forget_peak(device)
-        super().start()
+        super().start(reserved)
 
     def look(self) -> None:
         """See :meth:`UseWatch.look`."""
@@ -169,21 +165,20 @@ class NvmlWatch(_Watch):
             return _used(self._nvml.nvmlDeviceGetMemoryInfo(self._handles[device]))
         return 0  # the GPU fell off its bus, say
 
-    def others(self, device: int) -> Others:
+    def others(self, device: int, reserved: int) -> Others:
         """Return the other processes; their bytes are 0 where NVML does not tell them."""
         try:
             found = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handles[device])
         except self._nvml.NVMLError:
             return Others(0, 0)
-        mine = current(device).reserved
         sizes = [it.usedGpuMemory or 0 for it in found if it.pid != os.getpid()]
         if len(sizes) == len(found) and sizes:  # in a container it has another number there
-            sizes.remove(min(sizes, key=lambda it: abs(it - mine)))
+            sizes.remove(min(sizes, key=lambda it: abs(it - reserved)))
         return Others(len(sizes), sum(sizes))
 
-    def start(self) -> None:
+    def start(self, reserved: Sequence[int]) -> None:
         """See :meth:`UseWatch.start`."""
-        super().start()
+        super().start(reserved)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="gpumem-nvml", daemon=True)
             self._thread.start()

@@ -196,8 +196,8 @@ class VirtualDevice:
                 _initialise(torch)
             torch.cuda.set_device(self.first)
             with self._kept_fractions(count):
-                self._library.set_card(card)
                 if card is not self._opened_card:
+                    self._library.set_card(card)
                     self._change_card(torch, card)
             if self._kept_total is None:  # before anybody counts: it allocates
                 self._kept_total = self._keeps_total()
@@ -228,6 +228,7 @@ class VirtualDevice:
                 break
         else:
             if self._opened_card is not None:
+                self._library.set_card(self._opened_card)
                 raise DeviceError(
                     f"card {card.name!r}",
                     f"torch {torch.__version__} keeps the properties of {self._opened_card.name}",

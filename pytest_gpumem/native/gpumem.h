@@ -126,6 +126,8 @@ enum { GM_UUID_SIZE = 16 };
 void gm_uuid(unsigned char *out, int device);
 void gm_use_device(int device); /* it has a primary context from now on */
 bool gm_device_used(int device);
+
+/* kernels.c */
 GM_API int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int block_size,
                                                          size_t shared);
 

@@ -144,6 +144,13 @@ GM_API const char *gpumem_unsupported_name(int index, uint64_t *calls) {
     return unsupported[index].function;
 }
 
+/* How often all of them were asked: where this did not grow, none was. */
+GM_API uint64_t gpumem_guessed(void) {
+    uint64_t total = 0;
+    for (int i = 0; i < GM_GUESSED; i++) total += atomic_load(&guesses[i]);
+    return total;
+}
+
 /* The i-th library whose sizes are guessed, and how often it was asked for one; NULL past the end. */
 GM_API const char *gpumem_guess(int index, uint64_t *count) {
     if (index < 0 || index >= GM_GUESSED) return NULL;

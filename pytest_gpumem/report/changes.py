@@ -202,6 +202,7 @@ def _entry(entry: BaselineEntry | None) -> dict[str, Any] | None:
         "batch_size": entry.batch_size,
         "world_size": entry.world_size,
         "rank": entry.rank,
+        "slope": None if entry.slope is None else vars(entry.slope),
         "provenance": vars(entry.provenance),
     }
 

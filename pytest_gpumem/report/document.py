@@ -195,7 +195,6 @@ class Baseline(Figures, frozen=True):
     """What a baseline has."""
 
     breakdowns: tuple[Breakdown, ...]
-    slope: Slope | None
 
 
 class Result(Strict, frozen=True, rename={"baseline": "baselined", "baseline_entry": "baseline"}):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,6 +16,7 @@ from pytest_gpumem.records import BaselineEntry
 from pytest_gpumem.report import document
 from pytest_gpumem.report.document import FORMAT, Document
 from pytest_gpumem.report.model import Report, Result
+from pytest_gpumem.strict_json import JsonProblem, parse_json
 
 if TYPE_CHECKING:
     import os
@@ -78,14 +79,17 @@ def loads(text: str | bytes, given: str) -> SavedReport:
     Raises:
         ReportError: it is none, or of a format that this version cannot read.
     """
-    plain = _parse(text, given)
+    try:
+        plain = parse_json(text, "a report of pytest-gpumem")
+    except JsonProblem as problem:
+        raise ReportError(given, str(problem), _AGAIN) from None
     _check_format(plain, given)
     try:
         read = msgspec.convert(plain, Document)
         return SavedReport(_report(read), read.created, read.gpumem)
     except (msgspec.ValidationError, UnicodeError) as error:
         shown = json.dumps(str(error), ensure_ascii=False)[1:-1]  # names may have any character
-        raise ReportError(given, f"is no report of pytest-gpumem: {shown}", _AGAIN) from None
+        raise ReportError(given, f"is not a report of pytest-gpumem: {shown}", _AGAIN) from None
 
 
 def read_report(path: str | os.PathLike[str]) -> SavedReport:
@@ -139,41 +143,11 @@ def _checked(value: object, kind: type, given: str) -> object:
 # -- reading --
 
 
-def _parse(text: str | bytes, given: str) -> object:
-    try:
-        if isinstance(text, bytes):
-            text = text.decode("utf-8-sig")
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
-    except UnicodeDecodeError as error:
-        problem = f"is not UTF-8 text: byte {error.object[error.start]:#04x} at {error.start}"
-    except RecursionError:
-        problem = "is nested too deeply for a report"
-    except json.JSONDecodeError as error:
-        problem = f"is not JSON: {error.msg} in line {error.lineno}, column {error.colno}"
-        problem = problem if text.strip() else "is empty"
-    except ValueError as error:
-        problem = f"is no report of pytest-gpumem: {error}"
-    raise ReportError(given, problem, _AGAIN) from None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{json.dumps(twice)} is there twice")
-    return found
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of bytes")
-
-
 def _check_format(plain: object, given: str) -> None:
     number = plain.get("format") if isinstance(plain, dict) else None
     known = isinstance(plain, dict) and "gpumem" in plain  # baselines have a format as well
     if type(number) is not int or number < 1 or not known:
-        problem = 'is no report of pytest-gpumem: it has no "format" and "gpumem"'
+        problem = 'is not a report of pytest-gpumem: it has no "format" and "gpumem"'
         raise ReportError(given, problem, _AGAIN)
     if number > FORMAT:
         raise ReportError(

@@ -10,6 +10,7 @@ from pytest_gpumem.differences import provenance_text
 from pytest_gpumem.report.model import hints_of
 from pytest_gpumem.report.text import columns, drawn, encodable, printable, shortened, wrapped
 from pytest_gpumem.sizes import MIB
+from pytest_gpumem.toolchain import tests_text
 from pytest_gpumem.verdict import Kind
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ def _made_with(results: Sequence[Result], width: int) -> Iterator[str]:
     """Yield a line for each different provenance."""
     made = Counter(it.measurement.provenance for it in results if it.measurement)
     for provenance, number in made.items():
-        tests = f" ({_tests(number)})" if len(made) > 1 else ""
+        tests = f" ({tests_text(number)})" if len(made) > 1 else ""
         yield wrapped("made with: ", f"{provenance_text(provenance)}{tests}", width)
 
 
@@ -240,10 +241,6 @@ def _counted(kind: str, sentences: Iterable[str], width: int) -> Iterator[str]:
     """Yield notes or hints, each once, with the number of tests that have it."""
     found = Counter(sentences)
     for text, number in found.most_common(MOST_NOTES):
-        yield wrapped(f"{kind}: ", f"{text} ({_tests(number)})", width)
+        yield wrapped(f"{kind}: ", f"{text} ({tests_text(number)})", width)
     if len(found) > MOST_NOTES:
         yield f"{kind}: and {len(found) - MOST_NOTES} more kinds of {kind}s"
-
-
-def _tests(number: int) -> str:
-    return "1 test" if number == 1 else f"{number} tests"

@@ -21,12 +21,16 @@ def moved_together(results: Iterable[Result]) -> list[Together]:
 
 
 def _shift(result: Result) -> Shift | None:
-    entry, measurement, lead = result.baseline_entry, result.measurement, result.lead
-    if entry is None or measurement is None or lead is None or measurement.out_of_memory:
+    entry, measurement = result.baseline_entry, result.measurement
+    if entry is None or measurement is None or measurement.out_of_memory:
+        return None
+    before, after = entry.provenance, measurement.provenance
+    lead = None if before == after else result.lead
+    if lead is None:
         return None
     if result.verdict.held_to:  # another device's, of which all differs
         return None
-    before, after, key = entry.provenance, measurement.provenance, measurement.device.key
+    key = measurement.device.key
     if not lead.excess:
         return Shift(result.nodeid, result.part, key, before, after)
     now = [it.breakdown for it in measurement.attributions]

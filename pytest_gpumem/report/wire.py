@@ -1,51 +1,59 @@
-"""Records as plain data and back: results travel on pytest's test reports, through xdist too.
+"""Results as text and back: they travel on pytest's test reports, through xdist and torchrun too.
 
-Plain data is dict (with text keys), list, str, int, float, bool and None: what JSON has.
+The text is JSON, a list of results, and of ASCII where a name is no valid Unicode. A session keeps
+thousands of reports: a text is one object to free, plain data are hundreds.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import json
+from functools import cache
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from pytest_gpumem.errors import GpuMemError
+from pytest_gpumem.report.model import Result
 
-Record = TypeVar("Record")
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
-def to_dict(record: object) -> dict[str, Any]:
-    """Return a record (a frozen dataclass: Result, Measurement, Verdict ...) as plain data."""
-    plain: dict[str, Any]
-    try:  # several times as fast
-        plain = msgspec.msgpack.decode(msgspec.msgpack.encode(record))
+def to_text(results: Sequence[Result]) -> str:
+    """Return results as JSON."""
+    try:
+        return msgspec.json.encode(results).decode()
     except (UnicodeEncodeError, OverflowError):  # half a surrogate pair, or beyond 64 bits
-        plain = _lists(msgspec.to_builtins(record))
-    return plain
+        return json.dumps(msgspec.to_builtins(results))
 
 
-def from_dict(kind: type[Record], data: object) -> Record:
-    """Return the record that :func:`to_dict` made ``data`` of.
-
-    Args:
-        kind: the record's class.
-        data: plain data.
+def from_text(text: object) -> list[Result]:
+    """Return the results that :func:`to_text` made a text of.
 
     Raises:
-        GpuMemError: ``data`` is not what a record of this class becomes.
+        GpuMemError: it is no such text.
     """
     try:
-        return msgspec.convert(data, kind)
-    except msgspec.ValidationError as error:
+        return _read(text)
+    except (msgspec.DecodeError, ValueError, TypeError) as error:
         raise GpuMemError(
-            f"data of a {kind.__name__}",
+            "results of tests",
             f"cannot be understood: {error}",
             "run the same version of pytest-gpumem in every process of the session",
         ) from error
 
 
-def _lists(value: object) -> Any:  # noqa: ANN401 - plain data is of any type
-    """Return plain data with lists in place of tuples."""
-    if isinstance(value, dict):
-        return {key: _lists(item) for key, item in value.items()}
-    return [_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
+def _read(text: object) -> list[Result]:
+    if not isinstance(text, str):
+        raise TypeError(f"they are no text but of type {type(text).__name__}")
+    try:
+        return _decoder().decode(text)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:  # msgspec knows no half of a surrogate pair
+        return msgspec.convert(json.loads(text), list[Result])
+
+
+@cache
+def _decoder() -> msgspec.json.Decoder[list[Result]]:
+    return msgspec.json.Decoder(list[Result])
