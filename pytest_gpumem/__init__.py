@@ -28,7 +28,7 @@ __all__ = [
     "use_virtual_gpu",
 ]
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _HOMES = {
     "context": ("Measuring", "measure", "use_virtual_gpu"),
