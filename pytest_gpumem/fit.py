@@ -34,6 +34,13 @@ FLAT_PROBES: Final = 4
 """probes that have to show no growth before the search is given up"""
 MOST_ERRORS: Final = 3
 """wrong sayings after which an oracle is no longer asked"""
+DOWN: Final = (9, 8)
+"""tenths of a first value that does not fit to try next: who names one may be near"""
+FAR_DOWN: Final = 16
+"""then a value so many times smaller: what a step makes and keeps, as an optimizer's state, lies
+among little then, and not in the midst of large segments, which nobody could give back any more"""
+LEAST_DOWN: Final = 64
+"""the least value for which that is done, and not half of it tried"""
 NEAR: Final = 20
 """part of a value that the next one has to be more"""
 CLOSE: Final = 4
@@ -143,7 +150,8 @@ class Search:
     be divided by that share. Then the line through the largest two that fit says where the capacity
     ends: through what forward and backward passes took, for at small values an optimizer's step
     takes more, which hardly grows. The answer is a value that was seen to fit, beside one that was
-    seen not to.
+    seen not to. Where the first value does not fit, two that are near are tried, and then one that
+    is far below: from there it goes up as from a small first value.
 
     Where an oracle can tell (:class:`pytest_gpumem.rehearsal.Rehearsal`), its word is tried first.
 
@@ -229,7 +237,7 @@ class Search:
             return foretold
         if self._high is None:
             return self._further()
-        return self._between(self._low, self._high)
+        return self._between(self._low, self._high) if self._low else self._down(self._high)
 
     def _foretold(self) -> int | None:
         """Return the value that is said to be the largest, or the next, which is to be refused."""
@@ -267,7 +275,7 @@ class Search:
         self._guided += 1
         end = self._end("allocated")
         blind = self._guided > GUIDED and self._guided % 2
-        if low == 0 or (self._trusted and self._outdated) or blind or end is None:
+        if (self._trusted and self._outdated) or blind or end is None:
             return _middle(low, high)
         safe = self._safe()
         if end >= high > safe > low + (high - low) // CLOSE:  # said too much, from far away
@@ -281,6 +289,15 @@ class Search:
         if high - low > max(low // CLOSE, 1):
             return _middle(low, high)
         return max(high - self._stride(), low + 1)  # said a little too much
+
+    def _down(self, high: int) -> int:
+        """Return a smaller value, where none has fitted; ``high`` is above 1."""
+        if high < LEAST_DOWN:
+            return _middle(0, high)
+        number, first = len(self.probes), max(it.value for it in self.probes) // self._multiple
+        if number <= len(DOWN):
+            return min(first * DOWN[number - 1], high * DOWN[0]) // 10
+        return high // FAR_DOWN
 
     def _safe(self) -> int:
         """Return how far the largest that fits can be raised if all its memory is in scale."""

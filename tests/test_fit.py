@@ -92,6 +92,23 @@ def test_not_even_the_least_fits():
     assert str(largest) == "not even 1 fits in 1024.00 MiB (4 probes)"
 
 
+@pytest.mark.parametrize(
+    ("start", "most", "down"),
+    [
+        (128, 120, [128, 115]),
+        (128, 110, [128, 115, 102]),
+        (128, 60, [128, 115, 102, 6]),
+        (4096, 15, [4096, 3686, 3276, 204, 12]),
+        (63, 60, [63, 31]),
+    ],
+)
+def test_below_a_first_value_that_does_not_fit_near_then_far_is_tried(start, most, down):
+    search = Search(most * GIB, start=start)
+    largest = found(search, lambda value: GIB * value - 20 * MIB)
+    assert tried(largest)[: len(down)] == down
+    assert largest.value == most
+
+
 def test_a_value_that_memory_does_not_depend_on_ends_the_search():
     largest = found(Search(GIB), lambda value: 100 * MIB)
     assert largest.stopped == "no growth"
