@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from pytest_gpumem.frames import clear
+from pytest_gpumem.frames import clear, without_collections
 
 
 class Kept:
@@ -98,3 +98,16 @@ def test_errors_behind_an_error_are_cleared_too_also_in_a_circle():
     clear(one)
     assert one.__traceback__.tb_next.tb_frame.f_locals == {}
     clear(None)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_nobody_looks_for_garbage_for_a_while_and_then_as_before(before):
+    enabled = gc.isenabled()
+    try:
+        (gc.enable if before else gc.disable)()
+        with pytest.raises(LookupError), without_collections():
+            assert not gc.isenabled()
+            raise LookupError
+        assert gc.isenabled() == before
+    finally:
+        (gc.enable if enabled else gc.disable)()

@@ -168,3 +168,36 @@ def test_a_bad_value_is_a_usage_error_of_one_line(suite, argument, words):
         session = suite.run()
         assert session.ret == pytest.ExitCode.USAGE_ERROR
         assert len(session.err.strip().splitlines()) == 1
+
+
+THREE = """
+@pytest.mark.gpu_memory
+@pytest.mark.parametrize("n", range(3))
+def test_it(n):
+    mib(1)
+"""
+CONFTEST = """
+import gc
+
+import pytest
+
+from pytest_gpumem.report.model import Result
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish():
+    gc.collect()
+    print("RESULTS", sum(type(it) is Result for it in gc.get_objects()))
+"""
+
+
+def test_a_session_keeps_texts_of_results_until_its_end(suite):
+    """Thousands of tests' objects would cost more than measuring them."""
+    suite.write("conftest.py", CONFTEST)
+    source = (
+        "@pytest.mark.gpu_memory\n@pytest.mark.parametrize('n', range(3))\ndef test_it(n): mib(1)"
+    )
+    session = suite.run_apart("-s", source=source)
+    assert session.outcomes == {"passed": 3}
+    assert "RESULTS 0" in session.out
+    assert "test_it.py::test_it[2]" in session.out.partition("RESULTS 0")[2]

@@ -164,3 +164,15 @@ def test_the_first_card_of_a_process_leaves_nothing_behind():
     """
     alone = child(code, card=None, args=["T4"])
     assert child(code, card=None, args=["H100", "T4"]) == alone
+
+
+def test_a_card_that_cannot_be_had_leaves_the_last_one(monkeypatch):
+    with opened("T4"):
+        pass
+    monkeypatch.setattr("pytest_gpumem.devices.virtual._PROPERTIES_SYMBOLS", ())
+    with pytest.raises(DeviceError, match="keeps the properties of T4"):
+        virtual_device().open(CARDS["L4"], 1)
+    with opened("T4"):
+        import torch
+
+        assert torch.cuda.mem_get_info()[1] == CARDS["T4"].total_memory
