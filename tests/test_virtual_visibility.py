@@ -182,3 +182,27 @@ def test_the_hook_calls_once_after_the_import(monkeypatch):
     assert module.__loader__ is own
     assert module.__spec__.loader is own
     assert sys.meta_path == []
+
+
+def test_who_loads_it_before_the_plugin_gets_the_plugins_own(suite):
+    """Looking for torch, the library is loaded by the plugin's guard meanwhile: there is one."""
+    suite.write(
+        "conftest.py",
+        """
+        from pytest_gpumem.devices.cards import find_card
+        from pytest_gpumem.devices.virtual import VirtualDevice
+
+        def pytest_configure(config):
+            VirtualDevice.load(find_card("H100"))
+        """,
+    )
+    source = """
+        import pytest
+
+        @pytest.mark.gpu_memory
+        def test_it():
+            import torch
+
+            assert torch.cuda.is_available()
+    """
+    assert suite.run_apart(source=source).outcomes == {"passed": 1}

@@ -121,10 +121,11 @@ class VirtualDevice:
         Raises:
             DeviceError: it cannot be loaded here, or torch was imported before.
         """
+        # Asking for obstacles looks for torch, upon which the plugin may load it for its session.
+        reason = obstacle() if cls._loaded is None else None
         if cls._loaded is not None:
             cls._loaded.card = card
             return cls._loaded
-        reason = obstacle()
         if reason is None and torch_is_imported():
             reason = (
                 "torch was imported before the virtual GPU could be loaded",
