@@ -26,7 +26,7 @@ from pytest_gpumem.gathering import Gathering
 from pytest_gpumem.joining import joining
 from pytest_gpumem.options import DEVICES, OPTIONS, Settings
 from pytest_gpumem.runner import Failed, Runner, is_marked
-from pytest_gpumem.spreading import CARD, RANK, spread
+from pytest_gpumem.spreading import CARD, RANK, cards_of, spread
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -188,6 +188,15 @@ class GpuMemPlugin(Runner):
     def run(self) -> Run | None:
         """The marked test that runs now."""
         return self._session.run if self._session else None
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Let PyTorch keep no plan of a convolution where several cards take turns."""
+        marked = [item for item in session.items if is_marked(item)]
+        if len(marked) > 1 and len(cards_of(marked)) > 1:
+            from pytest_gpumem.devices.convolutions import keep_no_plans
+
+            keep_no_plans()
 
     # -- the header --
 

@@ -8,7 +8,7 @@ from pytest_gpumem.errors import SpecError
 from pytest_gpumem.items import FIXTURE, MARKER
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 CARD: Final = "_gpumem_card"
 RANK: Final = "_gpumem_rank"
@@ -82,3 +82,16 @@ def spread_fields(item: Any) -> dict[str, object]:  # noqa: ANN401 - a pytest.It
     if RANK in params:
         fields |= {"rank": params[RANK], "ranks": None}
     return fields
+
+
+def cards_of(items: Iterable[Any]) -> set[str | None]:
+    """Return what cards tests name; None stands for one that names none."""
+    named: set[str | None] = set()
+    for item in items:
+        fields = spread_fields(item)
+        if "card" not in fields:
+            for mark in item.iter_markers(MARKER):
+                fields = mark.kwargs | fields
+        card = fields.get("card")
+        named.add(canonical(card) if isinstance(card, str) else None)
+    return named

@@ -23,6 +23,7 @@ from virtual_gpu import CARD_80GIB, opened, virtual_device
 import pytest_gpumem
 from pytest_gpumem import cli
 from pytest_gpumem.devices.cards import find_card
+from pytest_gpumem.devices.convolutions import keep_no_plans
 from pytest_gpumem.devices.virtual import VirtualDevice
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.meter import Meter
@@ -36,6 +37,7 @@ pytest.register_assert_rewrite("hint_suite", "recorded_runs", "spec_marks", "ter
 
 
 def pytest_configure(config):
+    keep_no_plans()  # tests of several cards take turns in a process
     if config.getoption("gpumem_device", None) != "cuda":
         try:
             VirtualDevice.load(find_card("H100"))

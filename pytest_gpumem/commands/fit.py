@@ -11,6 +11,7 @@ from pytest_gpumem.commands import BAD_INPUT, FOUND, OK, Outcome, read_max_gib, 
 from pytest_gpumem.commands.functions import find_function, takes_size
 from pytest_gpumem.devices.cards import find_card
 from pytest_gpumem.devices.choose import DEFAULT_CARD, choose
+from pytest_gpumem.devices.convolutions import keep_no_plans
 from pytest_gpumem.errors import DeviceError, GpuMemError, SpecError
 from pytest_gpumem.report.text import drawn, printable
 from pytest_gpumem.sizes import format_size
@@ -84,6 +85,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
     choice = choose(arguments.device, cards[0])  # before the module imports torch
     if choice.device is None:
         raise DeviceError(f"--device={arguments.device}", choice.reason, "use another machine")
+    if len(cards) > 1:
+        keep_no_plans()
     text = arguments.function
     step = find_function(text)
     sized = takes_size(text, step)

@@ -74,6 +74,27 @@ class Counters:
     readback_bytes: int
 
 
+@dataclass(frozen=True)
+class Convolutions:
+    """How often cuDNN's convolutions ran in this process.
+
+    Attributes:
+        unknown: with a workspace that cuDNN could not be asked for; it was taken as zero.
+        asked: with cuDNN's own plan and workspace.
+        astray: of these, on another card than PyTorch had the plan made for.
+    """
+
+    unknown: int = 0
+    asked: int = 0
+    astray: int = 0
+
+    def __sub__(self, before: Convolutions) -> Convolutions:
+        """Return what ran since."""
+        return Convolutions(
+            self.unknown - before.unknown, self.asked - before.asked, self.astray - before.astray
+        )
+
+
 class NativeLibrary:
     """The loaded library. Loading it makes it answer for CUDA to all that is loaded afterwards.
 
@@ -93,7 +114,7 @@ class NativeLibrary:
         self._lib.gpumem_describe.restype = ctypes.c_char_p
         self._lib.gpumem_guess.restype = ctypes.c_char_p
         self._lib.gpumem_guess.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)]
-        for name in ("convolutions", "largest_convolution", "launches", "guessed"):
+        for name in ("largest_convolution", "launches", "guessed"):
             getattr(self._lib, f"gpumem_{name}").restype = ctypes.c_uint64
         self._guesses: tuple[int, dict[str, int]] = (-1, {})
         self._lib.gpumem_fill_properties.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
@@ -178,12 +199,21 @@ class NativeLibrary:
         self._lib.gpumem_on_readback(self._told)
 
     def largest_convolution(self) -> int:
-        """Return the bytes of the largest convolution's tensors since this was last asked."""
+        """Return the bytes of the largest convolution's tensors since this was last asked.
+
+        Of those whose workspaces are not known.
+        """
         return int(self._lib.gpumem_largest_convolution())
 
-    def convolutions(self) -> int:
-        """Return how many plans of convolutions cuDNN executed in this process so far."""
-        return int(self._lib.gpumem_convolutions())
+    def convolutions(self) -> Convolutions:
+        """Return how often convolutions ran in this process so far."""
+        raw = (ctypes.c_uint64 * 3)()
+        self._lib.gpumem_convolutions(raw)
+        return Convolutions(*raw)
+
+    def cudnn_found(self) -> int:
+        """Return the version of the cuDNN that was to be asked (90501 is 9.5.1), 0: none was."""
+        return int(self._lib.gpumem_cudnn_found())
 
     def guesses(self) -> dict[str, int]:
         """Return the libraries that keep their sizes to themselves, and how often each was asked.

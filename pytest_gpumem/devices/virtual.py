@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem import native
+from pytest_gpumem.devices.convolutions import ConvolutionWatch
 from pytest_gpumem.devices.native import NativeLibrary
 from pytest_gpumem.devices.readbacks import Readbacks
 from pytest_gpumem.devices.surroundings import adapted
@@ -28,7 +29,7 @@ from pytest_gpumem.devices.visibility import Curtain, TorchImportHook
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.records import DeviceInfo, DeviceKind
 from pytest_gpumem.settling import kept_fractions
-from pytest_gpumem.sizes import KIB, format_size
+from pytest_gpumem.sizes import KIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,10 +56,6 @@ GUESSED: Final = {
     "cudaMallocAsync": "what cudaMallocAsync reserves is an estimate",
 }
 """what a report says of a step that asked a library for sizes that it keeps to itself"""
-
-PLAN: Final = 512
-"""bytes that a convolution's workspace had beyond copies of its tensors, in each of the six that
-benchmarks/data/measured-workspaces.csv has of real GPUs"""
 
 # at::cuda::getDeviceProperties(c10::DeviceIndex), declared in ATen/cuda/CUDAContextLight.h, which
 # returns a pointer to the properties that PyTorch keeps; DeviceIndex is int8_t, before that int16_t
@@ -107,9 +104,7 @@ class VirtualDevice:
         self._kept_total: bool | None = None
         self._extra = [0] * MOST_DEVICES
         self._unsupported: dict[str, int] = {}
-        self._convolutions = 0
-        self._largest = 0
-        """bytes of the tensors of the largest cuDNN plan that ran"""
+        self._convolutions = ConvolutionWatch(library)
         self._guesses: dict[str, int] = {}
         self._readbacks = Readbacks()
         self._stack = ExitStack()
@@ -207,9 +202,7 @@ class VirtualDevice:
             raise
         self._stack.enter_context(adapted(self._library.describe(count)))
         self._unsupported = self._library.unsupported()
-        self._convolutions = self._library.convolutions()
-        self._library.largest_convolution()  # asking forgets it
-        self._largest = 0
+        self._convolutions.begin()
         self._guesses = self._library.guesses()
         self._readbacks.clear()
         self._library.on_readback(self._readbacks.seen)
@@ -312,13 +305,7 @@ class VirtualDevice:
     def notes(self, root: Path) -> list[str]:
         """See :meth:`pytest_gpumem.devices.base.Device.notes`."""
         said = self._readbacks.notes(root)
-        if self._library.convolutions() > self._convolutions:
-            self._largest = max(self._largest, self._library.largest_convolution())
-            most = format_size(self._largest + PLAN)
-            said.append(
-                "cuDNN ran; its workspaces are not in a prediction: where they were measured, they "
-                f"were copies of a convolution's tensors, here {most} or less"
-            )
+        said.extend(self._convolutions.notes())
         now = self._library.guesses()
         asked = [name for name, count in now.items() if count > self._guesses.get(name, 0)]
         said.extend(GUESSED[name] for name in asked)

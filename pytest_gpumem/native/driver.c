@@ -81,7 +81,7 @@ GM_API int cuDevicePrimaryCtxRelease_v2(int device) {
 }
 
 GM_API int cuCtxGetCurrent(void **context) {
-    *context = gm_device_used(gm_current_device()) ? &contexts[gm_current_device()] : NULL;
+    *context = gm_visible() && gm_device_used(gm_current_device()) ? &contexts[gm_current_device()] : NULL;
     return GM_SUCCESS;
 }
 

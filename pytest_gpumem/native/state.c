@@ -1,6 +1,6 @@
 /* Which card there is, who may see it, and what was asked of it that it cannot do. */
 #define _GNU_SOURCE
-#include "gpumem.h"
+#include "dnn.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -24,9 +24,12 @@ static struct {
 static int unsupported_count;
 static pthread_mutex_t unsupported_lock = PTHREAD_MUTEX_INITIALIZER;
 
-bool gm_visible(void) { return atomic_load_explicit(&visible_devices, memory_order_relaxed) > 0; }
+/* cuDNN that is asked what it would do on a card finds none here: with one it would load what it compiles. */
+int gm_visible_devices(void) {
+    return gm_asking() ? 0 : atomic_load_explicit(&visible_devices, memory_order_relaxed);
+}
 
-int gm_visible_devices(void) { return atomic_load_explicit(&visible_devices, memory_order_relaxed); }
+bool gm_visible(void) { return gm_visible_devices() > 0; }
 
 static int device_total = GM_MAX_DEVICES;
 
@@ -54,6 +57,7 @@ int gm_cudnn_version(void) { return atomic_load(&cudnn_version); }
 /* Says a function's name once, remembers it for the report, and returns the library's own "not supported". */
 int gm_unsupported(const char *function, int status) {
     bool first = true;
+    if (gm_asking()) return status; /* cuDNN knows what to do then; no step is concerned */
     pthread_mutex_lock(&unsupported_lock);
     for (int i = 0; i < unsupported_count && first; i++) {
         if (strcmp(unsupported[i].function, function) == 0) {

@@ -1,0 +1,178 @@
+/* Asking cuDNN itself what it would do on a card, on a machine without one.
+ *
+ * Since 9.8 cuDNN plans for a device that is not there ("deviceless ahead-of-time compilation" in its
+ * documentation): a device property descriptor takes the handle's place in heuristics, engines and plans. It is
+ * made of JSON (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION) with a member for each device attribute that cuDNN
+ * reads; a descriptor that lacks one does not finalize, and cuDNN's log names it. So heuristics, workspaces and
+ * refusals are cuDNN's own, in the version at hand. Of the members, only the compute capability, the number of SMs
+ * and their shared memory were seen to change an answer.
+ */
+#define _GNU_SOURCE
+#include "dnn.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    LEAST_VERSION = 90800,
+    DEVICEPROP = 38,        /* CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR */
+    DEVICEPROP_JSON = 2702, /* CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION */
+};
+
+static struct {
+    size_t (*version)(void);
+    const char *(*error_string)(int status);
+    void (*last_error)(char *message, size_t size);
+    int (*create)(int type, void **out);
+    int (*destroy)(void *descriptor);
+    int (*set)(void *descriptor, int name, int type, int64_t count, const void *elements);
+    int (*finalize)(void *descriptor);
+    int (*get)(void *descriptor, int name, int type, int64_t wanted, int64_t *count, void *elements);
+} real;
+static atomic_bool opened;       /* all of them are there */
+static atomic_int found_version; /* of the library, 90501 for 9.5.1; 0: none was found, or looked for */
+
+static bool look_up(void *library) {
+    const struct {
+        const char *name;
+        void *into;
+    } wanted[] = {
+        {"cudnnGetVersion", &real.version},
+        {"cudnnGetErrorString", &real.error_string},
+        {"cudnnGetLastErrorString", &real.last_error},
+        {"cudnnBackendCreateDescriptor", &real.create},
+        {"cudnnBackendDestroyDescriptor", &real.destroy},
+        {"cudnnBackendSetAttribute", &real.set},
+        {"cudnnBackendFinalize", &real.finalize},
+        {"cudnnBackendGetAttribute", &real.get},
+    };
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+        void *function = dlsym(library, wanted[i].name);
+        if (!function) return false;
+        memcpy(wanted[i].into, &function, sizeof function);
+    }
+    return true;
+}
+
+/* The one that PyTorch was linked with is in the process, although nobody calls it. $GPUMEM_CUDNN is the path of
+ * another; with "none", no cuDNN is asked. */
+static void open_library(void) {
+    const char *path = getenv("GPUMEM_CUDNN");
+    bool given = path && *path;
+    if (given && strcmp(path, "none") == 0) return;
+    void *library = dlopen(given ? path : "libcudnn.so.9", given ? RTLD_LAZY : RTLD_LAZY | RTLD_NOLOAD);
+    if (!library && given) {
+        fprintf(stderr, "pytest-gpumem: GPUMEM_CUDNN: %s; give the path of a libcudnn.so.9, or none\n", dlerror());
+    }
+    if (!library || !look_up(library)) return;
+    atomic_store(&found_version, (int)real.version());
+    atomic_store(&opened, atomic_load(&found_version) >= LEAST_VERSION);
+}
+
+GM_API int gpumem_cudnn_found(void) { return atomic_load(&found_version); }
+
+/* ---- cuDNN's functions ----
+ *
+ * Its own parts call some of them by name, and find dnn_graph.c's, which sends them back here.
+ */
+
+static _Thread_local int depth;
+
+bool gm_asking(void) { return depth > 0; }
+
+#define ASK(call)        \
+    depth++;             \
+    int status = (call); \
+    depth--;             \
+    return status
+
+int gm_ask_create(int type, void **out) { ASK(real.create(type, out)); }
+
+int gm_ask_destroy(void *descriptor) { ASK(real.destroy(descriptor)); }
+
+int gm_ask_set(void *descriptor, int name, int type, int64_t count, const void *elements) {
+    ASK(real.set(descriptor, name, type, count, elements));
+}
+
+int gm_ask_finalize(void *descriptor) { ASK(real.finalize(descriptor)); }
+
+int gm_ask_get(void *descriptor, int name, int type, int64_t wanted, int64_t *count, void *elements) {
+    ASK(real.get(descriptor, name, type, wanted, count, elements));
+}
+
+const char *gm_ask_error_string(int status) { return atomic_load(&opened) ? real.error_string(status) : NULL; }
+
+bool gm_ask_last_error(char *message, size_t size) {
+    if (!atomic_load(&opened)) return false;
+    real.last_error(message, size);
+    return true;
+}
+
+/* ---- the card that is meant ---- */
+
+/* From here on a gm_card says what chip it is; its name and its memory change no plan. */
+enum { CHIP = offsetof(gm_card, l2_cache_size) };
+
+typedef struct card {
+    gm_card profile;
+    void *property; /* NULL: cuDNN does not support it */
+    struct card *next;
+} card;
+
+static card *_Atomic cards; /* the newest first; none is taken away, so that they can be read without the lock */
+static pthread_mutex_t cards_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void *make_property(void) {
+    const gm_card *it = &gm_profile;
+    char json[1024];
+    int length = snprintf(
+        json, sizeof json,
+        "{\"deviceName\":\"virtual GPU\",\"cudaDeviceId\":0,\"pciDeviceId\":0,\"isTccDriver\":0,"
+        "\"supportCoopLaunch\":1,\"driverVer\":%d,\"deviceVer\":%d,\"multiProcessorCount\":%d,\"warpSize\":32,"
+        "\"maxGridSize\":[2147483647,65535,65535],\"maxBlockSize\":[1024,1024,64],\"maxThreadsPerBlock\":1024,"
+        "\"maxThreadsPerSM\":%d,\"maxCtasPerSM\":%d,\"regsPerBlock\":65536,\"maxRegistersPerSM\":%d,"
+        "\"maxSharedMemoryPerBlock\":%llu,\"maxSharedMemoryPerBlockOptin\":%llu,"
+        "\"reservedSharedMemoryPerBlock\":%llu,\"totalGlobalMem\":%llu,\"l2CacheSize\":%llu,"
+        "\"smClockRateKHz\":%d,\"memClockRateKHz\":%d}",
+        gm_cuda_version(), it->major * 100 + it->minor * 10, it->sm_count, it->max_threads_per_sm,
+        it->max_blocks_per_sm, it->registers_per_sm, (unsigned long long)it->shared_memory_per_block,
+        (unsigned long long)it->shared_memory_per_block_optin,
+        (unsigned long long)it->reserved_shared_memory_per_block, (unsigned long long)it->total_memory,
+        (unsigned long long)it->l2_cache_size, it->clock_rate_khz, it->clock_rate_khz);
+    void *made;
+    if (gm_ask_create(DEVICEPROP, &made)) return NULL;
+    if (!gm_ask_set(made, DEVICEPROP_JSON, GM_TYPE_CHAR, length, json) && !gm_ask_finalize(made)) return made;
+    gm_ask_destroy(made);
+    return NULL;
+}
+
+static card *known(void) {
+    card *it = atomic_load_explicit(&cards, memory_order_acquire);
+    const char *wanted = (const char *)&gm_profile;
+    while (it && memcmp((char *)&it->profile + CHIP, wanted + CHIP, sizeof gm_profile - CHIP)) it = it->next;
+    return it;
+}
+
+static card *make_known(void) {
+    pthread_mutex_lock(&cards_lock);
+    card *it = known();
+    if (!it && (it = malloc(sizeof *it))) {
+        *it = (card){gm_profile, make_property(), atomic_load(&cards)};
+        atomic_store_explicit(&cards, it, memory_order_release);
+    }
+    pthread_mutex_unlock(&cards_lock);
+    return it;
+}
+
+void *gm_ask_card(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, open_library);
+    if (!atomic_load(&opened)) return NULL;
+    card *it = known();
+    if (!it) it = make_known();
+    return it ? it->property : NULL;
+}
