@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that needs a real GPU, in one command:
 #
-#   bash benchmarks/real_gpu.sh [PART ...]      parts: build tests examples real virtual compare overhead attribution repeat
+#   bash benchmarks/real_gpu.sh [PART ...]      parts: build tests examples real virtual compare sweep overhead attribution repeat
 #
 # Needs a python3 with torch and pytest, and nothing from the network. What it leaves lies in $OUT, or in
 # benchmarks/results/real-gpu/.
@@ -10,6 +10,7 @@
 #   GPUMEM_WHEELS=.whl       a folder of wheels to use beside it (tabulate, msgspec, filelock, pytest-xdist ...)
 #   GPUMEM_JOBS=4            how many steps of the matrix run at a time (1)
 #   GPUMEM_ONLY='gpt2*'      which steps of the matrix run (all)
+#   GPUMEM_SHAPES=3000       how many convolutions are swept
 #   GPUMEM_FAKE_GPU=H100     a dry run: the virtual GPU in the place of the real one
 set -uo pipefail
 unset CDPATH
@@ -24,7 +25,7 @@ site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT
 failed=
 
-if [ $# -eq 0 ]; then set -- build tests examples real virtual compare overhead attribution repeat; fi
+if [ $# -eq 0 ]; then set -- build tests examples real virtual compare sweep overhead attribution repeat; fi
 
 # Beside this Python's own packages: the wheels, and this project as pip would show it (its entry point).
 for wheel in ${GPUMEM_WHEELS:+"$GPUMEM_WHEELS"/*.whl}; do
@@ -87,6 +88,14 @@ for part in "$@"; do
         real) step real 560 "${matrix[@]}" "${on_gpu[@]}" --out "$out/fidelity-real.json" ;;
         virtual) [ -z "$card" ] || step virtual 560 "${matrix[@]}" --virtual "$card" --out "$out/fidelity-virtual.json" ;;
         compare) step compare 60 "$python" benchmarks/fidelity/compare.py "$out/fidelity-real.json" "$out/fidelity-virtual.json" ;;
+        sweep) # cuDNN's workspaces
+            sweep=("$python" benchmarks/fidelity/conv_sweep.py)
+            step sweep-real 560 "${sweep[@]}" --count "${GPUMEM_SHAPES:-3000}" "${on_gpu[@]}" --out "$out/conv-real.csv"
+            [ -z "$card" ] || {
+                step sweep-virtual 560 "${sweep[@]}" --count "${GPUMEM_SHAPES:-3000}" --virtual "$card" --out "$out/conv-virtual.csv"
+                step sweep-compare 60 "${sweep[@]}" --compare "$out/conv-real.csv" "$out/conv-virtual.csv"
+            }
+            ;;
         overhead) step overhead 120 "$python" benchmarks/overhead.py "${on_gpu[@]}" ;;
         attribution) step attribution 200 "$python" benchmarks/attribution.py ${fake:+--virtual} ;;
         repeat) [ -n "$fake" ] || step repeat 500 "$python" benchmarks/repeatability.py --device cuda --repeats 3 ;;

@@ -40,6 +40,7 @@ extern int cuDeviceGetCount(int *), cuGreenCtxCreate(void);
 extern int cudnnBackendCreateDescriptor(int, void **), cudnnBackendDestroyDescriptor(void *);
 extern int cudnnBackendSetAttribute(void *, int, int, int64_t, const void *);
 extern int cudnnBackendGetAttribute(void *, int, int, int64_t, int64_t *, void *);
+extern int cudnnBackendFinalize(void *), cudnnBackendExecute(void *, void *, void *);
 
 extern int cudaDeviceGetDefaultMemPool(void **, int), cudaMemPoolTrimTo(void *, size_t);
 extern int cudaMallocAsync(void **, size_t, void *), cudaFreeAsync(void *, void *);
@@ -149,6 +150,51 @@ static void descriptors(void) {
     }
 }
 
+static void *described(int type) {
+    void *made;
+    CHECK(cudnnBackendCreateDescriptor(type, &made) == 0);
+    return made;
+}
+
+/* As cuDNN has it: a descriptor that was set in another may be destroyed before that is finalized. */
+static void hand_over(void *to, int name, void *part) {
+    CHECK(cudnnBackendSetAttribute(to, name, 15, 1, &part) == 0);
+    CHECK(cudnnBackendDestroyDescriptor(part) == 0);
+}
+
+static void *finished(void *made) {
+    CHECK(cudnnBackendFinalize(made) == 0);
+    return made;
+}
+
+static void convolutions(void) {
+    const char *stand_in = getenv("GPUMEM_CUDNN");
+    for (int round = 0; round < 50; round++) {
+        int64_t sizes[4] = {2, 3, 4, 5}, count = 0, workspace = -1;
+        int mode = 0;
+        void *handle = &mode, *operation = described(10), *graph = described(15), *heuristics = described(4);
+        void *configuration = described(3), *plan = described(5);
+        for (int name = 703; name <= 705; name++) { /* w, x, y */
+            void *tensor = described(17);
+            CHECK(cudnnBackendSetAttribute(tensor, 902, 3, 4, sizes) == 0);
+            hand_over(operation, name, finished(tensor));
+        }
+        hand_over(graph, 801, finished(operation));
+        CHECK(cudnnBackendSetAttribute(graph, 800, 0, 1, &handle) == 0);
+        CHECK(cudnnBackendSetAttribute(heuristics, 200, 8, 1, &mode) == 0);
+        hand_over(heuristics, 201, finished(graph));
+        finished(heuristics);
+        CHECK(cudnnBackendGetAttribute(heuristics, 202, 15, 0, &count, NULL) == 0 && count == 1);
+        CHECK(cudnnBackendGetAttribute(heuristics, 202, 15, 1, &count, &configuration) == 0 && count == 1);
+        CHECK(cudnnBackendDestroyDescriptor(heuristics) == 0);
+        hand_over(plan, 401, configuration);
+        finished(plan);
+        CHECK(cudnnBackendGetAttribute(plan, 402, 3, 1, &count, &workspace) == 0);
+        CHECK(workspace == (stand_in && *stand_in == '/' ? 1000000 : 0));
+        CHECK(cudnnBackendExecute(handle, plan, NULL) == 0 && cudnnBackendDestroyDescriptor(plan) == 0);
+    }
+}
+
 static void pools(unsigned *seed, int device) {
     void *live[LIVE] = {0}, *pool;
     uint64_t all = UINT64_MAX, used, zero = 0;
@@ -233,6 +279,7 @@ static void *work(void *number) {
     CHECK(cudaFree(block) == 0);
     captures();
     descriptors();
+    convolutions();
     libraries();
     return NULL;
 }

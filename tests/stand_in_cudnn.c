@@ -13,6 +13,7 @@
 
 int cuInit(unsigned flags);
 int cuDeviceGetCount(int *count);
+int nvrtcGetNumSupportedArchs(int *count);
 
 typedef struct {
     int type;
@@ -23,6 +24,18 @@ static void tell(const char *text) {
     fprintf(file, "%s\n", text);
     fclose(file);
 }
+
+#ifndef CUDA
+int cudaRuntimeGetVersion(int *version);
+
+size_t cudnnGetCudartVersion(void) {
+    int version = 0;
+    cudaRuntimeGetVersion(&version);
+    return (size_t)version;
+}
+#else
+size_t cudnnGetCudartVersion(void) { return CUDA; }
+#endif
 
 size_t cudnnGetVersion(void) { return VERSION; }
 
@@ -50,11 +63,12 @@ int cudnnBackendSetAttribute(descriptor *d, int name, int type, int64_t count, c
 }
 
 int cudnnBackendFinalize(descriptor *d) {
-    int count = -1;
+    int count = -1, archs = -1;
     if (d->type == 38) {
+        char text[96];
         cuDeviceGetCount(&count);
-        char text[64];
-        snprintf(text, sizeof text, "devices %d, cuInit %d", count, cuInit(0));
+        int status = nvrtcGetNumSupportedArchs(&archs);
+        snprintf(text, sizeof text, "devices %d, cuInit %d, NVRTC %d, some %d", count, cuInit(0), status, archs > 0);
         tell(text);
     }
 #ifdef REFUSED

@@ -4,6 +4,7 @@ import ast
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -134,18 +135,32 @@ def test_the_report_says_how_much_they_may_be(suite, monkeypatch):
     assert f"here {format_size(small)} or less (1 test)" in session.flat
 
 
-def test_benchmark_mode_is_said(suite, monkeypatch):
+def test_benchmark_mode_takes_the_first_plan_and_says_so(suite, monkeypatch):
     with opened() as device:
         skip_without_cudnn(device)
     source = """
-        @pytest.mark.gpu_memory
+        @pytest.mark.gpu_memory(card="RTX A6000")
         def test_conv():
-            torch.backends.cudnn.benchmark = True
-            x = torch.zeros(1, 8, 16, 16, device="cuda")
-            torch.nn.Conv2d(8, 8, 3, device="cuda")(x)
+            for benchmark in (False, True):
+                torch.backends.cudnn.benchmark = benchmark
+                for side in range(20, 40):
+                    x = torch.zeros(16, 32, side, side, device="cuda")
+                    w = torch.zeros(64, 32, 3, 3, device="cuda")
+                    took = []
+                    for _ in range(2):  # all plans are tried at the first
+                        torch.cuda.empty_cache()
+                        torch.cuda.reset_peak_memory_stats()
+                        y = torch.nn.functional.conv2d(x, w)
+                        peak = torch.cuda.max_memory_allocated()
+                        took.append(peak - torch.cuda.memory_allocated())
+                    print("took", benchmark, side, *took)
     """
-    session = apart(suite, monkeypatch, source=source)
+    session = apart(suite, monkeypatch, "-s", source=source, **{PLANS_KEPT: "100"})
     assert session.outcomes == {"passed": 1}
+    took = re.findall(r"took (\w+) (\d+) (\d+) (\d+)", session.out)
+    first, then = ({row[:2]: int(row[at]) for row in took} for at in (2, 3))
+    assert [then["True", side] for _, side in then] == [then["False", side] for _, side in then]
+    assert any(first["True", side] > then["True", side] for _, side in then)
     assert "note: torch.backends.cudnn.benchmark is on: which of cuDNN's plans" in session.flat
 
 
@@ -180,6 +195,7 @@ def test_attention_is_not_taken_for_a_convolution(suite):
 STAND_IN = Path(__file__).with_name("stand_in_cudnn.c")
 PROGRAM = """
     import json, torch
+    from pathlib import Path
     from pytest_gpumem.devices.virtual import VirtualDevice
 
     x = torch.zeros(2, 4, 8, 8, device="cuda")
@@ -190,10 +206,11 @@ PROGRAM = """
         said = ""
     except RuntimeError as error:
         y, said = None, str(error)
-    library = VirtualDevice.loaded().library
+    device = VirtualDevice.loaded()
+    library, notes = device.library, device.notes(Path())
     ran = library.convolutions()
     taken = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
-    print(json.dumps([taken, ran.unknown, ran.asked, library.cudnn_found(), said]))
+    print(json.dumps([taken, ran.unknown, ran.asked, library.cudnn_found(), said or notes]))
 """
 
 
@@ -211,7 +228,7 @@ def with_stand_in(folder, *defines, card="A100-80GB"):
 
 
 def test_cudnn_is_told_of_the_card_and_of_no_device(tmp_path):
-    (taken, unknown, asked, found, _), told = with_stand_in(tmp_path)
+    (taken, unknown, asked, found, notes), told = with_stand_in(tmp_path)
     assert (taken, unknown, asked, found) == (1_000_448, 0, 1, 91002)  # 1,000,000, in units of 512
     card = CARDS["A100-80GB"]
     said = json.loads(next(line for line in told if line.startswith("device ")).partition(" ")[2])
@@ -230,7 +247,9 @@ def test_cudnn_is_told_of_the_card_and_of_no_device(tmp_path):
             "l2CacheSize": card.l2_cache_size,
         }.items()
     )
-    assert "devices 0, cuInit 100" in told  # CUDA_ERROR_NO_DEVICE, while it is asked
+    assert notes[0].startswith("cuDNN 9.10.2 (GPUMEM_CUDNN) was asked for its workspaces: another")
+    # CUDA_ERROR_NO_DEVICE while it is asked, and the real NVRTC
+    assert "devices 0, cuInit 100, NVRTC 0, some 1" in told
     assert [line for line in told if line.endswith(" as 0")] == []  # no handle
     # the device property, in heuristics (204 of 4) and in the plan (407 of 5), as a descriptor
     assert {"set 204 of 4 as 15", "set 407 of 5 as 15"} <= set(told)
@@ -248,6 +267,13 @@ def test_what_cudnn_refuses_is_refused(tmp_path):
 
 
 def test_an_older_cudnn_is_not_asked(tmp_path):
-    (taken, unknown, asked, found, _), told = with_stand_in(tmp_path, "VERSION=90701")
+    (taken, unknown, asked, found, notes), told = with_stand_in(tmp_path, "VERSION=90701")
     assert (taken, unknown, asked, found) == (0, 1, 0, 90701)
     assert told == []
+    assert notes[0].startswith("cuDNN 9.7.1 cannot be asked for its workspaces (9.8 and later can)")
+
+
+def test_a_cudnn_of_another_cuda_is_not_asked(tmp_path):
+    (taken, unknown, asked, found, notes), told = with_stand_in(tmp_path, "CUDA=11080")
+    assert (taken, unknown, asked, found, told) == (0, 1, 0, 0, [])
+    assert notes[0].startswith("cuDNN was not asked for its workspaces")

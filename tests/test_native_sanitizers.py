@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "pytest_gpumem" / "native").glob("*.c"))
 HARNESS = Path(__file__).with_name("native_harness.c")
+STAND_IN = Path(__file__).with_name("stand_in_cudnn.c")
 
 
 def compiler():
@@ -30,7 +31,7 @@ def build(folder, sanitizers):
         pytest.skip(f"{compiler()[0]} cannot build or run programs with -fsanitize={sanitizers}")
     include = f"-I{SOURCES[0].parent}"
     rest = ["-DREGION_SHIFT=34"] if sanitizers == "thread" else []  # its shadow leaves no 1 TiB
-    rest += ["-pthread", "-ldl", "-fno-sanitize-recover=all", "-o", program]
+    rest += ["-pthread", "-rdynamic", "-ldl", "-fno-sanitize-recover=all", "-o", program]
     done = subprocess.run(
         [*compiler(), *flags, include, HARNESS, *SOURCES, *rest],
         capture_output=True,
@@ -42,9 +43,14 @@ def build(folder, sanitizers):
 
 
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
-def test_no_sanitizer_finds_a_fault(tmp_path, sanitizers):
+@pytest.mark.parametrize("asked", [True, False], ids=["cuDNN asked", "not asked"])
+def test_no_sanitizer_finds_a_fault(tmp_path, sanitizers, asked):
     program = build(tmp_path, sanitizers)
+    cudnn = tmp_path / "libcudnn.so.9"
+    subprocess.run([*compiler(), "-shared", "-fPIC", STAND_IN, "-o", cudnn], check=True)
     options = {
+        "GPUMEM_CUDNN": str(cudnn) if asked else "none",
+        "STAND_IN_LOG": str(tmp_path / "log"),
         "ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1",
         "TSAN_OPTIONS": "halt_on_error=1",
         "LSAN_OPTIONS": f"suppressions={tmp_path / 'none'}",

@@ -1,12 +1,12 @@
 """Sweep convolutions for the workspaces that cuDNN takes: one row a shape and direction, as CSV.
 
-    python benchmarks/fidelity/conv_sweep.py --count 3000 --out benchmarks/results/conv-H200.csv
+    python benchmarks/fidelity/conv_sweep.py --count 3000 --out real.csv
+    python benchmarks/fidelity/conv_sweep.py --count 3000 --out virtual.csv --virtual H200
+    python benchmarks/fidelity/conv_sweep.py --compare real.csv virtual.csv
 
-For a machine with a real GPU; on the virtual one every workspace is zero by construction, which
-``--virtual CARD`` shows. A workspace is what the peak has above the memory held before and the
-operation's results. Shapes are drawn with a fixed seed from the ranges of published networks, so
-that every machine sweeps the same ones; a fifth of them is marked "held out", for judging a model
-that was made from the others.
+The first on a machine with a real GPU, the second anywhere, with the same torch. A workspace is
+what the peak has above the memory held before and the operation's results. Shapes are drawn with a
+fixed seed from the ranges of published networks, so that every machine sweeps the same ones.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tabulate import tabulate
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SEED = 20261120
 DIRECTIONS = ("forward", "data gradient", "filter gradient")
-HELD_OUT = 0.2
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,6 @@ class Shape:
     dtype: str
     layout: str
     benchmark: bool
-    held_out: bool
 
 
 def shapes(count: int) -> Iterator[Shape]:
@@ -64,7 +64,6 @@ def shapes(count: int) -> Iterator[Shape]:
             dtype=draw.choice(("float32", "float16", "bfloat16")),
             layout=draw.choice(("contiguous", "channels_last")),
             benchmark=draw.random() < 0.25,
-            held_out=draw.random() < HELD_OUT,
         )
         elements = shape.batch * shape.side**2 * (channels + filters // shape.stride**2)
         if shape.kernel <= shape.side and elements < 2**30:
@@ -125,13 +124,44 @@ def workspace(run: object) -> int:
     return peak - kept
 
 
-def main() -> None:
-    """Sweep."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--count", type=int, default=3000)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--virtual", metavar="CARD", help="on the virtual GPU instead")
-    arguments = parser.parse_args()
+def compare(first: Path, second: Path) -> bool:
+    """Print how often two sweeps agree, by direction and benchmark mode; say whether they do."""
+    tables = []
+    for path in (first, second):
+        with path.open(encoding="utf-8") as file:
+            print(f"{path.name}: {file.readline()[2:].strip()}")
+            tables.append(list(csv.DictReader(file)))
+    ran = [
+        (one, int(one["workspace_bytes"]), int(other["workspace_bytes"]))
+        for one, other in zip(*tables, strict=True)
+        if _key(one) == _key(other)
+    ]
+    rows = []
+    for direction in DIRECTIONS:
+        for benchmark in ("False", "True"):
+            pairs = [
+                (one, other)
+                for row, one, other in ran
+                if row["direction"] == direction and row["benchmark"] == benchmark
+            ]
+            apart = sorted(abs(one - other) for one, other in pairs if one != other)
+            more = sum(other > one for one, other in pairs)
+            most = apart[-1] / 2**20 if apart else 0
+            rows.append([direction, benchmark, len(pairs), len(pairs) - len(apart), more, most])
+    headers = ["direction", "benchmark", "rows", "equal", "second is larger", "most apart (MiB)"]
+    print(tabulate(rows, headers, floatfmt=".1f"))
+    for row, one, other in sorted(ran, key=lambda it: -abs(it[1] - it[2]))[:20]:
+        if one != other:
+            print(f"{one:>13,} {other:>13,}  {', '.join(_key(row))}")
+    return all(one == other for _, one, other in ran)
+
+
+def _key(row: dict[str, str]) -> list[str]:
+    return [value for name, value in row.items() if name != "workspace_bytes"]
+
+
+def sweep(arguments: argparse.Namespace) -> None:
+    """Write the table."""
     if arguments.virtual:
         import pytest_gpumem
 
@@ -153,6 +183,20 @@ def main() -> None:
             if number % 100 == 0:
                 print(f"{number} of {arguments.count}", file=sys.stderr)
     print(f"{made_with[2:]}: {arguments.count} shapes in {arguments.out}")
+
+
+def main() -> None:
+    """Sweep, or compare two sweeps."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--count", type=int, default=3000)
+    wanted = parser.add_mutually_exclusive_group(required=True)
+    wanted.add_argument("--out", type=Path)
+    wanted.add_argument("--compare", type=Path, nargs=2, metavar="CSV")
+    parser.add_argument("--virtual", metavar="CARD", help="on the virtual GPU instead")
+    arguments = parser.parse_args()
+    if arguments.compare:
+        raise SystemExit(not compare(*arguments.compare))
+    sweep(arguments)
 
 
 if __name__ == "__main__":

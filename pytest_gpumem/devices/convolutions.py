@@ -20,6 +20,9 @@ PLAN: Final = 512
 benchmarks/data/measured-workspaces.csv has of real GPUs"""
 
 
+LIBRARY: Final = "GPUMEM_CUDNN"
+"""the environment variable that names another cuDNN to ask"""
+
 PLANS_KEPT: Final = "TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT"
 """of PyTorch ("CUDA Environment Variables" in its documentation); it is read at the first
 convolution of a process"""
@@ -65,6 +68,11 @@ class ConvolutionWatch:
                 "keeps them for the life of a process: run each card's tests in one of its own"
             )
         torch = sys.modules.get("torch")
+        if ran.asked and os.environ.get(LIBRARY):
+            said.append(
+                f"cuDNN {self._found()} ({LIBRARY}) was asked for its workspaces: another than "
+                "torch's may have others"
+            )
         if ran.asked and torch is not None and torch.backends.cudnn.benchmark:
             said.append(
                 "torch.backends.cudnn.benchmark is on: which of cuDNN's plans is the fastest is "
@@ -77,6 +85,9 @@ class ConvolutionWatch:
         if not found:
             return "cuDNN was not asked for its workspaces"
         if found < LEAST_CUDNN:
-            name = f"{found // 10000}.{found // 100 % 100}.{found % 100}"
-            return f"cuDNN {name} cannot be asked for its workspaces (9.8 and later can)"
+            return f"cuDNN {self._found()} cannot be asked for its workspaces (9.8 and later can)"
         return "cuDNN cannot be asked for the workspaces of some convolutions that ran"
+
+    def _found(self) -> str:
+        version = self._library.cudnn_found()
+        return f"{version // 10000}.{version // 100 % 100}.{version % 100}"

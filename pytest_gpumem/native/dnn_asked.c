@@ -25,6 +25,7 @@ enum {
 
 static struct {
     size_t (*version)(void);
+    size_t (*cuda_version)(void);
     const char *(*error_string)(int status);
     void (*last_error)(char *message, size_t size);
     int (*create)(int type, void **out);
@@ -42,6 +43,7 @@ static bool look_up(void *library) {
         void *into;
     } wanted[] = {
         {"cudnnGetVersion", &real.version},
+        {"cudnnGetCudartVersion", &real.cuda_version},
         {"cudnnGetErrorString", &real.error_string},
         {"cudnnGetLastErrorString", &real.last_error},
         {"cudnnBackendCreateDescriptor", &real.create},
@@ -69,6 +71,13 @@ static void open_library(void) {
         fprintf(stderr, "pytest-gpumem: GPUMEM_CUDNN: %s; give the path of a libcudnn.so.9, or none\n", dlerror());
     }
     if (!library || !look_up(library)) return;
+    int major = (int)(real.cuda_version() / 1000);
+    if (major != gm_cuda_version() / 1000) { /* its own parts want that CUDA's libraries, and end the process without them */
+        fprintf(stderr, "pytest-gpumem: GPUMEM_CUDNN: %s is made for CUDA %d, and this torch for CUDA %d: give one of "
+                "nvidia-cudnn-cu%d's\n", given ? path : "cuDNN", major, gm_cuda_version() / 1000,
+                gm_cuda_version() / 1000);
+        return;
+    }
     atomic_store(&found_version, (int)real.version());
     atomic_store(&opened, atomic_load(&found_version) >= LEAST_VERSION);
 }

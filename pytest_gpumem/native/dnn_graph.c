@@ -51,6 +51,7 @@ typedef struct attribute {
 
 typedef struct {
     int type;
+    atomic_int holders;    /* its caller, and every descriptor that it was set in: cuDNN's would have a copy */
     attribute *attributes; /* the last one set is the first */
     uint64_t bytes;        /* of the tensors that it is about, once it is finalized */
     bool convolves;        /* one of its operations is a convolution, or a gradient of one */
@@ -86,18 +87,24 @@ GM_API int cudnnBackendCreateDescriptor(int type, descriptor **out) {
     *out = calloc(1, sizeof **out);
     if (!*out) return GM_CUDNN_NOT_INITIALIZED;
     (*out)->type = type;
+    atomic_init(&(*out)->holders, 1);
     return GM_SUCCESS;
 }
 
-GM_API int cudnnBackendDestroyDescriptor(descriptor *d) {
-    if (!d) return GM_SUCCESS;
-    if (gm_asking()) return gm_ask_destroy(d);
+static void let_go(descriptor *d) {
+    if (!d || atomic_fetch_sub(&d->holders, 1) > 1) return;
     if (d->real) gm_ask_destroy(d->real);
     for (attribute *at = d->attributes, *next; at; at = next) {
         next = at->next;
+        for (int64_t i = 0; at->type == GM_TYPE_BACKEND_DESCRIPTOR && i < at->count; i++) let_go(part(at, i));
         free(at);
     }
     free(d);
+}
+
+GM_API int cudnnBackendDestroyDescriptor(descriptor *d) {
+    if (d && gm_asking()) return gm_ask_destroy(d);
+    let_go(d);
     return GM_SUCCESS;
 }
 
@@ -109,6 +116,9 @@ GM_API int cudnnBackendSetAttribute(descriptor *d, int name, int type, int64_t c
     if (!made) return GM_CUDNN_NOT_INITIALIZED;
     *made = (attribute){name, type, count, size, d->attributes};
     if (size) memcpy(made->data, elements, size);
+    for (int64_t i = 0; type == GM_TYPE_BACKEND_DESCRIPTOR && i < count; i++) {
+        if (part(made, i)) atomic_fetch_add(&part(made, i)->holders, 1);
+    }
     d->attributes = made;
     return GM_SUCCESS;
 }
@@ -291,7 +301,12 @@ static atomic_ullong unasked; /* runs of convolutions' plans whose workspaces ar
 static atomic_ullong asked;   /* runs of cuDNN's own plans */
 static atomic_ullong astray;  /* of these, on another card than they were made for: PyTorch keeps plans for good */
 
+static _Thread_local uint64_t plans_run;
+
+uint64_t gm_plans_run(void) { return plans_run; }
+
 static void count_run(const descriptor *plan) {
+    plans_run++;
     if (plan->real) {
         atomic_fetch_add_explicit(&asked, 1, memory_order_relaxed);
         if (plan->card != gm_ask_card()) atomic_fetch_add_explicit(&astray, 1, memory_order_relaxed);

@@ -149,6 +149,10 @@ GM_API int cudaStreamIsCapturing(void *stream, int *status);
 
 /* launches.c */
 void gm_count_launch(void);
+uint64_t gm_launches(void);
+
+/* dnn_graph.c: how many of cuDNN's plans this thread ran */
+uint64_t gm_plans_run(void);
 
 /* kept.c: bytes of device memory that are known */
 enum { GM_MOST_KEPT = 64 << 10 }; /* bytes: larger copies are not kept */

@@ -126,4 +126,6 @@ GM_API int cudaProfilerStop(void) { return GM_SUCCESS; }
 
 /* ---- what Python calls ---- */
 
-GM_API uint64_t gpumem_launches(void) { return atomic_load(&launches); }
+uint64_t gm_launches(void) { return atomic_load(&launches); }
+
+GM_API uint64_t gpumem_launches(void) { return gm_launches(); }

@@ -30,6 +30,7 @@ typedef struct {
     bool recorded;
     unsigned long long capture;
     struct graph *graph;
+    uint64_t plans, launches; /* that ran until then: cuDNN's, on this thread; of all */
 } event;
 
 static stream null_streams[GM_MAX_DEVICES]; /* the default stream of each device */
@@ -118,6 +119,8 @@ GM_API int cudaEventRecordWithFlags(void *handle, void *on, unsigned flags) {
     stream *s = stream_of(on);
     clock_gettime(CLOCK_MONOTONIC, &e->time);
     e->recorded = true;
+    e->plans = gm_plans_run();
+    e->launches = gm_launches();
     e->capture = s->capture;
     e->graph = s->graph;
     return GM_SUCCESS;
@@ -136,6 +139,10 @@ GM_API int cudaEventSynchronize(void *handle) {
 GM_API int cudaEventElapsedTime(float *milliseconds, void *from, void *to) {
     event *a = from, *b = to;
     if (!a->recorded || !b->recorded) return gm_error(GM_INVALID_VALUE);
+    if (b->plans == a->plans + 1 && b->launches == a->launches) {
+        *milliseconds = 1; /* all plans of cuDNN's are as fast: which is the fastest shall not be left to chance */
+        return GM_SUCCESS;
+    }
     *milliseconds = (float)((double)(b->time.tv_sec - a->time.tv_sec) * 1e3 +
                             (double)(b->time.tv_nsec - a->time.tv_nsec) / 1e6);
     return GM_SUCCESS;
