@@ -239,7 +239,15 @@ def test_cudnn_is_told_of_the_card_and_of_no_device(tmp_path):
 
 def test_pytorch_sees_the_version_that_is_asked(tmp_path):
     """It decides by cuDNN's version at run time what it sends there, not by its own headers'."""
-    assert with_stand_in(tmp_path, "VERSION=91501")[0][5] == [9, 15, 1]
+    assert with_stand_in(tmp_path, "VERSION=99001")[0][5] == [9, 90, 1]
+
+
+def test_pytorch_sees_no_version_that_it_would_refuse(tmp_path):
+    """``torch.backends.cudnn.version()`` raises where cuDNN is older than PyTorch's headers."""
+    import torch
+
+    compiled = list(torch._C._cudnn.getCompileVersion())
+    assert with_stand_in(tmp_path, "VERSION=90800")[0][5] == max(compiled, [9, 8, 0])
 
 
 def test_a_card_that_cudnn_refuses_is_not_asked_about(tmp_path):

@@ -4,10 +4,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* PyTorch decides by it what it sends to cuDNN: it is the version that is asked, where one is. */
+/* PyTorch decides by it what it sends to cuDNN: it is the version that is asked. Of one that is older than the
+ * headers PyTorch was compiled with, torch.backends.cudnn.version() would raise: theirs then. */
 static int version_at_hand(void) {
-    int found = gm_ask_version();
-    return found ? found : gm_cudnn_version();
+    int found = gm_ask_version(), compiled = gm_cudnn_version();
+    return found > compiled ? found : compiled;
 }
 
 GM_API size_t cudnnGetVersion(void) { return (size_t)version_at_hand(); }
