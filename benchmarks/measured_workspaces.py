@@ -132,7 +132,8 @@ def work(task: dict) -> None:
     import workspace_figures
 
     figure = workspace_figures.peak if task["loop"] else workspace_figures.workspace
-    size = figure(task["shapes"], task["dtype"], bias=task["bias"], padding=task["padding"])
+    told = {name: task[name] for name in ("bias", "padding", "asked")}
+    size = figure(task["shapes"], task["dtype"], **told)
     version = device.library.cudnn_found()
     print(json.dumps([size, named(version) if version else "none"]))
 
@@ -176,6 +177,7 @@ def run(rows: list[Row], pythons: dict[str, str], cudnns: dict[str, str]) -> lis
         for version in ordered[:1] if row.cudnn in cudnns else ordered:
             task = {"chip": CHIPS[row.gpu], "dtype": row.dtype, "shapes": row.shapes}
             task |= {"bias": row.bias, "padding": row.padding, "loop": row.loop}
+            task["asked"] = row.within > 0 and not row.loop
             said = ask(pythons[torch], cudnns[version], task)
             if not isinstance(said, str):
                 said = said[0] if said[1] == version else f"cuDNN {said[1]} was asked"
@@ -232,7 +234,7 @@ def main() -> None:
     parser.add_argument("--cudnn", action="append", default=[], metavar="VERSION=PATH")
     parser.add_argument("--python", action="append", default=[])
     parser.add_argument("--only", help="rows with this in their name; nothing is kept in results/")
-    parser.add_argument("--shapes", type=int, default=120, help="convolutions in the sweep")
+    parser.add_argument("--shapes", type=int, default=120, help="of the sweep; 0: none")
     args = parser.parse_args()
     if args.worker:
         task = json.loads(args.worker)
@@ -246,13 +248,15 @@ def main() -> None:
     cudnns = {version: cudnns[version] for version in ordered}
     rows = [it for it in read() if not args.only or args.only in it.name]
     found = run(rows, pythons, cudnns)
-    text = ["Workspaces of convolutions, in bytes, measured on real GPUs and by cuDNN's plans here"]
-    text += [line(), "", table(found), "", *summary(found), ""]
+    title = "Workspaces of convolutions, in bytes, measured on real GPUs and by cuDNN's plans here"
+    text = "\n".join([title, line(), "", table(found), "", *summary(found)])
     if args.only:
-        print("\n".join(text))
+        print(text)
         return
-    text += workspace_sweep.compare(args.shapes, sys.executable, cudnns, ask)
-    publish("measured_workspaces", "\n".join(text))
+    publish("measured_workspaces", text)
+    if args.shapes:
+        text = workspace_sweep.compare(args.shapes, sys.executable, cudnns, ask)
+        publish("workspace_sweep", "\n".join([line(), "", *text]))
 
 
 if __name__ == "__main__":
