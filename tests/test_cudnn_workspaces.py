@@ -210,7 +210,9 @@ PROGRAM = """
     library, notes = device.library, device.notes(Path())
     ran = library.convolutions()
     taken = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
-    print(json.dumps([taken, ran.unknown, ran.asked, library.cudnn_found(), said or notes]))
+    version = torch._C._cudnn.getRuntimeVersion()
+    found = library.cudnn_found()
+    print(json.dumps([taken, ran.unknown, ran.asked, found, said or notes, version]))
 """
 
 
@@ -228,7 +230,7 @@ def with_stand_in(folder, *defines, card="A100-80GB"):
 
 
 def test_cudnn_is_told_of_the_card_and_of_no_device(tmp_path):
-    (taken, unknown, asked, found, notes), told = with_stand_in(tmp_path)
+    (taken, unknown, asked, found, notes, _), told = with_stand_in(tmp_path)
     assert (taken, unknown, asked, found) == (1_000_448, 0, 1, 91002)  # 1,000,000, in units of 512
     card = CARDS["A100-80GB"]
     said = json.loads(next(line for line in told if line.startswith("device ")).partition(" ")[2])
@@ -255,25 +257,38 @@ def test_cudnn_is_told_of_the_card_and_of_no_device(tmp_path):
     assert {"set 204 of 4 as 15", "set 407 of 5 as 15"} <= set(told)
 
 
+def test_pytorch_sees_the_version_that_is_asked(tmp_path):
+    """It decides by cuDNN's version at run time what it sends there, not by its own headers'."""
+    assert with_stand_in(tmp_path, "VERSION=99001")[0][5] == [9, 90, 1]
+
+
+def test_pytorch_sees_no_version_that_it_would_refuse(tmp_path):
+    """``torch.backends.cudnn.version()`` raises where cuDNN is older than PyTorch's headers."""
+    import torch
+
+    compiled = list(torch._C._cudnn.getCompileVersion())
+    assert with_stand_in(tmp_path, "VERSION=90800")[0][5] == max(compiled, [9, 8, 0])
+
+
 def test_a_card_that_cudnn_refuses_is_not_asked_about(tmp_path):
-    (taken, unknown, asked, _, _), _ = with_stand_in(tmp_path, "REFUSED=38")
+    (taken, unknown, asked, *_), _ = with_stand_in(tmp_path, "REFUSED=38")
     assert (taken, unknown, asked) == (0, 1, 0)
 
 
 def test_what_cudnn_refuses_is_refused(tmp_path):
-    (_, unknown, asked, _, said), _ = with_stand_in(tmp_path, "REFUSED=5")
+    (_, unknown, asked, _, said, _), _ = with_stand_in(tmp_path, "REFUSED=5")
     assert (unknown, asked) == (0, 0)
     assert "engine" in said or "plan" in said.lower()
 
 
 def test_an_older_cudnn_is_not_asked(tmp_path):
-    (taken, unknown, asked, found, notes), told = with_stand_in(tmp_path, "VERSION=90701")
+    (taken, unknown, asked, found, notes, _), told = with_stand_in(tmp_path, "VERSION=90701")
     assert (taken, unknown, asked, found) == (0, 1, 0, 90701)
     assert told == []
     assert notes[0].startswith("cuDNN 9.7.1 cannot be asked for its workspaces (9.8 and later can)")
 
 
 def test_a_cudnn_of_another_cuda_is_not_asked(tmp_path):
-    (taken, unknown, asked, found, notes), told = with_stand_in(tmp_path, "CUDA=11080")
+    (taken, unknown, asked, found, notes, _), told = with_stand_in(tmp_path, "CUDA=11080")
     assert (taken, unknown, asked, found, told) == (0, 1, 0, 0, [])
     assert notes[0].startswith("cuDNN was not asked for its workspaces")

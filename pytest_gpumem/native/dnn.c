@@ -4,13 +4,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-GM_API size_t cudnnGetVersion(void) { return (size_t)gm_cudnn_version(); }
+/* PyTorch decides by it what it sends to cuDNN: it is the version that is asked. Of one that is older than the
+ * headers PyTorch was compiled with, torch.backends.cudnn.version() would raise: theirs then. */
+static int version_at_hand(void) {
+    int found = gm_ask_version(), compiled = gm_cudnn_version();
+    return found > compiled ? found : compiled;
+}
+
+GM_API size_t cudnnGetVersion(void) { return (size_t)version_at_hand(); }
 
 GM_API size_t cudnnGetCudartVersion(void) { return (size_t)gm_cuda_version(); }
 
 /* libraryPropertyType: 0 major, 1 minor, 2 patch level. */
 GM_API int cudnnGetProperty(int type, int *value) {
-    int version = gm_cudnn_version();
+    int version = version_at_hand();
     if (type < 0 || type > 2) return GM_CUDNN_BAD_PARAM;
     *value = type == 0 ? version / 10000 : type == 1 ? version / 100 % 100 : version % 100;
     return GM_SUCCESS;

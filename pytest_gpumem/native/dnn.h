@@ -20,6 +20,7 @@ enum {
 
 /* dnn_asked.c: cuDNN's own functions. Theirs are the arguments and the statuses. */
 bool gm_asking(void); /* this thread is in one of them: who calls is cuDNN itself */
+int gm_ask_version(void); /* 91002 for cuDNN 9.10.2; 0: there is none at hand */
 const char *gm_ask_error_string(int status);
 bool gm_ask_last_error(char *message, size_t size);
 int gm_ask_create(int type, void **out);

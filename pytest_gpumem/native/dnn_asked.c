@@ -60,6 +60,8 @@ static bool look_up(void *library) {
     return true;
 }
 
+static _Thread_local int depth; /* of calls into cuDNN */
+
 /* The one that PyTorch was linked with is in the process, although nobody calls it. $GPUMEM_CUDNN is the path of
  * another; with "none", no cuDNN is asked. */
 static void open_library(void) {
@@ -71,15 +73,27 @@ static void open_library(void) {
         fprintf(stderr, "pytest-gpumem: GPUMEM_CUDNN: %s; give the path of a libcudnn.so.9, or none\n", dlerror());
     }
     if (!library || !look_up(library)) return;
-    int major = (int)(real.cuda_version() / 1000);
+    depth++; /* they may call one another by name, and find ours */
+    int version = (int)real.version(), major = (int)(real.cuda_version() / 1000);
+    depth--;
     if (major != gm_cuda_version() / 1000) { /* its own parts want that CUDA's libraries, and end the process without them */
         fprintf(stderr, "pytest-gpumem: GPUMEM_CUDNN: %s is made for CUDA %d, and this torch for CUDA %d: give one of "
                 "nvidia-cudnn-cu%d's\n", given ? path : "cuDNN", major, gm_cuda_version() / 1000,
                 gm_cuda_version() / 1000);
         return;
     }
-    atomic_store(&found_version, (int)real.version());
-    atomic_store(&opened, atomic_load(&found_version) >= LEAST_VERSION);
+    atomic_store(&found_version, version);
+    atomic_store(&opened, version >= LEAST_VERSION);
+}
+
+static void open_once(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (depth == 0) pthread_once(&once, open_library);
+}
+
+int gm_ask_version(void) {
+    open_once();
+    return atomic_load(&found_version);
 }
 
 GM_API int gpumem_cudnn_found(void) { return atomic_load(&found_version); }
@@ -88,8 +102,6 @@ GM_API int gpumem_cudnn_found(void) { return atomic_load(&found_version); }
  *
  * Its own parts call some of them by name, and find dnn_graph.c's, which sends them back here.
  */
-
-static _Thread_local int depth;
 
 bool gm_asking(void) { return depth > 0; }
 
@@ -178,8 +190,7 @@ static card *make_known(void) {
 }
 
 void *gm_ask_card(void) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, open_library);
+    open_once();
     if (!atomic_load(&opened)) return NULL;
     card *it = known();
     if (!it) it = make_known();
