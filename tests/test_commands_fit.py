@@ -139,7 +139,7 @@ def test_what_a_prediction_leaves_out_is_said(fit, tmp_path):
     (tmp_path / "steps.py").write_text(f"{STEPS}\n{TRANSFORM}")
     status, out, err = fit("steps:step", "--card=T4,L4", "--limit=4")
     assert status == 0, err
-    assert out.count("note: the workspaces of cuFFT are estimates") == 1
+    assert out.count("note: the workspaces of cuFFT are estimates") == 1  # of both cards
     assert out.endswith("memory is predicted, kernels did not run\n")
     (tmp_path / "steps.py").write_text(f"{STEPS}\n{READS_BACK}")
     out = fit("steps:step", "--limit=4")[1]
