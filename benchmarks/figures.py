@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -106,7 +107,8 @@ def ask(python: str, name: str) -> list | None:
         text=True,
         check=False,
         cwd=ROOT,
-        env={**__import__("os").environ, "PYTHONPATH": str(ROOT)},
+        # the prototype had no workspaces of cuDNN's
+        env={**os.environ, "PYTHONPATH": str(ROOT), "GPUMEM_CUDNN": "none"},
     )
     if done.returncode:
         print(f"{python}: {name}: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)

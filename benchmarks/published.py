@@ -25,11 +25,11 @@ from published_rows import KINDS, Row, read
 from tabulate import tabulate
 
 WHY = {
-    "C": "C  convolutions: the row is NVML's figure, kernels loaded late in it. The row's cuDNN, 9.1.0 "
-    "with torch 2.6, cannot be asked for its workspaces, which are zero here; that of torch 2.15 is "
-    "asked, and is another (workspace_sweep.txt: another version's answer is often another). Where "
-    "workspaces lie among PyTorch's blocks, other segments are used again, so the real figure may "
-    "also be the smaller one",
+    "C": "C  convolutions: the row is NVML's figure, kernels loaded late in it. The row's cuDNN, "
+    "9.1.0 with torch 2.6, cannot be asked for its workspaces, which are zero here; that of torch "
+    "2.15 is asked, and is another (workspace_sweep.txt: another version's answer is often "
+    "another). Where workspaces lie among PyTorch's blocks, other segments are used again, so the "
+    "real figure may also be the smaller one",
     "W": "W  cuBLAS's workspaces, 8 MiB for each of two threads: with the small ones the error is "
     "under 1 %, so in the real run they did not lie among PyTorch's blocks; a block that lies "
     "elsewhere decides whether a segment for the logits, up to 900 MiB, is used again",
