@@ -40,8 +40,8 @@ DEFAULT_TOLERANCES: dict[PeakName, Tolerance] = {
 """How far a peak may be from its baseline where neither marker nor ini says: the larger of both."""
 
 AGAINST_TOLERANCES: dict[PeakName, Tolerance] = {
-    # The worst that the virtual GPU is to be off; convolution nets may need more, whose cuDNN
-    # workspaces it does not predict (README.md).
+    # The worst that the virtual GPU is to be off; convolution nets may need more with torch 2.7
+    # and older, whose cuDNN cannot be asked for its workspaces (README.md).
     peak: Tolerance(relative=Fraction(3, 100), absolute=usual.absolute)
     for peak, usual in DEFAULT_TOLERANCES.items()
 }

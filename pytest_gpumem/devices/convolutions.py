@@ -19,7 +19,6 @@ PLAN: Final = 512
 """bytes that a convolution's workspace had beyond copies of its tensors, in each of the six that
 benchmarks/data/measured-workspaces.csv has of real GPUs"""
 
-
 LIBRARY: Final = "GPUMEM_CUDNN"
 """the environment variable that names another cuDNN to ask"""
 
@@ -32,7 +31,7 @@ def keep_no_plans() -> None:
     """Let PyTorch ask cuDNN anew at each convolution of this process, unless somebody said what.
 
     It keeps a plan, and the size of its workspace, by shapes and device index: one that was made
-    for a card would be taken for the next. Each convolution is 0.1 to 0.3 ms slower.
+    for a card would be taken for the next. Each convolution is a fraction of a millisecond slower.
     """
     os.environ.setdefault(PLANS_KEPT, "-1")
 
