@@ -112,9 +112,16 @@ def test_a_workspace_of_another_card_is_not_passed_over_in_silence(suite, monkey
         skip_without_cudnn(device)
     session = apart(suite, monkeypatch, "-s", source=TWO_CARDS, **{PLANS_KEPT: "100"})
     assert session.out.count("8978944") == 2
-    note = "note: convolutions ran with workspaces that cuDNN chose for another card"
+    note = "note: cuDNN's plans ran with workspaces that it chose for another card"
     assert f"{note}, since PyTorch keeps them" in session.flat
     assert "(1 test)" in session.flat
+
+
+def test_cards_of_the_same_chip_have_the_same_plans(suite, monkeypatch):
+    source = TWO_CARDS.replace("RTX A6000", "H100").replace("RTX 5090", "H200")
+    session = apart(suite, monkeypatch, source=source, **{PLANS_KEPT: "100"})
+    assert session.outcomes == {"passed": 2}
+    assert "another card" not in session.flat
 
 
 def test_nothing_is_to_be_said_of_convolutions_that_were_asked_for(suite):
@@ -173,21 +180,55 @@ def test_a_library_that_is_not_there_is_said(suite, monkeypatch, capfd):
     assert "give the path of a libcudnn.so.9, or none" in said
 
 
-def test_attention_is_not_taken_for_a_convolution(suite):
-    source = """
-        from torch.nn.attention import SDPBackend, sdpa_kernel
+ATTENTION = """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        @pytest.mark.gpu_memory(card="H100")
-        def test_attention():
-            q = torch.zeros(2, 8, 256, 64, device="cuda", dtype=torch.bfloat16)
-            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-                torch.nn.functional.scaled_dot_product_attention(q, q, q)
-    """
-    session = suite.run("-v", source=source)
-    assert session.outcomes.pop("warnings", 0) < 3
+    @pytest.mark.gpu_memory(card="A100-80GB")
+    def test_attention():
+        q = torch.zeros(2, 8, 256, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            out = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+        torch.cuda.reset_peak_memory_stats()
+        out.backward(torch.zeros_like(out))
+        print("took", torch.cuda.max_memory_allocated())
+"""
+
+
+def took(session):
+    """Return the bytes that a session's test says it took."""
+    return int(re.search(r"took (\d+)", session.out)[1])
+
+
+def test_attention_that_was_not_asked_for_is_not_taken_for_a_convolution(suite, monkeypatch):
+    session = apart(suite, monkeypatch, source=ATTENTION, GPUMEM_CUDNN="none")
     assert session.outcomes == {"passed": 1}
     assert "note: the workspaces of cuDNN's attention are not in a prediction" in session.flat
     assert "convolution's" not in session.flat
+
+
+def test_attentions_workspace_is_the_one_that_cudnn_names(suite, monkeypatch):
+    with opened() as device:
+        skip_without_cudnn(device)
+    session = apart(suite, monkeypatch, "-s", source=ATTENTION)
+    assert session.outcomes == {"passed": 1}
+    assert "not in a prediction" not in session.flat
+    without = apart(suite, monkeypatch, "-s", source=ATTENTION, GPUMEM_CUDNN="none")
+    sums = 2 * 8 * 256 * 64 * 4  # of dQ's parts, in float32: 9.10 to 9.26 want them and 128 bytes
+    assert took(session) - took(without) == sums + 512
+
+
+def test_fused_convolutions_are_asked_for(torch):
+    with opened("A100-80GB") as device:
+        x = torch.zeros(2, 64, 28, 28, device="cuda", dtype=torch.half)
+        w = torch.zeros(64, 64, 3, 3, device="cuda", dtype=torch.half)
+        bias = torch.zeros(64, device="cuda", dtype=torch.half)
+        x, w = (it.contiguous(memory_format=torch.channels_last) for it in (x, w))
+        before = device.library.convolutions()
+        y = torch.cudnn_convolution_relu(x, w, bias, [1, 1], [1, 1], [1, 1], 1)
+        skip_without_cudnn(device)
+        ran = device.library.convolutions() - before
+        assert (ran.unknown, ran.asked) == (0, 1)
+        del x, w, y, bias
 
 
 # -- what cuDNN is told, by a stand-in that writes it down --

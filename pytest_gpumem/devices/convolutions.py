@@ -63,7 +63,7 @@ class ConvolutionWatch:
             )
         if ran.astray:
             said.append(
-                "convolutions ran with workspaces that cuDNN chose for another card, since PyTorch "
+                "cuDNN's plans ran with workspaces that it chose for another card, since PyTorch "
                 "keeps them for the life of a process: run each card's tests in one of its own"
             )
         torch = sys.modules.get("torch")

@@ -76,11 +76,11 @@ class Counters:
 
 @dataclass(frozen=True)
 class Convolutions:
-    """How often cuDNN's convolutions ran in this process.
+    """How often cuDNN's plans ran in this process.
 
     Attributes:
-        unknown: with a workspace that cuDNN could not be asked for; it was taken as zero.
-        asked: with cuDNN's own plan and workspace.
+        unknown: convolutions with a workspace that cuDNN could not be asked for; taken as zero.
+        asked: of convolutions and attention, with the workspace that cuDNN names.
         astray: of these, on another card than PyTorch had the plan made for.
     """
 
@@ -206,7 +206,7 @@ class NativeLibrary:
         return int(self._lib.gpumem_largest_convolution())
 
     def convolutions(self) -> Convolutions:
-        """Return how often convolutions ran in this process so far."""
+        """Return how often cuDNN's plans ran in this process so far."""
         raw = (ctypes.c_uint64 * 3)()
         self._lib.gpumem_convolutions(raw)
         return Convolutions(*raw)

@@ -14,6 +14,7 @@ enum {
     GM_EXECUTION_PLAN = 5,
     /* of cudnnBackendAttributeType_t */
     GM_TYPE_HANDLE = 0,
+    GM_TYPE_INT64 = 3,
     GM_TYPE_BACKEND_DESCRIPTOR = 15,
     GM_TYPE_CHAR = 24,
 };

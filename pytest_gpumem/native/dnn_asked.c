@@ -135,9 +135,6 @@ bool gm_ask_last_error(char *message, size_t size) {
 
 /* ---- the card that is meant ---- */
 
-/* From here on a gm_card says what chip it is; its name and its memory change no plan. */
-enum { CHIP = offsetof(gm_card, l2_cache_size) };
-
 typedef struct card {
     gm_card profile;
     void *property; /* NULL: cuDNN does not support it */
@@ -171,10 +168,19 @@ static void *make_property(void) {
     return NULL;
 }
 
+/* No other difference between two cards was seen to change a plan. */
+static bool same_chip(const gm_card *a, const gm_card *b) {
+    return a->major == b->major && a->minor == b->minor && a->sm_count == b->sm_count &&
+           a->shared_memory_per_block == b->shared_memory_per_block &&
+           a->shared_memory_per_block_optin == b->shared_memory_per_block_optin &&
+           a->reserved_shared_memory_per_block == b->reserved_shared_memory_per_block &&
+           a->max_threads_per_sm == b->max_threads_per_sm && a->max_blocks_per_sm == b->max_blocks_per_sm &&
+           a->registers_per_sm == b->registers_per_sm;
+}
+
 static card *known(void) {
     card *it = atomic_load_explicit(&cards, memory_order_acquire);
-    const char *wanted = (const char *)&gm_profile;
-    while (it && memcmp((char *)&it->profile + CHIP, wanted + CHIP, sizeof gm_profile - CHIP)) it = it->next;
+    while (it && !same_chip(&it->profile, &gm_profile)) it = it->next;
     return it;
 }
 

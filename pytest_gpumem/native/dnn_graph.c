@@ -1,10 +1,15 @@
 /* cuDNN's graph API, which PyTorch makes convolutions and attention with.
  *
- * Descriptors keep what is set in them. A graph that is one convolution is made a second time with cuDNN's own
- * descriptors, where it can be asked (dnn_asked.c): its heuristics then rank its engines for the card, its plans say
- * how much workspace they take, and whatever it refuses is refused. Of any other graph, and where it cannot be
- * asked, there is one engine whose workspace is zero, and the report of a step that ran it says so. Nothing is
- * executed.
+ * Descriptors keep what is set in them. Where cuDNN can be asked (dnn_asked.c), a graph is made a second time with
+ * its own descriptors: its heuristics then rank its engines for the card.
+ *
+ * - Of a single convolution the plans are cuDNN's too: they say how much workspace they take, and what it refuses
+ *   is refused.
+ * - Of any other graph (attention, fused convolutions) the engine's configuration says how much, which was the same
+ *   wherever both were asked: a plan would have its kernel compiled, for about a second each.
+ *
+ * Where it cannot be asked, there is one engine whose workspace is zero, and the report of a step that ran it says
+ * so. Nothing is executed.
  */
 #include "dnn.h"
 
@@ -25,6 +30,7 @@ enum {
     EXECUTION_PLAN_WORKSPACE_SIZE = 402,
     EXECUTION_PLAN_JSON_REPRESENTATION = 405,
     EXECUTION_PLAN_DEVICEPROP = 407,
+    EXECUTION_PLAN_ENGINE_CONFIG = 401,
     OPERATIONGRAPH_OPS = 801,
     OPERATIONGRAPH_ENGINE_GLOBAL_COUNT = 802,
     TENSOR_DATA_TYPE = 901,
@@ -55,9 +61,11 @@ typedef struct {
     attribute *attributes; /* the last one set is the first */
     uint64_t bytes;        /* of the tensors that it is about, once it is finalized */
     bool convolves;        /* one of its operations is a convolution, or a gradient of one */
+    bool alone;            /* that is all that there is in its graph */
     bool asked;            /* cuDNN's own descriptor stands behind it, or is to */
     void *real;            /* which one */
-    void *card;            /* of a plan of cuDNN's: what it was made for */
+    void *card;            /* of a plan that cuDNN was asked for: what it was made for */
+    int64_t workspace;     /* of such a plan without a descriptor of cuDNN's */
 } descriptor;
 
 /* The size in bytes of an element of cudnnBackendAttributeType_t. */
@@ -186,10 +194,42 @@ static int get_reals(descriptor *d, int name, int64_t wanted, int64_t *count, de
     for (int64_t i = 0; i < wanted && !status; i++) {
         into[i]->bytes = d->bytes;
         into[i]->convolves = d->convolves;
+        into[i]->alone = d->alone;
         into[i]->asked = true;
     }
     free(reals);
     return status;
+}
+
+static void forget_real(descriptor *d) {
+    if (d->real) gm_ask_destroy(d->real);
+    d->real = NULL;
+    d->asked = false;
+}
+
+/* Of a single convolution whatever cuDNN answers is the answer; of others it may know nothing without a GPU. */
+static int ask(descriptor *d) {
+    int status = make_real(d);
+    int64_t results = 1;
+    if (d->alone) return status;
+    if (!status && d->type == GM_ENGINEHEUR) {
+        status = gm_ask_get(d->real, ENGINEHEUR_RESULTS, GM_TYPE_BACKEND_DESCRIPTOR, 0, &results, NULL);
+    }
+    if (status || !results) forget_real(d);
+    return GM_SUCCESS;
+}
+
+/* A plan that is not compiled: its engine's configuration says what it will want. */
+static int take_from_configuration(descriptor *plan) {
+    const attribute *at = find(plan, EXECUTION_PLAN_ENGINE_CONFIG);
+    descriptor *configuration = at && at->count ? part(at, 0) : NULL;
+    int64_t count = 0;
+    bool known = configuration && configuration->real &&
+                 !gm_ask_get(configuration->real, ENGINECFG_WORKSPACE_SIZE, GM_TYPE_INT64, 1, &count,
+                             &plan->workspace) &&
+                 count == 1;
+    plan->card = known ? gm_ask_card() : NULL;
+    return GM_SUCCESS;
 }
 
 /* ---- what becomes of it ---- */
@@ -234,14 +274,17 @@ GM_API int cudnnBackendFinalize(descriptor *d) {
             if (!made_of) continue;
             d->bytes += made_of->bytes;
             d->convolves |= made_of->convolves;
+            d->alone |= made_of->alone;
             d->asked |= made_of->asked;
         }
     }
     if (d->type == OPERATIONGRAPH) {
         const attribute *operations = find(d, OPERATIONGRAPH_OPS);
-        d->asked = d->convolves && operations && operations->count == 1 && gm_ask_card();
+        d->alone = d->convolves && operations && operations->count == 1;
+        d->asked = operations && gm_ask_card();
     }
-    return d->asked && !d->real ? make_real(d) : GM_SUCCESS;
+    if (!d->asked || d->real) return GM_SUCCESS;
+    return d->type == GM_EXECUTION_PLAN && !d->alone ? take_from_configuration(d) : ask(d);
 }
 
 GM_API int cudnnBackendGetAttribute(descriptor *d, int name, int type, int64_t wanted, int64_t *count,
@@ -275,10 +318,13 @@ GM_API int cudnnBackendGetAttribute(descriptor *d, int name, int type, int64_t w
     case ENGINE_NUMERICAL_NOTE: case ENGINE_BEHAVIOR_NOTE: case ENGINE_KNOB_INFO: case ENGINE_LAYOUT_INFO:
     case ENGINECFG_INTERMEDIATE_INFO: case ENGINECFG_KNOB_CHOICES:
         return GM_SUCCESS; /* there are none */
-    case ENGINE_GLOBAL_INDEX: case OPERATIONGRAPH_ENGINE_GLOBAL_COUNT:
-    case ENGINECFG_WORKSPACE_SIZE: case EXECUTION_PLAN_WORKSPACE_SIZE:
+    case ENGINE_GLOBAL_INDEX: case OPERATIONGRAPH_ENGINE_GLOBAL_COUNT: case ENGINECFG_WORKSPACE_SIZE:
         *count = 1;
         if (elements && wanted > 0) *(int64_t *)elements = name == OPERATIONGRAPH_ENGINE_GLOBAL_COUNT;
+        return GM_SUCCESS;
+    case EXECUTION_PLAN_WORKSPACE_SIZE:
+        *count = 1;
+        if (elements && wanted > 0) *(int64_t *)elements = d->workspace;
         return GM_SUCCESS;
     case ENGINECFG_SHARED_MEMORY_USED:
         *count = 1;
@@ -307,7 +353,7 @@ uint64_t gm_plans_run(void) { return plans_run; }
 
 static void count_run(const descriptor *plan) {
     plans_run++;
-    if (plan->real) {
+    if (plan->card) {
         atomic_fetch_add_explicit(&asked, 1, memory_order_relaxed);
         if (plan->card != gm_ask_card()) atomic_fetch_add_explicit(&astray, 1, memory_order_relaxed);
     } else if (plan->convolves) {
