@@ -194,6 +194,19 @@ def test_rnns_are_noted_as_before(notes):
     assert notes() == ["the reserve space and workspace of cuDNN's RNN are estimates"]
 
 
+def test_batch_normalization_is_noted_where_cudnn_wants_a_workspace(notes):
+    import torch
+
+    norm, x = torch.nn.BatchNorm2d(8).cuda(), randn(2, 8, 6, 6, requires_grad=True)
+    norm(x).sum().backward()
+    norm.eval()(x.to(memory_format=torch.channels_last))
+    assert notes() == []
+    norm.train()(x.to(memory_format=torch.channels_last)).sum().backward()
+    assert notes() == [
+        "the workspaces of cuDNN's batch normalization with channels last are not in a prediction"
+    ]
+
+
 # -- cuSPARSE --
 
 

@@ -53,6 +53,9 @@ GUESSED: Final = {
     "cuSOLVER": "the workspaces of cuSOLVER are estimates",
     "cuSPARSE": "the workspaces of cuSPARSE are not in a prediction",
     "cuDNN's other plans": "the workspaces of cuDNN's attention are not in a prediction",
+    "cuDNN's batch normalization": (
+        "the workspaces of cuDNN's batch normalization with channels last are not in a prediction"
+    ),
     "cudaMallocAsync": "what cudaMallocAsync reserves is an estimate",
 }
 """what a report says of a step that asked a library for sizes that it keeps to itself"""

@@ -95,30 +95,35 @@ GM_API int cudnnSpatialTfGridGeneratorBackward(void) { return computed(); }
 GM_API int cudnnSpatialTfSamplerForward(void) { return computed(); }
 GM_API int cudnnSpatialTfSamplerBackward(void) { return computed(); }
 
-/* Per-channel statistics pass through PyTorch's own tensors; a workspace and a reserve space are cuDNN's choice
- * and, as the convolutions' are, taken as zero. */
+enum { SPATIAL_PERSISTENT = 2 }; /* CUDNN_BATCHNORM_SPATIAL_PERSISTENT, which PyTorch asks for with channels last */
+
+/* Per-channel statistics pass through PyTorch's own tensors. cuDNN's documentation wants a workspace and a reserve
+ * space for packed channels last in this mode; how large, it says to a handle only: taken as zero, and noted. */
+static int no_space(int mode, size_t *size) {
+    if (mode == SPATIAL_PERSISTENT) gm_note_sizes(GM_BATCH_NORM);
+    *size = 0;
+    return GM_SUCCESS;
+}
+
 GM_API int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(void *h, int mode, int operations, void *x,
                                                                     void *z, void *y, void *parameters,
                                                                     void *activation, size_t *size) {
-    (void)h, (void)mode, (void)operations, (void)x, (void)z, (void)y, (void)parameters, (void)activation;
-    *size = 0;
-    return GM_SUCCESS;
+    (void)h, (void)operations, (void)x, (void)z, (void)y, (void)parameters, (void)activation;
+    return no_space(mode, size);
 }
 
 GM_API int cudnnGetBatchNormalizationBackwardExWorkspaceSize(void *h, int mode, int operations, void *x, void *y,
                                                              void *dy, void *dz, void *dx, void *parameters,
                                                              void *activation, size_t *size) {
-    (void)h, (void)mode, (void)operations, (void)x, (void)y, (void)dy, (void)dz, (void)dx;
+    (void)h, (void)operations, (void)x, (void)y, (void)dy, (void)dz, (void)dx;
     (void)parameters, (void)activation;
-    *size = 0;
-    return GM_SUCCESS;
+    return no_space(mode, size);
 }
 
 GM_API int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void *h, int mode, int operations,
                                                                 void *activation, void *x, size_t *size) {
-    (void)h, (void)mode, (void)operations, (void)activation, (void)x;
-    *size = 0;
-    return GM_SUCCESS;
+    (void)h, (void)operations, (void)activation, (void)x;
+    return no_space(mode, size);
 }
 
 GM_API int cudnnBatchNormalizationForwardTrainingEx(void) { return computed(); }

@@ -229,6 +229,7 @@ static int take_from_configuration(descriptor *plan) {
                              &plan->workspace) &&
                  count == 1;
     plan->card = known ? gm_ask_card() : NULL;
+    if (!known) plan->workspace = 0;
     return GM_SUCCESS;
 }
 

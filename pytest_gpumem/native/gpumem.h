@@ -71,7 +71,7 @@ int gm_current_device(void);
 void gm_set_current_device(int device);
 int gm_unsupported(const char *function, int status);
 /* Libraries whose sizes are not documented and not asked of them: a report says which ones a step used. */
-enum { GM_RNN, GM_CTC, GM_CUFFT, GM_CUSOLVER, GM_CUSPARSE, GM_POOL, GM_CUDNN_PLAN, GM_GUESSED };
+enum { GM_RNN, GM_CTC, GM_CUFFT, GM_CUSOLVER, GM_CUSPARSE, GM_POOL, GM_CUDNN_PLAN, GM_BATCH_NORM, GM_GUESSED };
 void gm_note_sizes(int library);
 int gm_error(int status); /* keeps it for cudaGetLastError and returns it */
 int gm_last_error(bool clear);

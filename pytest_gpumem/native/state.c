@@ -77,7 +77,7 @@ int gm_unsupported(const char *function, int status) {
 static const char *const guessed_names[GM_GUESSED] = {
     [GM_RNN] = "cuDNN's RNN", [GM_CTC] = "cuDNN's CTC loss", [GM_CUFFT] = "cuFFT", [GM_CUSOLVER] = "cuSOLVER",
     [GM_CUSPARSE] = "cuSPARSE", [GM_POOL] = "cudaMallocAsync",
-    [GM_CUDNN_PLAN] = "cuDNN's other plans",
+    [GM_CUDNN_PLAN] = "cuDNN's other plans", [GM_BATCH_NORM] = "cuDNN's batch normalization",
 };
 static atomic_ullong guesses[GM_GUESSED];
 
