@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def work(name: str, card: str | None) -> dict[str, object]:
         unsupported = library.unsupported()
         if unsupported:
             found["status"], found["unsupported"] = "unsupported", unsupported
-        found["convolutions"] = library.convolutions()
+        found["convolutions"] = asdict(library.convolutions())
         found["readbacks"] = library.counters().readbacks
     return found
 
