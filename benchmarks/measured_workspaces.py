@@ -235,6 +235,7 @@ def main() -> None:
     parser.add_argument("--python", action="append", default=[])
     parser.add_argument("--only", help="rows with this in their name; nothing is kept in results/")
     parser.add_argument("--shapes", type=int, default=120, help="of the sweep; 0: none")
+    parser.add_argument("--sweep-only", action="store_true", help="no rows")
     args = parser.parse_args()
     if args.worker:
         task = json.loads(args.worker)
@@ -246,17 +247,23 @@ def main() -> None:
     cudnns |= dict(it.split("=", 1) for it in args.cudnn)
     ordered = sorted((it for it in cudnns if numbers(it) >= ASKED_FROM), key=numbers)
     cudnns = {version: cudnns[version] for version in ordered}
-    rows = [it for it in read() if not args.only or args.only in it.name]
+    if not args.sweep_only:
+        compare_rows(args.only, pythons, cudnns)
+    if args.shapes and not args.only:
+        text = workspace_sweep.compare(args.shapes, sys.executable, cudnns, ask)
+        publish("workspace_sweep", "\n".join([line(), "", *text]))
+
+
+def compare_rows(only: str | None, pythons: dict[str, str], cudnns: dict[str, str]) -> None:
+    """Print the rows' table; keep it if it is of all rows."""
+    rows = [it for it in read() if not only or only in it.name]
     found = run(rows, pythons, cudnns)
     title = "Workspaces of convolutions, in bytes, measured on real GPUs and by cuDNN's plans here"
     text = "\n".join([title, line(), "", table(found), "", *summary(found)])
-    if args.only:
+    if only:
         print(text)
-        return
-    publish("measured_workspaces", text)
-    if args.shapes:
-        text = workspace_sweep.compare(args.shapes, sys.executable, cudnns, ask)
-        publish("workspace_sweep", "\n".join([line(), "", *text]))
+    else:
+        publish("measured_workspaces", text)
 
 
 if __name__ == "__main__":
