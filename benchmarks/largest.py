@@ -282,19 +282,24 @@ def main() -> None:
     """Run all, print the tables, record them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--one", nargs=2, metavar=("TOOL", "CASE"))
+    parser.add_argument("--part", choices=tuple(PARTS), action="append", help="(both)")
     arguments = parser.parse_args()
     if arguments.one:
         return one(*arguments.one)
-    parts = [
-        "The largest batch size by four finders, and how many each tried for it.",
-        line("lightning", "accelerate"),
-        "",
-        upward(),
-        "",
-        downward(),
-    ]
-    publish("largest", "\n".join(parts))
+    for part in arguments.part or PARTS:
+        name, title, table = PARTS[part]
+        publish(name, "\n".join([title, line("lightning", "accelerate"), "", table()]))
     return None
+
+
+PARTS = {
+    "up": ("largest", "The largest batch size by three finders, and how many each tried.", upward),
+    "down": (
+        "largest_from_above",
+        "The largest batch size from where accelerate's finder begins, and how many each tried.",
+        downward,
+    ),
+}
 
 
 if __name__ == "__main__":
