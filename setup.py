@@ -23,8 +23,8 @@ PACKAGE = Path("pytest_gpumem", "native")
 MAIN = "libgpumem_cuda.so"
 SHELLS = ("libcuda.so.1", "libnvidia-ml.so.1", "libnvrtc.so.12", "libnvrtc.so.13")
 STATUS = "build-status.txt"
-SOURCES = sorted(path.as_posix() for path in PACKAGE.glob("*.c"))
-HEADERS = sorted(path.as_posix() for path in PACKAGE.glob("*.h"))
+SOURCES = sorted(path.as_posix() for path in PACKAGE.glob("*/*.c"))
+HEADERS = sorted(path.as_posix() for path in PACKAGE.glob("*/*.h"))
 
 COMPILE = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra")
 COMPILER_REMEDY = (
@@ -74,7 +74,7 @@ def compile_libraries(folder: Path) -> None:
     compiler = find_compiler()
     flags = shlex.split(os.environ.get("CFLAGS", ""))
     link_flags = shlex.split(os.environ.get("LDFLAGS", ""))
-    base = [*compiler, *COMPILE, *flags, "-shared"]
+    base = [*compiler, *COMPILE, f"-I{PACKAGE}", *flags, "-shared"]
     main = folder / MAIN
     soname = f"-Wl,-soname,{MAIN}"
     _run([*base, *SOURCES, "-o", str(main), soname, "-Wl,-z,defs", *link_flags, "-ldl"])

@@ -27,7 +27,7 @@ env_look() {
         cd "$root" || exit
         LC_ALL=C
         shopt -s nullglob
-        env_sha256 setup.py pytest_gpumem/native/*.[ch] | env_sha256
+        env_sha256 setup.py pytest_gpumem/native/*/*.[ch] | env_sha256
     )
 }
 

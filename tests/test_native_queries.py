@@ -358,3 +358,26 @@ def test_peers_reach_each_other_once(library):
 def test_a_context_reserved_for_the_card_is_not_free(tmp_path):
     library = private_library(tmp_path, small_card(64 * MIB, context=10 * MIB))
     assert library.memory_info() == (54 * MIB, 64 * MIB)
+
+
+@pytest.mark.parametrize("mirror", ["card", "account"])
+def test_a_library_of_another_version_is_refused(tmp_path, monkeypatch, mirror):
+    class Longer(ctypes.Structure):
+        _fields_ = (("bytes", ctypes.c_char * 1000),)
+
+    monkeypatch.setattr(f"pytest_gpumem.devices.native._{mirror.title()}Struct", Longer)
+    with pytest.raises(OSError, match=rf"another version \(its gm_{mirror} has \d+ .* 1000\)"):
+        private_library(tmp_path)
+
+
+def test_a_library_that_does_not_tell_its_sizes_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("ctypes.CDLL.__getattr__", older_library)
+    with pytest.raises(OSError, match="its gm_card has an unknown number of bytes"):
+        private_library(tmp_path)
+
+
+def older_library(library, name):
+    if name.endswith("_size"):
+        message = f"{library._name}: undefined symbol: {name}"
+        raise AttributeError(message)
+    return library[name]

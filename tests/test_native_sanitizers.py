@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SOURCES = sorted((ROOT / "pytest_gpumem" / "native").glob("*.c"))
+NATIVE = ROOT / "pytest_gpumem" / "native"
+SOURCES = sorted(NATIVE.glob("*/*.c"))
 HARNESS = Path(__file__).with_name("native_harness.c")
 STAND_IN = Path(__file__).with_name("stand_in_cudnn.c")
 
@@ -29,11 +30,10 @@ def build(folder, sanitizers):
     tried = subprocess.run([*compiler(), *flags, trial, "-o", folder / "trial"], check=False)
     if tried.returncode or subprocess.run([folder / "trial"], check=False).returncode:
         pytest.skip(f"{compiler()[0]} cannot build or run programs with -fsanitize={sanitizers}")
-    include = f"-I{SOURCES[0].parent}"
     rest = ["-DREGION_SHIFT=34"] if sanitizers == "thread" else []  # its shadow leaves no 1 TiB
     rest += ["-pthread", "-rdynamic", "-ldl", "-fno-sanitize-recover=all", "-o", program]
     done = subprocess.run(
-        [*compiler(), *flags, include, HARNESS, *SOURCES, *rest],
+        [*compiler(), *flags, f"-I{NATIVE}", HARNESS, *SOURCES, *rest],
         capture_output=True,
         text=True,
         check=False,

@@ -94,9 +94,9 @@ def text_in(wheel: Path, ending: str) -> str:
 def test_sdist_holds_every_c_source_and_header_and_nothing_built(sdist):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    sources = [path for path in (ROOT / NATIVE).iterdir() if path.suffix in {".c", ".h"}]
-    assert sources
-    assert {f"{NATIVE}/{path.name}" for path in sources} <= names
+    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / NATIVE).glob("*/*.[ch]")}
+    assert f"{NATIVE}/base/base.h" in sources
+    assert sources <= names
     assert not names & {*LIBRARIES, STATUS}
 
 
@@ -141,7 +141,7 @@ def test_shell_lends_its_name_to_the_library_beside_it(wheel, tmp_path, name):
 
 def failing_compiler(folder: Path) -> dict[str, str]:
     script = folder / "broken-cc"
-    script.write_text("#!/bin/sh\necho 'gpumem.h:1: no such luck' >&2\nexit 3\n", encoding="utf-8")
+    script.write_text("#!/bin/sh\necho 'base.h:1: no such luck' >&2\nexit 3\n", encoding="utf-8")
     script.chmod(0o755)
     return {"CC": str(script)}
 

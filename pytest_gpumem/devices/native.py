@@ -1,4 +1,4 @@
-"""The virtual GPU's native library as Python calls it: the layouts of native/gpumem.h."""
+"""The virtual GPU's native library as Python calls it: the layouts of native/base/base.h."""
 
 from __future__ import annotations
 
@@ -95,15 +95,37 @@ class Convolutions:
         )
 
 
+def _check_layouts(library: ctypes.CDLL) -> None:
+    """Compare the structs that Python writes and reads with the library's own.
+
+    A library that an older version left behind would read past them, or write past them.
+    """
+    for name, mirror in (("card", _CardStruct), ("account", _AccountStruct)):
+        try:
+            function = getattr(library, f"gpumem_{name}_size")
+        except AttributeError:
+            size = "an unknown number of"
+        else:
+            function.restype = ctypes.c_uint64
+            size = function()
+        if size != ctypes.sizeof(mirror):
+            message = (
+                f"{native.LIBRARY} was built from the sources of another version "
+                f"(its gm_{name} has {size} bytes, Python's {ctypes.sizeof(mirror)})"
+            )
+            raise OSError(message)
+
+
 class NativeLibrary:
     """The loaded library. Loading it makes it answer for CUDA to all that is loaded afterwards.
 
     Raises:
-        OSError: it is not there or cannot be loaded.
+        OSError: it is not there, cannot be loaded or was built from other sources than these.
     """
 
     def __init__(self) -> None:
         self._lib = ctypes.CDLL(str(native.LIBRARY), ctypes.RTLD_GLOBAL)
+        _check_layouts(self._lib)
         # PyTorch looks NVRTC's functions up in that library alone, so it has to be this one
         self._compilers = [ctypes.CDLL(str(path)) for path in native.NVRTC]
         self._lib.gpumem_unsupported_name.restype = ctypes.c_char_p

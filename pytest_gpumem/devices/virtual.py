@@ -137,7 +137,10 @@ class VirtualDevice:
         try:
             library = NativeLibrary()
         except OSError as error:
-            remedy = "install pytest-gpumem anew on this machine, from source"
+            remedy = (
+                "install pytest-gpumem anew on this machine, from source; in a source tree: "
+                "python setup.py build_ext --inplace"
+            )
             raise DeviceError(WHAT, f"its library cannot be loaded: {error}", remedy) from error
         library.set_card(card)
         library.show(0)  # a child of a marked test's process has inherited it shown

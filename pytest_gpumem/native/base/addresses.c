@@ -1,0 +1,57 @@
+/* All ranges of addresses that CUDA's functions gave out or were told of, and what each belongs to.
+ *
+ * Regions of cudaMalloc, pools, reservations, shared memory and pinned host memory are written down here by the
+ * file that makes them. So a look-up needs none of these files, and none of them needs another.
+ */
+#include "base/base.h"
+
+#include <pthread.h>
+
+static gm_ranges ranges; /* tag: the owner; extra: the source */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* The system hands out addresses only once: an older range of host memory there was freed without a word. */
+bool gm_addresses_add(uintptr_t start, uint64_t size, int owner, gm_source source) {
+    uintptr_t end = start + size;
+    pthread_mutex_lock(&lock);
+    for (gm_range *stale; source != GM_FROM_HOST_REGISTER && (stale = gm_ranges_overlap(&ranges, start, end));)
+        gm_ranges_remove(&ranges, stale);
+    bool ok = gm_ranges_add(&ranges, (gm_range){start, end, owner, source});
+    pthread_mutex_unlock(&lock);
+    return ok;
+}
+
+uint64_t gm_addresses_remove(uintptr_t start, gm_source source) {
+    uint64_t size = 0;
+    pthread_mutex_lock(&lock);
+    gm_range *range = gm_ranges_find(&ranges, start);
+    if (range && range->start == start && range->extra == source) {
+        size = range->end - range->start;
+        gm_ranges_remove(&ranges, range);
+    }
+    pthread_mutex_unlock(&lock);
+    return size;
+}
+
+uintptr_t gm_addresses_end(uintptr_t address, gm_source source) {
+    pthread_mutex_lock(&lock);
+    const gm_range *range = gm_ranges_find(&ranges, address);
+    uintptr_t end = range && range->extra == source ? range->end : 0;
+    pthread_mutex_unlock(&lock);
+    return end;
+}
+
+void gm_addresses_set_owner(uintptr_t address, int owner) {
+    pthread_mutex_lock(&lock);
+    gm_range *range = gm_ranges_find(&ranges, address);
+    if (range) range->tag = owner;
+    pthread_mutex_unlock(&lock);
+}
+
+int gm_owner(const void *address) {
+    pthread_mutex_lock(&lock);
+    const gm_range *range = gm_ranges_find(&ranges, (uintptr_t)address);
+    int owner = range ? (int)range->tag : GM_PAGEABLE;
+    pthread_mutex_unlock(&lock);
+    return owner;
+}

@@ -1,0 +1,156 @@
+/* The virtual GPU: what all of its folders share.
+ *
+ * The library answers for the CUDA runtime, the driver and NVIDIA's libraries so that PyTorch's own CUDA code
+ * and caching allocator run on a machine without a GPU. No kernel is executed and no device memory is backed:
+ * addresses are reserved, sizes are charged to the byte. All that is declared here follows the public
+ * documentation of CUDA's API (CUDA Runtime API and Driver API reference manuals).
+ *
+ * Folders include what is above them in this list only, and no two files need each other's functions:
+ *   base       the card, the accounts, addresses, known bytes: no function of NVIDIA's
+ *   runtime    the CUDA runtime (cudaMalloc ...)
+ *   driver     the CUDA driver (cuMemMap ...)
+ *   cudnn      cuDNN
+ *   libraries  NVIDIA's other libraries, and all that is refused by name
+ */
+#ifndef GPUMEM_BASE_H
+#define GPUMEM_BASE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define GM_API __attribute__((visibility("default")))
+
+enum {
+    GM_MAX_DEVICES = 16,
+    /* Status codes: CUDA Runtime API (cudaError_t) and Driver API (CUresult) share these numbers. */
+    GM_SUCCESS = 0,
+    GM_INVALID_VALUE = 1,
+    GM_OUT_OF_MEMORY = 2,
+    GM_NO_DEVICE = 100,
+    GM_DEVICE_UNINITIALIZED = 201,
+    GM_INVALID_DEVICE = 101,
+    GM_CONTEXT_IS_CURRENT = 704, /* peer access already enabled */
+    GM_PEER_NOT_ENABLED = 705,
+    GM_HOST_ALREADY_REGISTERED = 712,
+    GM_HOST_NOT_REGISTERED = 713,
+    GM_SYMBOL_NOT_FOUND = 500,
+    GM_NOT_READY = 600,
+    GM_NOT_SUPPORTED = 801,
+    GM_STREAM_CAPTURE_UNSUPPORTED = 900,
+    GM_CAPTURE_INVALIDATED = 901,
+    GM_ILLEGAL_STATE = 401,
+};
+
+/* A card's profile. Python's _CardStruct has the same layout; gpumem_card_size lets Python compare. */
+typedef struct {
+    char name[256];
+    uint64_t total_memory;   /* bytes, as cudaDeviceProp.totalGlobalMem */
+    uint64_t context_memory; /* bytes that the CUDA context takes of it */
+    uint64_t l2_cache_size;
+    uint64_t shared_memory_per_block;
+    uint64_t shared_memory_per_block_optin;
+    uint64_t shared_memory_per_sm;
+    uint64_t reserved_shared_memory_per_block;
+    int32_t major, minor;
+    int32_t sm_count;
+    int32_t memory_bus_width;
+    int32_t max_threads_per_sm;
+    int32_t max_blocks_per_sm;
+    int32_t registers_per_sm;
+    int32_t clock_rate_khz;
+} gm_card;
+
+/* A device's accounts, in bytes. Python's _AccountStruct has the same layout. */
+typedef struct {
+    uint64_t charged;      /* held from the device now, in units of 2 MiB */
+    uint64_t peak_charged; /* the most since the last reset */
+    uint64_t mallocs;      /* successful allocations from the device */
+    uint64_t frees;
+    uint64_t failures;     /* allocations refused for want of memory */
+} gm_account;
+
+/* ---- state.c: the card, the devices, the thread's device and errors, refusals ---- */
+
+extern gm_card gm_profile;
+bool gm_visible(void);
+int gm_device_total(void);
+int gm_visible_devices(void);
+int gm_current_device(void);
+void gm_set_current_device(int device);
+int gm_unsupported(const char *function, int status);
+int gm_error(int status); /* keeps it for cudaGetLastError and returns it */
+int gm_last_error(bool clear);
+int gm_cuda_version(void);  /* 13020 for CUDA 13.2 */
+int gm_cudnn_version(void); /* 92000 for cuDNN 9.20.0 */
+
+/* This thread runs a function of the installed cuDNN: CUDA's functions are called by cuDNN, not by a step. */
+void gm_enter_cudnn(void);
+void gm_leave_cudnn(void);
+bool gm_inside_cudnn(void);
+
+/* Libraries whose sizes are not documented and not asked of them: a report says which ones a step used. */
+enum { GM_RNN, GM_CTC, GM_CUFFT, GM_CUSOLVER, GM_CUSPARSE, GM_POOL, GM_CUDNN_PLAN, GM_BATCH_NORM, GM_ESTIMATED };
+void gm_note_sizes(int library);
+
+/* ---- accounts.c: bytes charged against the capacity of each device ---- */
+
+int gm_charge(int device, uint64_t size);
+void gm_discharge(int device, uint64_t size);
+uint64_t gm_free_memory(int device);
+uint64_t gm_total_memory(int device);
+
+/* ---- ranges.c: a sorted set of address ranges; looking one up takes O(log n) ---- */
+
+typedef struct {
+    uintptr_t start, end;
+    intptr_t tag;
+    uint64_t extra;
+} gm_range;
+typedef struct {
+    gm_range *items;
+    size_t count, room;
+} gm_ranges;
+bool gm_ranges_add(gm_ranges *set, gm_range item);
+gm_range *gm_ranges_find(const gm_ranges *set, uintptr_t address);
+gm_range *gm_ranges_overlap(const gm_ranges *set, uintptr_t start, uintptr_t end); /* the lowest; NULL: none */
+void gm_ranges_remove(gm_ranges *set, gm_range *item);
+
+/* ---- pages.c: which pages of a region of address space are taken ---- */
+
+typedef struct {
+    uint32_t low, high, longest; /* the node's size less the free run there: 0, all is free */
+} gm_node;
+typedef struct {
+    gm_node *nodes;  /* of a complete binary tree; node 1 is the root */
+    uint32_t *owner; /* of each page: 1 + the first page of its allocation, 0: free */
+    size_t count;
+} gm_pages;
+bool gm_pages_open(gm_pages *set, unsigned levels); /* 2^levels pages, all free */
+int64_t gm_pages_take(gm_pages *set, uint64_t pages); /* the first page, or -1 */
+int64_t gm_pages_owner(const gm_pages *set, size_t page); /* the first page of its allocation, or -1 */
+uint64_t gm_pages_of(const gm_pages *set, size_t first); /* how many the allocation has that starts there */
+void gm_pages_give(gm_pages *set, size_t first);
+
+/* ---- addresses.c: all ranges of addresses that CUDA's functions gave out or were told of ---- */
+
+/* What an address belongs to: a device from 0 on, or */
+enum { GM_PAGEABLE = -1 /* host memory that CUDA does not know */, GM_PINNED = -2 /* pinned host memory */ };
+/* Which function a range came from: the same one takes it back. */
+typedef enum { GM_FROM_MALLOC, GM_FROM_POOL, GM_FROM_RESERVE, GM_FROM_IPC, GM_FROM_HOST_ALLOC,
+               GM_FROM_HOST_REGISTER } gm_source;
+bool gm_addresses_add(uintptr_t start, uint64_t size, int owner, gm_source source);
+uint64_t gm_addresses_remove(uintptr_t start, gm_source source); /* bytes; 0: no range starts there */
+uintptr_t gm_addresses_end(uintptr_t address, gm_source source); /* of the range that it lies in; 0: in none */
+void gm_addresses_set_owner(uintptr_t address, int owner);
+int gm_owner(const void *address);
+
+/* ---- known_bytes.c: bytes of device memory that are known ---- */
+
+enum { GM_MOST_REMEMBERED = 64 << 10 }; /* bytes of a copy: larger ones make what they write unknown */
+void gm_remember(const void *address, const void *bytes, uint64_t size); /* they are written there */
+void gm_forget(const void *address, uint64_t size);                      /* what is written there is not known */
+void gm_forget_all(void);                                      /* what is written, and where, is not known */
+bool gm_recall(const void *address, void *out, uint64_t size); /* false, and `out` spoiled: not all are known */
+
+#endif

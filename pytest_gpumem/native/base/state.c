@@ -1,0 +1,176 @@
+/* Which card there is, who may see it, and what was asked of it that it cannot do. */
+#define _GNU_SOURCE
+#include "base/base.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+gm_card gm_profile = {.name = "unconfigured", .total_memory = 0};
+
+static atomic_int visible_devices; /* 0: to everybody the machine has no GPU */
+static atomic_int cuda_version = 13000;
+static atomic_int cudnn_version = 90000;
+static _Thread_local int current_device;
+static _Thread_local int last_error;
+
+enum { UNSUPPORTED_ROOM = 256 };
+static struct {
+    const char *function;
+    uint64_t calls;
+} unsupported[UNSUPPORTED_ROOM];
+static int unsupported_count;
+static pthread_mutex_t unsupported_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static _Thread_local int cudnn_depth; /* its functions call one another by name, through ours */
+
+void gm_enter_cudnn(void) { cudnn_depth++; }
+
+void gm_leave_cudnn(void) { cudnn_depth--; }
+
+bool gm_inside_cudnn(void) { return cudnn_depth > 0; }
+
+/* cuDNN that is asked what it would do on a card finds none here: with one it would load what it compiles. */
+int gm_visible_devices(void) {
+    return gm_inside_cudnn() ? 0 : atomic_load_explicit(&visible_devices, memory_order_relaxed);
+}
+
+bool gm_visible(void) { return gm_visible_devices() > 0; }
+
+static int device_total = GM_MAX_DEVICES;
+
+int gm_device_total(void) { return device_total; }
+
+int gm_current_device(void) { return current_device; }
+
+void gm_set_current_device(int device) { current_device = device; }
+
+int gm_error(int status) {
+    if (status != GM_SUCCESS) last_error = status;
+    return status;
+}
+
+int gm_last_error(bool clear) {
+    int status = last_error;
+    if (clear) last_error = GM_SUCCESS;
+    return status;
+}
+
+int gm_cuda_version(void) { return atomic_load(&cuda_version); }
+
+int gm_cudnn_version(void) { return atomic_load(&cudnn_version); }
+
+/* Says a function's name once, remembers it for the report, and returns the library's own "not supported". */
+int gm_unsupported(const char *function, int status) {
+    bool first = true;
+    if (gm_inside_cudnn()) return status; /* cuDNN knows what to do then; no step is concerned */
+    pthread_mutex_lock(&unsupported_lock);
+    for (int i = 0; i < unsupported_count && first; i++) {
+        if (strcmp(unsupported[i].function, function) == 0) {
+            unsupported[i].calls++;
+            first = false;
+        }
+    }
+    if (first && unsupported_count < UNSUPPORTED_ROOM) {
+        unsupported[unsupported_count].function = function;
+        unsupported[unsupported_count++].calls = 1;
+    }
+    pthread_mutex_unlock(&unsupported_lock);
+    if (first) fprintf(stderr, "pytest-gpumem: the virtual GPU does not support %s\n", function);
+    return status;
+}
+
+static const char *const estimated_names[GM_ESTIMATED] = {
+    [GM_RNN] = "cuDNN's RNN", [GM_CTC] = "cuDNN's CTC loss", [GM_CUFFT] = "cuFFT", [GM_CUSOLVER] = "cuSOLVER",
+    [GM_CUSPARSE] = "cuSPARSE", [GM_POOL] = "cudaMallocAsync",
+    [GM_CUDNN_PLAN] = "cuDNN's other plans", [GM_BATCH_NORM] = "cuDNN's batch normalization",
+};
+static atomic_ullong estimates[GM_ESTIMATED];
+
+/* A size was asked of a library that keeps its sizes to itself. */
+void gm_note_sizes(int library) { atomic_fetch_add_explicit(&estimates[library], 1, memory_order_relaxed); }
+
+/* ---- child processes: whoever runs a marked test's subprocess preloads this library and sets a variable ---- */
+
+/* Reads GPUMEM_VIRTUAL, written by gpumem_describe: devices, versions and the card's bytes, in hexadecimal. */
+__attribute__((constructor)) static void inherit(void) {
+    const char *text = getenv("GPUMEM_VIRTUAL");
+    int count, cuda, cudnn, used = 0;
+    gm_card card;
+    unsigned char *bytes = (unsigned char *)&card;
+    if (!text || sscanf(text, "%d:%d:%d:%n", &count, &cuda, &cudnn, &used) != 3 || !used) return;
+    text += used;
+    if (strlen(text) != 2 * sizeof card || count < 1 || count > GM_MAX_DEVICES) return;
+    for (size_t i = 0; i < sizeof card; i++) {
+        unsigned byte;
+        if (sscanf(text + 2 * i, "%2x", &byte) != 1) return;
+        bytes[i] = (unsigned char)byte;
+    }
+    gm_profile = card;
+    atomic_store(&cuda_version, cuda);
+    atomic_store(&cudnn_version, cudnn);
+    atomic_store(&visible_devices, count);
+    device_total = count;
+}
+
+enum { DESCRIPTION_ROOM = 64 + 2 * sizeof(gm_card) };
+
+/* ---- functions that Python calls ---- */
+
+/* Python's mirrors of the two structs are compared with these: a library of another version must not be used. */
+GM_API uint64_t gpumem_card_size(void) { return sizeof(gm_card); }
+
+GM_API uint64_t gpumem_account_size(void) { return sizeof(gm_account); }
+
+GM_API void gpumem_set_versions(int cuda, int cudnn) {
+    atomic_store(&cuda_version, cuda);
+    atomic_store(&cudnn_version, cudnn);
+}
+
+GM_API void gpumem_set_card(const gm_card *card) { gm_profile = *card; }
+
+/* Shows `count` devices (0 hides them all). Returns how many were shown before. */
+GM_API int gpumem_show(int count) {
+    gm_forget_all();
+    device_total = GM_MAX_DEVICES; /* whoever shows and hides devices limits them above: nothing is inherited */
+    if (count > GM_MAX_DEVICES) count = GM_MAX_DEVICES;
+    return atomic_exchange(&visible_devices, count < 0 ? 0 : count);
+}
+
+/* What GPUMEM_VIRTUAL has to be for a child process to have `count` devices of the card that is set now. */
+GM_API const char *gpumem_describe(int count) {
+    static char text[DESCRIPTION_ROOM];
+    const unsigned char *bytes = (const unsigned char *)&gm_profile;
+    int used = snprintf(text, sizeof text, "%d:%d:%d:", count, gm_cuda_version(), gm_cudnn_version());
+    for (size_t i = 0; i < sizeof gm_profile; i++) { /* by hand: every measured test asks */
+        text[used++] = "0123456789abcdef"[bytes[i] >> 4];
+        text[used++] = "0123456789abcdef"[bytes[i] & 15];
+    }
+    text[used] = 0;
+    return text;
+}
+
+GM_API int gpumem_unsupported_count(void) { return unsupported_count; }
+
+/* The i-th unsupported function that was called, and how often; NULL past the end. */
+GM_API const char *gpumem_unsupported_name(int index, uint64_t *calls) {
+    if (index < 0 || index >= unsupported_count) return NULL;
+    if (calls) *calls = unsupported[index].calls;
+    return unsupported[index].function;
+}
+
+/* How often all of them were asked: where this did not grow, none was. */
+GM_API uint64_t gpumem_guessed(void) {
+    uint64_t total = 0;
+    for (int i = 0; i < GM_ESTIMATED; i++) total += atomic_load(&estimates[i]);
+    return total;
+}
+
+/* The i-th library whose sizes are guessed, and how often it was asked for one; NULL past the end. */
+GM_API const char *gpumem_guess(int index, uint64_t *count) {
+    if (index < 0 || index >= GM_ESTIMATED) return NULL;
+    if (count) *count = atomic_load(&estimates[index]);
+    return estimated_names[index];
+}

@@ -1,0 +1,68 @@
+/* cuDNN's CTC loss. Its workspace is not documented, and estimated as what the algorithm keeps: for every step of
+ * time and sequence the forward and the backward variable of each place in the label, blanks between included.
+ */
+#include "cudnn/cudnn.h"
+
+#include <stdlib.h>
+
+enum { BAD_PARAM = 2000, NOT_INITIALIZED = 1001 };
+
+typedef struct {
+    int longest_label;
+} ctc_loss;
+
+GM_API int cudnnCreateCTCLossDescriptor(ctc_loss **out) {
+    *out = calloc(1, sizeof **out);
+    return *out ? GM_SUCCESS : NOT_INITIALIZED;
+}
+
+GM_API int cudnnDestroyCTCLossDescriptor(ctc_loss *d) {
+    free(d);
+    return GM_SUCCESS;
+}
+
+GM_API int cudnnSetCTCLossDescriptorEx(ctc_loss *d, int type, int normalization, int gradients) {
+    (void)type, (void)normalization, (void)gradients;
+    d->longest_label = 0;
+    return GM_SUCCESS;
+}
+
+GM_API int cudnnSetCTCLossDescriptor_v9(ctc_loss *d, int type, int normalization, int gradients, int longest_label) {
+    (void)type, (void)normalization, (void)gradients;
+    if (longest_label < 0) return BAD_PARAM;
+    d->longest_label = longest_label;
+    return GM_SUCCESS;
+}
+
+/* `scores` are time x sequences x classes. */
+static int workspace(const void *scores, int longest_label, size_t *size) {
+    size_t steps = (size_t)gm_tensor_size(scores, 0) * (size_t)gm_tensor_size(scores, 1);
+    gm_note_sizes(GM_CTC);
+    *size = 2 * steps * (2 * (size_t)longest_label + 1) * sizeof(float);
+    return GM_SUCCESS;
+}
+
+/* The labels' lengths are in host memory here, and in device memory in the newer function. */
+GM_API int cudnnGetCTCLossWorkspaceSize(void *h, const void *scores, const void *gradients, const int *labels,
+                                        const int *label_lengths, const int *input_lengths, int algorithm,
+                                        ctc_loss *d, size_t *size) {
+    (void)h, (void)gradients, (void)labels, (void)input_lengths, (void)algorithm, (void)d;
+    int longest = 0;
+    for (int i = 0; i < gm_tensor_size(scores, 1); i++)
+        if (label_lengths[i] > longest) longest = label_lengths[i];
+    return workspace(scores, longest, size);
+}
+
+GM_API int cudnnGetCTCLossWorkspaceSize_v8(void *h, int algorithm, const ctc_loss *d, const void *scores,
+                                           const void *gradients, size_t *size) {
+    (void)h, (void)algorithm, (void)gradients;
+    return workspace(scores, d->longest_label, size);
+}
+
+static int computed(void) {
+    gm_forget_all();
+    return gm_visible() ? GM_SUCCESS : NOT_INITIALIZED;
+}
+
+GM_API int cudnnCTCLoss(void) { return computed(); }
+GM_API int cudnnCTCLoss_v8(void) { return computed(); }

@@ -1,0 +1,38 @@
+/* What the parts of cuDNN share. Numbers are those of cudnn_graph.h (cuDNN's public headers). */
+#ifndef GPUMEM_CUDNN_H
+#define GPUMEM_CUDNN_H
+
+#include "base/base.h"
+
+enum {
+    GM_CUDNN_NOT_INITIALIZED = 1001,
+    GM_CUDNN_BAD_PARAM = 2000,
+    GM_CUDNN_NOT_SUPPORTED = 3000,
+    /* of cudnnBackendDescriptorType_t */
+    GM_ENGINE = 2,
+    GM_ENGINEHEUR = 4,
+    GM_EXECUTION_PLAN = 5,
+    /* of cudnnBackendAttributeType_t */
+    GM_TYPE_HANDLE = 0,
+    GM_TYPE_INT64 = 3,
+    GM_TYPE_BACKEND_DESCRIPTOR = 15,
+    GM_TYPE_CHAR = 24,
+};
+
+/* installed.c: the functions of the cuDNN that is installed, with its arguments and statuses. */
+int gm_installed_version(void); /* 91002 for cuDNN 9.10.2; 0: there is none at hand */
+const char *gm_installed_error_string(int status);
+bool gm_installed_last_error(char *message, size_t size);
+int gm_installed_create(int type, void **out);
+int gm_installed_destroy(void *descriptor);
+int gm_installed_set(void *descriptor, int name, int type, int64_t count, const void *elements);
+int gm_installed_finalize(void *descriptor);
+int gm_installed_get(void *descriptor, int name, int type, int64_t room, int64_t *count, void *elements);
+
+/* rnn.c: a tensor's size in a dimension; 0 where it has not as many */
+int gm_tensor_size(const void *descriptor, int dimension);
+
+/* The card's device property descriptor. NULL: there is no cuDNN that can be asked of this card. */
+void *gm_installed_card(void);
+
+#endif

@@ -1,0 +1,200 @@
+/* Asking cuDNN itself what it would do on a card, on a machine without one.
+ *
+ * Since 9.8 cuDNN plans for a device that is not there ("deviceless ahead-of-time compilation" in its
+ * documentation): a device property descriptor takes the handle's place in heuristics, engines and plans. It is
+ * made of JSON (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION) with a member for each device attribute that cuDNN
+ * reads; a descriptor that lacks one does not finalize, and cuDNN's log names it. So heuristics, workspaces and
+ * refusals are cuDNN's own, in the version at hand. Of the members, only the compute capability, the number of SMs
+ * and their shared memory were seen to change an answer.
+ */
+#define _GNU_SOURCE
+#include "cudnn/cudnn.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    LEAST_VERSION = 90800,
+    DEVICEPROP = 38,        /* CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR */
+    DEVICEPROP_JSON = 2702, /* CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION */
+};
+
+static struct {
+    size_t (*version)(void);
+    size_t (*cuda_version)(void);
+    const char *(*error_string)(int status);
+    void (*last_error)(char *message, size_t size);
+    int (*create)(int type, void **out);
+    int (*destroy)(void *descriptor);
+    int (*set)(void *descriptor, int name, int type, int64_t count, const void *elements);
+    int (*finalize)(void *descriptor);
+    int (*get)(void *descriptor, int name, int type, int64_t wanted, int64_t *count, void *elements);
+} real;
+static atomic_bool opened;       /* all of them are there */
+static atomic_int found_version; /* of the library, 90501 for 9.5.1; 0: none was found, or looked for */
+
+static bool look_up(void *library) {
+    const struct {
+        const char *name;
+        void *into;
+    } wanted[] = {
+        {"cudnnGetVersion", &real.version},
+        {"cudnnGetCudartVersion", &real.cuda_version},
+        {"cudnnGetErrorString", &real.error_string},
+        {"cudnnGetLastErrorString", &real.last_error},
+        {"cudnnBackendCreateDescriptor", &real.create},
+        {"cudnnBackendDestroyDescriptor", &real.destroy},
+        {"cudnnBackendSetAttribute", &real.set},
+        {"cudnnBackendFinalize", &real.finalize},
+        {"cudnnBackendGetAttribute", &real.get},
+    };
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+        void *function = dlsym(library, wanted[i].name);
+        if (!function) return false;
+        memcpy(wanted[i].into, &function, sizeof function);
+    }
+    return true;
+}
+
+/* The one that PyTorch was linked with is in the process, although nobody calls it. $GPUMEM_CUDNN is the path of
+ * another; with "none", no cuDNN is asked. */
+static void open_library(void) {
+    const char *path = getenv("GPUMEM_CUDNN");
+    bool given = path && *path;
+    if (given && strcmp(path, "none") == 0) return;
+    void *library = dlopen(given ? path : "libcudnn.so.9", given ? RTLD_LAZY : RTLD_LAZY | RTLD_NOLOAD);
+    if (!library && given) {
+        fprintf(stderr, "pytest-gpumem: GPUMEM_CUDNN: %s; give the path of a libcudnn.so.9, or none\n", dlerror());
+    }
+    if (!library || !look_up(library)) return;
+    gm_enter_cudnn(); /* they may call one another by name, and find ours */
+    int version = (int)real.version(), major = (int)(real.cuda_version() / 1000);
+    gm_leave_cudnn();
+    if (major != gm_cuda_version() / 1000) { /* its own parts want that CUDA's libraries, and end the process without them */
+        fprintf(stderr, "pytest-gpumem: GPUMEM_CUDNN: %s is made for CUDA %d, and this torch for CUDA %d: give one of "
+                "nvidia-cudnn-cu%d's\n", given ? path : "cuDNN", major, gm_cuda_version() / 1000,
+                gm_cuda_version() / 1000);
+        return;
+    }
+    atomic_store(&found_version, version);
+    atomic_store(&opened, version >= LEAST_VERSION);
+}
+
+static void open_once(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (!gm_inside_cudnn()) pthread_once(&once, open_library);
+}
+
+int gm_installed_version(void) {
+    open_once();
+    return atomic_load(&found_version);
+}
+
+GM_API int gpumem_cudnn_found(void) { return atomic_load(&found_version); }
+
+/* ---- cuDNN's functions ----
+ *
+ * Its own parts call some of them by name, and find graph.c's, which sends them back here.
+ */
+
+#define CALL(call)       \
+    gm_enter_cudnn();    \
+    int status = (call); \
+    gm_leave_cudnn();    \
+    return status
+
+int gm_installed_create(int type, void **out) { CALL(real.create(type, out)); }
+
+int gm_installed_destroy(void *descriptor) { CALL(real.destroy(descriptor)); }
+
+int gm_installed_set(void *descriptor, int name, int type, int64_t count, const void *elements) {
+    CALL(real.set(descriptor, name, type, count, elements));
+}
+
+int gm_installed_finalize(void *descriptor) { CALL(real.finalize(descriptor)); }
+
+int gm_installed_get(void *descriptor, int name, int type, int64_t wanted, int64_t *count, void *elements) {
+    CALL(real.get(descriptor, name, type, wanted, count, elements));
+}
+
+const char *gm_installed_error_string(int status) { return atomic_load(&opened) ? real.error_string(status) : NULL; }
+
+bool gm_installed_last_error(char *message, size_t size) {
+    if (!atomic_load(&opened)) return false;
+    real.last_error(message, size);
+    return true;
+}
+
+/* ---- the card that is meant ---- */
+
+typedef struct card {
+    gm_card profile;
+    void *property; /* NULL: cuDNN does not support it */
+    struct card *next;
+} card;
+
+static card *_Atomic cards; /* the newest first; none is taken away, so that they can be read without the lock */
+static pthread_mutex_t cards_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void *make_property(void) {
+    const gm_card *it = &gm_profile;
+    char json[1024];
+    int length = snprintf(
+        json, sizeof json,
+        "{\"deviceName\":\"virtual GPU\",\"cudaDeviceId\":0,\"pciDeviceId\":0,\"isTccDriver\":0,"
+        "\"supportCoopLaunch\":1,\"driverVer\":%d,\"deviceVer\":%d,\"multiProcessorCount\":%d,\"warpSize\":32,"
+        "\"maxGridSize\":[2147483647,65535,65535],\"maxBlockSize\":[1024,1024,64],\"maxThreadsPerBlock\":1024,"
+        "\"maxThreadsPerSM\":%d,\"maxCtasPerSM\":%d,\"regsPerBlock\":65536,\"maxRegistersPerSM\":%d,"
+        "\"maxSharedMemoryPerBlock\":%llu,\"maxSharedMemoryPerBlockOptin\":%llu,"
+        "\"reservedSharedMemoryPerBlock\":%llu,\"totalGlobalMem\":%llu,\"l2CacheSize\":%llu,"
+        "\"smClockRateKHz\":%d,\"memClockRateKHz\":%d}",
+        gm_cuda_version(), it->major * 100 + it->minor * 10, it->sm_count, it->max_threads_per_sm,
+        it->max_blocks_per_sm, it->registers_per_sm, (unsigned long long)it->shared_memory_per_block,
+        (unsigned long long)it->shared_memory_per_block_optin,
+        (unsigned long long)it->reserved_shared_memory_per_block, (unsigned long long)it->total_memory,
+        (unsigned long long)it->l2_cache_size, it->clock_rate_khz, it->clock_rate_khz);
+    void *made;
+    if (gm_installed_create(DEVICEPROP, &made)) return NULL;
+    if (!gm_installed_set(made, DEVICEPROP_JSON, GM_TYPE_CHAR, length, json) && !gm_installed_finalize(made)) return made;
+    gm_installed_destroy(made);
+    return NULL;
+}
+
+/* No other difference between two cards was seen to change a plan. */
+static bool same_chip(const gm_card *a, const gm_card *b) {
+    return a->major == b->major && a->minor == b->minor && a->sm_count == b->sm_count &&
+           a->shared_memory_per_block == b->shared_memory_per_block &&
+           a->shared_memory_per_block_optin == b->shared_memory_per_block_optin &&
+           a->reserved_shared_memory_per_block == b->reserved_shared_memory_per_block &&
+           a->max_threads_per_sm == b->max_threads_per_sm && a->max_blocks_per_sm == b->max_blocks_per_sm &&
+           a->registers_per_sm == b->registers_per_sm;
+}
+
+static card *known(void) {
+    card *it = atomic_load_explicit(&cards, memory_order_acquire);
+    while (it && !same_chip(&it->profile, &gm_profile)) it = it->next;
+    return it;
+}
+
+static card *make_known(void) {
+    pthread_mutex_lock(&cards_lock);
+    card *it = known();
+    if (!it && (it = malloc(sizeof *it))) {
+        *it = (card){gm_profile, make_property(), atomic_load(&cards)};
+        atomic_store_explicit(&cards, it, memory_order_release);
+    }
+    pthread_mutex_unlock(&cards_lock);
+    return it;
+}
+
+void *gm_installed_card(void) {
+    open_once();
+    if (!atomic_load(&opened)) return NULL;
+    card *it = known();
+    if (!it) it = make_known();
+    return it ? it->property : NULL;
+}

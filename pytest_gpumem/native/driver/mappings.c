@@ -1,0 +1,136 @@
+/* The driver's virtual memory management: reserve addresses, create memory (charged), map, unmap, release. */
+#define _GNU_SOURCE
+#include "runtime/runtime.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+typedef struct {
+    int device;
+    uint64_t size;
+    int references; /* one for its creator, one a mapping */
+} allocation;
+
+/* The leading fields of CUmemAllocationProp. */
+typedef struct {
+    int type, handle_types, location_type, device;
+} allocation_properties;
+
+static gm_ranges mappings; /* tag: the allocation */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+#define GRANULARITY ((size_t)2 << 20)
+
+GM_API int cuMemAddressReserve(uintptr_t *out, size_t size, size_t alignment, uintptr_t wanted,
+                               unsigned long long flags) {
+    (void)alignment, (void)wanted, (void)flags;
+    if (!gm_visible()) return GM_NO_DEVICE;
+    if (!size || size % GRANULARITY) return GM_INVALID_VALUE;
+    size_t room = size + GRANULARITY;
+    void *map = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map == MAP_FAILED) return GM_OUT_OF_MEMORY;
+    uintptr_t start = ((uintptr_t)map + GRANULARITY - 1) & ~(uintptr_t)(GRANULARITY - 1);
+    if (start > (uintptr_t)map) munmap(map, start - (uintptr_t)map);
+    if ((uintptr_t)map + room > start + size) munmap((void *)(start + size), (uintptr_t)map + room - start - size);
+    if (!gm_addresses_add(start, size, gm_current_device(), GM_FROM_RESERVE)) {
+        munmap((void *)start, size);
+        return GM_OUT_OF_MEMORY;
+    }
+    *out = start;
+    return GM_SUCCESS;
+}
+
+GM_API int cuMemAddressFree(uintptr_t address, size_t size) {
+    if (gm_addresses_end(address, GM_FROM_RESERVE) != address + size) return GM_INVALID_VALUE;
+    if (gm_addresses_remove(address, GM_FROM_RESERVE) != size) return GM_INVALID_VALUE;
+    munmap((void *)address, size);
+    return GM_SUCCESS;
+}
+
+GM_API int cuMemGetAllocationGranularity(size_t *out, const void *properties, int option) {
+    (void)properties, (void)option;
+    *out = GRANULARITY;
+    return GM_SUCCESS;
+}
+
+GM_API int cuMemCreate(allocation **out, size_t size, const allocation_properties *properties,
+                       unsigned long long flags) {
+    (void)flags;
+    if (!gm_visible()) return GM_NO_DEVICE;
+    if (!size || size % GRANULARITY) return GM_INVALID_VALUE;
+    if (properties->location_type != 1) return gm_unsupported("cuMemCreate (in host memory)", GM_NOT_SUPPORTED);
+    if (properties->device < 0 || properties->device >= gm_visible_devices()) return GM_INVALID_DEVICE;
+    allocation *made = malloc(sizeof *made);
+    if (!made) return GM_OUT_OF_MEMORY;
+    int status = gm_charge(properties->device, size);
+    if (status) {
+        free(made);
+        return status;
+    }
+    *made = (allocation){properties->device, size, 1};
+    *out = made;
+    return GM_SUCCESS;
+}
+
+static void drop(allocation *memory) {
+    if (--memory->references) return;
+    gm_discharge(memory->device, memory->size);
+    free(memory);
+}
+
+GM_API int cuMemRelease(allocation *memory) {
+    pthread_mutex_lock(&lock);
+    drop(memory);
+    pthread_mutex_unlock(&lock);
+    return GM_SUCCESS;
+}
+
+GM_API int cuMemMap(uintptr_t address, size_t size, size_t offset, allocation *memory, unsigned long long flags) {
+    (void)offset, (void)flags;
+    pthread_mutex_lock(&lock);
+    bool ok = address + size <= gm_addresses_end(address, GM_FROM_RESERVE) &&
+              !gm_ranges_overlap(&mappings, address, address + size) &&
+              gm_ranges_add(&mappings, (gm_range){address, address + size, (intptr_t)memory, 0});
+    if (ok) {
+        memory->references++;
+        gm_addresses_set_owner(address, memory->device); /* of the whole reservation: a segment lies on one device */
+    }
+    pthread_mutex_unlock(&lock);
+    return ok ? GM_SUCCESS : GM_INVALID_VALUE;
+}
+
+GM_API int cuMemUnmap(uintptr_t address, size_t size) {
+    pthread_mutex_lock(&lock);
+    for (uintptr_t at = address; at < address + size;) {
+        gm_range *found = gm_ranges_find(&mappings, at);
+        if (!found || found->start != at || found->end > address + size) {
+            pthread_mutex_unlock(&lock);
+            return GM_INVALID_VALUE;
+        }
+        allocation *memory = (allocation *)found->tag;
+        at = found->end;
+        gm_forget((void *)found->start, found->end - found->start);
+        gm_ranges_remove(&mappings, found);
+        drop(memory);
+    }
+    pthread_mutex_unlock(&lock);
+    return GM_SUCCESS;
+}
+
+GM_API int cuMemSetAccess(uintptr_t address, size_t size, const void *access, size_t count) {
+    (void)address, (void)size, (void)access, (void)count;
+    return GM_SUCCESS;
+}
+
+GM_API int cuMemGetAddressRange(uintptr_t *base, size_t *size, uintptr_t address) {
+    void *found_base;
+    size_t found_size;
+    if (!gm_range_of((void *)address, &found_base, &found_size)) return GM_INVALID_VALUE;
+    if (base) *base = (uintptr_t)found_base;
+    if (size) *size = found_size;
+    return GM_SUCCESS;
+}
+
+GM_API int cuMemGetAddressRange_v2(uintptr_t *base, size_t *size, uintptr_t address) {
+    return cuMemGetAddressRange(base, size, address);
+}

@@ -1,0 +1,126 @@
+/* The CUDA driver API: modules and kernels, loaded by name only, never executed, and what is written for them. */
+#include "runtime/runtime.h"
+
+#include <string.h>
+
+static char module_token, function_token;
+
+static int token(void **out, char *value) {
+    if (!gm_visible()) return GM_NO_DEVICE;
+    *out = value;
+    return GM_SUCCESS;
+}
+
+GM_API int cuModuleLoadData(void **module, const void *image) {
+    (void)image;
+    return token(module, &module_token);
+}
+
+GM_API int cuModuleLoadDataEx(void **module, const void *image, unsigned count, void *options, void **values) {
+    (void)image, (void)count, (void)options, (void)values;
+    return token(module, &module_token);
+}
+
+GM_API int cuModuleLoad(void **module, const char *path) {
+    (void)path;
+    return token(module, &module_token);
+}
+
+GM_API int cuModuleUnload(void *module) {
+    (void)module;
+    return GM_SUCCESS;
+}
+
+GM_API int cuModuleGetFunction(void **function, void *module, const char *name) {
+    (void)module, (void)name;
+    return token(function, &function_token);
+}
+
+/* CUfunction_attribute: 0 most threads a block, 4 registers a thread, 8 most dynamic shared memory. */
+GM_API int cuFuncGetAttribute(int *value, int attribute, void *function) {
+    (void)function;
+    switch (attribute) {
+    case 0: *value = 1024; break;
+    case 1: case 2: case 3: *value = 0; break; /* static shared, constant and local (spilled) bytes */
+    case 4: *value = 32; break;
+    case 5: case 6: *value = gm_profile.major * 10 + gm_profile.minor; break;
+    case 8: *value = (int)gm_profile.shared_memory_per_block; break;
+    default: *value = 0; break;
+    }
+    return GM_SUCCESS;
+}
+
+GM_API int cuFuncSetAttribute(void *function, int attribute, int value) {
+    (void)function, (void)attribute, (void)value;
+    return GM_SUCCESS;
+}
+
+GM_API int cuFuncSetCacheConfig(void *function, int config) {
+    (void)function, (void)config;
+    return GM_SUCCESS;
+}
+
+static int launched(void) {
+    gm_count_launch();
+    return gm_visible() ? GM_SUCCESS : GM_NO_DEVICE;
+}
+
+GM_API int cuLaunchKernel(void *function, ...) {
+    (void)function;
+    return launched();
+}
+
+GM_API int cuLaunchKernelEx(const void *config, void *function, void **args, void **extra) {
+    (void)config, (void)function, (void)args, (void)extra;
+    return launched();
+}
+
+GM_API int cuLaunchCooperativeKernel(void *function, ...) {
+    (void)function;
+    return launched();
+}
+
+GM_API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int block_size, size_t shared) {
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, block_size, shared);
+}
+
+GM_API int cuOccupancyMaxActiveClusters(int *clusters, void *function, const void *config) {
+    (void)function, (void)config;
+    *clusters = gm_profile.sm_count;
+    return GM_SUCCESS;
+}
+
+GM_API int cuTensorMapEncodeTiled(void *map, ...) {
+    memset(map, 0, 128); /* an opaque descriptor of 128 bytes that only a kernel reads */
+    return GM_SUCCESS;
+}
+
+GM_API int cuTensorMapEncodeIm2col(void *map, ...) {
+    memset(map, 0, 128);
+    return GM_SUCCESS;
+}
+
+GM_API int cuStreamWriteValue32(void *stream, uintptr_t address, uint32_t value, unsigned flags) {
+    (void)stream, (void)value, (void)flags;
+    gm_forget((void *)address, sizeof value);
+    return GM_SUCCESS;
+}
+
+GM_API int cuMemsetD32Async(uintptr_t address, unsigned value, size_t count, void *stream) {
+    (void)value, (void)stream;
+    gm_forget((void *)address, 4 * (uint64_t)count);
+    return GM_SUCCESS;
+}
+
+/* CUDA logs nothing here, so registering a callback is all there is to do. */
+GM_API int cuLogsRegisterCallback(void *callback, void *data, void **handle) {
+    static char none;
+    (void)callback, (void)data;
+    if (handle) *handle = &none;
+    return GM_SUCCESS;
+}
+
+GM_API int cuLogsUnregisterCallback(void *handle) {
+    (void)handle;
+    return GM_SUCCESS;
+}

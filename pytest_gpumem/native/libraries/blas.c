@@ -1,0 +1,269 @@
+/* cuBLAS and cuBLASLt: results lie in device memory, which nobody reads. PyTorch brings the workspaces, through its
+ * own allocator, so nothing here takes memory. */
+#include "runtime/runtime.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { CUBLAS_NOT_SUPPORTED = 15, CUBLAS_INVALID = 7, CUBLAS_NOT_INITIALIZED = 1 };
+
+typedef struct {
+    void *stream;
+    int math_mode, pointer_mode;
+} handle;
+
+GM_API int cublasCreate_v2(handle **out) {
+    if (!gm_visible()) return CUBLAS_NOT_INITIALIZED;
+    *out = calloc(1, sizeof **out);
+    return *out ? GM_SUCCESS : CUBLAS_INVALID;
+}
+
+GM_API int cublasDestroy_v2(handle *h) {
+    free(h);
+    return GM_SUCCESS;
+}
+
+GM_API int cublasSetStream_v2(handle *h, void *stream) {
+    h->stream = stream;
+    return GM_SUCCESS;
+}
+
+GM_API int cublasGetStream_v2(handle *h, void **stream) {
+    *stream = h->stream;
+    return GM_SUCCESS;
+}
+
+GM_API int cublasSetMathMode(handle *h, int mode) {
+    h->math_mode = mode;
+    return GM_SUCCESS;
+}
+
+GM_API int cublasGetMathMode(handle *h, int *mode) {
+    *mode = h->math_mode;
+    return GM_SUCCESS;
+}
+
+GM_API int cublasSetPointerMode_v2(handle *h, int mode) {
+    h->pointer_mode = mode;
+    return GM_SUCCESS;
+}
+
+GM_API int cublasGetPointerMode_v2(handle *h, int *mode) {
+    *mode = h->pointer_mode;
+    return GM_SUCCESS;
+}
+
+GM_API int cublasSetWorkspace_v2(handle *h, void *workspace, size_t size) {
+    (void)h, (void)workspace, (void)size;
+    return GM_SUCCESS;
+}
+
+GM_API int cublasSetSmCountTarget(handle *h, int count) {
+    (void)h, (void)count;
+    return GM_SUCCESS;
+}
+
+GM_API const char *cublasGetStatusString(int status) {
+    return status == GM_SUCCESS ? "CUBLAS_STATUS_SUCCESS" : "CUBLAS_STATUS_NOT_SUPPORTED by the virtual GPU";
+}
+
+/* A dot product's result may be asked for in host memory. */
+static int dot(void *result, size_t size) {
+    gm_forget_all();
+    if (gm_owner(result) < 0) {
+        memset(result, 0, size);
+        gm_note_readback(size);
+    }
+    return GM_SUCCESS;
+}
+
+#define DOT(name, size)                                                                                  \
+    GM_API int name(handle *h, int n, const void *x, int incx, const void *y, int incy, void *result) { \
+        (void)h, (void)n, (void)x, (void)incx, (void)y, (void)incy;                                     \
+        return dot(result, size);                                                                        \
+    }
+DOT(cublasSdot_v2, 4)
+DOT(cublasDdot_v2, 8)
+DOT(cublasCdotu_v2, 8)
+DOT(cublasCdotc_v2, 8)
+DOT(cublasZdotu_v2, 16)
+DOT(cublasZdotc_v2, 16)
+
+GM_API int cublasDotEx(handle *h, int n, const void *x, int xtype, int incx, const void *y, int ytype, int incy,
+                       void *result, int type, int execution) {
+    (void)h, (void)n, (void)x, (void)xtype, (void)incx, (void)y, (void)ytype, (void)incy, (void)execution;
+    return dot(result, type == 2 || type == 14 ? 2 : 4); /* CUDA_R_16F, CUDA_R_16BF, else CUDA_R_32F */
+}
+
+/* The norms and sums of a vector, and the place of its largest element: of zeros the first, counted from 1. */
+#define NORM(name, size)                                                                \
+    GM_API int name(handle *h, int n, const void *x, int incx, void *result) {          \
+        (void)h, (void)n, (void)x, (void)incx;                                          \
+        return dot(result, size);                                                       \
+    }
+NORM(cublasSnrm2_v2, 4)
+NORM(cublasScnrm2_v2, 4)
+NORM(cublasDnrm2_v2, 8)
+NORM(cublasDznrm2_v2, 8)
+NORM(cublasSasum_v2, 4)
+NORM(cublasScasum_v2, 4)
+NORM(cublasDasum_v2, 8)
+NORM(cublasDzasum_v2, 8)
+
+#define PLACE(name)                                                                     \
+    GM_API int name(handle *h, int n, const void *x, int incx, int *result) {           \
+        (void)h, (void)x, (void)incx;                                                   \
+        dot(result, sizeof *result);                                                    \
+        if (gm_owner(result) < 0) *result = n > 0;                                      \
+        return GM_SUCCESS;                                                              \
+    }
+PLACE(cublasIsamax_v2)
+PLACE(cublasIdamax_v2)
+PLACE(cublasIcamax_v2)
+PLACE(cublasIzamax_v2)
+PLACE(cublasIsamin_v2)
+PLACE(cublasIdamin_v2)
+PLACE(cublasIcamin_v2)
+PLACE(cublasIzamin_v2)
+
+/* Batched factorisations: info is in host memory, and says of the arguments that they are right. */
+static int solved(int *info) {
+    if (info) *info = 0;
+    return gm_visible() ? GM_SUCCESS : CUBLAS_NOT_INITIALIZED;
+}
+
+#define BATCHED(T)                                                                                                \
+    GM_API int cublas##T##geqrfBatched(handle *h, int m, int n, void *a, int lda, void *tau, int *info,           \
+                                       int batch) {                                                               \
+        (void)h, (void)m, (void)n, (void)a, (void)lda, (void)tau, (void)batch;                                    \
+        return solved(info);                                                                                      \
+    }                                                                                                             \
+    GM_API int cublas##T##gelsBatched(handle *h, int trans, int m, int n, int columns, void *a, int lda, void *c, \
+                                      int ldc, int *info, int *each, int batch) {                                 \
+        (void)h, (void)trans, (void)m, (void)n, (void)columns, (void)a, (void)lda, (void)c, (void)ldc;            \
+        (void)each, (void)batch;                                                                                  \
+        return solved(info);                                                                                      \
+    }                                                                                                             \
+    GM_API int cublas##T##getrsBatched(handle *h, int trans, int n, int columns, const void *a, int lda,          \
+                                       const int *pivots, void *b, int ldb, int *info, int batch) {               \
+        (void)h, (void)trans, (void)n, (void)columns, (void)a, (void)lda, (void)pivots, (void)b, (void)ldb;       \
+        (void)batch;                                                                                              \
+        return solved(info);                                                                                      \
+    }
+BATCHED(S)
+BATCHED(D)
+BATCHED(C)
+BATCHED(Z)
+
+/* Copies of vectors and matrices, column by column. */
+static int copied(const void *from, size_t from_pitch, void *to, size_t to_pitch, size_t width, int height,
+                  void *stream) {
+    if (height <= 0 || !width) return GM_SUCCESS;
+    return cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, (size_t)height, 4, stream) ? CUBLAS_INVALID
+                                                                                              : GM_SUCCESS;
+}
+
+GM_API int cublasSetMatrixAsync(int rows, int columns, int size, const void *a, int lda, void *b, int ldb,
+                                void *stream) {
+    size_t each = (size_t)size;
+    return copied(a, (size_t)lda * each, b, (size_t)ldb * each, (size_t)rows * each, columns, stream);
+}
+
+GM_API int cublasGetMatrixAsync(int rows, int columns, int size, const void *a, int lda, void *b, int ldb,
+                                void *stream) {
+    return cublasSetMatrixAsync(rows, columns, size, a, lda, b, ldb, stream);
+}
+
+GM_API int cublasSetVectorAsync(int n, int size, const void *x, int incx, void *y, int incy, void *stream) {
+    size_t each = (size_t)size;
+    return copied(x, (size_t)incx * each, y, (size_t)incy * each, each, n, stream);
+}
+
+GM_API int cublasGetVectorAsync(int n, int size, const void *x, int incx, void *y, int incy, void *stream) {
+    return cublasSetVectorAsync(n, size, x, incx, y, incy, stream);
+}
+
+/* All results of these are in device memory. */
+static int computed(void) {
+    gm_forget_all();
+    return gm_visible() ? GM_SUCCESS : CUBLAS_NOT_INITIALIZED;
+}
+
+#define COMPUTE(name) GM_API int name(void) { return computed(); }
+#include "libraries/blas_compute.h"
+
+/* ---- cuBLASLt: descriptors are tokens ---- */
+
+static int made(void **out) {
+    *out = calloc(1, 64);
+    return *out ? GM_SUCCESS : CUBLAS_INVALID;
+}
+
+static int freed(void *descriptor) {
+    free(descriptor);
+    return GM_SUCCESS;
+}
+
+GM_API int cublasLtCreate(void **out) { return made(out); }
+GM_API int cublasLtDestroy(void *handle) { return freed(handle); }
+GM_API int cublasLtMatmulDescCreate(void **out, int compute, int scale) { (void)compute, (void)scale; return made(out); }
+GM_API int cublasLtMatmulDescDestroy(void *descriptor) { return freed(descriptor); }
+GM_API int cublasLtMatmulPreferenceCreate(void **out) { return made(out); }
+GM_API int cublasLtMatmulPreferenceDestroy(void *preference) { return freed(preference); }
+GM_API int cublasLtMatrixLayoutCreate(void **out, int type, uint64_t rows, uint64_t columns, int64_t leading) {
+    (void)type, (void)rows, (void)columns, (void)leading;
+    return made(out);
+}
+GM_API int cublasLtMatrixLayoutDestroy(void *layout) { return freed(layout); }
+GM_API int cublasLtMatmulDescSetAttribute(void) { return GM_SUCCESS; }
+GM_API int cublasLtMatmulPreferenceSetAttribute(void) { return GM_SUCCESS; }
+GM_API int cublasLtMatrixLayoutSetAttribute(void) { return GM_SUCCESS; }
+GM_API int cublasLtMatmul(void) { return computed(); }
+GM_API size_t cublasLtGetVersion(void) { return (size_t)gm_cuda_version() / 1000 * 10000; }
+
+typedef struct {
+    uint64_t algorithm[8];
+    size_t workspace_size;
+    int state;
+    float waves_count;
+    int reserved[4];
+} heuristic_result; /* cublasLtMatmulHeuristicResult_t */
+
+/* One algorithm that needs no workspace of its own: PyTorch allots the same workspace whichever is chosen. */
+GM_API int cublasLtMatmulAlgoGetHeuristic(void *handle, void *operation, void *a, void *b, void *c, void *d,
+                                          void *preference, int wanted, heuristic_result *results, int *count) {
+    (void)handle, (void)operation, (void)a, (void)b, (void)c, (void)d, (void)preference;
+    if (wanted < 1) return CUBLAS_INVALID;
+    memset(results, 0, sizeof *results);
+    results->waves_count = 1;
+    *count = 1;
+    return GM_SUCCESS;
+}
+
+/* That algorithm's settings are its only ones. */
+GM_API int cublasLtMatmulAlgoInit(void *handle, int compute, int scale, int a, int b, int c, int d, int id,
+                                  uint64_t *algorithm) {
+    (void)handle, (void)compute, (void)scale, (void)a, (void)b, (void)c, (void)d, (void)id;
+    memset(algorithm, 0, sizeof(((heuristic_result *)NULL)->algorithm));
+    return GM_SUCCESS;
+}
+
+GM_API int cublasLtMatmulAlgoCheck(void *handle, void *operation, void *a, void *b, void *c, void *d,
+                                   const uint64_t *algorithm, heuristic_result *result) {
+    int count;
+    (void)algorithm;
+    return cublasLtMatmulAlgoGetHeuristic(handle, operation, a, b, c, d, NULL, 1, result, &count);
+}
+
+GM_API int cublasLtMatmulAlgoConfigGetAttribute(const uint64_t *algorithm, int attribute, void *out, size_t size,
+                                                size_t *written) {
+    (void)algorithm, (void)attribute;
+    memset(out, 0, size);
+    if (written) *written = size;
+    return GM_SUCCESS;
+}
+
+GM_API int cublasLtMatmulAlgoConfigSetAttribute(uint64_t *algorithm, int attribute, const void *value, size_t size) {
+    (void)algorithm, (void)attribute, (void)value, (void)size;
+    return GM_SUCCESS;
+}

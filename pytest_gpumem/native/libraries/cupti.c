@@ -1,0 +1,95 @@
+/* CUPTI: whoever profiles may switch records on; no kernel runs here, so there are none.
+ *
+ * No buffer is ever asked for or handed over, which is how CUPTI behaves towards a program that uses no GPU.
+ */
+#define _GNU_SOURCE
+#include "base/base.h"
+
+#include <time.h>
+
+enum { CUPTI_INVALID_PARAMETER = 1, CUPTI_MAX_LIMIT_REACHED = 12, CUPTI_QUEUE_EMPTY = 18 };
+
+static char subscriber; /* a token */
+
+GM_API int cuptiGetResultString(int status, const char **text) {
+    *text = status == GM_SUCCESS               ? "CUPTI_SUCCESS"
+            : status == CUPTI_MAX_LIMIT_REACHED ? "CUPTI_ERROR_MAX_LIMIT_REACHED: there are no records"
+            : status == CUPTI_QUEUE_EMPTY       ? "CUPTI_ERROR_QUEUE_EMPTY"
+                                                : "CUPTI_ERROR_INVALID_PARAMETER";
+    return GM_SUCCESS;
+}
+
+/* CUPTI_API_VERSION: CUDA's version with two digits for a fix, as in 130200 for CUDA 13.2. */
+GM_API int cuptiGetVersion(uint32_t *version) {
+    *version = (uint32_t)(gm_cuda_version() * 10);
+    return GM_SUCCESS;
+}
+
+GM_API int cuptiGetTimestamp(uint64_t *nanoseconds) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    *nanoseconds = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    return GM_SUCCESS;
+}
+
+GM_API int cuptiActivityRegisterCallbacks(void) { return GM_SUCCESS; }
+GM_API int cuptiActivityRegisterTimestampCallback(void) { return GM_SUCCESS; }
+GM_API int cuptiActivityEnable(void) { return GM_SUCCESS; }
+GM_API int cuptiActivityEnableRuntimeApi(void) { return GM_SUCCESS; }
+GM_API int cuptiActivityEnableDriverApi(void) { return GM_SUCCESS; }
+GM_API int cuptiActivityEnableCudaEventDeviceTimestamps(void) { return GM_SUCCESS; }
+GM_API int cuptiActivityDisable(void) { return GM_SUCCESS; }
+GM_API int cuptiActivitySetAttribute(void) { return GM_SUCCESS; }
+GM_API int cuptiActivityFlushAll(void) { return GM_SUCCESS; }
+GM_API int cuptiEnableCallback(void) { return GM_SUCCESS; }
+GM_API int cuptiEnableDomain(void) { return GM_SUCCESS; }
+GM_API int cuptiFinalize(void) { return GM_SUCCESS; }
+
+GM_API int cuptiActivityGetNextRecord(uint8_t *buffer, size_t size, void **record) {
+    (void)buffer, (void)size;
+    if (record) *record = NULL;
+    return CUPTI_MAX_LIMIT_REACHED;
+}
+
+GM_API int cuptiActivityGetNumDroppedRecords(void *context, uint32_t stream, size_t *dropped) {
+    (void)context, (void)stream;
+    *dropped = 0;
+    return GM_SUCCESS;
+}
+
+/* Identifiers of the profiler's own, that it pushes and pops around its operators: how deep each thread is, a kind. */
+enum { KINDS = 8, DEEPEST = 32 };
+static _Thread_local struct {
+    uint64_t last[DEEPEST];
+    unsigned depth;
+} pushed[KINDS];
+
+GM_API int cuptiActivityPushExternalCorrelationId(int kind, uint64_t id) {
+    if (kind < 0 || kind >= KINDS) return CUPTI_INVALID_PARAMETER;
+    unsigned depth = pushed[kind].depth++;
+    if (depth < DEEPEST) pushed[kind].last[depth] = id;
+    return GM_SUCCESS;
+}
+
+GM_API int cuptiActivityPopExternalCorrelationId(int kind, uint64_t *last) {
+    if (kind < 0 || kind >= KINDS) return CUPTI_INVALID_PARAMETER;
+    if (last) *last = 0;
+    if (pushed[kind].depth == 0) return CUPTI_QUEUE_EMPTY;
+    unsigned depth = --pushed[kind].depth;
+    if (last && depth < DEEPEST) *last = pushed[kind].last[depth];
+    return GM_SUCCESS;
+}
+
+GM_API int cuptiSubscribe(void **out, void *callback, void *data) {
+    (void)callback, (void)data;
+    *out = &subscriber;
+    return GM_SUCCESS;
+}
+
+GM_API int cuptiUnsubscribe(void *handle) { return handle == &subscriber ? GM_SUCCESS : CUPTI_INVALID_PARAMETER; }
+
+GM_API int cuptiGetCallbackName(int domain, uint32_t id, const char **name) {
+    (void)domain, (void)id;
+    *name = "unknown";
+    return GM_SUCCESS;
+}

@@ -1,0 +1,80 @@
+/* cuFFT: plans are numbers; the work areas, which PyTorch takes from its own allocator, are estimated.
+ *
+ * cuFFT's manual bounds the work area: from 1 to 8 times batch * n[0] * ... * n[rank - 1] complex elements. Sizes
+ * whose prime factors are all at most 127 have algorithms of their own and are taken at the lower bound; the others
+ * go through Bluestein's algorithm, which transforms something larger, and are taken at the upper one.
+ */
+#include "base/base.h"
+
+#include <stdatomic.h>
+
+enum { FFT_INVALID_PLAN = 1, FFT_INVALID_TYPE = 3, FFT_INVALID_VALUE = 4, FFT_SETUP_FAILED = 7, FFT_NOT_SUPPORTED = 16 };
+
+enum { LARGEST_PRIME = 127, BLUESTEIN = 8, MOST_RANK = 3 };
+
+static atomic_int plans;
+
+GM_API int cufftCreate(int *plan) {
+    if (!gm_visible()) return FFT_SETUP_FAILED;
+    *plan = 1 + (int)((unsigned)atomic_fetch_add_explicit(&plans, 1, memory_order_relaxed) & 0x3fffffff);
+    return GM_SUCCESS;
+}
+
+GM_API int cufftDestroy(int plan) { return plan > 0 ? GM_SUCCESS : FFT_INVALID_PLAN; }
+
+/* A plan that takes its work area itself would take memory that no figure of PyTorch's has. */
+GM_API int cufftSetAutoAllocation(int plan, int automatic) {
+    (void)plan;
+    return automatic ? gm_unsupported("cufftSetAutoAllocation (switched on)", FFT_NOT_SUPPORTED) : GM_SUCCESS;
+}
+
+GM_API int cufftSetStream(int plan, void *stream) {
+    (void)plan, (void)stream;
+    return GM_SUCCESS;
+}
+
+GM_API int cufftSetWorkArea(int plan, void *area) {
+    (void)plan, (void)area;
+    return GM_SUCCESS;
+}
+
+/* Bytes of a complex element by cudaDataType: half and bfloat16, single, double; 0: no type of a transform. */
+static size_t element(int type) {
+    switch (type) {
+    case 2: case 6: case 14: case 15: return 4;
+    case 0: case 4: return 8;
+    case 1: case 5: return 16;
+    default: return 0;
+    }
+}
+
+static bool factors_are_small(long long size) {
+    for (long long factor = 2; factor <= LARGEST_PRIME && size > 1; factor++)
+        while (size % factor == 0) size /= factor;
+    return size == 1;
+}
+
+GM_API int cufftXtMakePlanMany(int plan, int rank, long long *n, long long *inembed, long long istride,
+                               long long idist, int input, long long *onembed, long long ostride, long long odist,
+                               int output, long long batch, size_t *size, int execution) {
+    (void)inembed, (void)istride, (void)idist, (void)input, (void)onembed, (void)ostride, (void)odist, (void)output;
+    if (plan <= 0) return FFT_INVALID_PLAN;
+    if (rank < 1 || rank > MOST_RANK || batch < 1) return FFT_INVALID_VALUE;
+    size_t bytes = element(execution) * (size_t)batch;
+    bool bluestein = false;
+    if (!bytes) return FFT_INVALID_TYPE;
+    for (int i = 0; i < rank; i++) {
+        if (n[i] < 1) return FFT_INVALID_VALUE;
+        bytes *= (size_t)n[i];
+        bluestein |= !factors_are_small(n[i]);
+    }
+    *size = bluestein ? bytes * BLUESTEIN : bytes;
+    return GM_SUCCESS;
+}
+
+GM_API int cufftXtExec(int plan, void *input, void *output, int direction) {
+    (void)plan, (void)input, (void)output, (void)direction;
+    gm_note_sizes(GM_CUFFT); /* here: PyTorch keeps plans, and the workspace is taken at each execution */
+    gm_forget_all();
+    return gm_visible() ? GM_SUCCESS : FFT_SETUP_FAILED;
+}

@@ -1,0 +1,164 @@
+/* NVML: how many devices there are and how full. */
+#define _GNU_SOURCE
+#include "runtime/runtime.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { NVML_INVALID = 2, NVML_NOT_SUPPORTED = 3, NVML_NOT_FOUND = 6, NVML_NOT_LOADED = 9 };
+
+GM_API int nvmlInit_v2(void) { return gm_visible() ? GM_SUCCESS : NVML_NOT_LOADED; }
+
+GM_API int nvmlInit(void) { return nvmlInit_v2(); }
+
+GM_API int nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    return nvmlInit_v2();
+}
+
+GM_API int nvmlShutdown(void) { return GM_SUCCESS; }
+
+GM_API const char *nvmlErrorString(int status) {
+    return status == GM_SUCCESS        ? "success"
+           : status == NVML_NOT_LOADED ? "no driver: the virtual GPU is visible inside marked tests only"
+                                       : "not supported by the virtual GPU";
+}
+
+GM_API int nvmlDeviceGetCount_v2(unsigned *count) {
+    *count = (unsigned)gm_visible_devices();
+    return GM_SUCCESS;
+}
+
+struct memory_v2 {
+    unsigned version;
+    unsigned long long total, reserved, unused, used;
+};
+
+struct temperature {
+    unsigned version;
+    int sensor, celsius;
+};
+
+static char nvml_devices[GM_MAX_DEVICES];
+
+GM_API int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
+    if ((int)index >= gm_visible_devices()) return NVML_INVALID;
+    *device = &nvml_devices[index];
+    return GM_SUCCESS;
+}
+
+GM_API int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **device) {
+    unsigned domain, bus;
+    if (sscanf(id, "%x:%x:", &domain, &bus) != 2 || bus < 1 || bus > GM_MAX_DEVICES) return NVML_NOT_FOUND;
+    *device = &nvml_devices[bus - 1];
+    return GM_SUCCESS;
+}
+
+GM_API int nvmlDeviceGetUUID(void *device, char *out, unsigned length) {
+    unsigned char bytes[GM_UUID_SIZE];
+    char text[48] = "GPU-";
+    size_t at = 4;
+    gm_uuid(bytes, (int)((char *)device - nvml_devices));
+    for (int i = 0; i < GM_UUID_SIZE; i++) {
+        const char *dash = i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "";
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s%02x", dash, bytes[i]);
+    }
+    snprintf(out, length, "%s", text);
+    return GM_SUCCESS;
+}
+
+GM_API int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
+    char text[48];
+    for (int index = 0; index < gm_visible_devices(); index++) {
+        nvmlDeviceGetUUID(&nvml_devices[index], text, sizeof text);
+        if (strcmp(text, uuid) == 0) return nvmlDeviceGetHandleByIndex_v2((unsigned)index, device);
+    }
+    return NVML_NOT_FOUND;
+}
+
+GM_API int nvmlDeviceGetName(void *device, char *out, unsigned length) {
+    (void)device;
+    snprintf(out, length, "%s", gm_profile.name);
+    return GM_SUCCESS;
+}
+
+GM_API int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *out) {
+    uint64_t unused = gm_free_memory((int)((char *)device - nvml_devices));
+    out[0] = gm_profile.total_memory;
+    out[1] = unused;
+    out[2] = gm_profile.total_memory - unused;
+    return GM_SUCCESS;
+}
+
+/* nvmlMemory_v2_t: a version, and three figures and the reserved bytes among them. */
+GM_API int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *out) {
+    uint64_t unused = gm_free_memory((int)((char *)device - nvml_devices));
+    out->total = gm_profile.total_memory;
+    out->reserved = 0;
+    out->unused = unused;
+    out->used = gm_profile.total_memory - unused;
+    return GM_SUCCESS;
+}
+
+GM_API int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
+    (void)device;
+    *major = gm_profile.major;
+    *minor = gm_profile.minor;
+    return GM_SUCCESS;
+}
+
+/* Nothing runs: no share of time, no power, no warmth. The clock is the profile's, as cudaDeviceProp has it. */
+GM_API int nvmlDeviceGetUtilizationRates(void *device, unsigned *out) {
+    (void)device;
+    out[0] = out[1] = 0; /* per cent of the time: kernels ran, memory was read or written */
+    return GM_SUCCESS;
+}
+
+GM_API int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts) {
+    (void)device;
+    *milliwatts = 0;
+    return GM_SUCCESS;
+}
+
+GM_API int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *celsius) {
+    (void)device, (void)sensor;
+    *celsius = 0;
+    return GM_SUCCESS;
+}
+
+GM_API int nvmlDeviceGetTemperatureV(void *device, struct temperature *out) {
+    (void)device;
+    out->celsius = 0;
+    return GM_SUCCESS;
+}
+
+GM_API int nvmlDeviceGetClockInfo(void *device, int type, unsigned *megahertz) {
+    (void)device, (void)type;
+    *megahertz = (unsigned)gm_profile.clock_rate_khz / 1000;
+    return GM_SUCCESS;
+}
+
+GM_API int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned *count, void *infos) {
+    (void)device, (void)infos;
+    *count = 0;
+    return GM_SUCCESS;
+}
+
+GM_API int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, void *infos) {
+    return nvmlDeviceGetComputeRunningProcesses(device, count, infos);
+}
+
+GM_API int nvmlSystemGetCudaDriverVersion_v2(int *version) {
+    *version = gm_cuda_version();
+    return GM_SUCCESS;
+}
+
+GM_API int nvmlSystemGetDriverVersion(char *out, unsigned length) {
+    snprintf(out, length, "virtual");
+    return GM_SUCCESS;
+}
+
+/* There is no NVLink and no fabric here; PyTorch asks and copes. */
+GM_API int nvmlDeviceGetNvLinkRemoteDeviceType(void) { return NVML_NOT_SUPPORTED; }
+GM_API int nvmlDeviceGetNvLinkRemotePciInfo_v2(void) { return NVML_NOT_SUPPORTED; }
+GM_API int nvmlDeviceGetGpuFabricInfoV(void) { return NVML_NOT_SUPPORTED; }

@@ -1,0 +1,6 @@
+/* All that is refused by name. */
+#include "base/base.h"
+
+/* What PyTorch links, or cuDNN looks up. */
+#define UNSUPPORTED(name, status) GM_API int name(void) { return gm_unsupported(#name, status); }
+#include "libraries/refused_functions.h"

@@ -1,0 +1,131 @@
+/* Copies: into host memory come the bytes that are known (known_bytes.c), else zeros, since nothing was computed; each copy of
+ * those is counted and told of. */
+#include "runtime/runtime.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+static atomic_ullong readbacks, readback_bytes;
+static void (*_Atomic on_readback)(uint64_t size);
+
+void gm_note_readback(size_t size) {
+    atomic_fetch_add_explicit(&readbacks, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&readback_bytes, size, memory_order_relaxed);
+    void (*told)(uint64_t) = atomic_load_explicit(&on_readback, memory_order_relaxed);
+    if (told && gm_visible()) told(size);
+}
+
+void gm_move(void *to, const void *from, size_t size) {
+    unsigned char bytes[GM_MOST_REMEMBERED];
+    if (gm_recall(from, bytes, size)) gm_remember(to, bytes, size);
+    else gm_forget(to, size);
+}
+
+/* Whether a stream is being captured: nothing happens before its graph is launched, when nothing is known any more. */
+static bool captured(void *on) {
+    int status = 0;
+    cudaStreamIsCapturing(on, &status);
+    return status != 0;
+}
+
+static int copy(void *to, const void *from, size_t size, bool later) {
+    if (size == 0) return GM_SUCCESS;
+    if (!to || !from) return GM_INVALID_VALUE;
+    bool to_device = gm_owner(to) >= 0, from_device = gm_owner(from) >= 0;
+    if (to_device) {
+        if (later) return GM_SUCCESS;
+        if (from_device) gm_move(to, from, size);
+        else gm_remember(to, from, size);
+    } else if (!from_device) {
+        memmove(to, from, size);
+    } else if (later || !gm_recall(from, to, size)) {
+        memset(to, 0, size);
+        gm_note_readback(size);
+    }
+    return GM_SUCCESS;
+}
+
+static int set(void *address, int value, size_t size, bool later) {
+    if (!size) return GM_SUCCESS;
+    if (gm_owner(address) < 0) {
+        memset(address, value, size);
+    } else if (size > GM_MOST_REMEMBERED) {
+        if (!later) gm_forget(address, size);
+    } else if (!later) {
+        unsigned char bytes[GM_MOST_REMEMBERED];
+        memset(bytes, value, size);
+        gm_remember(address, bytes, size);
+    }
+    return GM_SUCCESS;
+}
+
+GM_API int cudaMemcpy(void *to, const void *from, size_t size, int kind) {
+    (void)kind;
+    return gm_error(copy(to, from, size, false));
+}
+
+GM_API int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *on) {
+    (void)kind;
+    return gm_error(copy(to, from, size, captured(on)));
+}
+
+GM_API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                             size_t height, int kind, void *on) {
+    (void)kind;
+    bool later = captured(on);
+    for (size_t row = 0; row < height; row++) {
+        int status = copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width, later);
+        if (status) return gm_error(status);
+    }
+    return GM_SUCCESS;
+}
+
+GM_API int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t size, void *on) {
+    (void)to_device;
+    (void)from_device;
+    return gm_error(copy(to, from, size, captured(on)));
+}
+
+GM_API int cudaMemcpyToSymbol(const void *symbol, const void *from, size_t size, size_t offset, int kind) {
+    (void)symbol;
+    (void)from;
+    (void)size;
+    (void)offset;
+    (void)kind;
+    return GM_SUCCESS;
+}
+
+GM_API int cudaMemset(void *address, int value, size_t size) {
+    return set(address, value, size, false);
+}
+
+GM_API int cudaMemsetAsync(void *address, int value, size_t size, void *on) {
+    return set(address, value, size, captured(on));
+}
+
+typedef struct {
+    int type, device;
+    void *device_pointer, *host_pointer;
+} pointer_attributes; /* CUDA 13 has reserved words behind these, CUDA 12 has not */
+
+enum { MEMORY_UNREGISTERED = 0, MEMORY_HOST = 1, MEMORY_DEVICE = 2 };
+
+GM_API int cudaPointerGetAttributes(pointer_attributes *out, const void *pointer) {
+    int owner = gm_owner(pointer);
+    out->type = owner >= 0 ? MEMORY_DEVICE : owner == GM_PINNED ? MEMORY_HOST : MEMORY_UNREGISTERED;
+    out->device = owner >= 0 ? owner : owner == GM_PINNED ? gm_current_device() : -2;
+    out->device_pointer = owner == GM_PAGEABLE ? NULL : (void *)(uintptr_t)pointer;
+    out->host_pointer = owner >= 0 ? NULL : (void *)(uintptr_t)pointer;
+    return GM_SUCCESS;
+}
+
+/* ---- functions that Python calls ---- */
+
+/* Sets who is called at every copy from a device to the host, with its bytes; NULL: nobody. No lock is held. */
+GM_API void gpumem_on_readback(void (*callback)(uint64_t)) { atomic_store(&on_readback, callback); }
+
+/* Copies to the host so far, and their bytes. */
+GM_API void gpumem_readbacks(uint64_t *out) {
+    out[0] = atomic_load(&readbacks);
+    out[1] = atomic_load(&readback_bytes);
+}

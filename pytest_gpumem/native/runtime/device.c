@@ -1,0 +1,302 @@
+/* Device queries: everything is answered from the card's profile. */
+#define _GNU_SOURCE
+#include "runtime/runtime.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+static atomic_uint used_devices; /* bit i: device i has a primary context */
+
+/* cudaDeviceProp as CUDA 13 lays it out (CUDA Runtime API, "Device Management"). */
+typedef struct {
+    char name[256];
+    char uuid[16];
+    char luid[8];
+    unsigned luid_device_node_mask;
+    size_t total_global_mem, shared_mem_per_block;
+    int regs_per_block, warp_size;
+    size_t mem_pitch;
+    int max_threads_per_block, max_threads_dim[3], max_grid_size[3];
+    size_t total_const_mem;
+    int major, minor;
+    size_t texture_alignment, texture_pitch_alignment;
+    int multi_processor_count, integrated, can_map_host_memory;
+    int textures[23];
+    int surfaces[15];
+    size_t surface_alignment;
+    int concurrent_kernels, ecc_enabled, pci_bus_id, pci_device_id, pci_domain_id, tcc_driver;
+    int async_engine_count, unified_addressing, memory_bus_width, l2_cache_size, persisting_l2_cache_max_size;
+    int max_threads_per_multi_processor, stream_priorities_supported, global_l1_cache, local_l1_cache;
+    size_t shared_mem_per_multiprocessor;
+    int regs_per_multiprocessor, managed_memory, is_multi_gpu_board, multi_gpu_board_group_id;
+    int host_native_atomic_supported, pageable_memory_access, concurrent_managed_access;
+    int compute_preemption_supported, can_use_host_pointer, cooperative_launch;
+    size_t shared_mem_per_block_optin;
+    int pageable_uses_host_page_tables, direct_managed_mem_access_from_host, max_blocks_per_multi_processor;
+    int access_policy_max_window_size;
+    size_t reserved_shared_mem_per_block;
+    int host_register_supported, sparse_cuda_array_supported, host_register_read_only_supported;
+    int timeline_semaphore_interop_supported, memory_pools_supported, gpu_direct_rdma_supported;
+    unsigned gpu_direct_rdma_flush_writes_options;
+    int gpu_direct_rdma_writes_ordering;
+    unsigned memory_pool_supported_handle_types;
+    int deferred_mapping, ipc_event_supported, cluster_launch, unified_function_pointers;
+    int newest[63];
+} prop13;
+
+/* The same as CUDA 12 lays it out, under the name cudaGetDeviceProperties_v2. */
+typedef struct {
+    char name[256];
+    char uuid[16];
+    char luid[8];
+    unsigned luid_device_node_mask;
+    size_t total_global_mem, shared_mem_per_block;
+    int regs_per_block, warp_size;
+    size_t mem_pitch;
+    int max_threads_per_block, max_threads_dim[3], max_grid_size[3];
+    int clock_rate;
+    size_t total_const_mem;
+    int major, minor;
+    size_t texture_alignment, texture_pitch_alignment;
+    int device_overlap, multi_processor_count, kernel_exec_timeout, integrated, can_map_host_memory;
+    int compute_mode;
+    int textures[24];
+    int surfaces[15];
+    size_t surface_alignment;
+    int concurrent_kernels, ecc_enabled, pci_bus_id, pci_device_id, pci_domain_id, tcc_driver;
+    int async_engine_count, unified_addressing, memory_clock_rate, memory_bus_width, l2_cache_size;
+    int persisting_l2_cache_max_size;
+    int max_threads_per_multi_processor, stream_priorities_supported, global_l1_cache, local_l1_cache;
+    size_t shared_mem_per_multiprocessor;
+    int regs_per_multiprocessor, managed_memory, is_multi_gpu_board, multi_gpu_board_group_id;
+    int host_native_atomic_supported, single_to_double_ratio, pageable_memory_access;
+    int concurrent_managed_access, compute_preemption_supported, can_use_host_pointer, cooperative_launch;
+    int cooperative_multi_device_launch;
+    size_t shared_mem_per_block_optin;
+    int pageable_uses_host_page_tables, direct_managed_mem_access_from_host, max_blocks_per_multi_processor;
+    int access_policy_max_window_size;
+    size_t reserved_shared_mem_per_block;
+    int host_register_supported, sparse_cuda_array_supported, host_register_read_only_supported;
+    int timeline_semaphore_interop_supported, memory_pools_supported, gpu_direct_rdma_supported;
+    unsigned gpu_direct_rdma_flush_writes_options;
+    int gpu_direct_rdma_writes_ordering;
+    unsigned memory_pool_supported_handle_types;
+    int deferred_mapping, ipc_event_supported, cluster_launch, unified_function_pointers;
+    int newest[63];
+} prop12;
+
+_Static_assert(sizeof(prop13) == 1008, "cudaDeviceProp of CUDA 13 has 1008 bytes");
+_Static_assert(sizeof(prop12) == 1032, "cudaDeviceProp of CUDA 12 has 1032 bytes");
+
+void gm_uuid(unsigned char *out, int device) {
+    memcpy(out, "virtual-gpu-0000", GM_UUID_SIZE);
+    out[GM_UUID_SIZE - 1] = (unsigned char)device;
+}
+
+#define FILL(p, device)                                                                     \
+    do {                                                                                    \
+        memset((p), 0, sizeof *(p));                                                        \
+        memcpy((p)->name, gm_profile.name, sizeof (p)->name);                               \
+        gm_uuid((unsigned char *)(p)->uuid, (device));                                      \
+        (p)->total_global_mem = gm_profile.total_memory;                                    \
+        (p)->shared_mem_per_block = gm_profile.shared_memory_per_block;                     \
+        (p)->regs_per_block = 65536;                                                        \
+        (p)->warp_size = 32;                                                                \
+        (p)->mem_pitch = 2147483647;                                                        \
+        (p)->max_threads_per_block = 1024;                                                  \
+        (p)->max_threads_dim[0] = (p)->max_threads_dim[1] = 1024;                           \
+        (p)->max_threads_dim[2] = 64;                                                       \
+        (p)->max_grid_size[0] = 2147483647;                                                 \
+        (p)->max_grid_size[1] = (p)->max_grid_size[2] = 65535;                              \
+        (p)->total_const_mem = 65536;                                                       \
+        (p)->major = gm_profile.major;                                                      \
+        (p)->minor = gm_profile.minor;                                                      \
+        (p)->texture_alignment = (p)->surface_alignment = 512;                              \
+        (p)->texture_pitch_alignment = 32;                                                  \
+        (p)->multi_processor_count = gm_profile.sm_count;                                   \
+        (p)->can_map_host_memory = (p)->concurrent_kernels = 1;                             \
+        (p)->ecc_enabled = 1;                                                               \
+        (p)->pci_bus_id = 1 + (device);                                                     \
+        (p)->async_engine_count = 3;                                                        \
+        (p)->unified_addressing = 1;                                                        \
+        (p)->memory_bus_width = gm_profile.memory_bus_width;                                \
+        (p)->l2_cache_size = (int)gm_profile.l2_cache_size;                                 \
+        (p)->max_threads_per_multi_processor = gm_profile.max_threads_per_sm;               \
+        (p)->stream_priorities_supported = (p)->global_l1_cache = (p)->local_l1_cache = 1;  \
+        (p)->shared_mem_per_multiprocessor = gm_profile.shared_memory_per_sm;               \
+        (p)->regs_per_multiprocessor = gm_profile.registers_per_sm;                         \
+        (p)->managed_memory = (p)->concurrent_managed_access = 1;                           \
+        (p)->compute_preemption_supported = (p)->can_use_host_pointer = 1;                  \
+        (p)->cooperative_launch = 1;                                                        \
+        (p)->shared_mem_per_block_optin = gm_profile.shared_memory_per_block_optin;         \
+        (p)->max_blocks_per_multi_processor = gm_profile.max_blocks_per_sm;                 \
+        (p)->reserved_shared_mem_per_block = gm_profile.reserved_shared_memory_per_block;   \
+        (p)->host_register_supported = (p)->memory_pools_supported = 1;                     \
+        (p)->ipc_event_supported = 1;                                                       \
+        (p)->cluster_launch = gm_profile.major >= 9;                                        \
+    } while (0)
+
+static bool no_such_device(int device) { return device < 0 || device >= gm_device_total(); }
+
+static void fill13(prop13 *prop, int device) { FILL(prop, device); }
+
+static void fill12(prop12 *prop, int device) {
+    FILL(prop, device);
+    prop->clock_rate = gm_profile.clock_rate_khz;
+    prop->device_overlap = 1;
+}
+
+GM_API int cudaGetDeviceProperties(prop13 *prop, int device) {
+    if (!prop) return gm_error(GM_INVALID_VALUE);
+    if (no_such_device(device)) return gm_error(GM_INVALID_DEVICE);
+    fill13(prop, device);
+    return GM_SUCCESS;
+}
+
+GM_API int cudaGetDeviceProperties_v2(prop12 *prop, int device) {
+    if (!prop) return gm_error(GM_INVALID_VALUE);
+    if (no_such_device(device)) return gm_error(GM_INVALID_DEVICE);
+    fill12(prop, device);
+    return GM_SUCCESS;
+}
+
+/* Writes what PyTorch keeps of a device's properties anew, in the layout of its CUDA version: a session's tests
+ * may each ask for another card. */
+GM_API void gpumem_fill_properties(void *prop, int device, int cuda_major) {
+    if (cuda_major >= 13) fill13(prop, device);
+    else fill12(prop, device);
+}
+
+/* The numbers of cudaDeviceAttr, which CUdevice_attribute shares. */
+static int attribute(int *value, int number, int device) {
+    prop12 p;
+    if (!value) return GM_INVALID_VALUE;
+    if (no_such_device(device)) return GM_INVALID_DEVICE;
+    fill12(&p, device);
+    switch (number) {
+    case 1: *value = p.max_threads_per_block; break;
+    case 2: case 3: case 4: *value = p.max_threads_dim[number - 2]; break;
+    case 5: case 6: case 7: *value = p.max_grid_size[number - 5]; break;
+    case 8: *value = (int)p.shared_mem_per_block; break;
+    case 9: *value = (int)p.total_const_mem; break;
+    case 10: *value = p.warp_size; break;
+    case 11: *value = (int)p.mem_pitch; break;
+    case 12: *value = p.regs_per_block; break;
+    case 13: *value = p.clock_rate; break;
+    case 14: *value = (int)p.texture_alignment; break;
+    case 15: *value = p.device_overlap; break;
+    case 16: *value = p.multi_processor_count; break;
+    case 17: case 18: case 20: *value = 0; break; /* time-out, integrated, compute mode "default" */
+    case 19: *value = p.can_map_host_memory; break;
+    case 31: *value = p.concurrent_kernels; break;
+    case 32: *value = p.ecc_enabled; break;
+    case 33: *value = p.pci_bus_id; break;
+    case 34: case 35: case 50: *value = 0; break; /* PCI device, TCC driver, PCI domain */
+    case 36: *value = p.clock_rate; break;
+    case 37: *value = p.memory_bus_width; break;
+    case 38: *value = p.l2_cache_size; break;
+    case 39: *value = p.max_threads_per_multi_processor; break;
+    case 40: *value = p.async_engine_count; break;
+    case 41: *value = 1; break; /* unified addressing */
+    case 75: *value = p.major; break;
+    case 76: *value = p.minor; break;
+    case 78: case 79: case 80: *value = 1; break; /* stream priorities, L1 caches */
+    case 81: *value = (int)p.shared_mem_per_multiprocessor; break;
+    case 82: *value = p.regs_per_multiprocessor; break;
+    case 83: *value = p.managed_memory; break;
+    case 84: case 85: case 86: case 88: *value = 0; break; /* multi-GPU board, native atomics, pageable access */
+    case 89: *value = p.concurrent_managed_access; break;
+    case 90: case 91: case 95: *value = 1; break; /* preemption, registered host pointers, cooperative launch */
+    case 96: *value = 0; break;
+    case 97: *value = (int)p.shared_mem_per_block_optin; break;
+    case 99: *value = 1; break; /* host memory can be registered */
+    case 100: case 101: *value = 0; break;
+    case 102: *value = 1; break; /* virtual memory management */
+    case 103: case 107: case 110: *value = 0; break; /* handles for other processes, compression, RDMA */
+    case 106: *value = p.max_blocks_per_multi_processor; break;
+    case 108: case 109: *value = 0; break; /* persisting L2, access policy window */
+    case 111: *value = (int)p.reserved_shared_mem_per_block; break;
+    case 112: case 113: case 114: *value = 0; break;
+    case 115: *value = p.memory_pools_supported; break;
+    case 116: case 117: case 118: case 119: *value = 0; break;
+    case 120: *value = p.cluster_launch; break;
+    case 121: case 124: case 128: case 129: case 130: case 132: case 133: *value = 0; break;
+    case 125: *value = 1; break; /* events can be shared between processes */
+    case 131: case 134: *value = -1; break; /* NUMA nodes: none */
+    default: return gm_unsupported("cudaDeviceGetAttribute (an attribute it does not know)", GM_INVALID_VALUE);
+    }
+    return GM_SUCCESS;
+}
+
+GM_API int cudaDeviceGetAttribute(int *value, int number, int device) {
+    return gm_error(attribute(value, number, device));
+}
+
+GM_API int cuDeviceGetAttribute(int *value, int number, int device) { return attribute(value, number, device); }
+
+/* The runtime always tells the truth: PyTorch counts its devices once in a process. Who may see them is decided
+ * above (pytest_gpumem/devices/virtual.py) and below (the driver and NVML, which other frameworks ask). */
+GM_API int cudaGetDeviceCount(int *count) {
+    *count = gm_device_total();
+    return GM_SUCCESS;
+}
+
+void gm_use_device(int device) { atomic_fetch_or(&used_devices, 1u << device); }
+
+bool gm_device_used(int device) { return atomic_load(&used_devices) >> device & 1u; }
+
+GM_API int cudaSetDevice(int device) {
+    if (no_such_device(device)) return gm_error(GM_INVALID_DEVICE);
+    gm_set_current_device(device);
+    if (gm_visible()) gm_use_device(device);
+    return GM_SUCCESS;
+}
+
+GM_API int cudaGetDevice(int *device) {
+    *device = gm_current_device();
+    return GM_SUCCESS;
+}
+
+GM_API int cudaSetDeviceFlags(unsigned flags) {
+    (void)flags;
+    return GM_SUCCESS;
+}
+
+GM_API int cudaDeviceSynchronize(void) { return GM_SUCCESS; }
+
+GM_API int cudaDeviceCanAccessPeer(int *can, int device, int peer) {
+    if (no_such_device(device) || no_such_device(peer)) return gm_error(GM_INVALID_DEVICE);
+    *can = device != peer;
+    return GM_SUCCESS;
+}
+
+GM_API int cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
+    static atomic_uint enabled[GM_MAX_DEVICES];
+    (void)flags;
+    if (no_such_device(peer) || peer == gm_current_device()) return gm_error(GM_INVALID_DEVICE);
+    unsigned before = atomic_fetch_or(&enabled[gm_current_device()], 1u << peer);
+    return gm_error(before >> peer & 1u ? GM_CONTEXT_IS_CURRENT : GM_SUCCESS);
+}
+
+GM_API int cudaDeviceGetPCIBusId(char *id, int length, int device) {
+    if (no_such_device(device)) return gm_error(GM_INVALID_DEVICE);
+    snprintf(id, (size_t)length, "0000:%02X:00.0", 1 + device);
+    return GM_SUCCESS;
+}
+
+GM_API int cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    if (least) *least = 0;
+    if (greatest) *greatest = -5;
+    return GM_SUCCESS;
+}
+
+GM_API int cudaDriverGetVersion(int *version) {
+    *version = gm_cuda_version();
+    return GM_SUCCESS;
+}
+
+GM_API int cudaRuntimeGetVersion(int *version) {
+    *version = gm_cuda_version();
+    return GM_SUCCESS;
+}

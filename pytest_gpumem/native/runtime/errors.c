@@ -1,0 +1,50 @@
+/* Errors: the last one, and the names and texts of all. */
+#include "runtime/runtime.h"
+
+GM_API int cudaGetLastError(void) { return gm_last_error(true); }
+
+GM_API int cudaPeekAtLastError(void) { return gm_last_error(false); }
+
+static const struct {
+    int status;
+    const char *name, *text;
+} errors[] = {
+    {GM_SUCCESS, "cudaSuccess", "no error"},
+    {GM_INVALID_VALUE, "cudaErrorInvalidValue", "invalid argument"},
+    {GM_OUT_OF_MEMORY, "cudaErrorMemoryAllocation", "out of memory"},
+    {GM_NO_DEVICE, "cudaErrorNoDevice",
+     "no GPU here: the virtual GPU is visible inside tests marked gpu_memory only"},
+    {GM_INVALID_DEVICE, "cudaErrorInvalidDevice",
+     "invalid device ordinal (a test marked gpu_memory sees as many devices as its marker says: devices=N)"},
+    {GM_DEVICE_UNINITIALIZED, "cudaErrorDeviceUninitialized",
+     "invalid device context (shared memory can be opened in other processes only)"},
+    {GM_ILLEGAL_STATE, "cudaErrorIllegalState", "the operation cannot be done in the present state"},
+    {GM_SYMBOL_NOT_FOUND, "cudaErrorSymbolNotFound", "named symbol not found"},
+    {GM_NOT_READY, "cudaErrorNotReady", "device not ready"},
+    {GM_CONTEXT_IS_CURRENT, "cudaErrorPeerAccessAlreadyEnabled", "peer access is already enabled"},
+    {GM_HOST_NOT_REGISTERED, "cudaErrorHostMemoryNotRegistered", "this host memory is not registered"},
+    {GM_NOT_SUPPORTED, "cudaErrorNotSupported", "the virtual GPU does not support this (standard error names it)"},
+    {GM_STREAM_CAPTURE_UNSUPPORTED, "cudaErrorStreamCaptureUnsupported",
+     "operation not permitted when stream is capturing"},
+    {GM_CAPTURE_INVALIDATED, "cudaErrorStreamCaptureInvalidated", "the stream's capture was invalidated"},
+};
+
+static const char *describe(int status, bool name) {
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
+        if (errors[i].status == status) return name ? errors[i].name : errors[i].text;
+    return name ? "cudaErrorUnknown" : "unknown error";
+}
+
+GM_API const char *cudaGetErrorName(int status) { return describe(status, true); }
+
+GM_API const char *cudaGetErrorString(int status) { return describe(status, false); }
+
+GM_API int cuGetErrorString(int status, const char **text) {
+    *text = describe(status, false);
+    return GM_SUCCESS;
+}
+
+GM_API int cuGetErrorName(int status, const char **text) {
+    *text = describe(status, true);
+    return GM_SUCCESS;
+}

@@ -1,0 +1,15 @@
+/* Freeing device memory: cudaFree and cudaFreeAsync each take memory of cudaMalloc and of cudaMallocAsync. */
+#include "runtime/runtime.h"
+
+int gm_free(void *address) {
+    if (!address) return GM_SUCCESS;
+    int status = gm_free_region(address);
+    return status == GM_SUCCESS ? status : gm_free_pooled(address);
+}
+
+GM_API int cudaFree(void *address) { return gm_error(gm_free(address)); }
+
+GM_API int cudaFreeAsync(void *address, void *stream) {
+    (void)stream; /* streams are always idle */
+    return gm_error(gm_free(address));
+}

@@ -1,0 +1,54 @@
+/* Pinned host memory: real memory, since copies to it really write. */
+#define _GNU_SOURCE
+#include "runtime/runtime.h"
+
+#include <stdlib.h>
+
+enum { HOST_PAGE = 4096 };
+
+static int host_alloc(void **address, size_t size) {
+    if (!address) return GM_INVALID_VALUE;
+    *address = NULL;
+    if (size == 0) return GM_SUCCESS;
+    void *memory = NULL;
+    if (posix_memalign(&memory, HOST_PAGE, size) != 0) return GM_OUT_OF_MEMORY;
+    if (!gm_addresses_add((uintptr_t)memory, size, GM_PINNED, GM_FROM_HOST_ALLOC)) {
+        free(memory);
+        return GM_OUT_OF_MEMORY;
+    }
+    *address = memory;
+    return GM_SUCCESS;
+}
+
+GM_API int cudaHostAlloc(void **address, size_t size, unsigned flags) {
+    (void)flags;
+    return gm_error(host_alloc(address, size));
+}
+
+GM_API int cudaMallocHost(void **address, size_t size) { return gm_error(host_alloc(address, size)); }
+
+GM_API int cudaFreeHost(void *address) {
+    if (!address) return GM_SUCCESS;
+    if (!gm_addresses_remove((uintptr_t)address, GM_FROM_HOST_ALLOC)) return gm_error(GM_INVALID_VALUE);
+    free(address);
+    return GM_SUCCESS;
+}
+
+GM_API int cudaHostRegister(void *address, size_t size, unsigned flags) {
+    (void)flags;
+    if (!address || !size) return gm_error(GM_INVALID_VALUE);
+    bool ok = gm_addresses_add((uintptr_t)address, size, GM_PINNED, GM_FROM_HOST_REGISTER);
+    return gm_error(ok ? GM_SUCCESS : GM_OUT_OF_MEMORY);
+}
+
+GM_API int cudaHostUnregister(void *address) {
+    if (!address) return GM_SUCCESS;
+    bool ok = gm_addresses_remove((uintptr_t)address, GM_FROM_HOST_REGISTER);
+    return gm_error(ok ? GM_SUCCESS : GM_HOST_NOT_REGISTERED);
+}
+
+GM_API int cudaHostGetDevicePointer(void **device, void *host, unsigned flags) {
+    (void)flags;
+    *device = host;
+    return GM_SUCCESS;
+}

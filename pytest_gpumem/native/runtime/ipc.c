@@ -1,0 +1,124 @@
+/* Memory and events shared between processes (cudaIpc...).
+ *
+ * A handle says whose memory it is and how much. Who opens one gets addresses that belong to a device and takes no
+ * memory from it: what is shared is charged in the process that made it, and there alone.
+ */
+#define _GNU_SOURCE
+#include "runtime/runtime.h"
+
+#include <pthread.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { HANDLE_SIZE = 64 };
+#define MEMORY_MAGIC UINT64_C(0x6770756d656d2d6d)
+#define EVENT_MAGIC UINT64_C(0x6770756d656d2d65)
+
+typedef union {
+    struct {
+        uint64_t magic, process, address, size;
+        int32_t device;
+    } fields;
+    char bytes[HANDLE_SIZE]; /* cudaIpcMemHandle_t and cudaIpcEventHandle_t */
+} ipc_handle;
+
+_Static_assert(sizeof(ipc_handle) == HANDLE_SIZE, "CUDA's IPC handles have 64 bytes");
+
+enum { MOST_OPENED = 4096 };
+static struct {
+    uint64_t process, address; /* as the handle has them */
+    uintptr_t start;           /* 0: a free place */
+    size_t size;
+    int references;
+} opened[MOST_OPENED];
+static int opened_count; /* places that were ever taken */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+GM_API int cudaIpcGetMemHandle(ipc_handle *out, void *address) {
+    void *base;
+    size_t size;
+    if (!gm_range_of(address, &base, &size)) return gm_error(GM_INVALID_VALUE);
+    memset(out, 0, sizeof *out);
+    out->fields.magic = MEMORY_MAGIC;
+    out->fields.process = (uint64_t)getpid();
+    out->fields.address = (uint64_t)(uintptr_t)base;
+    out->fields.size = size;
+    out->fields.device = gm_owner(address);
+    return GM_SUCCESS;
+}
+
+/* An open handle's place, or else a free one, or -1. */
+static int place_of(const ipc_handle *handle) {
+    int unused = -1;
+    for (int i = 0; i < opened_count; i++) {
+        if (!opened[i].start) unused = unused < 0 ? i : unused;
+        else if (opened[i].process == handle->fields.process && opened[i].address == handle->fields.address) return i;
+    }
+    if (unused < 0 && opened_count < MOST_OPENED) unused = opened_count++;
+    return unused;
+}
+
+static int open_at(int place, const ipc_handle *handle) {
+    if (place < 0) return GM_OUT_OF_MEMORY;
+    if (opened[place].start) {
+        opened[place].references++;
+        return GM_SUCCESS;
+    }
+    void *map = mmap(NULL, handle->fields.size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map == MAP_FAILED) return GM_OUT_OF_MEMORY;
+    if (!gm_addresses_add((uintptr_t)map, handle->fields.size, handle->fields.device, GM_FROM_IPC)) {
+        munmap(map, handle->fields.size);
+        return GM_OUT_OF_MEMORY;
+    }
+    opened[place].process = handle->fields.process;
+    opened[place].address = handle->fields.address;
+    opened[place].start = (uintptr_t)map;
+    opened[place].size = handle->fields.size;
+    opened[place].references = 1;
+    return GM_SUCCESS;
+}
+
+GM_API int cudaIpcOpenMemHandle(void **out, ipc_handle handle, unsigned flags) {
+    (void)flags;
+    if (!gm_visible()) return gm_error(GM_NO_DEVICE);
+    if (handle.fields.magic != MEMORY_MAGIC || !handle.fields.size) return gm_error(GM_INVALID_VALUE);
+    if (handle.fields.device < 0 || handle.fields.device >= gm_visible_devices()) return gm_error(GM_INVALID_DEVICE);
+    if (handle.fields.process == (uint64_t)getpid()) return gm_error(GM_DEVICE_UNINITIALIZED); /* its own memory */
+    pthread_mutex_lock(&lock);
+    int place = place_of(&handle), status = open_at(place, &handle);
+    if (!status) *out = (void *)opened[place].start;
+    pthread_mutex_unlock(&lock);
+    return gm_error(status);
+}
+
+GM_API int cudaIpcCloseMemHandle(void *address) {
+    int status = GM_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < opened_count && status; i++) {
+        if (!address || opened[i].start != (uintptr_t)address) continue;
+        status = GM_SUCCESS;
+        if (--opened[i].references) continue;
+        gm_addresses_remove(opened[i].start, GM_FROM_IPC);
+        munmap(address, opened[i].size);
+        opened[i].start = 0;
+    }
+    pthread_mutex_unlock(&lock);
+    return gm_error(status);
+}
+
+/* ---- events: work is done when it is asked for, so an event of another process has happened ---- */
+
+GM_API int cudaIpcGetEventHandle(ipc_handle *out, void *event) {
+    if (!event) return gm_error(GM_INVALID_VALUE);
+    memset(out, 0, sizeof *out);
+    out->fields.magic = EVENT_MAGIC;
+    out->fields.process = (uint64_t)getpid();
+    return GM_SUCCESS;
+}
+
+GM_API int cudaIpcOpenEventHandle(void **out, ipc_handle handle) {
+    if (handle.fields.magic != EVENT_MAGIC) return gm_error(GM_INVALID_VALUE);
+    int status = cudaEventCreateWithFlags(out, 0);
+    return status ? status : cudaEventRecord(*out, NULL);
+}

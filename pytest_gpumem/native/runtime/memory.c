@@ -1,0 +1,118 @@
+/* cudaMalloc: address space is reserved, never backed; sizes are charged against the card's capacity.
+ *
+ * Each device has one region of address space, handed out in pages of 2 MiB, the unit in which cudaMalloc takes
+ * memory from the device, from its upper end downwards (pages.c says why). The same requests get the same
+ * addresses: the figures of a step that starts with an empty device repeat exactly.
+ */
+#define _GNU_SOURCE
+#include "runtime/runtime.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+
+#define PAGE_SHIFT 21
+#ifndef REGION_SHIFT
+#define REGION_SHIFT 40 /* 1 TiB of addresses a device: more than any card has */
+#endif
+#define LEVELS (REGION_SHIFT - PAGE_SHIFT)
+#define PAGE_SIZE ((uint64_t)1 << PAGE_SHIFT)
+
+typedef struct {
+    _Atomic uintptr_t base; /* 0: not reserved yet; read without the lock, never changed once set */
+    gm_pages pages;
+} region;
+
+static region regions[GM_MAX_DEVICES];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static bool region_open(region *r) {
+    if (r->base) return true;
+    size_t size = (size_t)1 << REGION_SHIFT;
+    void *map = mmap(NULL, size + PAGE_SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map == MAP_FAILED) {
+        gm_unsupported("cudaMalloc without 1 TiB of address space (see ulimit -v)", GM_OUT_OF_MEMORY);
+        return false;
+    }
+    uintptr_t base = ((uintptr_t)map + PAGE_SIZE - 1) & ~(PAGE_SIZE - 1);
+    if (!gm_pages_open(&r->pages, LEVELS) || !gm_addresses_add(base, size, (int)(r - regions), GM_FROM_MALLOC)) {
+        munmap(map, size + PAGE_SIZE);
+        return false;
+    }
+    r->base = base;
+    return true;
+}
+
+int gm_malloc(void **address, size_t size) {
+    int device = gm_current_device(), status = GM_OUT_OF_MEMORY;
+    if (!gm_visible()) return GM_NO_DEVICE;
+    if (device >= gm_visible_devices()) return GM_INVALID_DEVICE;
+    if (!address) return GM_INVALID_VALUE;
+    *address = NULL;
+    if (size == 0) return GM_SUCCESS;
+    if (size > (uint64_t)1 << REGION_SHIFT) return GM_OUT_OF_MEMORY;
+    uint64_t pages = (size + PAGE_SIZE - 1) >> PAGE_SHIFT;
+    region *r = &regions[device];
+    pthread_mutex_lock(&lock);
+    if (region_open(r) && gm_charge(device, pages << PAGE_SHIFT) == GM_SUCCESS) {
+        int64_t first = gm_pages_take(&r->pages, pages);
+        if (first >= 0) {
+            *address = (void *)(r->base + ((uintptr_t)first << PAGE_SHIFT));
+            status = GM_SUCCESS;
+        } else {
+            gm_discharge(device, pages << PAGE_SHIFT);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+/* The device whose region holds the address, or -1. */
+static int region_of(uintptr_t address) {
+    for (int device = 0; device < GM_MAX_DEVICES; device++) {
+        uintptr_t base = regions[device].base;
+        if (base && address >= base && address - base < (uintptr_t)1 << REGION_SHIFT) return device;
+    }
+    return -1;
+}
+
+int gm_free_region(void *address) {
+    int device = region_of((uintptr_t)address), status = GM_INVALID_VALUE;
+    if (device < 0) return status;
+    region *r = &regions[device];
+    uintptr_t offset = (uintptr_t)address - r->base;
+    size_t first = offset >> PAGE_SHIFT;
+    pthread_mutex_lock(&lock);
+    if ((offset & (PAGE_SIZE - 1)) == 0 && gm_pages_owner(&r->pages, first) == (int64_t)first) {
+        uint64_t size = gm_pages_of(&r->pages, first) << PAGE_SHIFT;
+        gm_discharge(device, size);
+        gm_pages_give(&r->pages, first);
+        gm_forget(address, size);
+        status = GM_SUCCESS;
+    }
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+/* The allocation of cudaMalloc that an address lies in. */
+bool gm_range_of(const void *pointer, void **base, size_t *size) {
+    int device = region_of((uintptr_t)pointer);
+    if (device < 0) return false;
+    region *r = &regions[device];
+    pthread_mutex_lock(&lock);
+    int64_t first = gm_pages_owner(&r->pages, ((uintptr_t)pointer - r->base) >> PAGE_SHIFT);
+    if (first >= 0) {
+        *base = (void *)(r->base + ((uintptr_t)first << PAGE_SHIFT));
+        *size = gm_pages_of(&r->pages, (size_t)first) << PAGE_SHIFT;
+    }
+    pthread_mutex_unlock(&lock);
+    return first >= 0;
+}
+
+GM_API int cudaMalloc(void **address, size_t size) { return gm_error(gm_malloc(address, size)); }
+
+GM_API int cudaMemGetInfo(size_t *free_memory, size_t *total) {
+    if (!gm_visible()) return gm_error(GM_NO_DEVICE);
+    *free_memory = gm_free_memory(gm_current_device());
+    *total = gm_total_memory(gm_current_device());
+    return GM_SUCCESS;
+}

@@ -1,0 +1,229 @@
+/* cudaMallocAsync: each device's default memory pool.
+ *
+ * CUDA's driver maps physical memory into the addresses of a pool as it is needed (CUDA Programming Guide, "Stream
+ * Ordered Memory Allocator"), so a pool need not fragment: here it holds what is in use, rounded up, and keeps what
+ * was freed up to its release threshold. How the driver rounds is not documented: sizes go up to 512 bytes here, the
+ * alignment of addresses, and a pool grows by 32 MiB while the device has them. The report says it is estimated.
+ */
+#define _GNU_SOURCE
+#include "runtime/runtime.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+
+#ifdef REGION_SHIFT
+#define POOL_SHIFT REGION_SHIFT
+#else
+#define POOL_SHIFT 40 /* 1 TiB of addresses a device */
+#endif
+#define ALIGNMENT ((uint64_t)512)
+#define PAGE_SIZE ((uint64_t)2 << 20)
+#define GROWTH ((uint64_t)32 << 20)
+
+typedef struct {
+    _Atomic uintptr_t base; /* 0: no addresses reserved yet; never changed once set */
+    uintptr_t next;         /* where to look for free addresses */
+    gm_ranges live;
+    uint64_t used, used_high, reserved, reserved_high, threshold;
+    bool not_reused[4]; /* cudaMemPoolReuse... 1 to 3: kept, of no effect where streams are always idle */
+} pool;
+
+static pool pools[GM_MAX_DEVICES];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static uint64_t round_up(uint64_t size, uint64_t unit) { return (size + unit - 1) / unit * unit; }
+
+static pool *pool_of(uintptr_t address) {
+    for (int device = 0; device < GM_MAX_DEVICES; device++) {
+        uintptr_t base = atomic_load_explicit(&pools[device].base, memory_order_relaxed);
+        if (base && address >= base && address - base < (uintptr_t)1 << POOL_SHIFT) return &pools[device];
+    }
+    return NULL;
+}
+
+static bool pool_open(pool *p) {
+    if (p->base) return true;
+    void *map = mmap(NULL, (size_t)1 << POOL_SHIFT, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map == MAP_FAILED) {
+        gm_unsupported("cudaMallocAsync without 1 TiB of address space (see ulimit -v)", GM_OUT_OF_MEMORY);
+        return false;
+    }
+    if (!gm_addresses_add((uintptr_t)map, (uint64_t)1 << POOL_SHIFT, (int)(p - pools), GM_FROM_POOL)) {
+        munmap(map, (size_t)1 << POOL_SHIFT);
+        return false;
+    }
+    p->next = (uintptr_t)map;
+    p->base = (uintptr_t)map;
+    return true;
+}
+
+/* The first free addresses behind those that were handed out last, from the start again past the end; 0: none. */
+static uintptr_t addresses_for(pool *p, uint64_t size) {
+    uintptr_t end = p->base + ((uintptr_t)1 << POOL_SHIFT), at = p->next;
+    for (int rounds = 0; rounds < 2; rounds++, at = p->base) {
+        while (at + size <= end) {
+            const gm_range *live = gm_ranges_overlap(&p->live, at, at + size);
+            if (!live) return at;
+            at = live->end;
+        }
+    }
+    return 0;
+}
+
+/* Takes from the device what `used` bytes need. */
+static int pool_hold(pool *p, uint64_t used) {
+    int device = (int)(p - pools);
+    uint64_t target = round_up(used, GROWTH);
+    if (round_up(used, PAGE_SIZE) <= p->reserved) return GM_SUCCESS;
+    if (target - p->reserved > gm_free_memory(device)) target = round_up(used, PAGE_SIZE);
+    int status = gm_charge(device, target - p->reserved);
+    if (status) return status;
+    p->reserved = target;
+    if (p->reserved > p->reserved_high) p->reserved_high = p->reserved;
+    return GM_SUCCESS;
+}
+
+static void pool_trim(pool *p, uint64_t keep) {
+    uint64_t least = round_up(p->used, PAGE_SIZE), target = keep > least ? round_up(keep, PAGE_SIZE) : least;
+    if (target >= p->reserved) return;
+    gm_discharge((int)(p - pools), p->reserved - target);
+    p->reserved = target;
+}
+
+static int pool_malloc(pool *p, void **address, size_t size) {
+    uint64_t rounded = round_up(size, ALIGNMENT);
+    if (rounded > (uint64_t)1 << POOL_SHIFT) return GM_OUT_OF_MEMORY;
+    if (!pool_open(p) || pool_hold(p, p->used + rounded)) return GM_OUT_OF_MEMORY;
+    uintptr_t at = addresses_for(p, rounded);
+    if (!at || !gm_ranges_add(&p->live, (gm_range){at, at + rounded, 0, 0})) return GM_OUT_OF_MEMORY;
+    p->next = at + rounded;
+    p->used += rounded;
+    if (p->used > p->used_high) p->used_high = p->used;
+    *address = (void *)at;
+    return GM_SUCCESS;
+}
+
+int gm_free_pooled(void *address) {
+    pool *p = pool_of((uintptr_t)address);
+    int status = GM_INVALID_VALUE;
+    if (!p) return status;
+    pthread_mutex_lock(&lock);
+    gm_range *found = gm_ranges_find(&p->live, (uintptr_t)address);
+    if (found && found->start == (uintptr_t)address) {
+        p->used -= found->end - found->start;
+        gm_forget((void *)found->start, found->end - found->start);
+        gm_ranges_remove(&p->live, found);
+        if (p->reserved > p->threshold) pool_trim(p, p->threshold);
+        status = GM_SUCCESS;
+    }
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+GM_API int cudaMallocAsync(void **address, size_t size, void *stream) {
+    int capturing = 0;
+    if (!address) return gm_error(GM_INVALID_VALUE);
+    *address = NULL;
+    if (!gm_visible()) return gm_error(GM_NO_DEVICE);
+    if (gm_current_device() >= gm_visible_devices()) return gm_error(GM_INVALID_DEVICE);
+    cudaStreamIsCapturing(stream, &capturing);
+    if (capturing) return gm_error(gm_unsupported("cudaMallocAsync (while a graph is captured)", GM_NOT_SUPPORTED));
+    if (size == 0) return GM_SUCCESS;
+    gm_note_sizes(GM_POOL);
+    pthread_mutex_lock(&lock);
+    int status = pool_malloc(&pools[gm_current_device()], address, size);
+    pthread_mutex_unlock(&lock);
+    return gm_error(status);
+}
+
+/* ---- pools: a pool's handle is its place in `pools` ---- */
+
+static pool *valid(void *handle) {
+    pool *p = handle;
+    return p >= pools && p < pools + GM_MAX_DEVICES ? p : NULL;
+}
+
+GM_API int cudaDeviceGetDefaultMemPool(void **out, int device) {
+    if (device < 0 || device >= gm_device_total()) return gm_error(GM_INVALID_DEVICE);
+    *out = &pools[device];
+    return GM_SUCCESS;
+}
+
+/* cudaMemPoolAttr: 1 to 3 how freed memory is used anew (int); 4 the threshold, 5 and 6 reserved now and at most,
+ * 7 and 8 used now and at most (uint64_t). */
+enum { REUSE_LAST = 3, THRESHOLD = 4, RESERVED = 5, RESERVED_HIGH = 6, USED = 7, USED_HIGH = 8 };
+
+static int get(const pool *p, int attribute, void *value) {
+    switch (attribute) {
+    case 1: case 2: case REUSE_LAST: *(int *)value = !p->not_reused[attribute]; return GM_SUCCESS;
+    case THRESHOLD: *(uint64_t *)value = p->threshold; return GM_SUCCESS;
+    case RESERVED: *(uint64_t *)value = p->reserved; return GM_SUCCESS;
+    case RESERVED_HIGH: *(uint64_t *)value = p->reserved_high; return GM_SUCCESS;
+    case USED: *(uint64_t *)value = p->used; return GM_SUCCESS;
+    case USED_HIGH: *(uint64_t *)value = p->used_high; return GM_SUCCESS;
+    default: return gm_unsupported("cudaMemPoolGetAttribute (an attribute it does not know)", GM_INVALID_VALUE);
+    }
+}
+
+static int set(pool *p, int attribute, const void *value) {
+    switch (attribute) {
+    case 1: case 2: case REUSE_LAST: p->not_reused[attribute] = !*(const int *)value; return GM_SUCCESS;
+    case THRESHOLD: p->threshold = *(const uint64_t *)value; return GM_SUCCESS;
+    case RESERVED_HIGH: /* zero alone may be set: it becomes the present figure */
+        if (*(const uint64_t *)value) return GM_INVALID_VALUE;
+        p->reserved_high = p->reserved;
+        return GM_SUCCESS;
+    case USED_HIGH:
+        if (*(const uint64_t *)value) return GM_INVALID_VALUE;
+        p->used_high = p->used;
+        return GM_SUCCESS;
+    default: return gm_unsupported("cudaMemPoolSetAttribute (an attribute it cannot set)", GM_INVALID_VALUE);
+    }
+}
+
+GM_API int cudaMemPoolGetAttribute(void *handle, int attribute, void *value) {
+    const pool *p = valid(handle);
+    if (!p || !value) return gm_error(GM_INVALID_VALUE);
+    pthread_mutex_lock(&lock);
+    int status = get(p, attribute, value);
+    pthread_mutex_unlock(&lock);
+    return gm_error(status);
+}
+
+GM_API int cudaMemPoolSetAttribute(void *handle, int attribute, void *value) {
+    pool *p = valid(handle);
+    if (!p || !value) return gm_error(GM_INVALID_VALUE);
+    pthread_mutex_lock(&lock);
+    int status = set(p, attribute, value);
+    pthread_mutex_unlock(&lock);
+    return gm_error(status);
+}
+
+GM_API int cudaMemPoolTrimTo(void *handle, size_t keep) {
+    pool *p = valid(handle);
+    if (!p) return gm_error(GM_INVALID_VALUE);
+    pthread_mutex_lock(&lock);
+    pool_trim(p, keep);
+    pthread_mutex_unlock(&lock);
+    return GM_SUCCESS;
+}
+
+/* Every device may read every other's memory here. */
+GM_API int cudaMemPoolSetAccess(void *handle, const void *list, size_t count) {
+    (void)list, (void)count;
+    return gm_error(valid(handle) ? GM_SUCCESS : GM_INVALID_VALUE);
+}
+
+/* Memory that graphs allocate while they run: there is none, as no graph with allocations can be captured. */
+GM_API int cudaDeviceGetGraphMemAttribute(int device, int attribute, uint64_t *value) {
+    (void)attribute;
+    if (device < 0 || device >= gm_device_total()) return gm_error(GM_INVALID_DEVICE);
+    *value = 0;
+    return GM_SUCCESS;
+}
+
+GM_API int cudaDeviceSetGraphMemAttribute(int device, int attribute, void *value) {
+    (void)attribute, (void)value;
+    return gm_error(device < 0 || device >= gm_device_total() ? GM_INVALID_DEVICE : GM_SUCCESS);
+}

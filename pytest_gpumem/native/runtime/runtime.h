@@ -1,0 +1,45 @@
+/* What the files of the CUDA runtime share, with each other and with the folders above them. */
+#ifndef GPUMEM_RUNTIME_H
+#define GPUMEM_RUNTIME_H
+
+#include "base/base.h"
+
+/* device.c */
+enum { GM_UUID_SIZE = 16 };
+void gm_uuid(unsigned char *out, int device);
+void gm_use_device(int device); /* it has a primary context from now on */
+bool gm_device_used(int device);
+
+/* kernels.c */
+GM_API int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int block_size,
+                                                         size_t shared);
+
+/* launches.c */
+void gm_count_launch(void);
+uint64_t gm_launches(void);
+void gm_count_plan(void); /* of cuDNN's: they launch kernels of their own */
+uint64_t gm_plans_run(void); /* on this thread */
+
+/* streams.c */
+GM_API int cudaEventCreateWithFlags(void **out, unsigned flags);
+GM_API int cudaEventRecord(void *handle, void *on);
+GM_API int cudaStreamIsCapturing(void *stream, int *status);
+
+/* memory.c */
+int gm_malloc(void **address, size_t size);
+int gm_free_region(void *address);
+bool gm_range_of(const void *address, void **base, size_t *size);
+
+/* pools.c */
+int gm_free_pooled(void *address);
+
+/* frees.c */
+int gm_free(void *address);
+
+/* copies.c */
+GM_API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                             size_t height, int kind, void *on);
+void gm_note_readback(size_t size);
+void gm_move(void *to, const void *from, size_t size); /* from device to device: with what is known of it */
+
+#endif

@@ -1,0 +1,278 @@
+/* Streams, events and stream capture.
+ *
+ * Work is done the moment it is asked for, so every stream is always idle. What of streams matters to memory is
+ * kept: which one a block belongs to (PyTorch's allocator does that), and which ones are being captured.
+ */
+#define _GNU_SOURCE
+#include "runtime/runtime.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+
+typedef struct stream {
+    int device, priority;
+    unsigned flags;
+    /* Whoever ends a capture looks at every thread's streams. */
+    atomic_ullong capture; /* 0: not being captured */
+    struct graph *_Atomic graph;
+    atomic_bool origin; /* the capture began on this stream */
+    struct stream *next, *previous;
+} stream;
+
+typedef struct graph {
+    unsigned long long id;
+} graph;
+
+typedef struct {
+    struct timespec time;
+    bool recorded;
+    unsigned long long capture;
+    struct graph *graph;
+    uint64_t plans, launches; /* that ran until then: cuDNN's, on this thread; of all */
+} event;
+
+static stream null_streams[GM_MAX_DEVICES]; /* the default stream of each device */
+static stream streams = {.next = &streams, .previous = &streams};
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static unsigned long long captures;
+
+/* cudaStreamLegacy is 0x1 and cudaStreamPerThread 0x2. */
+static stream *stream_of(void *handle) {
+    if ((uintptr_t)handle <= 2) return &null_streams[gm_current_device()];
+    return handle;
+}
+
+GM_API int cudaStreamCreateWithPriority(void **out, unsigned flags, int priority) {
+    if (!gm_visible()) return gm_error(GM_NO_DEVICE);
+    stream *s = calloc(1, sizeof *s);
+    if (!s) return gm_error(GM_OUT_OF_MEMORY);
+    s->device = gm_current_device();
+    s->priority = priority;
+    s->flags = flags;
+    pthread_mutex_lock(&lock);
+    s->next = streams.next;
+    s->previous = &streams;
+    streams.next->previous = s;
+    streams.next = s;
+    pthread_mutex_unlock(&lock);
+    *out = s;
+    return GM_SUCCESS;
+}
+
+GM_API int cudaStreamCreateWithFlags(void **out, unsigned flags) {
+    return cudaStreamCreateWithPriority(out, flags, 0);
+}
+
+GM_API int cudaStreamCreate(void **out) { return cudaStreamCreateWithPriority(out, 0, 0); }
+
+GM_API int cudaStreamDestroy(void *handle) {
+    if ((uintptr_t)handle <= 2) return gm_error(GM_INVALID_VALUE);
+    stream *s = handle;
+    pthread_mutex_lock(&lock);
+    s->previous->next = s->next;
+    s->next->previous = s->previous;
+    pthread_mutex_unlock(&lock);
+    free(s);
+    return GM_SUCCESS;
+}
+
+GM_API int cudaStreamGetPriority(void *handle, int *priority) {
+    *priority = stream_of(handle)->priority;
+    return GM_SUCCESS;
+}
+
+GM_API int cudaStreamGetFlags(void *handle, unsigned *flags) {
+    *flags = stream_of(handle)->flags;
+    return GM_SUCCESS;
+}
+
+GM_API int cudaStreamQuery(void *handle) {
+    return gm_error(stream_of(handle)->capture ? GM_STREAM_CAPTURE_UNSUPPORTED : GM_SUCCESS);
+}
+
+GM_API int cudaStreamSynchronize(void *handle) {
+    return gm_error(stream_of(handle)->capture ? GM_STREAM_CAPTURE_UNSUPPORTED : GM_SUCCESS);
+}
+
+/* ---- events ---- */
+
+GM_API int cudaEventCreateWithFlags(void **out, unsigned flags) {
+    (void)flags;
+    event *e = calloc(1, sizeof *e);
+    if (!e) return gm_error(GM_OUT_OF_MEMORY);
+    *out = e;
+    return GM_SUCCESS;
+}
+
+GM_API int cudaEventCreate(void **out) { return cudaEventCreateWithFlags(out, 0); }
+
+GM_API int cudaEventDestroy(void *handle) {
+    free(handle);
+    return GM_SUCCESS;
+}
+
+GM_API int cudaEventRecordWithFlags(void *handle, void *on, unsigned flags) {
+    (void)flags;
+    event *e = handle;
+    stream *s = stream_of(on);
+    clock_gettime(CLOCK_MONOTONIC, &e->time);
+    e->recorded = true;
+    e->plans = gm_plans_run();
+    e->launches = gm_launches();
+    e->capture = s->capture;
+    e->graph = s->graph;
+    return GM_SUCCESS;
+}
+
+GM_API int cudaEventRecord(void *handle, void *on) { return cudaEventRecordWithFlags(handle, on, 0); }
+
+GM_API int cudaEventQuery(void *handle) {
+    return gm_error(((event *)handle)->capture ? GM_STREAM_CAPTURE_UNSUPPORTED : GM_SUCCESS);
+}
+
+GM_API int cudaEventSynchronize(void *handle) {
+    return gm_error(((event *)handle)->capture ? GM_STREAM_CAPTURE_UNSUPPORTED : GM_SUCCESS);
+}
+
+GM_API int cudaEventElapsedTime(float *milliseconds, void *from, void *to) {
+    event *a = from, *b = to;
+    if (!a->recorded || !b->recorded) return gm_error(GM_INVALID_VALUE);
+    if (b->plans == a->plans + 1 && b->launches == a->launches) {
+        *milliseconds = 1; /* all plans of cuDNN's are as fast: which is the fastest shall not be left to chance */
+        return GM_SUCCESS;
+    }
+    *milliseconds = (float)((double)(b->time.tv_sec - a->time.tv_sec) * 1e3 +
+                            (double)(b->time.tv_nsec - a->time.tv_nsec) / 1e6);
+    return GM_SUCCESS;
+}
+
+GM_API int cudaEventElapsedTime_v2(float *milliseconds, void *from, void *to) {
+    return cudaEventElapsedTime(milliseconds, from, to);
+}
+
+/* A stream that waits for an event of a capturing stream joins its capture. */
+GM_API int cudaStreamWaitEvent(void *handle, void *awaited, unsigned flags) {
+    (void)flags;
+    event *e = awaited;
+    stream *s = stream_of(handle);
+    if (e->capture && !s->capture) {
+        s->capture = e->capture;
+        s->graph = e->graph;
+    }
+    return GM_SUCCESS;
+}
+
+/* ---- stream capture ---- */
+
+enum { CAPTURE_NONE = 0, CAPTURE_ACTIVE = 1 };
+
+GM_API int cudaStreamBeginCapture(void *handle, int mode) {
+    (void)mode;
+    if ((uintptr_t)handle <= 1) return gm_error(GM_STREAM_CAPTURE_UNSUPPORTED); /* the legacy stream */
+    stream *s = stream_of(handle);
+    if (s->capture) return gm_error(GM_ILLEGAL_STATE);
+    graph *g = calloc(1, sizeof *g);
+    if (!g) return gm_error(GM_OUT_OF_MEMORY);
+    pthread_mutex_lock(&lock);
+    g->id = s->capture = ++captures;
+    pthread_mutex_unlock(&lock);
+    s->graph = g;
+    s->origin = true;
+    return GM_SUCCESS;
+}
+
+static void leave_capture(stream *s, unsigned long long id) {
+    if (s->capture != id) return;
+    s->capture = 0;
+    s->graph = NULL;
+    s->origin = false;
+}
+
+GM_API int cudaStreamEndCapture(void *handle, void **out) {
+    stream *s = stream_of(handle);
+    if (!s->capture || !s->origin) return gm_error(GM_ILLEGAL_STATE);
+    unsigned long long id = s->capture;
+    *out = s->graph;
+    pthread_mutex_lock(&lock);
+    for (stream *other = streams.next; other != &streams; other = other->next) leave_capture(other, id);
+    for (int i = 0; i < GM_MAX_DEVICES; i++) leave_capture(&null_streams[i], id);
+    pthread_mutex_unlock(&lock);
+    return GM_SUCCESS;
+}
+
+GM_API int cudaStreamIsCapturing(void *handle, int *status) {
+    *status = stream_of(handle)->capture ? CAPTURE_ACTIVE : CAPTURE_NONE;
+    return GM_SUCCESS;
+}
+
+static void capture_info(void *handle, int *status, unsigned long long *id, void **graph_out,
+                         const void **dependencies, size_t *count) {
+    stream *s = stream_of(handle);
+    *status = s->capture ? CAPTURE_ACTIVE : CAPTURE_NONE;
+    if (id) *id = s->capture;
+    if (graph_out) *graph_out = s->graph;
+    if (dependencies) *dependencies = NULL;
+    if (count) *count = 0;
+}
+
+/* CUDA 12 */
+GM_API int cudaStreamGetCaptureInfo_v2(void *handle, int *status, unsigned long long *id, void **graph_out,
+                                       const void **dependencies, size_t *count) {
+    capture_info(handle, status, id, graph_out, dependencies, count);
+    return GM_SUCCESS;
+}
+
+/* CUDA 13 */
+GM_API int cudaStreamGetCaptureInfo(void *handle, int *status, unsigned long long *id, void **graph_out,
+                                    const void **dependencies, const void **edges, size_t *count) {
+    if (edges) *edges = NULL;
+    capture_info(handle, status, id, graph_out, dependencies, count);
+    return GM_SUCCESS;
+}
+
+GM_API int cudaThreadExchangeStreamCaptureMode(int *mode) {
+    static _Thread_local int current;
+    int before = current;
+    current = *mode;
+    *mode = before;
+    return GM_SUCCESS;
+}
+
+GM_API int cudaGraphInstantiate(void **out, void *source, unsigned long long flags) {
+    (void)flags;
+    graph *copy = malloc(sizeof *copy);
+    if (!copy) return gm_error(GM_OUT_OF_MEMORY);
+    *copy = *(graph *)source;
+    *out = copy;
+    return GM_SUCCESS;
+}
+
+GM_API int cudaGraphInstantiateWithFlags(void **out, void *source, unsigned long long flags) {
+    return cudaGraphInstantiate(out, source, flags);
+}
+
+GM_API int cudaGraphDestroy(void *handle) {
+    free(handle);
+    return GM_SUCCESS;
+}
+
+GM_API int cudaGraphExecDestroy(void *handle) {
+    free(handle);
+    return GM_SUCCESS;
+}
+
+GM_API int cudaGraphLaunch(void *handle, void *on) {
+    (void)handle;
+    (void)on;
+    gm_count_launch();
+    return gm_error(gm_visible() ? GM_SUCCESS : GM_NO_DEVICE);
+}
+
+GM_API int cudaGraphGetNodes(void *handle, void **nodes, size_t *count) {
+    (void)handle;
+    (void)nodes;
+    *count = 1; /* PyTorch warns of an empty graph; what a graph does is not recorded here */
+    return GM_SUCCESS;
+}
