@@ -104,7 +104,7 @@ def _check_layouts(library: ctypes.CDLL) -> None:
         try:
             function = getattr(library, f"gpumem_{name}_size")
         except AttributeError:
-            size = "an unknown number of"
+            size: int | str = "an unknown number of"
         else:
             function.restype = ctypes.c_uint64
             size = function()
