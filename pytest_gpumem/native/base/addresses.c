@@ -1,4 +1,4 @@
-/* All ranges of addresses that CUDA's functions gave out or were told of, and what each belongs to.
+/* All ranges of addresses that CUDA's functions gave out or were told of, and the device that each belongs to.
  *
  * Regions of cudaMalloc, pools, reservations, shared memory and pinned host memory are written down here by the
  * file that makes them. So a look-up needs none of these files, and none of them needs another.
@@ -10,7 +10,7 @@
 static gm_ranges ranges; /* tag: the owner; extra: the source */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* The system hands out addresses only once: an older range of host memory there was freed without a word. */
+/* The system hands out addresses only once: an older range of host memory there was freed without a call to CUDA. */
 bool gm_addresses_add(uintptr_t start, uint64_t size, int owner, gm_source source) {
     uintptr_t end = start + size;
     pthread_mutex_lock(&lock);

@@ -1,4 +1,4 @@
-/* The virtual GPU: what all of its folders share.
+/* The virtual GPU: declarations that all of its folders share.
  *
  * The library answers for the CUDA runtime, the driver and NVIDIA's libraries so that PyTorch's own CUDA code
  * and caching allocator run on a machine without a GPU. No kernel is executed and no device memory is backed:
@@ -89,7 +89,7 @@ void gm_enter_cudnn(void);
 void gm_leave_cudnn(void);
 bool gm_inside_cudnn(void);
 
-/* Libraries whose sizes are not documented and not asked of them: a report says which ones a step used. */
+/* Libraries that do not document their sizes: a report lists those that a step used. */
 enum { GM_RNN, GM_CTC, GM_CUFFT, GM_CUSOLVER, GM_CUSPARSE, GM_POOL, GM_CUDNN_PLAN, GM_BATCH_NORM, GM_ESTIMATED };
 void gm_note_sizes(int library);
 
@@ -149,8 +149,8 @@ int gm_owner(const void *address);
 
 enum { GM_MOST_REMEMBERED = 64 << 10 }; /* bytes of a copy: larger ones make what they write unknown */
 void gm_remember(const void *address, const void *bytes, uint64_t size); /* they are written there */
-void gm_forget(const void *address, uint64_t size);                      /* what is written there is not known */
-void gm_forget_all(void);                                      /* what is written, and where, is not known */
+void gm_forget(const void *address, uint64_t size);                      /* unknown bytes are written there */
+void gm_forget_all(void);                                      /* unknown bytes are written somewhere */
 bool gm_recall(const void *address, void *out, uint64_t size); /* false, and `out` spoiled: not all are known */
 
 #endif

@@ -1,8 +1,8 @@
 /* Bytes of device memory that are known: small copies from the host, until something else may have written there.
  *
  * Kernels do not run and where they write cannot be known, so that a launch, or a call of a library that launches
- * kernels, on whatever device, makes all of them unknown. Copies, memsets and collectives say where they write: they
- * make that known or unknown and leave the rest. So does freeing memory. What is known is what a real GPU would hold.
+ * kernels, on any device, makes all of them unknown. Copies, memsets and collectives say where they write: they
+ * make these bytes known or unknown and leave all others. So does freeing memory. Known bytes are a real GPU's.
  */
 #include "base/base.h"
 
@@ -61,7 +61,7 @@ static void drop(size_t at) {
     memmove(pieces + at, pieces + at + 1, (piece_count - at) * sizeof *pieces);
 }
 
-/* Forgets what lies between two addresses. Pieces that reach beyond them keep the rest, where there is room for one more. */
+/* Forgets the bytes between two addresses. A piece that reaches beyond both becomes two, if the table has room. */
 static void cut(uintptr_t start, uintptr_t end) {
     size_t at = first_past(start);
     while (at < piece_count && pieces[at].start < end) {

@@ -6,8 +6,8 @@
  * blocks of one size older versions of PyTorch take that of the lowest address.
  *
  * A complete binary tree over the pages knows for each node how many are free at its low end, at its high end and
- * in its longest run, so a search takes O(log n), whatever the number of live blocks. What is stored is what is
- * missing to the node's size: memory that was never written says "free as a whole".
+ * in its longest run, so a search takes O(log n), for any number of live blocks. Stored is the difference to
+ * the node's size: memory that was never written says "free as a whole".
  */
 #include "base/base.h"
 

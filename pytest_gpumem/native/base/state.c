@@ -1,4 +1,4 @@
-/* Which card there is, who may see it, and what was asked of it that it cannot do. */
+/* The card, how many devices of it are visible, and the functions that were asked for in vain. */
 #define _GNU_SOURCE
 #include "base/base.h"
 
@@ -10,7 +10,7 @@
 
 gm_card gm_profile = {.name = "unconfigured", .total_memory = 0};
 
-static atomic_int visible_devices; /* 0: to everybody the machine has no GPU */
+static atomic_int visible_devices; /* 0: the machine has no GPU */
 static atomic_int cuda_version = 13000;
 static atomic_int cudnn_version = 90000;
 static _Thread_local int current_device;
@@ -32,7 +32,7 @@ void gm_leave_cudnn(void) { cudnn_depth--; }
 
 bool gm_inside_cudnn(void) { return cudnn_depth > 0; }
 
-/* cuDNN that is asked what it would do on a card finds none here: with one it would load what it compiles. */
+/* The installed cuDNN finds no device: with one it would load the kernels that it compiles. */
 int gm_visible_devices(void) {
     return gm_inside_cudnn() ? 0 : atomic_load_explicit(&visible_devices, memory_order_relaxed);
 }
@@ -65,7 +65,7 @@ int gm_cudnn_version(void) { return atomic_load(&cudnn_version); }
 /* Says a function's name once, remembers it for the report, and returns the library's own "not supported". */
 int gm_unsupported(const char *function, int status) {
     bool first = true;
-    if (gm_inside_cudnn()) return status; /* cuDNN knows what to do then; no step is concerned */
+    if (gm_inside_cudnn()) return status; /* cuDNN goes on without it; no step is concerned */
     pthread_mutex_lock(&unsupported_lock);
     for (int i = 0; i < unsupported_count && first; i++) {
         if (strcmp(unsupported[i].function, function) == 0) {
@@ -92,20 +92,20 @@ static atomic_ullong estimates[GM_ESTIMATED];
 /* A size was asked of a library that keeps its sizes to itself. */
 void gm_note_sizes(int library) { atomic_fetch_add_explicit(&estimates[library], 1, memory_order_relaxed); }
 
-/* ---- child processes: whoever runs a marked test's subprocess preloads this library and sets a variable ---- */
+/* ---- child processes of a marked test: this library is preloaded into them, and a variable is set ---- */
 
 /* Reads GPUMEM_VIRTUAL, written by gpumem_describe: devices, versions and the card's bytes, in hexadecimal. */
 __attribute__((constructor)) static void inherit(void) {
-    const char *text = getenv("GPUMEM_VIRTUAL");
+    const char *description = getenv("GPUMEM_VIRTUAL");
     int count, cuda, cudnn, used = 0;
     gm_card card;
     unsigned char *bytes = (unsigned char *)&card;
-    if (!text || sscanf(text, "%d:%d:%d:%n", &count, &cuda, &cudnn, &used) != 3 || !used) return;
-    text += used;
-    if (strlen(text) != 2 * sizeof card || count < 1 || count > GM_MAX_DEVICES) return;
+    if (!description || sscanf(description, "%d:%d:%d:%n", &count, &cuda, &cudnn, &used) != 3 || !used) return;
+    description += used;
+    if (strlen(description) != 2 * sizeof card || count < 1 || count > GM_MAX_DEVICES) return;
     for (size_t i = 0; i < sizeof card; i++) {
         unsigned byte;
-        if (sscanf(text + 2 * i, "%2x", &byte) != 1) return;
+        if (sscanf(description + 2 * i, "%2x", &byte) != 1) return;
         bytes[i] = (unsigned char)byte;
     }
     gm_profile = card;
@@ -134,22 +134,22 @@ GM_API void gpumem_set_card(const gm_card *card) { gm_profile = *card; }
 /* Shows `count` devices (0 hides them all). Returns how many were shown before. */
 GM_API int gpumem_show(int count) {
     gm_forget_all();
-    device_total = GM_MAX_DEVICES; /* whoever shows and hides devices limits them above: nothing is inherited */
+    device_total = GM_MAX_DEVICES; /* Python limits them itself from now on: nothing is inherited */
     if (count > GM_MAX_DEVICES) count = GM_MAX_DEVICES;
     return atomic_exchange(&visible_devices, count < 0 ? 0 : count);
 }
 
-/* What GPUMEM_VIRTUAL has to be for a child process to have `count` devices of the card that is set now. */
+/* The value of GPUMEM_VIRTUAL that gives a child process `count` devices of the present card. */
 GM_API const char *gpumem_describe(int count) {
-    static char text[DESCRIPTION_ROOM];
+    static char description[DESCRIPTION_ROOM];
     const unsigned char *bytes = (const unsigned char *)&gm_profile;
-    int used = snprintf(text, sizeof text, "%d:%d:%d:", count, gm_cuda_version(), gm_cudnn_version());
+    int used = snprintf(description, sizeof description, "%d:%d:%d:", count, gm_cuda_version(), gm_cudnn_version());
     for (size_t i = 0; i < sizeof gm_profile; i++) { /* by hand: every measured test asks */
-        text[used++] = "0123456789abcdef"[bytes[i] >> 4];
-        text[used++] = "0123456789abcdef"[bytes[i] & 15];
+        description[used++] = "0123456789abcdef"[bytes[i] >> 4];
+        description[used++] = "0123456789abcdef"[bytes[i] & 15];
     }
-    text[used] = 0;
-    return text;
+    description[used] = 0;
+    return description;
 }
 
 GM_API int gpumem_unsupported_count(void) { return unsupported_count; }
@@ -161,14 +161,14 @@ GM_API const char *gpumem_unsupported_name(int index, uint64_t *calls) {
     return unsupported[index].function;
 }
 
-/* How often all of them were asked: where this did not grow, none was. */
+/* How often a size was estimated in all: where this did not grow, none was. */
 GM_API uint64_t gpumem_guessed(void) {
     uint64_t total = 0;
     for (int i = 0; i < GM_ESTIMATED; i++) total += atomic_load(&estimates[i]);
     return total;
 }
 
-/* The i-th library whose sizes are guessed, and how often it was asked for one; NULL past the end. */
+/* The i-th library that has its sizes estimated, and how often it was asked for one; NULL past the end. */
 GM_API const char *gpumem_guess(int index, uint64_t *count) {
     if (index < 0 || index >= GM_ESTIMATED) return NULL;
     if (count) *count = atomic_load(&estimates[index]);

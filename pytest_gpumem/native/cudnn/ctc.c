@@ -1,5 +1,5 @@
-/* cuDNN's CTC loss. Its workspace is not documented, and estimated as what the algorithm keeps: for every step of
- * time and sequence the forward and the backward variable of each place in the label, blanks between included.
+/* cuDNN's CTC loss. Its workspace is not documented, and estimated as the values that the algorithm keeps: for every
+ * step of time and sequence the forward and the backward variable of each place in the label, blanks between included.
  */
 #include "cudnn/cudnn.h"
 

@@ -4,11 +4,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* PyTorch decides by it what it sends to cuDNN: it is the version that is asked. Of one that is older than the
+/* PyTorch decides by it which operations it sends to cuDNN, so it is the version that is asked. Of one older than the
  * headers PyTorch was compiled with, torch.backends.cudnn.version() would raise: theirs then. */
 static int version_at_hand(void) {
-    int found = gm_installed_version(), compiled = gm_cudnn_version();
-    return found > compiled ? found : compiled;
+    int installed = gm_installed_version(), compiled = gm_cudnn_version();
+    return installed > compiled ? installed : compiled;
 }
 
 GM_API size_t cudnnGetVersion(void) { return (size_t)version_at_hand(); }
@@ -24,8 +24,8 @@ GM_API int cudnnGetProperty(int type, int *value) {
 }
 
 GM_API const char *cudnnGetErrorString(int status) {
-    const char *theirs = gm_installed_error_string(status);
-    if (theirs) return theirs;
+    const char *message = gm_installed_error_string(status);
+    if (message) return message;
     switch (status) {
     case GM_SUCCESS: return "CUDNN_STATUS_SUCCESS";
     case GM_CUDNN_NOT_INITIALIZED: return "CUDNN_STATUS_NOT_INITIALIZED";
@@ -65,24 +65,24 @@ GM_API int cudnnGetStream(handle *h, void **stream) {
 
 /* ---- descriptors of the other operations, and batch normalisation ---- */
 
-static int made(void **out) {
+static int new_descriptor(void **out) {
     *out = calloc(1, 256);
     return *out ? GM_SUCCESS : GM_CUDNN_NOT_INITIALIZED;
 }
 
-static int freed(void *d) {
+static int delete_descriptor(void *d) {
     free(d);
     return GM_SUCCESS;
 }
 
-GM_API int cudnnCreateFilterDescriptor(void **out) { return made(out); }
-GM_API int cudnnDestroyFilterDescriptor(void *d) { return freed(d); }
+GM_API int cudnnCreateFilterDescriptor(void **out) { return new_descriptor(out); }
+GM_API int cudnnDestroyFilterDescriptor(void *d) { return delete_descriptor(d); }
 GM_API int cudnnSetFilterNdDescriptor(void) { return GM_SUCCESS; }
-GM_API int cudnnCreateActivationDescriptor(void **out) { return made(out); }
-GM_API int cudnnDestroyActivationDescriptor(void *d) { return freed(d); }
+GM_API int cudnnCreateActivationDescriptor(void **out) { return new_descriptor(out); }
+GM_API int cudnnDestroyActivationDescriptor(void *d) { return delete_descriptor(d); }
 GM_API int cudnnSetActivationDescriptor(void) { return GM_SUCCESS; }
-GM_API int cudnnCreateSpatialTransformerDescriptor(void **out) { return made(out); }
-GM_API int cudnnDestroySpatialTransformerDescriptor(void *d) { return freed(d); }
+GM_API int cudnnCreateSpatialTransformerDescriptor(void **out) { return new_descriptor(out); }
+GM_API int cudnnDestroySpatialTransformerDescriptor(void *d) { return delete_descriptor(d); }
 GM_API int cudnnSetSpatialTransformerNdDescriptor(void) { return GM_SUCCESS; }
 
 static int computed(void) {

@@ -1,10 +1,10 @@
 /* cuDNN's graph API, which PyTorch makes convolutions and attention with.
  *
- * Descriptors keep what is set in them. Where cuDNN can be asked (installed.c), a graph is made a second time with
+ * Descriptors keep their attributes. Where cuDNN can be asked (installed.c), a graph is made a second time with
  * its own descriptors: its heuristics then rank its engines for the card.
  *
- * - Of a single convolution the plans are cuDNN's too: they say how much workspace they take, and what it refuses
- *   is refused.
+ * - Of a single convolution the plans are cuDNN's too: they say how much workspace they take, and a graph
+ *   that it refuses is refused.
  * - Of any other graph (attention, fused convolutions) the engine's configuration says how much, which was the same
  *   wherever both were asked: a plan would have its kernel compiled, for about a second each.
  *
@@ -63,9 +63,9 @@ typedef struct {
     uint64_t bytes;        /* of the tensors that it is about, once it is finalized */
     bool convolves;        /* one of its operations is a convolution, or a gradient of one */
     bool alone;            /* that is all that there is in its graph */
-    bool asked;            /* cuDNN's own descriptor stands behind it, or is to */
-    void *real;            /* which one */
-    void *card;            /* of a plan that cuDNN was asked for: what it was made for */
+    bool has_counterpart;  /* a descriptor of the installed cuDNN stands behind it, or is to */
+    void *installed;       /* that descriptor */
+    void *card;            /* of a plan that cuDNN was asked for: the card that it was made for */
     int64_t workspace;     /* of such a plan without a descriptor of cuDNN's */
 } descriptor;
 
@@ -79,13 +79,13 @@ static size_t element_size(int type) {
     }
 }
 
-static descriptor *part(const attribute *at, int64_t index) {
-    descriptor *found;
-    memcpy(&found, at->data + sizeof found * (size_t)index, sizeof found);
-    return found;
+static descriptor *descriptor_at(const attribute *at, int64_t index) {
+    descriptor *element;
+    memcpy(&element, at->data + sizeof element * (size_t)index, sizeof element);
+    return element;
 }
 
-static const attribute *find(const descriptor *d, int name) {
+static const attribute *find_attribute(const descriptor *d, int name) {
     for (const attribute *at = d->attributes; at; at = at->next)
         if (at->name == name) return at;
     return NULL;
@@ -100,12 +100,12 @@ GM_API int cudnnBackendCreateDescriptor(int type, descriptor **out) {
     return GM_SUCCESS;
 }
 
-static void let_go(descriptor *d) {
+static void release(descriptor *d) {
     if (!d || atomic_fetch_sub(&d->holders, 1) > 1) return;
-    if (d->real) gm_installed_destroy(d->real);
+    if (d->installed) gm_installed_destroy(d->installed);
     for (attribute *at = d->attributes, *next; at; at = next) {
         next = at->next;
-        for (int64_t i = 0; at->type == GM_TYPE_BACKEND_DESCRIPTOR && i < at->count; i++) let_go(part(at, i));
+        for (int64_t i = 0; at->type == GM_TYPE_BACKEND_DESCRIPTOR && i < at->count; i++) release(descriptor_at(at, i));
         free(at);
     }
     free(d);
@@ -113,7 +113,7 @@ static void let_go(descriptor *d) {
 
 GM_API int cudnnBackendDestroyDescriptor(descriptor *d) {
     if (d && gm_inside_cudnn()) return gm_installed_destroy(d);
-    let_go(d);
+    release(d);
     return GM_SUCCESS;
 }
 
@@ -121,120 +121,121 @@ GM_API int cudnnBackendSetAttribute(descriptor *d, int name, int type, int64_t c
     size_t size = element_size(type) * (size_t)(count > 0 ? count : 0);
     if (!d || count < 0 || (size && !elements)) return GM_CUDNN_BAD_PARAM;
     if (gm_inside_cudnn()) return gm_installed_set(d, name, type, count, elements);
-    attribute *made = malloc(sizeof *made + size);
-    if (!made) return GM_CUDNN_NOT_INITIALIZED;
-    *made = (attribute){name, type, count, size, d->attributes};
-    if (size) memcpy(made->data, elements, size);
+    attribute *stored = malloc(sizeof *stored + size);
+    if (!stored) return GM_CUDNN_NOT_INITIALIZED;
+    *stored = (attribute){name, type, count, size, d->attributes};
+    if (size) memcpy(stored->data, elements, size);
     for (int64_t i = 0; type == GM_TYPE_BACKEND_DESCRIPTOR && i < count; i++) {
-        if (part(made, i)) atomic_fetch_add(&part(made, i)->holders, 1);
+        if (descriptor_at(stored, i)) atomic_fetch_add(&descriptor_at(stored, i)->holders, 1);
     }
-    d->attributes = made;
+    d->attributes = stored;
     return GM_SUCCESS;
 }
 
 /* ---- cuDNN's own descriptors ---- */
 
-static int make_real(descriptor *d);
+static int make_installed(descriptor *d);
 
-static int set_real(descriptor *d, const attribute *at) {
+static int set_installed(descriptor *d, const attribute *at) {
     if (at->type == GM_TYPE_HANDLE) return GM_SUCCESS; /* which device is meant is said otherwise */
     if (at->type != GM_TYPE_BACKEND_DESCRIPTOR) {
-        return gm_installed_set(d->real, at->name, at->type, at->count, at->data);
+        return gm_installed_set(d->installed, at->name, at->type, at->count, at->data);
     }
-    void **reals = calloc((size_t)at->count + 1, sizeof *reals);
-    int status = reals ? GM_SUCCESS : GM_CUDNN_NOT_INITIALIZED;
+    void **handles = calloc((size_t)at->count + 1, sizeof *handles);
+    int status = handles ? GM_SUCCESS : GM_CUDNN_NOT_INITIALIZED;
     for (int64_t i = 0; i < at->count && !status; i++) {
-        descriptor *made_of = part(at, i);
-        if (!made_of) continue;
-        if (!made_of->real) status = make_real(made_of);
-        reals[i] = made_of->real;
+        descriptor *component = descriptor_at(at, i);
+        if (!component) continue;
+        if (!component->installed) status = make_installed(component);
+        handles[i] = component->installed;
     }
-    if (!status) status = gm_installed_set(d->real, at->name, at->type, at->count, reals);
-    free(reals);
+    if (!status) status = gm_installed_set(d->installed, at->name, at->type, at->count, handles);
+    free(handles);
     return status;
 }
 
 /* Sets all that was set, in that order: the list has the last one first. */
-static int set_all_real(descriptor *d, const attribute *at) {
+static int set_all_installed(descriptor *d, const attribute *at) {
     if (!at) return GM_SUCCESS;
-    int status = set_all_real(d, at->next);
-    return status ? status : set_real(d, at);
+    int status = set_all_installed(d, at->next);
+    return status ? status : set_installed(d, at);
 }
 
-static int make_real(descriptor *d) {
-    int status = gm_installed_create(d->type, &d->real);
+static int make_installed(descriptor *d) {
+    int status = gm_installed_create(d->type, &d->installed);
     if (status) return status;
     int name = d->type == GM_ENGINEHEUR       ? ENGINEHEUR_DEVICEPROP
                : d->type == GM_ENGINE         ? ENGINE_DEVICEPROP
                : d->type == GM_EXECUTION_PLAN ? EXECUTION_PLAN_DEVICEPROP
                                               : 0;
-    status = set_all_real(d, d->attributes);
+    status = set_all_installed(d, d->attributes);
     if (!status && name) {
         d->card = gm_installed_card();
-        status = d->card ? gm_installed_set(d->real, name, GM_TYPE_BACKEND_DESCRIPTOR, 1, &d->card)
+        status = d->card ? gm_installed_set(d->installed, name, GM_TYPE_BACKEND_DESCRIPTOR, 1, &d->card)
                          : GM_CUDNN_NOT_SUPPORTED;
     }
-    if (!status) status = gm_installed_finalize(d->real);
+    if (!status) status = gm_installed_finalize(d->installed);
     if (status) {
-        gm_installed_destroy(d->real);
-        d->real = NULL;
+        gm_installed_destroy(d->installed);
+        d->installed = NULL;
     }
     return status;
 }
 
 /* Results are copied into descriptors that the caller has made; cuDNN wants its own. */
-static int get_reals(descriptor *d, int name, int64_t wanted, int64_t *count, descriptor **into) {
-    void **reals = calloc((size_t)wanted + 1, sizeof *reals);
-    int status = reals ? GM_SUCCESS : GM_CUDNN_NOT_INITIALIZED;
-    for (int64_t i = 0; i < wanted && !status; i++) {
+static int get_installed(descriptor *d, int name, int64_t room, int64_t *count, descriptor **into) {
+    void **handles = calloc((size_t)room + 1, sizeof *handles);
+    int status = handles ? GM_SUCCESS : GM_CUDNN_NOT_INITIALIZED;
+    for (int64_t i = 0; i < room && !status; i++) {
         if (!into[i]) status = GM_CUDNN_BAD_PARAM;
-        else if (!into[i]->real) status = gm_installed_create(into[i]->type, &into[i]->real);
-        if (!status) reals[i] = into[i]->real;
+        else if (!into[i]->installed) status = gm_installed_create(into[i]->type, &into[i]->installed);
+        if (!status) handles[i] = into[i]->installed;
     }
-    if (!status) status = gm_installed_get(d->real, name, GM_TYPE_BACKEND_DESCRIPTOR, wanted, count, reals);
-    for (int64_t i = 0; i < wanted && !status; i++) {
+    if (!status) status = gm_installed_get(d->installed, name, GM_TYPE_BACKEND_DESCRIPTOR, room, count, handles);
+    for (int64_t i = 0; i < room && !status; i++) {
         into[i]->bytes = d->bytes;
         into[i]->convolves = d->convolves;
         into[i]->alone = d->alone;
-        into[i]->asked = true;
+        into[i]->has_counterpart = true;
     }
-    free(reals);
+    free(handles);
     return status;
 }
 
-static void forget_real(descriptor *d) {
-    if (d->real) gm_installed_destroy(d->real);
-    d->real = NULL;
-    d->asked = false;
+static void forget_installed(descriptor *d) {
+    if (d->installed) gm_installed_destroy(d->installed);
+    d->installed = NULL;
+    d->has_counterpart = false;
 }
 
-/* Of a single convolution whatever cuDNN answers is the answer; of others it may know nothing without a GPU. */
+/* Of a single convolution cuDNN's answer is the answer, a refusal as well; of any other graph it may know nothing
+ * without a GPU. */
 static int ask(descriptor *d) {
-    int status = make_real(d);
+    int status = make_installed(d);
     int64_t results = 1;
     if (d->alone) return status;
     if (!status && d->type == GM_ENGINEHEUR) {
-        status = gm_installed_get(d->real, ENGINEHEUR_RESULTS, GM_TYPE_BACKEND_DESCRIPTOR, 0, &results, NULL);
+        status = gm_installed_get(d->installed, ENGINEHEUR_RESULTS, GM_TYPE_BACKEND_DESCRIPTOR, 0, &results, NULL);
     }
-    if (status || !results) forget_real(d);
+    if (status || !results) forget_installed(d);
     return GM_SUCCESS;
 }
 
-/* A plan that is not compiled: its engine's configuration says what it will want. */
+/* A plan that is not compiled: its engine's configuration says how much workspace it will want. */
 static int take_from_configuration(descriptor *plan) {
-    const attribute *at = find(plan, EXECUTION_PLAN_ENGINE_CONFIG);
-    descriptor *configuration = at && at->count ? part(at, 0) : NULL;
+    const attribute *at = find_attribute(plan, EXECUTION_PLAN_ENGINE_CONFIG);
+    descriptor *configuration = at && at->count ? descriptor_at(at, 0) : NULL;
     int64_t count = 0;
-    bool known = configuration && configuration->real &&
-                 !gm_installed_get(configuration->real, ENGINECFG_WORKSPACE_SIZE, GM_TYPE_INT64, 1, &count,
-                             &plan->workspace) &&
+    bool has_workspace = configuration && configuration->installed &&
+                 !gm_installed_get(configuration->installed, ENGINECFG_WORKSPACE_SIZE, GM_TYPE_INT64, 1, &count,
+                                           &plan->workspace) &&
                  count == 1;
-    plan->card = known ? gm_installed_card() : NULL;
-    if (!known) plan->workspace = 0;
+    plan->card = has_workspace ? gm_installed_card() : NULL;
+    if (!has_workspace) plan->workspace = 0;
     return GM_SUCCESS;
 }
 
-/* ---- what becomes of it ---- */
+/* ---- finalizing, reading, running ---- */
 
 /* Bytes of an element of cudnnDataType_t; of the vectorized ones as well. */
 static uint64_t data_size(int type) {
@@ -259,60 +260,60 @@ static uint64_t tensor_bytes(const attribute *dimensions, const attribute *type)
     return bytes;
 }
 
-/* A tensor knows its bytes; an operation, a graph, an engine, a plan has those of what it is made of. */
+/* A tensor knows its bytes; an operation, a graph, an engine, a plan has those of its components. */
 GM_API int cudnnBackendFinalize(descriptor *d) {
     if (!d) return GM_CUDNN_BAD_PARAM;
     if (gm_inside_cudnn()) return gm_installed_finalize(d);
-    const attribute *dimensions = find(d, TENSOR_DIMENSIONS);
+    const attribute *dimensions = find_attribute(d, TENSOR_DIMENSIONS);
     if (dimensions) {
-        d->bytes = tensor_bytes(dimensions, find(d, TENSOR_DATA_TYPE));
+        d->bytes = tensor_bytes(dimensions, find_attribute(d, TENSOR_DATA_TYPE));
         return GM_SUCCESS;
     }
     d->convolves = d->type >= OPERATION_CONVOLUTION_FORWARD && d->type <= OPERATION_CONVOLUTION_BACKWARD_DATA;
     for (const attribute *at = d->attributes; at; at = at->next) {
         if (at->type != GM_TYPE_BACKEND_DESCRIPTOR) continue;
         for (int64_t i = 0; i < at->count; i++) {
-            descriptor *made_of = part(at, i);
-            if (!made_of) continue;
-            d->bytes += made_of->bytes;
-            d->convolves |= made_of->convolves;
-            d->alone |= made_of->alone;
-            d->asked |= made_of->asked;
+            descriptor *component = descriptor_at(at, i);
+            if (!component) continue;
+            d->bytes += component->bytes;
+            d->convolves |= component->convolves;
+            d->alone |= component->alone;
+            d->has_counterpart |= component->has_counterpart;
         }
     }
     if (d->type == OPERATIONGRAPH) {
-        const attribute *operations = find(d, OPERATIONGRAPH_OPS);
+        const attribute *operations = find_attribute(d, OPERATIONGRAPH_OPS);
         d->alone = d->convolves && operations && operations->count == 1;
-        d->asked = operations && gm_installed_card();
+        d->has_counterpart = operations && gm_installed_card();
     }
-    if (!d->asked || d->real) return GM_SUCCESS;
+    if (!d->has_counterpart || d->installed) return GM_SUCCESS;
     return d->type == GM_EXECUTION_PLAN && !d->alone ? take_from_configuration(d) : ask(d);
 }
 
-GM_API int cudnnBackendGetAttribute(descriptor *d, int name, int type, int64_t wanted, int64_t *count,
+GM_API int cudnnBackendGetAttribute(descriptor *d, int name, int type, int64_t room, int64_t *count,
                                     void *elements) {
     if (!d) return GM_CUDNN_BAD_PARAM;
-    if (gm_inside_cudnn()) return gm_installed_get(d, name, type, wanted, count, elements);
-    const attribute *set = find(d, name);
+    if (gm_inside_cudnn()) return gm_installed_get(d, name, type, room, count, elements);
+    const attribute *set = find_attribute(d, name);
     int64_t ignored;
     if (!count) count = &ignored;
     if (set && set->type == type && type != GM_TYPE_BACKEND_DESCRIPTOR) {
         *count = set->count;
-        if (elements && wanted > 0)
-            memcpy(elements, set->data, element_size(type) * (size_t)(wanted < set->count ? wanted : set->count));
+        if (elements && room > 0)
+            memcpy(elements, set->data, element_size(type) * (size_t)(room < set->count ? room : set->count));
         return GM_SUCCESS;
     }
     *count = 0;
-    if (d->real) {
+    if (d->installed) {
         return type == GM_TYPE_BACKEND_DESCRIPTOR && elements
-                   ? get_reals(d, name, wanted, count, elements)
-                   : gm_installed_get(d->real, name, type, wanted, count, elements);
+                   ? get_installed(d, name, room, count, elements)
+                   : gm_installed_get(d->installed, name, type, room, count, elements);
     }
     switch (name) {
     case ENGINEHEUR_RESULTS: /* one engine configuration; the caller brings its descriptor */
     case ENGINECFG_ENGINE:
         *count = 1;
-        if (elements && wanted > 0 && *(descriptor **)elements) {
+        if (elements && room > 0 && *(descriptor **)elements) {
             (*(descriptor **)elements)->bytes = d->bytes;
             (*(descriptor **)elements)->convolves = d->convolves;
         }
@@ -322,42 +323,43 @@ GM_API int cudnnBackendGetAttribute(descriptor *d, int name, int type, int64_t w
         return GM_SUCCESS; /* there are none */
     case ENGINE_GLOBAL_INDEX: case OPERATIONGRAPH_ENGINE_GLOBAL_COUNT: case ENGINECFG_WORKSPACE_SIZE:
         *count = 1;
-        if (elements && wanted > 0) *(int64_t *)elements = name == OPERATIONGRAPH_ENGINE_GLOBAL_COUNT;
+        if (elements && room > 0) *(int64_t *)elements = name == OPERATIONGRAPH_ENGINE_GLOBAL_COUNT;
         return GM_SUCCESS;
     case EXECUTION_PLAN_WORKSPACE_SIZE:
         *count = 1;
-        if (elements && wanted > 0) *(int64_t *)elements = d->workspace;
+        if (elements && room > 0) *(int64_t *)elements = d->workspace;
         return GM_SUCCESS;
     case ENGINECFG_SHARED_MEMORY_USED:
         *count = 1;
-        if (elements && wanted > 0) *(int32_t *)elements = 0;
+        if (elements && room > 0) *(int32_t *)elements = 0;
         return GM_SUCCESS;
     case EXECUTION_PLAN_JSON_REPRESENTATION:
         *count = 3;
-        if (elements && wanted >= 3) memcpy(elements, "{}", 3);
+        if (elements && room >= 3) memcpy(elements, "{}", 3);
         return GM_SUCCESS;
     default: {
-        static char told[64];
-        snprintf(told, sizeof told, "cudnnBackendGetAttribute(%d)", name);
-        return gm_unsupported(told, GM_CUDNN_NOT_SUPPORTED);
+        static char function[64];
+        snprintf(function, sizeof function, "cudnnBackendGetAttribute(%d)", name);
+        return gm_unsupported(function, GM_CUDNN_NOT_SUPPORTED);
     }
     }
 }
 
 static atomic_ullong largest; /* bytes of a plan's tensors */
-static atomic_ullong unasked; /* runs of convolutions' plans whose workspaces are not known */
-static atomic_ullong asked;   /* runs of cuDNN's own plans */
-static atomic_ullong astray;  /* of these, on another card than they were made for: PyTorch keeps plans for good */
+static atomic_ullong estimated_runs; /* runs of convolutions' plans with unknown workspaces */
+static atomic_ullong planned_runs;   /* runs of cuDNN's own plans */
+/* Of these, on another card than they were made for: PyTorch keeps plans for good. */
+static atomic_ullong other_card_runs;
 
 static void count_run(const descriptor *plan) {
     gm_count_plan();
     if (plan->card) {
-        atomic_fetch_add_explicit(&asked, 1, memory_order_relaxed);
-        if (plan->card != gm_installed_card()) atomic_fetch_add_explicit(&astray, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&planned_runs, 1, memory_order_relaxed);
+        if (plan->card != gm_installed_card()) atomic_fetch_add_explicit(&other_card_runs, 1, memory_order_relaxed);
     } else if (plan->convolves) {
-        unsigned long long before = atomic_load(&largest);
-        while (plan->bytes > before && !atomic_compare_exchange_weak(&largest, &before, plan->bytes)) {}
-        atomic_fetch_add_explicit(&unasked, 1, memory_order_relaxed);
+        unsigned long long largest_before = atomic_load(&largest);
+        while (plan->bytes > largest_before && !atomic_compare_exchange_weak(&largest, &largest_before, plan->bytes)) {}
+        atomic_fetch_add_explicit(&estimated_runs, 1, memory_order_relaxed);
     } else {
         gm_note_sizes(GM_CUDNN_PLAN);
     }
@@ -371,12 +373,12 @@ GM_API int cudnnBackendExecute(void *handle, descriptor *plan, descriptor *pack)
     return GM_SUCCESS;
 }
 
-/* Bytes of the tensors of the largest convolution, of those whose workspaces are not known, since it was last asked. */
+/* Bytes of the tensors of the largest convolution with an unknown workspace, since this was last asked. */
 GM_API uint64_t gpumem_largest_convolution(void) { return atomic_exchange(&largest, 0); }
 
-/* How often a convolution ran whose workspace is not known; a plan of cuDNN's; one made for another card. */
+/* How often a convolution with an unknown workspace ran; a plan of cuDNN's; one made for another card. */
 GM_API void gpumem_convolutions(uint64_t out[3]) {
-    out[0] = atomic_load(&unasked);
-    out[1] = atomic_load(&asked);
-    out[2] = atomic_load(&astray);
+    out[0] = atomic_load(&estimated_runs);
+    out[1] = atomic_load(&planned_runs);
+    out[2] = atomic_load(&other_card_runs);
 }

@@ -1,4 +1,4 @@
-/* Asking cuDNN itself what it would do on a card, on a machine without one.
+/* Asking the installed cuDNN for its plans on a card, on a machine without one.
  *
  * Since 9.8 cuDNN plans for a device that is not there ("deviceless ahead-of-time compilation" in its
  * documentation): a device property descriptor takes the handle's place in heuristics, engines and plans. It is
@@ -32,8 +32,8 @@ static struct {
     int (*destroy)(void *descriptor);
     int (*set)(void *descriptor, int name, int type, int64_t count, const void *elements);
     int (*finalize)(void *descriptor);
-    int (*get)(void *descriptor, int name, int type, int64_t wanted, int64_t *count, void *elements);
-} real;
+    int (*get)(void *descriptor, int name, int type, int64_t room, int64_t *count, void *elements);
+} cudnn;
 static atomic_bool opened;       /* all of them are there */
 static atomic_int found_version; /* of the library, 90501 for 9.5.1; 0: none was found, or looked for */
 
@@ -41,42 +41,42 @@ static bool look_up(void *library) {
     const struct {
         const char *name;
         void *into;
-    } wanted[] = {
-        {"cudnnGetVersion", &real.version},
-        {"cudnnGetCudartVersion", &real.cuda_version},
-        {"cudnnGetErrorString", &real.error_string},
-        {"cudnnGetLastErrorString", &real.last_error},
-        {"cudnnBackendCreateDescriptor", &real.create},
-        {"cudnnBackendDestroyDescriptor", &real.destroy},
-        {"cudnnBackendSetAttribute", &real.set},
-        {"cudnnBackendFinalize", &real.finalize},
-        {"cudnnBackendGetAttribute", &real.get},
+    } functions[] = {
+        {"cudnnGetVersion", &cudnn.version},
+        {"cudnnGetCudartVersion", &cudnn.cuda_version},
+        {"cudnnGetErrorString", &cudnn.error_string},
+        {"cudnnGetLastErrorString", &cudnn.last_error},
+        {"cudnnBackendCreateDescriptor", &cudnn.create},
+        {"cudnnBackendDestroyDescriptor", &cudnn.destroy},
+        {"cudnnBackendSetAttribute", &cudnn.set},
+        {"cudnnBackendFinalize", &cudnn.finalize},
+        {"cudnnBackendGetAttribute", &cudnn.get},
     };
-    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
-        void *function = dlsym(library, wanted[i].name);
+    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
+        void *function = dlsym(library, functions[i].name);
         if (!function) return false;
-        memcpy(wanted[i].into, &function, sizeof function);
+        memcpy(functions[i].into, &function, sizeof function);
     }
     return true;
 }
 
-/* The one that PyTorch was linked with is in the process, although nobody calls it. $GPUMEM_CUDNN is the path of
+/* The one that PyTorch was linked with is in the process, although PyTorch calls ours. $GPUMEM_CUDNN is the path of
  * another; with "none", no cuDNN is asked. */
 static void open_library(void) {
     const char *path = getenv("GPUMEM_CUDNN");
-    bool given = path && *path;
-    if (given && strcmp(path, "none") == 0) return;
-    void *library = dlopen(given ? path : "libcudnn.so.9", given ? RTLD_LAZY : RTLD_LAZY | RTLD_NOLOAD);
-    if (!library && given) {
+    bool path_given = path && *path;
+    if (path_given && strcmp(path, "none") == 0) return;
+    void *library = dlopen(path_given ? path : "libcudnn.so.9", path_given ? RTLD_LAZY : RTLD_LAZY | RTLD_NOLOAD);
+    if (!library && path_given) {
         fprintf(stderr, "pytest-gpumem: GPUMEM_CUDNN: %s; give the path of a libcudnn.so.9, or none\n", dlerror());
     }
     if (!library || !look_up(library)) return;
     gm_enter_cudnn(); /* they may call one another by name, and find ours */
-    int version = (int)real.version(), major = (int)(real.cuda_version() / 1000);
+    int version = (int)cudnn.version(), major = (int)(cudnn.cuda_version() / 1000);
     gm_leave_cudnn();
-    if (major != gm_cuda_version() / 1000) { /* its own parts want that CUDA's libraries, and end the process without them */
+    if (major != gm_cuda_version() / 1000) { /* its parts end the process without that CUDA's libraries */
         fprintf(stderr, "pytest-gpumem: GPUMEM_CUDNN: %s is made for CUDA %d, and this torch for CUDA %d: give one of "
-                "nvidia-cudnn-cu%d's\n", given ? path : "cuDNN", major, gm_cuda_version() / 1000,
+                "nvidia-cudnn-cu%d's\n", path_given ? path : "cuDNN", major, gm_cuda_version() / 1000,
                 gm_cuda_version() / 1000);
         return;
     }
@@ -107,25 +107,25 @@ GM_API int gpumem_cudnn_found(void) { return atomic_load(&found_version); }
     gm_leave_cudnn();    \
     return status
 
-int gm_installed_create(int type, void **out) { CALL(real.create(type, out)); }
+int gm_installed_create(int type, void **out) { CALL(cudnn.create(type, out)); }
 
-int gm_installed_destroy(void *descriptor) { CALL(real.destroy(descriptor)); }
+int gm_installed_destroy(void *descriptor) { CALL(cudnn.destroy(descriptor)); }
 
 int gm_installed_set(void *descriptor, int name, int type, int64_t count, const void *elements) {
-    CALL(real.set(descriptor, name, type, count, elements));
+    CALL(cudnn.set(descriptor, name, type, count, elements));
 }
 
-int gm_installed_finalize(void *descriptor) { CALL(real.finalize(descriptor)); }
+int gm_installed_finalize(void *descriptor) { CALL(cudnn.finalize(descriptor)); }
 
-int gm_installed_get(void *descriptor, int name, int type, int64_t wanted, int64_t *count, void *elements) {
-    CALL(real.get(descriptor, name, type, wanted, count, elements));
+int gm_installed_get(void *descriptor, int name, int type, int64_t room, int64_t *count, void *elements) {
+    CALL(cudnn.get(descriptor, name, type, room, count, elements));
 }
 
-const char *gm_installed_error_string(int status) { return atomic_load(&opened) ? real.error_string(status) : NULL; }
+const char *gm_installed_error_string(int status) { return atomic_load(&opened) ? cudnn.error_string(status) : NULL; }
 
 bool gm_installed_last_error(char *message, size_t size) {
     if (!atomic_load(&opened)) return false;
-    real.last_error(message, size);
+    cudnn.last_error(message, size);
     return true;
 }
 
@@ -141,7 +141,7 @@ static card *_Atomic cards; /* the newest first; none is taken away, so that the
 static pthread_mutex_t cards_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void *make_property(void) {
-    const gm_card *it = &gm_profile;
+    const gm_card *card = &gm_profile;
     char json[1024];
     int length = snprintf(
         json, sizeof json,
@@ -152,15 +152,16 @@ static void *make_property(void) {
         "\"maxSharedMemoryPerBlock\":%llu,\"maxSharedMemoryPerBlockOptin\":%llu,"
         "\"reservedSharedMemoryPerBlock\":%llu,\"totalGlobalMem\":%llu,\"l2CacheSize\":%llu,"
         "\"smClockRateKHz\":%d,\"memClockRateKHz\":%d}",
-        gm_cuda_version(), it->major * 100 + it->minor * 10, it->sm_count, it->max_threads_per_sm,
-        it->max_blocks_per_sm, it->registers_per_sm, (unsigned long long)it->shared_memory_per_block,
-        (unsigned long long)it->shared_memory_per_block_optin,
-        (unsigned long long)it->reserved_shared_memory_per_block, (unsigned long long)it->total_memory,
-        (unsigned long long)it->l2_cache_size, it->clock_rate_khz, it->clock_rate_khz);
-    void *made;
-    if (gm_installed_create(DEVICEPROP, &made)) return NULL;
-    if (!gm_installed_set(made, DEVICEPROP_JSON, GM_TYPE_CHAR, length, json) && !gm_installed_finalize(made)) return made;
-    gm_installed_destroy(made);
+        gm_cuda_version(), card->major * 100 + card->minor * 10, card->sm_count, card->max_threads_per_sm,
+        card->max_blocks_per_sm, card->registers_per_sm, (unsigned long long)card->shared_memory_per_block,
+        (unsigned long long)card->shared_memory_per_block_optin,
+        (unsigned long long)card->reserved_shared_memory_per_block, (unsigned long long)card->total_memory,
+        (unsigned long long)card->l2_cache_size, card->clock_rate_khz, card->clock_rate_khz);
+    void *property;
+    if (gm_installed_create(DEVICEPROP, &property)) return NULL;
+    if (!gm_installed_set(property, DEVICEPROP_JSON, GM_TYPE_CHAR, length, json) && !gm_installed_finalize(property))
+        return property;
+    gm_installed_destroy(property);
     return NULL;
 }
 
@@ -174,27 +175,27 @@ static bool same_chip(const gm_card *a, const gm_card *b) {
            a->registers_per_sm == b->registers_per_sm;
 }
 
-static card *known(void) {
-    card *it = atomic_load_explicit(&cards, memory_order_acquire);
-    while (it && !same_chip(&it->profile, &gm_profile)) it = it->next;
-    return it;
+static card *find_card(void) {
+    card *c = atomic_load_explicit(&cards, memory_order_acquire);
+    while (c && !same_chip(&c->profile, &gm_profile)) c = c->next;
+    return c;
 }
 
-static card *make_known(void) {
+static card *add_card(void) {
     pthread_mutex_lock(&cards_lock);
-    card *it = known();
-    if (!it && (it = malloc(sizeof *it))) {
-        *it = (card){gm_profile, make_property(), atomic_load(&cards)};
-        atomic_store_explicit(&cards, it, memory_order_release);
+    card *c = find_card();
+    if (!c && (c = malloc(sizeof *c))) {
+        *c = (card){gm_profile, make_property(), atomic_load(&cards)};
+        atomic_store_explicit(&cards, c, memory_order_release);
     }
     pthread_mutex_unlock(&cards_lock);
-    return it;
+    return c;
 }
 
 void *gm_installed_card(void) {
     open_once();
     if (!atomic_load(&opened)) return NULL;
-    card *it = known();
-    if (!it) it = make_known();
-    return it ? it->property : NULL;
+    card *c = find_card();
+    if (!c) c = add_card();
+    return c ? c->property : NULL;
 }

@@ -39,12 +39,12 @@ GM_API int cudnnSetTensorNdDescriptor(tensor *t, int type, int count, const int 
     return GM_SUCCESS;
 }
 
-GM_API int cudnnGetTensorNdDescriptor(const tensor *t, int wanted, int *type, int *count, int *sizes, int *strides) {
-    int given = wanted < t->count ? wanted : t->count;
+GM_API int cudnnGetTensorNdDescriptor(const tensor *t, int room, int *type, int *count, int *sizes, int *strides) {
+    int count_given = room < t->count ? room : t->count;
     *type = t->type;
     *count = t->count;
-    memcpy(sizes, t->sizes, (size_t)given * sizeof *sizes);
-    memcpy(strides, t->strides, (size_t)given * sizeof *strides);
+    memcpy(sizes, t->sizes, (size_t)count_given * sizeof *sizes);
+    memcpy(strides, t->strides, (size_t)count_given * sizeof *strides);
     return GM_SUCCESS;
 }
 
@@ -119,9 +119,9 @@ static int columns(const network *n, int pseudo_layer, int half) {
 }
 
 static size_t matrices_of(const network *n, int pseudo_layer) {
-    size_t one = (size_t)gates(n) * (size_t)n->hidden_size;
+    size_t rows = (size_t)gates(n) * (size_t)n->hidden_size;
     size_t projection = projects(n) ? (size_t)n->projection_size * (size_t)n->hidden_size : 0;
-    return one * (size_t)(columns(n, pseudo_layer, 0) + columns(n, pseudo_layer, 1)) + projection;
+    return rows * (size_t)(columns(n, pseudo_layer, 0) + columns(n, pseudo_layer, 1)) + projection;
 }
 
 static size_t biases_of(const network *n) {
@@ -165,17 +165,17 @@ GM_API int cudnnGetRNNWeightParams(void *handle, const network *n, int32_t layer
     return GM_SUCCESS;
 }
 
-/* Not documented. Estimated as what the equations need: training keeps, for every step of time, layer and
+/* Not documented. Estimated as the values that the equations need: training keeps, for every step of time, layer and
  * direction, each gate's activation, the cell (LSTM) and the output; forward takes the gates' pre-activations of
  * one layer as workspace. */
 GM_API int cudnnGetRNNTempSpaceSizes(void *handle, const network *n, int training, const sequences *data,
                                      size_t *workspace, size_t *reserve) {
     (void)handle;
     size_t steps = (size_t)data->time * (size_t)data->batch, hidden = (size_t)n->hidden_size;
-    size_t kept = (size_t)gates(n) + (n->mode == 2) + 1;
+    size_t values = (size_t)gates(n) + (n->mode == 2) + 1;
     gm_note_sizes(GM_RNN);
     if (workspace) *workspace = steps * hidden * (size_t)(gates(n) * n->directions) * element(n);
-    if (reserve) *reserve = training ? steps * hidden * kept * (size_t)pseudo_layers(n) * element(n) : 0;
+    if (reserve) *reserve = training ? steps * hidden * values * (size_t)pseudo_layers(n) * element(n) : 0;
     return GM_SUCCESS;
 }
 

@@ -1,4 +1,5 @@
-/* The CUDA driver API: devices, contexts, and which of them an address belongs to. A context is a token, one a device. */
+/* The CUDA driver API: devices, contexts, and which of them an address belongs to. A context is a
+ * token, one a device. */
 #include "runtime/runtime.h"
 
 #include <stdio.h>
@@ -111,7 +112,7 @@ GM_API int cuCtxGetDevice(int *device) {
 
 GM_API int cuCtxSynchronize(void) { return GM_SUCCESS; }
 
-/* Limits of what kernels may use (stack, printf buffer): no kernel runs. */
+/* Limits of resources of kernels (stack, printf buffer): no kernel runs. */
 GM_API int cuCtxSetLimit(int limit, size_t value) {
     (void)limit, (void)value;
     return GM_SUCCESS;

@@ -21,9 +21,9 @@ static gm_ranges mappings; /* tag: the allocation */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 #define GRANULARITY ((size_t)2 << 20)
 
-GM_API int cuMemAddressReserve(uintptr_t *out, size_t size, size_t alignment, uintptr_t wanted,
+GM_API int cuMemAddressReserve(uintptr_t *out, size_t size, size_t alignment, uintptr_t hint,
                                unsigned long long flags) {
-    (void)alignment, (void)wanted, (void)flags;
+    (void)alignment, (void)hint, (void)flags;
     if (!gm_visible()) return GM_NO_DEVICE;
     if (!size || size % GRANULARITY) return GM_INVALID_VALUE;
     size_t room = size + GRANULARITY;
@@ -60,15 +60,15 @@ GM_API int cuMemCreate(allocation **out, size_t size, const allocation_propertie
     if (!size || size % GRANULARITY) return GM_INVALID_VALUE;
     if (properties->location_type != 1) return gm_unsupported("cuMemCreate (in host memory)", GM_NOT_SUPPORTED);
     if (properties->device < 0 || properties->device >= gm_visible_devices()) return GM_INVALID_DEVICE;
-    allocation *made = malloc(sizeof *made);
-    if (!made) return GM_OUT_OF_MEMORY;
+    allocation *memory = malloc(sizeof *memory);
+    if (!memory) return GM_OUT_OF_MEMORY;
     int status = gm_charge(properties->device, size);
     if (status) {
-        free(made);
+        free(memory);
         return status;
     }
-    *made = (allocation){properties->device, size, 1};
-    *out = made;
+    *memory = (allocation){properties->device, size, 1};
+    *out = memory;
     return GM_SUCCESS;
 }
 
@@ -102,15 +102,15 @@ GM_API int cuMemMap(uintptr_t address, size_t size, size_t offset, allocation *m
 GM_API int cuMemUnmap(uintptr_t address, size_t size) {
     pthread_mutex_lock(&lock);
     for (uintptr_t at = address; at < address + size;) {
-        gm_range *found = gm_ranges_find(&mappings, at);
-        if (!found || found->start != at || found->end > address + size) {
+        gm_range *mapping = gm_ranges_find(&mappings, at);
+        if (!mapping || mapping->start != at || mapping->end > address + size) {
             pthread_mutex_unlock(&lock);
             return GM_INVALID_VALUE;
         }
-        allocation *memory = (allocation *)found->tag;
-        at = found->end;
-        gm_forget((void *)found->start, found->end - found->start);
-        gm_ranges_remove(&mappings, found);
+        allocation *memory = (allocation *)mapping->tag;
+        at = mapping->end;
+        gm_forget((void *)mapping->start, mapping->end - mapping->start);
+        gm_ranges_remove(&mappings, mapping);
         drop(memory);
     }
     pthread_mutex_unlock(&lock);

@@ -1,4 +1,4 @@
-/* The CUDA driver API: modules and kernels, loaded by name only, never executed, and what is written for them. */
+/* The CUDA driver API: modules and kernels, loaded by name only, never executed, and writes to their memory. */
 #include "runtime/runtime.h"
 
 #include <string.h>

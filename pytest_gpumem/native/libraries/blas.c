@@ -1,4 +1,4 @@
-/* cuBLAS and cuBLASLt: results lie in device memory, which nobody reads. PyTorch brings the workspaces, through its
+/* cuBLAS and cuBLASLt: results lie in device memory and are not computed. PyTorch brings the workspaces, through its
  * own allocator, so nothing here takes memory. */
 #include "runtime/runtime.h"
 
@@ -77,10 +77,10 @@ static int dot(void *result, size_t size) {
     return GM_SUCCESS;
 }
 
-#define DOT(name, size)                                                                                  \
+#define DOT(name, size)                                                                                 \
     GM_API int name(handle *h, int n, const void *x, int incx, const void *y, int incy, void *result) { \
         (void)h, (void)n, (void)x, (void)incx, (void)y, (void)incy;                                     \
-        return dot(result, size);                                                                        \
+        return dot(result, size);                                                                       \
     }
 DOT(cublasSdot_v2, 4)
 DOT(cublasDdot_v2, 8)
@@ -96,10 +96,10 @@ GM_API int cublasDotEx(handle *h, int n, const void *x, int xtype, int incx, con
 }
 
 /* The norms and sums of a vector, and the place of its largest element: of zeros the first, counted from 1. */
-#define NORM(name, size)                                                                \
-    GM_API int name(handle *h, int n, const void *x, int incx, void *result) {          \
-        (void)h, (void)n, (void)x, (void)incx;                                          \
-        return dot(result, size);                                                       \
+#define NORM(name, size)                                                       \
+    GM_API int name(handle *h, int n, const void *x, int incx, void *result) { \
+        (void)h, (void)n, (void)x, (void)incx;                                 \
+        return dot(result, size);                                              \
     }
 NORM(cublasSnrm2_v2, 4)
 NORM(cublasScnrm2_v2, 4)
@@ -110,12 +110,12 @@ NORM(cublasScasum_v2, 4)
 NORM(cublasDasum_v2, 8)
 NORM(cublasDzasum_v2, 8)
 
-#define PLACE(name)                                                                     \
-    GM_API int name(handle *h, int n, const void *x, int incx, int *result) {           \
-        (void)h, (void)x, (void)incx;                                                   \
-        dot(result, sizeof *result);                                                    \
-        if (gm_owner(result) < 0) *result = n > 0;                                      \
-        return GM_SUCCESS;                                                              \
+#define PLACE(name)                                                           \
+    GM_API int name(handle *h, int n, const void *x, int incx, int *result) { \
+        (void)h, (void)x, (void)incx;                                         \
+        dot(result, sizeof *result);                                          \
+        if (gm_owner(result) < 0) *result = n > 0;                            \
+        return GM_SUCCESS;                                                    \
     }
 PLACE(cublasIsamax_v2)
 PLACE(cublasIdamax_v2)
@@ -194,27 +194,30 @@ static int computed(void) {
 
 /* ---- cuBLASLt: descriptors are tokens ---- */
 
-static int made(void **out) {
+static int new_descriptor(void **out) {
     *out = calloc(1, 64);
     return *out ? GM_SUCCESS : CUBLAS_INVALID;
 }
 
-static int freed(void *descriptor) {
+static int delete_descriptor(void *descriptor) {
     free(descriptor);
     return GM_SUCCESS;
 }
 
-GM_API int cublasLtCreate(void **out) { return made(out); }
-GM_API int cublasLtDestroy(void *handle) { return freed(handle); }
-GM_API int cublasLtMatmulDescCreate(void **out, int compute, int scale) { (void)compute, (void)scale; return made(out); }
-GM_API int cublasLtMatmulDescDestroy(void *descriptor) { return freed(descriptor); }
-GM_API int cublasLtMatmulPreferenceCreate(void **out) { return made(out); }
-GM_API int cublasLtMatmulPreferenceDestroy(void *preference) { return freed(preference); }
+GM_API int cublasLtCreate(void **out) { return new_descriptor(out); }
+GM_API int cublasLtDestroy(void *handle) { return delete_descriptor(handle); }
+GM_API int cublasLtMatmulDescCreate(void **out, int compute, int scale) {
+    (void)compute, (void)scale;
+    return new_descriptor(out);
+}
+GM_API int cublasLtMatmulDescDestroy(void *descriptor) { return delete_descriptor(descriptor); }
+GM_API int cublasLtMatmulPreferenceCreate(void **out) { return new_descriptor(out); }
+GM_API int cublasLtMatmulPreferenceDestroy(void *preference) { return delete_descriptor(preference); }
 GM_API int cublasLtMatrixLayoutCreate(void **out, int type, uint64_t rows, uint64_t columns, int64_t leading) {
     (void)type, (void)rows, (void)columns, (void)leading;
-    return made(out);
+    return new_descriptor(out);
 }
-GM_API int cublasLtMatrixLayoutDestroy(void *layout) { return freed(layout); }
+GM_API int cublasLtMatrixLayoutDestroy(void *layout) { return delete_descriptor(layout); }
 GM_API int cublasLtMatmulDescSetAttribute(void) { return GM_SUCCESS; }
 GM_API int cublasLtMatmulPreferenceSetAttribute(void) { return GM_SUCCESS; }
 GM_API int cublasLtMatrixLayoutSetAttribute(void) { return GM_SUCCESS; }
@@ -231,9 +234,9 @@ typedef struct {
 
 /* One algorithm that needs no workspace of its own: PyTorch allots the same workspace whichever is chosen. */
 GM_API int cublasLtMatmulAlgoGetHeuristic(void *handle, void *operation, void *a, void *b, void *c, void *d,
-                                          void *preference, int wanted, heuristic_result *results, int *count) {
+                                          void *preference, int room, heuristic_result *results, int *count) {
     (void)handle, (void)operation, (void)a, (void)b, (void)c, (void)d, (void)preference;
-    if (wanted < 1) return CUBLAS_INVALID;
+    if (room < 1) return CUBLAS_INVALID;
     memset(results, 0, sizeof *results);
     results->waves_count = 1;
     *count = 1;

@@ -1,4 +1,4 @@
-/* The cuBLAS functions that PyTorch calls and whose results are in device memory. */
+/* The cuBLAS functions that PyTorch calls and that leave their results in device memory. */
 COMPUTE(cublasCaxpy_v2)
 COMPUTE(cublasCcopy_v2)
 COMPUTE(cublasCgemmBatched)

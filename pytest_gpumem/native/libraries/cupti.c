@@ -1,4 +1,4 @@
-/* CUPTI: whoever profiles may switch records on; no kernel runs here, so there are none.
+/* CUPTI: a profiler may switch records on; no kernel runs here, so no record is ever written.
  *
  * No buffer is ever asked for or handed over, which is how CUPTI behaves towards a program that uses no GPU.
  */
@@ -11,8 +11,8 @@ enum { CUPTI_INVALID_PARAMETER = 1, CUPTI_MAX_LIMIT_REACHED = 12, CUPTI_QUEUE_EM
 
 static char subscriber; /* a token */
 
-GM_API int cuptiGetResultString(int status, const char **text) {
-    *text = status == GM_SUCCESS               ? "CUPTI_SUCCESS"
+GM_API int cuptiGetResultString(int status, const char **message) {
+    *message = status == GM_SUCCESS               ? "CUPTI_SUCCESS"
             : status == CUPTI_MAX_LIMIT_REACHED ? "CUPTI_ERROR_MAX_LIMIT_REACHED: there are no records"
             : status == CUPTI_QUEUE_EMPTY       ? "CUPTI_ERROR_QUEUE_EMPTY"
                                                 : "CUPTI_ERROR_INVALID_PARAMETER";
@@ -26,9 +26,9 @@ GM_API int cuptiGetVersion(uint32_t *version) {
 }
 
 GM_API int cuptiGetTimestamp(uint64_t *nanoseconds) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    *nanoseconds = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    struct timespec time;
+    clock_gettime(CLOCK_REALTIME, &time);
+    *nanoseconds = (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
     return GM_SUCCESS;
 }
 

@@ -1,6 +1,6 @@
 /* NCCL: communicators are tokens, and a collective's result is not known, as a kernel's is not. But where this process
- * knows the bytes that it gives (known_bytes.c), small ones that a program compares or agrees on, every other rank is taken to
- * give the same: they run the same program. The device memory that NCCL takes for itself, outside of PyTorch's
+ * knows the bytes that it gives (known_bytes.c), small ones that a program compares or agrees on, every other rank is
+ * taken to give the same: they run the same program. The device memory that NCCL takes for itself, outside of PyTorch's
  * allocator, is not charged.
  */
 #include "runtime/runtime.h"
@@ -10,7 +10,7 @@
 
 enum { INTERNAL_ERROR = 3 };
 
-/* ALONE: one rank of a world whose others are other processes, or nobody at all. TOGETHER: all ranks are devices of
+/* ALONE: one rank of a world of other processes, which need not exist. TOGETHER: all ranks are devices of
  * this process. SPLIT: a part of such a world, of how many ranks is not known. */
 enum { ALONE, TOGETHER, SPLIT };
 
@@ -22,7 +22,7 @@ typedef struct {
     char bytes[128];
 } unique_id;
 
-static int made(communicator **out, int ranks, int rank, int kind) {
+static int new_communicator(communicator **out, int ranks, int rank, int kind) {
     if (!gm_visible()) return INTERNAL_ERROR;
     *out = malloc(sizeof **out);
     if (!*out) return INTERNAL_ERROR;
@@ -49,22 +49,22 @@ GM_API int ncclGetUniqueId(unique_id *id) {
 
 GM_API int ncclCommInitRank(communicator **out, int ranks, unique_id id, int rank) {
     (void)id;
-    return made(out, ranks, rank, ALONE);
+    return new_communicator(out, ranks, rank, ALONE);
 }
 
 GM_API int ncclCommInitRankConfig(communicator **out, int ranks, unique_id id, int rank, void *config) {
     (void)id, (void)config;
-    return made(out, ranks, rank, ALONE);
+    return new_communicator(out, ranks, rank, ALONE);
 }
 
 GM_API int ncclCommInitRankScalable(communicator **out, int ranks, int rank, int ids, unique_id *id, void *config) {
     (void)ids, (void)id, (void)config;
-    return made(out, ranks, rank, ALONE);
+    return new_communicator(out, ranks, rank, ALONE);
 }
 
 GM_API int ncclCommInitAll(communicator **out, int count, const int *devices) {
     for (int i = 0; i < count; i++) {
-        int status = made(&out[i], count, i, TOGETHER);
+        int status = new_communicator(&out[i], count, i, TOGETHER);
         if (status) return status;
         out[i]->device = devices ? devices[i] : i;
     }
@@ -77,16 +77,16 @@ GM_API int ncclCommSplit(communicator *c, int color, int key, communicator **out
         *out = NULL;
         return GM_SUCCESS;
     }
-    return made(out, c->ranks, c->rank, SPLIT);
+    return new_communicator(out, c->ranks, c->rank, SPLIT);
 }
 
-static int freed(communicator *c) {
+static int delete_communicator(communicator *c) {
     free(c);
     return GM_SUCCESS;
 }
 
-GM_API int ncclCommDestroy(communicator *c) { return freed(c); }
-GM_API int ncclCommAbort(communicator *c) { return freed(c); }
+GM_API int ncclCommDestroy(communicator *c) { return delete_communicator(c); }
+GM_API int ncclCommAbort(communicator *c) { return delete_communicator(c); }
 
 GM_API int ncclCommFinalize(communicator *c) {
     (void)c;
@@ -141,7 +141,7 @@ GM_API int ncclRedOpDestroy(int operation, communicator *c) {
 /* ncclDataType_t, ncclRedOp_t; lower precisions are not calculated with */
 enum { INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2 };
 enum { SUM, PROD, MAX, MIN };
-enum { EXACT = 1 << 24 }; /* whole numbers up to this are exact in FLOAT32, in whatever order they are added */
+enum { EXACT = 1 << 24 }; /* whole numbers up to this are exact in FLOAT32, in any order of adding */
 
 static uint64_t width(int type) {
     switch (type) {
@@ -152,7 +152,7 @@ static uint64_t width(int type) {
     }
 }
 
-/* Whether every rank holds the bytes that this one holds, and they are what a collective on this stream works on now. */
+/* Whether every rank holds the bytes that this one holds, and a collective on this stream works on them at once. */
 static bool certain(const communicator *c, void *on) {
     int capturing = 0;
     cudaStreamIsCapturing(on, &capturing);
@@ -186,7 +186,7 @@ static bool reduce(unsigned char *bytes, size_t count, int type, int operation, 
         float single;
         double number;
         switch (type) {
-        case INT8: case UINT8: case INT32: case UINT32: case INT64: case UINT64: /* low bits: signed or not, little end first */
+        case INT8: case UINT8: case INT32: case UINT32: case INT64: case UINT64: /* low bits, little end first */
             memcpy(&whole, at, width(type));
             whole = multiplied(whole, ranks, operation);
             memcpy(at, &whole, width(type));

@@ -56,22 +56,22 @@ GM_API int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **device) {
 
 GM_API int nvmlDeviceGetUUID(void *device, char *out, unsigned length) {
     unsigned char bytes[GM_UUID_SIZE];
-    char text[48] = "GPU-";
+    char uuid_text[48] = "GPU-";
     size_t at = 4;
     gm_uuid(bytes, (int)((char *)device - nvml_devices));
     for (int i = 0; i < GM_UUID_SIZE; i++) {
         const char *dash = i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "";
-        at += (size_t)snprintf(text + at, sizeof text - at, "%s%02x", dash, bytes[i]);
+        at += (size_t)snprintf(uuid_text + at, sizeof uuid_text - at, "%s%02x", dash, bytes[i]);
     }
-    snprintf(out, length, "%s", text);
+    snprintf(out, length, "%s", uuid_text);
     return GM_SUCCESS;
 }
 
 GM_API int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
-    char text[48];
+    char uuid_text[48];
     for (int index = 0; index < gm_visible_devices(); index++) {
-        nvmlDeviceGetUUID(&nvml_devices[index], text, sizeof text);
-        if (strcmp(text, uuid) == 0) return nvmlDeviceGetHandleByIndex_v2((unsigned)index, device);
+        nvmlDeviceGetUUID(&nvml_devices[index], uuid_text, sizeof uuid_text);
+        if (strcmp(uuid_text, uuid) == 0) return nvmlDeviceGetHandleByIndex_v2((unsigned)index, device);
     }
     return NVML_NOT_FOUND;
 }

@@ -1,6 +1,6 @@
-/* NVRTC: nothing is executed, so what PyTorch compiles just compiles.
+/* NVRTC: nothing is executed, so every program compiles, to nothing.
  *
- * cuDNN that is asked (cudnn/installed.c) gets the real one: it leaves out engines whose kernels do not compile.
+ * The installed cuDNN (cudnn/installed.c) gets the real one: it leaves out engines whose kernels do not compile.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -25,17 +25,17 @@ static const char *const places[] = {"../../cu13/lib", "../../cuda_nvrtc/lib", "
 /* By its path: by its name it would be this library, which lends itself that name. */
 static void *open_beside(const char *library) {
     struct link_map *map;
-    void *handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD), *found = NULL;
+    void *handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD), *library_found = NULL;
     if (!handle || dlinfo(handle, RTLD_DI_LINKMAP, &map)) return NULL;
     const char *end = strrchr(map->l_name, '/');
-    for (size_t i = 0; end && !found && i < sizeof places / sizeof *places; i++) {
+    for (size_t i = 0; end && !library_found && i < sizeof places / sizeof *places; i++) {
         char path[4096];
         snprintf(path, sizeof path, "%.*s/%s/libnvrtc.so.%d", (int)(end - map->l_name), map->l_name, places[i],
                  gm_cuda_version() / 1000);
-        found = dlopen(path, RTLD_LAZY);
+        library_found = dlopen(path, RTLD_LAZY);
     }
     dlclose(handle);
-    return found;
+    return library_found;
 }
 
 static void open_real(void) {
@@ -51,13 +51,13 @@ static void *function(const char *name) {
 }
 
 /* Calls the real function of this name if cuDNN asks for it. */
-#define PASS_ON(type, parameters, arguments)              \
-    do {                                                  \
-        type(*pass_on) parameters;                        \
-        void *found = function(__func__);                 \
-        if (!found) break;                                \
-        memcpy(&pass_on, &found, sizeof pass_on);         \
-        return pass_on arguments;                         \
+#define PASS_ON(type, parameters, arguments)        \
+    do {                                            \
+        type(*pass_on) parameters;                  \
+        void *address = function(__func__);         \
+        if (!address) break;                        \
+        memcpy(&pass_on, &address, sizeof pass_on); \
+        return pass_on arguments;                   \
     } while (0)
 
 /* ---- its functions ---- */
@@ -110,17 +110,17 @@ GM_API int nvrtcGetLoweredName(void *program, const char *name, const char **low
     return GM_SUCCESS;
 }
 
-#define SIZE_OF(name)                                       \
-    GM_API int name(void *program, size_t *size) {          \
-        PASS_ON(int, (void *, size_t *), (program, size));  \
-        *size = 1;                                          \
-        return GM_SUCCESS;                                  \
+#define SIZE_OF(name)                                      \
+    GM_API int name(void *program, size_t *size) {         \
+        PASS_ON(int, (void *, size_t *), (program, size)); \
+        *size = 1;                                         \
+        return GM_SUCCESS;                                 \
     }
-#define TEXT_OF(name)                                    \
-    GM_API int name(void *program, char *out) {          \
-        PASS_ON(int, (void *, char *), (program, out));  \
-        *out = '\0';                                     \
-        return GM_SUCCESS;                               \
+#define TEXT_OF(name)                                   \
+    GM_API int name(void *program, char *out) {         \
+        PASS_ON(int, (void *, char *), (program, out)); \
+        *out = '\0';                                    \
+        return GM_SUCCESS;                              \
     }
 
 SIZE_OF(nvrtcGetCUBINSize)

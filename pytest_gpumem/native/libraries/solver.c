@@ -1,6 +1,6 @@
 /* cuSOLVER: every factorisation succeeds (info, in device memory, reads 0); the workspaces, which PyTorch takes from
- * its own allocator, are not documented and estimated as what the LAPACK function of the same name documents, with
- * LAPACK's own block sizes. A function whose LAPACK namesake needs none is given one block column.
+ * its own allocator, are not documented and estimated as the LAPACK function of the same name documents them, with
+ * LAPACK's own block sizes. A function is, where its LAPACK namesake needs none, given one block column.
  */
 #include "base/base.h"
 
@@ -19,25 +19,25 @@ static int computed(void) {
 
 /* ---- handles and parameters ---- */
 
-static int made(void **out) {
+static int new_descriptor(void **out) {
     *out = calloc(1, 64);
     return *out ? GM_SUCCESS : SOLVER_ALLOC_FAILED;
 }
 
-static int freed(void *d) {
+static int delete_descriptor(void *d) {
     free(d);
     return GM_SUCCESS;
 }
 
-GM_API int cusolverDnCreate(void **out) { return gm_visible() ? made(out) : SOLVER_NOT_INITIALIZED; }
-GM_API int cusolverDnDestroy(void *handle) { return freed(handle); }
+GM_API int cusolverDnCreate(void **out) { return gm_visible() ? new_descriptor(out) : SOLVER_NOT_INITIALIZED; }
+GM_API int cusolverDnDestroy(void *handle) { return delete_descriptor(handle); }
 GM_API int cusolverDnSetStream(void *handle, void *stream) { (void)handle, (void)stream; return GM_SUCCESS; }
-GM_API int cusolverDnCreateParams(void **out) { return made(out); }
-GM_API int cusolverDnDestroyParams(void *d) { return freed(d); }
-GM_API int cusolverDnCreateGesvdjInfo(void **out) { return made(out); }
-GM_API int cusolverDnDestroyGesvdjInfo(void *d) { return freed(d); }
-GM_API int cusolverDnCreateSyevjInfo(void **out) { return made(out); }
-GM_API int cusolverDnDestroySyevjInfo(void *d) { return freed(d); }
+GM_API int cusolverDnCreateParams(void **out) { return new_descriptor(out); }
+GM_API int cusolverDnDestroyParams(void *d) { return delete_descriptor(d); }
+GM_API int cusolverDnCreateGesvdjInfo(void **out) { return new_descriptor(out); }
+GM_API int cusolverDnDestroyGesvdjInfo(void *d) { return delete_descriptor(d); }
+GM_API int cusolverDnCreateSyevjInfo(void **out) { return new_descriptor(out); }
+GM_API int cusolverDnDestroySyevjInfo(void *d) { return delete_descriptor(d); }
 GM_API int cusolverDnXgesvdjSetTolerance(void *d, double tolerance) { (void)d, (void)tolerance; return GM_SUCCESS; }
 GM_API int cusolverDnXgesvdjSetMaxSweeps(void *d, int sweeps) { (void)d, (void)sweeps; return GM_SUCCESS; }
 GM_API int cusolverDnXgesvdjSetSortEig(void *d, int sorted) { (void)d, (void)sorted; return GM_SUCCESS; }
@@ -71,7 +71,7 @@ static uint64_t singular_values(int64_t rows, int64_t columns) {
     return larger(3 * smaller(m, n) + (m + n) * QR_BLOCK, 5 * smaller(m, n));
 }
 
-static int give(int *out, uint64_t elements) {
+static int answer_elements(int *out, uint64_t elements) {
     gm_note_sizes(GM_CUSOLVER);
     if (elements > INT_MAX) return SOLVER_INVALID_VALUE;
     *out = (int)elements;
@@ -79,7 +79,7 @@ static int give(int *out, uint64_t elements) {
 }
 
 /* Bytes of an element by cudaDataType: 0 and 1 are float and double, 4 and 5 the complex ones. */
-static int give_bytes(size_t *device, size_t *host, uint64_t elements, int type) {
+static int answer_bytes(size_t *device, size_t *host, uint64_t elements, int type) {
     gm_note_sizes(GM_CUSOLVER);
     *device = elements * (type == 0 ? 4 : type == 5 ? 16 : 8);
     *host = 0;
@@ -90,35 +90,35 @@ static int give_bytes(size_t *device, size_t *host, uint64_t elements, int type)
 #define FOR_EVERY_TYPE(T)                                                                                            \
     GM_API int cusolverDn##T##potrf_bufferSize(void *h, int uplo, int n, void *a, int lda, int *out) {               \
         (void)h, (void)uplo, (void)a, (void)lda;                                                                     \
-        return give(out, block_column(n, LU_BLOCK));                                                                 \
+        return answer_elements(out, block_column(n, LU_BLOCK));                                                      \
     }                                                                                                                \
     GM_API int cusolverDn##T##getrf_bufferSize(void *h, int m, int n, void *a, int lda, int *out) {                  \
         (void)h, (void)n, (void)a, (void)lda;                                                                        \
-        return give(out, block_column(m, LU_BLOCK));                                                                 \
+        return answer_elements(out, block_column(m, LU_BLOCK));                                                      \
     }                                                                                                                \
     GM_API int cusolverDn##T##sytrf_bufferSize(void *h, int n, void *a, int lda, int *out) {                         \
         (void)h, (void)a, (void)lda;                                                                                 \
-        return give(out, block_column(n, LU_BLOCK));                                                                 \
+        return answer_elements(out, block_column(n, LU_BLOCK));                                                      \
     }                                                                                                                \
     GM_API int cusolverDn##T##geqrf_bufferSize(void *h, int m, int n, void *a, int lda, int *out) {                  \
         (void)h, (void)m, (void)a, (void)lda;                                                                        \
-        return give(out, block_column(n, QR_BLOCK));                                                                 \
+        return answer_elements(out, block_column(n, QR_BLOCK));                                                      \
     }                                                                                                                \
     GM_API int cusolverDn##T##gesvd_bufferSize(void *h, int m, int n, int *out) {                                    \
         (void)h;                                                                                                     \
-        return give(out, singular_values(m, n));                                                                     \
+        return answer_elements(out, singular_values(m, n));                                                          \
     }                                                                                                                \
     GM_API int cusolverDn##T##gesvdj_bufferSize(void *h, int jobz, int econ, int m, int n, const void *a, int lda,   \
                                                 const void *s, const void *u, int ldu, const void *v, int ldv,       \
                                                 int *out, void *parameters) {                                        \
         (void)h, (void)econ, (void)a, (void)lda, (void)s, (void)u, (void)ldu, (void)v, (void)ldv, (void)parameters;  \
-        return give(out, jacobi(m, n, jobz, 1));                                                                     \
+        return answer_elements(out, jacobi(m, n, jobz, 1));                                                          \
     }                                                                                                                \
     GM_API int cusolverDn##T##gesvdjBatched_bufferSize(void *h, int jobz, int m, int n, const void *a, int lda,      \
                                                        const void *s, const void *u, int ldu, const void *v,         \
                                                        int ldv, int *out, void *parameters, int batch) {             \
         (void)h, (void)a, (void)lda, (void)s, (void)u, (void)ldu, (void)v, (void)ldv, (void)parameters;              \
-        return give(out, jacobi(m, n, jobz, batch));                                                                 \
+        return answer_elements(out, jacobi(m, n, jobz, batch));                                                      \
     }                                                                                                                \
     GM_API int cusolverDn##T##gesvdaStridedBatched_bufferSize(                                                       \
         void *h, int jobz, int rank, int m, int n, const void *a, int lda, long long sa, const void *s,              \
@@ -126,7 +126,7 @@ static int give_bytes(size_t *device, size_t *host, uint64_t elements, int type)
         int batch) {                                                                                                 \
         (void)h, (void)rank, (void)a, (void)lda, (void)sa, (void)s, (void)ss, (void)u, (void)ldu, (void)su;          \
         (void)v, (void)ldv, (void)sv;                                                                                \
-        return give(out, jacobi(m, n, jobz, batch));                                                                 \
+        return answer_elements(out, jacobi(m, n, jobz, batch));                                                      \
     }                                                                                                                \
     GM_API int cusolverDn##T##gesvdaStridedBatched(                                                                  \
         void *h, int jobz, int rank, int m, int n, const void *a, int lda, long long sa, void *s, long long ss,      \
@@ -155,36 +155,36 @@ FOR_EVERY_TYPE(C)
 FOR_EVERY_TYPE(Z)
 
 /* EV: Ssyev, Dsyev, Cheev or Zheev; Q: the orthogonal or unitary matrix, Sor, Dor, Cun or Zun. */
-#define FOR_EITHER_KIND(EV, Q)                                                                                       \
-    GM_API int cusolverDn##EV##d_bufferSize(void *h, int jobz, int uplo, int n, const void *a, int lda,              \
-                                            const void *w, int *out) {                                               \
-        (void)h, (void)uplo, (void)a, (void)lda, (void)w;                                                            \
-        return give(out, divide_and_conquer(n, jobz));                                                               \
-    }                                                                                                                \
-    GM_API int cusolverDn##EV##j_bufferSize(void *h, int jobz, int uplo, int n, const void *a, int lda,              \
-                                            const void *w, int *out, void *parameters) {                             \
-        (void)h, (void)uplo, (void)a, (void)lda, (void)w, (void)parameters;                                          \
-        return give(out, jacobi(n, n, jobz, 1));                                                                     \
-    }                                                                                                                \
-    GM_API int cusolverDn##EV##jBatched_bufferSize(void *h, int jobz, int uplo, int n, const void *a, int lda,       \
-                                                   const void *w, int *out, void *parameters, int batch) {           \
-        (void)h, (void)uplo, (void)a, (void)lda, (void)w, (void)parameters;                                          \
-        return give(out, jacobi(n, n, jobz, batch));                                                                 \
-    }                                                                                                                \
-    GM_API int cusolverDn##Q##gqr_bufferSize(void *h, int m, int n, int k, const void *a, int lda, const void *tau,  \
-                                             int *out) {                                                             \
-        (void)h, (void)m, (void)k, (void)a, (void)lda, (void)tau;                                                    \
-        return give(out, block_column(n, QR_BLOCK));                                                                 \
-    }                                                                                                                \
-    GM_API int cusolverDn##Q##mqr_bufferSize(void *h, int side, int trans, int m, int n, int k, const void *a,       \
-                                             int lda, const void *tau, const void *c, int ldc, int *out) {           \
-        (void)h, (void)trans, (void)k, (void)a, (void)lda, (void)tau, (void)c, (void)ldc;                            \
-        return give(out, block_column(side == 0 ? n : m, QR_BLOCK)); /* CUBLAS_SIDE_LEFT */                          \
-    }                                                                                                                \
-    GM_API int cusolverDn##EV##d(void) { return computed(); }                                                        \
-    GM_API int cusolverDn##EV##j(void) { return computed(); }                                                        \
-    GM_API int cusolverDn##EV##jBatched(void) { return computed(); }                                                 \
-    GM_API int cusolverDn##Q##gqr(void) { return computed(); }                                                       \
+#define FOR_EITHER_KIND(EV, Q)                                                                                      \
+    GM_API int cusolverDn##EV##d_bufferSize(void *h, int jobz, int uplo, int n, const void *a, int lda,             \
+                                            const void *w, int *out) {                                              \
+        (void)h, (void)uplo, (void)a, (void)lda, (void)w;                                                           \
+        return answer_elements(out, divide_and_conquer(n, jobz));                                                   \
+    }                                                                                                               \
+    GM_API int cusolverDn##EV##j_bufferSize(void *h, int jobz, int uplo, int n, const void *a, int lda,             \
+                                            const void *w, int *out, void *parameters) {                            \
+        (void)h, (void)uplo, (void)a, (void)lda, (void)w, (void)parameters;                                         \
+        return answer_elements(out, jacobi(n, n, jobz, 1));                                                         \
+    }                                                                                                               \
+    GM_API int cusolverDn##EV##jBatched_bufferSize(void *h, int jobz, int uplo, int n, const void *a, int lda,      \
+                                                   const void *w, int *out, void *parameters, int batch) {          \
+        (void)h, (void)uplo, (void)a, (void)lda, (void)w, (void)parameters;                                         \
+        return answer_elements(out, jacobi(n, n, jobz, batch));                                                     \
+    }                                                                                                               \
+    GM_API int cusolverDn##Q##gqr_bufferSize(void *h, int m, int n, int k, const void *a, int lda, const void *tau, \
+                                             int *out) {                                                            \
+        (void)h, (void)m, (void)k, (void)a, (void)lda, (void)tau;                                                   \
+        return answer_elements(out, block_column(n, QR_BLOCK));                                                     \
+    }                                                                                                               \
+    GM_API int cusolverDn##Q##mqr_bufferSize(void *h, int side, int trans, int m, int n, int k, const void *a,      \
+                                             int lda, const void *tau, const void *c, int ldc, int *out) {          \
+        (void)h, (void)trans, (void)k, (void)a, (void)lda, (void)tau, (void)c, (void)ldc;                           \
+        return answer_elements(out, block_column(side == 0 ? n : m, QR_BLOCK)); /* CUBLAS_SIDE_LEFT */              \
+    }                                                                                                               \
+    GM_API int cusolverDn##EV##d(void) { return computed(); }                                                       \
+    GM_API int cusolverDn##EV##j(void) { return computed(); }                                                       \
+    GM_API int cusolverDn##EV##jBatched(void) { return computed(); }                                                \
+    GM_API int cusolverDn##Q##gqr(void) { return computed(); }                                                      \
     GM_API int cusolverDn##Q##mqr(void) { return computed(); }
 
 FOR_EITHER_KIND(Ssyev, Sor)
@@ -197,28 +197,28 @@ FOR_EITHER_KIND(Zheev, Zun)
 GM_API int cusolverDnXpotrf_bufferSize(void *h, void *parameters, int uplo, int64_t n, int type, const void *a,
                                        int64_t lda, int compute, size_t *device, size_t *host) {
     (void)h, (void)parameters, (void)uplo, (void)a, (void)lda, (void)compute;
-    return give_bytes(device, host, block_column(n, LU_BLOCK), type);
+    return answer_bytes(device, host, block_column(n, LU_BLOCK), type);
 }
 
 GM_API int cusolverDnXgeqrf_bufferSize(void *h, void *parameters, int64_t m, int64_t n, int type, const void *a,
                                        int64_t lda, int tau_type, const void *tau, int compute, size_t *device,
                                        size_t *host) {
     (void)h, (void)parameters, (void)m, (void)a, (void)lda, (void)tau_type, (void)tau, (void)compute;
-    return give_bytes(device, host, block_column(n, QR_BLOCK), type);
+    return answer_bytes(device, host, block_column(n, QR_BLOCK), type);
 }
 
 GM_API int cusolverDnXsyevd_bufferSize(void *h, void *parameters, int jobz, int uplo, int64_t n, int type,
                                        const void *a, int64_t lda, int w_type, const void *w, int compute,
                                        size_t *device, size_t *host) {
     (void)h, (void)parameters, (void)uplo, (void)a, (void)lda, (void)w_type, (void)w, (void)compute;
-    return give_bytes(device, host, divide_and_conquer(n, jobz), type);
+    return answer_bytes(device, host, divide_and_conquer(n, jobz), type);
 }
 
 GM_API int cusolverDnXsyevBatched_bufferSize(void *h, void *parameters, int jobz, int uplo, int64_t n, int type,
                                              const void *a, int64_t lda, int w_type, const void *w, int compute,
                                              size_t *device, size_t *host, int64_t batch) {
     (void)h, (void)parameters, (void)uplo, (void)a, (void)lda, (void)w_type, (void)w, (void)compute;
-    return give_bytes(device, host, jacobi(n, n, jobz, batch), type);
+    return answer_bytes(device, host, jacobi(n, n, jobz, batch), type);
 }
 
 /* xGEEV: 4n with eigenvectors, and xGEHRD's block column. */
@@ -228,7 +228,7 @@ GM_API int cusolverDnXgeev_bufferSize(void *h, void *parameters, int left, int r
                                       int compute, size_t *device, size_t *host) {
     (void)h, (void)parameters, (void)left, (void)right, (void)a, (void)lda, (void)w_type, (void)w, (void)left_type;
     (void)vl, (void)ldvl, (void)right_type, (void)vr, (void)ldvr, (void)compute;
-    return give_bytes(device, host, 4 * positive(n) + block_column(n, QR_BLOCK), type);
+    return answer_bytes(device, host, 4 * positive(n) + block_column(n, QR_BLOCK), type);
 }
 
 /* xSYTRS2: n. */
@@ -236,7 +236,7 @@ GM_API int cusolverDnXsytrs_bufferSize(void *h, int uplo, int64_t n, int64_t col
                                        int64_t lda, const int64_t *pivots, int b_type, void *b, int64_t ldb,
                                        size_t *device, size_t *host) {
     (void)h, (void)uplo, (void)columns, (void)a, (void)lda, (void)pivots, (void)b_type, (void)b, (void)ldb;
-    return give_bytes(device, host, positive(n), type);
+    return answer_bytes(device, host, positive(n), type);
 }
 
 GM_API int cusolverDnXpotrf(void) { return computed(); }

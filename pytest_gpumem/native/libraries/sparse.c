@@ -15,12 +15,12 @@ static int computed(void) {
     return gm_visible() ? GM_SUCCESS : SPARSE_NOT_INITIALIZED;
 }
 
-static int made(void **out, size_t size) {
+static int new_descriptor(void **out, size_t size) {
     *out = calloc(1, size);
     return *out ? GM_SUCCESS : SPARSE_ALLOC_FAILED;
 }
 
-static int freed(void *d) {
+static int delete_descriptor(void *d) {
     free(d);
     return GM_SUCCESS;
 }
@@ -42,8 +42,8 @@ static int read_back(void *out, size_t size) {
 
 /* ---- handles and descriptors ---- */
 
-GM_API int cusparseCreate(void **out) { return gm_visible() ? made(out, 64) : SPARSE_NOT_INITIALIZED; }
-GM_API int cusparseDestroy(void *handle) { return freed(handle); }
+GM_API int cusparseCreate(void **out) { return gm_visible() ? new_descriptor(out, 64) : SPARSE_NOT_INITIALIZED; }
+GM_API int cusparseDestroy(void *handle) { return delete_descriptor(handle); }
 GM_API int cusparseSetStream(void *handle, void *stream) { (void)handle, (void)stream; return GM_SUCCESS; }
 GM_API int cusparseSetPointerMode(void *handle, int mode) { (void)handle, (void)mode; return GM_SUCCESS; }
 GM_API const char *cusparseGetErrorString(int status) {
@@ -52,32 +52,32 @@ GM_API const char *cusparseGetErrorString(int status) {
                                               : "not supported by the virtual GPU";
 }
 
-GM_API int cusparseCreateMatDescr(void **out) { return made(out, 64); }
-GM_API int cusparseDestroyMatDescr(void *d) { return freed(d); }
+GM_API int cusparseCreateMatDescr(void **out) { return new_descriptor(out, 64); }
+GM_API int cusparseDestroyMatDescr(void *d) { return delete_descriptor(d); }
 GM_API int cusparseSetMatType(void *d, int type) { (void)d, (void)type; return GM_SUCCESS; }
 GM_API int cusparseSetMatFillMode(void *d, int mode) { (void)d, (void)mode; return GM_SUCCESS; }
 GM_API int cusparseSetMatDiagType(void *d, int type) { (void)d, (void)type; return GM_SUCCESS; }
 GM_API int cusparseSetMatIndexBase(void *d, int base) { (void)d, (void)base; return GM_SUCCESS; }
 
-GM_API int cusparseCreateBsrsm2Info(void **out) { return made(out, 64); }
-GM_API int cusparseDestroyBsrsm2Info(void *d) { return freed(d); }
-GM_API int cusparseCreateBsrsv2Info(void **out) { return made(out, 64); }
-GM_API int cusparseDestroyBsrsv2Info(void *d) { return freed(d); }
-GM_API int cusparseSpGEMM_createDescr(void **out) { return made(out, 64); }
-GM_API int cusparseSpGEMM_destroyDescr(void *d) { return freed(d); }
-GM_API int cusparseSpSM_createDescr(void **out) { return made(out, 64); }
-GM_API int cusparseSpSM_destroyDescr(void *d) { return freed(d); }
-GM_API int cusparseSpSV_createDescr(void **out) { return made(out, 64); }
-GM_API int cusparseSpSV_destroyDescr(void *d) { return freed(d); }
+GM_API int cusparseCreateBsrsm2Info(void **out) { return new_descriptor(out, 64); }
+GM_API int cusparseDestroyBsrsm2Info(void *d) { return delete_descriptor(d); }
+GM_API int cusparseCreateBsrsv2Info(void **out) { return new_descriptor(out, 64); }
+GM_API int cusparseDestroyBsrsv2Info(void *d) { return delete_descriptor(d); }
+GM_API int cusparseSpGEMM_createDescr(void **out) { return new_descriptor(out, 64); }
+GM_API int cusparseSpGEMM_destroyDescr(void *d) { return delete_descriptor(d); }
+GM_API int cusparseSpSM_createDescr(void **out) { return new_descriptor(out, 64); }
+GM_API int cusparseSpSM_destroyDescr(void *d) { return delete_descriptor(d); }
+GM_API int cusparseSpSV_createDescr(void **out) { return new_descriptor(out, 64); }
+GM_API int cusparseSpSV_destroyDescr(void *d) { return delete_descriptor(d); }
 
 typedef struct {
     int64_t rows, columns, nonzeros;
     bool computed; /* how many nonzeros it has was decided on the device */
 } sparse_matrix;
 
-static int matrix_made(sparse_matrix **out, int64_t rows, int64_t columns, int64_t nonzeros) {
+static int new_matrix(sparse_matrix **out, int64_t rows, int64_t columns, int64_t nonzeros) {
     if (rows < 0 || columns < 0 || nonzeros < 0) return SPARSE_INVALID_VALUE;
-    int status = made((void **)out, sizeof **out);
+    int status = new_descriptor((void **)out, sizeof **out);
     if (!status) **out = (sparse_matrix){rows, columns, nonzeros, false};
     return status;
 }
@@ -85,7 +85,7 @@ static int matrix_made(sparse_matrix **out, int64_t rows, int64_t columns, int64
 GM_API int cusparseCreateCoo(sparse_matrix **out, int64_t rows, int64_t columns, int64_t nonzeros, void *row_indices,
                              void *column_indices, void *values, int index_type, int base, int type) {
     (void)row_indices, (void)column_indices, (void)values, (void)index_type, (void)base, (void)type;
-    return matrix_made(out, rows, columns, nonzeros);
+    return new_matrix(out, rows, columns, nonzeros);
 }
 
 GM_API int cusparseCreateCsr(sparse_matrix **out, int64_t rows, int64_t columns, int64_t nonzeros, void *row_offsets,
@@ -93,10 +93,10 @@ GM_API int cusparseCreateCsr(sparse_matrix **out, int64_t rows, int64_t columns,
                              int type) {
     (void)row_offsets, (void)column_indices, (void)values, (void)offset_type, (void)index_type, (void)base;
     (void)type;
-    return matrix_made(out, rows, columns, nonzeros);
+    return new_matrix(out, rows, columns, nonzeros);
 }
 
-GM_API int cusparseDestroySpMat(void *d) { return freed(d); }
+GM_API int cusparseDestroySpMat(void *d) { return delete_descriptor(d); }
 GM_API int cusparseCsrSetPointers(void) { return GM_SUCCESS; }
 GM_API int cusparseCsrSetStridedBatch(void) { return GM_SUCCESS; }
 GM_API int cusparseSpMatSetAttribute(void) { return GM_SUCCESS; }
@@ -111,18 +111,18 @@ GM_API int cusparseSpMatGetSize(const sparse_matrix *m, int64_t *rows, int64_t *
 GM_API int cusparseCreateDnMat(void **out, int64_t rows, int64_t columns, int64_t leading, void *values, int type,
                                int order) {
     (void)rows, (void)columns, (void)leading, (void)values, (void)type, (void)order;
-    return made(out, 64);
+    return new_descriptor(out, 64);
 }
 
-GM_API int cusparseDestroyDnMat(void *d) { return freed(d); }
+GM_API int cusparseDestroyDnMat(void *d) { return delete_descriptor(d); }
 GM_API int cusparseDnMatSetStridedBatch(void) { return GM_SUCCESS; }
 
 GM_API int cusparseCreateDnVec(void **out, int64_t size, void *values, int type) {
     (void)size, (void)values, (void)type;
-    return made(out, 64);
+    return new_descriptor(out, 64);
 }
 
-GM_API int cusparseDestroyDnVec(void *d) { return freed(d); }
+GM_API int cusparseDestroyDnVec(void *d) { return delete_descriptor(d); }
 
 /* ---- products and solutions ---- */
 
@@ -182,39 +182,39 @@ GM_API int cusparseSpSM_analysis(void) { return computed(); }
 GM_API int cusparseSpSM_solve(void) { return computed(); }
 
 /* T: S, D, C or Z. */
-#define FOR_EVERY_TYPE(T)                                                                                             \
-    GM_API int cusparse##T##bsrmm(void) { return computed(); }                                                        \
-    GM_API int cusparse##T##bsrmv(void) { return computed(); }                                                        \
-    GM_API int cusparse##T##bsrsm2_analysis(void) { return computed(); }                                              \
-    GM_API int cusparse##T##bsrsm2_solve(void) { return computed(); }                                                 \
-    GM_API int cusparse##T##bsrsv2_analysis(void) { return computed(); }                                              \
-    GM_API int cusparse##T##bsrsv2_solve(void) { return computed(); }                                                 \
-    GM_API int cusparse##T##csrgeam2(void) { return computed(); }                                                     \
-    GM_API int cusparse##T##bsrsm2_bufferSize(void *h, int direction, int a_op, int x_op, int mb, int n, int blocks,  \
-                                              void *d, void *values, const int *rows, const int *columns, int block,  \
-                                              void *info, int *size) {                                                \
-        (void)h, (void)direction, (void)a_op, (void)x_op, (void)mb, (void)n, (void)blocks, (void)d, (void)values;     \
-        (void)rows, (void)columns, (void)block, (void)info;                                                           \
-        gm_note_sizes(GM_CUSPARSE);                                                                                   \
-        *size = 0;                                                                                                    \
-        return GM_SUCCESS;                                                                                            \
-    }                                                                                                                 \
-    GM_API int cusparse##T##bsrsv2_bufferSize(void *h, int direction, int op, int mb, int blocks, void *d,            \
-                                              void *values, const int *rows, const int *columns, int block,           \
-                                              void *info, int *size) {                                                \
-        (void)h, (void)direction, (void)op, (void)mb, (void)blocks, (void)d, (void)values, (void)rows;                \
-        (void)columns, (void)block, (void)info;                                                                       \
-        gm_note_sizes(GM_CUSPARSE);                                                                                   \
-        *size = 0;                                                                                                    \
-        return GM_SUCCESS;                                                                                            \
-    }                                                                                                                 \
-    GM_API int cusparse##T##csrgeam2_bufferSizeExt(                                                                   \
-        void *h, int m, int n, const void *alpha, void *ad, int ac, const void *av, const int *ar, const int *ai,     \
-        const void *beta, void *bd, int bc, const void *bv, const int *br, const int *bi, void *cd, const void *cv,   \
-        const int *cr, const int *ci, size_t *size) {                                                                 \
-        (void)h, (void)m, (void)n, (void)alpha, (void)ad, (void)ac, (void)av, (void)ar, (void)ai, (void)beta;         \
-        (void)bd, (void)bc, (void)bv, (void)br, (void)bi, (void)cd, (void)cv, (void)cr, (void)ci;                     \
-        return no_workspace(size);                                                                                    \
+#define FOR_EVERY_TYPE(T)                                                                                            \
+    GM_API int cusparse##T##bsrmm(void) { return computed(); }                                                       \
+    GM_API int cusparse##T##bsrmv(void) { return computed(); }                                                       \
+    GM_API int cusparse##T##bsrsm2_analysis(void) { return computed(); }                                             \
+    GM_API int cusparse##T##bsrsm2_solve(void) { return computed(); }                                                \
+    GM_API int cusparse##T##bsrsv2_analysis(void) { return computed(); }                                             \
+    GM_API int cusparse##T##bsrsv2_solve(void) { return computed(); }                                                \
+    GM_API int cusparse##T##csrgeam2(void) { return computed(); }                                                    \
+    GM_API int cusparse##T##bsrsm2_bufferSize(void *h, int direction, int a_op, int x_op, int mb, int n, int blocks, \
+                                              void *d, void *values, const int *rows, const int *columns, int block, \
+                                              void *info, int *size) {                                               \
+        (void)h, (void)direction, (void)a_op, (void)x_op, (void)mb, (void)n, (void)blocks, (void)d, (void)values;    \
+        (void)rows, (void)columns, (void)block, (void)info;                                                          \
+        gm_note_sizes(GM_CUSPARSE);                                                                                  \
+        *size = 0;                                                                                                   \
+        return GM_SUCCESS;                                                                                           \
+    }                                                                                                                \
+    GM_API int cusparse##T##bsrsv2_bufferSize(void *h, int direction, int op, int mb, int blocks, void *d,           \
+                                              void *values, const int *rows, const int *columns, int block,          \
+                                              void *info, int *size) {                                               \
+        (void)h, (void)direction, (void)op, (void)mb, (void)blocks, (void)d, (void)values, (void)rows;               \
+        (void)columns, (void)block, (void)info;                                                                      \
+        gm_note_sizes(GM_CUSPARSE);                                                                                  \
+        *size = 0;                                                                                                   \
+        return GM_SUCCESS;                                                                                           \
+    }                                                                                                                \
+    GM_API int cusparse##T##csrgeam2_bufferSizeExt(                                                                  \
+        void *h, int m, int n, const void *alpha, void *ad, int ac, const void *av, const int *ar, const int *ai,    \
+        const void *beta, void *bd, int bc, const void *bv, const int *br, const int *bi, void *cd, const void *cv,  \
+        const int *cr, const int *ci, size_t *size) {                                                                \
+        (void)h, (void)m, (void)n, (void)alpha, (void)ad, (void)ac, (void)av, (void)ar, (void)ai, (void)beta;        \
+        (void)bd, (void)bc, (void)bv, (void)br, (void)bi, (void)cd, (void)cv, (void)cr, (void)ci;                    \
+        return no_workspace(size);                                                                                   \
     }
 
 FOR_EVERY_TYPE(S)
@@ -286,8 +286,8 @@ GM_API int cusparseLtStructuredDescriptorInit(const void *h, lt_matrix *m, int64
 GM_API int cusparseLtSpMMACompressedSize2(const void *h, const lt_matrix *m, size_t *size, size_t *buffer) {
     (void)h;
     size_t element = m->type == 0 ? 4 : m->type == 2 || m->type == 14 ? 2 : 1;
-    size_t kept = (size_t)(m->rows * m->columns) / 2;
-    *size = kept * element + (kept + 3) / 4;
+    size_t values = (size_t)(m->rows * m->columns) / 2;
+    *size = values * element + (values + 3) / 4;
     return no_workspace(buffer);
 }
 

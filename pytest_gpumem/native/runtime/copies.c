@@ -1,5 +1,5 @@
-/* Copies: into host memory come the bytes that are known (known_bytes.c), else zeros, since nothing was computed; each copy of
- * those is counted and told of. */
+/* Copies: into host memory come the bytes that are known (known_bytes.c), else zeros, since nothing was computed; each
+ * copy of zeros is counted and reported. */
 #include "runtime/runtime.h"
 
 #include <stdatomic.h>
@@ -11,8 +11,8 @@ static void (*_Atomic on_readback)(uint64_t size);
 void gm_note_readback(size_t size) {
     atomic_fetch_add_explicit(&readbacks, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&readback_bytes, size, memory_order_relaxed);
-    void (*told)(uint64_t) = atomic_load_explicit(&on_readback, memory_order_relaxed);
-    if (told && gm_visible()) told(size);
+    void (*callback)(uint64_t) = atomic_load_explicit(&on_readback, memory_order_relaxed);
+    if (callback && gm_visible()) callback(size);
 }
 
 void gm_move(void *to, const void *from, size_t size) {
@@ -121,7 +121,7 @@ GM_API int cudaPointerGetAttributes(pointer_attributes *out, const void *pointer
 
 /* ---- functions that Python calls ---- */
 
-/* Sets who is called at every copy from a device to the host, with its bytes; NULL: nobody. No lock is held. */
+/* Sets the function that is called, with no lock held, at every copy of unknown bytes to the host. */
 GM_API void gpumem_on_readback(void (*callback)(uint64_t)) { atomic_store(&on_readback, callback); }
 
 /* Copies to the host so far, and their bytes. */

@@ -161,7 +161,7 @@ GM_API int cudaGetDeviceProperties_v2(prop12 *prop, int device) {
     return GM_SUCCESS;
 }
 
-/* Writes what PyTorch keeps of a device's properties anew, in the layout of its CUDA version: a session's tests
+/* Writes PyTorch's copy of a device's properties anew, in the layout of its CUDA version: a session's tests
  * may each ask for another card. */
 GM_API void gpumem_fill_properties(void *prop, int device, int cuda_major) {
     if (cuda_major >= 13) fill13(prop, device);
@@ -275,8 +275,8 @@ GM_API int cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
     static atomic_uint enabled[GM_MAX_DEVICES];
     (void)flags;
     if (no_such_device(peer) || peer == gm_current_device()) return gm_error(GM_INVALID_DEVICE);
-    unsigned before = atomic_fetch_or(&enabled[gm_current_device()], 1u << peer);
-    return gm_error(before >> peer & 1u ? GM_CONTEXT_IS_CURRENT : GM_SUCCESS);
+    unsigned enabled_before = atomic_fetch_or(&enabled[gm_current_device()], 1u << peer);
+    return gm_error(enabled_before >> peer & 1u ? GM_CONTEXT_IS_CURRENT : GM_SUCCESS);
 }
 
 GM_API int cudaDeviceGetPCIBusId(char *id, int length, int device) {

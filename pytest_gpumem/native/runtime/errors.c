@@ -7,7 +7,7 @@ GM_API int cudaPeekAtLastError(void) { return gm_last_error(false); }
 
 static const struct {
     int status;
-    const char *name, *text;
+    const char *name, *message;
 } errors[] = {
     {GM_SUCCESS, "cudaSuccess", "no error"},
     {GM_INVALID_VALUE, "cudaErrorInvalidValue", "invalid argument"},
@@ -31,7 +31,7 @@ static const struct {
 
 static const char *describe(int status, bool name) {
     for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
-        if (errors[i].status == status) return name ? errors[i].name : errors[i].text;
+        if (errors[i].status == status) return name ? errors[i].name : errors[i].message;
     return name ? "cudaErrorUnknown" : "unknown error";
 }
 
@@ -39,12 +39,12 @@ GM_API const char *cudaGetErrorName(int status) { return describe(status, true);
 
 GM_API const char *cudaGetErrorString(int status) { return describe(status, false); }
 
-GM_API int cuGetErrorString(int status, const char **text) {
-    *text = describe(status, false);
+GM_API int cuGetErrorString(int status, const char **message) {
+    *message = describe(status, false);
     return GM_SUCCESS;
 }
 
-GM_API int cuGetErrorName(int status, const char **text) {
-    *text = describe(status, true);
+GM_API int cuGetErrorName(int status, const char **message) {
+    *message = describe(status, true);
     return GM_SUCCESS;
 }

@@ -1,7 +1,7 @@
 /* Memory and events shared between processes (cudaIpc...).
  *
- * A handle says whose memory it is and how much. Who opens one gets addresses that belong to a device and takes no
- * memory from it: what is shared is charged in the process that made it, and there alone.
+ * A handle has the process and the size of the memory. A process that opens one gets addresses that belong to a device
+ * and takes no memory from it: shared memory is charged in the process that allocated it, and there alone.
  */
 #define _GNU_SOURCE
 #include "runtime/runtime.h"

@@ -1,4 +1,4 @@
-/* Kernels, never executed: what PyTorch's host code asks for before it launches them. */
+/* Kernels, never executed: their attributes and occupancy, which PyTorch's host code asks for before a launch. */
 #include "runtime/runtime.h"
 
 #include <stdlib.h>
@@ -24,15 +24,15 @@ GM_API void gpumem_set_architectures(const int *values, int count) {
 
 /* Which of them the driver takes for this card: the nearest of its major version that is not above it (CUDA C++
  * Programming Guide, binary compatibility), and where there is none, which a driver would refuse, the nearest. CUB
- * looks for its own by this, and knows no others. */
+ * looks for its own by this, and has no other. */
 static int architecture(void) {
-    int wanted = gm_profile.major * 10 + gm_profile.minor, found = 0, nearest = 0;
+    int capability = gm_profile.major * 10 + gm_profile.minor, best = 0, nearest = 0;
     for (int i = 0; i < architecture_count; i++) {
-        int one = architectures[i];
-        if (one / 10 == gm_profile.major && one <= wanted && one > found) found = one;
-        if (!nearest || abs(one - wanted) < abs(nearest - wanted)) nearest = one;
+        int candidate = architectures[i];
+        if (candidate / 10 == gm_profile.major && candidate <= capability && candidate > best) best = candidate;
+        if (!nearest || abs(candidate - capability) < abs(nearest - capability)) nearest = candidate;
     }
-    return found ? found : nearest ? nearest : wanted;
+    return best ? best : nearest ? nearest : capability;
 }
 
 GM_API int cudaFuncGetAttributes(func_attributes *attributes, const void *function) {

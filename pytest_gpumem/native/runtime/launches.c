@@ -1,4 +1,4 @@
-/* Kernel launches, counted and not done, and what nvcc's output calls around them. */
+/* Kernel launches, counted and not done, and the functions that nvcc's output calls around them. */
 #include "runtime/runtime.h"
 
 #include <stdatomic.h>
@@ -68,7 +68,7 @@ GM_API int cudaStreamAddCallback(void *on, void (*callback)(void *, int, void *)
     return GM_SUCCESS;
 }
 
-/* What nvcc's output calls when a library with kernels is loaded and when it launches one. */
+/* Functions that nvcc's output calls when a library with kernels is loaded and when it launches one. */
 static _Thread_local struct {
     dim3 grid, block;
     size_t shared;

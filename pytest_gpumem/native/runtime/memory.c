@@ -66,7 +66,7 @@ int gm_malloc(void **address, size_t size) {
     return status;
 }
 
-/* The device whose region holds the address, or -1. */
+/* The device of the region that holds the address, or -1. */
 static int region_of(uintptr_t address) {
     for (int device = 0; device < GM_MAX_DEVICES; device++) {
         uintptr_t base = regions[device].base;

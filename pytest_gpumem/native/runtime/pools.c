@@ -1,8 +1,8 @@
 /* cudaMallocAsync: each device's default memory pool.
  *
  * CUDA's driver maps physical memory into the addresses of a pool as it is needed (CUDA Programming Guide, "Stream
- * Ordered Memory Allocator"), so a pool need not fragment: here it holds what is in use, rounded up, and keeps what
- * was freed up to its release threshold. How the driver rounds is not documented: sizes go up to 512 bytes here, the
+ * Ordered Memory Allocator"), so a pool need not fragment: here it holds the memory in use, rounded up, and keeps
+ * freed memory up to its release threshold. How the driver rounds is not documented: sizes go up to 512 bytes here, the
  * alignment of addresses, and a pool grows by 32 MiB while the device has them. The report says it is estimated.
  */
 #define _GNU_SOURCE
@@ -71,7 +71,7 @@ static uintptr_t addresses_for(pool *p, uint64_t size) {
     return 0;
 }
 
-/* Takes from the device what `used` bytes need. */
+/* Takes memory for `used` bytes from the device. */
 static int pool_hold(pool *p, uint64_t used) {
     int device = (int)(p - pools);
     uint64_t target = round_up(used, GROWTH);
@@ -109,11 +109,11 @@ int gm_free_pooled(void *address) {
     int status = GM_INVALID_VALUE;
     if (!p) return status;
     pthread_mutex_lock(&lock);
-    gm_range *found = gm_ranges_find(&p->live, (uintptr_t)address);
-    if (found && found->start == (uintptr_t)address) {
-        p->used -= found->end - found->start;
-        gm_forget((void *)found->start, found->end - found->start);
-        gm_ranges_remove(&p->live, found);
+    gm_range *block = gm_ranges_find(&p->live, (uintptr_t)address);
+    if (block && block->start == (uintptr_t)address) {
+        p->used -= block->end - block->start;
+        gm_forget((void *)block->start, block->end - block->start);
+        gm_ranges_remove(&p->live, block);
         if (p->reserved > p->threshold) pool_trim(p, p->threshold);
         status = GM_SUCCESS;
     }

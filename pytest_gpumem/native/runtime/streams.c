@@ -1,6 +1,6 @@
 /* Streams, events and stream capture.
  *
- * Work is done the moment it is asked for, so every stream is always idle. What of streams matters to memory is
+ * Work is done the moment it is asked for, so every stream is always idle. Only the parts that matter to memory are
  * kept: which one a block belongs to (PyTorch's allocator does that), and which ones are being captured.
  */
 #define _GNU_SOURCE
@@ -14,7 +14,7 @@
 typedef struct stream {
     int device, priority;
     unsigned flags;
-    /* Whoever ends a capture looks at every thread's streams. */
+    /* atomic: ending a capture reads every thread's streams */
     atomic_ullong capture; /* 0: not being captured */
     struct graph *_Atomic graph;
     atomic_bool origin; /* the capture began on this stream */
@@ -196,7 +196,7 @@ GM_API int cudaStreamEndCapture(void *handle, void **out) {
     unsigned long long id = s->capture;
     *out = s->graph;
     pthread_mutex_lock(&lock);
-    for (stream *other = streams.next; other != &streams; other = other->next) leave_capture(other, id);
+    for (stream *member = streams.next; member != &streams; member = member->next) leave_capture(member, id);
     for (int i = 0; i < GM_MAX_DEVICES; i++) leave_capture(&null_streams[i], id);
     pthread_mutex_unlock(&lock);
     return GM_SUCCESS;
@@ -234,9 +234,9 @@ GM_API int cudaStreamGetCaptureInfo(void *handle, int *status, unsigned long lon
 
 GM_API int cudaThreadExchangeStreamCaptureMode(int *mode) {
     static _Thread_local int current;
-    int before = current;
+    int previous_mode = current;
     current = *mode;
-    *mode = before;
+    *mode = previous_mode;
     return GM_SUCCESS;
 }
 
@@ -273,6 +273,6 @@ GM_API int cudaGraphLaunch(void *handle, void *on) {
 GM_API int cudaGraphGetNodes(void *handle, void **nodes, size_t *count) {
     (void)handle;
     (void)nodes;
-    *count = 1; /* PyTorch warns of an empty graph; what a graph does is not recorded here */
+    *count = 1; /* PyTorch warns of an empty graph; the nodes of a graph are not recorded here */
     return GM_SUCCESS;
 }
