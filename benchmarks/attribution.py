@@ -32,12 +32,12 @@ def main() -> None:
     parser.add_argument("--virtual", action="store_true", help="on the virtual H100")
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
-    from pytest_gpumem.attribution import explain
-    from pytest_gpumem.context import _device
     from pytest_gpumem.devices.cards import find_card
-    from pytest_gpumem.devices.virtual import VirtualDevice
-    from pytest_gpumem.running import Run
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
+    from pytest_gpumem.measure.block import _device
     from pytest_gpumem.spec import MemorySpec
+    from pytest_gpumem.testrun.explain import explain
+    from pytest_gpumem.testrun.run import Run
 
     if options.virtual:
         VirtualDevice.load(find_card("H100"))

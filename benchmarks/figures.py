@@ -87,9 +87,9 @@ RUN = {"ResNet-50": resnet50, "GPT-2 small": gpt2, "MLP eager": mlp}
 
 def work(name: str) -> None:
     """Run one step here and print its peaks."""
-    from pytest_gpumem.context import measure
     from pytest_gpumem.devices.cards import find_card
-    from pytest_gpumem.devices.virtual import VirtualDevice
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
+    from pytest_gpumem.measure.block import measure
 
     card = replace(find_card("H100"), total_memory=80 << 30, context=0)
     VirtualDevice.load(card).open(card, 1)

@@ -20,10 +20,10 @@ from provenance import ROOT, line, publish
 from tabulate import tabulate
 
 sys.path.insert(0, str(ROOT / "tests"))
-from sample_report import many
+from helpers.sample_report import many
 
-from pytest_gpumem.report.html import MOST_DRAWN, page
 from pytest_gpumem.report.model import Report
+from pytest_gpumem.report.page.html import MOST_DRAWN, page
 
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 

@@ -123,7 +123,7 @@ def nearest_first(given: list[str], wanted: str) -> list[str]:
 def work(task: dict) -> None:
     """Run one row here; print the bytes and cuDNN's version."""
     from pytest_gpumem.devices.cards import find_card
-    from pytest_gpumem.devices.virtual import VirtualDevice
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
 
     card, sms = task["chip"]
     profile = replace(find_card(card), sm_count=sms)

@@ -79,7 +79,7 @@ def native_library() -> ctypes.CDLL:
 
 def give_arena(gate: ctypes.CDLL) -> None:
     """Give the switch the addresses that it hands out."""
-    from pytest_gpumem.devices.virtual import VirtualDevice
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
 
     VirtualDevice.loaded().library.make_room(0, ARENA)
     block, size = ctypes.c_uint64(), ctypes.c_size_t(ARENA)
@@ -89,8 +89,8 @@ def give_arena(gate: ctypes.CDLL) -> None:
 
 def accounting(passes: int) -> dict[str, object]:
     """Time passes of the steps, accounting on and off; return milliseconds and counts."""
-    from pytest_gpumem.context import use_virtual_gpu
-    from pytest_gpumem.devices.virtual import VirtualDevice
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
+    from pytest_gpumem.measure.block import use_virtual_gpu
 
     with switch() as gate:
         behind = native_library()

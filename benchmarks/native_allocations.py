@@ -21,7 +21,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from pytest_gpumem.devices.cards import CARDS
-from pytest_gpumem.devices.native import NativeLibrary
+from pytest_gpumem.devices.virtual.library import NativeLibrary
 
 PAGE = 2 << 20
 ROUNDS = 20_000

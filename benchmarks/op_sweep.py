@@ -110,7 +110,7 @@ def attempt(op: Any, kind: Any, device: str, most: int) -> tuple[int, str]:  # n
             ran += 1
         if device == "cuda":
             torch.cuda.synchronize()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is what the sweep is about
+    except Exception as error:  # noqa: BLE001 - the step's own, recorded
         text = str(error).strip().splitlines() or [""]
         return ran, f"{type(error).__name__}: {text[0][:110]}"
     return ran, ""
@@ -142,7 +142,7 @@ def serve(names: list[str], kinds: list[str], most: int) -> None:
     import pytest_gpumem
 
     pytest_gpumem.use_virtual_gpu("H100", devices=2)
-    from pytest_gpumem.devices.virtual import VirtualDevice
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
 
     warnings.simplefilter("ignore")
     device = VirtualDevice.loaded()

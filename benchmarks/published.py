@@ -72,7 +72,7 @@ def work(text: str) -> None:
     """Run one step here and print its figure."""
     card, memory, module, function, arguments = json.loads(text)
     from pytest_gpumem.devices.cards import find_card
-    from pytest_gpumem.devices.virtual import VirtualDevice
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
 
     profile = find_card(card)
     if memory:

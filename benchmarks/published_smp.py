@@ -32,7 +32,7 @@ NO_DECAY = ("bias", "norm", "bn", "pos_embed", "gamma")
 def work(kind: str) -> None:
     """Run all rows here; print their peaks, and the versions."""
     from pytest_gpumem.devices.cards import CARDS
-    from pytest_gpumem.devices.virtual import VirtualDevice
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
 
     device = VirtualDevice.load(CARDS["L40S"])
     device.open(CARDS["L40S"], 1)

@@ -13,18 +13,18 @@ from html_page import ROOT, shown
 from tabulate import tabulate
 
 sys.path.insert(0, str(ROOT / "tests"))
-from sample_report import many
+from helpers.sample_report import many
 
-from pytest_gpumem.baseline import BaselineStore
-from pytest_gpumem.gathering import Gathering
-from pytest_gpumem.records import Peak
-from pytest_gpumem.report.html import MOST_DRAWN, MOST_EXPLAINED, page
+from pytest_gpumem.baselines.store import BaselineStore
+from pytest_gpumem.measurement import Peak
+from pytest_gpumem.plugin.results import Gathering
 from pytest_gpumem.report.json_report import dumps
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import Report
-from pytest_gpumem.report.table import summary_table
-from pytest_gpumem.report.toolchain import lead_lines
-from pytest_gpumem.report.wire import to_text
+from pytest_gpumem.report.page.html import MOST_DRAWN, MOST_EXPLAINED, page
+from pytest_gpumem.report.serialize import to_text
+from pytest_gpumem.report.terminal.summary_table import summary_table
+from pytest_gpumem.report.terminal.toolchain_lead import lead_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable

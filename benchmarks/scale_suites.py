@@ -62,7 +62,7 @@ def timed(owner, name, key):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session):
-    from pytest_gpumem.session import TestSession
+    from pytest_gpumem.plugin.session import TestSession
 
     timed(TestSession, "summary", "summary")
     timed(TestSession, "update_baselines", "update")

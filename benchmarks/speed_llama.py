@@ -219,11 +219,11 @@ def child(name: str, definition: str, options: dict[str, bool]) -> dict[str, obj
     """Run one configuration in this process and return its figures."""
     lap = Laps()
     size = SIZES[name]
-    from pytest_gpumem.context import measure, use_virtual_gpu
-    from pytest_gpumem.devices.virtual import VirtualDevice
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
+    from pytest_gpumem.measure.block import measure, use_virtual_gpu
 
     use_virtual_gpu(CARD)
-    from pytest_gpumem.devices.world import joined
+    from pytest_gpumem.devices.lone_rank import joined
 
     with joined(0, size.ranks, "virtual"):  # what world_size on the marker does
         lap("import")

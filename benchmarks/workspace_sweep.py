@@ -88,7 +88,7 @@ def drawn(count: int, seed: int = 1) -> list[Conv]:
 def work(task: dict) -> None:
     """Ask for all of them on one card; print what came of it."""
     from pytest_gpumem.devices.cards import find_card
-    from pytest_gpumem.devices.virtual import VirtualDevice
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
 
     card = replace(find_card(task["card"]))
     device = VirtualDevice.load(card)

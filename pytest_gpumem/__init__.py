@@ -8,10 +8,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from pytest_gpumem.version import __version__
+
 if TYPE_CHECKING:
-    from pytest_gpumem.context import Measuring, measure, use_virtual_gpu
     from pytest_gpumem.errors import BaselineError, DeviceError, GpuMemError, SpecError
-    from pytest_gpumem.records import DeviceInfo, Measurement, Peak, Provenance
+    from pytest_gpumem.measure.block import Measuring, measure, use_virtual_gpu
+    from pytest_gpumem.measurement import DeviceInfo, Measurement, Peak, Provenance
 
 __all__ = [
     "BaselineError",
@@ -28,12 +30,11 @@ __all__ = [
     "use_virtual_gpu",
 ]
 
-__version__ = "0.1.0"
 
 _HOMES = {
-    "context": ("Measuring", "measure", "use_virtual_gpu"),
+    "measure.block": ("Measuring", "measure", "use_virtual_gpu"),
     "errors": ("BaselineError", "DeviceError", "GpuMemError", "SpecError"),
-    "records": ("DeviceInfo", "Measurement", "Peak", "Provenance"),
+    "measurement": ("DeviceInfo", "Measurement", "Peak", "Provenance"),
 }
 
 

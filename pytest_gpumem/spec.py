@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.sizes import MIB, gib, shown
-from pytest_gpumem.spec_values import (
+from pytest_gpumem.spec_fields import (
     MOST_BATCH,
     read_baseline,
     read_batch_sizes,

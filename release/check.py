@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from elf import MACHINES, Needs, needs  # noqa: E402
+from helpers.elf import MACHINES, Needs, needs  # noqa: E402
 
 NATIVE = "pytest_gpumem/native"
 LIBRARIES = (

@@ -17,23 +17,25 @@ from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
-from sources import HELPER, WITHOUT
-from virtual_gpu import CARD_80GIB, opened, virtual_device
+from helpers.sources import HELPER, WITHOUT
+from helpers.virtual_gpu import CARD_80GIB, opened, virtual_device
 
 import pytest_gpumem
-from pytest_gpumem import cli
+from pytest_gpumem.cli import main
 from pytest_gpumem.devices.cards import find_card
-from pytest_gpumem.devices.convolutions import keep_no_plans
-from pytest_gpumem.devices.virtual import VirtualDevice
+from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_plans
+from pytest_gpumem.devices.virtual.device import VirtualDevice
 from pytest_gpumem.errors import DeviceError
-from pytest_gpumem.meter import Meter
+from pytest_gpumem.measure.meter import Meter
 from pytest_gpumem.sizes import MIB
 
 SLOW = 120
 """seconds that a session in a process of its own may take"""
 
 
-pytest.register_assert_rewrite("hint_suite", "recorded_runs", "spec_marks", "terminal_results")
+pytest.register_assert_rewrite(
+    "helpers.hint_suite", "helpers.recorded_runs", "helpers.spec_marks", "helpers.terminal_results"
+)
 
 
 def pytest_configure(config):
@@ -131,7 +133,7 @@ def gpumem(capsys):
     """Run the command; return its status, its output and its errors."""
 
     def run(*arguments):
-        status = cli.main(arguments)
+        status = main.main(arguments)
         return status, *capsys.readouterr()
 
     return run

@@ -7,9 +7,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from spec_marks import (
+from helpers.spec_marks import (
     BUDGETS,
     FIELDS,
     INF,
@@ -24,6 +22,8 @@ from spec_marks import (
     refusal,
     spec,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.sizes import GIB, MIB, Tolerance

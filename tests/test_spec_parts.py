@@ -7,9 +7,9 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.spec_marks import KWARGS, NAN, WORLD, Hostile, assert_usable, refusal, spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spec_marks import KWARGS, NAN, WORLD, Hostile, assert_usable, refusal, spec
 
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.sizes import MIB, Tolerance

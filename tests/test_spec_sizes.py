@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from spec_marks import Hostile, refusal, spec
+from helpers.spec_marks import Hostile, refusal, spec
 
 from pytest_gpumem.sizes import GIB, MIB
 

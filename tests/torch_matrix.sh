@@ -8,11 +8,8 @@
 set -euo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 venvs=${VENVS:-$HOME/.cache/pytest-gpumem}
-tests=(tests/test_native_*.py tests/test_virtual_*.py tests/test_meter.py tests/test_settling.py
-    tests/test_oom.py tests/test_optimizers.py tests/test_context.py tests/test_cuda_device.py
-    tests/test_plugin_order.py tests/test_plugin_budgets.py tests/test_replay.py
-    tests/test_attribution.py tests/test_recorder.py tests/test_timeline.py
-    tests/test_plugin_attribution.py tests/test_plugin_world.py)
+tests=(tests/devices tests/measure tests/attribution tests/plugin/test_order.py
+    tests/plugin/test_budgets.py tests/testrun/test_explain.py tests/plugin/test_world.py)
 [ $# -gt 0 ] || set -- 2.6.0 2.7.1 2.15.0
 cd "$root"
 

@@ -1,1 +1,4 @@
-"""Where a step runs: real CUDA GPUs, the virtual GPU, and the cards that it can stand for."""
+"""Where a step runs: real GPUs, the virtual GPU, and cards.
+
+It may import base modules only.
+"""

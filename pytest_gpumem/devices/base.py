@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpumem.devices.cards import Card
-    from pytest_gpumem.devices.usage import UseWatch
-    from pytest_gpumem.records import DeviceInfo, DeviceKind
+    from pytest_gpumem.devices.memory_use import UseWatch
+    from pytest_gpumem.measurement import DeviceInfo, DeviceKind
 
 
 class Device(Protocol):

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.errors import DeviceError, TooSmallError
-from pytest_gpumem.records import DeviceInfo, DeviceKind
+from pytest_gpumem.measurement import DeviceInfo, DeviceKind
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pytest_gpumem.devices.cards import Card
-    from pytest_gpumem.devices.usage import UseWatch
+    from pytest_gpumem.devices.memory_use import UseWatch
 
 
 class CudaDevice:
@@ -104,7 +104,7 @@ class CudaDevice:
 
     def watch(self, devices: range) -> UseWatch:
         """See :meth:`pytest_gpumem.devices.base.Device.watch`."""
-        from pytest_gpumem.devices.usage import watch_gpus
+        from pytest_gpumem.devices.memory_use import watch_gpus
 
         return watch_gpus(devices)
 

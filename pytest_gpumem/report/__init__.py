@@ -1,1 +1,4 @@
-"""Reports: one record of a session, and one renderer a format, each of which returns text."""
+"""One record of a session, and one renderer a format.
+
+It may import baselines, judge and base modules.
+"""

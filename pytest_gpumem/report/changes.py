@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.differences import provenance_text
-from pytest_gpumem.moves import Kind, count
+from pytest_gpumem.baselines.changes import Kind, count
+from pytest_gpumem.judge.breakdown_diff import provenance_text
 from pytest_gpumem.report.markdown import code, prose
-from pytest_gpumem.report.table import named_table
+from pytest_gpumem.report.terminal.summary_table import named_table
 from pytest_gpumem.report.text import printable, shortened, wrapped
 from pytest_gpumem.sizes import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from pytest_gpumem.moves import Changes, Move
-    from pytest_gpumem.records import BaselineEntry
-    from pytest_gpumem.toolchain import Together
+    from pytest_gpumem.baselines.changes import Changes, Move
+    from pytest_gpumem.judge.toolchain_change import Together
+    from pytest_gpumem.measurement import BaselineEntry
 
 FORMAT: Final = 1
 """The JSON's format. 1: the first (pytest-gpumem 0.1.0)."""

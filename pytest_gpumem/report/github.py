@@ -10,13 +10,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.report.model import urgency
+from pytest_gpumem.judge.result import urgency
 from pytest_gpumem.report.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from pytest_gpumem.report.model import Result
+    from pytest_gpumem.judge.result import Result
 
 SUMMARY_LIMIT: Final = 1024 * 1024
 """bytes that GitHub takes of a step's summary; of a larger one it shows nothing"""

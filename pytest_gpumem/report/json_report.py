@@ -1,4 +1,4 @@
-"""The JSON report: written, and read again; :mod:`pytest_gpumem.report.document` is its form."""
+"""The JSON report: written, and read again; :mod:`pytest_gpumem.report.json_schema` is its form."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pytest_gpumem import __version__
-from pytest_gpumem.baseline import EntryUpdate, UpdateSummary
+from pytest_gpumem.baselines.store import EntryUpdate, UpdateSummary
 from pytest_gpumem.errors import BaselineError, ReportError
-from pytest_gpumem.records import BaselineEntry
-from pytest_gpumem.report import document
-from pytest_gpumem.report.document import FORMAT, Document
-from pytest_gpumem.report.model import Report, Result
+from pytest_gpumem.judge.result import Result
+from pytest_gpumem.measurement import BaselineEntry
+from pytest_gpumem.report import json_schema
+from pytest_gpumem.report.json_schema import FORMAT, Document
+from pytest_gpumem.report.model import Report
 from pytest_gpumem.strict_json import JsonProblem, parse_json
+from pytest_gpumem.version import __version__
 
 if TYPE_CHECKING:
     import os
@@ -122,14 +123,14 @@ def schema() -> dict[str, Any]:
 
 def _plain(result: Result) -> object:
     """Return a result as plain data."""
-    return _checked(result, document.Result, f"the result of {result.name}")
+    return _checked(result, json_schema.Result, f"the result of {result.name}")
 
 
 def _updates(summary: UpdateSummary) -> object:
     groups = ("created", "changed", "unchanged", "removed", "errors")
     found = {name: getattr(summary, name) for name in groups}
     found["files"] = tuple(map(str, summary.files))
-    return _checked(found, document.Updates, "what became of the baselines")
+    return _checked(found, json_schema.Updates, "what became of the baselines")
 
 
 def _checked(value: object, kind: type, given: str) -> object:
@@ -167,7 +168,7 @@ def _report(read: Document) -> Report:
     )
 
 
-def _summary(read: document.Updates) -> UpdateSummary:
+def _summary(read: json_schema.Updates) -> UpdateSummary:
     groups = ("created", "changed", "unchanged", "removed")
     return UpdateSummary(
         **{name: tuple(map(_entry_update, getattr(read, name))) for name in groups},
@@ -176,13 +177,13 @@ def _summary(read: document.Updates) -> UpdateSummary:
     )
 
 
-def _entry_update(read: document.EntryUpdate) -> EntryUpdate:
+def _entry_update(read: json_schema.EntryUpdate) -> EntryUpdate:
     return EntryUpdate(
         read.device_key, read.module, read.test, read.part, _entry(read.old), _entry(read.new)
     )
 
 
-def _entry(read: document.Figures | None) -> BaselineEntry | None:
+def _entry(read: json_schema.Figures | None) -> BaselineEntry | None:
     if read is None:
         return None
     return msgspec.convert(read, BaselineEntry, from_attributes=True)

@@ -10,20 +10,21 @@ import re
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_gpumem.report import terminal
-from pytest_gpumem.report.comparing import compared
-from pytest_gpumem.report.model import hints_of, urgency
-from pytest_gpumem.report.rows import DeviceRows, device_rows
-from pytest_gpumem.report.table import budget_use, change, taken
+from pytest_gpumem.judge.result import hints_of, urgency
+from pytest_gpumem.judge.verdict import Kind
+from pytest_gpumem.report.breakdown_rows import DeviceRows, device_rows
+from pytest_gpumem.report.held_to import compared
+from pytest_gpumem.report.terminal import session_text, update_text
+from pytest_gpumem.report.terminal.summary_table import budget_use, change, taken
 from pytest_gpumem.report.text import printable, shortened, size
 from pytest_gpumem.sizes import format_size
-from pytest_gpumem.verdict import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from pytest_gpumem.differences import Row
-    from pytest_gpumem.report.model import Report, Result
+    from pytest_gpumem.judge.breakdown_diff import Row
+    from pytest_gpumem.judge.result import Result
+    from pytest_gpumem.report.model import Report
 
 MOST_SITES = 12
 """source lines that a failure lists, of each device"""
@@ -118,7 +119,7 @@ def _head(report: Report, failures: Sequence[Result], when: str) -> Iterator[str
     title = f"{len(failures)} of {number} failed" if failures else f"{number} measured, none failed"
     yield f"## GPU memory: {title if number else 'no test was measured'}"
     yield from ([prose(report.device)] if report.device else [])
-    counts = terminal.counts(report.results).removeprefix("gpumem: ")
+    counts = session_text.counts(report.results).removeprefix("gpumem: ")
     facts = [counts, *(f"{name}={value}" for name, value in report.options.items()), when]
     if any(facts):
         yield " · ".join(prose(fact) for fact in facts if fact)
@@ -167,14 +168,14 @@ def _details(result: Result) -> Iterator[str]:
     tables = [table for table in tables if table]
     if tables:
         yield "<details><summary>Figures, and where they come from</summary>"
-        yield prose(f"Step: {terminal.circumstances(result)}")
+        yield prose(f"Step: {session_text.circumstances(result)}")
         yield from tables
         yield "</details>"
 
 
 def _shortage(result: Result) -> list[tuple[str, str]]:
     oom = result.measurement.out_of_memory if result.measurement else None
-    return terminal.shortage_rows(result, oom) if oom else []
+    return session_text.shortage_rows(result, oom) if oom else []
 
 
 def _comparisons(result: Result, measured: str) -> str:
@@ -261,10 +262,10 @@ def _mark(result: Result) -> str:
 def _end(report: Report, most: _Most) -> Iterator[str]:
     if report.updates is not None:
         brief = most != _ALL
-        text = terminal.update_summary(report.updates, width=_UPDATE_WIDTH, brief=brief)
+        text = update_text.update_summary(report.updates, width=_UPDATE_WIDTH, brief=brief)
         yield "### Baselines"
         yield _fenced(text.removeprefix("gpumem: baselines: "), "text")
-    command = terminal.next_command(report.results, updating=report.updates is not None)
+    command = session_text.next_command(report.results, updating=report.updates is not None)
     if command:
         yield "To record baselines:"
         yield _fenced(command, "sh")

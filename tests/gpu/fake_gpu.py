@@ -6,13 +6,13 @@ code of the CUDA device, on a machine that has no GPU (``GPUMEM_FAKE_GPU=H100 py
 
 import os
 
-from pytest_gpumem.context import use_virtual_gpu
-from pytest_gpumem.devices import virtual
 from pytest_gpumem.devices.cards import find_card
+from pytest_gpumem.devices.virtual import device
+from pytest_gpumem.measure.block import use_virtual_gpu
 
 CARD = os.environ["GPUMEM_FAKE_GPU"]
 # A real GPU has its own memory from the start, where the virtual one changes it between tests.
-virtual.FIRST_TOTAL = find_card(CARD).total_memory
+device.FIRST_TOTAL = find_card(CARD).total_memory
 use_virtual_gpu(CARD)
 # As with a real GPU, the processes that it starts (xdist's workers) look for theirs themselves.
 for name in ("LD_PRELOAD", "GPUMEM_VIRTUAL"):

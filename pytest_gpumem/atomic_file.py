@@ -1,0 +1,52 @@
+"""Replacing a file as a whole: readers see the old content or the new."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+TEMPORARY = ".gpumem.tmp"
+"""The file that replaces another is made under this name, beside it. One a folder is enough, as
+writers hold the lock; and one that a killed process left is found and replaced by the next."""
+
+
+def write_whole(path: Path, content: bytes, temporary_name: str) -> None:
+    """Do what :func:`replace_file` does, for any file.
+
+    Args:
+        path: the file; its folder is made.
+        content: all of it.
+        temporary_name: of a file beside it that nobody else writes meanwhile.
+
+    Raises:
+        OSError: it could not be written; the old content is as it was, and nothing is left.
+    """
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(temporary_name)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary.unlink(missing_ok=True)
+    try:
+        with temporary.open("xb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        with suppress(FileNotFoundError):
+            temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+        temporary.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(target.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the new name survive a loss of power, where the system can do that for a folder."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

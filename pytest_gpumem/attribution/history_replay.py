@@ -1,0 +1,219 @@
+"""Replaying an allocator's history: which blocks were alive when, and how large each really was.
+
+The history has the sizes that were asked for. A block is larger: rounded up, and by what was left
+over where the allocator does not split. Both follow from where blocks and segments lie, by the
+rules of c10/cuda/CUDACachingAllocator.cpp (round_size, should_split).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gpumem.sizes import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pytest_gpumem.attribution.recording import Tag
+
+BLOCK: Final = 512
+"""bytes: sizes are rounded up to multiples of it (kMinBlockSize)"""
+SMALL: Final = 1 * MIB
+"""bytes: requests up to this come from segments of their own (kSmallSize)"""
+INTERVALS: Final = 16
+"""powers of two, from 1 MiB on, with roundup divisions of their own"""
+
+
+@dataclass(eq=False)
+class Block:
+    """A block of memory from its allocation to its end."""
+
+    address: int
+    size: int
+    """bytes, as the allocator counts them"""
+    start: int
+    """index of the event that allocated it; -1: it was there before"""
+    time: float
+    """microseconds since 1970; -inf: before"""
+    frames: Sequence[dict[str, Any]] = ()
+    """the Python frames that asked for it, the innermost first"""
+    end: int | None = None
+    """index of the event that freed it"""
+    end_time: float = float("inf")
+    tags: tuple[Tag, ...] = ()
+
+    def alive(self, index: int) -> bool:
+        """Return whether it is allocated after the event of that index."""
+        return self.start <= index and (self.end is None or index < self.end)
+
+
+@dataclass
+class History:
+    """One device's history."""
+
+    blocks: list[Block]
+    times: list[float]
+    """when each event was"""
+    reserved: list[int]
+    """bytes held from the device after each event, less what was held at first"""
+
+
+class Replay:
+    """Replays one device's history."""
+
+    def __init__(self, segments: Iterable[dict[str, Any]], settings: dict[str, Any]) -> None:
+        self._divisions = [
+            int(value) for value in (settings.get("roundup_power2_divisions") or {}).values()
+        ]
+        self._expandable = bool(settings.get("expandable_segments"))
+        limit = settings.get("max_split_size", -1)
+        self._most_split = limit if isinstance(limit, int) and limit > 0 else None
+        self._bases: list[int] = []
+        self._ends: dict[int, int] = {}
+        self._addresses: list[int] = []
+        """of blocks that take their place, sorted"""
+        self._placed: dict[int, Block] = {}
+        self.blocks: list[Block] = []
+        for segment in segments:
+            self._map(segment["address"], segment["total_size"])
+            address = segment["address"]
+            for block in segment["blocks"]:
+                address = block.get("address", address)
+                if block["state"] != "inactive":
+                    self._place(Block(address, block["size"], -1, float("-inf")))
+                address += block["size"]
+
+    def run(self, events: Iterable[dict[str, Any]], tags: Iterable[Tag]) -> History:
+        """Return the history: of each block the events and tags that it had."""
+        times: list[float] = []
+        reserved: list[int] = []
+        held = 0
+        waiting = iter(tags)
+        tag = next(waiting, None)
+        for index, event in enumerate(events):
+            time, action = event["time_us"], event["action"]
+            address = event.get("addr", 0)  # running out of memory has none
+            while tag is not None and tag.time < time:
+                self._tag(tag)
+                tag = next(waiting, None)
+            if action == "alloc":
+                self._allocate(event, index)
+            elif action == "free_requested":
+                self._free(address, index, time)
+            elif action == "free_completed":
+                self._complete(address)
+            elif action in {"segment_alloc", "segment_map"}:
+                held += event["size"]
+                self._map(address, event["size"])
+            elif action in {"segment_free", "segment_unmap"}:
+                held -= event["size"]
+                self._unmap(address, event["size"])
+            times.append(time)
+            reserved.append(held)
+        while tag is not None:
+            self._tag(tag)
+            tag = next(waiting, None)
+        return History(self.blocks, times, reserved)
+
+    # -- segments: ranges of addresses, those of expandable ones grow and shrink --
+
+    def _map(self, address: int, size: int) -> None:
+        end = address + size
+        at = bisect_left(self._bases, address)
+        if self._expandable:
+            if at < len(self._bases) and self._bases[at] == end:
+                end = self._ends.pop(self._bases.pop(at))
+            if at and self._ends[self._bases[at - 1]] == address:
+                self._ends[self._bases[at - 1]] = end
+                return
+        self._bases.insert(at, address)
+        self._ends[address] = end
+
+    def _unmap(self, address: int, size: int) -> None:
+        at = bisect_right(self._bases, address) - 1
+        if at < 0:
+            return
+        base = self._bases.pop(at)
+        end = self._ends.pop(base)
+        if base < address:
+            insort(self._bases, base)
+            self._ends[base] = address
+        if address + size < end:
+            insort(self._bases, address + size)
+            self._ends[address + size] = end
+
+    def _room(self, address: int) -> int | None:
+        """Return the bytes from an address to the next block or the end of its segment."""
+        at = bisect_right(self._bases, address) - 1
+        if at < 0 or self._ends[self._bases[at]] <= address:
+            return None
+        end = self._ends[self._bases[at]]
+        following = bisect_right(self._addresses, address)
+        if following < len(self._addresses):
+            end = min(end, self._addresses[following])
+        return end - address
+
+    # -- blocks --
+
+    def _place(self, block: Block) -> None:
+        self.blocks.append(block)
+        self._placed[block.address] = block
+        insort(self._addresses, block.address)
+
+    def _allocate(self, event: dict[str, Any], index: int) -> None:
+        address = event["addr"]
+        size = self._rounded(event["size"])
+        room = self._room(address)
+        if room is not None and not self._splits(room, size):
+            size = room
+        self._complete(address)  # what lay there has been freed
+        frames = event.get("frames") or ()
+        self._place(Block(address, size, index, event["time_us"], frames))
+
+    def _free(self, address: int, index: int, time: float) -> None:
+        block = self._placed.get(address)
+        if block is not None and block.end is None:
+            block.end, block.end_time = index, time
+
+    def _complete(self, address: int) -> None:
+        if self._placed.pop(address, None) is not None:
+            self._addresses.pop(bisect_left(self._addresses, address))
+
+    def _tag(self, tag: Tag) -> None:
+        at = bisect_right(self._addresses, tag.address) - 1
+        block = self._placed[self._addresses[at]] if at >= 0 else None
+        if block is not None and block.end is None and tag.address < block.address + block.size:
+            known = {(it.category, it.name) for it in block.tags}
+            if (tag.category, tag.name) not in known:
+                block.tags += (tag,)
+
+    def _splits(self, room: int, size: int) -> bool:
+        """Return whether the allocator would split a block of ``room`` bytes for ``size``."""
+        if size <= SMALL or self._expandable:
+            return room - size >= BLOCK
+        return room - size > SMALL and (self._most_split is None or size < self._most_split)
+
+    def _rounded(self, size: int) -> int:
+        if size < BLOCK:
+            return BLOCK
+        divisions = self._divisions_of(size)
+        if divisions > 1 and size > BLOCK * divisions:
+            return _next_division(size, divisions)
+        return -(-size // BLOCK) * BLOCK
+
+    def _divisions_of(self, size: int) -> int:
+        if not self._divisions:
+            return 0
+        interval = size.bit_length() - MIB.bit_length()
+        return self._divisions[min(max(interval, 0), INTERVALS - 1, len(self._divisions) - 1)]
+
+
+def _next_division(size: int, divisions: int) -> int:
+    """Round up to the next of so many equal steps between two powers of two."""
+    floor = 1 << (size.bit_length() - 1)
+    if size == floor:
+        return size
+    step = floor >> (divisions.bit_length() - 1)
+    return floor * 2 if step == 0 else -(-size // step) * step

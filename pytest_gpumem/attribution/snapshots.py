@@ -1,0 +1,58 @@
+"""Keeping the allocator's snapshots as files that https://pytorch.org/memory_viz opens."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import re
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.atomic_file import TEMPORARY, write_whole
+from pytest_gpumem.errors import GpuMemError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pytest_gpumem.attribution.recording import Recording
+
+ENDING: Final = ".pickle"
+VIEWER: Final = "https://pytorch.org/memory_viz"
+LONGEST_NAME: Final = 180
+"""characters before the ending; file systems take 255 bytes"""
+_PLAIN = re.compile(r"\w[\w./]*(::\w+)+(\[[\w.,=+-]*\])?", re.ASCII)
+"""nodeids that a name can be made of which no other has"""
+
+
+def snapshot_name(nodeid: str) -> str:
+    """Return the name of a test's snapshot: one name for each nodeid, without any folder.
+
+    "tests/test_a.py::Test::test_b[2]" becomes "tests-test_a.py--Test--test_b[2].pickle". What has
+    other characters, or is long, loses them and gets a hash.
+    """
+    name = nodeid.replace("::", "--").replace("/", "-")
+    if _PLAIN.fullmatch(nodeid) and len(name) <= LONGEST_NAME:
+        return name + ENDING
+    digest = hashlib.sha256(nodeid.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    safe = re.sub(r"[^A-Za-z0-9_.,=+\[\]-]+", "-", name).lstrip(".-") or "test"
+    return f"{safe[: LONGEST_NAME - len(digest) - 1]}-{digest}{ENDING}"
+
+
+def write_snapshot(recording: Recording, folder: Path, nodeid: str) -> Path:
+    """Write a recording's snapshot, as ``torch.cuda.memory._dump_snapshot`` does; return its file.
+
+    Whoever looks finds a whole file, of this run or of an earlier one.
+
+    Raises:
+        GpuMemError: it could not be written; nothing of it is left.
+    """
+    path = folder / snapshot_name(nodeid)
+    try:
+        write_whole(path, pickle.dumps(recording.snapshot), f"{TEMPORARY}-{os.getpid()}")
+    except OSError as error:
+        raise GpuMemError(
+            str(path),
+            f"cannot be written: {error.strerror or error}",
+            "give --gpumem-snapshots a folder that can be written",
+        ) from error
+    return path

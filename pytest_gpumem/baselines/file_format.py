@@ -1,0 +1,378 @@
+"""What is in a baseline file: JSON, decoded strictly, encoded so that a diff shows what moved.
+
+::
+
+    {
+     "device": {"key": "virtual-T4", "name": "T4", ...},
+     "format": 1,
+     "module": "examples/test_memory.py",
+     "provenance": {"torch-2.15.0+cu132": {"torch": "2.15.0", "cuda": "13.2", ...}},
+     "tests": {
+      "TestX::test_y[a-1]": {
+       "batch_size": 32,
+       "breakdown": [{"cached": bytes, "categories": {"activations": bytes, ...}, "sites": [
+        {"blocks": 12, "bytes": 536870912, "category": "activations", "code": "x = self.attn(x)",
+         "function": "Block.forward", "line": 88, "module": "GPT.h.*", "path": "blocks.py"}, ...]},
+        of the second device, ...],
+       "parts": {"forward": {the same, without parts}},
+       "peak_allocated": [bytes on the first device, on the second, ...],
+       "peak_reserved": [...],
+       "provenance": "torch-2.15.0+cu132",
+       "rank": 0,
+       "slope": {"fixed": bytes, "per_sample": bytes, "sizes": [8, 16, 32]},
+       "world_size": 64
+      }
+     }
+    }
+
+A test of which only parts were measured has "parts" alone; "batch_size", "slope" (of
+"batch_sizes"), and "rank" and "world_size" together, are there where the marker declares them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import astuple, dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+import msgspec
+
+from pytest_gpumem.errors import BaselineError
+from pytest_gpumem.measurement import (
+    BaselineEntry,
+    Breakdown,
+    Category,
+    Peak,
+    Provenance,
+    Site,
+    Slope,
+)
+from pytest_gpumem.strict_json import JsonProblem, parse_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from pytest_gpumem.measurement import DeviceInfo
+
+FORMAT: Final = 1
+"""The format that is written. 1: the first (pytest-gpumem 0.1.0)."""
+
+WHOLE_TEST: Final = ""
+"""the part that stands for the test itself"""
+RESTORE: Final = (
+    "restore it from version control, or delete it and run with --gpumem-update-baselines"
+)
+
+
+_Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_OneADevice = Annotated[list[_Bytes], msgspec.Meta(min_length=1)]
+
+
+class _Strict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A JSON object that has these fields and no other."""
+
+
+class _Device(_Strict):
+    key: str
+    name: str
+    total_memory: _Bytes
+    capability: tuple[_Bytes, _Bytes]
+    sm_count: _Bytes
+
+
+class _Provenance(_Strict):
+    torch: str
+    cuda: str
+    cudnn: str
+    driver: str
+    allocator: str
+
+
+class _Site(_Strict):
+    path: str
+    line: _Bytes
+    function: str
+    code: str
+    module: str
+    category: Category
+    bytes: _Bytes
+    blocks: _Bytes
+
+
+class _Breakdown(_Strict):
+    categories: dict[Category, _Bytes]
+    cached: _Bytes
+    sites: list[_Site] = []
+
+
+class _Slope(_Strict):
+    sizes: Annotated[list[_Bytes], msgspec.Meta(min_length=2)]
+    fixed: _Signed
+    per_sample: _Signed
+
+
+class _Entry(_Strict):
+    peak_allocated: _OneADevice
+    peak_reserved: _OneADevice
+    provenance: str
+    batch_size: _Bytes | None = None
+    world_size: _Bytes | None = None
+    rank: _Bytes | None = None
+    breakdown: list[_Breakdown] = []
+    slope: _Slope | None = None
+
+
+class _File(_Strict):
+    format: int
+    device: _Device
+    module: str
+    provenance: dict[str, Any]
+    tests: dict[str, Any]
+
+
+@dataclass
+class BaselineFile:
+    """The baselines of one module's tests on one device."""
+
+    device: DeviceInfo | _Device
+    module: str
+    tests: dict[str, dict[str, BaselineEntry]] = field(default_factory=dict)
+    """entries by test ("TestX::test_y[a-1]") and part ("" is the whole test)"""
+    labels: dict[Provenance, str] = field(default_factory=dict)
+    """the names that the file has for what its entries were made with"""
+
+
+def decode(
+    path: Path, content: bytes, device_key: str | None = None, module: str | None = None
+) -> BaselineFile:
+    """Read a baseline file's content, which must be that of this device and module if given.
+
+    Raises:
+        BaselineError: it is not, or it is not a baseline file that this version can read.
+    """
+    given = str(path)
+    document = _json(given, content)
+    _check_format(given, document)
+    file = _convert(given, document, _File, "$")
+    for what, found, wanted in (
+        ("device", file.device.key, device_key),
+        ("module", file.module, module),
+    ):
+        if wanted is not None and found != wanted:
+            raise BaselineError(
+                given,
+                f"is of {what} {json.dumps(found)}, and lies where {json.dumps(wanted)} belongs",
+                "move it back where it came from, or delete it",
+            )
+    records = {
+        label: Provenance(**msgspec.structs.asdict(_convert(given, value, _Provenance, place)))
+        for label, value, place in _places("$.provenance", file.provenance)
+    }
+    tests = {
+        name: _read_test(given, value, place, records)
+        for name, value, place in _places("$.tests", file.tests)
+    }
+    return BaselineFile(
+        file.device, file.module, tests, {it: label for label, it in records.items()}
+    )
+
+
+def _json(given: str, content: bytes) -> Any:  # noqa: ANN401 - JSON
+    try:
+        return parse_json(content, "a baseline")
+    except JsonProblem as problem:
+        remedy = RESTORE
+        if problem.conflict:
+            take = "take one side (git checkout --ours or --theirs)"
+            remedy = f"{take} and run --gpumem-update-baselines"
+        elif problem.encoding:
+            remedy = f"save it as UTF-8, or {RESTORE}"
+        raise BaselineError(given, str(problem), remedy) from None
+
+
+def _check_format(given: str, document: object) -> None:
+    number = document.get("format") if isinstance(document, dict) else None
+    if type(number) is not int or number < 1:
+        raise BaselineError(given, 'is not a baseline: it has no "format" number', RESTORE)
+    if number > FORMAT:
+        raise BaselineError(
+            given,
+            f"was written by a newer pytest-gpumem (format {number}; this one reads {FORMAT})",
+            "upgrade pytest-gpumem",
+        )
+
+
+_T = TypeVar("_T")
+
+
+def _convert(given: str, value: object, kind: type[_T], place: str) -> _T:
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.ValidationError, UnicodeError) as error:
+        problem, _, where = str(error).partition(" - at `$")
+        shown = json.dumps(problem)[1:-1]  # a field's name may have any character
+        raise BaselineError(given, f"{shown} at {place}{where.rstrip('`')}", RESTORE) from None
+
+
+def _places(place: str, values: Mapping[str, _T]) -> Iterable[tuple[str, _T, str]]:
+    """The names and values of a JSON object, with the place of each for messages."""
+    return ((name, value, f"{place}[{json.dumps(name)}]") for name, value in values.items())
+
+
+def _read_test(
+    given: str, value: object, place: str, records: Mapping[str, Provenance]
+) -> dict[str, BaselineEntry]:
+    own = _convert(given, value, dict[str, Any], place)
+    parts = _convert(given, own.pop("parts", {}), dict[str, Any], f"{place}.parts")
+    if WHOLE_TEST in parts:
+        raise BaselineError(given, f"a part without a name at {place}.parts", RESTORE)
+    found = {}
+    if own or not parts:
+        found[WHOLE_TEST] = _read_entry(given, own, place, records)
+    for name, it, part_place in _places(f"{place}.parts", parts):
+        found[name] = _read_entry(given, it, part_place, records)
+    return found
+
+
+def _read_entry(
+    given: str, value: object, place: str, records: Mapping[str, Provenance]
+) -> BaselineEntry:
+    entry = _convert(given, value, _Entry, place)
+    if len(entry.peak_allocated) != len(entry.peak_reserved):
+        problem = "peak_allocated and peak_reserved are not of the same devices"
+        raise BaselineError(given, f"{problem} at {place}", RESTORE)
+    if entry.provenance not in records:
+        problem = f"provenance {json.dumps(entry.provenance)} is not in the file"
+        raise BaselineError(given, f"{problem} at {place}", RESTORE)
+    if entry.breakdown and len(entry.breakdown) != len(entry.peak_allocated):
+        raise BaselineError(given, f"breakdown is not of as many devices at {place}", RESTORE)
+    peaks = map(Peak, entry.peak_allocated, entry.peak_reserved)
+    breakdowns = tuple(map(_breakdown, entry.breakdown))
+    declared = (entry.batch_size, entry.world_size, entry.rank)
+    line = entry.slope
+    slope = Slope(tuple(line.sizes), line.fixed, line.per_sample) if line else None
+    return BaselineEntry(tuple(peaks), records[entry.provenance], *declared, breakdowns, slope)
+
+
+def _breakdown(read: _Breakdown) -> Breakdown:
+    sites = [
+        Site(it.path, it.line, it.function, it.code, it.module, it.category, it.bytes, it.blocks)
+        for it in read.sites
+    ]
+    return Breakdown(read.categories, read.cached, tuple(sites))
+
+
+def check(given: str, device: DeviceInfo, parts: Mapping[str, BaselineEntry]) -> None:
+    """Refuse what could be written but not be read again (a hook may have changed a measurement).
+
+    Raises:
+        BaselineError: a figure is no whole number of bytes, or a text is none.
+    """
+    for name in (given, *parts):
+        if not name.isascii() and json.loads(json.dumps(name)) != name:
+            problem = f"{json.dumps(name)} has two surrogates that JSON reads as one character"
+            raise BaselineError(given, f"its baseline cannot be written: {problem}", "rename it")
+    try:
+        msgspec.convert(_device_fields(device), _Device)
+        for entry in parts.values():
+            msgspec.convert(entry.provenance, _Provenance, from_attributes=True)
+            msgspec.convert(_entry_fields(entry, {entry.provenance: ""}), _Entry)
+    except (msgspec.ValidationError, UnicodeError) as error:
+        remedy = "look at the hooks that change measurements"
+        raise BaselineError(given, f"its baseline cannot be written: {error}", remedy) from None
+
+
+def encode(file: BaselineFile) -> bytes:
+    """The file as JSON: keys sorted, a figure a line, the provenance that an entry refers to."""
+    labels = _choose_labels(file)
+    document = {
+        "format": FORMAT,
+        "device": _device_fields(file.device),
+        "module": file.module,
+        "provenance": {label: vars(provenance) for provenance, label in labels.items()},
+        "tests": {name: _test_fields(parts, labels) for name, parts in file.tests.items()},
+    }
+    return f"{_render(document)}\n".encode()
+
+
+_one_line: Final = json.JSONEncoder(sort_keys=True).encode
+
+
+def _render(value: object, indent: str = "") -> str:
+    """JSON with a name a line, and each list on the line of its name.
+
+    Of a list of objects each has a line, or as many as it has names if one of these has a list.
+    """
+    if type(value) is int:
+        return str(value)
+    inner = f"{indent} "
+    if isinstance(value, list) and any(isinstance(it, dict) for it in value):
+        lines = [f"{inner}{_render(it, inner) if _nested(it) else _one_line(it)}" for it in value]
+        return "[\n" + ",\n".join(lines) + f"\n{indent}]"
+    if not isinstance(value, dict) or not value:
+        return json.dumps(value)
+    lines = [
+        f"{inner}{json.dumps(name)}: {_render(it, inner)}" for name, it in sorted(value.items())
+    ]
+    return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+
+
+def _nested(value: object) -> bool:
+    return isinstance(value, dict) and any(isinstance(it, (dict, list)) for it in value.values())
+
+
+def _device_fields(device: DeviceInfo | _Device) -> dict[str, Any]:
+    return {name: getattr(device, name) for name in _Device.__struct_fields__}
+
+
+def _test_fields(
+    parts: Mapping[str, BaselineEntry], labels: Mapping[Provenance, str]
+) -> dict[str, Any]:
+    fields = {name: _entry_fields(entry, labels) for name, entry in parts.items()}
+    whole = fields.pop(WHOLE_TEST, {})
+    return {**whole, "parts": fields} if fields else whole
+
+
+def _entry_fields(entry: BaselineEntry, labels: Mapping[Provenance, str]) -> dict[str, Any]:
+    declared = {name: getattr(entry, name) for name in ("batch_size", "world_size", "rank")}
+    fields = {
+        **{name: value for name, value in declared.items() if value is not None},
+        "peak_allocated": [peak.allocated for peak in entry.peaks],
+        "peak_reserved": [peak.reserved for peak in entry.peaks],
+        "provenance": labels[entry.provenance],
+    }
+    if entry.slope is not None:
+        fields["slope"] = {**vars(entry.slope), "sizes": list(entry.slope.sizes)}
+    if entry.breakdowns:
+        fields["breakdown"] = [_breakdown_fields(it) for it in entry.breakdowns]
+    return fields
+
+
+def _breakdown_fields(breakdown: Breakdown) -> dict[str, Any]:
+    sites = [{**vars(site), "bytes": site.nbytes} for site in breakdown.sites]
+    for site in sites:
+        del site["nbytes"]
+    fields = {"categories": dict(breakdown.categories), "cached": breakdown.cached}
+    return {**fields, "sites": sites} if sites else fields
+
+
+def _choose_labels(file: BaselineFile) -> dict[Provenance, str]:
+    """A name for each provenance in use: its own, or "torch-2.15.0+cu132", or that and a hash."""
+    used = {entry.provenance for parts in file.tests.values() for entry in parts.values()}
+    labels = {it: label for it, label in file.labels.items() if it in used}
+    for provenance in sorted(used - labels.keys(), key=astuple):
+        taken = set(labels.values())
+        labels[provenance] = next(it for it in _possible_labels(provenance) if it not in taken)
+    return labels
+
+
+def _possible_labels(provenance: Provenance) -> Iterable[str]:
+    label = f"torch-{provenance.torch}"
+    if "+" not in label:
+        label += f"+cu{provenance.cuda.replace('.', '')}"
+    yield label
+    digest = hashlib.sha256(json.dumps(astuple(provenance)).encode()).hexdigest()
+    yield from (f"{label}-{digest[:length]}" for length in range(8, len(digest) + 1))

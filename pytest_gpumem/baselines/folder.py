@@ -1,0 +1,110 @@
+"""All baselines of a folder, of every device and module, whether or not a test asks for them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from pytest_gpumem.baselines.file_format import decode
+from pytest_gpumem.baselines.key import Key
+from pytest_gpumem.baselines.paths import baseline_path, read_file
+from pytest_gpumem.errors import BaselineError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from pytest_gpumem.measurement import BaselineEntry
+
+ENDING: Final = ".json"
+
+
+@dataclass
+class Figures:
+    """Entries by what they are of, and what could not be read."""
+
+    entries: dict[Key, BaselineEntry] = field(default_factory=dict)
+    errors: list[BaselineError] = field(default_factory=list)
+    """one a file; the others' entries are there"""
+    unread: set[Path] = field(default_factory=set)
+    """their paths, from the folder"""
+    files: int = 0
+    """how many files there were, whether or not they could be read"""
+
+
+def read_folder(directory: Path) -> Figures:
+    """Read every baseline in a folder; one that is not there has none."""
+    return read_contents(((path, read_file) for path in baseline_files(directory)), directory)
+
+
+def baseline_files(directory: Path) -> list[Path]:
+    """Return the files in a folder that have, or should have, baselines: sorted."""
+    found = []
+    for folder, _, names in os.walk(directory):
+        found += [Path(folder, name) for name in names if name.endswith(ENDING)]
+    return sorted(found)
+
+
+def read_contents(
+    files: Iterable[tuple[Path, Callable[[Path], bytes | None]]], directory: Path
+) -> Figures:
+    """Read baseline files that lie in ``directory``, or would.
+
+    Args:
+        files: the path of each, and a function that returns the content of a path.
+        directory: where the folders of the devices are.
+    """
+    figures = Figures()
+    for path, read in files:
+        figures.files += 1
+        try:
+            content = read(path)
+            if content is not None:  # else it is gone since the folder was listed
+                figures.entries.update(_entries(path, content, directory))
+        except BaselineError as error:
+            figures.errors.append(error)
+            figures.unread.add(path.relative_to(directory))
+    return figures
+
+
+def _entries(path: Path, content: bytes, directory: Path) -> Iterator[tuple[Key, BaselineEntry]]:
+    file = decode(path, content)
+    key = file.device.key
+    wanted = baseline_path(directory, key, file.module)
+    if wanted != path:
+        problem = f"is of {file.module} on {key}, and lies where no test looks for it"
+        raise BaselineError(str(path), problem, f"move it to {wanted}, or delete it")
+    for test, parts in file.tests.items():
+        for part, entry in parts.items():
+            yield Key(key, file.module, test, part), entry
+
+
+class _Device(msgspec.Struct):
+    key: str
+
+
+class _Names(msgspec.Struct):
+    """A baseline file without its figures."""
+
+    device: _Device
+    module: str
+    tests: dict[str, msgspec.Raw]
+
+
+def read_names(directory: Path) -> list[Key]:
+    """Return which tests have a baseline in a folder, quickly.
+
+    A file that cannot be read has none here: whoever needs its figures says what is wrong with it.
+    """
+    found = []
+    for path in baseline_files(directory):
+        try:
+            names = msgspec.json.decode(read_file(path) or b"", type=_Names)
+        except (BaselineError, msgspec.DecodeError, UnicodeError):
+            continue
+        if baseline_path(directory, names.device.key, names.module) == path:
+            found += [Key(names.device.key, names.module, test) for test in names.tests]
+    return found

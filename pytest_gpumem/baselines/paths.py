@@ -1,0 +1,115 @@
+"""Where a baseline file lies, and how it is read and replaced: whole, or not at all.
+
+Nothing here knows what is in the file; that is :mod:`pytest_gpumem.baselines.file_format`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
+
+from pytest_gpumem.atomic_file import TEMPORARY, write_whole
+from pytest_gpumem.errors import BaselineError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LONGEST_NAME = 180
+"""characters of a name before it is cut; with what is added it stays below the usual 255"""
+LONGEST_PATH = 1000
+"""characters of a module's path before it becomes one name; well below Linux's PATH_MAX of 4096"""
+
+
+def baseline_path(directory: Path, device_key: str, module: str) -> Path:
+    """The file that keeps the baselines of one module's tests on one device.
+
+    It lies inside ``directory``, and no two pairs of device and module share it, whatever their
+    characters: what isn't a letter, a digit or one of ``_.-`` of ASCII is percent-encoded, and so
+    is what would be hidden or would lead upwards (".." is "%2E%2E"). "~" marks what no encoded name
+    has: a name that was cut, and then carries a hash, or a module that does not end in ".py".
+    """
+    ending = ".json" if module.endswith(".py") else "~.json"
+    *folders, name = [_safe_name(part) for part in module.removesuffix(".py").split("/")]
+    if sum(map(len, folders)) + len(folders) + len(name) > LONGEST_PATH:
+        folders, name = [], _cut(name, LONGEST_NAME // 2, module)
+    # The folder of "a.json/b.py" must not take the name of the file of "a.py".
+    folders = [f"{x[:-5]}%2E{x[-4:]}" if x.lower().endswith(".json") else x for x in folders]
+    return directory.joinpath(_safe_name(device_key), *folders, name + ending)
+
+
+def device_keys(directory: Path) -> tuple[str, ...]:
+    """The keys of the devices that have a folder in ``directory``, sorted."""
+    try:
+        return tuple(sorted(unquote(path.name) for path in directory.iterdir() if path.is_dir()))
+    except OSError:
+        return ()
+
+
+def _safe_name(name: str) -> str:
+    # "surrogatepass" gives a name that is not UTF-8 an encoding that no other name has.
+    encoded = quote(name, safe="", errors="surrogatepass").replace("~", "%7E")
+    if name.startswith("."):
+        encoded = encoded.replace(".", "%2E")
+    return _cut(encoded, LONGEST_NAME, name) if len(encoded) > LONGEST_NAME else encoded or "%2F"
+
+
+def _cut(encoded: str, length: int, whole: str) -> str:
+    digest = hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{encoded[:length]}~{digest[:20]}"
+
+
+def read_file(path: Path) -> bytes | None:
+    """The content of a file, None where there is none.
+
+    Raises:
+        BaselineError: something is there, and it is no file or cannot be read.
+    """
+    remedy = "move it away, or make it a file that you can read"
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a named pipe would wait for ever
+            raise BaselineError(str(path), "is not a regular file", remedy)
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BaselineError(str(path), f"cannot be read: {error.strerror}", remedy) from error
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Make ``content`` the content of ``path``, at once.
+
+    Whoever looks, or kills this process, finds the old content or the new one, whole. Links are
+    followed and stay what they are; the file keeps its mode, and a new one gets the umask's.
+
+    Raises:
+        BaselineError: it could not be written; the old content is as it was, and nothing is left.
+    """
+    try:
+        write_whole(path, content, TEMPORARY)
+    except OSError as error:
+        raise BaselineError(
+            str(path),
+            f"cannot be written, and is as it was: {error.strerror}",
+            "make room or the folder writable, and update the baselines again",
+        ) from error
+
+
+def remove_file(path: Path, directory: Path) -> None:
+    """Remove a file, and its folders in ``directory`` that are empty then.
+
+    Raises:
+        BaselineError: it could not be removed, and is as it was.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        problem = f"cannot be removed: {error.strerror}"
+        raise BaselineError(str(path), problem, "make its folder writable") from error
+    with suppress(OSError):  # the first that is not empty
+        for folder in path.parents:
+            if folder == directory:
+                break
+            folder.rmdir()

@@ -1,0 +1,158 @@
+"""One rank of a distributed run whose other ranks are not there: this process is rank r of N.
+
+On the virtual GPU the process group is PyTorch's own of NCCL, so that the buffers that it takes are
+the same; the native library stands in for NCCL. On a real GPU, which NCCL would share with nobody,
+it is the fake one of PyTorch's own tests: collectives do nothing, and take no memory either.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gpumem.devices.virtual.environment import set_variable
+from pytest_gpumem.errors import DeviceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_gpumem.measurement import DeviceKind
+
+FAKE: Final = "gpumem"
+"""PyTorch's name for the backend that does nothing"""
+_NCCL: Final = ("ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy")
+_UNIQUE_ID: Final = "\0" * 128
+"""an ncclUniqueId, as the native library makes it"""
+
+
+@contextmanager
+def joined(rank: int, size: int, kind: DeviceKind) -> Iterator[None]:
+    """Be rank ``rank`` of ``size``, as after ``init_process_group``, until the end of the block.
+
+    The environment is what torchrun would set, on a node with this one rank.
+
+    Args:
+        rank: this process's rank.
+        size: number of ranks.
+        kind: of what kind the device is.
+
+    Raises:
+        DeviceError: this process has a default process group, or PyTorch none of NCCL.
+    """
+    import torch
+
+    distributed: Any = torch.distributed
+    real = kind != "virtual"
+    if distributed.is_available() and distributed.is_initialized():
+        raise DeviceError(
+            f"world_size={size}",
+            "this process has a default process group already",
+            "call torch.distributed.destroy_process_group() where it is no longer needed",
+        )
+    if not distributed.is_available() or not (real or distributed.is_nccl_available()):
+        raise DeviceError(
+            f"world_size={size}",
+            "this build of torch has no NCCL",
+            "install a CUDA build of torch for Linux, as PyPI has it",
+        )
+    _register(distributed)
+    with ExitStack() as stack:
+        for name, value in _environment(rank, size).items():
+            set_variable(stack, name, value)
+        if not real:
+            stack.enter_context(_seeded(distributed.distributed_c10d))
+        distributed.init_process_group(
+            f"cpu:{FAKE},cuda:{FAKE if real else 'nccl'}",
+            store=distributed.HashStore(),
+            rank=rank,
+            world_size=size,
+        )
+        stack.callback(_leave, distributed)
+        # bound to a device, the group would be split, when NCCL is not told the parts' sizes
+        distributed.distributed_c10d._get_default_group().bound_device_id = None
+        yield
+
+
+def _environment(rank: int, size: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": str(rank),
+        "GROUP_WORLD_SIZE": str(size),
+        "TORCH_NCCL_RANKS_PER_ROOT": str(size),  # one id, which one rank makes, is enough here
+        # From torch 2.8 on a thread lets go of what collectives used, every 100 ms, in which many
+        # steps are over here. Waiting in its place, PyTorch does so at once.
+        "TORCH_NCCL_BLOCKING_WAIT": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": os.environ.get("MASTER_PORT", "29500"),
+    }
+
+
+def _leave(distributed: Any) -> None:  # noqa: ANN401 - a module
+    """Destroy what process groups there are; the test may have done so itself."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def _register(distributed: Any) -> None:  # noqa: ANN401 - a module
+    """Make the backend known whose collectives do nothing; once a process."""
+    if FAKE in distributed.Backend.backend_list:
+        return
+    import torch.testing._internal.distributed.fake_pg
+
+    kind: Any = torch.testing._internal.distributed.fake_pg.FakeProcessGroup
+
+    def create(common: Any, _options: object) -> Any:  # noqa: ANN401 - PyTorch's
+        make = getattr(kind, "_create_internal", kind)
+        options: Any = getattr(kind, "Options", None)
+        if not hasattr(options, "simulate_uniform_ranks"):  # older than that
+            return make(common.group_rank, common.group_size)
+        chosen = options()
+        chosen.simulate_uniform_ranks = True  # what is gathered is what this rank gave
+        return make(common.group_rank, common.group_size, chosen)
+
+    distributed.Backend.register_backend(FAKE, create, extended_api=True, devices=["cpu", "cuda"])
+
+
+@contextmanager
+def _seeded(c10d: Any) -> Iterator[None]:  # noqa: ANN401 - a module
+    """Let every process group of NCCL find the id that another rank would have stored.
+
+    Ranks meet by an id that the first one makes and leaves in a store, under a key that PyTorch
+    chooses.
+    """
+    before = {name: getattr(c10d, name) for name in _NCCL if hasattr(c10d, name)}
+    try:
+        for name, kind in before.items():
+            setattr(c10d, name, _with_seeds(kind))
+        yield
+    finally:
+        for name, kind in before.items():
+            setattr(c10d, name, kind)
+
+
+def _with_seeds(kind: Any) -> Any:  # noqa: ANN401 - classes of PyTorch's extension module
+    class Seeded(kind):  # type: ignore[misc] # a base class that is not known here
+        """A process group of NCCL whose other ranks are not there."""
+
+        def __init__(self, store: Any, rank: int, size: int, options: Any, *more: Any) -> None:  # noqa: ANN401
+            for key in _keys(rank, size, getattr(options, "group_name", "")):
+                store.set(key, _UNIQUE_ID)
+            super().__init__(store, rank, size, options, *more)
+
+    Seeded.__name__ = kind.__name__
+    return Seeded
+
+
+def _keys(rank: int, size: int, group: str) -> Iterator[str]:
+    """Yield the keys of the ids: of the whole group, and of each pair that this rank is in.
+
+    A number that counts communicators, with newer versions in words and behind the group's name;
+    both ranks of a pair, the lower one first.
+    """
+    yield from ("0", "nccl_storekey_0", f"{group}/nccl_storekey_0")
+    for other in range(size):
+        yield f"{min(rank, other)}:{max(rank, other)}"

@@ -1,0 +1,106 @@
+"""The last moment before torch is imported: the virtual GPU has to be loaded by then.
+
+Waiting for it costs nothing, so that a suite that never imports torch pays nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+
+class TorchGuard(MetaPathFinder):
+    """Calls once, when somebody looks for torch for the first time; finds it as the others do."""
+
+    def __init__(self) -> None:
+        self._call: Callable[[], object] | None = None
+
+    def install(self, call: Callable[[], object]) -> None:
+        """Wait for the import, or change what is called then; nothing if torch is there already."""
+        if "torch" in sys.modules:
+            return
+        if self._call is None:
+            sys.meta_path.insert(0, self)
+        self._call = call
+
+    def remove(self) -> None:
+        """Wait no longer."""
+        self._call = None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Call, then let all others find torch, those that the call has put in front as well."""
+        del path, target
+        if fullname != "torch" or self._call is None:
+            return None
+        call = self._call
+        self.remove()
+        call()
+        return importlib.util.find_spec(fullname)
+
+
+class TorchImportHook(MetaPathFinder):
+    """Calls back once, right after torch has been imported by whoever comes first."""
+
+    def __init__(self, imported: Callable[[ModuleType], None]) -> None:
+        self._imported = imported
+
+    def install(self) -> None:
+        """Wait for the import."""
+        sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find torch as the other finders do, with a loader that calls back."""
+        del path, target
+        if fullname != "torch":
+            return None
+        sys.meta_path.remove(self)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            sys.meta_path.insert(0, self)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _CallingLoader(spec.loader, self._done)
+        return spec
+
+    def _done(self, module: ModuleType) -> None:
+        sys.meta_path.remove(self)
+        self._imported(module)
+
+
+class _CallingLoader(Loader):
+    """Loads as another loader does, then puts that one back in its place and calls."""
+
+    def __init__(self, loader: Loader, loaded: Callable[[ModuleType], None]) -> None:
+        self._loader = loader
+        self._loaded = loaded
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._put_back(module)
+        self._loader.exec_module(module)
+        self._loaded(module)
+
+    def _put_back(self, module: ModuleType) -> None:
+        """Make the other loader the module's own, also where a hook like this lies around."""
+        if module.__loader__ is self:
+            module.__loader__ = self._loader
+        if module.__spec__ is not None and module.__spec__.loader is self:
+            module.__spec__.loader = self._loader
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - stands for any loader
+        return getattr(self._loader, name)

@@ -1,0 +1,389 @@
+"""The virtual GPU: PyTorch's own CUDA code and caching allocator over the native library.
+
+The library has to be loaded before torch is imported; it then answers for CUDA. It is visible
+between ``open`` and ``close`` only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import re
+import sys
+import time
+import warnings
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem import native
+from pytest_gpumem.devices.memory_cap import kept_fractions
+from pytest_gpumem.devices.torch_build import installed_torch, torch_is_imported
+from pytest_gpumem.devices.torch_import import TorchImportHook
+from pytest_gpumem.devices.virtual.account_watch import AccountWatch
+from pytest_gpumem.devices.virtual.cudnn_notes import ConvolutionWatch
+from pytest_gpumem.devices.virtual.environment import adapted
+from pytest_gpumem.devices.virtual.library import NativeLibrary
+from pytest_gpumem.devices.virtual.readbacks import Readbacks
+from pytest_gpumem.devices.virtual.visibility import Curtain
+from pytest_gpumem.errors import DeviceError
+from pytest_gpumem.measurement import DeviceInfo, DeviceKind
+from pytest_gpumem.sizes import KIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+    from pytest_gpumem.devices.cards import Card
+
+MOST_DEVICES: Final = 16
+WHAT: Final = "the virtual GPU"
+FIRST_TOTAL: Final = 1 << 40
+"""bytes of memory that every virtual GPU shows while PyTorch initialises"""
+PROBE: Final = 64 << 20
+"""bytes: allowed by a fraction of FIRST_TOTAL, not by the same fraction of any card's memory"""
+
+_LAST_WORD_S: Final = 0.02
+
+GUESSED: Final = {
+    "cuDNN's RNN": "the reserve space and workspace of cuDNN's RNN are estimates",
+    "cuDNN's CTC loss": "the workspace of cuDNN's CTC loss is an estimate",
+    "cuFFT": "the workspaces of cuFFT are estimates",
+    "cuSOLVER": "the workspaces of cuSOLVER are estimates",
+    "cuSPARSE": "the workspaces of cuSPARSE are not in a prediction",
+    "cuDNN's other plans": "the workspaces of cuDNN's attention are not in a prediction",
+    "cuDNN's batch normalization": (
+        "the workspaces of cuDNN's batch normalization with channels last are not in a prediction"
+    ),
+    "cudaMallocAsync": "what cudaMallocAsync reserves is an estimate",
+}
+"""what a report says of a step that asked a library for sizes that it keeps to itself"""
+
+# at::cuda::getDeviceProperties(c10::DeviceIndex), declared in ATen/cuda/CUDAContextLight.h, which
+# returns a pointer to the properties that PyTorch keeps; DeviceIndex is int8_t, before that int16_t
+_PROPERTIES_SYMBOLS: Final = (
+    ("_ZN2at4cuda19getDevicePropertiesEa", ctypes.c_int8),
+    ("_ZN2at4cuda19getDevicePropertiesEs", ctypes.c_int16),
+)
+
+
+def obstacle() -> tuple[str, str] | None:
+    """Return why there can be no virtual GPU in this process (problem, remedy), or None."""
+    if not sys.platform.startswith("linux"):
+        return f"it needs Linux, this is {sys.platform}", "run the tests on Linux (WSL will do)"
+    problem = native.build_problem()
+    if problem is not None:
+        return problem.problem, problem.remedy
+    build = installed_torch()
+    if build is None:
+        return "torch is not installed", "pip install torch"
+    if build.cuda is None:
+        return (
+            f"torch {build.version} is built without CUDA",
+            "install a CUDA build of torch (on Linux: pip install torch)",
+        )
+    return None
+
+
+class VirtualDevice:
+    """The one virtual GPU of a process (``VirtualDevice.load``); up to 16 devices of one card."""
+
+    kind: DeviceKind = "virtual"
+    computes = False
+    first = 0
+    """the first device to measure on; those before it are other ranks'"""
+    least = 1
+    """how many devices are shown at least"""
+
+    _loaded: VirtualDevice | None = None
+
+    def __init__(self, library: NativeLibrary, card: Card) -> None:
+        self._library = library
+        self.card = card
+        self._torch: ModuleType | None = None
+        self._curtain: Curtain | None = None
+        self._opened_card: Card | None = None
+        self._kept_total: bool | None = None
+        self._extra = [0] * MOST_DEVICES
+        self._unsupported: dict[str, int] = {}
+        self._convolutions = ConvolutionWatch(library)
+        self._guesses: dict[str, int] = {}
+        self._readbacks = Readbacks()
+        self._stack = ExitStack()
+
+    @classmethod
+    def load(cls, card: Card) -> VirtualDevice:
+        """Load the library, once a process; ``card`` is what steps get that name none.
+
+        Raises:
+            DeviceError: it cannot be loaded here, or torch was imported before.
+        """
+        # Asking for obstacles looks for torch, upon which the plugin may load it for its session.
+        reason = obstacle() if cls._loaded is None else None
+        if cls._loaded is not None:
+            cls._loaded.card = card
+            return cls._loaded
+        if reason is None and torch_is_imported():
+            reason = (
+                "torch was imported before the virtual GPU could be loaded",
+                (
+                    "load it first: pytest -p gpumem ...; in a program, call "
+                    "pytest_gpumem.use_virtual_gpu() before importing torch"
+                ),
+            )
+        if reason is not None:
+            raise DeviceError(WHAT, *reason)
+        try:
+            library = NativeLibrary()
+        except OSError as error:
+            remedy = (
+                "install pytest-gpumem anew on this machine, from source; in a source tree: "
+                "python setup.py build_ext --inplace"
+            )
+            raise DeviceError(WHAT, f"its library cannot be loaded: {error}", remedy) from error
+        library.set_card(card)
+        library.show(0)  # a child of a marked test's process has inherited it shown
+        cls._loaded = device = cls(library, card)
+        atexit.register(_let_threads_end)
+        TorchImportHook(device._imported).install()
+        return device
+
+    @classmethod
+    def loaded(cls) -> VirtualDevice | None:
+        """Return this process's virtual GPU, if there is one."""
+        return cls._loaded
+
+    @property
+    def library(self) -> NativeLibrary:
+        """The native library (its counters and accounts)."""
+        return self._library
+
+    def _imported(self, torch: ModuleType) -> None:
+        self._torch = torch
+        self._curtain = Curtain(torch)
+        if torch.version.cuda:
+            major, minor = (int(part) for part in torch.version.cuda.split(".")[:2])
+            self._library.set_versions(major * 1000 + minor * 10, _cudnn_version(torch))
+
+    def expected(self) -> DeviceInfo:
+        """See :meth:`pytest_gpumem.devices.base.Device.expected`."""
+        return _info(self.card)
+
+    def driver(self) -> str:
+        """Return "virtual"."""
+        return "virtual"
+
+    def open(self, card: Card | None, count: int) -> DeviceInfo:
+        """See :meth:`pytest_gpumem.devices.base.Device.open`."""
+        card = card or self.card
+        count = max(self.first + count, self.least)
+        if count > MOST_DEVICES:
+            raise DeviceError(f"devices={count}", f"{WHAT} has {MOST_DEVICES}", "ask for fewer")
+        import torch
+
+        if self._curtain is None:
+            raise DeviceError(WHAT, "torch was not imported as usual", "please report this")
+        if not torch.version.cuda:
+            raise DeviceError(
+                WHAT, f"torch {torch.__version__} is built without CUDA", "install one"
+            )
+        self._library.load_driver()
+        self._library.show(count)
+        self._curtain.show(count)
+        try:
+            if not torch.cuda.is_initialized():
+                self._library.set_architectures(_architectures(torch))
+                self._library.set_card(replace(card, total_memory=FIRST_TOTAL))
+                _initialise(torch)
+            torch.cuda.set_device(self.first)
+            with self._kept_fractions(count):
+                if card is not self._opened_card:
+                    self._library.set_card(card)
+                    self._change_card(torch, card)
+            if self._kept_total is None:  # before anybody counts: it allocates
+                self._kept_total = self._keeps_total()
+        except BaseException:
+            self.close()
+            raise
+        self._stack.enter_context(adapted(self._library.describe(count)))
+        self._unsupported = self._library.unsupported()
+        self._convolutions.begin()
+        self._guesses = self._library.guesses()
+        self._readbacks.clear()
+        self._library.on_readback(self._readbacks.seen)
+        self._stack.callback(self._library.on_readback, None)
+        return _info(card)
+
+    def _change_card(self, torch: ModuleType, card: Card) -> None:
+        """Make PyTorch forget the last card: its device properties and what it chose by them."""
+        library = ctypes.CDLL(str(Path(torch.__file__ or "").parent / "lib" / "libtorch_cuda.so"))
+        major = int(torch.version.cuda.split(".")[0])
+        for symbol, index_type in _PROPERTIES_SYMBOLS:
+            get = getattr(library, symbol, None)
+            if get is not None:
+                get.restype, get.argtypes = ctypes.c_void_p, [index_type]
+                for index in range(MOST_DEVICES):
+                    self._library.fill_properties(get(index), index, major)
+                break
+        else:
+            if self._opened_card is not None:
+                self._library.set_card(self._opened_card)
+                raise DeviceError(
+                    f"card {card.name!r}",
+                    f"torch {torch.__version__} keeps the properties of {self._opened_card.name}",
+                    "run the tests of each card in a process of their own",
+                )
+        self._opened_card = card
+        if not os.environ.get("CUBLAS_WORKSPACE_CONFIG"):
+            # PyTorch that lets it be set keeps what it chose for the first card of the process, and
+            # its own reset goes back to that; older PyTorch looks at the card each time
+            with suppress(AttributeError):
+                torch._C._cuda_setCublasWorkspaceSize(_cublas_workspace(card))
+
+    def close(self) -> None:
+        """See :meth:`pytest_gpumem.devices.base.Device.close`."""
+        self._stack.close()
+        if self._torch is not None and self._torch.cuda.is_initialized():
+            self._torch.cuda.empty_cache()  # of which requests would be met that are to fail now
+        self.make_room([0] * (MOST_DEVICES - self.first))
+        if self._curtain is not None:
+            self._curtain.show(0)
+        self._library.show(0)
+
+    def cap_total(self, index: int) -> int:
+        """Return the card's total memory, or what it was when PyTorch first asked.
+
+        Newer versions of PyTorch's allocator keep the total that they saw first, older ones ask
+        every time; which one this is shows by how much a small fraction allows.
+        """
+        if self._kept_total:
+            return FIRST_TOTAL
+        return (self._opened_card or self.card).total_memory + self._extra[index]
+
+    def _keeps_total(self) -> bool:
+        import torch
+
+        torch.cuda.empty_cache()
+        room = torch.cuda.memory_reserved(0) + PROBE
+        torch.cuda.set_per_process_memory_fraction(room / FIRST_TOTAL, 0)
+        try:
+            torch.cuda.caching_allocator_delete(torch.cuda.caching_allocator_alloc(PROBE // 2, 0))
+        except torch.OutOfMemoryError:
+            return False
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, 0)
+            torch.cuda.empty_cache()
+        return True
+
+    def make_room(self, extra: list[int]) -> None:
+        """See :meth:`pytest_gpumem.devices.base.Device.make_room`."""
+        first = self.first
+        if extra == self._extra[first : first + len(extra)]:
+            return
+        with self._kept_fractions(first + len(extra)):
+            for index, size in enumerate(extra, first):
+                self._library.make_room(index, size)
+                self._extra[index] = size
+
+    @contextmanager
+    def _kept_fractions(self, count: int) -> Iterator[None]:
+        """Keep PyTorch's caps the same fractions while the devices' totals change.
+
+        Versions that ask for the total every time reckoned the bytes of a cap with the total of
+        then; they would go on with that.
+        """
+        torch = self._torch
+        if self._kept_total is not False or torch is None or not torch.cuda.is_initialized():
+            yield
+            return
+        with kept_fractions(min(count, torch.cuda.device_count())):
+            yield
+
+    def trouble(self) -> str | None:
+        """See :meth:`pytest_gpumem.devices.base.Device.trouble`."""
+        now = self._library.unsupported()
+        names = [name for name, calls in now.items() if calls > self._unsupported.get(name, 0)]
+        if not names:
+            return None
+        return f"{WHAT} does not support {', '.join(names)}, which the step called"
+
+    def notes(self, root: Path) -> list[str]:
+        """See :meth:`pytest_gpumem.devices.base.Device.notes`."""
+        said = self._readbacks.notes(root)
+        said.extend(self._convolutions.notes())
+        now = self._library.guesses()
+        asked = [name for name, count in now.items() if count > self._guesses.get(name, 0)]
+        said.extend(GUESSED[name] for name in asked)
+        return said
+
+    def watch(self, devices: range) -> AccountWatch:
+        """See :meth:`pytest_gpumem.devices.base.Device.watch`."""
+        return AccountWatch(self._library, (self._opened_card or self.card).context, devices)
+
+    def exclusive(self) -> AbstractContextManager[object]:
+        """Return no lock: each process has virtual GPUs of its own."""
+        return nullcontext()
+
+
+def _info(card: Card) -> DeviceInfo:
+    return DeviceInfo(
+        kind="virtual",
+        name=card.name,
+        total_memory=card.total_memory,
+        capability=card.capability,
+        sm_count=card.sm_count,
+        context=card.context,
+    )
+
+
+def _cublas_workspace(card: Card) -> int:
+    """Return the bytes of a cuBLAS workspace, as getChosenWorkspaceSize has them.
+
+    See aten/src/ATen/cuda/CublasHandlePool.cpp of PyTorch, where this is 4096 * 8 * 1024 and
+    4096 * 1024 * 2 + 16 * 1024 * 8; a B200 got the larger one when this was written.
+    """
+    return 4096 * 8 * KIB if card.capability[0] in {9, 10} else 4096 * 2 * KIB + 16 * 8 * KIB
+
+
+def _cudnn_version(torch: ModuleType) -> int:
+    """Return the cuDNN version that PyTorch was compiled for, as ``cudnnGetVersion`` would."""
+    try:
+        major, minor, patch = torch._C._cudnn.getCompileVersion()
+    except AttributeError:  # a build without cuDNN
+        return 0
+    return int(major) * 10000 + int(minor) * 100 + int(patch)
+
+
+def _architectures(torch: ModuleType) -> list[int]:
+    """Return what PyTorch's kernels were compiled for, of "sm_80 sm_90a compute_90"."""
+    flags = torch._C._cuda_getArchFlags() or ""
+    return [int(it) for it in re.findall(r"sm_(\d+)", flags)]
+
+
+def _initialise(torch: ModuleType) -> None:
+    """Initialise CUDA without PyTorch's warnings about cards that its kernels do not run on."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.cuda.init()
+
+
+def _let_threads_end() -> None:
+    """Let PyTorch's autograd threads have the interpreter once more before it ends.
+
+    Python ends a thread that asks for it later, and C++ then the process ("terminate called without
+    an active exception"). A GPU takes its time, and the threads are done by then; without one, a
+    program whose last act was a backward pass ended so one time in three.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        time.sleep(_LAST_WORD_S)
+
+
+def real_gpu_expected() -> bool:
+    """Return whether an NVIDIA driver is on this machine and its GPUs are not hidden."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in {"", "-1"}:
+        return False
+    marks = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
+    return any(Path(path).exists() for path in marks)

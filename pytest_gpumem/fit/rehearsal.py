@@ -1,0 +1,234 @@
+"""Rehearsing a step: its requests to the allocator made again, for another value, without the step.
+
+Whether a step fits is decided by PyTorch's caching allocator: rounding, splitting, fragmentation,
+and what it gives back when it meets its cap. The same requests with other sizes therefore say
+whether the step would fit with another value, in milliseconds and on any device; what they say is
+checked by running it.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gpumem.measure.out_of_memory import is_out_of_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+MOST_REQUESTS: Final = 200_000
+"""requests of one device that are still rehearsed"""
+FAR: Final = 8
+"""times a value that two points are trusted for"""
+MOST_POINTS: Final = 3
+"""values that a request's size is interpolated through: a constant, a line, a parabola"""
+
+
+@dataclass(frozen=True)
+class Script:
+    """What one step asked of one device's allocator, in its order."""
+
+    sizes: tuple[int, ...]
+    """bytes of each request"""
+    streams: tuple[int, ...]
+    """of each request"""
+    order: tuple[int, ...]
+    """the next request (-1), or the number of the one that is freed"""
+
+    def like(self, other: Script) -> bool:
+        """Whether both ask for the same in the same order, but for sizes."""
+        return self.order == other.order and self.streams == other.streams
+
+
+def script_of(events: Sequence[dict[str, Any]]) -> Script | None:
+    """Return a device's script from its history; None where it did what cannot be done again."""
+    sizes: list[int] = []
+    streams: list[int] = []
+    order: list[int] = []
+    living: dict[int, int] = {}
+    for event in events:
+        action = event["action"]
+        if action == "alloc":
+            living[event["addr"]] = len(sizes)
+            sizes.append(event["size"])
+            streams.append(event["stream"])
+            order.append(-1)
+        elif action == "free_completed":
+            number = living.pop(event["addr"], None)
+            if number is None:  # it was there before
+                return None
+            order.append(number)
+        elif action in {"segment_free", "segment_unmap"}:  # somebody emptied the cache
+            return None
+    if len(order) > MOST_REQUESTS:
+        return None
+    return Script(tuple(sizes), tuple(streams), tuple(order))
+
+
+class Rehearsal:
+    """Says from the scripts of some values what others would do.
+
+    Args:
+        stage: gives a context in which memory may be taken: settled before and after.
+        first: the number of the first device that scripts are of.
+    """
+
+    def __init__(self, stage: Callable[[], Any], *, first: int = 0) -> None:
+        self._stage = stage
+        self._first = first
+        self._known: dict[int, list[Script]] = {}
+        self._answers: dict[int, bool] = {}
+
+    def learn(self, value: int, scripts: Sequence[Script | None]) -> None:
+        """Take the scripts of a value that fits, one a device."""
+        known = [script for script in scripts if script is not None]
+        if len(known) == len(scripts):
+            self._known[value] = known
+            self._answers.clear()
+
+    def largest(self, low: int, high: int | None, most: int, step: int) -> int | None:
+        """Return the largest value that would fit.
+
+        Args:
+            low: fits.
+            high: does not; None: not known.
+            most: the largest of interest.
+            step: only ``low`` plus multiples of it are considered.
+
+        Returns:
+            None where nothing can be said: fewer than two values are known, or they differ in more
+            than sizes.
+        """
+        points = self._points()
+        if points is None:
+            return None
+        if len(points) < MOST_POINTS:  # of a parabola two points say little
+            most = min(most, FAR * points[-1][0])
+        if most <= low:
+            return None
+        stride = step
+        while high is None or low + stride < high:
+            wanted = low + stride
+            if wanted > most:
+                high = most + step - (most - low) % step
+                break
+            if not self._fits(wanted):
+                high = wanted
+                break
+            low, stride = wanted, 2 * stride
+        while high - low > step:
+            middle = low + (high - low) // (2 * step) * step
+            if self._fits(middle):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _points(self) -> list[tuple[int, list[Script]]] | None:
+        """Return the largest values whose scripts are alike; two at least."""
+        groups: list[list[tuple[int, list[Script]]]] = []
+        for value, scripts in sorted(self._known.items()):
+            for group in groups:
+                if all(map(Script.like, scripts, group[0][1])):
+                    group.append((value, scripts))
+                    break
+            else:
+                groups.append([(value, scripts)])
+        usable = [group[-MOST_POINTS:] for group in groups if len(group) > 1]
+        return max(usable, key=lambda group: group[-1][0], default=None)
+
+    def _fits(self, value: int) -> bool:
+        if value not in self._answers:
+            points = self._points() or []
+            values = [it for it, _ in points]
+            factors = _lagrange(values, value)
+            with self._stage():
+                self._answers[value] = all(
+                    perform(
+                        self._first + device, [scripts[device] for _, scripts in points], factors
+                    )
+                    for device in range(len(points[-1][1]))
+                )
+        return self._answers[value]
+
+
+def _lagrange(values: Sequence[int], at: int) -> list[Fraction]:
+    """Return the weights with which a polynomial's values give its value elsewhere."""
+    found = []
+    for one in values:
+        weight = Fraction(1)
+        for other in values:
+            if other != one:
+                weight *= Fraction(at - other, one - other)
+        found.append(weight)
+    return found
+
+
+def perform(device: int, scripts: Sequence[Script], factors: Sequence[Fraction]) -> bool:
+    """Make a script's requests; return whether all were met."""
+    sizes = _sizes(scripts, factors)
+    with _blocks(device) as blocks:
+        numbers = iter(range(len(sizes)))
+        for free in scripts[-1].order:
+            if free < 0:
+                number = next(numbers)
+                if not blocks.take(sizes[number], scripts[-1].streams[number]):
+                    return False
+            else:
+                blocks.give(free)
+    return True
+
+
+def _sizes(scripts: Sequence[Script], factors: Sequence[Fraction]) -> list[int]:
+    """Return the sizes of all requests, at least a byte each."""
+    scale = 1
+    for factor in factors:
+        scale *= factor.denominator
+    whole = [int(factor * scale) for factor in factors]
+    columns = zip(*(script.sizes for script in scripts), strict=True)
+    return [
+        max(1, -(-sum(w * size for w, size in zip(whole, column, strict=True)) // scale))
+        for column in columns
+    ]
+
+
+class _Blocks:
+    """The blocks of one rehearsal."""
+
+    def __init__(self, device: int) -> None:
+        import torch
+
+        self._device = device
+        self._torch = torch
+        self._living: dict[int, int] = {}
+        self._number = 0
+
+    def take(self, size: int, stream: int) -> bool:
+        try:
+            address = self._torch.cuda.caching_allocator_alloc(size, self._device, stream)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                return False
+            raise
+        self._living[self._number] = address
+        self._number += 1
+        return True
+
+    def give(self, number: int) -> None:
+        self._torch.cuda.caching_allocator_delete(self._living.pop(number))
+
+    def give_all(self) -> None:
+        for number in list(self._living):
+            self.give(number)
+
+
+@contextmanager
+def _blocks(device: int) -> Iterator[_Blocks]:
+    """Give blocks that are all freed in the end."""
+    blocks = _Blocks(device)
+    try:
+        yield blocks
+    finally:
+        blocks.give_all()

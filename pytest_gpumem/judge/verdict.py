@@ -1,0 +1,177 @@
+"""What a verdict consists of, and what it is made with; :mod:`pytest_gpumem.judge.judge` makes it.
+
+Everything here is pure. Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from fractions import Fraction
+from typing import TYPE_CHECKING, Literal
+
+from pytest_gpumem.sizes import MIB, Tolerance
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pytest_gpumem.measurement import BaselineEntry
+
+PeakName = Literal["allocated", "reserved"]
+PEAKS: tuple[PeakName, ...] = ("allocated", "reserved")
+
+FigureName = Literal["allocated", "reserved", "per sample", "fixed"]
+FIGURES: dict[FigureName, str] = {
+    "allocated": "peak allocated",
+    "reserved": "peak reserved",
+    "per sample": "memory per sample",
+    "fixed": "fixed memory",
+}
+"""all that is compared, with what reports call it; a cause stands before what comes of it"""
+
+DEFAULT_TOLERANCES: dict[PeakName, Tolerance] = {
+    # Peak allocated repeats to the byte; 1 MiB is what nobody would call a regression.
+    "allocated": Tolerance(relative=Fraction(1, 1000), absolute=1 * MIB),
+    # PyTorch's caching allocator takes a segment of 20 MiB (large_segment_size in
+    # c10/core/AllocatorConfig.h, once kLargeBuffer) for a request between 1 and 10 MiB: one byte
+    # more in a tensor can move peak reserved by a whole segment.
+    "reserved": Tolerance(relative=Fraction(1, 1000), absolute=20 * MIB),
+}
+"""How far a peak may be from its baseline where neither marker nor ini says: the larger of both."""
+
+AGAINST_TOLERANCES: dict[PeakName, Tolerance] = {
+    # The worst that the virtual GPU is to be off; convolution nets may need more with torch 2.7
+    # and older, whose cuDNN cannot be asked for its workspaces (README.md).
+    peak: Tolerance(relative=Fraction(3, 100), absolute=usual.absolute)
+    for peak, usual in DEFAULT_TOLERANCES.items()
+}
+"""How far a peak may be from another device's baseline (``--gpumem-against``)."""
+
+UPDATE_OPTION = "--gpumem-update-baselines"
+
+USE_LESS = (
+    "a smaller micro-batch with gradient accumulation, torch.autocast, "
+    "activation checkpointing (torch.utils.checkpoint), or the model spread over several devices"
+)
+
+
+class Kind(str, Enum):
+    """What a verdict can be; the values are the words of every report."""
+
+    WITHIN = "within"
+    OVER_BUDGET = "over budget"
+    OUT_OF_MEMORY = "out of memory"
+    REGRESSED = "regressed"
+    IMPROVED = "improved"
+    LEAKED = "leaked"
+    NO_BASELINE = "no baseline"
+    INCOMPARABLE = "incomparable"
+
+    __str__ = str.__str__  # the value, in every Python
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """What was found when a test's baseline was looked for."""
+
+    entry: BaselineEntry | None = None
+    """the baseline of this test on this device"""
+    others: tuple[str, ...] = ()
+    """keys of the other devices that have a baseline of this test"""
+    error: str | None = None
+    """why the baseline file cannot be read: the verdict is then incomparable, and fails"""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the session's options say about judging."""
+
+    missing_baseline: Literal["note", "fail"] = "note"
+    """whether a test without a baseline to compare with passes with a note, or fails"""
+    shrinkage: Literal["note", "fail"] = "note"
+    """whether a peak below its baseline passes with a note, or fails"""
+    tolerance: Tolerance | None = None
+    """for tests whose marker has none"""
+    updating: bool = False
+    """baselines are about to be rewritten, so that being far from one is no failure"""
+    against: str = ""
+    """the device whose baselines measurements are held to, where that is not their own"""
+    against_tolerance: Tolerance | None = None
+    """how far from these they may be; None: as far as AGAINST_TOLERANCES"""
+    provenance: Literal["compare", "note", "fail"] = "compare"
+    """whether a baseline that was made with something else is compared with as any other, or passes
+    with a note where it is beyond tolerance, or fails as incomparable"""
+
+    def tolerance_of(self, peak: PeakName, declared: Tolerance | None) -> Tolerance:
+        """Return how far a peak may be from its baseline.
+
+        Args:
+            peak: which of the two.
+            declared: what the marker says; it is of runs on one and the same device.
+        """
+        if self.against:
+            return self.against_tolerance or AGAINST_TOLERANCES[peak]
+        return declared or self.tolerance or DEFAULT_TOLERANCES[peak]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One peak of one device beside what it is held against, in bytes."""
+
+    device: int
+    """index among the test's devices"""
+    peak: FigureName
+    measured: int
+    """where the step ran out of memory: what it took when run again without the cap"""
+    baseline: int | None = None
+    """None where there is none, or none that can be compared"""
+    allowance: int | None = None
+    """how far from the baseline is within tolerance"""
+    budget: int | None = None
+    """the tightest declared limit on this peak"""
+
+    @property
+    def title(self) -> str:
+        """What reports call it."""
+        return FIGURES[self.peak]
+
+    @property
+    def difference(self) -> int | None:
+        """Bytes above the baseline; negative below it."""
+        return None if self.baseline is None else self.measured - self.baseline
+
+    @property
+    def excess(self) -> int:
+        """Bytes beyond tolerance: positive for growth, negative for shrinkage, 0 within."""
+        difference = self.difference or 0
+        beyond = max(0, abs(difference) - (self.allowance or 0))
+        return beyond if difference > 0 else -beyond
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The judgement of one measurement."""
+
+    kind: Kind
+    failed: bool
+    headline: str
+    """one sentence that leads with the cause and its number"""
+    comparisons: tuple[Comparison, ...] = ()
+    notes: tuple[str, ...] = ()
+    """sentences that a reader of the headline should know as well"""
+    remedy: str = ""
+    """the next thing to do, a clause that ends in ``command`` where there is one"""
+    command: str = ""
+    """the command to type, as part of the remedy; already quoted for a shell"""
+    uncompared: str = ""
+    """why it was not held to a baseline: "with baselines of virtual-T4 only"; "" where it was"""
+    held_to: str = ""
+    """the device whose baseline it was held to, where that is not its own"""
+
+
+def beyond_tolerance(comparisons: Iterable[Comparison]) -> list[Comparison]:
+    """Return what is beyond tolerance: growth first; then allocated, which is the cause."""
+    far = [row for row in comparisons if row.excess]
+    return sorted(
+        far, key=lambda row: (row.excess < 0, list(FIGURES).index(row.peak), -abs(row.excess))
+    )

@@ -1,0 +1,167 @@
+"""Measuring outside of pytest: ``with pytest_gpumem.measure() as m: step()``."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_gpumem.devices.cards import find_card
+from pytest_gpumem.devices.cuda import CudaDevice
+from pytest_gpumem.devices.select import DEFAULT_CARD
+from pytest_gpumem.devices.virtual.device import VirtualDevice
+from pytest_gpumem.errors import DeviceError, GpuMemError, SpecError
+from pytest_gpumem.measure.meter import Meter
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from pytest_gpumem.devices.base import Device
+    from pytest_gpumem.measure.peaks import Tally
+    from pytest_gpumem.measurement import Measurement, Peak
+
+_active: list[Meter] = []
+"""meters that run in this process, the innermost last"""
+
+
+def use_virtual_gpu(card: str = DEFAULT_CARD, *, devices: int = 1) -> None:
+    """Give this process a virtual GPU, for programs; call it before torch is imported.
+
+    Args:
+        card: a card's name, "T4" say; ``pytest_gpumem.devices.cards.card_names()`` lists them.
+        devices: how many of them, at most 16.
+
+    Raises:
+        SpecError: a card that nobody knows.
+        DeviceError: torch was imported already, or there can be no virtual GPU here.
+    """
+    device = VirtualDevice.load(find_card(card))
+    device.open(device.card, devices)
+
+
+def activate(meter: Meter) -> None:
+    """Make a meter the one that nested measurements are parts of."""
+    _active.append(meter)
+
+
+def deactivate(meter: Meter) -> None:
+    """End that."""
+    if meter in _active:
+        _active.remove(meter)
+
+
+class Measuring:
+    """A measurement under way; its figures are there once the block has ended.
+
+    In a marked test it is one more part of the test: the test's own figures stay whole.
+    """
+
+    def __init__(self, devices: int) -> None:
+        self._devices = devices
+        self._stack = ExitStack()
+        self._measurement: Measurement | None = None
+
+    def __enter__(self) -> Self:
+        if _active:
+            meter = _active[-1]
+            tally = self._stack.enter_context(meter.part())
+            self._stack.push(lambda *_: self._finish(meter, tally))
+            return self
+        device = _device()
+        import torch
+
+        seen = torch.cuda.device_count()
+        if self._devices > seen:
+            raise _too_few(self._devices, seen)
+        info = device.open(None, seen)
+        meter = Meter(device, info, self._devices)
+        with ExitStack() as stack:
+            stack.callback(meter.stop)
+            meter.start(count_held=True)
+            activate(meter)
+            stack.callback(deactivate, meter)
+            stack.push(lambda *_: self._finish(meter, None))
+            self._stack = stack.pop_all()
+        return self
+
+    def _finish(self, meter: Meter, tally: Tally | None) -> None:
+        notes = [] if tally else meter.device.notes(Path.cwd())
+        self._measurement = meter.result(tally=tally, notes=notes)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, traceback)
+
+    @property
+    def measurement(self) -> Measurement:
+        """The whole record.
+
+        Raises:
+            GpuMemError: the block has not ended.
+        """
+        if self._measurement is None:
+            raise GpuMemError(
+                "measure()", "the block has not ended", "read the figures after the with statement"
+            )
+        return self._measurement
+
+    @property
+    def peaks(self) -> tuple[Peak, ...]:
+        """The peaks, one a device, in bytes."""
+        return self.measurement.peaks
+
+    @property
+    def peak_allocated(self) -> int:
+        """Peak bytes in live tensors, of the fullest device."""
+        return self.measurement.peak_allocated
+
+    @property
+    def peak_reserved(self) -> int:
+        """Peak bytes held by the caching allocator, of the fullest device."""
+        return self.measurement.peak_reserved
+
+
+def measure(*, devices: int = 1) -> Measuring:
+    """Measure a block: ``with pytest_gpumem.measure() as m: step()``, then ``m.peak_allocated``.
+
+    All that this process holds is counted, a model made before the block as well: that is what has
+    to fit. Before the block, garbage is collected, and the cuBLAS workspaces and cached segments
+    are released, so that the figures do not depend on what ran before.
+
+    Args:
+        devices: how many devices to measure, from the first.
+
+    Raises:
+        SpecError: ``devices`` is no number of devices.
+        DeviceError: there are fewer GPUs (on entering the block).
+    """
+    given: object = devices
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise SpecError(
+            f"measure(devices={devices!r})", "it is no number of devices", "write devices=1 or more"
+        )
+    return Measuring(devices)
+
+
+def _too_few(wanted: int, seen: int) -> DeviceError:
+    if seen:
+        return DeviceError(
+            f"measure(devices={wanted})", f"{seen} of them can be seen", "ask for fewer"
+        )
+    return DeviceError(
+        "measure()",
+        "no GPU can be seen here",
+        "for a virtual one call pytest_gpumem.use_virtual_gpu() before torch is imported, or "
+        "measure in a test marked gpu_memory",
+    )
+
+
+def _device() -> Device:
+    virtual = VirtualDevice.loaded()
+    return virtual if virtual is not None else CudaDevice()

@@ -1,0 +1,121 @@
+"""Out-of-memory errors of PyTorch's allocator: what was asked for, what was held, by which line.
+
+Which error it is, is told by its class (``torch.OutOfMemoryError``), never by its message. The
+figures come from the allocator's own observer; the message's, rounded, serve where it saw nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_gpumem.errors import SpecError
+from pytest_gpumem.measure.allocator import current
+from pytest_gpumem.sizes import parse_size
+from pytest_gpumem.source_lines import is_users, shown_path
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+    from pytest_gpumem.measurement import Peak
+
+_TRIED = re.compile(r"Tried to allocate ([0-9.]{1,20} \w{1,5})\b")
+_DEVICE = re.compile(r"GPU ([0-9]{1,3})\b")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A request that the allocator could not meet."""
+
+    device: int
+    requested: int | None
+    held: Peak | None
+    """bytes held at that moment, by everybody in this process; None: not seen"""
+
+
+class OutOfMemoryWatch:
+    """Sees every out-of-memory error of this process from the first ``start`` on."""
+
+    _attached = False
+    _refusals: list[Refusal]
+
+    def __init__(self) -> None:
+        self._refusals = []
+
+    def start(self) -> None:
+        """Forget what was seen before."""
+        import torch
+
+        self._refusals.clear()
+        if not self._attached and hasattr(torch._C, "_cuda_attach_out_of_memory_observer"):
+            torch._C._cuda_attach_out_of_memory_observer(self._observe)
+            self._attached = True
+
+    def _observe(self, device: int, requested: int, _limit: int, _free: int) -> None:
+        self._refusals.append(Refusal(device, requested, current(device)))
+
+    @property
+    def count(self) -> int:
+        """How many errors there were since ``start``, caught ones included."""
+        return len(self._refusals)
+
+    def forget(self, after: int) -> None:
+        """Forget what came after so many."""
+        del self._refusals[after:]
+
+    def last(self, error: BaseException) -> Refusal:
+        """Return the refusal behind an error."""
+        if self._refusals:
+            return self._refusals[-1]
+        message = str(error)
+        tried, device = _TRIED.search(message), _DEVICE.search(message)
+        try:
+            requested = parse_size(tried.group(1)) if tried else None
+        except SpecError:
+            requested = None
+        return Refusal(int(device.group(1)) if device else 0, requested, None)
+
+
+WATCH = OutOfMemoryWatch()
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether this is PyTorch's out-of-memory error."""
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError)
+
+
+def find_out_of_memory(
+    error: BaseException | None, handled: BaseException | None = None
+) -> BaseException | None:
+    """Return the out-of-memory error that this error is, or that it came from.
+
+    Args:
+        error: an error.
+        handled: what was being handled when it was raised, and is not what it came from.
+    """
+    seen: set[int] = {id(handled)} if handled is not None else set()
+    while error is not None and id(error) not in seen:
+        if is_out_of_memory(error):
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return None
+
+
+def site_of(traceback: TracebackType | None, root: Path) -> str:
+    """Return the user's line in a traceback: "examples/test_mlp.py:31 in step"; "" where none is.
+
+    It is the deepest frame outside of torch, pytest and this package.
+    """
+    found = ""
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if is_users(code.co_filename):
+            shown = shown_path(code.co_filename, root)
+            found = f"{shown}:{traceback.tb_lineno} in {code.co_name}"
+        traceback = traceback.tb_next
+    return found

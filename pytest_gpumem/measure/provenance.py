@@ -1,0 +1,35 @@
+"""What measurements are made with."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import TYPE_CHECKING
+
+from pytest_gpumem.measurement import Provenance
+
+if TYPE_CHECKING:
+    from pytest_gpumem.devices.base import Device
+
+
+def provenance(device: Device) -> Provenance:
+    """Return what measurements are made with in this process."""
+    import torch
+
+    return Provenance(
+        torch=str(torch.__version__),
+        cuda=str(torch.version.cuda),
+        cudnn=_cudnn(),
+        driver=device.driver(),
+        allocator=os.environ.get(
+            "PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+        ),
+    )
+
+
+@cache
+def _cudnn() -> str:
+    """Return cuDNN's version, "none" without it; asking takes longer than all the rest."""
+    from torch.backends import cudnn
+
+    return str((cudnn.version() if cudnn.is_available() else None) or "none")

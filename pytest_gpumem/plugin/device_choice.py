@@ -1,0 +1,99 @@
+"""The session's settings and its device, each read or chosen once, when somebody first needs it.
+
+The device has to be there before torch is imported, which a conftest file or another plugin may do
+before any test is known.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpumem.devices.torch_import import TorchGuard
+from pytest_gpumem.errors import SpecError
+from pytest_gpumem.plugin.settings import DEVICES, Option, Settings, read_settings
+from pytest_gpumem.torchrun_env import current_rank
+
+if TYPE_CHECKING:
+    from pytest_gpumem.devices.select import Choice
+
+SETTINGS = pytest.StashKey[Settings]()
+CHOICE = pytest.StashKey["Choice"]()
+
+GUARD = TorchGuard()
+"""chooses when torch is imported"""
+
+
+def load_by_default() -> None:
+    """Load the virtual GPU for a plugin that imports torch before the options are known."""
+    from pytest_gpumem.devices.cards import find_card
+    from pytest_gpumem.devices.select import DEFAULT_CARD, choose
+
+    wanted = "virtual" if "--gpumem-device=virtual" in sys.argv else "auto"
+    choose(wanted, find_card(DEFAULT_CARD))
+
+
+def settings_of(config: pytest.Config, namespace: object) -> Settings:
+    """Return the session's settings, read once.
+
+    Raises:
+        UsageError: one that cannot be understood.
+    """
+    if SETTINGS in config.stash:
+        return config.stash[SETTINGS]
+
+    def get(option: Option) -> tuple[object, str]:
+        value = getattr(namespace, option.ini, None)
+        if value is not None:
+            return value, option.flag
+        return config.getini(option.ini), option.ini
+
+    try:
+        settings = config.stash[SETTINGS] = read_settings(get, Path(config.rootpath))
+    except SpecError as error:
+        raise pytest.UsageError(str(error)) from error
+    return settings
+
+
+def choose_early(config: pytest.Config) -> None:
+    """Choose, where that needs no conftest file's hook."""
+    if config.stash[SETTINGS].device in DEVICES:
+        choice_of(config)
+
+
+def choice_of(config: pytest.Config) -> Choice:
+    """Return the session's device, chosen when somebody first needs it or imports torch.
+
+    Raises:
+        UsageError: one that nobody makes.
+    """
+    if CHOICE in config.stash:
+        return config.stash[CHOICE]
+    from pytest_gpumem.devices.cards import find_card
+    from pytest_gpumem.devices.select import choose
+
+    GUARD.remove()
+    settings = config.stash[SETTINGS]
+    if settings.device in DEVICES:
+        worker = getattr(config, "workerinput", {}).get("workerid", "")
+        card, rank = find_card(settings.card), current_rank()
+        choice = choose(settings.device, card, worker=worker, rank=rank)
+    else:
+        choice = _made_by_hook(config, settings)
+    config.stash[CHOICE] = choice
+    return choice
+
+
+def _made_by_hook(config: pytest.Config, settings: Settings) -> Choice:
+    from pytest_gpumem.devices.select import Choice
+
+    device = config.hook.pytest_gpumem_make_device(config=config, name=settings.device)
+    if device is None:
+        raise pytest.UsageError(
+            f"--gpumem-device={settings.device}: nobody makes such a device; write "
+            f"{', '.join(DEVICES)}, or implement pytest_gpumem_make_device"
+        )
+    return Choice(device, demanded=True)

@@ -1,0 +1,36 @@
+"""Hooks that conftest files and other plugins can implement."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pytest_gpumem.devices.base import Device
+    from pytest_gpumem.judge.result import Result
+    from pytest_gpumem.measurement import Measurement
+
+
+@pytest.hookspec(firstresult=True)
+def pytest_gpumem_make_device(config: pytest.Config, name: str) -> Device | None:
+    """Return the device for ``--gpumem-device=NAME``, where NAME is none of the plugin's own.
+
+    The first that is not None is taken. See :class:`pytest_gpumem.devices.base.Device`.
+    """
+
+
+@pytest.hookspec(firstresult=True)
+def pytest_gpumem_measured(
+    item: pytest.Item, part: str, measurement: Measurement
+) -> Measurement | None:
+    """See a measurement before it is judged, or return another one to be judged in its place.
+
+    ``part`` is the name given to ``gpu_memory.measure``, "" for the whole test. The first result
+    that is not None is taken; to change one field use ``dataclasses.replace``.
+    """
+
+
+@pytest.hookspec
+def pytest_gpumem_judged(item: pytest.Item, result: Result) -> None:
+    """See the verdict on a measurement, before the test's report is made."""

@@ -1,0 +1,97 @@
+"""One test as several: on each of its cards, and as each of its ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gpumem.errors import SpecError
+from pytest_gpumem.testrun.pytest_item import FIXTURE, MARKER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+CARD: Final = "_gpumem_card"
+RANK: Final = "_gpumem_rank"
+"""fixtures of no use but to give a test its parameter"""
+MOST_RANKS: Final = 4096
+"""ranks that "all" may mean"""
+
+
+def spread(metafunc: Any, cards: Sequence[str]) -> None:  # noqa: ANN401 - a pytest.Metafunc
+    """Make several tests of one whose marker names several cards or ranks.
+
+    What is wrong with a marker is said when the test is set up.
+
+    Args:
+        metafunc: the test.
+        cards: those that every marked test is to run on; none: what the markers say.
+    """
+    declared = [mark.kwargs for mark in metafunc.definition.iter_markers(MARKER)]
+    if not declared and FIXTURE not in metafunc.fixturenames:
+        return
+    fields = {name: value for kwargs in reversed(declared) for name, value in kwargs.items()}
+    wanted = list(cards) or _cards(fields.get("card"))
+    if wanted:
+        _parametrize(metafunc, CARD, wanted, wanted)
+    ranks = _ranks(fields.get("ranks"), fields.get("world_size"))
+    if ranks:
+        _parametrize(metafunc, RANK, ranks, [f"rank{rank}" for rank in ranks])
+
+
+def _parametrize(
+    metafunc: Any,  # noqa: ANN401
+    name: str,
+    values: Sequence[object],
+    ids: list[str],
+) -> None:
+    if name not in metafunc.fixturenames:
+        metafunc.fixturenames.append(name)
+    metafunc.parametrize(name, values, indirect=True, ids=ids)
+
+
+def _cards(value: object) -> list[str]:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(it, str) for it in value):
+        return []
+    return list(dict.fromkeys(map(canonical, value)))
+
+
+def canonical(name: str) -> str:
+    """Return a card's name as the table has it, or as it was given where nobody knows it."""
+    from pytest_gpumem.devices.cards import find_card
+
+    try:
+        return find_card(name).name
+    except SpecError:
+        return name
+
+
+def _ranks(value: object, world_size: object) -> list[int]:
+    if value == "all" and isinstance(world_size, int) and 1 <= world_size <= MOST_RANKS:
+        return list(range(world_size))
+    if isinstance(value, (list, tuple, range)) and all(type(it) is int for it in value):
+        return list(dict.fromkeys(value))
+    return []
+
+
+def spread_fields(item: Any) -> dict[str, object]:  # noqa: ANN401 - a pytest.Item
+    """Return what a test's parameters say in its markers' stead."""
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    fields: dict[str, object] = {}
+    if CARD in params:
+        fields["card"] = params[CARD]
+    if RANK in params:
+        fields |= {"rank": params[RANK], "ranks": None}
+    return fields
+
+
+def cards_of(items: Iterable[Any]) -> set[str | None]:
+    """Return what cards tests name; None stands for one that names none."""
+    named: set[str | None] = set()
+    for item in items:
+        fields = spread_fields(item)
+        if "card" not in fields:
+            for mark in item.iter_markers(MARKER):
+                fields = mark.kwargs | fields
+        card = fields.get("card")
+        named.add(canonical(card) if isinstance(card, str) else None)
+    return named

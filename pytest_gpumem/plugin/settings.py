@@ -1,0 +1,347 @@
+"""The options: each on the command line as --gpumem-NAME and in the ini file as gpumem_NAME.
+
+Every pytest session of a machine that has the plugin runs this: what costs time to import is
+imported where a value needs it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from pytest_gpumem.errors import SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pytest_gpumem.judge.verdict import Policy
+    from pytest_gpumem.sizes import Tolerance
+
+
+class Option(NamedTuple):
+    """One option of the plugin."""
+
+    name: str
+    """as in the ini file, without "gpumem_" """
+    help: str
+    default: str | bool
+    metavar: str = ""
+    choices: tuple[str, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        """As on the command line."""
+        return f"--gpumem-{self.name.replace('_', '-')}"
+
+    @property
+    def ini(self) -> str:
+        """As in the ini file."""
+        return f"gpumem_{self.name}"
+
+
+DEVICES: Final = ("auto", "cuda", "virtual", "none")
+"""what ``--gpumem-device`` takes, besides the names that a plugin's hook knows"""
+NOTE_OR_FAIL: Final = ("note", "fail")
+
+OPTIONS: Final = (
+    Option(
+        "device",
+        "where marked tests run: auto (a real GPU, else the virtual one), cuda, virtual, none",
+        "auto",
+        "NAME",
+    ),
+    Option("card", "which GPU the virtual one is: T4, L4, A100-80GB ...", "H100", "NAME"),
+    Option(
+        "cards",
+        "run every marked test on each of these cards, and show who fits where: T4,L4,H100",
+        "",
+        "NAME,NAME",
+    ),
+    Option("update_baselines", "write the baselines of the tests that run and pass", default=False),
+    Option("baseline_dir", "folder of the baselines, from the root folder", "baselines", "DIR"),
+    Option(
+        "missing_baseline",
+        "a test without a baseline: note (it passes with a note) or fail",
+        "note",
+        "note|fail",
+        NOTE_OR_FAIL,
+    ),
+    Option(
+        "shrinkage",
+        "a peak below its baseline by more than the tolerance: note or fail",
+        "note",
+        "note|fail",
+        NOTE_OR_FAIL,
+    ),
+    Option(
+        "provenance",
+        "a baseline made with another torch, CUDA, cuDNN, driver or allocator setting: compare "
+        "(as any other), note (to be far from it is no failure) or fail",
+        "compare",
+        "compare|note|fail",
+        ("compare", "note", "fail"),
+    ),
+    Option(
+        "stale",
+        "baselines whose tests are gone, after a full collection: note or fail",
+        "note",
+        "note|fail",
+        NOTE_OR_FAIL,
+    ),
+    Option(
+        "attribution",
+        "find out where peaks come from, and what would fit: auto (of tests that fail, by running "
+        "them again; of all when baselines or a page are written), on (of all), off",
+        "auto",
+        "auto|on|off",
+        ("auto", "on", "off"),
+    ),
+    Option(
+        "snapshots",
+        "folder for the allocator's snapshots, for https://pytorch.org/memory_viz: of tests that "
+        "do not fit or grew, by running them again (none are kept unless this is given)",
+        "",
+        "DIR",
+    ),
+    Option(
+        "snapshot_when",
+        "whose snapshots --gpumem-snapshots keeps: failure (of tests that do not fit or grew) or "
+        "always (of every marked test)",
+        "failure",
+        "failure|always",
+        ("failure", "always"),
+    ),
+    Option(
+        "tolerance",
+        'how far a peak may be from its baseline: "2%%", "64MiB" or "2%%, 64MiB" (the larger); '
+        "by default 0.1%% or 1 MiB allocated, 0.1%% or 20 MiB reserved",
+        "",
+        "SIZE",
+    ),
+    Option(
+        "html",
+        "write a page with every test's figures, timeline and breakdown to this file: HTML that "
+        "needs no network",
+        "",
+        "PATH",
+    ),
+    Option("json", "write every result to this file as JSON, for programs", "", "PATH"),
+    Option("markdown", "write what failed, and every result, to this file as Markdown", "", "PATH"),
+    Option(
+        "github",
+        "under GitHub Actions: auto (add the report to the job's summary, annotate the lines of "
+        "tests that failed) or off",
+        "auto",
+        "auto|off",
+        ("auto", "off"),
+    ),
+    Option(
+        "against",
+        "hold tests to the baselines of another device, as a real run to its prediction: "
+        '"virtual:L4", "cuda:NVIDIA L4"',
+        "",
+        "KIND:NAME",
+    ),
+    Option(
+        "against_tolerance",
+        "how far a peak may be from these; by default 3%% or 1 MiB allocated, 3%% or 20 MiB "
+        "reserved",
+        "",
+        "SIZE",
+    ),
+)
+
+FILES: Final = {"html": "gpumem.html", "json": "gpumem.json", "markdown": "gpumem.md"}
+"""the options that name a file to write, and what it may be called"""
+
+
+class Settings(NamedTuple):
+    """What a session was told."""
+
+    device: str
+    card: str
+    """a card's canonical name"""
+    cards: tuple[str, ...]
+    """canonical names of those that every marked test is to run on; none: what markers say"""
+    update_baselines: bool
+    baseline_dir: Path
+    missing_baseline: Literal["note", "fail"]
+    shrinkage: Literal["note", "fail"]
+    provenance: Literal["compare", "note", "fail"]
+    stale: Literal["note", "fail"]
+    attribution: Literal["auto", "on", "off"]
+    snapshots: Path | None
+    """the folder for them; None: nobody wants any"""
+    snapshot_when: Literal["failure", "always"]
+    tolerance: Tolerance | None
+    html: Path | None
+    """where the page is to be written"""
+    json: Path | None
+    """where the JSON report is to be written"""
+    markdown: Path | None
+    """where the report in Markdown is to be written"""
+    github: Literal["auto", "off"]
+    against: str
+    """the key of the device whose baselines tests are held to; "" is their own"""
+    against_tolerance: Tolerance | None
+
+    @property
+    def writes(self) -> bool:
+        """Whether it names a file for a report."""
+        return any(getattr(self, name) is not None for name in FILES)
+
+    @property
+    def on_github(self) -> bool:
+        """Whether GitHub Actions is to be told."""
+        asked = "GITHUB_STEP_SUMMARY" in os.environ or "GITHUB_ACTIONS" in os.environ
+        return asked and self.github == "auto"
+
+    @property
+    def policy(self) -> Policy:
+        """What of it bears on verdicts."""
+        from pytest_gpumem.judge.verdict import Policy
+
+        return Policy(
+            missing_baseline=self.missing_baseline,
+            shrinkage=self.shrinkage,
+            provenance=self.provenance,
+            tolerance=self.tolerance,
+            updating=self.update_baselines,
+            against=self.against,
+            against_tolerance=self.against_tolerance,
+        )
+
+
+def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Settings:
+    """Return the session's settings.
+
+    Args:
+        get: returns an option's value and where it was given ("--gpumem-card", "gpumem_card").
+        root: the folder that relative folders start from, and relative files of the ini file;
+            those of the command line start from the working folder.
+
+    Raises:
+        SpecError: a value that cannot be understood.
+    """
+    values = {option.name: _read(option, *get(option), root) for option in OPTIONS}
+    values["cards"] = values["cards"] or ()
+    values["baseline_dir"] = root / str(values["baseline_dir"])
+    _check_apart({it: values[it] for it in FILES})
+    _check_against(values)
+    folder = str(values["snapshots"]).strip()
+    values["snapshots"] = root / folder if folder else None
+    return Settings(**values)  # type: ignore[arg-type] # each was read above
+
+
+def _read(option: Option, value: object, where: str, root: Path) -> object:
+    """Return an option's checked value."""
+    if option.name in FILES:
+        return _output_path(option.name, str(value), where, root)
+    if value == option.default and not option.name.endswith("tolerance"):
+        return value
+    if option.choices and value not in option.choices:
+        choices = " or ".join(f"{where}={choice}" for choice in option.choices)
+        raise SpecError(f"{where}={value}", "there is no such choice", f"write {choices}")
+    if option.name == "baseline_dir" and not str(value).strip():
+        raise SpecError(f"{where}=", "this is no folder", f"write {where}=baselines")
+    try:
+        reader = _READERS.get(option.name)
+        return reader(str(value)) if reader else value
+    except SpecError as error:
+        raise SpecError(f"{where}={value}", error.problem, error.remedy) from error
+
+
+def _output_path(option: str, text: str, where: str, root: Path) -> Path | None:
+    """Return where a report goes; None where nobody asked for it."""
+    on_command_line = where.startswith("--")
+    if not text.strip() and not on_command_line:
+        return None
+    name = os.path.expanduser(text.strip())  # noqa: PTH111 - a "~" that names nobody stays
+    path = Path(name) if on_command_line else root / name
+    if not text.strip() or name.endswith(os.sep) or path.is_dir():
+        raise SpecError(f"{where}={text}", "this is no file", f"write {where}={FILES[option]}")
+    if option == "html":
+        _check_libraries(text, where)
+    return path.absolute()
+
+
+def _check_libraries(text: str, where: str) -> None:
+    from importlib.util import find_spec
+
+    missing = [name for name in ("jinja2", "matplotlib") if find_spec(name) is None]
+    if missing:
+        raise SpecError(
+            f"{where}={text}",
+            f"the page is made with {' and '.join(missing)}, not installed here",
+            "run pip install 'pytest-gpumem[html]'",
+        )
+
+
+def _check_against(values: Mapping[str, object]) -> None:
+    """Refuse options that go with no other, or not with each other."""
+    if values["against"] and values["update_baselines"]:
+        raise SpecError(
+            "--gpumem-against with --gpumem-update-baselines",
+            "what is held to another device's baselines is not recorded",
+            "write one of them",
+        )
+    if values["against_tolerance"] is not None and not values["against"]:
+        raise SpecError(
+            f"--gpumem-against-tolerance={values['against_tolerance']}",
+            "this is the tolerance of --gpumem-against",
+            "write that as well, as --gpumem-against=virtual:L4, or --gpumem-tolerance",
+        )
+
+
+def _check_apart(paths: Mapping[str, object]) -> None:
+    """Refuse two reports of one file, of which the second would replace the first."""
+    given = [(name, path) for name, path in paths.items() if path is not None]
+    for index, (name, path) in enumerate(given):
+        for other, same in given[:index]:
+            if path == same:
+                raise SpecError(
+                    f"--gpumem-{name}={path}",
+                    f"this is the file of --gpumem-{other} as well",
+                    "name two files",
+                )
+
+
+def _card(name: str) -> str:
+    from pytest_gpumem.devices.cards import find_card
+
+    return find_card(name).name
+
+
+def _against(text: str) -> str:
+    """Return the key of the baselines of a device that is given as KIND:NAME."""
+    from pytest_gpumem.measurement import device_key
+
+    kind, _, name = text.strip().partition(":")
+    if kind == "virtual" and name.strip():
+        return device_key("virtual", _card(name.strip()))
+    if kind == "cuda" and name.strip():
+        return device_key("cuda", name.strip())
+    raise SpecError(text, "this names no device", "write virtual:L4, or cuda:NVIDIA L4")
+
+
+def _tolerance(text: str) -> Tolerance | None:
+    if not text:
+        return None
+    from pytest_gpumem.sizes import parse_tolerance
+
+    return parse_tolerance(text)
+
+
+def _cards(text: str) -> tuple[str, ...]:
+    names = [name.strip() for name in text.split(",")]
+    return tuple(dict.fromkeys(_card(name) for name in names if name))
+
+
+_READERS: Final[Mapping[str, Callable[[str], object]]] = {
+    "card": _card,
+    "cards": _cards,
+    "tolerance": _tolerance,
+    "against": _against,
+    "against_tolerance": _tolerance,
+}

@@ -1,0 +1,149 @@
+"""The hooks that find stale baselines: they watch the collection, and look once it was full.
+
+Under pytest-xdist the workers collect, and each sends what it found to the controller.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from pytest_gpumem.baselines.stale import Collection, find_stale, stale_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pytest_gpumem.baselines.key import Key
+    from pytest_gpumem.plugin.settings import Settings
+
+NAME: Final = "gpumem-collecting"
+SENT: Final = "gpumem_stale"
+"""what a worker's answer is called"""
+NARROWING: Final = {
+    "keyword": "-k",
+    "markexpr": "-m",
+    "lf": "--lf",
+    "deselect": "--deselect",
+    "ignore": "--ignore",
+    "ignore_glob": "--ignore-glob",
+    "stepwise": "--stepwise",
+    "noconftest": "--noconftest",
+    "showfixtures": "--fixtures",
+    "show_fixtures_per_test": "--fixtures-per-test",
+}
+"""options that may leave tests out"""
+NARROWING_INI: Final = ("python_", "testpaths", "norecursedirs", "collect_", "gpumem_cards")
+"""and what such ini options begin with"""
+_UNFINISHED: Final = (
+    pytest.ExitCode.INTERRUPTED,
+    pytest.ExitCode.INTERNAL_ERROR,
+    pytest.ExitCode.USAGE_ERROR,
+)
+
+_OK: Final = pytest.ExitCode.OK
+
+
+class Collecting:
+    """What the session has collected, and which baselines have no test in it."""
+
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+        self.config = config
+        self.settings = settings
+        self.collection = Collection()
+        self.stale: list[Key] = []
+        self._answers: list[list[Key] | None] = []
+
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        """Note a test."""
+        self.collection.tests.add(item.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note a file, whether it could be collected or not."""
+        self.collection.take(report.nodeid, report.outcome)
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        """Note that this is not all that there is."""
+        if items:
+            self.collection.partial = "tests were deselected"
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Look for stale baselines; ``--gpumem-stale=fail`` fails the session for them."""
+        if session.exitstatus in _UNFINISHED:
+            self.collection.partial = self.collection.partial or "the session was interrupted"
+        output: dict[str, Any] | None = getattr(self.config, "workeroutput", None)
+        if output is not None:
+            found = self._find()
+            output[SENT] = None if self.collection.partial else [tuple(key) for key in found]
+            return
+        self.collection.partial = narrowed(self.config) or self.collection.partial
+        workers = self.config.pluginmanager.hasplugin("dsession")
+        self.stale = self._gathered() if workers else self._find()
+        if self.stale and self.settings.stale == "fail" and session.exitstatus == _OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _find(self) -> list[Key]:
+        """Look through the baselines, where all was collected."""
+        if not self.collection.partial and not self.collection.tests:
+            self.collection.partial = "no test was collected"
+        if self.collection.partial:
+            return []
+        from pytest_gpumem.baselines.folder import read_names
+
+        root = Path(self.config.rootpath)
+        keys = read_names(self.settings.baseline_dir)
+        return find_stale(self.collection, keys, lambda module: (root / module).exists())
+
+    def _gathered(self) -> list[Key]:
+        """Return what all workers agree on."""
+        if self.collection.partial or not self._answers or None in self._answers:
+            return []
+        found = [set(answer) for answer in self._answers if answer is not None]
+        agreed = set.intersection(*found)
+        return [key for key in self._answers[0] or () if key in agreed]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:  # noqa: ANN401 - of pytest-xdist
+        """Take a worker's answer; one that crashed has none."""
+        from pytest_gpumem.baselines.key import Key
+
+        output = getattr(node, "workeroutput", None) or {}
+        if SENT in output:
+            answer = output[SENT]
+            self._answers.append(None if answer is None else [Key(*it) for it in answer])
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Name the stale baselines."""
+        failing = self.settings.stale == "fail"
+        line = stale_line(self.stale)
+        from pytest_gpumem.report.text import printable
+
+        if line and (failing or terminalreporter.verbosity >= 0):
+            terminalreporter.write_line(printable(line))
+        elif failing and self.collection.partial and terminalreporter.verbosity > 0:
+            reason = self.collection.partial
+            terminalreporter.write_line(f"gpumem: not looked for stale baselines: {reason}")
+
+
+def narrowed(config: pytest.Config) -> str:
+    """Return why not all tests were to be collected, by the command line; "" if they were."""
+    for name, option in NARROWING.items():
+        if config.getoption(name, default=None):
+            return f"{option} was given"
+    if config.getoption("gpumem_cards") is not None:  # it changes the tests' names
+        return "--gpumem-cards was given"
+    for setting in config.getoption("override_ini", default=None) or ():
+        if setting.startswith(NARROWING_INI):
+            return f"-o {setting} was given"
+    root = Path(config.rootpath)
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        return ""
+    here = Path(config.invocation_params.dir)
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        return "" if here == root else f"pytest was not run in {root}"
+    whole = [root, *(root / path for path in config.getini("testpaths"))]
+    given = {(here / arg).absolute() for arg in config.args}
+    covered = root in given or (len(whole) > 1 and given.issuperset(whole[1:]))
+    return "" if covered else "tests, files or folders were named"

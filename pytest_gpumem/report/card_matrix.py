@@ -1,0 +1,96 @@
+"""Which test fits on which card, and with how much to spare."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.devices.cards import CARDS
+from pytest_gpumem.judge.verdict import Kind
+from pytest_gpumem.report.text import columns, drawn, printable, shortened
+from pytest_gpumem.sizes import GIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pytest_gpumem.judge.result import Result
+
+TITLE: Final = "GiB left on each card"
+LEAST_NAME: Final = 16
+"""columns that a test's name keeps, however narrow the terminal"""
+
+
+def cards_matrix(results: Sequence[Result], width: int = 80) -> str:
+    """Return a table of tests by cards; "" where no test ran on several.
+
+    A cell is what the card has left at the peak, in GiB; of what does not fit, what it needs. Where
+    the cards do not fit beside each other there is a table for as many as do.
+    """
+    rows: dict[str, dict[str, Result]] = {}
+    for result in results:
+        if result.card and not result.part:
+            rows.setdefault(without_card(result.nodeid, result.card), {})[result.card] = result
+    rows = {name: found for name, found in rows.items() if len(found) > 1}
+    if not rows:
+        return ""
+    cards = sorted(
+        {card for found in rows.values() for card in found},
+        key=lambda card: (CARDS[card].usable_memory if card in CARDS else 0, card),
+    )
+    cells = {name: {card: _cell(it) for card, it in found.items()} for name, found in rows.items()}
+    return "\n\n".join(_table(cells, group, width) for group in _groups(cells, cards, width))
+
+
+def without_card(nodeid: str, card: str) -> str:
+    """Return a test's name without the parameter that is its card: test_a[32] of test_a[T4-32]."""
+    name, bracket, params = nodeid.partition("[")
+    if not bracket:
+        return nodeid
+    params = params.removesuffix("]")
+    if params == card:
+        return name
+    marked = f"-{params}-".replace(f"-{card}-", "-", 1)
+    return f"{name}[{marked[1:-1]}]"
+
+
+def headroom(result: Result) -> int | None:
+    """Return the bytes that a test's card has left at its peak; None where that is not known."""
+    if result.measurement is None or result.card not in CARDS:
+        return None
+    return CARDS[result.card].usable_memory - result.measurement.peak_reserved
+
+
+def _cell(result: Result) -> str:
+    measurement = result.measurement
+    if measurement is None:
+        return "?"
+    oom = measurement.out_of_memory
+    if oom is not None:
+        return f"no, needs {oom.needed.reserved / GIB:.2f}" if oom.needed else "no"
+    left = headroom(result)
+    if result.verdict.kind is Kind.OVER_BUDGET:
+        return "over budget"
+    return "?" if left is None else f"{left / GIB:.2f}"
+
+
+def _groups(cells: dict[str, dict[str, str]], cards: Iterable[str], width: int) -> list[list[str]]:
+    """Return the cards in groups that fit beside the names."""
+    room = width - min(max(map(columns, cells)), LEAST_NAME)
+    groups: list[list[str]] = [[]]
+    used = 0
+    for card in cards:
+        wide = 2 + max(columns(card), *(columns(row.get(card, "")) for row in cells.values()))
+        if groups[-1] and used + wide > room:
+            groups.append([])
+            used = 0
+        groups[-1].append(card)
+        used += wide
+    return groups
+
+
+def _table(cells: dict[str, dict[str, str]], cards: Sequence[str], width: int) -> str:
+    rows = [[row.get(card, "") for card in cards] for row in cells.values()]
+    wide = sum(2 + max(map(columns, column)) for column in zip(cards, *rows, strict=True))
+    names = [shortened(printable(name), max(width - wide, LEAST_NAME)) for name in cells]
+    lines = [[TITLE, *cards], *([name, *row] for name, row in zip(names, rows, strict=True))]
+    lines[0][0] = shortened(TITLE, max(width - wide, LEAST_NAME))
+    return drawn(lines, ["left", *("right" for _ in cards)])

@@ -1,0 +1,261 @@
+"""The JSON report's form, field by field: what docs/json-report.md and its schema describe.
+
+The fields of these classes have the names of the records that they are made from, and JSON names
+of their own where ``rename`` says so. Once 0.1.0 is out every change is a new ``FORMAT``, so that
+an older version says what is wrong; what is added then has a default, so that old reports are read.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from pytest_gpumem.judge.verdict import FigureName, Kind  # noqa: TC001
+
+# At run time: msgspec reads the annotations.
+from pytest_gpumem.measurement import Category, DeviceKind  # noqa: TC001
+
+FORMAT: Final = 1
+"""The format that is written. 1: the first (pytest-gpumem 0.1.0)."""
+
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""bytes of a line at a batch size of 0, which may be below zero"""
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class Strict(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A JSON object that has these fields and no other."""
+
+
+class Peak(Strict, frozen=True):
+    """Memory of one device: in live tensors, and held by PyTorch's allocator."""
+
+    allocated: Bytes
+    reserved: Bytes
+
+
+class Provenance(Strict, frozen=True):
+    """What a measurement was made with."""
+
+    torch: str
+    cuda: str
+    cudnn: str
+    driver: str
+    allocator: str
+
+
+class Device(Strict, frozen=True):
+    """The device that a step ran on; ``key`` is the name of its baselines."""
+
+    key: str
+    kind: DeviceKind
+    name: str
+    total_memory: Bytes
+    capability: tuple[Count, Count]
+    sm_count: Count
+    context: Bytes
+
+
+class OutOfMemory(Strict, frozen=True):
+    """A request that was refused."""
+
+    requested: Bytes | None
+    allocated: Bytes
+    reserved: Bytes
+    site: str
+    device_index: Count
+    needed: Peak | None
+
+
+class Site(Strict, frozen=True, rename={"nbytes": "bytes"}):
+    """A source line, and what it allocated of one category that was alive at the peak."""
+
+    path: str
+    line: Count
+    function: str
+    code: str
+    module: str
+    category: Category
+    nbytes: Bytes
+    blocks: Count
+
+
+class Breakdown(Strict, frozen=True):
+    """What one device held at its peak."""
+
+    categories: dict[Category, Bytes]
+    cached: Bytes
+    sites: tuple[Site, ...]
+
+
+class Attribution(Strict, frozen=True):
+    """Where one device's peak comes from."""
+
+    breakdown: Breakdown
+    notes: tuple[str, ...]
+    hints: tuple[str, ...]
+
+
+class Slope(Strict, frozen=True):
+    """How memory grows with the batch size, optimizers' steps left out: a line over sizes."""
+
+    sizes: tuple[Count, ...]
+    fixed: Signed
+    per_sample: Signed
+
+
+class Holder(Strict, frozen=True, rename={"nbytes": "bytes"}):
+    """Who refers to memory that stayed."""
+
+    text: str
+    nbytes: Bytes
+    blocks: Count
+
+
+class Stayed(Strict, frozen=True, rename={"nbytes": "bytes"}):
+    """What one device still held after the test, or what its steps heaped up."""
+
+    device: Count
+    nbytes: Signed
+    sites: tuple[Site, ...]
+    holders: tuple[Holder, ...]
+
+
+class DeviceUse(Strict, frozen=True):
+    """How full a device was while a step ran, by whomever: what nvidia-smi shows."""
+
+    peak: Bytes
+    besides: Signed
+    outside: Signed
+    others: Signed
+    processes: Count
+    source: str
+    every_ms: Count
+
+
+class Measurement(Strict, frozen=True):
+    """One step's memory; all lists but notes and hints have one entry a device."""
+
+    device: Device
+    provenance: Provenance
+    peaks: tuple[Peak, ...]
+    held: tuple[Peak, ...]
+    retained: tuple[Peak, ...]
+    alloc_retries: Count
+    segments: Count
+    out_of_memory: OutOfMemory | None
+    notes: tuple[str, ...]
+    attributions: tuple[Attribution, ...]
+    hints: tuple[str, ...]
+    slope: Slope | None
+    steps: tuple[tuple[Signed, ...], ...]
+    left: tuple[Signed, ...]
+    device_use: tuple[DeviceUse, ...]
+    stayed: Stayed | None
+
+
+class Comparison(Strict, frozen=True):
+    """One figure of one device beside its baseline and its limit."""
+
+    device: Count
+    peak: FigureName
+    measured: Signed
+    baseline: Signed | None
+    allowance: Bytes | None
+    budget: Bytes | None
+
+
+class Verdict(Strict, frozen=True):
+    """The judgement of one measurement."""
+
+    kind: Kind
+    failed: bool
+    headline: str
+    comparisons: tuple[Comparison, ...]
+    notes: tuple[str, ...]
+    remedy: str
+    command: str
+    uncompared: str
+    held_to: str
+
+
+class Figures(Strict, frozen=True):
+    """What a baseline has, but for its breakdowns."""
+
+    peaks: tuple[Peak, ...]
+    provenance: Provenance
+    batch_size: Count | None
+    world_size: Count | None
+    rank: Count | None
+    slope: Slope | None
+
+
+class Baseline(Figures, frozen=True):
+    """What a baseline has."""
+
+    breakdowns: tuple[Breakdown, ...]
+
+
+class Result(Strict, frozen=True, rename={"baseline": "baselined", "baseline_entry": "baseline"}):
+    """One judged measurement: of a whole test, or of a part of it."""
+
+    nodeid: str
+    part: str
+    verdict: Verdict
+    expected: bool
+    location: tuple[str, Count] | None
+    batch_size: Count | None
+    world_size: Count | None
+    rank: Count | None
+    card: str
+    budget: str
+    baseline: bool
+    measurement: Measurement | None
+    baseline_entry: Baseline | None
+    snapshot: str
+    snapshot_error: str
+
+
+class EntryUpdate(Strict, frozen=True):
+    """What became of one entry of the baselines."""
+
+    device_key: str
+    module: str
+    test: str
+    part: str
+    old: Figures | None
+    new: Figures | None
+
+
+class Problem(Strict, frozen=True):
+    """An error: what was given, what is wrong with it, what to do."""
+
+    given: str
+    problem: str
+    remedy: str
+
+
+class Updates(Strict, frozen=True):
+    """What became of the baselines."""
+
+    created: tuple[EntryUpdate, ...]
+    changed: tuple[EntryUpdate, ...]
+    unchanged: tuple[EntryUpdate, ...]
+    removed: tuple[EntryUpdate, ...]
+    errors: tuple[Problem, ...]
+    files: tuple[str, ...]
+
+
+class Document(Strict, frozen=True):
+    """The whole report."""
+
+    format: Literal[1]
+    gpumem: str
+    created: str
+    device: str
+    options: dict[str, str]
+    remarks: tuple[str, ...]
+    updates: Updates | None
+    results: tuple[Result, ...]

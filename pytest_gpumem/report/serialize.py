@@ -1,0 +1,59 @@
+"""Results as text and back: they travel on pytest's test reports, through xdist and torchrun too.
+
+The text is JSON, a list of results, and of ASCII where a name is no valid Unicode. A session keeps
+thousands of reports: a text is one object to free, plain data are hundreds.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from pytest_gpumem.errors import GpuMemError
+from pytest_gpumem.judge.result import Result
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def to_text(results: Sequence[Result]) -> str:
+    """Return results as JSON."""
+    try:
+        return msgspec.json.encode(results).decode()
+    except (UnicodeEncodeError, OverflowError):  # half a surrogate pair, or beyond 64 bits
+        return json.dumps(msgspec.to_builtins(results))
+
+
+def from_text(text: object) -> list[Result]:
+    """Return the results that :func:`to_text` made a text of.
+
+    Raises:
+        GpuMemError: it is no such text.
+    """
+    try:
+        return _read(text)
+    except (msgspec.DecodeError, ValueError, TypeError) as error:
+        raise GpuMemError(
+            "results of tests",
+            f"cannot be understood: {error}",
+            "run the same version of pytest-gpumem in every process of the session",
+        ) from error
+
+
+def _read(text: object) -> list[Result]:
+    if not isinstance(text, str):
+        raise TypeError(f"they are no text but of type {type(text).__name__}")
+    try:
+        return _decoder().decode(text)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:  # msgspec knows no half of a surrogate pair
+        return msgspec.convert(json.loads(text), list[Result])
+
+
+@cache
+def _decoder() -> msgspec.json.Decoder[list[Result]]:
+    return msgspec.json.Decoder(list[Result])

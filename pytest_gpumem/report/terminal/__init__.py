@@ -1,0 +1,1 @@
+"""What pytest shows in the terminal."""

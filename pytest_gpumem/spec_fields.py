@@ -1,0 +1,207 @@
+"""The values of the marker's arguments, read one by one; every mistake is a SpecError.
+
+The errors' ``given`` is the argument's name alone: :mod:`pytest_gpumem.spec` knows the whole call.
+"""
+
+from __future__ import annotations
+
+import operator
+from contextlib import suppress
+from fractions import Fraction
+from numbers import Real
+from typing import TYPE_CHECKING, Final, SupportsFloat, SupportsIndex, cast
+
+from pytest_gpumem.errors import SpecError
+from pytest_gpumem.sizes import GIB, Tolerance, gib, parse_size, parse_tolerance
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_MOST_GIB: Final = 10**9
+_MOST_LEAK_MIB: Final = 10**12
+MOST_BATCH: Final = 10**9
+
+
+def read_budget(name: str, value: object) -> float:
+    """Return a limit in GiB."""
+    number = _number(value)
+    if number is None:
+        raise SpecError(
+            name, f"{name} must be a plain number of GiB", f"write {name}={_plain_gib(value)}"
+        )
+    if not number > 0:
+        raise SpecError(
+            name,
+            f"{name} must be a number above 0",
+            f"write {name}=8 for 8 GiB, or leave it out for no limit",
+        )
+    if number > _MOST_GIB:
+        raise SpecError(
+            name,
+            f"{name} is more than {_MOST_GIB:,} GiB",
+            f"give it in GiB, not in bytes: {name}=8; or leave it out for no limit",
+        )
+    if gib(number) == 0:
+        raise SpecError(name, f"{name} is less than one byte", f"give it in GiB: {name}=0.5")
+    return number
+
+
+def _plain_gib(value: object) -> str:
+    """Return the number to write for ``value``: "12" for "12GiB", "8" where that is not clear."""
+    if isinstance(value, str):
+        for text in (value, f"{value}GiB"):
+            try:
+                meant = Fraction(parse_size(text), GIB)
+            except SpecError:
+                continue
+            if 0 < meant <= _MOST_GIB:
+                return str(meant) if meant.denominator == 1 else repr(float(meant))
+    return "8"
+
+
+def read_whole_number(name: str, value: object, *, least: int, most: int) -> int:
+    """Return a whole number within bounds."""
+    number = _integer(value)
+    if number is None or not least <= number <= most:
+        raise SpecError(
+            name,
+            f"{name} must be a whole number from {least} to {most:,}",
+            f"write for example {name}={max(least, 1)}",
+        )
+    return number
+
+
+def read_batch_sizes(name: str, value: object) -> tuple[int, ...]:
+    """Return batch sizes, ascending."""
+    sizes: list[object] = []
+    if not isinstance(value, (str, bytes)):
+        with suppress(TypeError):
+            sizes = list(cast("Iterable[object]", value))
+    numbers = {it for it in map(_integer, sizes) if it is not None and 1 <= it <= MOST_BATCH}
+    if len(numbers) < 2 or len(numbers) < len(sizes):  # noqa: PLR2004 - a line has two points
+        raise SpecError(
+            name,
+            f"{name} must be a list of two or more different whole numbers above 0",
+            f"write for example {name}=[8, 16, 32]",
+        )
+    return tuple(sorted(numbers))
+
+
+def read_limit_per_sample(name: str, value: object) -> float:
+    """Return a limit in MiB."""
+    number = _number(value)
+    if number is None or not 0 < number <= _MOST_GIB:
+        raise SpecError(
+            name, f"{name} must be a number of MiB above 0", f"write for example {name}=120"
+        )
+    return number
+
+
+def read_variants(name: str, value: object) -> dict[str, dict[str, object]]:
+    """Return variants, each with a dict of what it switches."""
+    example = f'write for example {name}={{"amp": {{"amp": True}}}}'
+    if not isinstance(value, dict) or not all(
+        isinstance(key, str) and key.strip() for key in value
+    ):
+        raise SpecError(name, f"{name} must be a dict from names to what they switch", example)
+    found = {}
+    for key, options in value.items():
+        if isinstance(options, dict) and all(isinstance(it, str) for it in options):
+            found[key] = dict(options)
+        elif options is True:
+            found[key] = {key: True}
+        else:
+            raise SpecError(
+                name,
+                f"what {name}[{key!r}] switches must be True or a dict with text keys",
+                example,
+            )
+    return found
+
+
+def read_tolerance(_name: str, value: object) -> Tolerance:
+    """Return a tolerance."""
+    return parse_tolerance(value)
+
+
+def read_baseline(name: str, value: object) -> bool:
+    """Return whether there is to be a baseline."""
+    if not isinstance(value, bool):
+        raise SpecError(
+            name, f"{name} must be True or False", f"write {name}=False to hold it against none"
+        )
+    return value
+
+
+def read_leak(name: str, value: object) -> float:
+    """Return a limit in MiB, which may be zero."""
+    number = _number(value)
+    if number is None or not 0 <= number <= _MOST_LEAK_MIB:
+        raise SpecError(
+            name,
+            f"{name} must be a plain number of MiB, 0 or more",
+            f"write {name}=0 for a test that must leave nothing behind",
+        )
+    return number
+
+
+def read_steady(name: str, value: object) -> bool:
+    """Return whether memory has to stop growing."""
+    if not isinstance(value, bool):
+        raise SpecError(
+            name,
+            f"{name} must be True or False",
+            f"write {name}=True if what is allocated after each step must stop growing",
+        )
+    return value
+
+
+def read_card(
+    name: str, value: object, *, find_card: Callable[[str], str]
+) -> str | tuple[str, ...]:
+    """Return a card's canonical name, or those of several."""
+    if isinstance(value, str):
+        return find_card(value)
+    if isinstance(value, (list, tuple)) and value and all(isinstance(it, str) for it in value):
+        return tuple(dict.fromkeys(find_card(it) for it in value))
+    raise SpecError(
+        name,
+        f"{name} must be a card's name, as text, or a list of them",
+        f"write {name}='T4' or {name}=['T4', 'L4']",
+    )
+
+
+def read_ranks(name: str, value: object) -> str | tuple[int, ...]:
+    """Return "all", or ranks."""
+    if value == "all":
+        return "all"
+    ranks = [_integer(it) for it in value] if isinstance(value, (list, tuple, range)) else []
+    found = {it for it in ranks if it is not None and it >= 0}
+    if not found or len(found) < len(ranks):
+        raise SpecError(
+            name,
+            f'{name} must be "all", or a list of different ranks from 0',
+            f'write {name}="all" or {name}=[0, 7]',
+        )
+    return tuple(sorted(found))
+
+
+def _integer(value: object) -> int | None:
+    """Return an int for what is one to Python, numpy's included; None for all else, a bool too."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(cast("SupportsIndex", value))
+    except Exception:  # noqa: BLE001 - a __repr__ may raise anything
+        return None
+
+
+def _number(value: object) -> float | None:
+    """Return an int or float for a real number, numpy's included; None for all else, a bool too."""
+    integer = _integer(value)
+    if integer is not None or isinstance(value, bool) or not isinstance(value, Real):
+        return integer
+    try:
+        return float(cast("SupportsFloat", value))
+    except Exception:  # noqa: BLE001 - a __repr__ may raise anything
+        return None

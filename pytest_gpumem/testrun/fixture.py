@@ -1,0 +1,204 @@
+"""The fixture ``gpu_memory``: what a test can ask of its own measurement."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpumem.errors import SpecError
+from pytest_gpumem.fit.prober import Prober
+from pytest_gpumem.measurement import Peak
+from pytest_gpumem.torchrun_env import current_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import torch
+
+    from pytest_gpumem.fit.scaling import Scaling
+    from pytest_gpumem.fit.search import Largest
+    from pytest_gpumem.testrun.run import Run
+
+
+class GpuMemory:
+    """The fixture ``gpu_memory``: what a test can ask of its own measurement while it runs."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    @property
+    def device(self) -> torch.device:
+        """The first of the test's devices, to make tensors on."""
+        return self.devices[0]
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """The test's devices: as many as its marker says (``devices=2``), else one."""
+        import torch
+
+        return [torch.device("cuda", index) for index in self._run.meter.devices]
+
+    @property
+    def batch_size(self) -> int:
+        """The batch size that the marker declares.
+
+        Raises:
+            SpecError: it declares none.
+        """
+        self._run.batch_size_asked = True
+        if self._run.spec.batch_size is None:
+            raise SpecError(
+                "gpu_memory.batch_size",
+                "the marker declares none",
+                "write @pytest.mark.gpu_memory(batch_size=32)",
+            )
+        return self._run.spec.batch_size
+
+    @property
+    def variant(self) -> Mapping[str, object]:
+        """What the marker's ``variants`` has for the variant that is tried; else empty.
+
+        A test passes it on: ``train(**gpu_memory.variant)``, or looks into it:
+        ``with torch.autocast("cuda", enabled="amp" in gpu_memory.variant)``.
+        """
+        self._run.variant_asked = True
+        return self._run.spec.variant
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks, as the marker declares or torchrun has it; else 1."""
+        started = current_rank()
+        return self._run.spec.world_size or (started.size if started else 1)
+
+    @property
+    def rank(self) -> int:
+        """Which of them this test is."""
+        started = current_rank()
+        if self._run.spec.rank is None and started:
+            return started.rank
+        return self._run.spec.rank or 0
+
+    @property
+    def card(self) -> str:
+        """The device's name: the card's on the virtual GPU, CUDA's on a real one."""
+        return self._run.info.name
+
+    @property
+    def computes(self) -> bool:
+        """Whether kernels run. False on the virtual GPU, where what they write reads as zero."""
+        return self._run.device.computes
+
+    @property
+    def peak(self) -> Peak:
+        """The test's peaks so far, of the fullest device, in bytes."""
+        peaks = self._run.meter.peaks()
+        return Peak(_most(peaks, "allocated"), _most(peaks, "reserved"))
+
+    @property
+    def peak_allocated(self) -> int:
+        """Peak bytes in live tensors so far, of the fullest device."""
+        return self.peak.allocated
+
+    @property
+    def peak_reserved(self) -> int:
+        """Peak bytes held by the caching allocator so far, of the fullest device."""
+        return self.peak.reserved
+
+    @property
+    def allocated(self) -> int:
+        """Bytes in the test's live tensors now, of the fullest device."""
+        return _most(self._run.meter.counted(), "allocated")
+
+    @property
+    def reserved(self) -> int:
+        """Bytes that the caching allocator holds for the test now, of the fullest device."""
+        return _most(self._run.meter.counted(), "reserved")
+
+    def step(self) -> None:
+        """Say that a step of the test has ended, where ``steady=True`` is to go by that.
+
+        Without it steps end with those of the optimizer that stepped first.
+        """
+        if self._run.spec.steady:
+            self._run.meter.steps.mark()
+
+    def measure(self, name: str, **declared: object) -> Any:  # noqa: ANN401 - a context manager
+        """Measure a part of the test: ``with gpu_memory.measure("forward", max_gib=2) as part:``.
+
+        A part counts all that the test holds while it runs, and has figures, budget and baseline
+        entry of its own. The same name again counts to the same part.
+
+        Args:
+            name: unique within the test's parts.
+            declared: max_gib, max_allocated_gib, max_reserved_gib, tolerance, batch_size, baseline,
+                as on the marker.
+
+        Returns:
+            a context manager that gives :class:`PartFigures`.
+
+        Raises:
+            SpecError: the name or the declaration is no good.
+        """
+        return self._run.part(name, declared)
+
+    def largest(
+        self,
+        step: Callable[[int], object],
+        start: int = 1,
+        limit: int | None = None,
+        *,
+        multiple: int = 1,
+    ) -> Largest:
+        """Find the largest value for which ``step(value)`` fits.
+
+        It fits within the test's ``max_gib`` or card, else on the device. Every probe runs on a
+        clean allocator, on which what lives on in the test counts. The answer was seen to fit, and
+        the next value was seen not to; where what fits is not monotonic, as far as probes showed,
+        the result says so. The probes count neither for the test's figures nor for its baseline.
+
+        Args:
+            step: takes one training step (two, if its optimizer is made in it) with a batch size,
+                a sequence length, a depth, an image side: any whole number.
+            start: the value to begin with.
+            limit: the largest value of interest; None for no limit.
+            multiple: only multiples of this are tried.
+
+        Returns:
+            the value (0: none fits), its peak, every probe, and what ended the search; as text a
+            sentence.
+
+        Raises:
+            SpecError: an argument that is no good. What the step raises passes through, but for
+                out-of-memory errors.
+        """
+        return self._prober().largest(step, start, limit, multiple=multiple)
+
+    def scaling(
+        self, step: Callable[[int], object], sizes: Iterable[int], *, predict: int | None = None
+    ) -> Scaling:
+        """Find how a step's memory grows: peak allocated = fixed + per_sample * size.
+
+        The line is by least squares through the sizes that fit, each run on a clean allocator. If
+        three or more are not on a line, the source lines are named whose memory is not. The probes
+        count neither for the test's figures nor for its baseline.
+
+        Args:
+            step: takes one training step with a size, as for :meth:`largest`.
+            sizes: two or more.
+            predict: a size that the line is to be checked at, by running it.
+
+        Returns:
+            the lines of allocated and reserved, with their residuals; as text a sentence. All in
+            bytes.
+
+        Raises:
+            SpecError: an argument that is no good.
+            GpuMemError: fewer than two of the sizes fit.
+        """
+        return self._prober().scaling(step, sizes, predict)
+
+    def _prober(self) -> Prober:
+        return Prober(self._run.meter, self._run.root, self._run.tell)
+
+
+def _most(peaks: Sequence[Peak], which: str) -> int:
+    return max((getattr(peak, which) for peak in peaks), default=0)

@@ -1,0 +1,60 @@
+"""Under torchrun: which rank this process is, and how ranks of one machine tell each other.
+
+Every rank runs the whole pytest session. The first makes the report; the others leave their results
+in a folder in the temporary directory, as JSON, and stay until the first has done, for torchrun
+ends all ranks with the first that fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_NUMBERS: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+class Rank(NamedTuple):
+    """This process among those that torchrun started."""
+
+    rank: int
+    size: int
+    local_rank: int
+    """among those of this machine"""
+    local_size: int
+    key: str
+    """the same in all ranks of a run, and in no others"""
+
+    @property
+    def reports(self) -> bool:
+        """Whether it is the one that makes the report."""
+        return self.rank == 0
+
+    @property
+    def peers(self) -> range:
+        """The other ranks of this machine, of the one that reports."""
+        return range(1, self.local_size)
+
+    @property
+    def elsewhere(self) -> range:
+        """The ranks of other machines, of the one that reports."""
+        return range(self.local_size, self.size)
+
+
+def current_rank(environ: Mapping[str, str] = os.environ) -> Rank | None:
+    """Return which rank of torchrun's this process is; None where it is the only one, or none."""
+    if "TORCHELASTIC_RUN_ID" not in environ:
+        return None
+    try:
+        rank, size, local_rank, local_size = (int(environ[name]) for name in _NUMBERS)
+    except (KeyError, ValueError):
+        return None
+    if size == 1:
+        return None
+    names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+    text = "\0".join(environ.get(name, "") for name in names)
+    key = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return Rank(rank, size, local_rank, local_size, key)

@@ -1,0 +1,133 @@
+"""Seeing that a step was the first of its optimizer, whose state comes last."""
+
+import pytest
+from helpers.virtual_gpu import CARD_80GIB, MIB, opened
+
+from pytest_gpumem.attribution.optimizer_watch import OptimizerWatch
+
+N = 2 * MIB
+"""elements of the parameter: 8 MiB"""
+
+
+@pytest.fixture
+def watch():
+    with opened(CARD_80GIB):
+        watch = OptimizerWatch()
+        watch.start()
+        yield watch
+        watch.stop()
+
+
+def made(name="Adam", **options):
+    import torch
+
+    param = torch.nn.Parameter(torch.zeros(N, device="cuda"))
+    param.grad = torch.zeros_like(param)
+    return getattr(torch.optim, name)([param], **options)
+
+
+def test_one_step_with_a_fresh_optimizer_is_noted_with_its_states_size(watch):
+    optimizer = made(foreach=False)
+    optimizer.step()
+    (note,) = watch.notes()
+    assert note == (
+        "one step ran with a fresh Adam: its state of 16.00 MiB came last, the next step's peak "
+        "has it as well; run two steps, or give warmup=1"
+    )
+
+
+def test_two_steps_need_no_note(watch):
+    optimizer = made()
+    optimizer.step()
+    optimizer.step()
+    assert watch.notes() == []
+
+
+def test_an_optimizer_without_state_needs_no_note(watch):
+    made("SGD", lr=0.1).step()
+    assert watch.notes() == []
+
+
+def test_one_that_was_stepped_before_needs_no_note(watch):
+    optimizer = made()
+    watch.stop()
+    optimizer.step()
+    watch.start()
+    optimizer.step()
+    assert watch.notes() == []
+
+
+def test_after_a_warm_up_nothing_is_fresh(watch):
+    optimizer = made()
+    optimizer.step()
+    watch.forget()
+    optimizer.step()
+    assert watch.notes() == []
+
+
+def test_each_fresh_optimizer_is_noted(watch):
+    one, other = made(), made("RMSprop")
+    one.step()
+    other.step()
+    assert [note.split(":")[0] for note in watch.notes()] == [
+        "one step ran with a fresh Adam",
+        "one step ran with a fresh RMSprop",
+    ]
+
+
+def test_one_that_came_where_another_was_freed_is_not_taken_for_it(watch, monkeypatch):
+    """Python gives a new object a freed one's id."""
+    monkeypatch.setattr("builtins.id", lambda _: 7)
+    one, other = made(), made("RMSprop")
+    one.step()
+    other.step()
+    monkeypatch.undo()
+    (note,) = watch.notes()
+    assert "RMSprop" in note
+
+
+def test_state_on_the_host_is_not_counted(watch):
+    import torch
+
+    param = torch.nn.Parameter(torch.zeros(N))
+    param.grad = torch.zeros_like(param)
+    torch.optim.Adam([param]).step()
+    assert watch.notes() == []
+
+
+def test_nothing_is_seen_after_the_end(watch):
+    watch.stop()
+    made().step()
+    assert watch.notes() == []
+
+
+def test_a_measurement_does_not_keep_an_optimizer_alive(watch):
+    import gc
+    import weakref
+
+    optimizer = made()
+    optimizer.step()
+    gone = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert gone() is None
+    assert len(watch.notes()) == 1
+
+
+def test_a_step_that_calls_its_bases_is_one_step(watch):
+    import torch
+
+    torch.optim.SGD([torch.zeros(1)])  # hooks are called around SGD's own step from now on
+
+    class Two(torch.optim.SGD):
+        def step(self):
+            super().step()
+
+    told = []
+    watching = OptimizerWatch(lambda: told.append("before"), lambda _: told.append("after"))
+    watching.start()
+    try:
+        Two([torch.zeros(1, requires_grad=True)]).step()
+    finally:
+        watching.stop()
+    assert told == ["before", "after"]

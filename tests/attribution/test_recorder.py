@@ -1,0 +1,209 @@
+"""What is recorded, in its order, with nothing changed, held or left hooked."""
+
+import contextlib
+import itertools
+import time
+import warnings
+
+import pytest
+from helpers.recorded_runs import (
+    PARAMETERS,
+    ROOT,
+    WIDTH,
+    data,
+    explained,
+    linears,
+    of_part,
+    recorded,
+    train,
+)
+from helpers.virtual_gpu import CARD_80GIB, opened
+
+from pytest_gpumem.spec import MemorySpec
+from pytest_gpumem.testrun.explain import explain
+from pytest_gpumem.testrun.run import Run
+
+
+def begun_again(torch, *, record):
+    """The categories of an optimizer's step after a run that was begun again."""
+    with recorded() as run:
+        model = linears(torch)
+        adam = torch.optim.Adam(model.parameters())
+        train(torch, run, model, adam, steps=1)
+        run.begin_again(record=record)
+        train(torch, run, model, adam, steps=1)
+        return of_part(run, "optimizer")
+
+
+def test_after_a_restart_what_was_made_before_is_still_known(torch):
+    found = begun_again(torch, record=False)
+    assert found["parameters"] == 3 * PARAMETERS
+    assert found["optimizer state"] == 2 * 3 * PARAMETERS
+
+
+def test_a_second_recording_knows_what_was_made_before(torch):
+    found = begun_again(torch, record=True)
+    assert found["parameters"] == 3 * PARAMETERS
+    assert found["optimizer state"] == 2 * 3 * PARAMETERS
+
+
+def test_a_step_that_an_error_ended_swallows_no_later_one(torch):
+    class Failing(torch.optim.Adam):
+        fails = True
+
+        def step(self):
+            if self.fails:
+                raise ArithmeticError
+            super().step()
+
+    with recorded() as run:
+        model = linears(torch)
+        adam = Failing(model.parameters())
+        with pytest.raises(ArithmeticError):
+            train(torch, run, model, adam, steps=1)
+        adam.fails = False
+        between = time.time_ns() / 1000
+        train(torch, run, model, adam, steps=2)
+        recording = run.meter.recording()
+    steps = [it for it in recording.passes if it.name == "optimizer"]
+    assert len(steps) == 3
+    assert all(one.end < other.start for one, other in itertools.pairwise(steps))
+    assert between < steps[0].end < recording.calls[4].end  # the next forward's
+    assert steps[2].end < float("inf")
+    assert [it.fresh for it in steps] == ["Failing", "Failing", ""]
+
+
+def test_a_closure_runs_within_its_step(torch):
+    with recorded() as run:
+        model = linears(torch)
+        adam = torch.optim.Adam(model.parameters())
+
+        def closure():
+            adam.zero_grad()
+            loss = model(data(torch)).sum()
+            loss.backward()
+            return loss
+
+        adam.step(closure)
+        recording = run.meter.recording()
+    (step,) = [it for it in recording.passes if it.name == "optimizer"]
+    (backward,) = [it for it in recording.passes if it.name == "backward"]
+    assert step.start <= recording.calls[0].start
+    assert backward.end < step.end < float("inf")
+
+
+def test_calls_that_end_in_another_order_are_told_apart(torch):
+    """A module's forward may be left by an error that its caller catches, without a warning."""
+
+    class Fails(torch.nn.Module):
+        def forward(self, x):
+            raise ArithmeticError
+
+    class Catches(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fails, self.last = Fails(), torch.nn.Linear(WIDTH, WIDTH, device="cuda")
+
+        def forward(self, x):
+            with contextlib.suppress(ArithmeticError):
+                self.fails(x)
+            return self.last(x)
+
+    with recorded() as run, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Catches()(data(torch)).sum().backward()
+        recording = run.meter.recording()
+    ends = {it.path: it.end for it in recording.calls}
+    assert list(ends) == ["Catches", "Catches.fails", "Catches.last"]
+    assert ends["Catches.fails"] < ends["Catches.last"] < ends["Catches"] < float("inf")
+
+
+def test_a_test_that_is_not_recorded_has_no_attribution(torch):
+    with opened(CARD_80GIB) as device:
+        with Run.open(MemorySpec(), device, ROOT) as run:
+            run.start([])
+        measurement = run.measurement()
+        found = explain(run, [""], ROOT, timelines=False)
+        run.close()
+        device.open(CARD_80GIB, 1)
+    assert found.recording is None
+    assert found.attached("", measurement) == measurement
+
+
+def test_recording_changes_no_figure(torch):
+    def peaks(*, record):
+        with opened(CARD_80GIB) as device:
+            with Run.open(MemorySpec(), device, ROOT, record=record) as run:
+                run.start([])
+            model = linears(torch, 5)
+            adam = torch.optim.AdamW(model.parameters())
+            train(torch, run, model, adam, rows=4096)
+            measurement = run.measurement()
+            run.close()
+            del model, adam
+            device.open(CARD_80GIB, 1)
+            return measurement.peaks, measurement.segments
+
+    assert peaks(record=True) == peaks(record=False)
+
+
+def test_recording_breaks_no_graph_of_torch_compile(torch):
+    def peaks(*, record):
+        torch._dynamo.reset()
+        with opened(CARD_80GIB) as device:
+            with Run.open(MemorySpec(), device, ROOT, record=record) as run:
+                run.start([])
+            layers = [layer for one in linears(torch, 3) for layer in (one, torch.nn.GELU())]
+            model = torch.compile(torch.nn.Sequential(*layers), backend="aot_eager")
+            adam = torch.optim.AdamW(model.parameters())
+            train(torch, run, model, adam, rows=4096)
+            measurement = run.measurement()
+            if record:
+                explained(run)
+            breaks = sum(torch._dynamo.utils.counters["graph_break"].values())
+            run.close()
+            del model, adam, layers
+            device.open(CARD_80GIB, 1)
+            return measurement.peaks, breaks
+
+    before = peaks(record=False)
+    assert peaks(record=True) == before
+
+
+def test_nothing_is_left_hooked_and_nothing_is_held(torch):
+    import weakref
+
+    from torch.nn.modules import module as modules
+
+    before = torch.autograd.backward, torch.autograd.grad, torch.nn.Module._apply
+    with recorded() as run:
+        model = linears(torch)
+        model(data(torch)).sum().backward()
+        weight = weakref.ref(model[0].weight)
+        del model
+        assert weight() is None
+        explained(run)
+    assert before == (torch.autograd.backward, torch.autograd.grad, torch.nn.Module._apply)
+    left = [name for name in dir(modules) if name.startswith("_global_") and "hook" in name]
+    assert len(left) > 5
+    assert not [name for name in left if getattr(modules, name)]
+
+
+def test_what_begins_has_no_later_time_than_what_it_allocates_at_once(monkeypatch):
+    """The history has whole microseconds: an allocation at 100.95 is at 100, past 100.9 or not."""
+    from pytest_gpumem.attribution import recording
+
+    monkeypatch.setattr(recording.time, "time_ns", lambda: 100_900)
+    assert recording.beginning() == 100
+    assert recording.now() == 100.9
+
+
+def test_a_history_that_overflows_is_said(torch, monkeypatch):
+    monkeypatch.setattr("pytest_gpumem.attribution.recorder.MOST_EVENTS", 10)
+    with recorded() as run:
+        linears(torch)(data(torch)).sum().backward()
+        measurement = run.measurement()
+        found = explain(run, [""], ROOT, timelines=False)
+    attached = found.attached("", measurement)
+    assert attached.attributions == ()
+    assert "history keeps" in attached.notes[-1]

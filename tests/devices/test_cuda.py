@@ -1,0 +1,190 @@
+"""The device of real GPUs: the code that measures takes the virtual one for it, to the byte."""
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.virtual_gpu import GIB, opened, start_python, virtual_device
+
+from pytest_gpumem.devices import cuda
+from pytest_gpumem.devices.cards import CARDS
+from pytest_gpumem.devices.cuda import CudaDevice, lock_path
+from pytest_gpumem.devices.select import choose
+from pytest_gpumem.errors import DeviceError
+from pytest_gpumem.measure.meter import Meter
+
+
+@pytest.fixture
+def gpu():
+    """A machine that shows one GPU, as far as torch can tell."""
+    with opened("A100-40GB") as device:
+        yield device
+
+
+def measured(device, info, limit=None):
+    """Run two training steps; return the measurement."""
+    import torch
+
+    meter = Meter(device, info, 1)
+    meter.start()
+    meter.cap(limit)
+    try:
+        model = torch.nn.Sequential(torch.nn.Linear(700, 300), torch.nn.Linear(300, 10)).cuda()
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(50, 700, device="cuda")).square().mean().backward()
+            optimizer.step()
+        return meter.result()
+    finally:
+        meter.stop()
+
+
+def test_it_finds_what_torch_says_of_the_gpu(gpu):
+    info = CudaDevice().open(None, 1)
+    card = CARDS["A100-40GB"]
+    assert (info.kind, info.name) == ("cuda", card.device_name)
+    assert (info.total_memory, info.capability) == (card.total_memory, card.capability)
+    assert info.sm_count == card.sm_count
+    assert info.key == "cuda-NVIDIA-A100-SXM4-40GB"
+
+
+def test_it_measures_the_same_bytes_as_the_virtual_device_does(gpu):
+    one = measured(gpu, gpu.open(CARDS["A100-40GB"], 1))
+    device = CudaDevice()
+    other = measured(device, device.open(None, 1))
+    assert one.peaks == other.peaks
+    assert one.peaks[0].allocated > 0
+    assert (one.held, one.retained, one.segments) == (other.held, other.retained, other.segments)
+    assert (one.device.kind, other.device.kind) == ("virtual", "cuda")
+
+
+def test_its_cap_is_a_fraction_of_the_total_that_it_asks_for(gpu):
+    """On a real GPU both are one; on this virtual one PyTorch may have kept its first total."""
+    device = CudaDevice()
+    assert device.cap_total(0) == CARDS["A100-40GB"].total_memory
+
+
+def test_a_named_card_must_have_no_more_than_the_gpu(gpu):
+    device = CudaDevice()
+    assert device.open(CARDS["T4"], 1).name == CARDS["A100-40GB"].device_name
+    with pytest.raises(DeviceError, match="card 'H100'.*larger GPU"):
+        device.open(CARDS["H100"], 1)
+
+
+def test_more_gpus_than_there_are_cannot_be_had(gpu):
+    with pytest.raises(DeviceError, match="devices=2: this machine shows 1 GPU;"):
+        CudaDevice().open(None, 2)
+
+
+def test_a_ranks_gpu_is_the_one_of_its_number():
+    import torch
+
+    with opened("A100-40GB", count=2):
+        device = CudaDevice(first=1)
+        info = device.open(None, 1)
+        assert torch.cuda.current_device() == 1
+        alone = measured(CudaDevice(), CudaDevice().open(None, 1))
+        device.open(None, 1)
+        elsewhere = torch.empty(5 << 20, device="cuda:0")
+        assert measured(device, info).peaks == alone.peaks
+        del elsewhere
+        with pytest.raises(DeviceError, match="LOCAL_RANK=2: this machine shows 2 GPUs"):
+            CudaDevice(first=2).open(None, 1)
+        torch.cuda.set_device(0)
+
+
+def test_without_a_gpu_it_says_what_to_do():
+    virtual_device()
+    with pytest.raises(DeviceError, match="sees no GPU here; .*--gpumem-device=virtual"):
+        CudaDevice().open(None, 1)
+
+
+def test_it_stays_visible_and_cannot_grow(gpu):
+    import torch
+
+    device = CudaDevice()
+    device.open(None, 1)
+    device.make_room([GIB])
+    device.close()
+    assert torch.cuda.is_available()
+    assert torch.cuda.mem_get_info()[1] == CARDS["A100-40GB"].total_memory
+    assert device.trouble() is None
+    assert device.expected() is None
+    assert device.notes(Path()) == []
+
+
+def test_the_drivers_version_is_read_where_the_kernel_tells_it(monkeypatch, tmp_path):
+    version = tmp_path / "version"
+    monkeypatch.setattr(cuda, "Path", lambda name: version)
+    assert CudaDevice().driver() == "unknown"
+    version.write_text("580.159.03\n")
+    assert CudaDevice().driver() == "580.159.03"
+
+
+def test_alone_it_takes_no_lock(gpu, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    with CudaDevice(shared=False).exclusive():
+        assert list(tmp_path.iterdir()) == []
+    with CudaDevice(shared=True).exclusive():
+        assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_lock_lies_apart_for_each_gpu_and_user(monkeypatch):
+    assert lock_path("GPU-1/../x").name == f"pytest-gpumem-{os.getuid()}-GPU-1----x.lock"
+    assert lock_path("a") != lock_path("b")
+    here = lock_path("a")
+    monkeypatch.setattr(os, "getuid", lambda: 4242)
+    assert lock_path("a") != here
+
+
+def test_two_processes_measure_one_at_a_time(gpu, monkeypatch, tmp_path):
+    """The other process waits at the lock for as long as this one measures."""
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    code = """
+    import pytest_gpumem, time
+    pytest_gpumem.use_virtual_gpu("A100-40GB")
+    from pytest_gpumem.devices.cuda import CudaDevice
+
+    device = CudaDevice(shared=True)
+    device.open(None, 1)
+    print("ready", flush=True)
+    with device.exclusive():
+        print(time.time(), flush=True)
+    """
+    with CudaDevice(shared=True).exclusive():
+        other = start_python(code, TMPDIR=str(tmp_path))
+        assert other.stdout.readline() == "ready\n"
+        time.sleep(0.5)
+        released = time.time()
+    with other:
+        assert float(other.stdout.read()) >= released
+
+
+def test_a_card_smaller_than_the_gpu_is_kept_to_by_the_cap(gpu):
+    import torch
+
+    card = replace(CARDS["T4"], context=0)
+    device = CudaDevice()
+    info = device.open(card, 1)
+    meter = Meter(gpu, info, 1)  # gpu: it knows the total that this process's PyTorch kept
+    meter.start()
+    meter.cap(card.usable_memory)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(card.usable_memory + 1, dtype=torch.uint8, device="cuda")
+    finally:
+        meter.stop()
+
+
+def test_it_is_taken_where_it_is_named_or_a_driver_lies(monkeypatch):
+    card = CARDS["T4"]
+    named = choose("cuda", card)
+    assert isinstance(named.device, CudaDevice)
+    assert named.demanded
+    monkeypatch.setattr("pytest_gpumem.devices.select.real_gpu_expected", lambda: True)
+    assert isinstance(choose("auto", card).device, CudaDevice)
+    assert choose("none", card).device is None
+    assert "none" in choose("none", card).reason

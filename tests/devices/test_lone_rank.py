@@ -1,0 +1,375 @@
+"""One rank of many, whose others are not there: what data parallel training holds, to the byte."""
+
+import os
+from contextlib import nullcontext
+
+import pytest
+from helpers.virtual_gpu import MIB, opened
+
+from pytest_gpumem.devices.lone_rank import joined
+from pytest_gpumem.errors import DeviceError
+
+N = 3 * MIB
+"""elements of each parameter: 12 MiB, which no segment of 20 MiB shares with another"""
+COUNT = 8
+PARAMS = 4 * N * COUNT
+WORLD = 8
+
+
+@pytest.fixture(params=[0, 3])
+def world(request):
+    import torch
+
+    with opened(), joined(request.param, WORLD, "virtual"):
+        torch.cuda.reset_peak_memory_stats()
+        yield request.param
+
+
+def allocated():
+    import torch
+
+    return torch.cuda.memory_allocated()
+
+
+def peak():
+    import torch
+
+    return torch.cuda.max_memory_allocated()
+
+
+def model(device="cuda", *, unused=False):
+    """Return eight parameters of 12 MiB, each a module, with which no matrix is multiplied."""
+    import torch
+    from torch import nn
+
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(N, device=device))
+
+        def forward(self, loss):
+            return loss + self.weight.sum()
+
+    class Scales(nn.Sequential):
+        def forward(self, loss):
+            for scale in self[unused:]:
+                loss = scale(loss)
+            return loss
+
+    return Scales(*(Scale() for _ in range(COUNT)))
+
+
+def test_this_process_is_the_rank_it_was_asked_to_be_and_no_more_afterwards():
+    from torch import distributed
+
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    before = {name: os.environ.get(name) for name in names}
+    with opened(), joined(5, 64, "virtual"):
+        assert (distributed.get_rank(), distributed.get_world_size()) == (5, 64)
+        assert [os.environ[name] for name in names[:3]] == ["5", "64", "0"]
+        assert "nccl" in distributed.get_backend()
+    assert not distributed.is_initialized()
+    assert {name: os.environ.get(name) for name in names} == before
+
+
+@pytest.mark.parametrize("rank", [0, 700, 1023])
+def test_a_world_may_be_large(rank):
+    """Above 128 ranks PyTorch lets several of them make ids, were it not told otherwise."""
+    import torch
+    from torch import distributed
+
+    with opened(), joined(rank, 1024, "virtual"):
+        distributed.all_reduce(torch.ones(8, device="cuda"))
+        assert distributed.new_group(list(range(1024))).size() == 1024
+
+
+def test_a_process_group_of_somebody_else_is_not_replaced(world):
+    with pytest.raises(DeviceError, match="has a default process group already"):
+        joined(0, 2, "virtual").__enter__()
+
+
+def test_one_that_the_test_destroyed_itself_is_not_missed():
+    from torch import distributed
+
+    with opened(), joined(0, 2, "virtual"):
+        distributed.destroy_process_group()
+
+
+BUCKETS = {
+    "default": ({}, PARAMS, 512, 0),
+    "small buckets": ({"bucket_cap_mb": 1}, PARAMS, 512, 0),
+    "one bucket": ({"bucket_cap_mb": 1000}, PARAMS, 512, 0),
+    "static graph": ({"static_graph": True}, PARAMS, 1024, 0),
+    "views": ({"gradient_as_bucket_view": True}, 0, 512, 4 * N),
+    "static views": ({"gradient_as_bucket_view": True, "static_graph": True}, 0, 1024, PARAMS),
+}
+
+
+@pytest.mark.parametrize("case", BUCKETS)
+def test_ddp_holds_parameters_gradients_and_buckets(world, case):
+    """4N each; gradients that are views of the buckets take nothing of their own.
+
+    The loss, and the static graph's map of what was used, take 512 bytes each. A gradient is made
+    before it is copied into its view; with a static graph all are, in the first step.
+    """
+    import torch
+
+    options, copies, little, transient = BUCKETS[case]
+    net = torch.nn.parallel.DistributedDataParallel(model(), **options)
+    assert allocated() <= 2 * PARAMS + 512
+    loss = torch.zeros((), device="cuda")
+    for _ in range(3):
+        net(loss).backward()
+        assert 2 * PARAMS + copies <= allocated() <= 2 * PARAMS + copies + little
+        net.zero_grad()
+        assert 2 * PARAMS <= allocated() <= 2 * PARAMS + little
+    top = peak() - 2 * PARAMS - copies
+    assert transient <= top <= transient + 8 * 1024  # sums' scratch
+
+
+def test_ddp_views_that_are_not_let_go_of_are_there_twice_when_buckets_are_built_anew(world):
+    """It builds them in the order of the first backward pass, before the second forward pass."""
+    import torch
+
+    net = torch.nn.parallel.DistributedDataParallel(model(), gradient_as_bucket_view=True)
+    loss = torch.zeros((), device="cuda")
+    net(loss).backward()
+    assert peak() < 2 * PARAMS + 4 * N + MIB
+    net(loss).backward()
+    assert 3 * PARAMS <= peak() < 3 * PARAMS + 4 * N + MIB
+
+
+def test_ddp_with_unused_parameters_keeps_their_buckets(world):
+    """Nobody uses it on any rank: it gets no gradient, but its bucket is there."""
+    import torch
+
+    net = torch.nn.parallel.DistributedDataParallel(model(unused=True), find_unused_parameters=True)
+    loss = torch.zeros((), device="cuda")
+    for _ in range(3):
+        net(loss).backward()
+    assert net.module[0].weight.grad is None
+    held = 3 * PARAMS - 4 * N
+    assert held <= allocated() <= held + 1024
+
+
+def test_accumulating_without_synchronising_costs_ddp_views_their_gain(world):
+    """Under no_sync() gradients are made apart, and copied into the buckets in the last step."""
+    import torch
+
+    net = torch.nn.parallel.DistributedDataParallel(model(), gradient_as_bucket_view=True)
+    loss = torch.zeros((), device="cuda")
+    held = []
+    for last in (False, True):
+        with nullcontext() if last else net.no_sync():
+            net(loss).backward()
+        held.append(allocated() - 512)
+    assert held == [3 * PARAMS, 2 * PARAMS]
+    assert peak() >= 3 * PARAMS
+
+
+def test_ddp_over_a_part_of_the_world(world):
+    """Its ranks agree on its buckets, also where this one is not the first of them."""
+    import torch
+    from torch import distributed
+
+    group = distributed.new_group([world, world ^ 1])
+    net = torch.nn.parallel.DistributedDataParallel(model(), process_group=group)
+    for _ in range(2):
+        net(torch.zeros((), device="cuda")).backward()
+    assert allocated() == pytest.approx(3 * PARAMS, abs=1024)
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_fsdp_holds_its_share_and_gathers_a_layer_at_a_time(world, reshard):
+    import torch
+    from torch.distributed.fsdp import fully_shard
+
+    net = model("meta")
+    for part in net:
+        fully_shard(part, reshard_after_forward=reshard)
+    fully_shard(net)
+    net.to_empty(device="cuda")
+    assert allocated() == PARAMS // WORLD
+    loss = net(torch.zeros((), device="cuda"))
+    torch.cuda.synchronize()
+    gathered = allocated() - PARAMS // WORLD
+    if reshard:
+        assert gathered <= 512  # the loss
+        assert 4 * N <= peak() - PARAMS // WORLD <= 3 * 4 * N + MIB  # one and the next
+    else:
+        assert gathered == pytest.approx(PARAMS, abs=1024 * COUNT)
+    loss.backward()
+    for param in net.parameters():
+        assert param.grad.to_local().nbytes == 4 * N // WORLD
+    del loss
+    assert allocated() == pytest.approx(2 * PARAMS // WORLD, abs=4 * 1024)
+
+
+def test_fsdp_that_offloads_holds_nothing_between_steps(world):
+    import torch
+    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+    net = model("meta")
+    for part in net:
+        fully_shard(part, offload_policy=CPUOffloadPolicy())
+    fully_shard(net, offload_policy=CPUOffloadPolicy())
+    net.to_empty(device="cpu")
+    assert allocated() == 0
+    net(torch.zeros((), device="cuda")).backward()
+    assert all(param.grad.device.type == "cpu" for param in net.parameters())
+    assert allocated() <= 4 * 1024
+
+
+def test_fsdp_in_mixed_precision_gathers_half(world):
+    import torch
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    nets, gathered = [], []
+    for policy in (MixedPrecisionPolicy(), MixedPrecisionPolicy(param_dtype=torch.bfloat16)):
+        net = model("meta")[0]
+        fully_shard(net, mp_policy=policy)
+        net.to_empty(device="cuda")
+        held = allocated()
+        net(torch.zeros((), device="cuda"))
+        gathered.append(allocated() - held)
+        nets.append(net)
+    assert gathered == pytest.approx([4 * N, 2 * N], abs=1024)
+
+
+def mlp(device="meta"):
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.LayerNorm(1024)
+            self.up = nn.Linear(1024, 4096, bias=False)
+            self.down = nn.Linear(4096, 1024, bias=False)
+
+        def forward(self, x):
+            return x + self.down(self.up(self.norm(x)).relu())
+
+    with torch.device(device):
+        return Block()
+
+
+def parallel(block, mesh, *, sequence=False):
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    if not sequence:
+        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    else:
+        plan = {
+            "norm": SequenceParallel(),
+            "up": ColwiseParallel(input_layouts=Shard(1)),
+            "down": RowwiseParallel(output_layouts=Shard(1)),
+        }
+    return parallelize_module(block, mesh, plan)
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_tensor_parallel_holds_its_share_of_the_weights(world, sequence):
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+
+    block = parallel(mlp(), init_device_mesh("cuda", (WORLD,)), sequence=sequence)
+    block.to_empty(device="cuda")
+    weights = 2 * 4 * 1024 * 4096 // WORLD
+    assert allocated() == weights + 2 * 4096  # and the norm's
+    rows = 64 // WORLD if sequence else 64
+    y = block(torch.randn(2, rows, 1024, device="cuda"))
+    y.sum().backward()
+    assert y.shape == (2, rows, 1024)
+    assert block.up.weight.grad.to_local().shape == (4096 // WORLD, 1024)
+
+
+def test_sharded_and_tensor_parallel_at_once(world):
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("data", "tensor"))
+    block = parallel(mlp(), mesh["tensor"])
+    fully_shard(block, mesh=mesh["data"])
+    block.to_empty(device="cuda")
+    assert block.up.weight.to_local().numel() == 4096 * 1024 // 8
+    block(torch.randn(2, 64, 1024, device="cuda")).sum().backward()
+    assert block.up.weight.grad.to_local().numel() == 4096 * 1024 // 8
+
+
+def test_a_context_parallel_rank_works_on_its_part_of_the_sequence(world):
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    x = torch.randn(1, 8, 1024, 64, device="cuda", dtype=torch.bfloat16)
+    mesh = init_device_mesh("cuda", (WORLD,))
+    with context_parallel(mesh, buffers=[x], buffer_seq_dims=[2], no_restore_buffers={x}):
+        assert x.shape[2] == 1024 // WORLD
+        q = torch.nn.Linear(64, 64, device="cuda", dtype=torch.bfloat16)(x)
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()
+
+
+@pytest.mark.parametrize("schedule", ["ScheduleGPipe", "Schedule1F1B"])
+def test_a_pipeline_stage_is_told_its_shapes(world, schedule):
+    """Other stages, which would tell them, are not there. 1F1B holds fewer micro-batches."""
+    import torch
+
+    if torch.__version__.startswith("2.14."):
+        pytest.skip("stages of torch 2.14 vote on who tells them shapes: by values, which are zero")
+    from torch.distributed import pipelining
+
+    def sample(size, **options):
+        return torch.empty(size, 16, 1024, device="cuda", **options)
+
+    stage = pipelining.PipelineStage(
+        mlp("cuda"),
+        world,
+        WORLD,
+        torch.device("cuda"),
+        input_args=(sample(1, requires_grad=world > 0),),
+        output_args=(sample(1, requires_grad=True),),
+    )
+    run = getattr(pipelining, schedule)(
+        stage, n_microbatches=16, loss_fn=torch.nn.functional.mse_loss
+    )
+    before = allocated()
+    run.step(*([sample(16)] if world == 0 else []))
+    assert peak() > before
+    assert stage.submod.up.weight.grad is not None
+
+
+def test_every_collective_leaves_memory_as_it_was(world):
+    import torch
+    from torch import distributed
+
+    x = torch.ones(1 << 20, device="cuda")
+    y = torch.empty(WORLD << 20, device="cuda")
+    parts = list(y.chunk(WORLD))
+    before = allocated()
+    distributed.all_reduce(x)
+    distributed.broadcast(x, 0)
+    distributed.reduce(x, 0)
+    distributed.all_gather_into_tensor(y, x)
+    distributed.reduce_scatter_tensor(x, y)
+    distributed.all_to_all_single(y, y.clone())
+    distributed.all_gather(parts, x)
+    distributed.gather(x, parts if world == 0 else None)
+    distributed.scatter(x, parts if world == 0 else None)
+    distributed.isend(x, (world + 1) % WORLD).wait()
+    distributed.irecv(x, (world - 1) % WORLD).wait()
+    distributed.barrier()
+    found = [None] * WORLD
+    distributed.all_gather_object(found, {"rank": world})
+    assert allocated() == before
+    assert len(found) == WORLD

@@ -1,0 +1,250 @@
+"""What nvidia-smi shows: how full a device is, by whomever, while a step runs."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+from helpers.virtual_gpu import GIB, MIB, opened
+
+from pytest_gpumem import native
+from pytest_gpumem.devices import memory_use
+from pytest_gpumem.devices.cards import CARDS
+from pytest_gpumem.devices.cuda import CudaDevice
+from pytest_gpumem.devices.memory_use import MemInfoWatch, NvmlWatch, watch_gpus
+from pytest_gpumem.devices.virtual.device import VirtualDevice
+from pytest_gpumem.measure.meter import Meter
+from pytest_gpumem.measurement import DeviceUse
+
+CONTEXT = CARDS["L4"].context
+
+
+@pytest.fixture
+def gpu():
+    with opened("L4") as device:
+        yield device
+
+
+def outside(size):
+    """Take memory that PyTorch knows nothing of; return what gives it back."""
+    library = ctypes.CDLL(str(native.LIBRARY))
+    address = ctypes.c_void_p()
+    assert library.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(size)) == 0
+    return lambda: library.cudaFree(address)
+
+
+def measured(device, info, step):
+    meter = Meter(device, info, 1)
+    meter.start()
+    try:
+        kept = step()  # noqa: F841 - until it is measured
+        return meter.result()
+    finally:
+        meter.stop()
+
+
+def empty(mib):
+    import torch
+
+    return torch.empty(int(mib * MIB), dtype=torch.uint8, device="cuda")
+
+
+def spike():
+    import torch
+
+    empty(300)
+    time.sleep(0.05)
+    torch.cuda.empty_cache()
+    return empty(20)
+
+
+def test_the_virtual_gpu_knows_its_peak_with_the_context(gpu):
+    (use,) = measured(gpu, gpu.open(CARDS["L4"], 1), spike).device_use
+    assert use.peak == CONTEXT + 300 * MIB
+    assert (use.besides, use.outside) == (CONTEXT, 0)
+    assert (use.others, use.processes, use.every_ms) == (0, 0, 0)
+
+
+def test_the_peak_of_an_earlier_step_is_not_this_ones(gpu):
+    info = gpu.open(CARDS["L4"], 1)
+    measured(gpu, info, spike)
+    (use,) = measured(gpu, info, lambda: empty(20)).device_use
+    assert use.peak == CONTEXT + 20 * MIB
+
+
+def test_memory_outside_of_pytorchs_allocator_is_seen(gpu):
+    given_back = []
+    before = outside(6 * MIB)
+
+    def step():
+        given_back.append(outside(64 * MIB))
+        return empty(20)
+
+    measurement = measured(gpu, gpu.open(CARDS["L4"], 1), step)
+    (use,) = measurement.device_use
+    assert use.besides == CONTEXT + 6 * MIB
+    assert use.outside == 64 * MIB
+    assert use.peak == CONTEXT + 90 * MIB
+    assert measurement.peak_reserved == 20 * MIB
+    for give_back in (before, *given_back):
+        give_back()
+
+
+def test_the_virtual_gpu_needs_no_thread(gpu):
+    meter = Meter(gpu, gpu.open(CARDS["L4"], 1), 1)
+    before = threading.active_count()
+    meter.start()
+    assert threading.active_count() == before
+    meter.stop()
+
+
+# -- a real GPU: the virtual one stands in for it --
+
+
+def test_nvml_is_asked_all_the_while_by_a_thread_that_ends(gpu):
+    pytest.importorskip("pynvml")
+    device = CudaDevice()
+    before = threading.active_count()
+    (use,) = measured(device, device.open(None, 1), spike).device_use
+    assert use == DeviceUse(
+        peak=CONTEXT + 300 * MIB,
+        besides=CONTEXT,
+        outside=0,
+        source="NVML",
+        every_ms=10,
+    )
+    assert threading.active_count() == before
+
+
+@pytest.fixture
+def without_nvml(monkeypatch):
+    monkeypatch.setattr(memory_use, "_nvml", lambda: None)
+
+
+def test_without_nvml_cudas_figure_is_read_at_the_ends(gpu, without_nvml):
+    device = CudaDevice()
+    measurement = measured(device, device.open(None, 1), lambda: empty(20))
+    (use,) = measurement.device_use
+    assert use.peak == CONTEXT + 20 * MIB
+    assert use.source.startswith("cudaMemGetInfo")
+    assert use.every_ms == 0
+    assert measurement.notes == ()
+
+
+def test_without_nvml_much_memory_of_others_is_said_to_be_somebodys(gpu, without_nvml):
+    device = CudaDevice()
+    give_back = outside(2 * GIB)
+    (note,) = measured(device, device.open(None, 1), lambda: empty(20)).notes
+    give_back()
+    assert "of NVIDIA L4 were in use besides PyTorch's memory when the step began" in note
+    assert "pip install 'pytest-gpumem[nvml]'" in note
+
+
+class Nvml(SimpleNamespace):
+    """In place of pynvml."""
+
+    NVMLError = type("NVMLError", (Exception,), {})
+    used = 3 * GIB
+    open = 0
+
+    def nvmlInit(self):  # noqa: N802 - NVML's
+        self.open += 1
+
+    def nvmlShutdown(self):  # noqa: N802 - NVML's
+        self.open -= 1
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):  # noqa: N802 - NVML's
+        assert uuid.startswith("GPU-")
+        return uuid
+
+    def nvmlDeviceGetMemoryInfo(self, handle):  # noqa: N802 - NVML's
+        return SimpleNamespace(used=self.used)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):  # noqa: N802 - NVML's
+        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in self.processes]
+
+
+ME = os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("processes", "note"),
+    [
+        ([(ME, 500 * MIB)], ""),
+        ([], ""),
+        ([(ME, 5 * MIB), (7, 2 * GIB)], "another process holds 2048.00 MiB of it"),
+        ([(ME, 5 * MIB), (7, GIB), (8, GIB)], "other processes hold 2048.00 MiB of it"),
+        ([(ME, None), (7, None)], "another process holds memory of it"),
+        # in a container this process has another number: the nearest in size is taken for it
+        ([(4711, 30 * MIB)], ""),
+        ([(4711, 30 * MIB), (7, 3 * GIB)], "another process holds 3072.00 MiB of it"),
+    ],
+)
+def test_a_device_that_others_use_is_said_to_be_shared(gpu, monkeypatch, processes, note):
+    nvml = Nvml(processes=processes)
+    monkeypatch.setattr(memory_use, "_nvml", lambda: nvml)
+    device = CudaDevice()
+    measurement = measured(device, device.open(None, 1), lambda: empty(20))
+    assert measurement.notes == ((f"NVIDIA L4 is shared: {note}",) if note else ())
+    assert measurement.device_use[0].peak == 3 * GIB
+    assert nvml.open == 0
+
+
+def fail(*_):
+    raise Nvml.NVMLError
+
+
+@pytest.mark.parametrize("name", ["nvmlInit", "nvmlDeviceGetHandleByUUID"])
+def test_nvml_that_does_not_know_the_gpu_is_done_without(gpu, monkeypatch, name):
+    nvml = Nvml(processes=[])
+    setattr(nvml, name, fail)
+    monkeypatch.setattr(memory_use, "_nvml", lambda: nvml)
+    assert isinstance(watch_gpus(range(1)), MemInfoWatch)
+    assert nvml.open == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetComputeRunningProcesses"]
+)
+def test_nvml_that_fails_in_the_midst_costs_its_figures_alone(gpu, monkeypatch, name):
+    nvml = Nvml(processes=[(7, GIB)])
+    setattr(nvml, name, fail)
+    watch = NvmlWatch(nvml, {0: "a"}, range(1))
+    watch.start([0])
+    (use,) = watch.result([0])
+    watch.stop()
+    assert (use.peak == 0) == (name == "nvmlDeviceGetMemoryInfo")
+
+
+# -- in reports --
+
+SOURCE = "@pytest.mark.gpu_memory\ndef test_it(): mib(20)"
+
+
+def test_the_details_have_it(suite):
+    session = suite.run("-vv", source=SOURCE)
+    details = session.out.partition("Held by others and retained")[2].splitlines()
+    assert details[2].split()[-2:] == ["device", "outside"]
+    context = CARDS["H100"].context / MIB
+    assert details[4].split()[-2:] == [f"{context + 20:.2f}", "0.00"]
+    assert "device, outside: what nvidia-smi shows at most" in session.flat
+    assert "(the virtual GPU's account)" in session.flat
+    assert "nvidia-smi" not in suite.run("-v").out
+
+
+def test_a_note_says_of_any_run_that_the_device_is_shared(suite, monkeypatch):
+    nvml = Nvml(processes=[(7, 3 * GIB), (ME, 1)])
+    monkeypatch.setattr(
+        VirtualDevice, "watch", lambda self, devices: NvmlWatch(nvml, {0: 1}, devices)
+    )
+    session = suite.run(source=SOURCE)
+    assert "note: H100 is shared: another process holds 3072.00 MiB of it (1 test)" in session.flat
+
+
+def test_it_is_no_part_of_a_baseline(suite):
+    suite.run("--gpumem-update-baselines", source=SOURCE)
+    assert "device_use" not in str(suite.baselines())

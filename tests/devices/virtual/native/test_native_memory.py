@@ -1,0 +1,329 @@
+"""The native library's accounts of device memory, by ctypes alone: no torch."""
+
+import ctypes
+import random
+import threading
+import time
+
+import pytest
+from helpers.paths import TESTS
+from helpers.virtual_gpu import GIB, MIB, PAGE, private_library, run_python, small_card
+
+OUT_OF_MEMORY = 2
+INVALID_VALUE = 1
+PINNED, DEVICE = 1, 2
+
+
+@pytest.fixture
+def library(tmp_path):
+    return private_library(tmp_path, small_card(64 * MIB), count=16)
+
+
+def use(library, device):
+    assert library.call("cudaSetDevice", device) == 0
+
+
+@pytest.mark.parametrize("size", [1, 512, PAGE - 1, PAGE])
+def test_an_allocation_is_charged_in_units_of_two_mib(library, size):
+    status, address = library.malloc(size)
+    assert status == 0
+    assert address % PAGE == 0
+    assert library.account(0).charged == PAGE
+    assert library.free(address) == 0
+    assert library.account(0).charged == 0
+
+
+def test_one_byte_more_than_a_unit_is_charged_two(library):
+    _, address = library.malloc(PAGE + 1)
+    assert library.account(0).charged == 2 * PAGE
+    library.free(address)
+
+
+def test_the_capacity_is_the_cards_memory_less_its_context_to_the_byte(library):
+    library.set_card(small_card(64 * MIB, context=10 * MIB))
+    assert library.malloc(54 * MIB + 1) == (OUT_OF_MEMORY, 0)
+    status, address = library.malloc(54 * MIB)
+    assert status == 0
+    assert library.malloc(1) == (OUT_OF_MEMORY, 0)
+    assert library.memory_info() == (0, 64 * MIB)
+    assert library.account(0).failures == 2
+    library.free(address)
+
+
+def test_what_is_left_of_less_than_a_unit_cannot_be_had(library):
+    library.set_card(small_card(5 * MIB))
+    found = [library.malloc(1) for _ in range(3)]
+    assert [status for status, _ in found] == [0, 0, OUT_OF_MEMORY]
+    assert library.memory_info() == (1 * MIB, 5 * MIB)
+
+
+def test_a_refused_allocation_charges_nothing(library):
+    library.malloc(65 * MIB)
+    account = library.account(0)
+    assert (account.charged, account.peak_charged, account.mallocs) == (0, 0, 0)
+
+
+def test_no_size_overflows(library):
+    for size in ((1 << 64) - 1, 1 << 63, (1 << 40) + 1):
+        assert library.malloc(size) == (OUT_OF_MEMORY, 0)
+    assert library.account(0).charged == 0
+
+
+def test_nothing_is_given_for_nothing(library):
+    assert library.malloc(0) == (0, 0)
+    assert library.free(0) == 0
+    assert library.account(0).mallocs == 0
+
+
+def test_room_is_made_beyond_the_card_and_taken_back(library):
+    library.make_room(0, 10 * MIB)
+    assert library.memory_info() == (74 * MIB, 74 * MIB)
+    _, address = library.malloc(74 * MIB)
+    assert address
+    library.free(address)
+    library.make_room(0, 0)
+    assert library.malloc(65 * MIB)[0] == OUT_OF_MEMORY
+
+
+def test_each_device_has_memory_of_its_own(library):
+    blocks = []
+    for device in (0, 5, 15):
+        use(library, device)
+        status, address = library.malloc(64 * MIB)
+        assert status == 0
+        blocks.append(address)
+        assert library.malloc(1)[0] == OUT_OF_MEMORY
+    assert library.account(1).charged == 0
+    for address in blocks:  # also while another device is the current one
+        assert library.free(address) == 0
+    assert [library.account(device).charged for device in (0, 5, 15)] == [0, 0, 0]
+
+
+def test_the_current_device_is_each_threads_own(library):
+    use(library, 3)
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(library.number("cudaGetDevice")))
+    thread.start()
+    thread.join()
+    assert seen == [0]
+    assert library.number("cudaGetDevice") == 3
+
+
+def test_addresses_go_down_without_gaps_and_the_highest_hole_that_fits_is_filled_first(library):
+    """As CUDA's driver does on Linux: PyTorch's allocator breaks ties by address."""
+    first, second, third = (library.malloc(size * PAGE)[1] for size in (1, 3, 1))
+    assert [first - second, second - third] == [3 * PAGE, PAGE]
+    library.free(second)
+    assert library.malloc(4 * PAGE)[1] == third - 4 * PAGE  # the hole is a page too small
+    assert library.malloc(2 * PAGE)[1] == first - 2 * PAGE  # at the hole's upper end
+    assert library.malloc(1)[1] == second
+    library.free(third)
+    library.free(first)
+    assert library.malloc(1)[1] == first
+    assert library.malloc(1)[1] == third
+
+
+def test_a_block_can_be_freed_once_and_by_its_first_address_alone(library):
+    _, address = library.malloc(3 * PAGE)
+    assert library.free(address + PAGE) == INVALID_VALUE
+    assert library.free(address + 1) == INVALID_VALUE
+    assert library.free(address) == 0
+    assert library.free(address) == INVALID_VALUE
+    assert library.account(0).frees == 1
+
+
+def test_an_address_of_nobody_is_refused(library):
+    assert library.free(0x1234000) == INVALID_VALUE
+    assert library.call("cudaGetLastError") == INVALID_VALUE
+    assert library.call("cudaGetLastError") == 0
+
+
+def test_a_block_is_found_by_any_address_in_it(library):
+    _, address = library.malloc(5 * PAGE)
+    base, size = ctypes.c_size_t(), ctypes.c_size_t()
+    outs = ctypes.byref(base), ctypes.byref(size)
+    for inside in (address, address + 1, address + 5 * PAGE - 1):
+        assert library.call("cuMemGetAddressRange_v2", *outs, ctypes.c_size_t(inside)) == 0
+        assert (base.value, size.value) == (address, 5 * PAGE)
+    behind = ctypes.c_size_t(address + 5 * PAGE)
+    assert library.call("cuMemGetAddressRange_v2", *outs, behind) == INVALID_VALUE
+    library.free(address)
+    assert library.call("cuMemGetAddressRange_v2", *outs, ctypes.c_size_t(address)) != 0
+
+
+def pointer(library, address):
+    """Return (type, device) of cudaPointerGetAttributes."""
+    out = (ctypes.c_int * 16)()  # 24 bytes with CUDA 12, 56 with CUDA 13
+    assert library.call("cudaPointerGetAttributes", out, ctypes.c_void_p(address)) == 0
+    return out[0], out[1]
+
+
+def test_a_pointer_tells_where_it_points(library):
+    use(library, 2)
+    _, address = library.malloc(PAGE)
+    use(library, 0)
+    assert pointer(library, address + 7) == (DEVICE, 2)
+    here = ctypes.create_string_buffer(8)
+    assert pointer(library, ctypes.addressof(here))[0] == 0
+
+
+def test_pinned_memory_is_known_from_its_first_to_its_last_byte(library):
+    host = ctypes.c_void_p()
+    assert library.call("cudaHostAlloc", ctypes.byref(host), ctypes.c_size_t(5000), 0) == 0
+    ctypes.memset(host.value, 1, 5000)
+    assert pointer(library, host.value)[0] == PINNED
+    assert pointer(library, host.value + 4999)[0] == PINNED
+    assert library.account(0).charged == 0
+    assert library.call("cudaFreeHost", ctypes.c_void_p(host.value + 8)) == INVALID_VALUE
+    assert library.call("cudaFreeHost", host) == 0
+    assert library.call("cudaFreeHost", host) == INVALID_VALUE
+
+
+def test_memory_of_the_callers_own_is_pinned_while_it_is_registered(library):
+    here = ctypes.create_string_buffer(10000)
+    address = ctypes.c_void_p(ctypes.addressof(here))
+    assert library.call("cudaHostRegister", address, ctypes.c_size_t(10000), 0) == 0
+    assert pointer(library, address.value + 100)[0] == PINNED
+    assert library.call("cudaFreeHost", address) == INVALID_VALUE
+    assert library.call("cudaHostUnregister", address) == 0
+    assert pointer(library, address.value)[0] == 0
+    assert library.call("cudaHostUnregister", address) == 713  # cudaErrorHostMemoryNotRegistered
+
+
+def test_copies_of_what_nobody_wrote_are_zeros_and_counted(library):
+    _, address = library.malloc(PAGE)
+    here, there = ctypes.create_string_buffer(b"12345678"), ctypes.create_string_buffer(9)
+    device, size = ctypes.c_void_p(address + 512), ctypes.c_size_t(8)
+    assert library.call("cudaMemcpy", ctypes.c_void_p(address), here, size, 1) == 0
+    assert library.counters().readbacks == 0
+    assert library.call("cudaMemcpy", there, here, size, 4) == 0
+    assert there.value == b"12345678"
+    assert library.call("cudaMemcpy", here, device, size, 4) == 0
+    assert here.raw == b"\0" * 8 + b"\0"
+    counters = library.counters()
+    assert (counters.readbacks, counters.readback_bytes) == (1, 8)
+
+
+class Model:
+    """What the library does, said in Python: the top of the highest hole that fits.
+
+    Pages are counted from the region's end, so they are negative.
+    """
+
+    def __init__(self, capacity):
+        self.capacity = capacity
+        self.live = {}
+
+    @property
+    def charged(self):
+        return sum(self.live.values()) * PAGE
+
+    def malloc(self, size):
+        pages = -(-size // PAGE)
+        if self.charged + pages * PAGE > self.capacity:
+            return None
+        top = 0
+        for start in sorted(self.live, reverse=True):
+            if top - (start + self.live[start]) >= pages:
+                break
+            top = start
+        self.live[top - pages] = pages
+        return top - pages
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_ten_thousand_allocations_and_frees_agree_with_a_model(library, seed):
+    chance = random.Random(seed)
+    capacity = 2 * GIB
+    library.set_card(small_card(capacity))
+    model, live, base = Model(capacity), [], None
+    refused = 0
+    for _ in range(10_000):
+        if live and chance.random() < 0.45:
+            address = live.pop(chance.randrange(len(live)))
+            assert library.free(address) == 0
+            del model.live[(address - base) // PAGE]
+        else:
+            size = int(chance.lognormvariate(15.5, 1.5)) + 1
+            status, address = library.malloc(size)
+            if base is None:
+                base = address + -(-size // PAGE) * PAGE  # the region's end
+            expected = model.malloc(size)
+            refused += expected is None
+            assert status == (OUT_OF_MEMORY if expected is None else 0)
+            if expected is not None:
+                assert (address - base) // PAGE == expected
+                live.append(address)
+        assert library.account(0).charged == model.charged
+    assert refused > 10
+    assert len(live) > 20
+
+
+def test_threads_that_allocate_at_once_never_get_the_same_address(library):
+    """Eight threads take all there is, free it and take again; accounts stay exact."""
+    pages = 4096
+    library.set_card(small_card(pages * PAGE))
+    taken, faults = [[] for _ in range(8)], []
+    start = threading.Barrier(8)
+
+    def work(mine):
+        start.wait()
+        for _ in range(3):
+            while (found := library.malloc(PAGE))[0] == 0:
+                mine.append(found[1])
+            start.wait()
+            if mine is taken[0]:
+                together = sorted(address for some in taken for address in some)
+                if len(set(together)) != pages or len(together) != pages:
+                    faults.append(len(set(together)))
+            start.wait()
+            while mine:
+                if library.free(mine.pop()):
+                    faults.append("free")
+            start.wait()
+
+    threads = [threading.Thread(target=work, args=(mine,)) for mine in taken]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    account = library.account(0)
+    assert (account.charged, account.peak_charged) == (0, pages * PAGE)
+    assert account.mallocs == account.frees == 3 * pages
+
+
+def test_the_cost_of_an_allocation_does_not_grow_with_live_blocks(library):
+    """A scan would cost 400 times more with 40,000 blocks than with 100; see benchmarks/."""
+    library.set_card(small_card(512 * GIB))
+
+    def seconds(rounds=300):
+        begin = time.perf_counter()
+        for _ in range(rounds):
+            pointer(library, library.malloc(1)[1])
+        return time.perf_counter() - begin
+
+    seconds()
+    few = min(seconds() for _ in range(5))
+    for _ in range(40_000):
+        library.malloc(1)
+    many = min(seconds() for _ in range(5))
+    assert many < 20 * few
+
+
+def test_without_address_space_it_says_so(tmp_path):
+    """Not a plain out of memory: no step would fit, and nobody would know why."""
+    done = run_python(
+        """
+        import resource, sys
+        sys.path.insert(0, sys.argv[2])
+        from helpers.virtual_gpu import private_library
+        library = private_library(sys.argv[1])
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 36, 1 << 36))
+        print(library.malloc(1)[0], list(library.unsupported()))
+        """,
+        str(tmp_path),
+        str(TESTS),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("2 ['cudaMalloc without 1 TiB of address space")

@@ -1,0 +1,336 @@
+"""cuDNN's workspaces: those measured on real GPUs, what cuDNN is told, what it refuses."""
+
+import ast
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.paths import HELPERS, ROOT
+from helpers.virtual_gpu import child, opened
+
+from pytest_gpumem.devices.cards import CARDS
+from pytest_gpumem.devices.virtual.cudnn_notes import LEAST_CUDNN, PLAN, PLANS_KEPT
+from pytest_gpumem.sizes import format_size
+
+DATA = ROOT / "benchmarks/data/measured-workspaces.csv"
+"""exact bytes of what an operator took besides its output, by GPU, torch and cuDNN"""
+
+with DATA.open(encoding="utf-8") as lines:
+    MEASURED = [row for row in csv.DictReader(lines) if row["operator"] == "aten::convolution"]
+
+CHIPS = {
+    # NVIDIA's data sheets: SMs of a chip whose other limits a profile has
+    "NVIDIA GeForce RTX 3090 Ti": replace(CARDS["RTX A6000"], sm_count=84),
+    "NVIDIA RTX PRO 5000 72GB Blackwell": replace(CARDS["RTX 5090"], sm_count=110),
+}
+OTHERWISE = {("conv-fp32-n2-c64-h128-k64.rtx3090ti.torch-2.12.1.cuda-13.0", 92600)}
+"""rows for which that cuDNN ranks another engine first than the row's version did"""
+
+
+def workspace(torch, images, weights, dtype=None):
+    """Run a convolution as the rows' operator; return the bytes that it took besides its output."""
+    x = torch.zeros(images, dtype=dtype, device="cuda")
+    w = torch.zeros(weights, dtype=dtype, device="cuda")
+    torch.cuda.empty_cache()  # the workspace gets a segment of its own
+    torch.cuda.reset_peak_memory_stats()
+    y = torch.nn.functional.conv2d(x, w, padding=1)
+    taken = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+    del y
+    return taken
+
+
+def skip_without_cudnn(device):
+    """Skip where the installed cuDNN is too old to be asked, once it was to be."""
+    if 0 < device.library.cudnn_found() < LEAST_CUDNN:
+        pytest.skip(f"cuDNN {device.library.cudnn_found()} cannot be asked")
+
+
+@pytest.mark.parametrize("row", MEASURED, ids=[row["id"] for row in MEASURED])
+def test_workspaces_are_those_measured_on_real_gpus(row):
+    with opened(CHIPS[row["gpu"]]) as device:
+        import torch
+
+        dtype = getattr(torch, ast.literal_eval(row["dtypes"])[0].removeprefix("torch."))
+        found = workspace(torch, *ast.literal_eval(row["shapes"]), dtype)
+        skip_without_cudnn(device)
+        assert device.notes(Path()) == []
+        torch.cuda.empty_cache()
+    if (row["id"], device.library.cudnn_found()) in OTHERWISE:
+        assert 0 < found < int(row["bytes"])
+    else:
+        assert found == int(row["bytes"])
+
+
+CONV = """
+    @pytest.mark.gpu_memory
+    def test_conv():
+        x = torch.zeros(2, 64, 128, 128, device="cuda")
+        torch.nn.Conv2d(64, 64, 3, padding=1, bias=False, device="cuda")(x).sum().backward()
+
+    @pytest.mark.gpu_memory
+    def test_small():
+        torch.nn.Conv2d(4, 4, 3, device="cuda")(torch.zeros(1, 4, 8, 8, device="cuda"))
+"""
+TWO_CARDS = """
+    @pytest.mark.gpu_memory(card=["RTX A6000", "RTX 5090"])
+    def test_conv(gpu_memory):
+        x = torch.zeros(4, 128, 64, 64, device="cuda")
+        w = torch.zeros(128, 128, 3, 3, device="cuda")
+        torch.cuda.empty_cache()
+        y = torch.nn.functional.conv2d(x, w, padding=1)
+        taken = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+        print("took", torch.cuda.get_device_name(), taken)
+"""
+"""real GPUs of these capabilities took 8,978,944 and 17,367,552 bytes for it (MEASURED)"""
+
+
+def apart(suite, monkeypatch, *args, source, **environment):
+    """Run a session in a process of its own, which has asked cuDNN for nothing so far."""
+    monkeypatch.delenv(PLANS_KEPT, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return suite.run_apart("-v", *args, source=source)
+
+
+def test_a_session_of_two_cards_has_the_workspaces_of_each(suite, monkeypatch):
+    with opened() as device:
+        skip_without_cudnn(device)
+    session = apart(suite, monkeypatch, "-s", source=TWO_CARDS)
+    assert session.outcomes == {"passed": 2}
+    assert "took NVIDIA RTX A6000 8978944" in session.out
+    assert "took NVIDIA GeForce RTX 5090 17367552" in session.out
+    assert "another card" not in session.flat
+
+
+def test_a_workspace_of_another_card_is_not_passed_over_in_silence(suite, monkeypatch):
+    with opened() as device:
+        skip_without_cudnn(device)
+    session = apart(suite, monkeypatch, "-s", source=TWO_CARDS, **{PLANS_KEPT: "100"})
+    assert session.out.count("8978944") == 2
+    note = "note: cuDNN's plans ran with workspaces that it chose for another card"
+    assert f"{note}, since PyTorch keeps them" in session.flat
+    assert "(1 test)" in session.flat
+
+
+def test_cards_of_the_same_chip_have_the_same_plans(suite, monkeypatch):
+    source = TWO_CARDS.replace("RTX A6000", "H100").replace("RTX 5090", "H200")
+    session = apart(suite, monkeypatch, source=source, **{PLANS_KEPT: "100"})
+    assert session.outcomes == {"passed": 2}
+    assert "another card" not in session.flat
+
+
+def test_nothing_is_to_be_said_of_convolutions_that_were_asked_for(suite):
+    with opened() as device:
+        skip_without_cudnn(device)
+    assert "cuDNN" not in suite.run("-v", source=CONV).flat
+
+
+def test_the_report_says_how_much_they_may_be(suite, monkeypatch):
+    session = apart(suite, monkeypatch, source=CONV, GPUMEM_CUDNN="none")
+    size = 2 * (2 * 64 * 128 * 128 * 4) + 64 * 64 * 9 * 4 + PLAN
+    assert "note: cuDNN was not asked for its workspaces, which are not in" in session.flat
+    assert (
+        f"copies of a convolution's tensors, here {format_size(size)} or less (1 test)"
+        in session.flat
+    )
+    small = 4 * (4 * 8 * 8 + 4 * 4 * 9 + 4 * 6 * 6) + PLAN
+    assert f"here {format_size(small)} or less (1 test)" in session.flat
+
+
+def test_benchmark_mode_takes_the_first_plan_and_says_so(suite, monkeypatch):
+    with opened() as device:
+        skip_without_cudnn(device)
+    source = """
+        @pytest.mark.gpu_memory(card="RTX A6000")
+        def test_conv():
+            for benchmark in (False, True):
+                torch.backends.cudnn.benchmark = benchmark
+                for side in range(20, 40):
+                    x = torch.zeros(16, 32, side, side, device="cuda")
+                    w = torch.zeros(64, 32, 3, 3, device="cuda")
+                    took = []
+                    for _ in range(2):  # all plans are tried at the first
+                        torch.cuda.empty_cache()
+                        torch.cuda.reset_peak_memory_stats()
+                        y = torch.nn.functional.conv2d(x, w)
+                        peak = torch.cuda.max_memory_allocated()
+                        took.append(peak - torch.cuda.memory_allocated())
+                    print("took", benchmark, side, *took)
+    """
+    session = apart(suite, monkeypatch, "-s", source=source, **{PLANS_KEPT: "100"})
+    assert session.outcomes == {"passed": 1}
+    took = re.findall(r"took (\w+) (\d+) (\d+) (\d+)", session.out)
+    first, then = ({row[:2]: int(row[at]) for row in took} for at in (2, 3))
+    assert [then["True", side] for _, side in then] == [then["False", side] for _, side in then]
+    assert any(first["True", side] > then["True", side] for _, side in then)
+    assert "note: torch.backends.cudnn.benchmark is on: which of cuDNN's plans" in session.flat
+
+
+def test_a_library_that_is_not_there_is_said(suite, monkeypatch, capfd):
+    session = apart(suite, monkeypatch, "-s", source=CONV, GPUMEM_CUDNN="/nowhere/libcudnn.so.9")
+    assert session.outcomes == {"passed": 2}
+    assert "note: cuDNN was not asked for its workspaces" in session.flat
+    said = capfd.readouterr().err
+    assert said.count("GPUMEM_CUDNN: /nowhere/libcudnn.so.9: cannot open") == 1
+    assert "give the path of a libcudnn.so.9, or none" in said
+
+
+ATTENTION = """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    @pytest.mark.gpu_memory(card="A100-80GB")
+    def test_attention():
+        q = torch.zeros(2, 8, 256, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            out = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+        torch.cuda.reset_peak_memory_stats()
+        out.backward(torch.zeros_like(out))
+        print("took", torch.cuda.max_memory_allocated())
+"""
+
+
+def took(session):
+    """Return the bytes that a session's test says it took."""
+    return int(re.search(r"took (\d+)", session.out)[1])
+
+
+def test_attention_that_was_not_asked_for_is_not_taken_for_a_convolution(suite, monkeypatch):
+    session = apart(suite, monkeypatch, source=ATTENTION, GPUMEM_CUDNN="none")
+    assert session.outcomes == {"passed": 1}
+    assert "note: the workspaces of cuDNN's attention are not in a prediction" in session.flat
+    assert "convolution's" not in session.flat
+
+
+def test_attentions_workspace_is_the_one_that_cudnn_names(suite, monkeypatch):
+    with opened() as device:
+        skip_without_cudnn(device)
+    session = apart(suite, monkeypatch, "-s", source=ATTENTION)
+    assert session.outcomes == {"passed": 1}
+    assert "not in a prediction" not in session.flat
+    without = apart(suite, monkeypatch, "-s", source=ATTENTION, GPUMEM_CUDNN="none")
+    sums = 2 * 8 * 256 * 64 * 4  # of dQ's parts, in float32: 9.10 to 9.26 want them and 128 bytes
+    assert took(session) - took(without) == sums + 512
+
+
+def test_fused_convolutions_are_asked_for(torch):
+    with opened("A100-80GB") as device:
+        x = torch.zeros(2, 64, 28, 28, device="cuda", dtype=torch.half)
+        w = torch.zeros(64, 64, 3, 3, device="cuda", dtype=torch.half)
+        bias = torch.zeros(64, device="cuda", dtype=torch.half)
+        x, w = (it.contiguous(memory_format=torch.channels_last) for it in (x, w))
+        before = device.library.convolutions()
+        y = torch.cudnn_convolution_relu(x, w, bias, [1, 1], [1, 1], [1, 1], 1)
+        skip_without_cudnn(device)
+        ran = device.library.convolutions() - before
+        assert (ran.unknown, ran.asked) == (0, 1)
+        del x, w, y, bias
+
+
+# -- what cuDNN is told, by a stand-in that writes it down --
+
+STAND_IN = HELPERS / "stand_in_cudnn.c"
+PROGRAM = """
+    import json, torch
+    from pathlib import Path
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
+
+    x = torch.zeros(2, 4, 8, 8, device="cuda")
+    w = torch.zeros(4, 4, 3, 3, device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    try:
+        y = torch.nn.functional.conv2d(x, w)
+        said = ""
+    except RuntimeError as error:
+        y, said = None, str(error)
+    device = VirtualDevice.loaded()
+    library, notes = device.library, device.notes(Path())
+    ran = library.convolutions()
+    taken = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+    version = torch._C._cudnn.getRuntimeVersion()
+    found = library.cudnn_found()
+    print(json.dumps([taken, ran.unknown, ran.asked, found, said or notes, version]))
+"""
+
+
+def with_stand_in(folder, *defines, card="A100-80GB"):
+    """Run a convolution over the stand-in; return what came of it and what it was told."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    assert compiler, "a C compiler built the virtual GPU"
+    library, log = folder / "libcudnn.so.9", folder / "log"
+    flags = [f"-D{it}" for it in defines]
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", *flags, str(STAND_IN), "-o", str(library)], check=True
+    )
+    out = child(PROGRAM, card=card, GPUMEM_CUDNN=str(library), STAND_IN_LOG=str(log))
+    return json.loads(out), log.read_text().splitlines() if log.exists() else []
+
+
+def test_cudnn_is_told_of_the_card_and_of_no_device(tmp_path):
+    (taken, unknown, asked, found, notes, _), told = with_stand_in(tmp_path)
+    assert (taken, unknown, asked, found) == (1_000_448, 0, 1, 91002)  # 1,000,000, in units of 512
+    card = CARDS["A100-80GB"]
+    said = json.loads(next(line for line in told if line.startswith("device ")).partition(" ")[2])
+    limits = card.limits
+    assert (
+        said.items()
+        >= {
+            "deviceVer": 800,
+            "multiProcessorCount": card.sm_count,
+            "maxSharedMemoryPerBlock": limits.shared_memory_per_block,
+            "maxSharedMemoryPerBlockOptin": limits.shared_memory_per_block_optin,
+            "reservedSharedMemoryPerBlock": limits.reserved_shared_memory_per_block,
+            "maxThreadsPerSM": limits.max_threads_per_sm,
+            "maxCtasPerSM": limits.max_blocks_per_sm,
+            "totalGlobalMem": card.total_memory,
+            "l2CacheSize": card.l2_cache_size,
+        }.items()
+    )
+    assert notes[0].startswith("cuDNN 9.10.2 (GPUMEM_CUDNN) was asked for its workspaces: another")
+    # CUDA_ERROR_NO_DEVICE while it is asked, and the real NVRTC
+    assert "devices 0, cuInit 100, NVRTC 0, some 1" in told
+    assert [line for line in told if line.endswith(" as 0")] == []  # no handle
+    # the device property, in heuristics (204 of 4) and in the plan (407 of 5), as a descriptor
+    assert {"set 204 of 4 as 15", "set 407 of 5 as 15"} <= set(told)
+
+
+def test_pytorch_sees_the_version_that_is_asked(tmp_path):
+    """It decides by cuDNN's version at run time what it sends there, not by its own headers'."""
+    assert with_stand_in(tmp_path, "VERSION=99001")[0][5] == [9, 90, 1]
+
+
+def test_pytorch_sees_no_version_that_it_would_refuse(tmp_path):
+    """``torch.backends.cudnn.version()`` raises where cuDNN is older than PyTorch's headers."""
+    import torch
+
+    compiled = list(torch._C._cudnn.getCompileVersion())
+    assert with_stand_in(tmp_path, "VERSION=90800")[0][5] == max(compiled, [9, 8, 0])
+
+
+def test_a_card_that_cudnn_refuses_is_not_asked_about(tmp_path):
+    (taken, unknown, asked, *_), _ = with_stand_in(tmp_path, "REFUSED=38")
+    assert (taken, unknown, asked) == (0, 1, 0)
+
+
+def test_what_cudnn_refuses_is_refused(tmp_path):
+    (_, unknown, asked, _, said, _), _ = with_stand_in(tmp_path, "REFUSED=5")
+    assert (unknown, asked) == (0, 0)
+    assert "engine" in said or "plan" in said.lower()
+
+
+def test_an_older_cudnn_is_not_asked(tmp_path):
+    (taken, unknown, asked, found, notes, _), told = with_stand_in(tmp_path, "VERSION=90701")
+    assert (taken, unknown, asked, found) == (0, 1, 0, 90701)
+    assert told == []
+    assert notes[0].startswith("cuDNN 9.7.1 cannot be asked for its workspaces (9.8 and later can)")
+
+
+def test_a_cudnn_of_another_cuda_is_not_asked(tmp_path):
+    (taken, unknown, asked, found, notes, _), told = with_stand_in(tmp_path, "CUDA=11080")
+    assert (taken, unknown, asked, found, told) == (0, 1, 0, 0, [])
+    assert notes[0].startswith("cuDNN was not asked for its workspaces")

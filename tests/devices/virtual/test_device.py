@@ -1,0 +1,178 @@
+"""One process, several cards: PyTorch sees each as if it had started on it."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, child, opened, virtual_device
+
+from pytest_gpumem.devices.cards import CARDS
+from pytest_gpumem.devices.memory_cap import set_cap
+from pytest_gpumem.errors import DeviceError
+
+# getChosenWorkspaceSize in ATen/cuda/CublasHandlePool.cpp: 4096 * 1024 * 2 + 16 * 1024 * 8,
+# on capability 9.0 (newer versions: 10.0 as well) 4096 * 8 * 1024
+WORKSPACE, LARGE_WORKSPACE = 8_519_680, 33_554_432
+
+
+def workspace():
+    """What a matrix product takes beside its result."""
+    import torch
+
+    a = torch.randn(64, 64, device="cuda")
+    torch._C._cuda_clearCublasWorkspaces()
+    held = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    b = a @ a
+    taken = torch.cuda.max_memory_allocated() - held - b.nbytes
+    torch._C._cuda_clearCublasWorkspaces()
+    return taken
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_the_device_is_the_card_that_was_asked_for(name):
+    import torch
+
+    card = CARDS[name]
+    with opened(card) as device:
+        found = torch.cuda.get_device_properties(0)
+        assert (found.name, found.total_memory) == (card.device_name, card.total_memory)
+        assert (found.major, found.minor) == card.capability == torch.cuda.get_device_capability()
+        assert found.multi_processor_count == card.sm_count
+        assert found.L2_cache_size == card.l2_cache_size
+        assert found.max_threads_per_multi_processor == card.limits.max_threads_per_sm
+        assert torch.cuda.mem_get_info() == (card.usable_memory, card.total_memory)
+        assert device.expected().total_memory == device.card.total_memory
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_cublas_takes_the_workspace_that_pytorch_gives_it_on_that_card(name):
+    with opened(name):
+        major = CARDS[name].capability[0]
+        if major == 9:
+            assert workspace() == LARGE_WORKSPACE
+        elif major == 10:
+            assert workspace() in {WORKSPACE, LARGE_WORKSPACE}
+        else:
+            assert workspace() == WORKSPACE
+
+
+def test_the_workspace_follows_the_card_there_and_back():
+    for name, size in [("T4", WORKSPACE), ("H100", LARGE_WORKSPACE), ("T4", WORKSPACE)]:
+        with opened(name):
+            assert workspace() == size
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_caps_are_exact_on_every_card(name):
+    """Whatever total PyTorch's memory fraction is a fraction of: it asked once, on the first."""
+    import torch
+
+    card = CARDS[name]
+    with opened(card) as device:
+        for limit in (3 * GIB, card.usable_memory // 2 + 12345, card.usable_memory):
+            whole = limit // (2 * MIB) * (2 * MIB)
+            set_cap(0, limit, device.cap_total(0))
+            try:
+                block = torch.cuda.caching_allocator_alloc(whole, 0)
+                assert torch.cuda.memory_reserved() == whole
+                with pytest.raises(torch.OutOfMemoryError):
+                    torch.cuda.caching_allocator_alloc(1, 0)
+                torch.cuda.caching_allocator_delete(block)
+                with pytest.raises(torch.OutOfMemoryError):
+                    torch.cuda.caching_allocator_alloc(whole + 1, 0)
+            finally:
+                set_cap(0, None, device.cap_total(0))
+            torch.cuda.empty_cache()
+
+
+def test_without_a_cap_the_cards_memory_is_the_limit():
+    import torch
+
+    for name in ("T4", "H100"):
+        with opened(name):
+            most = CARDS[name].usable_memory // (2 * MIB) * (2 * MIB)
+            with pytest.raises(torch.OutOfMemoryError):
+                torch.cuda.caching_allocator_alloc(most + 1, 0)
+            block = torch.cuda.caching_allocator_alloc(most, 0)
+            torch.cuda.caching_allocator_delete(block)
+
+
+def test_room_beyond_the_card_is_for_one_session_alone():
+    import torch
+
+    with opened("T4") as device:
+        device.make_room([8 * GIB])
+        block = torch.cuda.caching_allocator_alloc(20 * GIB, 0)
+        torch.cuda.caching_allocator_delete(block)
+        torch.cuda.empty_cache()
+    with opened("T4"), pytest.raises(torch.OutOfMemoryError):
+        torch.cuda.caching_allocator_alloc(20 * GIB, 0)
+
+
+def test_seventeen_devices_are_too_many():
+    with pytest.raises(DeviceError, match="devices=17"):
+        virtual_device().open(None, 17)
+
+
+def test_sixteen_devices_each_have_their_memory():
+    import torch
+
+    with opened(CARD_80GIB, count=16) as device:
+        blocks = [torch.empty(MIB, device=f"cuda:{index}") for index in range(16)]
+        assert [device.library.account(index).charged for index in range(16)] == [20 * MIB] * 16
+        assert len({torch.cuda.get_device_properties(index).uuid for index in range(16)}) == 16
+        del blocks
+
+
+def test_kernels_that_depend_on_the_sm_count_see_the_cards():
+    """A reduction's scratch grows with the card; the figures of two cards differ as it does."""
+    import torch
+
+    def peak(sms):
+        with opened(replace(CARD_80GIB, name=f"{sms} SMs", sm_count=sms)):
+            x = torch.empty(1 << 24, device="cuda")
+            torch.cuda.reset_peak_memory_stats()
+            x.sum()
+            return torch.cuda.max_memory_allocated() - x.nbytes
+
+    found = [peak(sms) for sms in (16, 64, 132)]
+    assert all(small < large for small, large in pairwise(found)), found
+
+
+def test_the_first_card_of_a_process_leaves_nothing_behind():
+    """A T4's step is the same, whether an H100 came before it or not."""
+    code = """
+    from pytest_gpumem.devices.cards import CARDS
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
+    import sys
+
+    device = VirtualDevice.load(CARDS[sys.argv[1]])
+    import torch
+
+    for name in sys.argv[1:]:
+        device.open(CARDS[name], 1)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512)).cuda()
+        model(torch.randn(64, 512, device="cuda")).sum().backward()
+        peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        del model
+        torch._C._cuda_clearCublasWorkspaces()
+        device.close()
+    print(*peaks)
+    """
+    alone = child(code, card=None, args=["T4"])
+    assert child(code, card=None, args=["H100", "T4"]) == alone
+
+
+def test_a_card_that_cannot_be_had_leaves_the_last_one(monkeypatch):
+    with opened("T4"):
+        pass
+    monkeypatch.setattr("pytest_gpumem.devices.virtual.device._PROPERTIES_SYMBOLS", ())
+    with pytest.raises(DeviceError, match="keeps the properties of T4"):
+        virtual_device().open(CARDS["L4"], 1)
+    with opened("T4"):
+        import torch
+
+        assert torch.cuda.mem_get_info()[1] == CARDS["T4"].total_memory

@@ -1,0 +1,322 @@
+"""Fourier transforms, linear algebra and sparse matrices on the virtual GPU: PyTorch's own code."""
+
+import pytest
+from helpers.virtual_gpu import CARD_80GIB, opened
+
+from pytest_gpumem.devices.cards import CARDS
+
+C = "cuda"
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@pytest.fixture
+def device():
+    with opened(CARD_80GIB) as device:
+        yield device
+        import torch
+
+        torch.backends.cuda.cufft_plan_cache.clear()
+
+
+@pytest.fixture
+def notes(device, tmp_path):
+    return lambda: device.notes(tmp_path)
+
+
+def randn(*shape, **options):
+    import torch
+
+    return torch.randn(*shape, device=C, **options)
+
+
+def train(*results):
+    """Backward from what results have gradients; complex ones by their magnitude."""
+    real = [r.abs() if r.is_complex() else r for r in results if r.requires_grad]
+    sum(r.sum() for r in real).backward()
+
+
+def largest(step):
+    """Return the peak of allocated bytes while a step runs."""
+    import torch
+
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    return torch.cuda.max_memory_allocated() - before
+
+
+# -- cuFFT --
+
+TRANSFORMS = ["fft", "rfft", "fft2", "rfft2", "fftn", "rfftn", "ihfft"]
+INVERSES = ["ifft", "irfft", "ifft2", "irfft2", "ifftn", "irfftn", "hfft"]
+
+
+@pytest.mark.parametrize("name", [*TRANSFORMS, *INVERSES])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_transform_runs_forwards_and_backwards(device, name, dtype):
+    import torch
+
+    halved = name in {"irfft", "irfft2", "irfftn", "hfft"}
+    size = (4, 16, 16, 17 if halved else 16)  # powers of two, which half precision needs
+    kind = getattr(torch, dtype)
+    if name in INVERSES:
+        kind = {"float16": torch.chalf, "float32": torch.cfloat, "float64": torch.cdouble}[dtype]
+    x = randn(*size, dtype=torch.cfloat if kind is torch.chalf else kind).to(kind)
+    train(getattr(torch.fft, name)(x.requires_grad_()).to(torch.cfloat))
+    assert x.grad.shape == x.shape
+    assert device.trouble() is None
+
+
+def test_a_spectrogram_and_back(device):
+    import torch
+
+    window = torch.ones(400, device=C)
+    spectrum = torch.stft(randn(4, 16000), 400, window=window, return_complex=True)
+    assert spectrum.shape == (4, 201, 161)
+    assert torch.istft(spectrum, 400, window=window).shape == (4, 16000)
+    assert device.trouble() is None
+
+
+@pytest.mark.parametrize(("length", "elements"), [(1 << 20, 1), ((1 << 19) - 1, 8)])
+def test_a_transforms_work_area_is_in_the_peak(device, notes, length, elements):
+    """Of a size with small factors one complex element each; of a prime eight."""
+    import torch
+
+    x = randn(length, dtype=torch.complex64)
+    held = [-(-length * 8 * times // 512) * 512 for times in (1, elements)]
+    assert largest(lambda: torch.fft.fft(x)) == sum(held)
+    assert notes() == ["the workspaces of cuFFT are estimates"]
+
+
+# -- cuSOLVER, cuBLAS --
+
+FACTORS = [
+    "cholesky", "eigh", "eigvalsh", "qr", "svd", "svdvals", "inv", "det", "slogdet", "lu_factor",
+    "lu", "cond", "pinv", "matrix_norm", "cholesky_ex", "inv_ex", "lu_factor_ex",
+]  # fmt: skip
+SHAPES = [(32, 32), (4, 32, 32), (300, 300), (2, 600, 600)]
+
+
+@pytest.mark.parametrize("name", FACTORS)
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+def test_a_factorisation_runs_forwards_and_backwards(device, name, dtype):
+    import torch
+
+    for shape in SHAPES:
+        a = randn(*shape, dtype=getattr(torch, dtype)).requires_grad_()
+        found = getattr(torch.linalg, name)(a)
+        results = found if isinstance(found, tuple) else (found,)
+        if dtype == "complex128" and name in {"eigh", "svd"}:
+            results = results[-2:-1] if name == "svd" else results[:1]  # the values alone
+        train(*results)
+        assert a.grad.shape == a.shape
+    assert device.trouble() is None
+
+
+def solutions(torch, a, b):
+    lu, pivots = torch.linalg.lu_factor(a)
+    yield torch.linalg.solve(a, b)
+    yield torch.linalg.lstsq(a, b).solution
+    yield torch.linalg.solve_triangular(a, b, upper=True)
+    yield torch.cholesky_solve(b, a)
+    yield torch.cholesky_inverse(a)
+    yield torch.linalg.lu_solve(lu, pivots, b)
+    yield torch.linalg.householder_product(a, a.mean(-1).contiguous())
+    yield torch.linalg.multi_dot([a, a, b]) if a.ndim == 2 else b
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_systems_are_solved_forwards_and_backwards(device, shape, dtype):
+    import torch
+
+    kind = getattr(torch, dtype)
+    a, b = (randn(*shape, dtype=kind).requires_grad_() for _ in "ab")
+    train(*solutions(torch, a, b))
+    assert a.grad.shape == b.grad.shape == shape
+    assert device.trouble() is None
+
+
+def test_what_has_no_gradient(device):
+    import torch
+
+    for shape in SHAPES:
+        a = randn(*shape)
+        torch.linalg.ldl_solve(*torch.linalg.ldl_factor(a), a)
+        torch.ormqr(a, randn(*shape[:-1]), a)
+        torch.geqrf(a)
+        torch.linalg.matrix_rank(a)
+    for driver in ("gesvd", "gesvdj", "gesvda"):
+        torch.linalg.svd(randn(3, 40, 30), driver=driver)
+    torch.linalg.matrix_exp(randn(32, 32).requires_grad_()).sum().backward()
+    torch.linalg.matrix_power(randn(32, 32), -3)
+    assert device.trouble() is None
+
+
+def test_what_looks_at_values_finds_zeros(device):
+    """PyTorch asks the device whether all are finite, and reads zero: no."""
+    import torch
+
+    with pytest.raises(RuntimeError, match="infs or NaNs"):
+        torch.linalg.eig(randn(8, 8))
+    assert device.trouble() is None
+
+
+def test_a_solvers_workspace_is_in_the_peak(device, notes):
+    """QR of an n x n matrix: LAPACK's 32 n elements; its factors and reflectors are PyTorch's."""
+    import torch
+
+    n = 4096
+    a = randn(n, n)
+    element = 4
+    expected = n * n * element + n * element + 32 * n * element + 512  # result, tau, work, info
+    assert largest(lambda: torch.geqrf(a)) == pytest.approx(expected, abs=1024)
+    assert notes() == ["the workspaces of cuSOLVER are estimates"]
+
+
+def test_cudnns_ctc_loss(device, notes):
+    """PyTorch takes it where the targets are 32-bit numbers, one after the other."""
+    import torch
+
+    scores = randn(50, 4, 20, requires_grad=True)
+    targets = torch.randint(1, 20, (4 * 30,), dtype=torch.int32)
+    lengths = [50] * 4, [30] * 4
+    torch.nn.functional.ctc_loss(scores.log_softmax(2), targets, *lengths).backward()
+    assert scores.grad.shape == scores.shape
+    assert notes()[-1] == "the workspace of cuDNN's CTC loss is an estimate"
+    assert device.trouble() is None
+
+
+def test_rnns_are_noted_as_before(notes):
+    import torch
+
+    torch.nn.GRU(8, 8).cuda()(randn(3, 2, 8))
+    assert notes() == ["the reserve space and workspace of cuDNN's RNN are estimates"]
+
+
+def test_batch_normalization_is_noted_where_cudnn_wants_a_workspace(notes):
+    import torch
+
+    norm, x = torch.nn.BatchNorm2d(8).cuda(), randn(2, 8, 6, 6, requires_grad=True)
+    norm(x).sum().backward()
+    norm.eval()(x.to(memory_format=torch.channels_last))
+    assert notes() == []
+    norm.train()(x.to(memory_format=torch.channels_last)).sum().backward()
+    assert notes() == [
+        "the workspaces of cuDNN's batch normalization with channels last are not in a prediction"
+    ]
+
+
+# -- cuSPARSE --
+
+
+def coo(torch, size=64):
+    where = torch.arange(size, device=C).repeat(2, 1)
+    values = torch.ones(size, device=C)
+    return torch.sparse_coo_tensor(where, values, (size, size), is_coalesced=True)
+
+
+def csr(torch, size=64):
+    rows, columns = torch.arange(size + 1, device=C), torch.arange(size, device=C)
+    values = torch.ones(size, device=C)
+    return torch.sparse_csr_tensor(rows, columns, values, (size, size), check_invariants=False)
+
+
+def bsr(torch, size=64):
+    rows, columns = torch.arange(size // 4 + 1, device=C), torch.arange(size // 4, device=C)
+    values = torch.ones(size // 4, 4, 4, device=C)
+    return torch.sparse_bsr_tensor(rows, columns, values, (size, size), check_invariants=False)
+
+
+@pytest.mark.parametrize("layout", [coo, csr, bsr])
+def test_a_sparse_matrix_times_a_dense_one(device, notes, layout):
+    import torch
+
+    assert (layout(torch) @ randn(64, 32)).shape == (64, 32)
+    assert (layout(torch) @ randn(64)).shape == (64,)
+    assert torch.addmm(randn(64, 32), layout(torch), randn(64, 32)).shape == (64, 32)
+    assert device.trouble() is None
+
+
+@pytest.mark.parametrize("layout", [coo, csr])
+def test_a_sparse_products_gradients(device, layout):
+    import torch
+
+    matrix, dense = layout(torch).requires_grad_(), randn(64, 32).requires_grad_()
+    torch.sparse.mm(matrix, dense).sum().backward()
+    assert matrix.grad.layout == matrix.layout
+    assert dense.grad.shape == (64, 32)
+    assert device.trouble() is None
+
+
+def test_sampled_products_sums_and_solutions(device, notes):
+    import torch
+
+    assert torch.sparse.sampled_addmm(csr(torch), randn(64, 32), randn(32, 64)).shape == (64, 64)
+    for layout in (csr, bsr):
+        torch.triangular_solve(randn(64, 32), layout(torch))
+        torch.triangular_solve(randn(64, 1), layout(torch))
+    assert torch.sparse.sum(coo(torch), 1).shape == (64,)
+    assert torch.sparse.softmax(coo(torch), 1)._nnz() == 64
+    assert device.trouble() is None
+    assert "the workspaces of cuSPARSE are not in a prediction" in notes()
+
+
+@pytest.mark.parametrize("layout", [coo, csr])
+def test_the_nonzeros_of_a_sum_or_product_are_read_back(device, notes, layout):
+    """How many there are depends on values: none, and the note says that values were read."""
+    import torch
+
+    product, total = layout(torch) @ layout(torch), layout(torch) + layout(torch)
+    assert product.shape == total.shape == (64, 64)
+    assert any("read back" in note for note in notes())
+    assert device.trouble() is None
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr"])
+def test_conversions_find_no_nonzeros(device, notes, layout):
+    import torch
+
+    to = getattr(torch.eye(64, device=C), f"to_sparse_{layout}" if layout != "coo" else "to_sparse")
+    matrix = to((4, 4)) if layout == "bsr" else to()
+    assert matrix.values().numel() == 0
+    assert matrix.to_dense().shape == (64, 64)
+    assert notes()
+    assert device.trouble() is None
+
+
+def test_an_embeddings_sparse_gradient(device):
+    import torch
+
+    embedding = torch.nn.Embedding(10, 4, sparse=True).cuda()
+    embedding(torch.zeros(3, dtype=torch.long, device=C)).sum().backward()
+    assert embedding.weight.grad.coalesce().shape == (10, 4)
+    assert device.trouble() is None
+
+
+@pytest.mark.parametrize(("cutlass", "card"), [(True, "A100-80GB"), (False, "H100")])
+def test_a_matrix_with_two_nonzeros_in_four(monkeypatch, cutlass, card):
+    """PyTorch's own kernels, which run on capability 8.x alone, and cuSPARSELt's."""
+    with opened(card) as device:
+        import torch
+        from torch.sparse import SparseSemiStructuredTensor
+
+        monkeypatch.setattr(SparseSemiStructuredTensor, "_FORCE_CUTLASS", cutlass)
+        matrix = torch.sparse.to_sparse_semi_structured(randn(128, 128, dtype=torch.float16))
+        assert torch.mm(matrix, randn(128, 128, dtype=torch.float16)).shape == (128, 128)
+        assert device.trouble() is None
+
+
+@pytest.mark.parametrize("card", sorted(CARDS))
+def test_sorting_and_embeddings_run_on_every_card(card):
+    """CUB looks for the architecture that its kernels were compiled for; not every card's is."""
+    with opened(card) as device:
+        import torch
+
+        tokens = torch.zeros(4096, dtype=torch.int64, device="cuda")
+        embedding = torch.nn.Embedding(1000, 8, device="cuda")
+        embedding(tokens).sum().backward()
+        tokens.sort()
+        torch.cuda.synchronize()
+        del embedding, tokens
+        device.open(CARDS[card], 1)

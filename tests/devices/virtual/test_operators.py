@@ -1,0 +1,79 @@
+"""PyTorch's operators on the virtual GPU: a part of benchmarks/op_sweep.py, which has them all."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+from helpers.paths import ROOT
+
+SWEEP = ROOT / "benchmarks" / "op_sweep.py"
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tabulate") is None, reason="tabulate is not installed"
+)
+
+
+def sweep(*options):
+    command = [sys.executable, str(SWEEP), *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def outcomes(text):
+    """Return how many operators had each outcome."""
+    table = text.split("---\n", 1)[1].split("\n\n")[0]
+    rows = (row.rsplit(maxsplit=1) for row in table.splitlines())
+    return {what: int(count) for what, count in rows}
+
+
+def test_no_operator_crashes_or_is_unsupported():
+    """Each tenth of some 700, forwards and backwards."""
+    done = sweep("--every", "10", "--samples", "1", "--types", "float32")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = outcomes(done.stdout)
+    assert found["operators"] > 50
+    assert found["runs"] > 0.95 * found["operators"]
+
+
+def test_an_operator_that_looks_at_values_is_named():
+    done = sweep("--only", "add", "linalg.eig", "--samples", "1", "--types", "float32")
+    assert done.returncode == 0, done.stderr
+    assert outcomes(done.stdout) == {"runs": 1, "fails, having read values": 1, "operators": 2}
+    assert "linalg.eig: float32: RuntimeError: torch.linalg.eig: input tensor" in done.stdout
+
+
+def test_a_crash_and_a_hang_are_named_and_the_rest_goes_on(tmp_path):
+    """The sweep's own part: what becomes of an operator that ends its process."""
+    program = tmp_path / "crashing.py"
+    program.write_text(
+        f"""
+import json, os, sys, time
+
+sys.path.insert(0, {str(SWEEP.parent)!r})
+import op_sweep
+
+if "--serve" in sys.argv:
+    for name in sys.argv[sys.argv.index("--types") + 2 :]:
+        print(json.dumps({{"begun": name}}), flush=True)
+        if name == "crashing":
+            os.abort()
+        if name == "hanging":
+            time.sleep(60)
+        found = {{"done": name, "ran": 1, "reason": "", "missing": []}}
+        print(json.dumps(found), flush=True)
+else:
+    op_sweep.__file__, op_sweep.SLOWEST_S = __file__, 3
+    found = op_sweep.swept(["one", "crashing", "two", "hanging", "three"], ["float32"], 1)
+    print(json.dumps({{name: op_sweep.verdict(it) for name, it in found.items()}}))
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert json.loads(done.stdout or "{}") == {
+        "one": "runs",
+        "crashing": "crashes or hangs",
+        "two": "runs",
+        "hanging": "crashes or hangs",
+        "three": "runs",
+    }, done.stderr

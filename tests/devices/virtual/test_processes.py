@@ -1,0 +1,335 @@
+"""What needs a process of its own: allocator settings and child processes."""
+
+import subprocess
+import sys
+
+from helpers.virtual_gpu import child, run_python
+
+from pytest_gpumem.devices.cards import CARDS
+
+SHOW = """
+import torch
+
+def tensor(mib):
+    return torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
+
+def show():
+    print(torch.cuda.memory_allocated() >> 20, torch.cuda.memory_reserved() >> 20)
+"""
+
+
+def test_expandable_segments_grow_and_shrink_in_units_of_their_own():
+    """20 MiB for large requests; cuMemCreate is charged as cudaMalloc is."""
+    text = child(
+        SHOW
+        + """
+from pytest_gpumem.devices.virtual.device import VirtualDevice
+
+account = VirtualDevice.loaded().library.account
+one = tensor(30); show()
+two = tensor(50); show()
+del one; show()
+three = tensor(25); show()
+print(account(0).charged >> 20)
+del two, three; torch.cuda.empty_cache(); show()
+print(account(0).charged >> 20)
+segments = torch.cuda.memory_snapshot()
+try:
+    tensor(200 << 10)
+except torch.OutOfMemoryError:
+    print("out of memory")
+four = tensor(70 << 10); print(torch.cuda.memory_reserved() >> 30)
+""",
+        PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True",
+    )
+    lines = text.splitlines()
+    assert lines[0] == "30 40"
+    assert lines[1] == "80 80"
+    assert lines[2] == "50 80"
+    assert lines[3] == "75 80"
+    assert lines[4] == "80"
+    assert lines[5:7] == ["0 0", "0"]
+    assert lines[7:] == ["out of memory", "70"]
+
+
+def test_other_settings_of_the_allocator_are_pytorchs_own():
+    """Sizes rounded to eighths of powers of two (400 to 416); over 100 MiB blocks never split."""
+    text = child(
+        SHOW
+        + """
+one = tensor(33); show()
+del one; torch.cuda.empty_cache()
+big = tensor(400); del big
+small = tensor(30); show()
+""",
+        PYTORCH_CUDA_ALLOC_CONF="roundup_power2_divisions:8,max_split_size_mb:100",
+    )
+    assert text.splitlines() == ["36 36", "30 446"]
+
+
+ASYNC = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}
+
+
+def test_cuda_malloc_async_has_an_allocator_of_cudas_own():
+    """It keeps what was freed, in units of 32 MiB; sizes are rounded up to 512 bytes."""
+    text = child(
+        SHOW
+        + """
+from pytest_gpumem.devices.virtual.device import VirtualDevice
+
+print(torch.cuda.get_allocator_backend())
+one, small = tensor(33), torch.empty(1, device="cuda"); show()
+print(torch.cuda.memory_allocated() & 0xFFFFF)
+del one; show()
+print(torch.cuda.max_memory_allocated() >> 20, torch.cuda.max_memory_reserved() >> 20)
+torch.cuda.reset_peak_memory_stats()
+print(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved() >> 20)
+torch.cuda.empty_cache(); show()
+stats = torch.cuda.memory_stats()
+print(stats["active_bytes.all.current"], stats["num_alloc_retries"])
+print(VirtualDevice.loaded().library.account(0).charged >> 20)
+print(VirtualDevice.loaded().library.unsupported())
+""",
+        **ASYNC,
+    )
+    assert text.splitlines() == [
+        "cudaMallocAsync", "33 64", "512", "0 64", "33 64", "512 64", "0 2", "512 0", "2", "{}",
+    ]  # fmt: skip
+
+
+def test_cuda_malloc_async_runs_out_of_memory_and_keeps_to_its_fraction():
+    text = child(
+        SHOW
+        + """
+for fraction in (1.0, 0.5):
+    torch.cuda.set_per_process_memory_fraction(fraction)
+    kept = []
+    try:
+        while True:
+            kept.append(tensor(1 << 10))
+    except torch.OutOfMemoryError:
+        print(len(kept))
+""",
+        card="T4",
+        **ASYNC,
+    )
+    assert text.splitlines() == ["14", "7"]
+
+
+def test_a_step_trains_with_cuda_malloc_async():
+    text = child(
+        """
+        import torch
+
+        model = torch.nn.Linear(1000, 1000).cuda()
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(2):
+            model(torch.randn(100, 1000, device="cuda")).sum().backward()
+            optimizer.step()
+        held = sum(p.numel() for p in model.parameters()) * 4 * 4  # weights, gradients, 2 states
+        workspaces = torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.synchronize()
+        print(0 <= torch.cuda.memory_allocated() - held < 1 << 20)
+        """,
+        **ASYNC,
+    )
+    assert text == "True\n"
+
+
+def test_a_measurement_of_another_allocator_is_refused_by_name():
+    done = run_python(
+        """
+        import pytest_gpumem
+
+        pytest_gpumem.use_virtual_gpu("T4")
+        with pytest_gpumem.measure():
+            pass
+        """,
+        **ASYNC,
+    )
+    assert done.returncode != 0
+    assert "DeviceError: PyTorch's allocator cudaMallocAsync: it does not tell" in done.stderr
+
+
+def test_a_marked_test_of_another_allocator_is_refused_by_name(pytester, monkeypatch):
+    monkeypatch.setenv(*next(iter(ASYNC.items())))
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.gpu_memory(card="T4")
+        def test_it():
+            pass
+        """
+    )
+    result = pytester.runpytest_subprocess()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*PyTorch's allocator cudaMallocAsync: it does not tell*"])
+
+
+SHARING = """
+import torch
+
+
+def work(tensors, answers, done):
+    first, second = tensors.get(), tensors.get()
+    first.add_(1)
+    free, total = torch.cuda.mem_get_info()
+    answers.put([
+        str(first.device), first.numel(), str(second.device), torch.cuda.memory_allocated(0),
+        torch.cuda.memory_reserved(0), total - free,
+    ])
+    answers.put(first.clone())
+    done.wait()
+"""
+
+
+def test_a_tensor_shared_with_a_spawned_process_counts_in_its_owner_alone(tmp_path):
+    """As with torch.multiprocessing on a real GPU: the other process maps it, and takes nothing."""
+    (tmp_path / "sharing.py").write_text(SHARING)
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+if __name__ == "__main__":
+    import pytest_gpumem
+
+    pytest_gpumem.use_virtual_gpu("L4", devices=2)
+    import sharing, torch, torch.multiprocessing as mp
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
+
+    context = mp.get_context("spawn")
+    tensors, answers, done = context.Queue(), context.Queue(), context.Event()
+    args = tensors, answers, done
+    process = context.Process(target=sharing.work, args=args, daemon=True)
+    process.start()
+    first = torch.ones(10 << 20, dtype=torch.uint8, device="cuda")
+    second = torch.zeros(5, device="cuda:1")
+    tensors.put(first), tensors.put(second)
+    print(answers.get())
+    clone = answers.get()
+    print(clone.shape, torch.cuda.memory_allocated() >> 20, torch.cuda.memory_reserved() >> 20)
+    del clone
+    done.set()
+    process.join()
+    print(process.exitcode, VirtualDevice.loaded().trouble())
+    del first, second
+    torch.cuda.ipc_collect()
+    print(torch.cuda.memory_allocated(0), torch.cuda.memory_allocated(1))
+"""
+    )
+    command = [sys.executable, str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        str(["cuda:0", 10 << 20, "cuda:1", 0, 0, CARDS["L4"].context]),
+        f"torch.Size([{10 << 20}]) 10 10",
+        "0 None",
+        "0 0",
+    ]
+
+
+def test_sharing_an_expandable_segment_is_refused_by_name():
+    text = child(
+        """
+        import torch
+        from pytest_gpumem.devices.virtual.device import VirtualDevice
+
+        try:
+            torch.zeros(5, device="cuda").untyped_storage()._share_cuda_()
+        except RuntimeError:
+            print(VirtualDevice.loaded().trouble())
+        """,
+        PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True",
+    )
+    assert "does not support cuMemExportToShareableHandle" in text
+
+
+def test_a_marked_test_shares_its_tensors_with_a_process_that_it_starts(pytester):
+    pytester.makepyfile(sharing_work=SHARING)
+    pytester.makepyfile(
+        test_sharing="""
+        import pytest
+        import torch
+        import torch.multiprocessing as mp
+        from sharing_work import work
+
+        from pytest_gpumem.devices.cards import CARDS
+
+        @pytest.mark.gpu_memory(card="T4", baseline=False)
+        def test_it(gpu_memory):
+            context = mp.get_context("spawn")
+            tensors, answers, done = context.Queue(), context.Queue(), context.Event()
+            args = tensors, answers, done
+            process = context.Process(target=work, args=args, daemon=True)
+            process.start()
+            mine = torch.empty(100 << 20, dtype=torch.uint8, device="cuda")
+            tensors.put(mine), tensors.put(mine[:5])
+            assert answers.get()[1:] == [100 << 20, "cuda:0", 0, 0, CARDS["T4"].context]
+            answers.get()
+            done.set()
+            process.join()
+            assert process.exitcode == 0
+            assert gpu_memory.peak.allocated == 100 << 20
+        """
+    )
+    result = pytester.runpytest_subprocess("--gpumem-device=virtual", timeout=120)
+    result.assert_outcomes(passed=1)
+
+
+def test_a_spawned_process_has_the_device_that_its_parent_has(tmp_path):
+    """As torch.multiprocessing, a data loader's workers and torchrun start them."""
+    program = tmp_path / "spawning.py"
+    program.write_text(
+        "if __name__ == '__main__':\n"
+        "    import pytest_gpumem\n"
+        "    pytest_gpumem.use_virtual_gpu('L4')\n"
+        "import torch, torch.multiprocessing as mp\n"
+        "def work(rank):\n"
+        "    torch.ones(4, 4, device='cuda').mul_(2)\n"
+        "    free, total = torch.cuda.mem_get_info()\n"
+        "    print('rank', rank, torch.cuda.get_device_name(), total - free, flush=True)\n"
+        "if __name__ == '__main__':\n"
+        "    mp.spawn(work, nprocs=1)\n"
+    )
+    command = [sys.executable, str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    taken = CARDS["L4"].context + (2 << 20)
+    assert done.stdout == f"rank 0 NVIDIA L4 {taken}\n"
+
+
+def test_a_forked_process_works_without_cuda_and_is_told_so_with_it():
+    """As on a real GPU, whose context no forked process can use."""
+    text = child(
+        """
+        import os, torch
+
+        if os.fork() == 0:
+            print(torch.ones(4).sum().item(), flush=True)
+            try:
+                torch.ones(4, device="cuda")
+            except RuntimeError as error:
+                print(error, flush=True)
+            os._exit(0)
+        assert os.wait()[1] == 0
+        """,
+    )
+    assert text.startswith("4.0\n")
+    assert "Cannot re-initialize CUDA in forked subprocess" in text
+
+
+def test_a_program_ends_well_whose_last_act_is_a_backward_pass():
+    """PyTorch's threads may still want Python then: of four such programs three aborted."""
+    for _ in range(4):
+        text = child(
+            """
+            import sys
+            import torch
+
+            model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512)).cuda()
+            print("done", flush=True)
+            sys.setswitchinterval(10)  # they get it no sooner than this program's end
+            model(torch.randn(64, 512, device="cuda")).sum().backward()
+            """
+        )
+        assert text == "done\n"

@@ -1,0 +1,142 @@
+"""Programs of several processes, as users start them: torchrun, data loaders, multiprocessing."""
+
+import importlib.metadata
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+from helpers.paths import ROOT
+from packaging.version import Version
+
+TRAIN = """
+import os, sys
+import torch
+from torch import distributed
+from torch.distributed.fsdp import fully_shard
+
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+distributed.init_process_group(sys.argv[1])
+told = [None, None]
+if "gloo" in sys.argv[1]:  # the processes really talk
+    distributed.all_gather_object(told, rank * 10)
+network = torch.nn.Linear(1024, 1024, bias=False).cuda()
+MODEL
+for _ in range(2):
+    model(torch.zeros(8, 1024, device="cuda")).sum().backward()
+other = torch.cuda.memory_allocated(1 - rank)
+mib = torch.cuda.memory_allocated() >> 20
+line = f"rank {rank} {torch.cuda.get_device_name()} {told} holds {mib} MiB, elsewhere {other}"
+os.write(1, line.encode() + bytes([10]))
+distributed.destroy_process_group()
+"""
+FSDP = "model = fully_shard(network)"
+DDP = "model = torch.nn.parallel.DistributedDataParallel(network, init_sync=False)"
+
+
+def torchrun(folder, model, backend):
+    """Run two ranks under ``gpumem run``; return what they said, sorted."""
+    script = folder / "train.py"
+    script.write_text(TRAIN.replace("MODEL", model))
+    gpumem = "import sys; from pytest_gpumem.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", gpumem]
+    command += ["run", "--card=L4", "--devices=2", "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node=2", str(script), backend]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        out, _ = process.communicate(timeout=90)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, out
+    return sorted(re.findall(r"^rank .*$", out, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("model", "backend", "told", "mib"),
+    [
+        (FSDP, "nccl", "[None, None]", 4),
+        (FSDP, "cpu:gloo,cuda:nccl", "[0, 10]", 4),
+        (DDP, "cpu:gloo,cuda:nccl", "[0, 10]", 12),
+    ],
+)
+def test_each_of_torchruns_ranks_has_a_device_of_its_own(tmp_path, model, backend, told, mib):
+    """A half of parameters and of gradients under FSDP2; with DDP, both and the buckets."""
+    if Version(importlib.metadata.version("torch")) < Version("2.15"):
+        pytest.skip("FSDP2 holds other amounts, and DDP's init_sync is newer than this torch")
+    assert torchrun(tmp_path, model, backend) == [
+        f"rank {rank} NVIDIA L4 {told} holds {mib} MiB, elsewhere 0" for rank in (0, 1)
+    ]
+
+
+LOADER = """
+from torch.utils.data import DataLoader, TensorDataset
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.gpu_memory(card="T4")
+def test_loader(context):
+    data = TensorDataset(torch.arange(64.0).reshape(16, 4))
+    loader = DataLoader(
+        data, batch_size=4, num_workers=2, pin_memory=True, multiprocessing_context=context
+    )
+    seen = []
+    for (batch,) in loader:
+        assert batch.is_pinned()
+        seen.append(batch.cuda(non_blocking=True).cpu())
+    assert torch.equal(torch.cat(seen), data.tensors[0])
+"""
+PROCESSES = """
+import torch.multiprocessing as mp
+
+def on_host(queue):
+    queue.put(torch.ones(3).sum().item())
+
+def on_device(queue):
+    torch.ones(3, device="cuda")
+    queue.put(torch.cuda.get_device_name())
+
+def refused(queue):
+    try:
+        torch.ones(3, device="cuda")
+    except RuntimeError as error:
+        queue.put(str(error)[:44])
+
+@pytest.mark.parametrize(
+    ("context", "target", "said"),
+    [
+        ("fork", on_host, 3.0),
+        ("spawn", on_host, 3.0),
+        ("spawn", on_device, "Tesla T4"),
+        ("fork", refused, "Cannot re-initialize CUDA in forked subproce"),
+    ],
+)
+@pytest.mark.gpu_memory(card="T4")
+def test_process(context, target, said):
+    held = torch.ones(3, device="cuda")
+    context = mp.get_context(context)
+    queue = context.SimpleQueue()
+    process = context.Process(target=target, args=(queue,))
+    process.start()
+    assert queue.get() == said
+    process.join()
+    assert process.exitcode == 0
+"""
+
+
+@pytest.mark.parametrize(("source", "count"), [(LOADER, 2), (PROCESSES, 4)])
+def test_a_marked_test_may_start_processes(suite, source, count):
+    session = suite.run_apart(source=source)
+    session.outcomes.pop("warnings", None)  # of torch's deprecations, with some of its versions
+    assert session.outcomes == {"passed": count}

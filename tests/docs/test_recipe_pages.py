@@ -1,0 +1,194 @@
+"""The recipes for developers are true: their programs run, and print what the pages show."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from helpers.recipes import RECIPES, Place, blocks, files
+
+HAND = "from-max-memory-allocated.md"
+FAILURE = "reading-a-failure.md"
+LIGHTNING = "from-lightning.md"
+
+STAND_IN = """
+import torch
+class LightningModule(torch.nn.Module): pass
+"""
+
+
+@pytest.fixture
+def place(tmp_path, virtual_gpu):
+    return Place(tmp_path / "project")
+
+
+@pytest.fixture
+def same_torch(virtual_gpu):
+    if not virtual_gpu.__version__.startswith("2.15.0"):
+        pytest.skip(f"the pages' figures are torch 2.15.0's, this is {virtual_gpu.__version__}")
+
+
+# From max_memory_allocated
+
+
+@pytest.fixture
+def hand(place):
+    for name, text in files(HAND).items():
+        place.write(name, text)
+    return place
+
+
+def test_the_check_by_hand_is_skipped_without_a_gpu_and_the_others_run(hand):
+    done = hand.sh("pytest -rs", CUDA_VISIBLE_DEVICES="")
+    assert done.ret == 0, done.out
+    assert re.search(r"^SKIPPED .*test_before.py:\d+: needs a GPU$", done.out, re.MULTILINE)
+    assert "2 passed, 1 skipped" in done.out
+
+
+def test_the_marker_refuses_more_than_its_limit(suite):
+    text = files(HAND)["test_after.py"]
+    assert text.count("8192, 8192") == 1
+    suite.write("test_after.py", text.replace("8192, 8192", "8192, 16384"))
+    session = suite.run()
+    assert session.ret == 1
+    assert "over budget: peak allocated" in session.out
+
+
+LEAVING = """
+import pytest
+import torch
+
+KEPT = []
+
+{marker}
+def test_leaving():
+    KEPT.append(torch.empty(2**30, dtype=torch.uint8, device="cuda"))
+"""
+
+
+def test_the_check_by_hand_counts_what_earlier_tests_left(hand):
+    hand.write("test_a.py", LEAVING.format(marker=""))
+    by_hand = "gpumem run -m pytest -p no:gpumem"  # all that is in it sees a GPU
+    assert "1 passed" in hand.sh(f"{by_hand} test_before.py").out
+    done = hand.sh(f"{by_hand} test_a.py test_before.py")
+    assert "1 failed, 1 passed" in done.out
+    assert re.search(r"AssertionError: assert \d{10} <", done.out)
+
+
+def test_the_marker_does_not(suite):
+    suite.write("test_a.py", LEAVING.format(marker="@pytest.mark.gpu_memory"))
+    suite.write("test_after.py", files(HAND)["test_after.py"])
+    session = suite.run("-v")
+    assert session.ret == 0
+    alone = suite.run("-v", "test_after.py").figures()["test_step_memory"]
+    assert session.figures()["test_after.py::test_step_memory"] == alone
+
+
+def test_what_the_table_offers_there_is(suite):
+    text = (RECIPES / HAND).read_text(encoding="utf-8")
+    offered = [line.split("|")[2] for line in text.splitlines() if line.startswith("| ")]
+    fields = [it for cell in offered for it in re.findall(r"`(\w+=[^`(]+)`", cell)]
+    assert len(fields) == 5
+    (part,) = [it for cell in offered for it in re.findall(r"`(with [^`]+:)`", cell)]
+    tests = [
+        f"@pytest.mark.gpu_memory({field})\ndef test_{number}(gpu_memory):\n"
+        f"    {part}\n        mib(1)\n    assert forward.peak_allocated == 2**20\n"
+        for number, field in enumerate(fields)
+    ]
+    session = suite.run(source="\n".join(tests))
+    assert session.outcomes == {"passed": len(fields)}
+
+
+# From Lightning's finder
+
+
+@pytest.fixture
+def finder(place):
+    for name, text in files(LIGHTNING).items():
+        place.write(name, text)
+    try:
+        import lightning  # noqa: F401
+    except ImportError:
+        place.write("lightning.py", STAND_IN)
+    return place
+
+
+def test_the_largest_batch_is_what_the_page_shows(same_torch, finder):
+    done = finder.sh("pytest -s --gpumem-device=virtual")
+    assert done.ret == 0, done.out
+    (shown,) = blocks(LIGHTNING, "text")
+    assert shown in done.out
+
+
+def test_gpumem_fit_prints_what_the_page_shows(same_torch, finder):
+    (shown,) = blocks(LIGHTNING, "console")
+    command, _, table = shown.removeprefix("$ ").partition("\n")
+    done = finder.sh(command)
+    assert (done.ret, done.out) == (0, table)
+
+
+def test_a_size_that_does_not_fit_is_exit_status_1(same_torch, finder):
+    done = finder.sh("gpumem fit --card T4 test_batch_size.py:step --size 503")
+    assert done.ret == 1
+    assert re.search(r"^T4 .* no .* 502 ", done.out, re.MULTILINE)
+
+
+def test_lightnings_finder_runs_as_shown(finder):
+    pytest.importorskip("lightning", reason="the page's other half")
+    done = finder.sh("gpumem run --card T4 find_batch_size.py")
+    assert done.ret == 0, done.err
+    assert "256" in done.out.splitlines()
+
+
+# Reading a failure
+
+
+@pytest.fixture
+def training(suite, monkeypatch):
+    """The page's program, whose baseline is recorded."""
+    monkeypatch.setenv("COLUMNS", "80")
+    suite.write("test_training.py", files(FAILURE)["test_training.py"])
+    assert suite.run("--gpumem-update-baselines").ret == 0
+    return suite
+
+
+def changed(text):
+    """The page's program after the page's change."""
+    (diff,) = blocks(FAILURE, "diff")
+    lines = diff.splitlines(keepends=True)
+    before = "".join(line[1:] for line in lines if line[0] in " -")
+    after = "".join(line[1:] for line in lines if line[0] in " +")
+    assert text.count(before) == 1
+    return text.replace(before, after)
+
+
+def test_a_regression_prints_what_the_page_shows(same_torch, training):
+    training.write("test_training.py", changed(files(FAILURE)["test_training.py"]))
+    session = training.run()
+    assert session.ret == 1
+    shown = [it for it in blocks(FAILURE, "text") if "524288" not in it]
+    assert len(shown) == 6
+    places = [session.out.find(it) for it in shown]
+    assert -1 not in places
+    assert places == sorted(places)
+
+
+def test_the_mend_that_the_page_names_brings_the_baseline_back(training):
+    kept = "        losses.append((model(batch) - batch).square().mean())\n"
+    text = changed(files(FAILURE)["test_training.py"])
+    assert kept in text
+    mended = text.replace(kept, f"        with torch.no_grad():\n    {kept}")
+    training.write("test_training.py", mended)
+    session = training.run("-v")
+    assert session.ret == 0
+    assert session.verdicts() == {"test_training": "within"}
+
+
+def test_a_step_that_does_not_fit_prints_what_the_page_shows(same_torch, training):
+    text = files(FAILURE)["test_training.py"].replace("batch_size=4096", "batch_size=524288")
+    training.write("test_training.py", text)
+    session = training.run()
+    assert session.ret == 1
+    shown = [it for it in blocks(FAILURE, "text") if "524288" in it]
+    assert len(shown) == 2
+    assert [it for it in shown if it not in session.out] == []

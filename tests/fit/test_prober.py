@@ -1,0 +1,256 @@
+"""Probes on the virtual GPU: each on a clean allocator, and for nothing but itself."""
+
+import itertools
+import re
+
+import pytest
+from helpers.virtual_gpu import MIB
+
+from pytest_gpumem.errors import GpuMemError, SpecError
+from pytest_gpumem.fit.prober import Prober
+from pytest_gpumem.measurement import Peak
+
+told = []
+
+
+@pytest.fixture
+def prober(meter, tmp_path):
+    told.clear()
+    return Prober(meter, tmp_path, told.append)
+
+
+def tensor(mib):
+    import torch
+
+    return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
+
+
+def linear(value):
+    """30 MiB and 10 MiB more for each."""
+    tensors = [tensor(30), tensor(10 * value)]
+    assert tensors
+
+
+def fails_above(limit, error):
+    """A step that is linear up to a value."""
+
+    def step(value):
+        if value > limit:
+            raise error
+        linear(value)
+
+    return step
+
+
+def test_the_largest_within_the_cap(prober, meter):
+    meter.cap(1000 * MIB)
+    largest = prober.largest(linear)
+    assert largest.value == 97
+    assert largest.capacity == 1000 * MIB
+    assert [it.value for it in largest.probes if it.fits][-1] == 97
+    assert next(it.value for it in largest.probes if not it.fits) == 98
+    assert largest.peak.allocated == 1000 * MIB
+
+
+def test_without_a_cap_the_device_is_the_limit(prober):
+    largest = prober.largest(linear, start=1000)
+    assert largest.capacity == 80 << 30
+    assert largest.value == (80 * 1024 - 30) // 10
+
+
+def test_what_lives_on_in_the_test_counts(prober, meter):
+    meter.cap(1000 * MIB)
+    held = tensor(200)
+    assert prober.largest(linear).value == 77
+    del held
+    assert prober.largest(linear).value == 97
+
+
+def test_an_error_that_came_of_running_out_of_memory_is_running_out_of_memory(prober, meter):
+    def step(value):
+        try:
+            linear(value)
+        except Exception as error:
+            raise RuntimeError("no room") from error
+
+    meter.cap(500 * MIB)
+    assert prober.largest(step).value == 47
+
+
+def test_other_errors_pass_through_and_leave_the_meter_whole(prober, meter):
+    with pytest.raises(LookupError):
+        prober.largest(fails_above(1, LookupError))
+    meter.fold()
+    held = tensor(7)
+    assert meter.peaks()[0].allocated == 7 * MIB
+    del held
+
+
+def test_probes_count_for_nothing_but_themselves(prober, meter):
+    before = tensor(5)
+    meter.cap(300 * MIB)
+    prober.largest(linear)
+    prober.scaling(linear, [2, 4, 8], predict=16)
+    after = tensor(3)
+    result = meter.result()
+    assert result.peaks[0].allocated == 8 * MIB
+    assert result.alloc_retries == 0
+    assert result.notes == ()
+    del before, after
+
+
+def test_a_part_that_is_open_meanwhile_does_not_see_them(prober, meter):
+    with meter.part() as tally:
+        prober.largest(linear, limit=8)
+        held = tensor(4)
+    assert tally.peaks[0].allocated == 4 * MIB
+    del held
+
+
+def test_only_multiples_are_tried(prober, meter):
+    meter.cap(1000 * MIB)
+    largest = prober.largest(linear, start=3, multiple=32)
+    assert largest.value == 96
+    assert all(it.value % 32 == 0 for it in largest.probes)
+
+
+def test_few_probes(prober, meter):
+    """The second is as far as is safe, the third the answer: requests are rehearsed."""
+    meter.cap(3000 * MIB)
+
+    def step(value):
+        parts = [tensor(3 * value) for _ in range(7)]
+        parts.append(tensor(50))
+        del parts[3]
+        parts.append(tensor(4 * value + 30))
+
+    largest = prober.largest(step)
+    assert [it.value for it in largest.probes if it.fits][2:] == [largest.value]
+    assert len(largest.probes) == 5
+
+
+def test_a_value_that_memory_does_not_depend_on_ends_the_search(prober, meter):
+    meter.cap(1000 * MIB)
+    largest = prober.largest(lambda value: tensor(100))
+    assert largest.stopped == "no growth"
+    assert len(largest.probes) == 4
+
+
+def test_a_larger_value_that_takes_less_is_found(prober, meter):
+    meter.cap(1000 * MIB)
+
+    def step(value):
+        linear(value if value % 8 else value * 9 // 10)
+
+    largest = prober.largest(step, start=3)
+    assert largest.value == 104
+    assert not largest.monotonic
+
+
+# -- scaling --
+
+
+def test_scaling_is_the_line_and_its_prediction_is_run(prober):
+    scaling = prober.scaling(linear, [8, 2, 4], predict=64)
+    assert (scaling.fixed, scaling.per_sample, scaling.residual) == (30 * MIB, 10 * MIB, 0)
+    assert [size for size, _ in scaling.points] == [2, 4, 8]
+    assert scaling.uneven == ()
+    assert scaling.prediction.predicted == scaling.prediction.measured == 670 * MIB
+
+
+def test_what_is_not_on_the_line_is_named(prober):
+    def step(value):
+        import torch
+
+        x = torch.empty(value, 64, device="cuda")
+        scores = x @ x.T  # value * value, and cuBLAS's workspace of 32 MiB
+        assert x is not scores
+
+    scaling = prober.scaling(step, [1024, 2048, 4096], predict=100_000_000)
+    assert scaling.uneven[0].startswith("test_probing.py:")
+    sizes = [float(it) for it in re.findall(r"([\d.]+) MiB at \d+", scaling.uneven[0])]
+    assert [late - early for early, late in itertools.pairwise(sizes)] == [12, 48]
+    assert scaling.prediction.measured is None
+
+
+def test_sizes_that_do_not_fit_are_left_out(prober, meter):
+    meter.cap(200 * MIB)
+    assert [it for it, _ in prober.scaling(linear, [2, 4, 800]).points] == [2, 4]
+    with pytest.raises(GpuMemError, match="1 of them fits in 200.00 MiB; give"):
+        prober.scaling(linear, [2, 800])
+
+
+# -- what it says --
+
+
+def test_who_waits_is_told_of_every_probe(meter, tmp_path):
+    meter.cap(1000 * MIB)
+    lines = []
+    Prober(meter, tmp_path, lines.append, patience=-1).largest(linear)
+    assert lines[0] == "probe 1: 1 fits, 40.00 MiB of 1000.00 MiB reserved"
+    refused = [line for line in lines if "98" in line]
+    assert refused == [f"probe {len(lines) - 1}: 98 does not fit: 980.00 MiB more asked for"]
+    lines.clear()
+    Prober(meter, tmp_path, lines.append, patience=3600).largest(linear)
+    assert lines == []
+
+
+def test_an_interrupted_search_says_what_it_knows(prober, meter):
+    meter.cap(1000 * MIB)
+    with pytest.raises(KeyboardInterrupt):
+        prober.largest(fails_above(50, KeyboardInterrupt))
+    assert re.fullmatch(r"interrupted after \d probes: \d+ fits", told[-1])
+    assert meter.peaks()[0].allocated == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda it: it.largest(3), "gpu_memory.largest(3): the step cannot be called"),
+        (lambda it: it.largest(linear, 0), "(start=0): start must be a whole number from 1"),
+        (lambda it: it.largest(linear, 1.5), "(start=1.5): start must be"),
+        (lambda it: it.largest(linear, limit=True), "(limit=True): limit must be"),
+        (lambda it: it.largest(linear, multiple=-1), "(multiple=-1): multiple must be"),
+        (lambda it: it.largest(linear, limit=4, multiple=8), "no multiple is within the limit"),
+        (lambda it: it.scaling(linear, [8]), "(sizes=[8]): a line takes two different sizes"),
+        (lambda it: it.scaling(linear, 8), "(sizes=8): a line takes two different sizes"),
+        (lambda it: it.scaling(linear, [8, 0]), "(sizes=0): sizes must be"),
+        (lambda it: it.scaling(None, [8, 9]), "gpu_memory.scaling(None): the step cannot"),
+        (lambda it: it.scaling(linear, [1, 2], predict="x"), "(predict='x'): predict must be"),
+    ],
+)
+def test_arguments_that_are_no_good(prober, call, error):
+    with pytest.raises(SpecError, match=re.escape(error)):
+        call(prober)
+
+
+def test_an_optimizers_only_step_in_a_probe_is_no_note_of_the_test(meter, prober):
+    import torch
+
+    def one_step(value):
+        weight = torch.nn.Parameter(tensor(10 * value).float())
+        weight.grad = torch.empty_like(weight)
+        torch.optim.Adam([weight], fused=True).step()
+
+    prober.probe(one_step, 1)
+    assert meter.result().notes == ()
+    one_step(1)
+    assert "one step ran with a fresh Adam" in meter.result().notes[0]
+
+
+def test_what_threads_let_go_of_late_after_a_refusal_is_not_the_next_probes(meter, prober):
+    import threading
+
+    meter.cap(1000 * MIB)
+    threads = []
+
+    def refused(value):
+        held = [tensor(300)]  # as autograd's thread holds a backward pass's memory for a while
+        threads.append(threading.Timer(0.05, held.clear))
+        threads[-1].start()
+        tensor(value)
+
+    assert not prober.probe(refused, 2000).fits
+    assert meter.counted()[0] == Peak(0, 0)
+    assert prober.probe(tensor, 1000).fits
+    threads[0].join()

@@ -1,0 +1,29 @@
+"""What the tests of ``gpumem compare``, ``show`` and ``prune`` share: folders, and the command."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pytest_gpumem.baselines.store import BaselineStore, Change
+from pytest_gpumem.measurement import BaselineEntry, DeviceInfo, Peak, Provenance
+from pytest_gpumem.sizes import MIB
+
+T4 = DeviceInfo("virtual", "T4", 15_655_829_504, (7, 5), 40)
+NOW = Provenance("2.15.0", "13.2", "9.19.0", "virtual", "")
+BEFORE = replace(NOW, torch="2.14.0")
+
+
+def write(folder, tests, *, module="tests/test_a.py", device=T4, provenance=NOW):
+    """Write baselines: of each test its peaks in MiB, or an entry."""
+    made = {
+        name: it
+        if isinstance(it, BaselineEntry)
+        else BaselineEntry((Peak(*(int(n * MIB) for n in it)),), provenance)
+        for name, it in tests.items()
+    }
+    changes = [Change(device, module, name, {"": entry}) for name, entry in made.items()]
+    assert not BaselineStore(folder).update(changes).errors
+
+
+def flat(text):
+    return " ".join(text.split())

@@ -1,0 +1,113 @@
+"""A page in a real browser, for tests: the machine's Chromium, and a tab with what it said."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+
+from helpers.sample_report import MODULE
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+ARGUMENTS = [
+    "--no-sandbox",  # it refuses to run as root with it
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--no-first-run",
+    "--disable-component-update",
+    "--disable-sync",
+]
+DESKTOP = {"width": 1280, "height": 900}
+PHONE = {"width": 360, "height": 740}
+
+
+class Shown:
+    """A page in a tab, with all that the browser says and asks for."""
+
+    def __init__(self, tab, url):
+        self.tab = tab
+        self.said, self.asked = [], []
+        tab.on("console", lambda message: self.said.append(message.text))
+        tab.on("pageerror", lambda error: self.said.append(str(error)))
+        tab.on("dialog", lambda dialog: (self.said.append(dialog.message), dialog.dismiss()))
+        tab.on("request", lambda request: self.asked.append(request.url))
+        self.go(url)
+
+    def go(self, url):
+        self.url = url
+        self.tab.goto("about:blank")
+        self.asked.clear()
+        self.tab.goto(url)
+        self.tab.wait_for_selector("html[data-ready]", timeout=20_000)
+
+    def column(self, number):
+        """The texts of a column, as they are shown: 0 is the tests' names."""
+        cells = f"#rows tr > :nth-child({number + 1})"
+        texts = self.tab.eval_on_selector_all(cells, "them => them.map(it => it.innerText)")
+        return [text.replace(f"{MODULE}::", "").strip() for text in texts]
+
+    def ask(self, code):
+        return self.tab.evaluate(code)
+
+    @property
+    def sections(self):
+        return self.tab.eval_on_selector_all("section.result", "them => them.map(it => it.id)")
+
+    @property
+    def focused(self):
+        return self.ask("document.activeElement.id")
+
+    def sorted_by(self):
+        return self.ask(
+            "[...document.querySelectorAll('th[aria-sort]')]"
+            ".map(it => [it.innerText.split(/\\s/)[0], it.getAttribute('aria-sort')])"
+        )
+
+
+@contextmanager
+def served(folder):
+    """A web server of a folder, which knows what it was asked for."""
+    asked = []
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            asked.append(self.path)
+
+    running = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+    threading.Thread(target=running.serve_forever, daemon=True).start()
+    yield SimpleNamespace(address=f"http://127.0.0.1:{running.server_port}", asked=asked)
+    running.shutdown()
+    running.server_close()
+
+
+COLOURS = """
+() => {
+  const channel = (v) => (v /= 255) <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
+  const parse = (text) => {
+    const [r, g, b, a] = text.match(/[\\d.]+/g).map(Number);
+    return a === 0 ? null : .2126 * channel(r) + .7152 * channel(g) + .0722 * channel(b);
+  };
+  const behind = (it) => {
+    for (; it; it = it.parentElement) {
+      const found = parse(getComputedStyle(it).backgroundColor);
+      if (found !== null) return found;
+    }
+    return 1;
+  };
+  const poor = [];
+  for (const it of document.querySelectorAll("body *:not(script):not(svg *)")) {
+    const own = [...it.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+    if (!own || !it.checkVisibility()) continue;
+    const [a, b] = [parse(getComputedStyle(it).color), behind(it)];
+    const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+    if (ratio < 4.5) poor.push([it.className, it.textContent.slice(0, 40), ratio.toFixed(2)]);
+  }
+  return poor;
+}
+"""
+"""The text of too little contrast (WCAG 2, level AA), with what stands behind it."""

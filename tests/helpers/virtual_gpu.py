@@ -1,0 +1,159 @@
+"""What tests of the virtual GPU share: opening it, its library alone, own processes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import textwrap
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from helpers.paths import ROOT
+from pytest_gpumem import native
+from pytest_gpumem.devices.cards import CARDS
+from pytest_gpumem.devices.virtual.device import VirtualDevice, obstacle, real_gpu_expected
+from pytest_gpumem.devices.virtual.library import NativeLibrary
+from pytest_gpumem.measure.allocator import current, settle
+from pytest_gpumem.measurement import Peak
+
+MIB = 1 << 20
+GIB = 1 << 30
+PAGE = 2 * MIB
+"""bytes: the unit in which cudaMalloc takes memory from a device"""
+
+CARD_80GIB = replace(
+    CARDS["H100"], name="80 GiB", total_memory=80 * GIB, capability=(9, 0), sm_count=132, context=0
+)
+"""the device that virtual-gpu.md's figures were made on"""
+
+
+def small_card(memory, context=0):
+    """A card with so many bytes."""
+    return replace(CARDS["T4"], name="small", total_memory=memory, context=context)
+
+
+def virtual_device():
+    """This process's virtual GPU; skips where there can be none, fails where there should be."""
+    device = VirtualDevice.loaded()
+    if device is None:
+        reason = obstacle()
+        if reason is not None:
+            pytest.skip(f"no virtual GPU here: {': '.join(reason)}")
+        if real_gpu_expected():
+            pytest.skip("this session measures on a real GPU: give --gpumem-device=virtual")
+        pytest.fail("the plugin did not load the virtual GPU")
+    return device
+
+
+LEFT = "an earlier test of this process left memory behind"
+
+
+@contextmanager
+def opened(card="H100", count=1):
+    """The virtual GPU, settled, as a card (a name or a Card); hidden again at the end."""
+    device = virtual_device()
+    device.open(CARDS[card] if isinstance(card, str) else card, count)
+    try:
+        settle(count)
+        assert [current(index) for index in range(count)] == [Peak(0, 0)] * count, LEFT
+        yield device
+        settle(count)
+    finally:
+        device.close()
+
+
+def child(code, *, card="H100", args=(), devices=1, **environment):
+    """Run a program on a virtual GPU of its own; return its standard output.
+
+    ``card=None``: a bare program, which loads what it wants itself.
+    """
+    head = ""
+    if card is not None:
+        head = f"import pytest_gpumem\npytest_gpumem.use_virtual_gpu({card!r}, devices={devices})\n"
+    done = run_python(head + textwrap.dedent(code), *args, **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def run_python(code, *args, timeout=180, **environment):
+    """Run Python code in a process of its own; it finds this package as this process does."""
+    return subprocess.run(
+        **_process(code, args, environment), capture_output=True, timeout=timeout, check=False
+    )
+
+
+def start_python(code, *args, **environment):
+    """Start Python code in a process of its own, whose output can be read while it runs."""
+    process = _process(code, args, environment)
+    return subprocess.Popen(**process, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def _process(code, args, environment):
+    root = str(ROOT)
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        "args": [sys.executable, "-c", textwrap.dedent(code), *args],
+        "env": {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
+        "text": True,
+    }
+
+
+class PrivateLibrary(NativeLibrary):
+    """A copy of the native library with a state of its own, that nothing else is bound to."""
+
+    def __init__(self, folder):
+        path = Path(folder) / "libprivate.so"
+        path.write_bytes(native.LIBRARY.read_bytes())
+        mode = os.RTLD_LOCAL | os.RTLD_DEEPBIND  # its own functions call each other, not others'
+        with patch.object(native, "LIBRARY", path), patch.object(ctypes, "RTLD_GLOBAL", mode):
+            super().__init__()
+
+    def call(self, name, *args):
+        """Call a CUDA function; return its status."""
+        return getattr(self._lib, name)(*args)
+
+    def text(self, name, *args):
+        """Call a function that returns a string."""
+        function = self._lib[name]
+        function.restype = ctypes.c_char_p
+        return function(*args).decode()
+
+    def malloc(self, size):
+        """Return (status, address) of cudaMalloc."""
+        address = ctypes.c_void_p()
+        status = self.call("cudaMalloc", ctypes.byref(address), ctypes.c_size_t(size))
+        return status, address.value or 0
+
+    def free(self, address):
+        """Return cudaFree's status."""
+        return self.call("cudaFree", ctypes.c_void_p(address))
+
+    def number(self, name, *args, kind=ctypes.c_int):
+        """Call a function that writes a number through its first argument; return that."""
+        value = kind()
+        status = self.call(name, ctypes.byref(value), *args)
+        assert status == 0, f"{name}: {status}"
+        return value.value
+
+    def memory_info(self):
+        """Return (free, total) of cudaMemGetInfo."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        assert self.call("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total)) == 0
+        return free.value, total.value
+
+
+def private_library(folder, card="T4", count=1):
+    """A private library that shows devices; skips where there is none."""
+    problem = native.build_problem()
+    if problem is not None:
+        pytest.skip(f"no virtual GPU here: {problem.problem}")
+    library = PrivateLibrary(folder)
+    library.set_card(CARDS[card] if isinstance(card, str) else card)
+    library.show(count)
+    return library

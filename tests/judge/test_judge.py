@@ -1,0 +1,310 @@
+"""The judgement: its order, its boundaries, and what it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from helpers.judged import LENIENT, NOTHING, NOW, PLAIN, known, measured
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from pytest_gpumem.judge.judge import judge
+from pytest_gpumem.judge.verdict import Kind, Lookup, Policy
+from pytest_gpumem.measurement import OutOfMemory, Peak
+from pytest_gpumem.sizes import GIB, MIB, Tolerance, gib
+from pytest_gpumem.spec import MemorySpec
+
+
+def short_of_memory(**changes):
+    oom = OutOfMemory(
+        requested=512 * MIB,
+        allocated=7800 * MIB,
+        reserved=8000 * MIB,
+        site="examples/test_mlp.py:31 in step",
+    )
+    return measured((7800 * MIB, 8000 * MIB), out_of_memory=replace(oom, **changes))
+
+
+# The order of judgement
+
+
+def test_running_out_of_memory_comes_before_everything_else():
+    spec = MemorySpec(max_gib=8, max_allocated_gib=1)
+    verdict = judge(short_of_memory(), spec, Lookup(error="broken"), Policy(updating=True))
+    assert (verdict.kind, verdict.failed) == (Kind.OUT_OF_MEMORY, True)
+
+
+def test_a_budget_comes_before_the_baseline_and_holds_while_updating():
+    spec = MemorySpec(max_allocated_gib=1)
+    now = measured((2 * GIB, 2 * GIB))
+    verdict = judge(now, spec, known((GIB, GIB)), Policy(updating=True))
+    assert (verdict.kind, verdict.failed) == (Kind.OVER_BUDGET, True)
+
+
+def test_a_test_without_baseline_on_purpose_is_within_whatever_lies_in_the_folder():
+    spec = MemorySpec(baseline=False)
+    for lookup in (NOTHING, known((1, 1)), Lookup(error="broken"), Lookup(others=("virtual-L4",))):
+        verdict = judge(measured((GIB, GIB)), spec, lookup, Policy(missing_baseline="fail"))
+        assert (verdict.kind, verdict.failed, verdict.notes) == (Kind.WITHIN, False, ())
+        assert [row.baseline for row in verdict.comparisons] == [None, None]
+
+
+# Budgets
+
+
+@pytest.mark.parametrize(
+    ("argument", "peak"),
+    [("max_gib", "reserved"), ("max_reserved_gib", "reserved"), ("max_allocated_gib", "allocated")],
+)
+@pytest.mark.parametrize("over", [0, 1])
+def test_exactly_at_a_budget_is_within(argument, peak, over):
+    limit = gib(1.5)
+    sizes = {"allocated": 0, "reserved": 0, peak: limit + over}
+    spec = MemorySpec(**{argument: 1.5, "baseline": False})
+    verdict = judge(measured((sizes["allocated"], sizes["reserved"])), spec, NOTHING, LENIENT)
+    assert verdict.kind is (Kind.OVER_BUDGET if over else Kind.WITHIN)
+    assert verdict.failed is bool(over)
+    assert {row.peak: row.budget for row in verdict.comparisons}[peak] == limit
+    if over:
+        assert verdict.headline == (
+            f"over budget: peak {peak} of 1536.00 MiB is 1 B over {argument}=1.5 (1536.00 MiB)"
+        )
+        assert verdict.remedy.endswith(f"declare {argument}=1.51")
+
+
+def test_max_gib_does_not_limit_peak_allocated_by_itself():
+    now = measured((2 * GIB, GIB))  # not possible on a device, which is why it tells them apart
+    verdict = judge(now, MemorySpec(max_gib=1, baseline=False), NOTHING, LENIENT)
+    assert verdict.kind is Kind.WITHIN
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_a_card_limits_what_is_reserved_to_its_memory_less_its_context(over):
+    spec = MemorySpec(card="T4", baseline=False)
+    now = measured((GIB, 2 * GIB + over))
+    verdict = judge(now, spec, NOTHING, LENIENT, card_bytes=2 * GIB)
+    assert verdict.failed is bool(over)
+    if over:
+        assert "1 B over card='T4' (2048.00 MiB)" in verdict.headline
+        assert "declare" not in verdict.remedy
+
+
+def test_each_device_is_held_to_the_budget_and_the_worst_is_named_first():
+    spec = MemorySpec(max_reserved_gib=1, max_allocated_gib=1, devices=3, baseline=False)
+    now = measured((0, 0), (0, GIB + MIB), (GIB + 2 * MIB, GIB))
+    verdict = judge(now, spec, NOTHING, LENIENT)
+    assert verdict.headline == (
+        "over budget: peak allocated of 1026.00 MiB on device 2 is 2.00 MiB over "
+        "max_allocated_gib=1 (1024.00 MiB)"
+    )
+    (note,) = verdict.notes
+    assert note == (
+        "also, peak reserved of 1025.00 MiB on device 1 is 1.00 MiB over "
+        "max_reserved_gib=1 (1024.00 MiB)"
+    )
+
+
+def test_the_tightest_budget_stands_in_the_comparison():
+    spec = MemorySpec(max_gib=8, max_reserved_gib=2, baseline=False)
+    verdict = judge(measured((1, 1)), spec, NOTHING, LENIENT, card_bytes=4 * GIB)
+    assert [row.budget for row in verdict.comparisons] == [None, 2 * GIB]
+
+
+@given(st.integers(GIB, 200 * GIB))
+def test_the_budget_that_a_verdict_proposes_is_enough(nbytes):
+    verdict = judge(measured((0, nbytes)), MemorySpec(max_gib=0.5), NOTHING, LENIENT)
+    proposed = float(verdict.remedy.rpartition("declare max_gib=")[2])
+    assert nbytes <= gib(proposed) < nbytes + gib(0.011)
+
+
+# Out of memory
+
+
+def test_out_of_memory_says_batch_size_budget_request_what_was_held_and_what_it_needs():
+    spec = MemorySpec(max_gib=8, batch_size=64)
+    verdict = judge(short_of_memory(needed=Peak(8900 * MIB, 9000 * MIB)), spec, NOTHING, LENIENT)
+    assert verdict.headline == (
+        "out of memory: batch size 64 does not fit in max_gib=8 (8192.00 MiB): 512.00 MiB more "
+        "asked for with 7800.00 MiB allocated, 8000.00 MiB reserved; it needs 9000.00 MiB"
+    )
+    assert verdict.remedy.endswith("; or, if the step may take that much, declare max_gib=8.79")
+    assert "gradient accumulation" in verdict.remedy
+
+
+def test_out_of_memory_with_no_budget_names_the_device_and_what_it_leaves():
+    verdict = judge(short_of_memory(requested=None), PLAIN, NOTHING, LENIENT)
+    assert verdict.headline == (
+        "out of memory: the step does not fit on T4 (14.47 GiB): "
+        "with 7800.00 MiB allocated, 8000.00 MiB reserved"
+    )
+    assert "declare" not in verdict.remedy
+
+
+def test_out_of_memory_names_the_tighter_of_max_gib_and_card():
+    spec = MemorySpec(max_gib=20, card="T4")
+    now = short_of_memory(needed=Peak(15 * GIB, 15 * GIB))
+    verdict = judge(now, spec, NOTHING, LENIENT, card_bytes=8 * GIB)
+    assert "does not fit in card='T4' (8192.00 MiB)" in verdict.headline
+    assert "declare" not in verdict.remedy  # a larger max_gib would not help
+
+
+def test_out_of_memory_names_the_device_that_ran_out():
+    oom = OutOfMemory(1, 2, 3, "", device_index=1)
+    verdict = judge(measured((1, 1), (2, 2), out_of_memory=oom), PLAIN, NOTHING, LENIENT)
+    assert "(14.47 GiB) on device 1: " in verdict.headline
+
+
+def test_out_of_memory_compares_what_the_step_needs_with_the_baseline():
+    now = short_of_memory(needed=Peak(9 * GIB, 9 * GIB + MIB))
+    verdict = judge(now, MemorySpec(max_gib=8), known((7 * GIB, 7 * GIB)), LENIENT)
+    assert [row.difference for row in verdict.comparisons] == [2 * GIB, 2 * GIB + MIB]
+
+
+def test_out_of_memory_that_could_not_be_run_again_compares_nothing_but_tells_the_baseline():
+    verdict = judge(short_of_memory(), MemorySpec(max_gib=8), known((GIB, 2 * GIB)), LENIENT)
+    assert verdict.comparisons == ()
+    assert verdict.notes == ("the baseline is 1024.00 MiB allocated, 2048.00 MiB reserved",)
+
+
+@pytest.mark.parametrize(("short_by", "others_hold_it"), [(0, True), (1, False)])
+def test_out_of_memory_below_the_budget_says_that_others_hold_the_memory(short_by, others_hold_it):
+    """One segment of 20 MiB is left for how the allocator rounds a request up."""
+    now = short_of_memory(reserved=8 * GIB - 512 * MIB - 20 * MIB + short_by)
+    verdict = judge(now, MemorySpec(max_gib=8), NOTHING, LENIENT)
+    said = any("others hold the device's memory" in note for note in verdict.notes)
+    assert said is others_hold_it
+
+
+def test_a_step_that_fits_when_run_again_is_not_said_to_need_more_than_the_budget():
+    now = short_of_memory(needed=Peak(7 * GIB, 7 * GIB))
+    verdict = judge(now, MemorySpec(max_gib=8), NOTHING, LENIENT)
+    assert verdict.headline.endswith("; run again it took 7168.00 MiB")
+    assert "declare" not in verdict.remedy
+
+
+def test_a_broken_baseline_is_told_beside_what_comes_first():
+    lookup = Lookup(error="x.json: bad; mend it")
+    for now in (short_of_memory(), measured((0, 9 * GIB))):
+        verdict = judge(now, MemorySpec(max_gib=8), lookup, LENIENT)
+        assert verdict.notes == ("cannot read the baseline: x.json: bad; mend it",)
+
+
+# Notes
+
+
+def test_only_what_differs_in_provenance_is_named_and_the_comparison_is_made():
+    before = replace(NOW, torch="2.14.0", allocator="expandable_segments:True")
+    verdict = judge(measured((GIB, GIB)), PLAIN, known((1, 1), provenance=before), LENIENT)
+    assert verdict.kind is Kind.REGRESSED
+    (note,) = verdict.notes
+    assert note == (
+        "baseline made with torch 2.14.0, allocator settings expandable_segments:True; "
+        "measured with torch 2.15.0, allocator settings none"
+    )
+
+
+def test_equal_provenance_is_not_worth_a_note():
+    assert judge(measured((1, 1)), PLAIN, known((1, 1)), LENIENT).notes == ()
+
+
+def test_the_measurement_s_own_notes_and_its_retries_are_passed_on():
+    now = measured((1, 1), notes=("one step only",), alloc_retries=2)
+    assert judge(now, PLAIN, known((1, 1)), LENIENT).notes == (
+        "one step only",
+        "the allocator had to empty its cache 2 times to go on",
+    )
+
+
+# Properties
+
+SIZES = st.integers(0, 64 * MIB)
+PEAKS = st.tuples(SIZES, SIZES)
+TOLERANCES = st.none() | st.builds(
+    Tolerance, st.sampled_from([Fraction(0), Fraction(1, 50)]), st.integers(0, 8 * MIB)
+)
+LOOKUPS = st.just(NOTHING) | st.builds(known, PEAKS) | st.just(Lookup(error="broken"))
+POLICIES = st.builds(
+    Policy, st.sampled_from(["note", "fail"]), st.just("note"), TOLERANCES, st.booleans()
+)
+SPECS = st.builds(
+    MemorySpec,
+    max_gib=st.none() | st.floats(0.001, 0.1),
+    max_allocated_gib=st.none() | st.floats(0.001, 0.1),
+    baseline=st.booleans(),
+)
+
+
+@given(PEAKS, PEAKS, SPECS, LOOKUPS, POLICIES)
+def test_growing_never_makes_a_failing_step_pass(peaks, growth, spec, lookup, policy):
+    """But where shrinkage="fail", which is for being too small."""
+    before = judge(measured(peaks), spec, lookup, policy)
+    assume(before.failed)
+    grown = measured((peaks[0] + growth[0], peaks[1] + growth[1]))
+    assert judge(grown, spec, lookup, policy).failed
+
+
+@given(PEAKS, PEAKS, TOLERANCES)
+def test_shrinkage_as_failure_passes_exactly_what_is_within(peaks, before, tolerance):
+    policy = Policy(shrinkage="fail", tolerance=tolerance)
+    verdict = judge(measured(peaks), PLAIN, known(before), policy)
+    assert verdict.failed is (verdict.kind is not Kind.WITHIN)
+    assert (verdict.kind is Kind.WITHIN) is all(row.excess == 0 for row in verdict.comparisons)
+
+
+@given(PEAKS, SPECS, LOOKUPS, POLICIES)
+def test_every_verdict_leads_with_its_kind_and_every_failure_has_a_remedy(
+    peaks, spec, lookup, policy
+):
+    verdict = judge(measured(peaks), spec, lookup, policy)
+    assert verdict.headline.startswith(f"{verdict.kind.value}: ")
+    assert verdict.remedy.endswith(verdict.command)
+    assert bool(verdict.remedy) or not verdict.failed
+
+
+# A baseline of another toolchain
+
+BEFORE = replace(NOW, torch="2.14.0")
+
+
+@pytest.mark.parametrize(
+    ("policy", "grown", "kind", "failed"),
+    [
+        ("compare", 0, Kind.WITHIN, False),
+        ("compare", 28, Kind.REGRESSED, True),
+        ("note", 0, Kind.WITHIN, False),
+        ("note", 28, Kind.INCOMPARABLE, False),
+        ("note", -28, Kind.INCOMPARABLE, False),
+        ("fail", 0, Kind.INCOMPARABLE, True),
+        ("fail", 28, Kind.INCOMPARABLE, True),
+    ],
+)
+def test_what_becomes_of_a_baseline_that_was_made_with_something_else(policy, grown, kind, failed):
+    now = measured((GIB + grown * MIB, 2 * GIB))
+    lookup = known((GIB, 2 * GIB), provenance=BEFORE)
+    given = Policy(provenance=policy, shrinkage="fail")
+    verdict = judge(now, PLAIN, lookup, given, nodeid="t.py::test")
+    assert (verdict.kind, verdict.failed) == (kind, failed)
+    assert [row.difference for row in verdict.comparisons] == [grown * MIB, 0]
+    if kind is Kind.INCOMPARABLE:
+        assert "made with torch 2.14.0" in verdict.headline
+        assert verdict.command == "pytest t.py::test --gpumem-update-baselines"
+    updating = judge(now, PLAIN, lookup, replace(given, updating=True))
+    assert not updating.failed
+
+
+@pytest.mark.parametrize("policy", ["compare", "note", "fail"])
+def test_with_the_same_toolchain_the_policy_changes_nothing(policy):
+    for grown in (0, 28, -28):
+        now, lookup = measured((GIB + grown * MIB, 2 * GIB)), known((GIB, 2 * GIB))
+        verdict = judge(now, PLAIN, lookup, Policy(provenance=policy))
+        assert verdict == judge(now, PLAIN, lookup, LENIENT)
+
+
+def test_a_budget_and_running_out_of_memory_come_before_the_toolchain():
+    lookup = known((GIB, GIB), provenance=BEFORE)
+    policy = Policy(provenance="note")
+    over = judge(measured((2 * GIB, 2 * GIB)), MemorySpec(max_allocated_gib=1), lookup, policy)
+    assert (over.kind, over.failed) == (Kind.OVER_BUDGET, True)
+    assert judge(short_of_memory(), PLAIN, lookup, policy).failed

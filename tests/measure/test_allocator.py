@@ -1,0 +1,204 @@
+"""Bringing a device to the same state before every step; caps that are exact."""
+
+import gc
+
+import pytest
+from helpers.virtual_gpu import CARD_80GIB, MIB, opened
+
+from pytest_gpumem.devices.memory_cap import cap_fraction, set_cap
+from pytest_gpumem.measure.allocator import (
+    collect_all,
+    current,
+    highest,
+    own_garbage_only,
+    reset_peaks,
+    settle,
+    watched_resets,
+)
+from pytest_gpumem.measure.isolation import Plugs
+from pytest_gpumem.measurement import Peak
+
+
+@pytest.fixture
+def device():
+    with opened(CARD_80GIB, count=2) as device:
+        yield device
+
+
+def tensor(size, index=0):
+    import torch
+
+    return torch.empty(size, dtype=torch.uint8, device=f"cuda:{index}")
+
+
+class Ring:
+    """Garbage that only the cyclic collector frees."""
+
+    def __init__(self, held):
+        self.held, self.itself = held, self
+
+
+# ---- settling ----
+
+
+def test_settling_gives_garbage_and_the_cache_back_on_every_device(device):
+    for index in (0, 1):
+        Ring(tensor(30 * MIB, index))
+    gc.disable()
+    try:
+        settle(2)
+    finally:
+        gc.enable()
+    assert [current(index) for index in (0, 1)] == [Peak(0, 0)] * 2
+
+
+def test_settling_clears_the_workspaces_of_cublas(device, monkeypatch):
+    """They count as allocated: the first test that multiplies would seem to leak one."""
+    import torch
+
+    monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "1")
+    a = torch.randn(64, 64, device="cuda")
+    (a @ a).sum()
+    del a
+    settle(1)
+    assert current(0) == Peak(0, 0)
+
+
+def test_what_is_alive_is_left_alone(device):
+    one = tensor(30 * MIB)
+    settle(2)
+    assert current(0) == Peak(30 * MIB, 30 * MIB)
+    del one
+
+
+def test_peaks_are_read_and_reset_on_each_device(device):
+    reset_peaks(2)
+    tensor(30 * MIB, 0), tensor(40 * MIB, 1)
+    assert [highest(index).allocated for index in (0, 1)] == [30 * MIB, 40 * MIB]
+    settle(2)
+    reset_peaks(2)
+    assert [highest(index) for index in (0, 1)] == [Peak(0, 0)] * 2
+
+
+# ---- somebody else's resets ----
+
+
+def test_whoever_resets_the_peaks_is_seen_before_and_we_are_not(device):
+    import torch
+
+    seen = []
+    with watched_resets(lambda: seen.append(highest(0).allocated)):
+        tensor(30 * MIB)
+        reset_peaks(2)  # our own
+        assert seen == []
+        tensor(20 * MIB)
+        torch.cuda.reset_peak_memory_stats()
+        assert seen == [20 * MIB]
+        assert highest(0).allocated == 0
+    torch.cuda.reset_peak_memory_stats()
+    assert len(seen) == 1
+
+
+# ---- the collector ----
+
+
+def test_the_collector_sees_a_steps_own_objects_alone():
+    before, inside = Ring(None), None
+    with own_garbage_only():
+        inside = Ring(None)
+        tracked = gc.get_objects()
+        assert any(one is inside for one in tracked)
+        assert not any(one is before for one in tracked)
+        assert gc.get_count()[1:] == (0, 0)
+    assert any(one is before for one in gc.get_objects())
+
+
+def test_the_collector_is_as_it_was_after_an_error():
+    before = Ring(None)
+    with pytest.raises(KeyError), own_garbage_only():
+        raise KeyError
+    assert any(one is before for one in gc.get_objects())
+
+
+def test_older_garbage_can_be_collected_within(device):
+    Ring(tensor(30 * MIB))
+    with own_garbage_only():
+        gc.collect()
+        assert current(0).allocated == 30 * MIB
+        collect_all()
+        assert current(0).allocated == 0
+
+
+# ---- plugs ----
+
+
+def test_a_step_does_not_get_the_rest_of_segments_that_others_hold(device):
+    """It would reserve less than it does alone: the order of tests would show."""
+    left = tensor(3 * MIB)  # 17 MiB of its segment are free
+    settle(1)
+    plugs = Plugs(1)
+    plugs.fill()
+    held = current(0)
+    assert plugs.sizes == [17 * MIB]
+    one = tensor(4 * MIB)
+    assert current(0).reserved - held.reserved == 20 * MIB
+    del one
+    plugs.release()
+    assert plugs.sizes == [0]
+    settle(1)
+    assert current(0) == Peak(3 * MIB, 20 * MIB)
+    del left
+
+
+def test_rooms_between_live_blocks_are_filled_on_each_device_and_stream(device):
+    import torch
+
+    side = torch.cuda.Stream()
+    keep = [tensor(300_000, index) for index in (0, 1) for _ in range(5)]
+    with torch.cuda.stream(side):
+        keep += [tensor(300_000) for _ in range(5)]
+    del keep[1::2]
+    settle(2)
+    plugs = Plugs(2)
+    plugs.fill()
+    assert [current(index).allocated for index in (0, 1)] == [
+        current(index).reserved for index in (0, 1)
+    ]
+    plugs.release()
+
+
+def test_where_nothing_is_held_nothing_is_plugged(device):
+    plugs = Plugs(2)
+    plugs.fill()
+    assert plugs.sizes == [0, 0]
+    assert current(0) == Peak(0, 0)
+
+
+# ---- caps ----
+
+
+@pytest.mark.parametrize("total", [85_028_896_768, 15_642_329_088, 1 << 40, 150_110_011_392, 7])
+def test_a_fraction_caps_at_exactly_the_limit(total):
+    """PyTorch cuts ``fraction * total`` down to whole bytes."""
+    for limit in [1, 2, 3, 6, 512, 513, total // 3, total // 7 * 5, total - 1]:
+        if limit < total:
+            assert int(cap_fraction(limit, total) * total) == limit
+
+
+def test_a_limit_beyond_the_device_is_no_cap():
+    assert cap_fraction(100, 100) == cap_fraction(101, 100) == 1.0
+
+
+def test_a_cap_holds_until_it_is_lifted_and_leaves_the_current_device(device):
+    import torch
+
+    set_cap(1, 30 * MIB, device.cap_total(1))
+    try:
+        assert torch.cuda.current_device() == 0
+        with pytest.raises(torch.OutOfMemoryError):
+            tensor(30 * MIB + 1, 1)
+        tensor(31 * MIB, 0)  # the other device has none
+        tensor(30 * MIB, 1)
+    finally:
+        set_cap(1, None, device.cap_total(1))
+    tensor(100 * MIB, 1)

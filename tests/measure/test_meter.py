@@ -1,0 +1,331 @@
+"""The protocol of one measurement: what a step is charged with, and what it is not."""
+
+import gc
+
+import pytest
+from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, opened
+
+from pytest_gpumem.measure.allocator import current, highest
+from pytest_gpumem.measure.meter import Meter
+from pytest_gpumem.measure.out_of_memory import WATCH
+from pytest_gpumem.measure.peaks import minus, most, plus
+from pytest_gpumem.measure.provenance import provenance
+from pytest_gpumem.measurement import Peak
+
+
+@pytest.fixture
+def device():
+    with opened(CARD_80GIB, count=2) as device:
+        yield device
+
+
+@pytest.fixture
+def meter(device):
+    meter = Meter(device, device.open(CARD_80GIB, 2), 2)
+    yield meter
+    meter.stop()
+
+
+def tensor(size, index=0):
+    import torch
+
+    return torch.empty(size, dtype=torch.uint8, device=f"cuda:{index}")
+
+
+def work(size, index=0):
+    """Hold so many bytes for a moment."""
+    tensor(size, index)
+
+
+def first(meter):
+    return meter.result().peaks[0]
+
+
+# ---- arithmetic ----
+
+
+def test_peaks_add_subtract_and_compare_figure_by_figure():
+    assert plus(Peak(1, 10), Peak(2, 20)) == Peak(3, 30)
+    assert minus(Peak(5, 10), Peak(2, 20)) == Peak(3, 0)
+    assert most(Peak(5, 10), Peak(2, 20)) == Peak(5, 20)
+
+
+# ---- what counts ----
+
+
+def test_the_peaks_are_those_of_the_step(meter):
+    work(500 * MIB)
+    meter.start()
+    work(30 * MIB)
+    kept = tensor(10 * MIB)
+    work(1, 1)
+    result = meter.result()
+    assert result.peaks == (Peak(30 * MIB, 30 * MIB), Peak(512, 2 * MIB))
+    assert (result.peak_allocated, result.peak_reserved) == (30 * MIB, 30 * MIB)
+    assert result.retained == (Peak(10 * MIB, 30 * MIB), Peak(0, 2 * MIB))
+    assert result.held == (Peak(0, 0), Peak(0, 0))
+    assert result.segments == 2
+    del kept
+
+
+def test_what_others_hold_is_not_counted(meter):
+    left = tensor(3 * MIB)
+    meter.start()
+    work(4 * MIB)
+    result = meter.result()
+    assert result.peaks[0] == Peak(4 * MIB, 20 * MIB)
+    assert result.held[0] == Peak(3 * MIB, 20 * MIB)
+    del left
+
+
+def test_a_step_measures_the_same_beside_others_as_alone(meter):
+    """To the byte: the free rooms of their segments are no help to it."""
+
+    def step():
+        kept = [tensor(size) for size in (700, 3 * MIB, 300_000, 11 * MIB)]
+        work(5 * MIB)
+        del kept
+
+    meter.start()
+    step()
+    alone = first(meter)
+    meter.stop()
+    left = [tensor(size) for size in (100, 2 * MIB, 4 * MIB, 900_000, 15 * MIB)]
+    del left[2]
+    meter.start()
+    step()
+    assert first(meter) == alone
+    del left
+
+
+def test_memory_that_others_free_meanwhile_never_makes_a_figure_negative(meter):
+    left = tensor(30 * MIB)
+    meter.start()
+    del left
+    import torch
+
+    torch.cuda.empty_cache()
+    assert meter.counted()[0] == Peak(0, 0)
+    assert first(meter) == Peak(0, 0)
+
+
+def test_what_the_step_owns_counts_from_the_start(meter):
+    fixture, left = tensor(30 * MIB), tensor(50 * MIB)
+    meter.start([Peak(30 * MIB, 30 * MIB), Peak(0, 0)])
+    work(8 * MIB)
+    assert first(meter) == Peak(38 * MIB, 50 * MIB)
+    assert meter.others[0] == Peak(50 * MIB, 50 * MIB)
+    del fixture, left
+
+
+def test_all_that_is_held_counts_where_it_is_asked_for(meter):
+    model = tensor(30 * MIB)
+    meter.start(count_held=True)
+    assert first(meter) == Peak(30 * MIB, 30 * MIB)
+    del model
+
+
+def test_garbage_of_earlier_tests_is_gone_when_the_step_begins(meter):
+    ring = [tensor(30 * MIB)]
+    ring.append(ring)
+    del ring
+    meter.start()
+    assert meter.others[0] == Peak(0, 0)
+
+
+def test_peaks_of_a_set_up_that_others_ran_can_be_considered(meter):
+    meter.start()
+    work(10 * MIB)
+    meter.consider([Peak(40 * MIB, 5 * MIB), Peak(0, 0)])
+    assert first(meter) == Peak(40 * MIB, 10 * MIB)
+
+
+def test_garbage_that_the_step_leaves_is_not_retained(meter):
+    meter.start()
+    ring = [tensor(30 * MIB)]
+    ring.append(ring)
+    del ring
+    assert meter.result().retained[0].allocated == 0
+
+
+# ---- parts ----
+
+
+def test_a_part_has_its_own_peaks_and_the_whole_keeps_its(meter):
+    meter.start()
+    work(90 * MIB)
+    kept = tensor(10 * MIB)
+    with meter.part() as one:
+        work(20 * MIB)
+        with meter.part() as inner:
+            work(5 * MIB)
+    with meter.part() as other:
+        work(40 * MIB)
+    assert [tally.peaks[0].allocated // MIB for tally in (one, inner, other)] == [30, 15, 50]
+    assert first(meter).allocated == 90 * MIB
+    assert meter.result(tally=one).peaks[0].allocated == 30 * MIB
+    del kept
+
+
+def test_a_part_that_raises_is_tallied_as_well(meter):
+    meter.start()
+    with pytest.raises(KeyError), meter.part() as part:
+        work(20 * MIB)
+        raise KeyError
+    assert part.peaks[0].allocated == 20 * MIB
+    work(70 * MIB)
+    assert part.peaks[0].allocated == 20 * MIB
+
+
+def test_looking_at_the_peaks_meanwhile_changes_nothing(meter):
+    meter.start()
+    work(50 * MIB)
+    assert meter.peaks()[0] == Peak(50 * MIB, 50 * MIB)
+    work(20 * MIB)
+    assert meter.peaks()[0] == Peak(50 * MIB, 50 * MIB)
+
+
+def test_the_users_own_reset_hides_no_peak_and_works_for_the_user(meter):
+    import torch
+
+    meter.start()
+    work(50 * MIB)
+    torch.cuda.reset_peak_memory_stats()
+    assert torch.cuda.max_memory_allocated() == 0
+    work(20 * MIB)
+    assert torch.cuda.max_memory_allocated() == 20 * MIB
+    assert first(meter).allocated == 50 * MIB
+
+
+def test_settling_within_a_step_keeps_its_memory_and_drops_its_cache(meter):
+    meter.start()
+    kept = tensor(30 * MIB)
+    work(50 * MIB)
+    meter.resettle()
+    assert meter.counted()[0] == Peak(30 * MIB, 30 * MIB)
+    assert meter.peaks()[0] == Peak(80 * MIB, 80 * MIB)
+    del kept
+
+
+def test_beginning_anew_forgets_what_was_except_what_is_held(meter):
+    meter.start()
+    kept = tensor(30 * MIB)
+    work(50 * MIB)
+    meter.restart()
+    work(10 * MIB)
+    assert first(meter) == Peak(40 * MIB, 40 * MIB)
+    del kept
+
+
+# ---- the cap ----
+
+
+def test_a_cap_is_the_steps_own_beside_what_others_hold(meter):
+    import torch
+
+    left = tensor(30 * MIB)
+    meter.start()
+    meter.cap(20 * MIB)
+    work(20 * MIB)
+    with pytest.raises(torch.OutOfMemoryError):
+        work(20 * MIB + 1)
+    with pytest.raises(torch.OutOfMemoryError):
+        work(32 * MIB, 1)
+    del left
+
+
+def test_others_take_no_room_from_the_card(meter):
+    """A step on a full device has all of its card, as it has alone."""
+    left = tensor(79 * GIB)
+    meter.start()
+    work(79 * GIB)
+    assert first(meter).allocated == 79 * GIB
+    del left
+
+
+def test_a_cap_of_the_users_own_is_put_back(meter):
+    import torch
+
+    torch.cuda.set_per_process_memory_fraction(0.25, 1)
+    meter.start()
+    meter.cap(50 * MIB)
+    assert torch.cuda.get_per_process_memory_fraction(1) < 0.25
+    meter.stop()
+    try:
+        assert torch.cuda.get_per_process_memory_fraction(1) == 0.25
+        assert torch.cuda.get_per_process_memory_fraction(0) == 1.0
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, 1)
+
+
+def test_caps_nest_and_end_with_the_measurement(meter):
+    meter.start()
+    assert meter.cap(90 * MIB) is None
+    assert meter.cap(20 * MIB) == 90 * MIB
+    assert meter.cap(90 * MIB) == 20 * MIB
+    meter.stop()
+    work(GIB)
+
+
+def test_emptying_the_cache_for_a_request_is_counted(meter):
+    """The step fits, but only just: the allocator gave its cache back and tried again."""
+    meter.start()
+    meter.cap(50 * MIB)
+    work(30 * MIB)
+    work(40 * MIB)
+    result = meter.result()
+    assert result.alloc_retries == 1
+    assert result.peaks[0].reserved == 40 * MIB
+
+
+# ---- what else is told ----
+
+
+def test_out_of_memory_errors_that_the_step_caught_are_noted(meter):
+    import torch
+
+    meter.start()
+    meter.cap(50 * MIB)
+    with pytest.raises(torch.OutOfMemoryError):
+        work(60 * MIB)
+    assert "the step caught 1 out-of-memory error(s) itself" in meter.result().notes
+    assert WATCH.count == 1
+
+
+def test_a_first_step_of_an_optimizer_is_noted_and_a_parts_result_has_no_note(meter):
+    import torch
+
+    meter.start()
+    param = torch.nn.Parameter(torch.zeros(100, device="cuda"))
+    param.grad = torch.zeros_like(param)
+    with meter.part() as part:
+        torch.optim.Adam([param]).step()
+    assert "fresh Adam" in meter.result(notes=["mine"]).notes[-1]
+    assert meter.result(notes=["mine"]).notes[0] == "mine"
+    assert meter.result(tally=part).notes == ()
+
+
+def test_a_measurement_leaves_the_process_as_it_was(meter):
+    import torch
+
+    left = tensor(3 * MIB)
+    before = current(0), torch._C._cuda_resetPeakMemoryStats, gc.get_freeze_count()
+    meter.start()
+    assert current(0) != before[0]  # the rest of the segment is filled
+    meter.stop()
+    assert (current(0), torch._C._cuda_resetPeakMemoryStats, gc.get_freeze_count()) == before
+    assert highest(0).allocated >= 3 * MIB
+    del left
+
+
+def test_the_provenance_says_what_it_was_made_with(device, monkeypatch):
+    import torch
+
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:128")
+    found = provenance(device)
+    assert (found.torch, found.cuda) == (torch.__version__, torch.version.cuda)
+    assert found.cudnn == str(torch.backends.cudnn.version())
+    assert (found.driver, found.allocator) == ("virtual", "max_split_size_mb:128")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "garbage_collection_threshold:0.8")
+    assert provenance(device).allocator == "garbage_collection_threshold:0.8"

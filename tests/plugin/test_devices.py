@@ -1,0 +1,202 @@
+"""Which device there is, who sees it, and what is said where there is none."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+import pytest_gpumem
+
+MARKED = """
+import pytest
+
+@pytest.mark.gpu_memory
+def test_marked():
+    import torch
+    assert torch.cuda.is_available()
+
+def test_plain():
+    pass
+"""
+
+
+def test_a_device_that_is_switched_off_skips_with_the_reason(suite):
+    session = suite.run("-rs", "--gpumem-device=none", source=MARKED)
+    assert session.outcomes == {"passed": 1, "skipped": 1}
+    assert "gpumem: no device, marked tests are skipped: switched off" in session.flat
+    assert "SKIPPED [1] test_it.py:3: gpumem: switched off by --gpumem-device=none" in session.flat
+    assert "gpumem: 1 skipped: switched off by --gpumem-device=none" in session.out
+
+
+def test_a_bad_marker_is_an_error_even_where_there_is_no_device(suite):
+    source = MARKED.replace("gpu_memory", "gpu_memory(max_gb=1)")
+    session = suite.run("--gpumem-device=none", source=source)
+    assert session.outcomes == {"passed": 1, "errors": 1}
+
+
+@pytest.fixture
+def cpu_only(suite, monkeypatch):
+    """A torch that is built without CUDA, in front of the real one."""
+    suite.write("fakes/torch/__init__.py", "from torch.version import __version__")
+    suite.write("fakes/torch/version.py", '__version__ = "2.15.0+cpu"\ncuda = None')
+    before = [str(suite.path / "fakes"), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, before)))
+    return suite
+
+
+def test_a_build_of_torch_without_cuda_skips_or_errs_where_a_device_is_demanded(cpu_only):
+    session = cpu_only.run_apart("-rs", source=MARKED)
+    assert session.outcomes == {"passed": 1, "skipped": 1}
+    assert "torch 2.15.0+cpu is built without CUDA" in session.flat
+    assert "gpumem: 1 skipped: there is no GPU here, and no virtual one" in session.flat
+    session = cpu_only.run_apart("--gpumem-device=virtual")
+    assert session.outcomes == {"passed": 1, "errors": 1}
+    assert "torch 2.15.0+cpu is built without CUDA; install a CUDA build" in session.flat
+
+
+def test_a_real_gpu_that_is_demanded_and_not_there_is_an_error_of_marked_tests(suite, virtual_gpu):
+    session = suite.run("--gpumem-device=cuda", source=MARKED)
+    assert session.outcomes == {"passed": 1, "errors": 1}
+    assert "sees no GPU here; install a CUDA build of torch and a driver, or write" in session.flat
+
+
+EARLY = """
+import {first}
+import sys
+import pytest
+sys.exit(pytest.main(["-p", "no:hypothesispytest", "-rs", *sys.argv[1:]]))
+"""
+
+
+def test_torch_that_was_imported_before_is_said_with_how_to_go_on(suite):
+    suite.write("test_it.py", MARKED)
+    suite.write("fakes/torch/__init__.py", "")
+    suite.write("fakes/torch/version.py", '__version__ = "2.15.0"\ncuda = "13.0"')
+    program = "import sys\nsys.path.insert(0, 'fakes')\n" + EARLY.format(first="torch")
+    done = suite.python(program)
+    out = " ".join(done.out.split())
+    assert "1 passed, 1 skipped" in out
+    assert "torch was imported before the virtual GPU could be loaded; load it first: " in out
+    assert "pytest -p gpumem" in out
+
+
+def test_loaded_first_the_plugin_is_there_before_another_that_imports_torch(suite):
+    """And so in a conftest file, and with torch imported by a test module."""
+    suite.write("early_plugin.py", "import torch\nassert not torch.cuda.is_available()")
+    suite.write("conftest.py", "import torch\nassert torch.cuda.device_count() == 0")
+    load = "pytest_gpumem.plugin" if "-p" in os.environ.get("GPUMEM_LOAD", "") else "gpumem"
+    session = suite.run_apart("-p", load, "-p", "early_plugin", source=MARKED)
+    assert session.outcomes == {"passed": 2}
+
+
+LOOKERS = """
+import pytest, torch
+from torch.cuda import is_available, device_count
+
+assert not is_available()
+assert not torch.cuda.is_available()
+assert device_count() == torch.cuda.device_count() == 0
+
+@pytest.mark.skipif(not is_available(), reason="no GPU to be seen")
+def test_for_a_real_gpu():
+    assert False
+
+def test_unmarked():
+    assert not is_available()
+    assert torch.cuda.device_count() == 0
+    with pytest.raises(RuntimeError):
+        torch.zeros(1, device="cuda")
+
+@pytest.fixture(scope="module")
+def module_wide():
+    return is_available()
+
+@pytest.mark.gpu_memory
+def test_marked(module_wide):
+    assert is_available() and module_wide
+    assert device_count() == torch.cuda.device_count() == 1
+    with pytest.raises(RuntimeError):
+        torch.zeros(1, device="cuda:1")
+
+@pytest.mark.gpu_memory(devices=2)
+def test_two():
+    assert device_count() == 2
+    torch.zeros(1, device="cuda:1")
+
+test_unmarked_again = test_unmarked
+"""
+
+
+def test_the_virtual_gpu_is_visible_in_marked_tests_only(suite):
+    session = suite.run(source=LOOKERS)
+    assert session.outcomes == {"passed": 4, "skipped": 1}
+
+
+def test_nothing_of_a_marked_tests_cache_is_left_for_unmarked_ones(suite):
+    session = suite.run(
+        source="""
+        @pytest.mark.gpu_memory
+        def test_marked():
+            small = [torch.ones(1, device="cuda") for _ in range(3)]
+            assert small
+
+        def test_unmarked():
+            with pytest.raises(RuntimeError):
+                torch.zeros(1, device="cuda")
+        """
+    )
+    assert session.outcomes == {"passed": 2}
+
+
+def test_each_device_has_its_own_memory(suite):
+    session = suite.run(
+        source="""
+        @pytest.mark.gpu_memory(devices=2, max_gib=1)
+        def test_fits():
+            return_none = mib(1000), mib(900, "cuda:1")
+
+        @pytest.mark.gpu_memory(devices=2, max_gib=1)
+        def test_does_not():
+            kept = mib(100), mib(1100, "cuda:1")
+        """
+    )
+    assert session.outcomes == {"passed": 1, "failed": 1}
+    assert session.figures()["test_fits"] == (1000, 1000)
+    assert "does not fit in max_gib=1 (1024.00 MiB) on device 1" in session.flat
+    assert "number 1" in session.flat
+
+
+def test_a_suite_with_no_marked_test_imports_neither_torch_nor_what_reports_need(suite):
+    suite.write(
+        "conftest.py",
+        """
+import sys
+
+def pytest_unconfigure():
+    heavy = {"torch", "msgspec", "filelock", "tabulate", "ctypes.util"}
+    heavy.add("pytest_gpumem.judge.verdict")
+    print("IMPORTED", sorted(heavy & set(sys.modules)))
+    ours = sorted(name for name in sys.modules if name.startswith("pytest_gpumem"))
+    print("OURS", *ours)
+""",
+    )
+    suite.write("test_it.py", "import pytest\n\ndef test_plain(): pass\n")
+    session = suite.run_apart("-p", "no:cacheprovider", "-s")
+    assert session.outcomes == {"passed": 1}
+    assert "IMPORTED []" in session.out
+    assert "pytest_gpumem.plugin.session" not in session.out
+    assert "pytest_gpumem.devices" not in session.out
+
+
+def test_without_the_plugin_the_marker_is_unknown_and_nothing_else_happens(suite):
+    name = "pytest_gpumem.plugin" if "pytest_gpumem.plugin" in sys.argv else "gpumem"
+    source = "import pytest\n\n@pytest.mark.gpu_memory\ndef test_it(): pass\n"
+    session = suite.run_apart("-p", f"no:{name}", "-W", "ignore", source=source)
+    assert session.outcomes == {"passed": 1}
+    assert "gpumem:" not in session.out
+
+
+def test_the_version_is_told():
+    assert pytest_gpumem.__version__

@@ -1,0 +1,184 @@
+"""Verdicts as a session gives them, and what its options change."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+SOURCE = """
+import os
+@pytest.mark.gpu_memory(ARGS)
+def test_it():
+    mib(int(os.environ.get("SIZE", "100")))
+"""
+UPDATE = "--gpumem-update-baselines"
+
+
+@pytest.fixture
+def known(suite):
+    """A test with a baseline of 100 MiB."""
+    assert suite.run(UPDATE, source=SOURCE.replace("ARGS", "")).outcomes == {"passed": 1}
+    return suite
+
+
+def test_growth_is_a_regression_that_fails_with_its_figures(known, monkeypatch):
+    monkeypatch.setenv("SIZE", "150")
+    session = known.run()
+    assert session.outcomes == {"failed": 1}
+    assert "regressed: other +50.00 MiB, of which test_it.py:" in session.flat
+    assert "in 1 block; peak allocated grew by 50.00 MiB (+50.0%)" in session.flat
+    assert "peak allocated 100.00 MiB 150.00 MiB +50.00 MiB" in session.flat
+    assert "FAILED test_it.py::test_it - Failed: regressed: other +50.00 MiB" in session.flat
+    assert "pytest test_it.py::test_it --gpumem-update-baselines" in session.out
+    assert "Traceback" not in session.out
+    assert "def test_it" not in session.out
+
+
+def test_shrinkage_passes_with_a_note_or_fails(known, monkeypatch):
+    monkeypatch.setenv("SIZE", "60")
+    session = known.run()
+    assert session.outcomes == {"passed": 1}
+    assert session.verdicts() == {"test_it": "improved"}
+    assert f"pytest test_it.py::test_it {UPDATE}" in session.out
+    assert known.run("--gpumem-shrinkage=fail").outcomes == {"failed": 1}
+    known.write("pytest.ini", "[pytest]\ngpumem_shrinkage = fail")
+    session = known.run()
+    assert session.outcomes == {"failed": 1}
+    assert "improved: peak allocated shrank by 40.00 MiB" in session.flat
+    assert known.run("--gpumem-shrinkage=note").outcomes == {"passed": 1}
+
+
+def test_no_baseline_passes_with_a_note_or_fails(suite):
+    session = suite.run(source=SOURCE.replace("ARGS", ""))
+    assert session.outcomes == {"passed": 1}
+    assert session.verdicts() == {"test_it": "no baseline"}
+    assert "gpumem: 1 without baseline" in session.out
+    session = suite.run("--gpumem-missing-baseline=fail")
+    assert session.outcomes == {"failed": 1}
+    assert "no baseline: 100.00 MiB allocated" in session.flat
+
+
+def test_a_baseline_of_another_device_is_never_compared_in_silence(known):
+    session = known.run("--gpumem-card=T4")
+    assert session.outcomes == {"passed": 1}
+    assert session.verdicts() == {"test_it": "incomparable"}
+    assert "1 incomparable" in session.out
+    session = known.run("--gpumem-card=T4", "--gpumem-missing-baseline=fail")
+    assert session.outcomes == {"failed": 1}
+    assert "no baseline of virtual-T4, only of virtual-H100" in session.flat
+
+
+def test_another_torch_is_compared_and_named(known, monkeypatch):
+    path = known.path / "baselines/virtual-H100/test_it.json"
+    content = json.loads(path.read_text())
+    for made_with in content["provenance"].values():
+        made_with["torch"], made_with["cuda"] = "2.6.0", "12.4"
+    path.write_text(json.dumps(content))
+    monkeypatch.setenv("SIZE", "150")
+    session = known.run()
+    assert session.outcomes == {"failed": 1}
+    assert "note: baseline made with torch 2.6.0, CUDA 12.4; measured with torch" in session.flat
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option", "ini", "verdict"),
+    [
+        ("", "", "", "regressed"),
+        ("tolerance='10%'", "", "", "within"),
+        ("", "--gpumem-tolerance=10%", "", "within"),
+        ("", "", "10%", "within"),
+        ("", "--gpumem-tolerance=1MiB", "10%", "regressed"),
+        ("tolerance='1MiB'", "--gpumem-tolerance=10%", "10%", "regressed"),
+        ("tolerance=None", "--gpumem-tolerance=1%, 8MiB", "", "within"),
+    ],
+)
+def test_tolerance_of_marker_before_option_before_ini(  # noqa: PLR0913, PLR0917 - parameters
+    known, monkeypatch, arguments, option, ini, verdict
+):
+    monkeypatch.setenv("SIZE", "108")
+    known.write("pytest.ini", f"[pytest]\ngpumem_tolerance = {ini}")
+    session = known.run(*filter(None, [option]), source=SOURCE.replace("ARGS", arguments))
+    assert session.verdicts() == {"test_it": verdict}
+
+
+def test_baseline_false_is_held_to_none(known, monkeypatch):
+    monkeypatch.setenv("SIZE", "150")
+    session = known.run(source=SOURCE.replace("ARGS", "baseline=False"))
+    assert session.outcomes == {"passed": 1}
+    assert session.verdicts() == {"test_it": "within"}
+
+
+def test_a_baseline_of_another_batch_size_is_not_compared(suite):
+    suite.run(UPDATE, source=SOURCE.replace("ARGS", "batch_size=4"))
+    session = suite.run(source=SOURCE.replace("ARGS", "batch_size=8"))
+    assert session.outcomes == {"passed": 1}
+    assert session.verdicts() == {"test_it": "incomparable"}
+
+
+@pytest.mark.parametrize("arguments", ["world_size=8", "world_size=4, rank=1", ""])
+def test_a_baseline_of_another_rank_is_not_compared(suite, arguments):
+    same = SOURCE.replace("ARGS", "world_size=8, rank=1")
+    suite.run(UPDATE, source=same)
+    assert suite.run(source=same).verdicts() == {"test_it": "within"}
+    session = suite.run("--gpumem-missing-baseline=fail", source=SOURCE.replace("ARGS", arguments))
+    assert session.verdicts() == {"test_it": "incomparable"}
+    assert "the baseline is of world_size=8, rank=1; this is" in session.flat
+
+
+HOOKS = """
+from dataclasses import replace
+from pytest_gpumem import Peak
+
+def pytest_gpumem_measured(item, part, measurement):
+    if "changed" in item.name:
+        return replace(measurement, peaks=(Peak(7 << 20, 8 << 20),))
+
+def pytest_gpumem_judged(item, result):
+    print("JUDGED", item.name, repr(result.part), result.verdict.kind)
+"""
+
+
+def test_hooks_see_and_change_a_measurement_and_see_every_verdict(suite):
+    suite.write("conftest.py", HOOKS)
+    session = suite.run(
+        "-s",
+        source="""
+        @pytest.mark.gpu_memory
+        def test_changed(gpu_memory):
+            with gpu_memory.measure("part"):
+                mib(40)
+
+        @pytest.mark.gpu_memory(max_gib=1)
+        def test_plain():
+            mib(1100)
+        """,
+    )
+    assert session.figures() == {
+        "test_changed": (7, 8),
+        "test_changed (part)": (7, 8),
+        "test_plain": (1100, 1100),
+    }
+    assert "JUDGED test_changed '' no baseline" in session.out
+    assert "JUDGED test_changed 'part' no baseline" in session.out
+    assert "JUDGED test_plain '' out of memory" in session.out
+
+
+def test_a_hook_makes_a_device(suite):
+    suite.write(
+        "conftest.py",
+        """
+from pytest_gpumem.devices.virtual.device import VirtualDevice
+from pytest_gpumem.devices.cards import find_card
+
+def pytest_gpumem_make_device(config, name):
+    if name.startswith("lab-"):
+        return VirtualDevice.load(find_card(name.removeprefix("lab-")))
+""",
+    )
+    session = suite.run("--gpumem-device=lab-L4", source=SOURCE.replace("ARGS", ""))
+    assert session.outcomes == {"passed": 1}
+    assert "gpumem: virtual GPU L4" in session.out
+    session = suite.run("--gpumem-device=bench")
+    assert session.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--gpumem-device=bench: nobody makes such a device; write auto" in session.err

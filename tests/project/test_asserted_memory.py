@@ -1,0 +1,35 @@
+"""Figures that PyTorch's own tests assert on real GPUs hold on the virtual one."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from helpers.paths import ROOT
+
+SCRIPT = ROOT / "benchmarks" / "published_fsdp.py"
+
+
+def asserted(variant):
+    text = (SCRIPT.parent / "data" / "fsdp-asserted.csv").read_text(encoding="utf-8")
+    lines = csv.DictReader(text.splitlines())
+    return {it["moment"]: int(it["mib"]) for it in lines if it["variant"] == variant}
+
+
+@pytest.mark.parametrize("variant", ["plain", "checkpointed"])
+def test_fsdp_of_two_ranks_holds_what_pytorchs_test_asserts_at_each_moment(variant):
+    """To the MiB, in four iterations: PyTorch's test itself allows one more or less."""
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--variant", variant],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    figures = asserted(variant)
+    assert len(figures) == 24
+    assert json.loads(done.stdout.splitlines()[-1]) == figures

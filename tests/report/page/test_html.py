@@ -1,0 +1,400 @@
+"""The page as text: what is in it, that all of it is escaped, and that it needs nothing else.
+
+How it looks and behaves is for tests/test_html_browser.py.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from helpers import sample_report
+from helpers.html_pages import Page, index_of, sections_of
+from helpers.sample_report import EVIL, MODULE, attribution, entry, many, measured, result, sample
+
+from pytest_gpumem.judge.breakdown_diff import site_rows
+from pytest_gpumem.judge.result import ORDER
+from pytest_gpumem.judge.verdict import Kind, Lookup
+from pytest_gpumem.measurement import Attribution, Breakdown, Phase, Site, Timeline
+from pytest_gpumem.report import timeline_svg
+from pytest_gpumem.report.model import Report
+from pytest_gpumem.report.page import html
+from pytest_gpumem.report.page.html import page
+from pytest_gpumem.sizes import MIB
+
+pytest.importorskip("matplotlib", reason="pip install 'pytest-gpumem[html]'")
+
+
+@pytest.fixture(scope="module")
+def text():
+    return page(sample(), when="2026-11-21 12:40 UTC")
+
+
+@pytest.fixture(scope="module")
+def parsed(text):
+    return Page(text)
+
+
+def section(report, name, parsed=None):
+    """The text of one result's section."""
+    parsed = parsed or Page(page(report))
+    (it,) = [it for it in report.results if it.name == f"{MODULE}::{name}"]
+    (found,) = parsed.texts("section", id=html.anchor(it))
+    return found
+
+
+def test_every_verdict_has_its_row_and_its_section(parsed):
+    rows = parsed.texts("td", class_="verdict")
+    assert rows == [
+        "✕ out of memory",
+        "✕ over budget",
+        "✕ regressed",
+        "✕ regressed",
+        "✕ regressed (xfail)",
+        "○ incomparable",
+        "○ incomparable",
+        "○ no baseline",
+        "↓ improved",
+        "✓ within",
+        "✓ within",
+        "✓ within",
+    ]
+    assert set(ORDER) == set(Kind)
+    links = [it.attributes["href"][1:] for it in parsed.all("a", class_="name")]
+    assert len(set(links)) == len(sample().results)
+    assert links == [it.attributes["id"] for it in parsed.all("section", class_="result")]
+    counts = parsed.texts("ul", class_="counts")[0]
+    assert counts.startswith("1 out of memory 1 over budget 2 regressed 1 regressed (xfail)")
+
+
+def test_head_says_device_date_and_remarks(parsed):
+    (head,) = parsed.texts("header", class_="page")
+    assert "virtual GPU T4 (14.57 GiB, capability 7.5, 40 SMs)" in head
+    assert "2026-11-21 12:40 UTC" in head
+    assert "2 skipped: needs 4 devices, <b>this machine</b> has 1" in head
+
+
+def test_a_row_has_the_figures_of_the_terminals_table(parsed):
+    (row,) = [it for it in parsed.texts("tr") if it.startswith(f"{MODULE}::test_gpt2_large")]
+    assert row.split()[1:] == [
+        *("virtual-T4", "8", "7368.73", "7400.00", "+847.73", "181%", "✕", "out", "of", "memory")
+    ]
+
+
+def test_ids_are_unique_and_every_link_has_its_target(parsed):
+    assert len(parsed.ids) == len(set(parsed.ids))
+    links = [it.attributes["href"] for it in parsed.elements if "href" in it.attributes]
+    assert {it for it in links if not it.startswith("#")} == {"data:,"}
+    assert {it[1:] for it in links if it.startswith("#")} <= set(parsed.ids)
+    for value in (it.attributes.get("clip-path") for it in parsed.elements):
+        assert value is None or value[5:-1] in parsed.ids
+
+
+def test_nothing_is_loaded_and_no_script_but_its_own_runs(text, parsed):
+    assert not re.search(r"https?:|@import|url\((?!#)", text)
+    assert not [it for it in parsed.elements if {"src", "style", "srcset"} & set(it.attributes)]
+    handlers = [name for it in parsed.elements for name in it.attributes if name.startswith("on")]
+    assert handlers == []
+    scripts = [it for it in parsed.all("script") if it.attributes.get("type") is None]
+    styles = parsed.all("style")
+    (meta,) = parsed.all("meta", **{"http-equiv": "Content-Security-Policy"})
+    policy = meta.attributes["content"]
+    assert policy.startswith("default-src 'none';")
+    assert "unsafe" not in policy
+    assert len(scripts) == len(styles) == 1
+    for element in (*scripts, *styles):
+        digest = hashlib.sha256("".join(element.text).encode()).digest()
+        assert f"'sha256-{base64.b64encode(digest).decode()}'" in policy
+
+
+def test_names_full_of_markup_are_shown_as_they_are(text, parsed):
+    assert "<script>alert" not in text
+    assert "<img" not in text
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    shown = EVIL.replace("\x1b", "\\x1b").replace("\u202e", "\\u202e")
+    names = [it for it in parsed.texts("a", class_="name") if "alert(2)" in it]
+    assert names == [f"{MODULE}::{shown} (<img src=x onerror=alert(2)>)"]
+
+
+@pytest.mark.parametrize("where", ["row", "section"])
+def test_what_is_packed_is_escaped_as_well(where):
+    report = Report((*many(30), *sample().results[-1:]))
+    parsed = Page(page(report))
+    if where == "row":
+        (markup,) = [it["row"] for it in index_of(parsed) if "alert" in it["row"]]
+    else:
+        (markup,) = [it for it in sections_of(parsed).values() if it and "alert(2)" in it]
+    tags = {it.tag for it in Page(markup).elements}
+    assert not tags & {"script", "img", "template"}
+    assert "&lt;script&gt;" in markup
+
+
+EVERYWHERE = "<i>\x07&'\"\udc80"
+
+
+def test_every_text_from_outside_is_escaped():
+    """Source lines, modules, notes, the device, budgets and provenance are outside as well."""
+    site = Site(EVERYWHERE, 3, EVERYWHERE, EVERYWHERE, EVERYWHERE, "other", 9, 1)
+    found = Attribution(Breakdown({"other": 9}, 0, (site,)), None, (EVERYWHERE,))
+    plain = attribution(layers=1)
+    taken = replace(
+        measured(plain, notes=(EVERYWHERE,)),
+        device=replace(sample_report.T4, name=EVERYWHERE),
+        provenance=replace(sample_report.NOW, driver=EVERYWHERE),
+        attributions=(found,),
+    )
+    one = result("test_it", taken, Lookup(error=EVERYWHERE))
+    one = replace(one, part=EVERYWHERE, budget=EVERYWHERE, location=(EVERYWHERE, 1))
+    report = Report(
+        (one,), device=EVERYWHERE, remarks=(EVERYWHERE,), options={EVERYWHERE: EVERYWHERE}
+    )
+    text = page(report, when=EVERYWHERE)
+    text.encode()
+    parsed = Page(text)
+    assert parsed.all("i") == []
+    assert "\x07" not in text
+    assert text.count("&lt;i&gt;\\x07&amp;&#39;&#34;\\udc80") >= 15
+
+
+def test_a_section_sets_categories_and_lines_beside_the_baseline(parsed):
+    told = section(sample(), "test_gpt2_step_retains[8]", parsed)
+    assert "peak allocated 6521.00 MiB 7368.73 MiB +847.73 MiB" in told
+    assert "optimizer state 950.00 MiB 1073.50 MiB +123.50 MiB 15%" in told
+    assert (
+        "src/model.py:88 in Attention.forward GPT.transformer.h.*.attn "
+        "att = (q @ k.transpose(-2, -1)) * self.scale "
+        "activations 1801.38 MiB 2035.56 MiB +234.18 MiB 12" in told
+    )
+    assert "cuDNN's workspaces are taken as zero" in told
+    assert "Next: if this is intended, run" in told
+    assert "pytest 'tests/training/test_models.py::test_gpt2_step_retains[8]'" in told
+
+
+def test_nothing_is_set_beside_a_baseline_that_was_not_compared_with(parsed):
+    told = section(sample(), "test_with_more_data", parsed)
+    assert "the baseline is of batch_size=4, this is 8" in told
+    assert "category now share" in told
+    assert "baseline now difference" not in told
+
+
+def test_out_of_memory_tells_what_was_held_and_what_is_needed(parsed):
+    told = section(sample(), "test_gpt2_large", parsed)
+    assert "held 3987.00 MiB allocated, 4080.00 MiB reserved" in told
+    assert "asked for 512.00 MiB more" in told
+    assert "budget baseline needed difference" in told
+
+
+def test_each_of_several_devices_has_its_own(parsed):
+    told = section(sample(), "test_data_parallel", parsed)
+    assert "peak reserved, device 1" in told
+    assert told.count("At the peak") == 2
+    assert "Device 0" in told
+    assert "Device 1" in told
+
+
+def site(line, nbytes, **others):
+    values = {"path": "a.py", "function": "f", "code": "x = y", "category": "other", **others}
+    return Site(line=line, module="", nbytes=nbytes, blocks=1, **values)
+
+
+def test_a_line_is_known_again_where_its_number_moved():
+    before = Breakdown({"other": 10}, 0, (site(3, 10),))
+    now = Breakdown({"other": 35}, 0, (site(4, 20), site(9, 10), site(5, 5, code="z")))
+    rows = site_rows(now, before)
+    assert [(it.site.line, it.before, it.now, it.difference) for it in rows] == [
+        (4, 10, 30, 20),
+        (5, 0, 5, 5),
+    ]
+
+
+def test_a_line_is_not_called_new_where_the_baseline_keeps_the_largest_alone():
+    before = Breakdown({"other": 100}, 0, (site(3, 90),))
+    rows = site_rows(Breakdown({"other": 8}, 0, (site(5, 8, code="z"),)), before)
+    assert [(it.before, it.now, it.difference) for it in rows] == [(90, 0, -90), (None, 8, None)]
+
+
+def test_the_same_test_has_the_same_id_in_every_page_and_no_two_share_one():
+    one, *others = many(3)
+    twice = Page(page(Report((one, *others, one))))
+    ids = [it.attributes["id"] for it in twice.all("section", class_="result")]
+    assert len(set(ids)) == 4
+    assert html.anchor(one) in Page(page(Report((others[1], one)))).ids
+
+
+def test_a_page_without_results_says_so():
+    assert "No test was measured." in Page(page(Report())).texts("main")[0]
+
+
+def test_a_result_without_a_measurement_is_shown():
+    one = replace(many(1)[0], measurement=None)
+    assert Page(page(Report((one,)))).texts("td", class_="device") == ["no device"]
+
+
+def test_many_results_are_packed_and_none_is_lost():
+    results = many(1000)
+    parsed = Page(page(Report(tuple(results))))
+    index, sections = index_of(parsed), sections_of(parsed)
+    assert {it["id"] for it in index} == {html.anchor(it) for it in results} == set(sections)
+    assert len(parsed.all("section", class_="result")) == 10  # the failures
+    assert sum(it["failed"] for it in index) == 10
+    assert all(it["failed"] for it in index[:10])
+    assert len(parsed.all("a", class_="name")) == html.MOST_ROWS
+    packs = len(parsed.all("script", class_="pack"))
+    assert packs > 1
+    assert {it["pack"] for it in index} == {None, *range(packs)}
+    for markup in list(sections.values())[500:510]:
+        assert Page(markup).all("section", class_="result")
+
+
+def test_ten_thousand_results_are_a_page_of_modest_size():
+    text = page(Report(tuple(many(10_000))))
+    assert len(text.encode()) < 2_000_000
+
+
+def test_keys_sort_figures_as_numbers_and_what_is_missing_last():
+    keys = {it["keys"][0]: it["keys"][1:] for it in index_of(Page(page(sample())))}
+    assert keys[f"{MODULE}::test_gpt2_large"][:6] == ["virtual-T4", 8, 7368.73, 7400, 847.73, 181]
+    assert keys[f"{MODULE}::test_on_another"][4:6] == [None, None]
+
+
+# -- timelines --
+
+
+def test_timelines_of_failures_are_drawn_first_and_the_others_say_so(monkeypatch):
+    monkeypatch.setattr(html, "MOST_DRAWN", 3)
+    parsed = Page(page(sample()))
+    assert len(parsed.all("svg", class_="timeline")) == 3
+    told = parsed.texts("section", class_="result")
+    drawn = [("forward" in it, "run this test alone" in it) for it in told if "At the peak" in it]
+    assert drawn[:3] == [(True, False)] * 3
+    assert all(it[1] for it in drawn[3:])
+
+
+def test_breakdowns_of_failures_are_shown_first_and_the_others_say_so(monkeypatch):
+    monkeypatch.setattr(html, "MOST_EXPLAINED", 3)
+    monkeypatch.setitem(html._environment().globals, "most_explained", 3)
+    html._environment().cache.clear()
+    told = Page(page(sample())).texts("section", class_="result")
+    assert sum("At the peak" in it for it in told[:3]) == 3
+    assert not any("At the peak" in it for it in told[3:])
+    assert sum("at most 3 breakdowns: run this test alone" in it for it in told[3:]) > 3
+
+
+def test_a_timeline_is_drawn_once(monkeypatch):
+    drawn = []
+    draw = timeline_svg.draw
+
+    def counted(held, name):
+        drawn.append(name)
+        return draw(held, name)
+
+    monkeypatch.setattr(timeline_svg, "draw", counted)
+    page(sample())
+    assert len(drawn) == len(set(drawn)) == 12
+
+
+def test_a_timelines_words_give_the_peak_its_categories_and_its_phase(parsed):
+    labels = [it.attributes["aria-label"] for it in parsed.all("svg", role="img")]
+    assert labels[0] == parsed.texts("title")[1]
+    assert (
+        "Peak allocated 7368.73 MiB in backward, with 7400.00 MiB reserved: parameters 536.75 MiB, "
+        "buffers 13.56 MiB, optimizer state 1073.50 MiB" in labels[0]
+    )
+
+
+def test_a_drawing_has_phases_areas_reserved_and_the_peak():
+    drawn = timeline_svg.draw(attribution().timeline, "t-1")
+    parsed = Page(f"<svg>{drawn.svg}</svg>")
+    names = [it.attributes["class"] for it in parsed.all("g") if "class" in it.attributes]
+    phases = [it for it in names if it.startswith("phase")]
+    assert phases == ["phase forward", "phase backward", "phase optimizer"]
+    areas = [it for it in names if it.startswith("area")]
+    assert areas[0] == "area temporaries"  # the tallest is painted first
+    assert areas[-1] == "area parameters"
+    assert {"reserved", "peak", "pointer", "peak-label"} <= set(names)
+    assert parsed.texts("g", class_="peak-label") == ["peak 6521.00 MiB"]
+    texts = parsed.texts("text")
+    assert {"forward", "backward", "optimizer", "MiB", "6000"} <= set(texts)
+    assert all(it.startswith("t-1-") for it in parsed.ids)
+    assert not [it for it in parsed.elements if {"style", "stroke"} & set(it.attributes)]
+    assert len(drawn.svg) < 20_000
+
+
+def test_the_peak_is_drawn_at_its_height():
+    """Of four points the third is the peak: half-way into the third quarter, at the top."""
+    held = Timeline({"other": (0, 50 * MIB, 100 * MIB, 50 * MIB)}, (100 * MIB,) * 4, (), 2)
+    parsed = Page(f"<svg>{timeline_svg.draw(held, 'x').svg}</svg>")
+    (area,) = parsed.all("rect")
+    left, top, width, height = (float(area.attributes[it]) for it in ("x", "y", "width", "height"))
+    (peak,) = [it.attributes for it in parsed.all("use")]
+    assert float(peak["x"]) == pytest.approx(left + width * 2.5 / 4, abs=0.2)
+    assert float(peak["y"]) == pytest.approx(
+        top + height * (1 - 1 / timeline_svg.HEADROOM), abs=0.2
+    )
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        Timeline({}, (0,), (), 0),
+        Timeline({"other": (5,)}, (5,), (Phase("forward", 0, 1),), 0),
+        Timeline({"other": (1 << 40, 0)}, (1 << 41, 1 << 41), (Phase("optimizer", 1, 1),), 0),
+    ],
+)
+def test_timelines_of_next_to_nothing_are_drawn(held):
+    assert Page(f"<svg>{timeline_svg.draw(held, 'x').svg}</svg>").all("g", class_="peak")
+
+
+def test_narrow_phases_are_named_where_there_is_room():
+    held = (Phase("forward", 0, 50), Phase("backward", 50, 95), Phase("optimizer", 95, 100))
+    wide = Timeline({"other": (1,) * 100}, (1,) * 100, held, 0)
+    assert "optimizer" in Page(f"<svg>{timeline_svg.draw(wide, 'x').svg}</svg>").texts("text")
+    many_steps = tuple(Phase("forward", i, i + 4) for i in range(0, 100, 4))
+    narrow = replace(wide, phases=many_steps)
+    texts = Page(f"<svg>{timeline_svg.draw(narrow, 'x').svg}</svg>").texts("text")
+    assert texts.count("f") == 25
+
+
+def test_a_page_is_the_same_however_matplotlib_is_set_and_leaves_it_so(text):
+    import matplotlib as mpl
+
+    with mpl.rc_context({"axes.facecolor": "black", "font.size": 30, "lines.marker": "x"}):
+        before = dict(mpl.rcParams)
+        assert page(sample(), when="2026-11-21 12:40 UTC") == text
+        assert dict(mpl.rcParams) == before
+
+
+def test_matplotlib_is_imported_for_timelines_alone_and_pyplot_never():
+    code = (
+        "import sys; sys.path.insert(0, 'tests')\n"
+        "import pytest_gpumem.plugin.outputs\n"
+        "from helpers import sample_report\n"
+        "from pytest_gpumem.report.page import html\n"
+        "from pytest_gpumem.report.model import ORDER, Report\n"
+        "html.page(Report(tuple(sample_report.many(3))))\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "html.page(Report(tuple(sample_report.many(3, attributed=1))))\n"
+        "assert 'matplotlib' in sys.modules\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    folder = sample_report.__file__.rpartition("/tests/")[0]
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_baseline_of_fewer_breakdowns_than_devices_is_no_obstacle():
+    plain = attribution(layers=2)
+    known = replace(entry(plain, plain), breakdowns=(plain.breakdown,))
+    one = result("test_two", measured(plain, plain), Lookup(known), devices=2)
+    told = section(Report((one,)), "test_two")
+    assert told.count("category baseline now difference share") == 1
+    assert told.count("category now share") == 1

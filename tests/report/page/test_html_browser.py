@@ -1,0 +1,398 @@
+"""The page in a real browser: Chromium shows it, and is clicked, typed at and asked.
+
+GPUMEM_SCREENSHOTS=FOLDER keeps pictures of it there; look at them after a change of its looks.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from helpers.page_browser import ARGUMENTS, CHROMIUM, COLOURS, DESKTOP, PHONE, Shown, served
+from helpers.sample_report import EVIL, many, sample
+
+from pytest_gpumem.report.model import Report
+from pytest_gpumem.report.page.html import page
+
+pytest.importorskip("matplotlib", reason="pip install 'pytest-gpumem[html]'")
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="the page is not tested in a browser: pip install playwright"
+)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None,
+    reason="the page is not tested in a browser: apt-get install chromium (Debian, Ubuntu)",
+)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """The pages, by name."""
+    folder = tmp_path_factory.mktemp("pages")
+    reports = {
+        "sample": sample(),
+        "thousand": Report(tuple(many(1000, attributed=30)) + sample().results[-1:]),
+        "ten-thousand": Report(tuple(many(10_000))),
+        "empty": Report(),
+    }
+    paths = {}
+
+    def made(name):
+        if name not in paths:
+            paths[name] = folder / f"{name}.html"
+            text = page(reports[name], when="2026-11-21 12:40 UTC")
+            paths[name].write_text(text, encoding="utf-8")
+        return paths[name]
+
+    return made
+
+
+@pytest.fixture
+def show(browser, files):
+    """Show a page; whatever it does, it logs nothing and asks nobody for anything."""
+    contexts, shown = [], []
+
+    def opened(name="sample", size=None, hash_="", **more):
+        context = browser.new_context(viewport=size or DESKTOP, **more)
+        contexts.append(context)
+        one = Shown(context.new_page(), f"{files(name).as_uri()}{hash_}")
+        shown.append(one)
+        return one
+
+    yield opened
+    for one in shown:
+        assert one.said == []
+        assert {url.partition("#")[0] for url in one.asked} == {one.url.partition("#")[0]}
+    for context in contexts:
+        context.close()
+
+
+def test_it_shows_every_test_and_asks_for_nothing(show):
+    shown = show()
+    assert len(shown.column(0)) == len(sample().results) == len(shown.sections)
+    assert shown.asked == [shown.url]
+    assert shown.tab.title() == "GPU memory, 2026-11-21 12:40 UTC"
+
+
+def test_a_click_on_a_column_sorts_by_it_and_a_second_one_the_other_way(show):
+    shown = show()
+    assert shown.sorted_by() == [["verdict", "ascending"]]
+    shown.tab.click("th button:has-text('allocated')")
+    figures = [float(text) for text in shown.column(3)]
+    assert figures == sorted(figures, reverse=True)
+    assert figures[0] != figures[-1]
+    assert shown.sorted_by() == [["allocated", "descending"]]
+    shown.tab.click("th button:has-text('allocated')")
+    assert [float(text) for text in shown.column(3)] == figures[::-1]
+    shown.tab.click("th button:has-text('test')")
+    names = shown.column(0)
+    places = [names.index(f"test_{it}") for it in ("data_parallel", "gpt2_large", "on_another")]
+    assert places == sorted(places)
+    assert shown.sorted_by() == [["test", "ascending"]]
+
+
+@pytest.mark.parametrize("clicks", [1, 2])
+def test_what_has_no_figure_stays_last_either_way(show, clicks):
+    shown = show()
+    for _ in range(clicks):
+        shown.tab.click("th button:has-text('change')")
+    texts = shown.column(5)
+    assert texts.count("n/a") == 2
+    assert set(texts[-3:]) == {"n/a", "new"}
+
+
+def test_the_keyboard_alone_sorts_filters_and_opens(show):
+    shown = show("thousand")
+    press = shown.tab.keyboard.press
+    shown.tab.focus("#theme")
+    seen = []
+    for _ in range(12):
+        press("Tab")
+        seen.append(shown.ask("document.activeElement.id || document.activeElement.innerText"))
+        if seen[-1].startswith("allocated"):
+            break
+    assert {"search", "failures"} <= set(seen)
+    press("Enter")
+    assert shown.sorted_by() == [["allocated", "descending"]]
+    press("Space")
+    assert shown.sorted_by() == [["allocated", "ascending"]]
+    shown.tab.focus("#failures")
+    press("Space")
+    assert len(shown.column(0)) == 10
+    shown.tab.focus("#rows a")
+    press("Enter")
+    shown.tab.wait_for_selector("section.result h3:focus")
+    assert shown.focused == f"{shown.sections[0]}-name"
+
+
+def test_the_first_key_stroke_can_leap_to_the_table(show):
+    shown = show()
+    shown.tab.keyboard.press("Tab")
+    assert shown.ask("document.activeElement.className") == "skip"
+    shown.tab.keyboard.press("Enter")
+    assert shown.focused == "tests"
+
+
+def test_words_and_failures_filter_and_the_address_keeps_it(show):
+    shown = show()
+    shown.tab.fill("#search", "gpt2 REGRESSED")
+    assert shown.column(0) == ["test_gpt2_step_retains[8]"]
+    assert shown.tab.inner_text("#status") == "1 of 12"
+    shown.tab.fill("#search", "")
+    shown.tab.check("#failures")
+    assert set(shown.column(7)) == {"✕ out of memory", "✕ over budget", "✕ regressed"}
+    assert len(shown.column(7)) == 4
+    assert shown.ask("location.hash") == "#failures=1"
+    shown.tab.fill("#search", "no such test")
+    assert shown.tab.is_visible("#none")
+
+
+def test_the_address_can_ask_for_failures_and_for_words(show):
+    shown = show(hash_="#failures=1&q=data")
+    assert shown.column(0) == ["test_data_parallel"]
+    assert shown.tab.is_checked("#failures")
+    assert shown.tab.input_value("#search") == "data"
+
+
+def test_a_count_filters_by_its_verdict(show):
+    shown = show()
+    shown.tab.click(".counts button:has-text('incomparable')")
+    assert shown.column(7) == ["○ incomparable"] * 2
+    shown.tab.click(".counts button:has-text('incomparable')")
+    assert len(shown.column(7)) == 12
+
+
+def test_a_name_leads_to_its_section_which_is_unpacked_for_it(show):
+    shown = show("thousand")
+    before = shown.sections
+    assert len(before) == 10
+    shown.tab.fill("#search", "model-123-")
+    shown.tab.click("#rows a")
+    shown.tab.wait_for_selector("section.result >> nth=10")
+    heading = shown.tab.inner_text("section.result h3:focus")
+    assert "test_step[model-123-fp16]" in heading
+    assert shown.tab.locator("section.result:has(h3:focus)").is_visible()
+    assert 0 <= shown.ask("document.activeElement.getBoundingClientRect().top") < 800
+    shown.tab.click("section.result:has(h3:focus) a.back")
+    assert shown.ask("location.hash") == "#tests"
+    assert shown.column(0) != []
+
+
+def test_an_address_of_a_packed_section_opens_it(show):
+    shown = show("thousand")
+    ids = shown.ask("[...document.querySelectorAll('#rows a')].map(it => it.hash)")
+    hidden = [it for it in ids if it[1:] not in shown.sections][5]
+    again = show("thousand", hash_=hidden)
+    assert hidden[1:] in again.sections
+    assert again.focused == f"{hidden[1:]}-name"
+
+
+def test_sections_stand_in_the_tables_order_however_they_were_opened(show):
+    shown = show("thousand")
+    for word in ("model-900-", "model-20-", "model-300-"):
+        shown.tab.fill("#search", word)
+        number = len(shown.sections)
+        shown.tab.click("#rows a")
+        shown.tab.wait_for_selector(f"section.result >> nth={number}")
+    headings = shown.tab.eval_on_selector_all("section.result h3", "t => t.map(i => i.innerText)")
+    places = [name.index("model-20-") >= 0 for name in headings if "model-20-" in name]
+    assert places == [True]
+    order = [it for it in headings if any(n in it for n in ("l-900-", "l-20-", "l-300-"))]
+    assert ["l-20-" in order[0], "l-300-" in order[1], "l-900-" in order[2]] == [True] * 3
+
+
+@pytest.mark.parametrize("name", ["sample", "thousand"])
+def test_markup_in_names_is_inert_wherever_it_is_shown(show, name):
+    shown = show(name)
+    shown.tab.fill("#search", "onerror=alert(2)")
+    (text,) = shown.column(0)
+    assert text == (
+        EVIL.replace("\x1b", "\\x1b").replace("\u202e", "\\u202e")
+        + " (<img src=x onerror=alert(2)>)"
+    )
+    shown.tab.click("#rows a")
+    shown.tab.wait_for_selector("section.result h3:focus")
+    assert shown.ask("document.querySelectorAll('img').length") == 0
+    assert shown.ask("document.querySelectorAll('body script:not([type])').length") == 1
+
+
+def test_the_pages_policy_stops_markup_that_would_get_through(browser, files, server):
+    """Were a name ever not escaped, it could neither run nor ask for anything."""
+    text = files("sample").read_text(encoding="utf-8")
+    hole = "<script>document.title = 'run'</script><img src='x.png' "
+    hole += "onerror=\"document.title = 'run'\"><p style='color: red' id='styled'></p>"
+    path = files("sample").with_name("hole.html")
+    path.write_text(text.replace("<main>", f"<main>{hole}"), encoding="utf-8")
+    tab = browser.new_page()
+    said = []
+    tab.on("console", lambda message: said.append(message.text))
+    tab.goto(f"{server.address}/hole.html")
+    tab.wait_for_selector("html[data-ready]")
+    assert tab.title() != "run"
+    assert server.asked == ["/hole.html"]
+    assert len([it for it in said if "Content Security Policy" in it]) >= 3
+    tab.close()
+
+
+def test_a_command_is_copied(show):
+    shown = show(permissions=["clipboard-read", "clipboard-write"])
+    shown.tab.click("button.copy >> nth=0")
+    shown.tab.wait_for_selector("button.copy:has-text('Copied')")
+    command = shown.ask("navigator.clipboard.readText()")
+    assert command == shown.tab.inner_text(".command code >> nth=0")
+    assert command.startswith("pytest ")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark_are_the_systems_and_text_has_contrast(show, scheme):
+    shown = show(color_scheme=scheme)
+    back = shown.ask("getComputedStyle(document.body).backgroundColor")
+    channels = [int(it) for it in back.removeprefix("rgb(").removesuffix(")").split(",")]
+    assert (sum(channels) > 600) == (scheme == "light")
+    assert shown.ask(COLOURS) == []
+
+
+def test_a_button_changes_light_and_dark_and_is_remembered(show):
+    shown = show(color_scheme="light")
+    colour = "getComputedStyle(document.body).backgroundColor"
+    light = shown.ask(colour)
+    assert shown.tab.inner_text("#theme") == "Dark"
+    shown.tab.click("#theme")
+    dark = shown.ask(colour)
+    assert dark != light
+    shown.go(shown.url)
+    assert shown.ask(colour) == dark
+    shown.tab.click("#theme")
+    assert shown.ask(colour) == light
+
+
+def test_areas_of_a_timeline_have_the_colours_of_their_legend(show):
+    shown = show()
+    pairs = shown.ask(
+        """
+        () => {
+          const section = document.querySelector("section.result:has(svg.timeline)");
+          return [...section.querySelectorAll(".area")].map((it) => {
+            const name = it.getAttribute("class").split(" ")[1];
+            const swatch = section.querySelector(`.legend .swatch.${name}`);
+            return [getComputedStyle(it.firstElementChild).fill,
+                    getComputedStyle(swatch).backgroundColor];
+          });
+        }
+        """
+    )
+    assert len(pairs) == 8
+    assert all(a == b for a, b in pairs)
+    assert len({a for a, _ in pairs}) == len(pairs)
+
+
+@pytest.mark.parametrize("name", ["sample", "thousand"])
+def test_a_phone_needs_no_sideways_scrolling_and_hides_no_figure(show, name):
+    shown = show(name, PHONE, has_touch=True, is_mobile=True)
+    assert shown.ask("document.documentElement.scrollWidth") == 360
+    wide = shown.ask(
+        "[...document.querySelectorAll('main *')].filter(it => it.checkVisibility() && "
+        "it.getBoundingClientRect().right > 361 && !it.closest('.scroll')).length"
+    )
+    assert wide == 0
+    boxes = (
+        "[...document.querySelectorAll('.scroll')].filter(it => it.scrollWidth > it.clientWidth)"
+    )
+    assert shown.ask(f"{boxes}.length") == 0
+    row = shown.tab.inner_text("#rows tr >> nth=0")
+    for word in ("allocated", "reserved", "change"):
+        assert word in row or shown.ask(
+            f"getComputedStyle(document.querySelector('#rows td[data-label={word}]'), "
+            "'::before').content"
+        ).startswith(f'"{word}')
+
+
+def test_a_thousand_tests_are_few_elements_until_more_are_asked_for(show):
+    shown = show("thousand")
+    assert len(shown.column(0)) == 200
+    assert shown.ask("document.querySelectorAll('*').length") < 10_000
+    shown.tab.click("button:has-text('Show 200 more')")
+    assert len(shown.column(0)) == 400
+    shown.tab.click("button:has-text('Show all')")
+    assert len(shown.column(0)) == 1001
+    assert shown.tab.is_hidden("#more")
+
+
+def test_ten_thousand_tests_are_ready_sorted_and_filtered_at_once(show):
+    shown = show("ten-thousand")
+    ready = shown.ask("performance.now()")
+    assert ready < 10_000  # ms; a fraction of a second on an idle machine
+    assert shown.tab.inner_text("#status") == "10000 in all"
+    took = shown.ask(
+        "(() => { const start = performance.now();"
+        "document.querySelector('[data-column=\"0\"]').click();"
+        "return performance.now() - start; })()"
+    )
+    assert took < 5_000
+    assert shown.column(0)[0].endswith("test_step[model-0-fp16]")
+    shown.tab.fill("#search", "model-9999-")
+    assert len(shown.column(0)) == 1
+
+
+def test_a_page_without_results_is_quiet(show):
+    """Its script has no table to work on, and says nothing of it."""
+    shown = show("empty")
+    assert "No test was measured." in shown.tab.inner_text("main")
+
+
+def test_without_javascript_the_table_and_the_failures_are_there(browser, files):
+    context = browser.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto(files("thousand").as_uri())
+    assert tab.locator("#rows tr").count() == 200
+    assert tab.locator("section.result").count() == 10
+    assert tab.is_hidden("#filter")
+    assert "Sorting and filtering need JavaScript" in tab.inner_text("main")
+    context.close()
+
+
+def test_on_paper_it_is_light_and_without_controls(show):
+    shown = show(color_scheme="dark")
+    shown.tab.emulate_media(media="print")
+    assert shown.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert shown.tab.is_hidden("#filter")
+    assert shown.tab.is_hidden("#theme")
+    assert shown.ask(COLOURS) == []
+    assert shown.tab.is_visible("section.result >> nth=3")
+
+
+@pytest.fixture
+def server(files):
+    with served(files("sample").parent) as running:
+        yield running
+
+
+def test_served_by_a_web_server_it_asks_for_nothing_more(browser, server):
+    """As CI's artifacts are: a browser asks a server for an icon where a page names none."""
+    tab = browser.new_page()
+    tab.goto(f"{server.address}/sample.html")
+    tab.wait_for_selector("html[data-ready]")
+    tab.close()
+    assert server.asked == ["/sample.html"]
+
+
+def test_pictures_of_it_are_kept_where_they_are_asked_for(show, tmp_path):
+    """Whoever changes its looks looks at these."""
+    folder = Path(os.environ.get("GPUMEM_SCREENSHOTS", tmp_path))
+    folder.mkdir(parents=True, exist_ok=True)
+    for scheme in ("light", "dark"):
+        for name, size in (("desktop", DESKTOP), ("phone", PHONE)):
+            shown = show(size=size, color_scheme=scheme)
+            shown.tab.screenshot(path=folder / f"{name}-{scheme}.png")
+            shown.tab.eval_on_selector("section.result >> nth=2", "it => it.scrollIntoView()")
+            path = folder / f"{name}-{scheme}-section.png"
+            shown.tab.screenshot(path=path)
+            assert path.stat().st_size > 10_000

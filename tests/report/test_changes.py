@@ -1,0 +1,162 @@
+"""A comparison as text, as markdown and as JSON: whole outputs in gold/, and their rules."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from helpers.command_line import BEFORE, NOW
+from helpers.terminal_results import NASTY, matches_gold
+
+from pytest_gpumem.baselines.changes import Changes, pair
+from pytest_gpumem.baselines.key import Key
+from pytest_gpumem.measurement import BaselineEntry, Breakdown, Peak, Site, Slope
+from pytest_gpumem.report import changes as rendering
+from pytest_gpumem.sizes import MIB
+
+MODULE = "tests/training/test_models.py"
+SITE = Site(
+    "models/blocks.py", 88, "Attention.forward", "q @ k", "GPT.h.*", "activations", 64 * MIB, 12
+)
+
+
+def key(test, part="", device="virtual-T4", module=MODULE):
+    return Key(device, module, test, part)
+
+
+def entry(*peaks, provenance=BEFORE, activations=0, **declared):
+    found = tuple(Peak(int(a * MIB), int(r * MIB)) for a, r in peaks)
+    if activations:
+        site = replace(SITE, nbytes=activations * MIB)
+        breakdown = Breakdown({"activations": activations * MIB}, 0, (site,))
+        declared["breakdowns"] = (breakdown,)
+    return BaselineEntry(found, provenance, **declared)
+
+
+OLD = {
+    key("test_resnet50[32]"): entry((2978.05, 3294), activations=2978),
+    key("test_resnet50[32]", "forward"): entry((1000, 1010)),
+    key("test_a_transformer_with_checkpointing_and_autocast[resnet50-32-fp16]"): entry((500, 520)),
+    key("test_two_devices"): entry((100, 120), (90, 120)),
+    key("test_gone"): entry((12.5, 20)),
+    key("test_batch"): entry((12.5, 20), batch_size=8),
+    key("test_same"): entry((1, 2)),
+    key("test_x", module="tests/test_b.py", device="cuda-NVIDIA-H200"): entry((10, 20)),
+    **{key(f"test_gpt2[{i}]"): entry((200, 220)) for i in range(4)},
+}
+NEW = {
+    key("test_resnet50[32]"): entry((3490.05, 3806), activations=3490),
+    key("test_resnet50[32]", "forward"): entry((900, 1010)),
+    key("test_a_transformer_with_checkpointing_and_autocast[resnet50-32-fp16]"): entry((501, 520)),
+    key("test_two_devices"): entry((100, 120), (95, 140)),
+    key("test_new[a b]"): entry((70, 80)),
+    key("test_batch"): entry((22.5, 30), batch_size=16),
+    key("test_same"): entry((1, 2), provenance=NOW),
+    key("test_x", module="tests/test_b.py", device="cuda-NVIDIA-H200"): entry((10, 40)),
+    key("test_big"): entry((9, 9)),
+    **{key(f"test_gpt2[{i}]"): entry((228, 248), provenance=NOW) for i in range(4)},
+}
+
+
+def made(**others):
+    moves = tuple(pair(OLD, NEW, short_after={key("test_big")}))
+    return Changes("main", "HEAD", moves, ("main has only three feet",), **others)
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_a_comparison_on_the_terminal(across):
+    text = rendering.table(made(across=across))
+    assert matches_gold("compare_across" if across else "compare", text)
+
+
+def test_a_comparison_in_markdown():
+    text = rendering.markdown(made(across=True))
+    assert matches_gold("compare_markdown", text, width=400)
+
+
+def test_a_comparison_in_json_tells_what_moved_together_and_why():
+    document = json.loads(rendering.to_json(made()))
+    assert document["counts"] == {
+        "ran out of memory": 1,
+        "grew": 8,
+        "shrank": 1,
+        "appeared": 1,
+        "vanished": 1,
+        "incomparable": 1,
+        "same": 1,
+    }
+    moves = {it["nodeid"] + it["part"]: it for it in document["moves"]}
+    assert moves[f"{MODULE}::test_gpt2[0]"]["together"] == 0
+    assert moves[f"{MODULE}::test_two_devices"]["together"] is None
+    assert moves[f"{MODULE}::test_two_devices"]["after"]["peak_allocated"] == [
+        100 * MIB,
+        95 * MIB,
+    ]
+    assert moves[f"{MODULE}::test_batch"]["reason"] == "batch size 8 -> 16"
+    assert "activations +512.00 MiB" in moves[f"{MODULE}::test_resnet50[32]"]["cause"]
+    assert moves[f"{MODULE}::test_big"]["before"] is None
+    (together,) = document["together"]
+    assert together["sentence"] == "torch 2.14.0 -> 2.15.0: 4 tests moved by +28.00 MiB allocated"
+    assert (together["tests"], together["least"], together["peak"]) == (4, 28 * MIB, "allocated")
+
+
+def test_the_growth_with_the_batch_size_is_in_the_json():
+    slope = Slope(fixed=3 * MIB, per_sample=7, sizes=(8, 16))
+    moves = pair({key("test_it"): entry((1, 1))}, {key("test_it"): entry((9, 9), slope=slope)})
+    (move,) = json.loads(rendering.to_json(Changes("a", "b", tuple(moves))))["moves"]
+    assert move["before"]["slope"] is None
+    assert move["after"]["slope"] == {"fixed": 3 * MIB, "per_sample": 7, "sizes": [8, 16]}
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_keeps_the_width(width):
+    lines = rendering.table(made(), width).splitlines()
+    assert max(map(len, lines)) <= width
+
+
+def test_what_comes_from_outside_is_shown_and_not_obeyed():
+    nasty = key(NASTY, NASTY, module=NASTY)
+    changes = Changes(
+        NASTY, NASTY, tuple(pair({nasty: entry((1, 1))}, {nasty: entry((2, 2))})), (NASTY,)
+    )
+    for text in (rendering.table(changes, 200), rendering.markdown(changes)):
+        assert all(line.isprintable() for line in text.splitlines())
+        assert "\\x1b" in text.replace("&#92;", "\\").replace("\\\\", "\\")
+    assert json.loads(rendering.to_json(changes))["before"] == NASTY
+
+
+def test_names_are_no_markup():
+    name = "test_<b>|x|`y`*z*_[a](b)@me #1"
+    moves = pair({}, {key(name, module="a.py"): entry((1, 1))})
+    text = rendering.markdown(Changes("<b>a</b>", "b|c", tuple(moves), ("<i>x</i> | y",)))
+    row = next(line for line in text.splitlines() if "test&#95;" in line)
+    assert row.count("|") == 8
+    assert "<b>" not in text.replace("`<b>a</b>`", "")
+    assert "\\<i\\>" in text
+
+
+def test_nothing_to_compare_is_said():
+    assert rendering.table(Changes("a", "b", ())) == "gpumem: a -> b: no figures"
+    assert rendering.markdown(Changes("a", "b", ())) == "`a` → `b`: no figures"
+
+
+def test_causes_are_few():
+    old = {key(f"test_{i}"): entry((10 + i, 99), activations=10 + i) for i in range(30)}
+    new = {it: entry((99 + 2 * i, 99), activations=99 + 2 * i) for i, it in enumerate(old)}
+    text = rendering.table(Changes("a", "b", tuple(pair(old, new))))
+    assert text.count("cause: ") == 11
+    assert "cause: and 20 more tests" in text
+
+
+def test_ten_thousand_moves_are_rendered_in_seconds():
+    import time
+
+    old = {key(f"test_{i}"): entry((10, 99)) for i in range(10_000)}
+    new = {it: entry((11 + i, 99)) for i, it in enumerate(old)}
+    start = time.process_time()
+    changes = Changes("a", "b", tuple(pair(old, new)), across=True)
+    assert "test_9999 " in rendering.table(changes)
+    rendering.markdown(changes)
+    rendering.to_json(changes)
+    assert time.process_time() - start < 10

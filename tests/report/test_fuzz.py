@@ -1,0 +1,83 @@
+"""JSON reports, whatever was done to them: refused as such, or as good as any in every output."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+from helpers.damage import JSON, damaged, damages, places
+from helpers.damage import with_value as text_with_value
+from helpers.sample_report import sample
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_gpumem.errors import ReportError
+from pytest_gpumem.report.item_properties import properties
+from pytest_gpumem.report.json_report import dumps, loads
+from pytest_gpumem.report.markdown import markdown
+from pytest_gpumem.report.page.html import page
+from pytest_gpumem.report.terminal import session_text
+from pytest_gpumem.report.terminal.summary_table import summary_table
+
+WHEN = "2026-11-21T15:06:07Z"
+TEXT = dumps(sample(), created=WHEN)
+PLACES = list(places(json.loads(TEXT)))
+
+
+def read_or_refused(text):
+    """A report is an error, or stays what it is and is shown."""
+    saved = None
+    with suppress(ReportError):
+        saved = loads(text, "report.json")
+    if saved is None:
+        return
+    again = dumps(saved.report, created=saved.created, gpumem=saved.gpumem)
+    assert loads(again, "report.json") == saved
+    shown = [
+        session_text.failures(saved.results),
+        session_text.counts(saved.results),
+        session_text.next_command(saved.results) or "",
+        summary_table(saved.results, 2, 80),
+        markdown(saved.report),
+        page(saved.report),
+    ]
+    assert all(isinstance(value, (str, int)) for _, value in properties(saved.results))
+    assert "\x1b" not in "".join(shown)
+    assert "<script>alert(9)" not in shown[-1]
+    "".join(shown).encode()
+
+
+def test_as_it_is():
+    read_or_refused(TEXT)
+
+
+@settings(deadline=None)
+@given(st.binary())
+def test_any_bytes_are_an_error_or_a_report(content):
+    read_or_refused(content)
+
+
+@settings(deadline=None, max_examples=100)
+@given(damages(len(TEXT)))
+def test_any_damage_to_a_report_is_an_error_or_a_report(pieces):
+    read_or_refused(damaged(TEXT.encode(), pieces))
+
+
+@settings(deadline=None, max_examples=100)
+@given(JSON | st.just(...), st.sampled_from(PLACES[1:]))
+def test_any_json_in_any_place_is_an_error_or_a_report(value, place):
+    read_or_refused(text_with_value(TEXT, value, place))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from(PLACES[1:]), st.data())
+def test_values_of_other_places_are_an_error_or_a_report(place, data):
+    """Such as are of the same kind, and figures that no device has."""
+    found = json.loads(TEXT)
+    for name in place:
+        found = found[name]
+    alike = (
+        [0, 2**63 - 1] if type(found) is int else ["", "\x1b[31m\udc80<script>alert(9)</script>"]
+    )
+    value = data.draw(st.sampled_from({int: alike, str: alike}.get(type(found), [[], {}, None])))
+    read_or_refused(text_with_value(TEXT, value, place))

@@ -1,0 +1,94 @@
+"""GitHub's annotations: a line for each failure, whatever its name holds."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.sample_report import EVIL, attribution, entry, measured, result, sample
+
+from pytest_gpumem.judge.verdict import Kind, Lookup, Verdict
+from pytest_gpumem.report.github import error_lines
+
+COMMAND = re.compile(r"::error (?P<properties>[^:]*)::(?P<message>.*)")
+ROOT = Path("/work/project")
+
+
+def lines(results, root=ROOT, workspace=ROOT):
+    return list(error_lines(results, root=root, workspace=workspace))
+
+
+def decoded(line):
+    """What GitHub's runner makes of a line: properties first, then the message."""
+    found = COMMAND.fullmatch(line)
+    pairs = dict(it.split("=", 1) for it in found["properties"].split(","))
+    codes = {"%0D": "\r", "%0A": "\n", "%3A": ":", "%2C": ",", "%25": "%"}
+
+    def plain(text):
+        return re.sub("|".join(codes), lambda it: codes[it[0]], text)
+
+    return {name: plain(text) for name, text in pairs.items()}, plain(found["message"])
+
+
+def failed(name="test_it", headline="regressed: by 1 MiB", **values):
+    one = result(name, measured(attribution(layers=1)), Lookup(entry(attribution(layers=1))))
+    return replace(one, verdict=Verdict(Kind.REGRESSED, failed=True, headline=headline), **values)
+
+
+def test_each_failure_has_a_line_the_most_urgent_first():
+    wanted = [it for it in sample().results if it.verdict.failed and not it.expected]
+    found = lines(sample().results)
+    assert len(found) == len(wanted) > 2
+    messages = [decoded(it)[1] for it in found]
+    assert messages[0].startswith("out of memory")
+    assert all(message.endswith(("(virtual-T4)", "(virtual-H100)")) for message in messages)
+
+
+def test_a_line_is_what_github_documents():
+    (line,) = lines([failed()])
+    assert line == (
+        "::error file=tests/training/test_models.py,line=28,"
+        "title=GPU memory%3A tests/training/test_models.py%3A%3Atest_it"
+        "::regressed: by 1 MiB (virtual-T4)"
+    )
+
+
+@pytest.mark.parametrize("odd", ["a,b", "a:b::c", "100%", "%0A", "a\nb", "a\r\nb", "a=b"])
+def test_what_github_reads_otherwise_is_encoded(odd):
+    (line,) = lines([failed(odd, headline=odd, location=(f"{odd}.py", 3))])
+    assert "\n" not in line
+    assert "\r" not in line
+    properties, message = decoded(line)
+    assert properties == {
+        "file": f"{odd}.py",
+        "line": "3",
+        "title": f"GPU memory: tests/training/test_models.py::{odd}",
+    }
+    assert message == f"{odd} (virtual-T4)"
+
+
+def test_control_characters_are_shown_and_not_sent():
+    (line,) = lines([failed(EVIL, headline=EVIL)])
+    assert line.isprintable()
+
+
+def test_files_are_named_from_the_repository_on(tmp_path):
+    (tmp_path / "linked").symlink_to(tmp_path / "repo")
+    (tmp_path / "repo/inner/tests").mkdir(parents=True)
+    one = failed(location=("tests/test_a.py", 7))
+
+    def file(root, workspace):
+        (line,) = lines([one], root, workspace)
+        return decoded(line)[0]["file"]
+
+    repo = tmp_path / "repo"
+    assert file(repo / "inner", repo) == "inner/tests/test_a.py"
+    assert file(tmp_path / "linked/inner", repo) == "inner/tests/test_a.py"
+    assert file(repo / "inner", tmp_path / "other") == f"{repo}/inner/tests/test_a.py"
+
+
+def test_without_a_place_there_is_none():
+    (line,) = lines([failed(location=None)])
+    assert line.startswith("::error title=")

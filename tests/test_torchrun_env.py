@@ -1,0 +1,128 @@
+"""Which rank of torchrun's a process is, and how ranks tell each other."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from pytest_gpumem.plugin import torchrun
+from pytest_gpumem.plugin.torchrun import Exchange
+from pytest_gpumem.torchrun_env import current_rank
+
+ENVIRONMENT = {
+    "TORCHELASTIC_RUN_ID": "abc",
+    "RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "29500",
+}
+
+
+def rank_of(number, **changed):
+    return current_rank({**ENVIRONMENT, "RANK": str(number), "LOCAL_RANK": str(number), **changed})
+
+
+def test_it_is_told_by_torchruns_variables():
+    rank = rank_of(1)
+    assert rank[:4] == (1, 4, 1, 2)
+    assert not rank.reports
+    first = rank_of(0)
+    assert (first.reports, first.key) == (True, rank.key)
+    assert (first.peers, first.elsewhere) == (range(1, 2), range(2, 4))
+
+
+@pytest.mark.parametrize(
+    "changed", [{"WORLD_SIZE": "1"}, {"RANK": "x"}, {"TORCHELASTIC_RUN_ID": None}, {"RANK": None}]
+)
+def test_others_are_none(changed):
+    values = {**ENVIRONMENT, **changed}
+    assert current_rank({k: v for k, v in values.items() if v is not None}) is None
+
+
+def test_another_run_or_restart_is_another():
+    keys = {rank_of(0).key, rank_of(0, MASTER_PORT="1").key}
+    assert len(keys | {rank_of(0, TORCHELASTIC_RESTART_COUNT="1").key}) == 3
+
+
+@pytest.fixture
+def pair(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    first, second = Exchange(rank_of(0)), Exchange(rank_of(1))
+    first.begin()
+    second.begin()
+    return first, second
+
+
+def test_what_one_gives_the_first_takes(pair):
+    first, second = pair
+    threading.Timer(0.2, second.give, [{"a": [1, None]}]).start()
+    assert first.take() == {1: {"a": [1, None]}}
+
+
+def test_the_others_stay_until_the_first_has_done(pair):
+    first, second = pair
+    threading.Timer(0.2, first.done).start()
+    second.wait_until_done()
+    assert (second._folder / "done").exists()
+
+
+def test_what_an_earlier_run_left_is_not_taken(pair):
+    first, second = pair
+    second.give({"old": 1})
+    first.done()
+    first.begin()
+    second.begin()
+    threading.Timer(0.2, second.give, [{"new": 1}]).start()
+    assert first.take() == {1: {"new": 1}}
+    assert not (first._folder / "done").exists()
+
+
+def test_a_rank_that_died_is_not_waited_for(pair):
+    first, second = pair
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    second._write(second._file("began"), {"pid": dead.pid})
+    assert first.take() == {1: None}
+
+
+def test_nor_for_long_one_that_never_came(pair, monkeypatch):
+    first, second = pair
+    monkeypatch.setattr(torchrun, "LATEST_S", 0.1)
+    second._file("began").unlink()
+    assert first.take() == {1: None}
+    monkeypatch.setattr(torchrun, "LONGEST_S", 0.1)
+    second.begin()
+    assert first.take() == {1: None}
+
+
+def test_ranks_of_another_machine_wait_for_nobody(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    other = Exchange(rank_of(3))
+    other.begin()
+    other.wait_until_done()
+
+
+def test_what_is_no_json_counts_as_nothing(pair):
+    first, second = pair
+    second._file("result").write_text("][")
+    assert first.take() == {1: None}
+
+
+def test_the_folder_is_this_users_alone(pair):
+    first, _ = pair
+    assert first._folder.stat().st_mode & 0o777 == 0o700
+    assert str(os.getuid()) in first._folder.name
+
+
+def test_a_link_in_its_place_is_refused(pair, tmp_path):
+    first, _ = pair
+    first._folder.rename(tmp_path / "elsewhere")
+    first._folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PermissionError):
+        first.begin()

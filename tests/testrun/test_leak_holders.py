@@ -1,0 +1,70 @@
+"""Leaks: who refers to what a test still holds."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.marked_sessions import LEAKS, leaked
+
+KEEPERS = {
+    "attribute history of Trainer, list of 1": (
+        "class Trainer:\n    def __init__(self): self.history = []\nTRAINER = Trainer()",
+        ["TRAINER.history.append(mib(8))"],
+        "global variable TRAINER of test_it.py (attribute history of Trainer, list of 1)",
+    ),
+    "class": (
+        "class Trainer:\n    last = None",
+        ["Trainer.last = mib(8)"],
+        "class attribute last of Trainer",
+    ),
+    "closure": (
+        "HOOKS = {}",
+        ["big = mib(8)", "def hook(): return big", "HOOKS['a'] = hook"],
+        "global variable HOOKS of test_it.py (dict of 1, closure of test_it.<locals>.hook, ",
+    ),
+    "global": ("LAST = None", ["global LAST", "LAST = mib(8)"], "global variable LAST of"),
+    "parameter": (
+        "KEPT = []",
+        ["KEPT.append(torch.nn.Linear(1024, 2048, bias=False, device='cuda'))"],
+        "global variable KEPT of test_it.py (list of 1, Linear)",
+    ),
+    "model": (
+        "KEPT = []",
+        [
+            "model = torch.nn.Linear(1024, 2048, bias=False, device='cuda')",
+            "for _ in range(9): model = torch.nn.Sequential(torch.nn.ModuleList([model]))",
+            "KEPT.append({'model': model})",
+        ],
+        "global variable KEPT of test_it.py (list of 1, dict of 1, Sequential): 8.00 MiB",
+    ),
+    "graph": (
+        "KEPT = []",
+        ["KEPT.append(mib(8).float().requires_grad_().exp().sum())"],
+        "global variable KEPT of test_it.py (list of 1), with its autograd graph (SumBackward0)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KEEPERS)
+def test_who_refers_to_it(suite, name):
+    head, body, words = KEEPERS[name]
+    session = leaked(suite, *body, head=head)
+    assert session.outcomes == {"passed": 1, "errors": 1}
+    assert f"note: held by {words}" in session.flat
+
+
+def test_a_hook_that_keeps_activations(suite):
+    session = leaked(
+        suite,
+        "model = torch.nn.Sequential(torch.nn.Linear(512, 4096), torch.nn.ReLU()).cuda()",
+        "model[0].register_forward_hook(lambda module, args, out: SEEN.append(out))",
+        "model(torch.zeros(512, 512, device='cuda'))",
+        head="SEEN = []",
+    )
+    assert "global variable SEEN of test_it.py (list of 1), with its autograd graph" in session.flat
+    assert "activations" in session.flat
+
+
+def test_without_attribution_the_holder_is_told_and_no_line(suite):
+    session = suite.run("--gpumem-attribution=off", source=LEAKS)
+    assert "held by global variable CACHE" in session.flat
+    assert "of which" not in session.flat

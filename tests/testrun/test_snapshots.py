@@ -1,0 +1,319 @@
+"""The allocator's snapshots: whose are kept, under which names, and that PyTorch opens them."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from pytest_gpumem.attribution.recording import Recording
+from pytest_gpumem.attribution.snapshots import LONGEST_NAME, VIEWER, snapshot_name, write_snapshot
+from pytest_gpumem.baselines import paths
+from pytest_gpumem.plugin.settings import OPTIONS
+from pytest_gpumem.sizes import MIB
+
+SOURCE = """
+@pytest.mark.gpu_memory(baseline=False)
+def test_good():
+    kept = mib(30)
+
+@pytest.mark.gpu_memory(max_allocated_gib=0.05)
+def test_large():
+    kept = mib(100)
+
+@pytest.mark.gpu_memory(max_gib=0.05)
+def test_short():
+    kept = mib(40)
+    more = mib(60)
+
+@pytest.mark.gpu_memory
+def test_broken():
+    kept = mib(20)
+    assert False, "for another reason"
+"""
+LARGE, SHORT = "test_it.py--test_large.pickle", "test_it.py--test_short.pickle"
+
+
+def names(suite, folder="snaps"):
+    return sorted(path.name for path in (suite.path / folder).iterdir())
+
+
+def sizes(path):
+    """The sizes that a snapshot's history has allocated, in MiB."""
+    snapshot = pickle.loads(path.read_bytes())
+    events = [event for events in snapshot["device_traces"] for event in events]
+    return [event["size"] / MIB for event in events if event["action"] == "alloc"]
+
+
+# -- whose are kept --
+
+
+def test_without_the_option_there_are_none(suite):
+    session = suite.run(source=SOURCE)
+    assert session.outcomes == {"passed": 1, "failed": 3}
+    assert "snapshot" not in session.out
+    assert not list(suite.path.rglob("*.pickle"))
+
+
+def test_of_failures_each_is_kept_and_named_in_its_report(suite):
+    session = suite.run("--gpumem-snapshots=snaps", source=SOURCE)
+    assert session.outcomes == {"passed": 1, "failed": 3}
+    assert names(suite) == [LARGE, SHORT]
+    for name in (LARGE, SHORT):
+        assert f"\nsnapshot: snaps/{name} (open it at {VIEWER})\n" in session.out
+    assert "gpumem: 2 snapshots in snaps" in session.out
+    assert sizes(suite.path / "snaps" / LARGE) == [100]
+    assert sizes(suite.path / "snaps" / SHORT) == [40, 60]
+
+
+def test_growth_is_a_failure_and_shrinkage_none(suite, monkeypatch):
+    source = """
+    import os
+    @pytest.mark.gpu_memory
+    def test_it(): mib(int(os.environ["SIZE"]))
+    """
+    monkeypatch.setenv("SIZE", "100")
+    suite.run("--gpumem-update-baselines", source=source)
+    monkeypatch.setenv("SIZE", "50")
+    session = suite.run("--gpumem-snapshots=snaps", "--gpumem-shrinkage=fail")
+    assert session.outcomes == {"failed": 1}
+    assert not (suite.path / "snaps").exists()
+    monkeypatch.setenv("SIZE", "150")
+    suite.run("--gpumem-snapshots=snaps")
+    assert sizes(suite.path / "snaps/test_it.py--test_it.pickle") == [150]
+
+
+def test_always_keeps_those_of_all_that_were_measured(suite):
+    session = suite.run("--gpumem-snapshots=snaps", "--gpumem-snapshot-when=always", source=SOURCE)
+    assert session.outcomes == {"passed": 1, "failed": 3}
+    assert names(suite) == ["test_it.py--test_good.pickle", LARGE, SHORT]
+    assert sizes(suite.path / "snaps/test_it.py--test_good.pickle") == [30]
+    assert "gpumem: 3 snapshots in snaps" in session.out
+
+
+def test_always_runs_no_test_twice_that_fits(suite):
+    source = """
+    runs = []
+    @pytest.mark.gpu_memory(max_allocated_gib=0.05)
+    def test_it():
+        runs.append(mib(100).numel())
+    def test_runs(): assert len(runs) == TIMES
+    """
+    always = "--gpumem-snapshots=snaps", "--gpumem-snapshot-when=always"
+    session = suite.run(*always, source=source.replace("TIMES", "1"))
+    assert session.outcomes == {"passed": 1, "failed": 1}
+    session = suite.run(always[0], source=source.replace("TIMES", "2"))
+    assert session.outcomes == {"passed": 1, "failed": 1}
+
+
+def test_they_are_kept_without_attribution_as_well(suite):
+    arguments = "--gpumem-snapshots=snaps", "--gpumem-attribution=off"
+    session = suite.run(*arguments, source=SOURCE)
+    assert names(suite) == [LARGE, SHORT]
+    assert "at the peak" not in session.out
+    suite.run(*arguments, "--gpumem-snapshot-when=always")
+    assert sizes(suite.path / "snaps/test_it.py--test_good.pickle") == [30]
+
+
+def test_with_attribution_on_a_failure_is_not_run_again(suite):
+    source = """
+    runs = []
+    @pytest.mark.gpu_memory(max_allocated_gib=0.05)
+    def test_it():
+        runs.append(mib(100).numel())
+    def test_runs(): assert len(runs) == 1
+    """
+    session = suite.run("--gpumem-snapshots=snaps", "--gpumem-attribution=on", source=source)
+    assert session.outcomes == {"passed": 1, "failed": 1}
+    assert names(suite) == ["test_it.py--test_it.pickle"]
+
+
+def test_a_second_run_that_fails_leaves_a_snapshot_as_far_as_it_came(suite):
+    source = """
+    runs = []
+    @pytest.mark.gpu_memory(max_allocated_gib=0.05)
+    def test_it():
+        runs.append(1)
+        kept = mib(100)
+        assert len(runs) == 1
+        more = mib(60)
+    """
+    session = suite.run("--gpumem-snapshots=snaps", source=source)
+    assert "over budget: peak allocated of 160.00 MiB" in session.flat
+    assert sizes(suite.path / "snaps/test_it.py--test_it.pickle") == [100]
+
+
+def test_a_test_with_parts_has_one_named_once(suite):
+    source = """
+    @pytest.mark.gpu_memory(max_allocated_gib=0.01)
+    def test_it(gpu_memory):
+        with gpu_memory.measure("part", max_allocated_gib=0.01): mib(100)
+    """
+    session = suite.run("--gpumem-snapshots=snaps", source=source)
+    assert session.out.count("over budget: ") >= 2
+    assert session.out.count("snapshot: ") == 1
+    assert "gpumem: 1 snapshot in snaps" in session.out
+
+
+def test_a_rerun_replaces_it(suite):
+    source = """
+    @pytest.mark.gpu_memory(max_allocated_gib=0.01)
+    def test_it(): mib(100)
+    """
+    suite.run("--gpumem-snapshots=snaps", source=source)
+    suite.run("--gpumem-snapshots=snaps", source=source.replace("100", "200"))
+    assert names(suite) == ["test_it.py--test_it.pickle"]
+    assert sizes(suite.path / "snaps/test_it.py--test_it.pickle") == [200]
+
+
+def test_workers_write_those_of_their_tests(suite):
+    session = suite.run_apart("-n2", "--gpumem-snapshots=deep/snaps", source=SOURCE)
+    assert session.outcomes == {"passed": 1, "failed": 3}
+    assert names(suite, "deep/snaps") == [LARGE, SHORT]
+    assert f"snapshot: deep/snaps/{LARGE} (open it at" in session.out
+    assert "gpumem: 2 snapshots in deep/snaps" in session.out
+
+
+# -- the options --
+
+
+def test_the_ini_options_are_read(suite):
+    suite.write("pytest.ini", "[pytest]\ngpumem_snapshots = there\n")
+    suite.run(source=SOURCE)
+    assert names(suite, "there") == [LARGE, SHORT]
+    suite.write("pytest.ini", "[pytest]\ngpumem_snapshots = there\ngpumem_snapshot_when = always\n")
+    suite.run()
+    assert "test_it.py--test_good.pickle" in names(suite, "there")
+    assert {"snapshots", "snapshot_when"} <= {option.name for option in OPTIONS}
+
+
+def test_an_unknown_time_is_a_usage_error(suite):
+    session = suite.run("--gpumem-snapshot-when=never", source=SOURCE)
+    assert session.ret == pytest.ExitCode.USAGE_ERROR
+    assert "write --gpumem-snapshot-when=failure or --gpumem-snapshot-when=always" in session.err
+
+
+def test_a_folder_elsewhere_is_named_whole(suite, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("elsewhere") / "new"
+    session = suite.run(f"--gpumem-snapshots={folder}", source=SOURCE)
+    assert f"snapshot: {folder}/{LARGE} (open it at" in session.out
+    assert f"gpumem: 2 snapshots in {folder}" in session.out
+
+
+# -- what goes wrong --
+
+
+def test_a_folder_that_cannot_be_made_is_a_line_of_the_summary(suite):
+    suite.write("snaps", "a file")
+    session = suite.run("--gpumem-snapshots=snaps", source=SOURCE)
+    assert session.outcomes == {"passed": 1, "failed": 3}
+    assert "INTERNALERROR" not in session.out + session.err
+    assert "gpumem: no snapshot: " in session.out
+    assert f"snaps/{LARGE}: cannot be written: " in session.flat
+    assert "snapshot: snaps" not in session.out
+
+
+def test_a_name_that_is_taken_by_a_folder_leaves_nothing_behind(suite):
+    (suite.path / "snaps" / LARGE).mkdir(parents=True)
+    session = suite.run("--gpumem-snapshots=snaps", source=SOURCE)
+    assert f"snaps/{LARGE}: cannot be written: Is a directory" in session.flat
+    assert names(suite) == [LARGE, SHORT]
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+    path = write_snapshot(Recording(snapshot={"segments": [1]}), tmp_path, "test_a.py::test")
+
+    def full(_number):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(paths.os, "fsync", full)
+    with pytest.raises(Exception, match="test_a.py--test.pickle: cannot be written: No space left"):
+        write_snapshot(Recording(), tmp_path, "test_a.py::test")
+    assert [it.name for it in tmp_path.iterdir()] == [path.name]
+    assert pickle.loads(path.read_bytes()) == {"segments": [1]}
+
+
+# -- names --
+
+
+@pytest.mark.parametrize(
+    ("nodeid", "name"),
+    [
+        ("test_a.py::test_b", "test_a.py--test_b.pickle"),
+        ("tests/x/test_a.py::TestA::test_b", "tests-x-test_a.py--TestA--test_b.pickle"),
+        ("test_a.py::test_b[2-fp32=1]", "test_a.py--test_b[2-fp32=1].pickle"),
+    ],
+)
+def test_a_snapshot_is_named_after_its_test(nodeid, name):
+    assert snapshot_name(nodeid) == name
+
+
+HOSTILE = [
+    "../../etc/passwd::test",
+    "/etc/test_a.py::test",
+    "test_a.py::test[../../x]",
+    "test_a.py::test[..-..-x]",
+    "test_a.py::test[a/b]",
+    "test_a.py::test[a-b]",
+    "test_a.py::test[a b]",
+    "test_a.py::test[a::b]",
+    "test_a.py::test[a--b]",
+    "test_a.py::test[\\x00\n\x1b]",
+    "test_a.py::test[\u00e4\U0001f600\udcff]",
+    "test-a.py::test",
+    "test/a.py::test",
+    ".hidden/test_a.py::test",
+    "-rf/test_a.py::test",
+    "test_a.py::test[" + "x" * 500 + "]",
+    "test_a.py::test[" + "x" * 501 + "]",
+    "a/" * 300 + "test_a.py::test",
+    "",
+    "..",
+]
+
+
+def test_names_are_of_one_folder_short_and_different():
+    found = [snapshot_name(nodeid) for nodeid in HOSTILE]
+    assert len(set(found)) == len(HOSTILE)
+    for name in found:
+        assert name.isascii()
+        assert name.isprintable()
+        assert name[0] not in ".-"
+        assert "/" not in name
+        assert len(name) <= LONGEST_NAME + len(".pickle")
+
+
+def test_a_hostile_id_writes_into_the_folder_alone(suite):
+    source = """
+    @pytest.mark.parametrize("x", ["../../up", "y" * 400, "a b"])
+    @pytest.mark.gpu_memory(max_allocated_gib=0.01)
+    def test_it(x): mib(100)
+    """
+    session = suite.run("--gpumem-snapshots=snaps/here", source=source)
+    assert session.outcomes == {"failed": 3}
+    assert len(names(suite, "snaps/here")) == 3
+    assert len(list(suite.path.rglob("*.pickle"))) == 3
+
+
+# -- PyTorch opens them --
+
+
+def test_pytorch_opens_a_snapshot(suite):
+    suite.run("--gpumem-snapshots=snaps", source=SOURCE)
+
+    def viewer(action, *arguments):
+        command = [sys.executable, "-m", "torch.cuda._memory_viz", action, f"snaps/{LARGE}"]
+        done = subprocess.run(
+            [*command, *arguments], cwd=suite.path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    viewer("trace_plot", "-o", "plot.html")
+    page = (suite.path / "plot.html").read_text()
+    assert "<!DOCTYPE html>" in page
+    assert "MemoryViz" in page
+    assert len(page) > (suite.path / "snaps" / LARGE).stat().st_size
+    assert "100.0MiB" in viewer("trace")
