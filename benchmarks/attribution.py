@@ -34,7 +34,7 @@ def main() -> None:
     options = parser.parse_args()
     from pytest_gpumem.devices.cards import find_card
     from pytest_gpumem.devices.virtual.device import VirtualDevice
-    from pytest_gpumem.measure.block import _device
+    from pytest_gpumem.meter.block import _device
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.explain import explain
     from pytest_gpumem.testrun.run import Run

@@ -89,7 +89,7 @@ def work(name: str) -> None:
     """Run one step here and print its peaks."""
     from pytest_gpumem.devices.cards import find_card
     from pytest_gpumem.devices.virtual.device import VirtualDevice
-    from pytest_gpumem.measure.block import measure
+    from pytest_gpumem.meter.block import measure
 
     card = replace(find_card("H100"), total_memory=80 << 30, context=0)
     VirtualDevice.load(card).open(card, 1)

@@ -156,7 +156,7 @@ def by_gpumem(case: Case, start: int) -> Answer:
     """Return the answer of ``gpu_memory.largest``."""
     from pytest_gpumem.devices.virtual.device import VirtualDevice
     from pytest_gpumem.fit.prober import Prober
-    from pytest_gpumem.measure.meter import Meter
+    from pytest_gpumem.meter.meter import Meter
 
     trainer = Trainer(case)
     device = VirtualDevice.loaded()

@@ -90,7 +90,7 @@ def give_arena(gate: ctypes.CDLL) -> None:
 def accounting(passes: int) -> dict[str, object]:
     """Time passes of the steps, accounting on and off; return milliseconds and counts."""
     from pytest_gpumem.devices.virtual.device import VirtualDevice
-    from pytest_gpumem.measure.block import use_virtual_gpu
+    from pytest_gpumem.meter.block import use_virtual_gpu
 
     with switch() as gate:
         behind = native_library()

@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--virtual", metavar="CARD")
     parser.add_argument("--repeats", type=int, default=9)
     options = parser.parse_args()
-    from pytest_gpumem.measure.block import measure, use_virtual_gpu
+    from pytest_gpumem.meter.block import measure, use_virtual_gpu
 
     if options.virtual:
         use_virtual_gpu(options.virtual)

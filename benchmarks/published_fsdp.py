@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--variant", choices=["plain", "checkpointed"])
     variant = parser.parse_args().variant
     if variant:
-        from pytest_gpumem.measure.block import use_virtual_gpu
+        from pytest_gpumem.meter.block import use_virtual_gpu
 
         use_virtual_gpu("A10G")
         print(json.dumps(run(checkpointed=variant == "checkpointed")))

@@ -220,7 +220,7 @@ def child(name: str, definition: str, options: dict[str, bool]) -> dict[str, obj
     lap = Laps()
     size = SIZES[name]
     from pytest_gpumem.devices.virtual.device import VirtualDevice
-    from pytest_gpumem.measure.block import measure, use_virtual_gpu
+    from pytest_gpumem.meter.block import measure, use_virtual_gpu
 
     use_virtual_gpu(CARD)
     from pytest_gpumem.devices.lone_rank import joined

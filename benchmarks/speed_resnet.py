@@ -65,7 +65,7 @@ def virtual() -> Sample:
 
 def measured() -> Sample:
     """Run them there in ``measure()``, which collects garbage and settles the device first."""
-    from pytest_gpumem.measure.block import measure
+    from pytest_gpumem.meter.block import measure
 
     clock = Clock()
     made = task()
@@ -121,7 +121,7 @@ KINDS = {
 
 def compare(repeats: int) -> str:
     """Return the table of the three ways to run the steps."""
-    from pytest_gpumem.measure.block import use_virtual_gpu
+    from pytest_gpumem.meter.block import use_virtual_gpu
 
     use_virtual_gpu(CARD)
     samples: dict[str, list[Sample]] = {name: [] for name in KINDS}

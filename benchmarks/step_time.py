@@ -36,7 +36,7 @@ GENERATE = "def pytest_generate_tests(metafunc):\n    metafunc.parametrize('n', 
 
 def steps(repeats: int) -> list[list[object]]:
     """Time ResNet-50's steps in this process."""
-    from pytest_gpumem.measure.block import measure, use_virtual_gpu
+    from pytest_gpumem.meter.block import measure, use_virtual_gpu
 
     use_virtual_gpu(CARD)
     import torch

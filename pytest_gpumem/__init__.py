@@ -12,8 +12,8 @@ from pytest_gpumem.version import __version__
 
 if TYPE_CHECKING:
     from pytest_gpumem.errors import BaselineError, DeviceError, GpuMemError, SpecError
-    from pytest_gpumem.measure.block import Measuring, measure, use_virtual_gpu
     from pytest_gpumem.measurement import DeviceInfo, Measurement, Peak, Provenance
+    from pytest_gpumem.meter.block import Measuring, measure, use_virtual_gpu
 
 __all__ = [
     "BaselineError",
@@ -32,7 +32,7 @@ __all__ = [
 
 
 _HOMES = {
-    "measure.block": ("Measuring", "measure", "use_virtual_gpu"),
+    "meter.block": ("Measuring", "measure", "use_virtual_gpu"),
     "errors": ("BaselineError", "DeviceError", "GpuMemError", "SpecError"),
     "measurement": ("DeviceInfo", "Measurement", "Peak", "Provenance"),
 }

@@ -47,7 +47,7 @@ def work(name: str, card: str | None) -> dict[str, object]:
     library = None
     if card:
         from pytest_gpumem.devices.virtual.device import VirtualDevice
-        from pytest_gpumem.measure.block import use_virtual_gpu
+        from pytest_gpumem.meter.block import use_virtual_gpu
 
         use_virtual_gpu(card)
         library = VirtualDevice.loaded().library
@@ -122,7 +122,7 @@ def provenance(card: str | None) -> dict[str, object]:
         " 'sm_count': p.multi_processor_count}))"
     )
     if card:
-        code = f"from pytest_gpumem.measure.block import use_virtual_gpu as u; u({card!r});" + code
+        code = f"from pytest_gpumem.meter.block import use_virtual_gpu as u; u({card!r});" + code
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:3])}
     text = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment

@@ -155,7 +155,7 @@ class _Asked:
             whatever the step raises, but for out-of-memory errors.
         """
         from pytest_gpumem.fit.prober import Prober
-        from pytest_gpumem.measure.meter import Meter
+        from pytest_gpumem.meter.meter import Meter
 
         meter = Meter(device, device.open(card, 1), 1)
         try:

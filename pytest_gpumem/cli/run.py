@@ -13,9 +13,9 @@ from pytest_gpumem.cli.outcome import read_max_gib, show_error
 from pytest_gpumem.devices.cards import find_card
 from pytest_gpumem.devices.select import DEFAULT_CARD, choose
 from pytest_gpumem.errors import DeviceError, SpecError
-from pytest_gpumem.measure.meter import Meter
-from pytest_gpumem.measure.out_of_memory import WATCH, find_out_of_memory, site_of
 from pytest_gpumem.measurement import OutOfMemory, Peak
+from pytest_gpumem.meter.meter import Meter
+from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory, site_of
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from pytest_gpumem.errors import GpuMemError, SpecError
 from pytest_gpumem.fit.rehearsal import Rehearsal, script_of
 from pytest_gpumem.fit.scaling import Prediction, Scaling, grows_evenly, uneven
 from pytest_gpumem.fit.search import Largest, Probe, Search
-from pytest_gpumem.measure.out_of_memory import WATCH, find_out_of_memory
-from pytest_gpumem.measure.peaks import fullest
+from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory
+from pytest_gpumem.meter.peaks import fullest
 from pytest_gpumem.sizes import format_size, shown
 from pytest_gpumem.tracebacks import clear
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from pytest_gpumem.measure.meter import Meter
-    from pytest_gpumem.measure.peaks import Apart
     from pytest_gpumem.measurement import Breakdown
+    from pytest_gpumem.meter.meter import Meter
+    from pytest_gpumem.meter.peaks import Apart
 
     Step = Callable[[int], object]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.measure.out_of_memory import is_out_of_memory
+from pytest_gpumem.meter.out_of_memory import is_out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -145,7 +145,7 @@ class Runner:
             with self.session.fixture(fixturedef.argname, fixturedef):
                 return (yield)
         except Exception as error:
-            from pytest_gpumem.measure.out_of_memory import find_out_of_memory
+            from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 
             if find_out_of_memory(error) is not None:  # the next test may have room for it
                 fixturedef.finish(request)  # type: ignore[arg-type] # it is a SubRequest
@@ -232,7 +232,7 @@ class Runner:
         run = self.run
         if run is None or isinstance(error, (*on_purpose, pytest.xfail.Exception, Failed)):
             return
-        from pytest_gpumem.measure.out_of_memory import find_out_of_memory
+        from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 
         cause = find_out_of_memory(error)
         if cause is None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.fit.search import Probe, Search
-from pytest_gpumem.measure.peaks import fullest
+from pytest_gpumem.meter.peaks import fullest
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from pytest_gpumem.attribution.recording import MOST_EVENTS
 from pytest_gpumem.attribution.snapshots import write_snapshot
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.judge.verdict import Kind
-from pytest_gpumem.measure.allocator import expandable_segments
 from pytest_gpumem.measurement import Peak
+from pytest_gpumem.meter.allocator import expandable_segments
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:

@@ -63,7 +63,7 @@ class Stage:
         Raises:
             DeviceError: the device cannot be what the test asks for.
         """
-        from pytest_gpumem.measure.block import activate
+        from pytest_gpumem.meter.block import activate
         from pytest_gpumem.testrun.run import Run
 
         self.end()
@@ -109,7 +109,7 @@ class Stage:
         run, self.run = self.run, None
         if run is None:
             return
-        from pytest_gpumem.measure.block import deactivate
+        from pytest_gpumem.meter.block import deactivate
 
         deactivate(run.meter)
         with suppress(Exception):  # the device may be in no state to answer
@@ -162,7 +162,7 @@ class Stage:
             short = find_out_of_memory(error, handled) is not None
             errors.append((short, shown_error(error)))
 
-        from pytest_gpumem.measure.out_of_memory import find_out_of_memory
+        from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 
         try:
             with self._again(

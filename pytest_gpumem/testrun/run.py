@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.cards import CARDS, find_card
 from pytest_gpumem.devices.lone_rank import joined
-from pytest_gpumem.measure.meter import Meter
-from pytest_gpumem.measure.out_of_memory import WATCH, find_out_of_memory, site_of
-from pytest_gpumem.measure.peaks import minus, plus
 from pytest_gpumem.measurement import OutOfMemory, Peak
+from pytest_gpumem.meter.meter import Meter
+from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory, site_of
+from pytest_gpumem.meter.peaks import minus, plus
 from pytest_gpumem.spec import MemorySpec, spec_from_call
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.attribution.recording import Span
     from pytest_gpumem.devices.base import Device
     from pytest_gpumem.devices.cards import Card
-    from pytest_gpumem.measure.peaks import Tally
     from pytest_gpumem.measurement import DeviceInfo, Measurement
+    from pytest_gpumem.meter.peaks import Tally
 
 BOUNDLESS: Final = 1 << 39
 """bytes more than its card has that a virtual GPU gets to say how much a step needs"""

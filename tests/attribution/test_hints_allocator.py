@@ -150,7 +150,7 @@ def test_little_waste_is_not_tried(hints):
 
 
 def test_settings_of_the_allocator_are_put_back(virtual_gpu):
-    from pytest_gpumem.measure.allocator import _set_allocator, expandable_segments
+    from pytest_gpumem.meter.allocator import _set_allocator, expandable_segments
 
     def settings():
         return virtual_gpu.cuda.memory._snapshot()["allocator_settings"]

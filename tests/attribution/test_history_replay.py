@@ -9,7 +9,7 @@ from helpers.virtual_gpu import MIB, child, opened
 
 from pytest_gpumem.attribution.history_replay import Replay, _next_division
 from pytest_gpumem.attribution.recorder import Recorder
-from pytest_gpumem.measure.allocator import current, highest, reset_peaks
+from pytest_gpumem.meter.allocator import current, highest, reset_peaks
 
 SETTINGS = [
     "expandable_segments:True",

@@ -13,7 +13,7 @@ from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.cuda import CudaDevice, lock_path
 from pytest_gpumem.devices.select import choose
 from pytest_gpumem.errors import DeviceError
-from pytest_gpumem.measure.meter import Meter
+from pytest_gpumem.meter.meter import Meter
 
 
 @pytest.fixture

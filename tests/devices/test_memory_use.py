@@ -17,8 +17,8 @@ from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.cuda import CudaDevice
 from pytest_gpumem.devices.memory_use import MemInfoWatch, NvmlWatch, watch_gpus
 from pytest_gpumem.devices.virtual.device import VirtualDevice
-from pytest_gpumem.measure.meter import Meter
 from pytest_gpumem.measurement import DeviceUse
+from pytest_gpumem.meter.meter import Meter
 
 CONTEXT = CARDS["L4"].context
 

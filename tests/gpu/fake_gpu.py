@@ -8,7 +8,7 @@ import os
 
 from pytest_gpumem.devices.cards import find_card
 from pytest_gpumem.devices.virtual import device
-from pytest_gpumem.measure.block import use_virtual_gpu
+from pytest_gpumem.meter.block import use_virtual_gpu
 
 CARD = os.environ["GPUMEM_FAKE_GPU"]
 # A real GPU has its own memory from the start, where the virtual one changes it between tests.

@@ -19,8 +19,8 @@ from pytest_gpumem import native
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.virtual.device import VirtualDevice, obstacle, real_gpu_expected
 from pytest_gpumem.devices.virtual.library import NativeLibrary
-from pytest_gpumem.measure.allocator import current, settle
 from pytest_gpumem.measurement import Peak
+from pytest_gpumem.meter.allocator import current, settle
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -3,7 +3,7 @@
 import pytest
 from helpers.virtual_gpu import CARD_80GIB, MIB, opened
 
-from pytest_gpumem.measure.allocator import settle
+from pytest_gpumem.meter.allocator import settle
 
 N = 3 * MIB
 """elements of each parameter: 12 MiB, which no segment of 20 MiB shares with another"""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.errors import SpecError
-from pytest_gpumem.measure.allocator import current
+from pytest_gpumem.meter.allocator import current
 from pytest_gpumem.sizes import parse_size
 from pytest_gpumem.source_lines import is_users, shown_path
 

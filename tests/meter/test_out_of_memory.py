@@ -8,14 +8,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytest_gpumem.devices.memory_cap import set_cap
-from pytest_gpumem.measure.out_of_memory import (
+from pytest_gpumem.measurement import Peak
+from pytest_gpumem.meter.out_of_memory import (
     OutOfMemoryWatch,
     Refusal,
     find_out_of_memory,
     is_out_of_memory,
     site_of,
 )
-from pytest_gpumem.measurement import Peak
 from pytest_gpumem.sizes import format_size, parse_size
 
 HERE = Path(__file__)

@@ -11,7 +11,7 @@ from pytest_gpumem.devices.cuda import CudaDevice
 from pytest_gpumem.devices.select import DEFAULT_CARD
 from pytest_gpumem.devices.virtual.device import VirtualDevice
 from pytest_gpumem.errors import DeviceError, GpuMemError, SpecError
-from pytest_gpumem.measure.meter import Meter
+from pytest_gpumem.meter.meter import Meter
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from pytest_gpumem.devices.base import Device
-    from pytest_gpumem.measure.peaks import Tally
     from pytest_gpumem.measurement import Measurement, Peak
+    from pytest_gpumem.meter.peaks import Tally
 
 _active: list[Meter] = []
 """meters that run in this process, the innermost last"""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.memory_cap import numbers
-from pytest_gpumem.measure.allocator import current, held_now, live_blocks, stats
-from pytest_gpumem.measure.peaks import NOTHING, minus
 from pytest_gpumem.measurement import Peak
+from pytest_gpumem.meter.allocator import current, held_now, live_blocks, stats
+from pytest_gpumem.meter.peaks import NOTHING, minus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,8 @@ from pytest_gpumem.attribution.recorder import Recorder, history
 from pytest_gpumem.attribution.recording import Span, beginning, now
 from pytest_gpumem.devices.memory_cap import kept_fractions, set_cap
 from pytest_gpumem.devices.memory_use import shared
-from pytest_gpumem.measure.allocator import (
+from pytest_gpumem.measurement import DeviceInfo, Measurement, Peak
+from pytest_gpumem.meter.allocator import (
     alloc_retries,
     collect_all,
     held_now,
@@ -24,12 +25,11 @@ from pytest_gpumem.measure.allocator import (
     settle,
     watched_resets,
 )
-from pytest_gpumem.measure.isolation import Holdings
-from pytest_gpumem.measure.out_of_memory import WATCH
-from pytest_gpumem.measure.peaks import Apart, Tally, outside
-from pytest_gpumem.measure.provenance import provenance
-from pytest_gpumem.measure.step_watch import Steps
-from pytest_gpumem.measurement import DeviceInfo, Measurement, Peak
+from pytest_gpumem.meter.isolation import Holdings
+from pytest_gpumem.meter.out_of_memory import WATCH
+from pytest_gpumem.meter.peaks import Apart, Tally, outside
+from pytest_gpumem.meter.provenance import provenance
+from pytest_gpumem.meter.step_watch import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

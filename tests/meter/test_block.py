@@ -1,14 +1,16 @@
 """``with pytest_gpumem.measure() as m``: the same measurement outside of pytest or in a test."""
 
+from pathlib import Path
+
 import pytest
 from helpers.virtual_gpu import MIB, child, opened, virtual_device
 
 import pytest_gpumem
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.errors import DeviceError, GpuMemError, SpecError
-from pytest_gpumem.measure import block
-from pytest_gpumem.measure.meter import Meter
 from pytest_gpumem.measurement import Peak
+from pytest_gpumem.meter import block
+from pytest_gpumem.meter.meter import Meter
 
 
 @pytest.fixture
@@ -149,3 +151,9 @@ def test_a_program_measures_on_a_virtual_gpu():
 def test_a_card_that_nobody_knows_is_refused():
     with pytest.raises(SpecError, match="no card has this name"):
         pytest_gpumem.use_virtual_gpu("T400")
+
+
+def test_no_module_of_the_package_has_the_name_of_something_public():
+    folder = Path(pytest_gpumem.__file__).parent
+    modules = {path.name.partition(".")[0] for path in folder.iterdir()}
+    assert not modules & set(pytest_gpumem.__all__)

@@ -5,12 +5,12 @@ import gc
 import pytest
 from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, opened
 
-from pytest_gpumem.measure.allocator import current, highest
-from pytest_gpumem.measure.meter import Meter
-from pytest_gpumem.measure.out_of_memory import WATCH
-from pytest_gpumem.measure.peaks import minus, most, plus
-from pytest_gpumem.measure.provenance import provenance
 from pytest_gpumem.measurement import Peak
+from pytest_gpumem.meter.allocator import current, highest
+from pytest_gpumem.meter.meter import Meter
+from pytest_gpumem.meter.out_of_memory import WATCH
+from pytest_gpumem.meter.peaks import minus, most, plus
+from pytest_gpumem.meter.provenance import provenance
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import pytest
 from helpers.virtual_gpu import CARD_80GIB, MIB, opened
 
 from pytest_gpumem.devices.memory_cap import cap_fraction, set_cap
-from pytest_gpumem.measure.allocator import (
+from pytest_gpumem.measurement import Peak
+from pytest_gpumem.meter.allocator import (
     collect_all,
     current,
     highest,
@@ -15,8 +16,7 @@ from pytest_gpumem.measure.allocator import (
     settle,
     watched_resets,
 )
-from pytest_gpumem.measure.isolation import Plugs
-from pytest_gpumem.measurement import Peak
+from pytest_gpumem.meter.isolation import Plugs
 
 
 @pytest.fixture
