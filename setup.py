@@ -2,7 +2,7 @@
 
 The libraries use no Python ABI, so a wheel that holds them is tagged py3-none-<platform>. They are
 optional: where they cannot be built, or GPUMEM_PURE is set, the package installs without them and
-build-status.txt, which pytest_gpumem.native reads, says why.
+build-status.txt, which pytest_gpumem.devices.virtual.native reads, says why.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-PACKAGE = Path("pytest_gpumem", "native")
+PACKAGE = Path("pytest_gpumem", "devices", "virtual", "native")
 MAIN = "libgpumem_cuda.so"
 SHELLS = ("libcuda.so.1", "libnvidia-ml.so.1", "libnvrtc.so.12", "libnvrtc.so.13")
 STATUS = "build-status.txt"
@@ -160,6 +160,6 @@ class Wheel(bdist_wheel):
 
 
 setup(
-    ext_modules=[Extension("pytest_gpumem.native.libgpumem_cuda", SOURCES, depends=HEADERS)],
+    ext_modules=[Extension(".".join((*PACKAGE.parts, "libgpumem_cuda")), SOURCES, depends=HEADERS)],
     cmdclass={"build_ext": BuildNative, "bdist_wheel": Wheel},
 )

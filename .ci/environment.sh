@@ -27,7 +27,7 @@ env_look() {
         cd "$root" || exit
         LC_ALL=C
         shopt -s nullglob
-        env_sha256 setup.py pytest_gpumem/native/*/*.[ch] | env_sha256
+        env_sha256 setup.py pytest_gpumem/devices/virtual/native/*/*.[ch] | env_sha256
     )
 }
 
@@ -126,11 +126,11 @@ env_set_up() {
         echo "building the native part anew"
         env_build_native || return
     fi
-    if [ -e "$root/pytest_gpumem/native/libgpumem_cuda.so" ]; then
+    if [ -e "$root/pytest_gpumem/devices/virtual/native/libgpumem_cuda.so" ]; then
         env_write_stamp "$packages" "$native"
     else
         env_write_stamp "$packages" none # tried again next time: a compiler may have come
-        echo "warning: there will be no virtual GPU: $(cat "$root/pytest_gpumem/native/build-status.txt")" >&2
+        echo "warning: there will be no virtual GPU: $(cat "$root/pytest_gpumem/devices/virtual/native/build-status.txt")" >&2
     fi
 }
 

@@ -72,7 +72,7 @@ def switch() -> Iterator[ctypes.CDLL]:
 
 def native_library() -> ctypes.CDLL:
     """Return the native library, to call it behind the switch."""
-    from pytest_gpumem import native
+    from pytest_gpumem.devices.virtual import native
 
     return ctypes.CDLL(str(native.LIBRARY))
 

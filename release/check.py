@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from helpers.elf import MACHINES, Needs, needs  # noqa: E402
 
-NATIVE = "pytest_gpumem/native"
+NATIVE = "pytest_gpumem/devices/virtual/native"
 LIBRARIES = (
     *("libgpumem_cuda.so", "libcuda.so.1", "libnvidia-ml.so.1"),
     *("libnvrtc.so.12", "libnvrtc.so.13"),

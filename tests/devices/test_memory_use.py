@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 from helpers.virtual_gpu import GIB, MIB, opened
 
-from pytest_gpumem import native
 from pytest_gpumem.devices import memory_use
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.cuda import CudaDevice
 from pytest_gpumem.devices.memory_use import MemInfoWatch, NvmlWatch, watch_gpus
+from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.device import VirtualDevice
 from pytest_gpumem.measurement import DeviceUse
 from pytest_gpumem.meter.meter import Meter

@@ -1,5 +1,5 @@
 /* Drives the native library from many threads, linked with its sources, under a sanitizer
- * (tests/test_native_sanitizers.py). Ends with 0 and "clean" where every account is back at zero. */
+ * (tests/devices/virtual/native/test_sanitizers.py). Ends with 0 and "clean" where every account is back at zero. */
 #include "base/base.h"
 
 #include <pthread.h>

@@ -15,8 +15,8 @@ from unittest.mock import patch
 import pytest
 
 from helpers.paths import ROOT
-from pytest_gpumem import native
 from pytest_gpumem.devices.cards import CARDS
+from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.device import VirtualDevice, obstacle, real_gpu_expected
 from pytest_gpumem.devices.virtual.library import NativeLibrary
 from pytest_gpumem.measurement import Peak

@@ -19,8 +19,8 @@ sys.path.append(str(ROOT / "release"))
 from check import LIBRARIES as RELEASED
 from check import problems
 
-TEMPLATES = ROOT / "pytest_gpumem/report/templates"
-NATIVE = "pytest_gpumem/native"
+TEMPLATES = ROOT / "pytest_gpumem/report/page/templates"
+NATIVE = "pytest_gpumem/devices/virtual/native"
 SHELLS = ("libcuda.so.1", "libnvidia-ml.so.1", "libnvrtc.so.12", "libnvrtc.so.13")
 LIBRARIES = {f"{NATIVE}/{name}" for name in ("libgpumem_cuda.so", *SHELLS)}
 STATUS = f"{NATIVE}/build-status.txt"
@@ -117,7 +117,7 @@ def test_wheel_holds_the_package_and_no_sources_of_tests_or_c(wheel):
     outside = {name for name in names_in(wheel) if not name.startswith("pytest_gpumem")}
     assert outside == set()
     assert not [name for name in names_in(wheel) if name.endswith((".c", ".h"))]
-    templates = {f"pytest_gpumem/report/templates/{it.name}" for it in TEMPLATES.iterdir()}
+    templates = {f"pytest_gpumem/report/page/templates/{it.name}" for it in TEMPLATES.iterdir()}
     assert len(templates) == 4
     assert templates <= names_in(wheel)
     assert "gpumem = pytest_gpumem.plugin" in text_in(wheel, "/entry_points.txt")

@@ -7,7 +7,7 @@ import sys
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem import native
+from pytest_gpumem.devices.virtual import native
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

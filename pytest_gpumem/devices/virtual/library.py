@@ -6,7 +6,7 @@ import ctypes
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_gpumem import native
+from pytest_gpumem.devices.virtual import native
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

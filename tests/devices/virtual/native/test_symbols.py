@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.elf import symbols
 
-from pytest_gpumem import native
+from pytest_gpumem.devices.virtual import native
 
 # Names of the driver (cuInit), which no wheel brings, and of all the libraries above it.
 NVIDIAS = re.compile(r"(?:__)?(?:cu|cuda|cublas|cublasLt|cudnn|cufft|curand|cupti|nvml|nvrtc)[A-Z]")

@@ -365,7 +365,7 @@ def test_a_library_of_another_version_is_refused(tmp_path, monkeypatch, mirror):
     class Longer(ctypes.Structure):
         _fields_ = (("bytes", ctypes.c_char * 1000),)
 
-    monkeypatch.setattr(f"pytest_gpumem.devices.native._{mirror.title()}Struct", Longer)
+    monkeypatch.setattr(f"pytest_gpumem.devices.virtual.library._{mirror.title()}Struct", Longer)
     with pytest.raises(OSError, match=rf"another version \(its gm_{mirror} has \d+ .* 1000\)"):
         private_library(tmp_path)
 

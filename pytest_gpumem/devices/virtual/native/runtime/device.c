@@ -236,7 +236,7 @@ GM_API int cudaDeviceGetAttribute(int *value, int number, int device) {
 GM_API int cuDeviceGetAttribute(int *value, int number, int device) { return attribute(value, number, device); }
 
 /* The runtime always tells the truth: PyTorch counts its devices once in a process. Who may see them is decided
- * above (pytest_gpumem/devices/virtual.py) and below (the driver and NVML, which other frameworks ask). */
+ * above (pytest_gpumem/devices/virtual/visibility.py) and below (the driver and NVML, which other frameworks ask). */
 GM_API int cudaGetDeviceCount(int *count) {
     *count = gm_device_total();
     return GM_SUCCESS;

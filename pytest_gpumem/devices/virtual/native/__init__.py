@@ -1,6 +1,6 @@
 """The virtual GPU's shared libraries, where the package was built with them.
 
-Only paths and the reason for their absence: loading them is the work of devices/virtual.py.
+Only paths and the reason for their absence: loading them is the work of devices/virtual/library.py.
 """
 
 from __future__ import annotations

@@ -1,23 +1,14 @@
 """The native library under AddressSanitizer, UBSan and ThreadSanitizer: many threads at once."""
 
 import os
-import shutil
 import subprocess
 
 import pytest
-from helpers.paths import HELPERS, ROOT
+from helpers.native_sources import NATIVE, SOURCES, compiler
+from helpers.paths import HELPERS
 
-NATIVE = ROOT / "pytest_gpumem" / "native"
-SOURCES = sorted(NATIVE.glob("*/*.c"))
 HARNESS = HELPERS / "native_harness.c"
 STAND_IN = HELPERS / "stand_in_cudnn.c"
-
-
-def compiler():
-    name = os.environ.get("CC", "").split() or [shutil.which("cc") or shutil.which("gcc") or ""]
-    if not name[0]:
-        pytest.skip("no C compiler")
-    return name
 
 
 def build(folder, sanitizers):

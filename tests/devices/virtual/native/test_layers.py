@@ -5,8 +5,8 @@ import subprocess
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
-from elf import symbols
-from test_native_sanitizers import NATIVE, SOURCES, compiler
+from helpers.elf import symbols
+from helpers.native_sources import NATIVE, SOURCES, compiler
 
 BELOW = {
     "base": set(),
