@@ -1,4 +1,4 @@
-"""Lines of source code: which are the user's, and how reports and baselines name them."""
+"""Lines of source code: the user's are told from the libraries', and named in reports and baselines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GENERATED: Final = "torchinductor"
 """part of the names of files that torch.compile writes"""
 _INSTALLED: Final = ("/site-packages/", "/dist-packages/")
 _FOREIGN: Final = ("torch", "pytest", "_pytest", "pluggy")
-"""packages whose lines are nobody's business"""
+"""packages whose lines tell a user nothing about the user's own code"""
 
 
 class Line(NamedTuple):
@@ -31,7 +31,7 @@ class Line(NamedTuple):
 
 
 def users_line(frame: FrameType | None) -> Line | None:
-    """Return the innermost line of a stack that is the user's; None where none is."""
+    """Return the innermost line of the user's in a stack; None where it has none."""
     while frame is not None:
         if is_users(frame.f_code.co_filename):
             return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
@@ -43,47 +43,50 @@ def users_line(frame: FrameType | None) -> Line | None:
 def is_users(filename: str) -> bool:
     """Return whether a file is the user's or a library's that uses torch.
 
-    It is not where torch, pytest, this package or Python itself has it, nor what they generated.
+    Files of torch, pytest, this package and Python itself are not, nor is generated code.
     """
     if filename.startswith("<") or GENERATED in filename:
         return False
-    if filename.startswith(_folders()):
+    if filename.startswith(_foreign_folders()):
         return False
     library = f"{sysconfig.get_path('stdlib')}/"
+    # Packages are installed below the folder of Python's own library.
     return not filename.startswith(library) or any(part in filename for part in _INSTALLED)
 
 
 @functools.cache
-def _folders() -> tuple[str, ...]:
-    """Return the folders of the packages whose lines are nobody's business, this one's too."""
+def _foreign_folders() -> tuple[str, ...]:
+    """Return the folders of the packages of no interest, this package's too."""
     specs = (importlib.util.find_spec(name) for name in _FOREIGN)
-    files = [it.origin for it in specs if it is not None and it.origin is not None]
+    files = [spec.origin for spec in specs if spec is not None and spec.origin is not None]
     return tuple(f"{Path(file).parent}/" for file in (__file__, *files))
 
 
 def shown_path(filename: str, root: Path) -> str:
     """Return a file's name as reports and baselines have it: the same on every machine.
 
-    Relative to the project; of an installed package, from the package on; of others the name alone.
+    It is relative to the project; of an installed package, it begins with the package; of any other
+    file it is the name alone.
     """
     path = Path(filename)
-    for folder in (root, *_import_folders()):
+    for folder in (root, *_import_foreign_folders()):
         if path.is_relative_to(folder):
             return path.relative_to(folder).as_posix()
     return path.name
 
 
 @functools.cache
-def _import_folders() -> tuple[Path, ...]:
+def _import_foreign_folders() -> tuple[Path, ...]:
     """Return the folders that packages are imported from, the deepest first."""
-    folders = {Path(it).absolute() for it in sys.path if it and Path(it).is_dir()}
-    return tuple(sorted(folders, key=lambda it: -len(it.parts)))
+    folders = {Path(entry).absolute() for entry in sys.path if entry and Path(entry).is_dir()}
+    return tuple(sorted(folders, key=lambda folder: -len(folder.parts)))
 
 
 def qualified(filename: str, line: int) -> str:
-    """Return the qualified name of the innermost function around a line; "" where there is none."""
-    around = [it for it in _functions(filename) if it[0] <= line <= it[1]]
-    return max(around, default=(0, 0, ""))[2]
+    """Return the qualified name of the innermost function around a line; "" outside of all."""
+    functions = _functions(filename)
+    around = [(first, last, name) for first, last, name in functions if first <= line <= last]
+    return max(around, default=(0, 0, ""))[2]  # the innermost begins last
 
 
 def marker_line(filename: str, first: int, marker: str) -> int:
@@ -101,44 +104,45 @@ def marker_line(filename: str, first: int, marker: str) -> int:
 @functools.lru_cache(maxsize=256)
 def _marker_lines(filename: str, marker: str) -> dict[int, int]:
     """Return the line of its marker for the first line of each function in a file."""
-    found: dict[int, int] = {}
+    marker_lines: dict[int, int] = {}
 
     def walk(node: ast.Module | ast.ClassDef, inherited: int | None) -> None:
-        marks = [it.value for it in node.body if isinstance(it, ast.Assign) and _is_pytestmark(it)]
-        inherited = _line_of(marks, marker) or inherited
+        marks = [
+            child.value
+            for child in node.body
+            if isinstance(child, ast.Assign)
+            for target in child.targets
+            if isinstance(target, ast.Name) and target.id == "pytestmark"
+        ]
+        inherited = _mention(marks, marker) or inherited
         for child in node.body:
             if isinstance(child, ast.ClassDef):
-                walk(child, _line_of(child.decorator_list, marker) or inherited)
+                walk(child, _mention(child.decorator_list, marker) or inherited)
             elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                first = min(it.lineno for it in (child, *child.decorator_list))
-                line = _line_of(child.decorator_list, marker) or inherited
-                found.update({first: line} if line else {})
+                first = min(part.lineno for part in (child, *child.decorator_list))
+                line = _mention(child.decorator_list, marker) or inherited
+                if line:
+                    marker_lines[first] = line
 
     tree = _parsed(filename)
     if tree is not None:
         walk(tree, None)
-    return found
+    return marker_lines
 
 
-def _is_pytestmark(node: ast.Assign) -> bool:
-    return any(isinstance(it, ast.Name) and it.id == "pytestmark" for it in node.targets)
-
-
-def _line_of(nodes: Iterable[ast.AST], marker: str) -> int | None:
+def _mention(nodes: Iterable[ast.AST], marker: str) -> int | None:
     """Return the line of the first mention of a marker in any of the nodes."""
-    lines = [
-        it.lineno
-        for node in nodes
-        for it in ast.walk(node)
-        if isinstance(it, ast.Attribute) and it.attr == marker
-    ]
-    return lines[0] if lines else None
+    for root in nodes:
+        for node in ast.walk(root):
+            if isinstance(node, ast.Attribute) and node.attr == marker:
+                return node.lineno
+    return None
 
 
 def _parsed(filename: str) -> ast.Module | None:
     try:
         return ast.parse("".join(linecache.getlines(filename)))
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError):  # a template, a NUL, nesting without end
         return None
 
 
@@ -148,17 +152,17 @@ def _functions(filename: str) -> tuple[tuple[int, int, str], ...]:
     tree = _parsed(filename)
     if tree is None:
         return ()
-    found: list[tuple[int, int, str]] = []
+    functions: list[tuple[int, int, str]] = []
 
     def walk(node: ast.AST, prefix: str) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 name = f"{prefix}{child.name}"
                 if not isinstance(child, ast.ClassDef):
-                    found.append((child.lineno, child.end_lineno or child.lineno, name))
+                    functions.append((child.lineno, child.end_lineno or child.lineno, name))
                 walk(child, f"{name}.")
             else:
                 walk(child, prefix)
 
     walk(tree, "")
-    return tuple(found)
+    return tuple(functions)

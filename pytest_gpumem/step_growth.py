@@ -1,4 +1,4 @@
-"""Whether memory stops growing from step to step; pure."""
+"""Growth of memory from step to step; pure."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ come to life in the first, and what the first left is freed in the second"""
 class Growth(NamedTuple):
     """Memory that grows from step to step, in bytes."""
 
-    before: int
+    initial: int
     """allocated after the second step"""
-    after: int
-    """after the last"""
+    final: int
+    """allocated after the last step"""
     rises: tuple[int, ...]
-    """by how much each later step made it grow; 0 for one that did not"""
+    """the growth of each later step; 0 for a step without growth"""
 
 
 def growth(allocated: Sequence[int]) -> Growth | None:
-    """Return how memory grew; None where it stopped growing, or shrank at any later step.
+    """Return the growth of memory; None where it stopped, or where any later step shrank it.
 
     Args:
         allocated: bytes after each step.
     """
-    held = allocated[WARM:]
-    rises = tuple(late - early for early, late in pairwise(held))
+    levels = allocated[WARM:]
+    rises = tuple(late - early for early, late in pairwise(levels))
+    # A leak never shrinks; memory that goes up and down is a cache, or the collector's work.
     if not any(rises) or min(rises) < 0:
         return None
-    once = sum(rise > 0 for rise in rises) == 1
-    if once and not rises[-1]:
+    single = sum(rise > 0 for rise in rises) == 1
+    # A single rise is a cache that was filled; in the last step alone it may be a leak's first.
+    if single and not rises[-1]:
         return None
-    return Growth(held[0], held[-1], rises)
+    return Growth(levels[0], levels[-1], rises)

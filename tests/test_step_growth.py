@@ -34,4 +34,4 @@ def test_what_stops_growing(held):
 def test_what_grows(held, rises):
     found = growth(held)
     assert found.rises == rises
-    assert (found.before, found.after) == (held[1], held[-1])
+    assert (found.initial, found.final) == (held[1], held[-1])

@@ -198,7 +198,7 @@ def _growing(case: Case) -> Verdict | None:
     ]
     if not case.spec.steady or not found:
         return None
-    grown, device = max(found, key=lambda it: it[0].after - it[0].before)
+    grown, device = max(found, key=lambda it: it[0].final - it[0].initial)
     rises = [rise for rise in grown.rises if rise]
     number, of = len(rises), len(grown.rises)
     if len(set(rises)) == 1:
@@ -206,7 +206,7 @@ def _growing(case: Case) -> Verdict | None:
         text += f"each of {of} steps" if number == of else f"{number} of {of} steps"
     else:
         text = f"{format_size(sum(rises))} in {of} steps"
-    moved = f"{format_size(grown.before)} -> {format_size(grown.after)}"
+    moved = f"{format_size(grown.initial)} -> {format_size(grown.final)}"
     finding = f"allocated grew by {text}{case.on_device(device)} ({moved})"
     finding += _of_which(case.measurement)
     notes = _held_by(case.measurement)

@@ -57,7 +57,7 @@ def with_growth(
 ) -> tuple[MemorySpec, Measurement]:
     """Return a test's spec and its measurement, with what made its steps grow."""
     spec, steps = run.spec, run.meter.steps
-    grown = [(it.after - it.before if (it := growth(one)) else 0) for one in measurement.steps]
+    grown = [(it.final - it.initial if (it := growth(one)) else 0) for one in measurement.steps]
     most = max(grown, default=0)
     if not spec.steady or not most:
         return spec, measurement
