@@ -1,4 +1,4 @@
-"""Lines of source code: the user's are told from the libraries', and named in reports and baselines."""
+"""Lines of source code: which are the user's, and their names in reports and baselines."""
 
 from __future__ import annotations
 

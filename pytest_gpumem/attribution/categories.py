@@ -1,4 +1,4 @@
-"""What each block of memory is: told by what was seen of it, else by when it came and went.
+"""The category of each block of memory: by its tags, else by the times it came and went.
 
 ===============  ==================================================================================
 parameters       storage of a module's or an optimizer's parameter
@@ -19,123 +19,148 @@ other            all else: it is not guessed
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from pytest_gpumem.attribution.history_replay import Replay
+from pytest_gpumem.attribution.recording import Call
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pytest_gpumem.attribution.history_replay import Block, History
-    from pytest_gpumem.attribution.recording import Call, Pass, Recording
+    from pytest_gpumem.attribution.recording import Pass, Recording
     from pytest_gpumem.measurement import Category
 
-_SEEN: Final[tuple[Category, ...]] = ("parameters", "buffers", "gradients", "optimizer state")
-"""what a tensor's owner tells, the first of them if it has several"""
+    PhaseName = Literal["forward", "backward", "optimizer"]
+
+_OWNED: Final[tuple[Category, ...]] = ("parameters", "buffers", "gradients", "optimizer state")
+"""categories told by a tensor's owner; the first of them where it has several owners"""
 _DDP: Final = "/torch/nn/parallel/distributed.py"
-_MAKE_BUCKETS: Final = {"_ddp_init_helper", "_pre_forward"}
+_BUCKET_MAKERS: Final = {"_ddp_init_helper", "_pre_forward"}
+"""DistributedDataParallel's functions that call its C++ reducer, which allocates the buckets: as it
+is made, and before its second forward, when the order of gradients is known"""
 _INFINITY: Final = float("inf")
 
 
 class Blocks:
-    """One device's history, with what each block is."""
+    """One device's history, with the category of each block."""
 
     def __init__(self, recording: Recording, index: int) -> None:
         self.recording = recording
         self.calls = Calls(recording.calls)
-        plugs = {address for device, address in recording.plugs if device == index}
-        segments = [it for it in recording.before if it["device"] == index]
+        segments = [segment for segment in recording.initial_segments if segment["device"] == index]
+        self._initially_reserved: int = sum(segment["total_size"] for segment in segments)
         events = recording.events[index] if index < len(recording.events) else []
-        tags = [it for it in recording.tags if it.device == index]
+        tags = [tag for tag in recording.tags if tag.device == index]
         replay = Replay(segments, recording.settings)
         self.history: History = replay.run(events, tags)
-        self.blocks: list[Block] = []
-        """without those that only filled rooms"""
-        for block in self.history.blocks:
-            ours = (
+        plugs = {address for device, address in recording.plugs if device == index}
+        self.blocks: list[Block] = [
+            block
+            for block in self.history.blocks
+            if not (
                 block.address in plugs
                 if block.start < 0
                 else any(span.start <= block.time <= span.end for span in recording.ours)
             )
-            if not ours:
-                self.blocks.append(block)
-        self.categories: dict[Block, Category] = {it: self._category(it) for it in self.blocks}
+        ]
+        """without the blocks that only fill rooms"""
+        self.categories: dict[Block, Category] = {
+            block: self._category(block) for block in self.blocks
+        }
 
-    # -- what a block is --
+    # -- categories --
 
     def _category(self, block: Block) -> Category:
-        seen = {tag.category for tag in block.tags}
-        for category in _SEEN:
-            if category in seen:
-                return category
-        if any(span.start <= block.end_time <= span.end for span in self.recording.cleared):
-            return "workspaces"
-        if _is_bucket(block):
-            return "gradients"
-        made = None if block.start < 0 else self._made(block)
-        if made is not None:
-            return made
-        if "batch data" in seen:
-            return "batch data"
-        return "activations" if self._awaits_backward(block) else "other"
+        tagged = {tag.category for tag in block.tags}
+        maker = block.frames[0] if block.frames else {"name": "", "filename": ""}
+        category: Category = "other"
+        if owned := [name for name in _OWNED if name in tagged]:
+            category = owned[0]
+        elif any(span.start <= block.end_time <= span.end for span in self.recording.cleared):
+            category = "workspaces"
+        elif maker["name"] in _BUCKET_MAKERS and maker["filename"].endswith(_DDP):
+            category = "gradients"
+        elif (running := self.made_in(block)) is not None:
+            if block.end_time <= running.end:
+                category = "temporaries"
+            elif isinstance(running, Call):
+                category = "activations"
+        elif "batch data" in tagged:
+            category = "batch data"
+        elif self._awaits_backward(block):
+            category = "activations"
+        return category
 
-    def _made(self, block: Block) -> Category | None:
-        """Return what was made in a module's forward or in a pass; None if it was in neither."""
+    def made_in(self, block: Block) -> Call | Pass | None:
+        """Return the module's call or the pass that made a block, the innermost."""
+        if block.start < 0:
+            return None
         running = self.pass_at(block.time)
         call = self.calls.innermost(block.time)
         if call is not None and (running is None or call.start > running.start):
-            return "activations" if block.end_time > call.end else "temporaries"
-        if running is not None:
-            return "temporaries" if block.end_time <= running.end else "other"
-        return None
+            return call
+        return running
 
     def _awaits_backward(self, block: Block) -> bool:
-        """Return whether it was made between a module's forward and the backward, for that."""
+        """Return whether a block was made between a module's forward and the backward, for that."""
         passes = self.recording.passes
-        coming = next((it for it in passes if it.start > block.time), None)
+        coming = next((running for running in passes if running.start > block.time), None)
         if coming is None or coming.name != "backward" or block.end_time < coming.start:
             return False
-        last = max((it.end for it in passes if it.end <= block.time), default=-_INFINITY)
+        ends = [running.end for running in passes if running.end <= block.time]
+        last = max(ends, default=-_INFINITY)
         return self.calls.any_began(last, block.time)
 
     def pass_at(self, time: float) -> Pass | None:
-        """Return the backward pass or the optimizer's step that was under way."""
-        passes = self.recording.passes
-        return next((it for it in reversed(passes) if it.start <= time <= it.end), None)
+        """Return the backward pass or the optimizer's step that was under way, the innermost."""
+        passes = reversed(self.recording.passes)
+        return next((running for running in passes if running.start <= time <= running.end), None)
+
+    def phase_at(self, index: int) -> PhaseName | None:
+        """Return the phase in which an event was, where it is known."""
+        time = self.history.times[index] if index >= 0 else -_INFINITY
+        running = self.pass_at(time)
+        if running is not None:
+            return running.name
+        return "forward" if self.calls.innermost(time) is not None else None
 
     # -- amounts --
 
     def deltas(self, counted: set[Block]) -> dict[int, list[tuple[Category, int]]]:
-        """Return what each event adds to each category; index -1 is what was there before."""
-        found: dict[int, list[tuple[Category, int]]] = {}
+        """Return the bytes that each event adds to each category; index -1: before all events."""
+        deltas: dict[int, list[tuple[Category, int]]] = {}
         for block in self.blocks:
             if block in counted:
                 category = self.categories[block]
-                found.setdefault(block.start, []).append((category, block.size))
+                deltas.setdefault(block.start, []).append((category, block.size))
                 if block.end is not None:
-                    found.setdefault(block.end, []).append((category, -block.size))
-        return found
+                    deltas.setdefault(block.end, []).append((category, -block.size))
+        return deltas
 
+    def totals(self, deltas: dict[int, list[tuple[Category, int]]], initial: int) -> list[int]:
+        """Return the bytes allocated before the first event and after each."""
+        total = initial
+        totals = []
+        for index in range(-1, len(self.history.times)):
+            total += sum(size for _, size in deltas.get(index, ()))
+            totals.append(total)
+        return totals
 
-def _is_bucket(block: Block) -> bool:
-    """Return whether DistributedDataParallel made it to reduce gradients in.
-
-    It does so as it is made, and before its second forward, by calls of its C++ reducer from these.
-    """
-    if not block.frames:
-        return False
-    made_by = block.frames[0]
-    return made_by["name"] in _MAKE_BUCKETS and made_by["filename"].endswith(_DDP)
+    def reserved(self, index: int) -> int:
+        """Return the bytes that the allocator held from the device after an event."""
+        grown = self.history.reserved[index] if index >= 0 else 0
+        return self._initially_reserved + grown
 
 
 class Calls:
     """The calls of modules, by time."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
-        self._calls = sorted(calls, key=lambda it: it.start)
-        self._starts = [it.start for it in self._calls]
+        self._calls = sorted(calls, key=lambda call: call.start)
+        self._starts = [call.start for call in self._calls]
         self._outer: list[int | None] = []
-        """of each call, the index of the one around it"""
+        """of each call, the index of the call around it"""
         around: list[int] = []
         for index, call in enumerate(self._calls):
             while around and self._calls[around[-1]].end <= call.start:
@@ -153,7 +178,7 @@ class Calls:
         return None if at is None else self._calls[at]
 
     def outermost(self) -> list[Call]:
-        """Return those that were in no other, in their order."""
+        """Return the calls that were in no other, in their order."""
         pairs = zip(self._calls, self._outer, strict=True)
         return [call for call, outer in pairs if outer is None]
 

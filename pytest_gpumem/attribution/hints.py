@@ -1,7 +1,7 @@
-"""Hints: what a recording shows that raises a peak, or will raise the next step's, in bytes.
+"""Hints: causes in a recording that raise a peak, or will raise the next step's, in bytes.
 
-Each is a sentence with a number that was measured, or "about" where it is an estimate. Where the
-recording does not show it, nothing is said.
+Each is a sentence with a number that was measured, or "about" where it is an estimate. Without
+evidence in the recording no hint is given.
 """
 
 from __future__ import annotations
@@ -22,59 +22,59 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import Breakdown, Peak
 
 LEAST_PERCENT: Final = 1
-"""of the peak: what is less is no hint"""
+"""of the peak: less gives no hint"""
 LEAST_FORWARDS: Final = 2
-"""earlier forward passes of which something is held: of one, a variable holds it until it is set"""
+"""earlier forward passes that are still held: a single one is held by a variable until it is set"""
 WASTED_PERCENT: Final = 20
 """of peak reserved above peak allocated, and ..."""
 WASTED_BYTES: Final = 512 * MIB
 """... bytes of it, that are worth a run with expandable segments"""
 _INFINITY: Final = float("inf")
 BFLOAT16_SINCE: Final = 8, 0
-"""the compute capability whose tensor cores know bfloat16"""
+"""the first compute capability with bfloat16 in its tensor cores"""
 
 
 class Scene(NamedTuple):
-    """A peak, and all that is known of how it came about."""
+    """A peak, and all that is known of its causes."""
 
     device: Blocks
     blocks: set[Block]
-    """those that count for it"""
+    """the blocks that count for the peak"""
     totals: Sequence[int]
     """bytes allocated before the first event and after each"""
     indices: Sequence[int]
-    """the events among which it is the peak"""
+    """the events among which the peak was looked for"""
     top: int
-    """the event that it came with; -1: it was there before"""
+    """the event that made the peak; -1: it was there before all events"""
     breakdown: Breakdown
 
     @property
     def time(self) -> float:
-        """When it came, in microseconds since 1970."""
+        """The time of the peak, in microseconds since 1970."""
         return self.device.history.times[self.top]
 
     @property
     def alive(self) -> Iterator[Block]:
-        """The blocks that were allocated then."""
-        return (it for it in self.blocks if it.alive(self.top))
+        """The blocks that were allocated at the peak."""
+        return (block for block in self.blocks if block.alive(self.top))
 
     @property
     def peak(self) -> int:
-        """Bytes allocated then."""
+        """Bytes allocated at the peak."""
         return self.totals[self.top + 1]
 
     @property
     def forwards(self) -> list[Call]:
-        """The calls of outermost modules; what a backward recomputes is none."""
+        """The calls of outermost modules, without those that a backward recomputes."""
         device = self.device
-        return [it for it in device.calls.outermost() if device.pass_at(it.start) is None]
+        return [call for call in device.calls.outermost() if device.pass_at(call.start) is None]
 
     def passes(self, name: str) -> list[Pass]:
         """Return the backward passes, or the optimizers' steps."""
-        return [it for it in self.device.recording.passes if it.name == name]
+        return [running for running in self.device.recording.passes if running.name == name]
 
     def matters(self, nbytes: int) -> bool:
-        """Whether so many bytes are worth a word."""
+        """Return whether so many bytes are worth a hint."""
         return nbytes > 0 and nbytes * 100 >= self.peak * LEAST_PERCENT
 
 
@@ -82,42 +82,43 @@ def of_peak(scene: Scene) -> tuple[str, ...]:
     """Return the hints that one peak of a recording gives."""
     if scene.top < 0:
         return ()
-    found = (fresh_optimizer, kept_gradients, kept_graphs, float32_activations)
-    return tuple(text for hint in found if (text := hint(scene)))
+    finders = (fresh_optimizer, kept_gradients, kept_graphs, float32_activations)
+    return tuple(hint for finder in finders if (hint := finder(scene)))
 
 
 # -- the next step --
 
 
 def fresh_optimizer(scene: Scene) -> str:
-    """Say what the next step needs more, where optimizers took their first step and no other."""
+    """Tell the next step's need, where optimizers took their first step and no other."""
     steps = scene.passes("optimizer")
-    number = Counter(it.owner for it in steps)
-    lone = [it for it in steps if it.fresh and number[it.owner] == 1]
+    number = Counter(step.owner for step in steps)
+    lone = [step for step in steps if step.fresh and number[step.owner] == 1]
     late = [
-        it
-        for it in scene.blocks
-        if scene.device.categories[it] == "optimizer state"
-        and any(step.start <= it.time <= step.end for step in lone)
+        block
+        for block in scene.blocks
+        if scene.device.categories[block] == "optimizer state"
+        and any(step.start <= block.time <= step.end for step in lone)
     ]
-    more = _peak_with(scene, late) - scene.peak
-    if not scene.matters(more):
+    increase = _peak_with(scene, late) - scene.peak
+    if not scene.matters(increase):
         return ""
-    names = " and ".join(dict.fromkeys(it.fresh for it in lone))
-    state = format_size(sum(it.size for it in late))
+    names = " and ".join(dict.fromkeys(step.fresh for step in lone))
+    state = format_size(sum(block.size for block in late))
     return (
         f"only {FRESH}{names}, whose state of {state} came last: the next step "
-        f"needs {format_size(more)} more (run two steps, or give warmup=1)"
+        f"needs {format_size(increase)} more (run two steps, or give warmup=1)"
     )
 
 
 def _peak_with(scene: Scene, late: Iterable[Block]) -> int:
-    """Return what the peak of the same step is where these blocks are there from its beginning."""
+    """Return the peak of the same step with these blocks alive from its beginning."""
     recording, times = scene.device.recording, scene.device.history.times
-    starts_of_all = [it.start for it in recording.calls] + [it.start for it in recording.passes]
-    began = min(starts_of_all, default=_INFINITY)
-    blocks = sorted(late, key=lambda it: it.start)
-    starts = [it.start for it in blocks]
+    first_call = min((call.start for call in recording.calls), default=_INFINITY)
+    first_pass = min((running.start for running in recording.passes), default=_INFINITY)
+    began = min(first_call, first_pass)
+    blocks = sorted(late, key=lambda block: block.start)
+    starts = [block.start for block in blocks]
     missing = [0]
     for block in reversed(blocks):
         missing.append(missing[-1] + block.size)
@@ -129,29 +130,34 @@ def _peak_with(scene: Scene, late: Iterable[Block]) -> int:
     return max(heights, default=0)
 
 
-# -- what is held for nothing --
+# -- memory that is held for nothing --
 
 
 def kept_gradients(scene: Scene) -> str:
-    """Say how much of a peak in a forward or backward is gradients that were used before."""
-    last = next((it for it in reversed(scene.forwards) if it.start <= scene.time), None)
+    """Tell the bytes of used gradients in a peak of a forward or backward."""
+    last = next((call for call in reversed(scene.forwards) if call.start <= scene.time), None)
     if last is None:
         return ""
     backwards = scene.passes("backward")
-    before = next((it for it in reversed(backwards) if it.end <= last.start), None)
-    current = next((it for it in backwards if it.start >= last.start), None)
-    if before is None or (current is not None and scene.time > current.end):
+    ended = [running for running in backwards if running.end <= last.start]
+    previous = ended[-1] if ended else None
+    current = next((running for running in backwards if running.start >= last.start), None)
+    if previous is None or (current is not None and scene.time > current.end):
         return ""
-    optimizers = scene.passes("optimizer")
-    steps = [it for it in optimizers if before.end <= it.start and it.end <= last.start]
+    steps = [
+        step
+        for step in scene.passes("optimizer")
+        if previous.end <= step.start and step.end <= last.start
+    ]
     if not steps:
         return ""
-    kept = [
-        it
-        for it in scene.alive
-        if scene.device.categories[it] == "gradients" and it.time < steps[0].start
+    gradients = [
+        block
+        for block in scene.alive
+        if scene.device.categories[block] == "gradients" and block.time < steps[0].start
     ]
-    nbytes = sum(_not_again(scene, kept, current.start if current else _INFINITY))
+    began = current.start if current else _INFINITY
+    nbytes = sum(block.size for block in _unused(scene, gradients, began))
     if not scene.matters(nbytes):
         return ""
     return (
@@ -160,31 +166,38 @@ def kept_gradients(scene: Scene) -> str:
     )
 
 
-def _not_again(scene: Scene, kept: Iterable[Block], began: float) -> Iterator[int]:
-    """Yield the sizes of kept gradients that the backward had not added to when the peak came.
+def _unused(scene: Scene, gradients: Iterable[Block], began: float) -> Iterator[Block]:
+    """Yield the gradients to which the backward had not added when the peak came.
 
-    What it adds is a block of the gradient's size, gone when it is added: whatever was of that size
-    is taken for that.
+    To add, the backward makes a block of the gradient's size, gone when it is added: any block of
+    that size is taken for that.
     """
-    made = Counter(
-        it.size for it in scene.blocks if began <= it.time <= scene.time and not it.alive(scene.top)
+    addends = Counter(
+        block.size
+        for block in scene.blocks
+        if began <= block.time <= scene.time and not block.alive(scene.top)
     )
-    for block in kept:
-        if made[block.size]:
-            made[block.size] -= 1
+    for block in gradients:
+        if addends[block.size]:
+            addends[block.size] -= 1
         else:
-            yield block.size
+            yield block
 
 
 def kept_graphs(scene: Scene) -> str:
-    """Say how much of a peak is activations of earlier forwards that no backward was to free."""
-    begun = [it for it in scene.forwards if it.start <= scene.time]
+    """Tell the bytes of activations of earlier forwards that no backward was to free."""
+    begun = [call for call in scene.forwards if call.start <= scene.time]
     if not begun:
         return ""
     held = _held_for_nothing(scene, begun)
-    number = Counter(call.path for call, blocks in held if any(map(_is_inner, blocks)))
+    # An output, which has a tag, can be kept without its graph: inner activations cannot.
+    number = Counter(
+        call.path
+        for call, blocks in held
+        if any(all(tag.category != "activations" for tag in block.tags) for block in blocks)
+    )
     forwards = max(number.values(), default=0)
-    nbytes = sum(it.size for _, blocks in held for it in blocks)
+    nbytes = sum(block.size for _, blocks in held for block in blocks)
     if forwards < LEAST_FORWARDS or not scene.matters(nbytes):
         return ""
     return (
@@ -195,14 +208,14 @@ def kept_graphs(scene: Scene) -> str:
 
 
 def _held_for_nothing(scene: Scene, begun: Sequence[Call]) -> list[tuple[Call, list[Block]]]:
-    """Return earlier forwards with the activations of theirs that outlived the last one as well.
+    """Return earlier forwards, with their activations that outlived the last one as well.
 
     A backward that frees them later has use for them.
     """
-    newest = {it.path: it.start for it in begun}
-    starts = [it.start for it in begun]
+    newest = {call.path: call.start for call in begun}
+    starts = [call.start for call in begun]
     backwards = scene.passes("backward")
-    found: dict[int, list[Block]] = {}
+    held: dict[int, list[Block]] = {}
     for block in scene.alive:
         at = bisect_right(starts, block.time) - 1
         if at < 0 or scene.device.categories[block] != "activations":
@@ -210,21 +223,16 @@ def _held_for_nothing(scene: Scene, begun: Sequence[Call]) -> list[tuple[Call, l
         call = begun[at]
         if not call.grad or call.start == newest[call.path] or block.end_time <= begun[-1].end:
             continue
-        if not any(it.start <= block.end_time <= it.end for it in backwards):
-            found.setdefault(at, []).append(block)
-    return [(begun[at], blocks) for at, blocks in found.items()]
+        if not any(running.start <= block.end_time <= running.end for running in backwards):
+            held.setdefault(at, []).append(block)
+    return [(begun[at], blocks) for at, blocks in held.items()]
 
 
-def _is_inner(block: Block) -> bool:
-    """Whether it is no output, which can be kept without its graph."""
-    return all(tag.category != "activations" for tag in block.tags)
-
-
-# -- what could be smaller --
+# -- memory that could be less --
 
 
 def float32_activations(scene: Scene) -> str:
-    """Say what autocast would save, where activations are the most of a peak."""
+    """Tell the savings of autocast, where activations are the largest part of a peak."""
     recording, categories = scene.device.recording, scene.breakdown.categories
     nbytes = categories.get("activations", 0)
     if recording.autocast or recording.dtypes != {"float32"}:
@@ -243,17 +251,17 @@ def float32_activations(scene: Scene) -> str:
 
 
 def is_fragmented(peak: Peak) -> bool:
-    """Whether so much more was reserved than allocated that it is worth another run."""
+    """Return whether so much more was reserved than allocated that it is worth another run."""
     wasted = peak.reserved - peak.allocated
     return wasted > max(WASTED_BYTES, peak.reserved * WASTED_PERCENT // 100)
 
 
 def fragmentation(peak: Peak, expandable: Peak | None) -> str:
-    """Return what expandable segments would give; "" where they give nothing.
+    """Return the hint about expandable segments; "" where they save nothing.
 
     Args:
         peak: as measured.
-        expandable: the same step's with expandable segments; None: that was not measured.
+        expandable: the same step's with expandable segments; None: not measured.
     """
     wasted = format_size(peak.reserved - peak.allocated)
     sentence = f"peak reserved is {wasted} above peak allocated"

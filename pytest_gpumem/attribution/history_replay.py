@@ -1,7 +1,7 @@
-"""Replaying an allocator's history: which blocks were alive when, and how large each really was.
+"""Replaying an allocator's history: the life of each block, and its real size.
 
-The history has the sizes that were asked for. A block is larger: rounded up, and by what was left
-over where the allocator does not split. Both follow from where blocks and segments lie, by the
+The history has the sizes that were asked for. A block is larger: rounded up, and with the remainder
+where the allocator does not split. Both follow from where blocks and segments lie, by the
 rules of c10/cuda/CUDACachingAllocator.cpp (round_size, should_split).
 """
 
@@ -16,12 +16,12 @@ from pytest_gpumem.sizes import MIB
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pytest_gpumem.attribution.recording import Tag
+    from pytest_gpumem.attribution.recording import Span, Tag
 
 BLOCK: Final = 512
 """bytes: sizes are rounded up to multiples of it (kMinBlockSize)"""
 SMALL: Final = 1 * MIB
-"""bytes: requests up to this come from segments of their own (kSmallSize)"""
+"""bytes: requests up to this come from segments of small blocks (kSmallSize)"""
 INTERVALS: Final = 16
 """powers of two, from 1 MiB on, with roundup divisions of their own"""
 
@@ -36,7 +36,7 @@ class Block:
     start: int
     """index of the event that allocated it; -1: it was there before"""
     time: float
-    """microseconds since 1970; -inf: before"""
+    """of its allocation, microseconds since 1970; -inf: it was there before"""
     frames: Sequence[dict[str, Any]] = ()
     """the Python frames that asked for it, the innermost first"""
     end: int | None = None
@@ -55,9 +55,14 @@ class History:
 
     blocks: list[Block]
     times: list[float]
-    """when each event was"""
+    """of each event, microseconds since 1970"""
     reserved: list[int]
-    """bytes held from the device after each event, less what was held at first"""
+    """bytes held from the device after each event, less those held at first"""
+
+    def events_in(self, span: Span) -> range:
+        """Return the events of a span, and the last one before it: the level it began with."""
+        first = bisect_left(self.times, span.start) - 1
+        return range(first, bisect_right(self.times, span.end))
 
 
 class Replay:
@@ -73,7 +78,7 @@ class Replay:
         self._bases: list[int] = []
         self._ends: dict[int, int] = {}
         self._addresses: list[int] = []
-        """of blocks that take their place, sorted"""
+        """of the blocks that take their place, sorted"""
         self._placed: dict[int, Block] = {}
         self.blocks: list[Block] = []
         for segment in segments:
@@ -86,7 +91,7 @@ class Replay:
                 address += block["size"]
 
     def run(self, events: Iterable[dict[str, Any]], tags: Iterable[Tag]) -> History:
-        """Return the history: of each block the events and tags that it had."""
+        """Return the history: each block with its events and tags."""
         times: list[float] = []
         reserved: list[int] = []
         held = 0
@@ -101,9 +106,11 @@ class Replay:
             if action == "alloc":
                 self._allocate(event, index)
             elif action == "free_requested":
-                self._free(address, index, time)
+                block = self._placed.get(address)
+                if block is not None and block.end is None:
+                    block.end, block.end_time = index, time
             elif action == "free_completed":
-                self._complete(address)
+                self._remove(address)
             elif action in {"segment_alloc", "segment_map"}:
                 held += event["size"]
                 self._map(address, event["size"])
@@ -144,6 +151,24 @@ class Replay:
             insort(self._bases, address + size)
             self._ends[address + size] = end
 
+    # -- blocks --
+
+    def _allocate(self, event: dict[str, Any], index: int) -> None:
+        """Place a block, with the remainder of its room where the allocator does not split."""
+        address = event["addr"]
+        size = rounded_size(event["size"], self._divisions)
+        room = self._room(address)
+        if room is not None:
+            if size <= SMALL or self._expandable:
+                splits = room - size >= BLOCK
+            else:
+                limit = self._most_split
+                splits = room - size > SMALL and (limit is None or size < limit)
+            size = size if splits else room
+        self._remove(address)  # the allocator gives an address again once its block is freed
+        frames = event.get("frames") or ()
+        self._place(Block(address, size, index, event["time_us"], frames))
+
     def _room(self, address: int) -> int | None:
         """Return the bytes from an address to the next block or the end of its segment."""
         at = bisect_right(self._bases, address) - 1
@@ -155,62 +180,42 @@ class Replay:
             end = min(end, self._addresses[following])
         return end - address
 
-    # -- blocks --
-
     def _place(self, block: Block) -> None:
         self.blocks.append(block)
         self._placed[block.address] = block
         insort(self._addresses, block.address)
 
-    def _allocate(self, event: dict[str, Any], index: int) -> None:
-        address = event["addr"]
-        size = self._rounded(event["size"])
-        room = self._room(address)
-        if room is not None and not self._splits(room, size):
-            size = room
-        self._complete(address)  # what lay there has been freed
-        frames = event.get("frames") or ()
-        self._place(Block(address, size, index, event["time_us"], frames))
-
-    def _free(self, address: int, index: int, time: float) -> None:
-        block = self._placed.get(address)
-        if block is not None and block.end is None:
-            block.end, block.end_time = index, time
-
-    def _complete(self, address: int) -> None:
+    def _remove(self, address: int) -> None:
         if self._placed.pop(address, None) is not None:
             self._addresses.pop(bisect_left(self._addresses, address))
 
     def _tag(self, tag: Tag) -> None:
         at = bisect_right(self._addresses, tag.address) - 1
         block = self._placed[self._addresses[at]] if at >= 0 else None
-        if block is not None and block.end is None and tag.address < block.address + block.size:
-            known = {(it.category, it.name) for it in block.tags}
-            if (tag.category, tag.name) not in known:
-                block.tags += (tag,)
-
-    def _splits(self, room: int, size: int) -> bool:
-        """Return whether the allocator would split a block of ``room`` bytes for ``size``."""
-        if size <= SMALL or self._expandable:
-            return room - size >= BLOCK
-        return room - size > SMALL and (self._most_split is None or size < self._most_split)
-
-    def _rounded(self, size: int) -> int:
-        if size < BLOCK:
-            return BLOCK
-        divisions = self._divisions_of(size)
-        if divisions > 1 and size > BLOCK * divisions:
-            return _next_division(size, divisions)
-        return -(-size // BLOCK) * BLOCK
-
-    def _divisions_of(self, size: int) -> int:
-        if not self._divisions:
-            return 0
-        interval = size.bit_length() - MIB.bit_length()
-        return self._divisions[min(max(interval, 0), INTERVALS - 1, len(self._divisions) - 1)]
+        if block is None or block.end is not None or tag.address >= block.address + block.size:
+            return
+        if all((tag.category, tag.name) != (known.category, known.name) for known in block.tags):
+            block.tags += (tag,)
 
 
-def _next_division(size: int, divisions: int) -> int:
+def rounded_size(size: int, divisions: Sequence[int]) -> int:
+    """Round a request up to the size of its block, without any remainder.
+
+    Args:
+        size: bytes.
+        divisions: of the setting ``roundup_power2_divisions``, one for each power of two.
+    """
+    if size < BLOCK:
+        return BLOCK
+    if divisions:
+        interval = min(max(size.bit_length() - MIB.bit_length(), 0), INTERVALS - 1)
+        number = divisions[min(interval, len(divisions) - 1)]
+        if number > 1 and size > BLOCK * number:
+            return next_division(size, number)
+    return -(-size // BLOCK) * BLOCK
+
+
+def next_division(size: int, divisions: int) -> int:
     """Round up to the next of so many equal steps between two powers of two."""
     floor = 1 << (size.bit_length() - 1)
     if size == floor:

@@ -1,4 +1,4 @@
-"""Seeing that a step was the first of its optimizer: training's peak comes with the second.
+"""A note where a step was the first of its optimizer: training's peak comes with the second.
 
 An optimizer's state comes to life at the end of its first step, so the first step's activations and
 gradients never lie beside it.
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 FRESH: Final = "one step ran with a fresh "
-"""how the sentence begins; a hint that knows the next step's peak says more"""
+"""beginning of the sentence; reports drop it where a hint tells the next step's peak as well"""
 
 
 @dataclass
-class _Seen:
+class _Progress:
+    """The steps of one optimizer."""
+
     optimizer: weakref.ref[Optimizer]
     name: str
     fresh: bool
@@ -37,20 +39,20 @@ class OptimizerWatch:
     """Watches all optimizers between ``start`` and ``stop``, by torch's global step hooks.
 
     Args:
-        before: is called before every step.
-        after: is called after every step; not after one that an error ended.
+        before_step: is called before every step.
+        after_step: is called after every step; not after a step that an error ended.
     """
 
     def __init__(
         self,
-        before: Callable[[], object] = bool,
-        after: Callable[[Optimizer], object] = bool,
+        before_step: Callable[[], object] | None = None,
+        after_step: Callable[[Optimizer], object] | None = None,
     ) -> None:
-        self._tell_before = before
-        self._tell_after = after
-        self._compiling: Callable[[], bool] = bool
-        """whether torch.compile looks at this rather than Python running it"""
-        self._seen: dict[int, _Seen] = {}
+        self._tell_before = before_step
+        self._tell_after = after_step
+        self._compiling: Callable[[], bool] = lambda: False
+        """whether torch.compile traces these hooks, rather than Python running them"""
+        self._progress: dict[int, _Progress] = {}
         self._handles: list[Any] = []
 
     def start(self) -> None:
@@ -68,49 +70,59 @@ class OptimizerWatch:
         ]
 
     def stop(self) -> None:
-        """End it."""
+        """End the watch."""
         while self._handles:
             self._handles.pop().remove()
 
     def forget(self) -> None:
         """Forget the steps so far, not that an optimizer is no longer fresh."""
-        self._seen.clear()
+        self._progress.clear()
 
     @contextmanager
     def apart(self) -> Iterator[None]:
         """Forget, at its end, the steps that are taken inside."""
-        kept, self._seen = self._seen, {}
+        outer, self._progress = self._progress, {}
         try:
             yield
         finally:
-            self._seen = kept
+            self._progress = outer
 
     def _before(self, optimizer: Optimizer, *_: object) -> None:
         if self._compiling() or _is_inner(sys._getframe(1)):
             return
-        self._tell_before()
-        seen = self._seen.get(id(optimizer))
-        if seen is None or seen.optimizer() is not optimizer:
-            self._seen[id(optimizer)] = _Seen(
+        if self._tell_before is not None:
+            self._tell_before()
+        progress = self._progress.get(id(optimizer))
+        # Python gives a new object the id of a freed one.
+        if progress is None or progress.optimizer() is not optimizer:
+            self._progress[id(optimizer)] = _Progress(
                 weakref.ref(optimizer), type(optimizer).__name__, fresh=not optimizer.state
             )
 
     def _after(self, optimizer: Optimizer, *_: object) -> None:
         if self._compiling() or _is_inner(sys._getframe(1)):
             return
-        self._tell_after(optimizer)
-        seen = self._seen[id(optimizer)]
-        seen.steps += 1
-        if seen.fresh and seen.steps == 1:
-            seen.state_bytes = _state_bytes(optimizer)
+        if self._tell_after is not None:
+            self._tell_after(optimizer)
+        progress = self._progress[id(optimizer)]
+        progress.steps += 1
+        if progress.fresh and progress.steps == 1:
+            import torch
+
+            progress.state_bytes = sum(
+                value.nbytes
+                for state in optimizer.state.values()
+                for value in (state.values() if isinstance(state, dict) else ())
+                if isinstance(value, torch.Tensor) and value.is_cuda
+            )
 
     def notes(self) -> list[str]:
         """Return a sentence for each optimizer that took its first step and no other."""
         return [
-            f"{FRESH}{seen.name}: its state of {format_size(seen.state_bytes)} "
+            f"{FRESH}{progress.name}: its state of {format_size(progress.state_bytes)} "
             "came last, the next step's peak has it as well; run two steps, or give warmup=1"
-            for seen in self._seen.values()
-            if seen.fresh and seen.steps == 1 and seen.state_bytes
+            for progress in self._progress.values()
+            if progress.fresh and progress.steps == 1 and progress.state_bytes
         ]
 
 
@@ -118,28 +130,16 @@ def steps_around(frame: FrameType | None, wrapper: CodeType | None) -> int:
     """Return how many steps of optimizers are under way, from a frame outwards.
 
     Args:
-        frame: where to begin.
-        wrapper: what PyTorch runs around every step, which is what calls its hooks.
+        frame: the innermost frame to look at.
+        wrapper: PyTorch's function around every step, which calls its hooks.
     """
-    found = 0
+    number = 0
     while frame is not None:
-        found += frame.f_code is wrapper
+        number += frame.f_code is wrapper
         frame = frame.f_back
-    return found
+    return number
 
 
 def _is_inner(wrapper: FrameType) -> bool:
     """Return whether a step is part of another: of a class that calls its base's."""
     return steps_around(wrapper.f_back, wrapper.f_code) > 0
-
-
-def _state_bytes(optimizer: Optimizer) -> int:
-    """Return the bytes of an optimizer's state on CUDA devices."""
-    import torch
-
-    return sum(
-        value.nbytes
-        for state in optimizer.state.values()
-        for value in (state.values() if isinstance(state, dict) else ())
-        if isinstance(value, torch.Tensor) and value.is_cuda
-    )

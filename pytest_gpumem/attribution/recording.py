@@ -1,21 +1,22 @@
-"""What a recording of one run consists of; times are microseconds since 1970."""
+"""The parts of a recording of one run; times are microseconds since 1970."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from pytest_gpumem.measurement import Category
     from pytest_gpumem.source_lines import Line
 
 MOST_EVENTS: Final = 1_000_000
-"""allocations and frees that are kept; of more the first are lost, and the recording is no good"""
+"""events that the allocator's history keeps: of a longer run the first are lost, and without them
+the recording tells nothing"""
 
 
 class Tag(NamedTuple):
-    """What a block was seen to be."""
+    """A tensor that was seen in a block, and its category."""
 
     time: float
     """microseconds since 1970, as all times here"""
@@ -23,7 +24,7 @@ class Tag(NamedTuple):
     address: int
     category: Category
     name: str
-    """the tensor's, by its path from the outermost module: "GPT2.h.0.mlp.weight"; "" unknown"""
+    """the tensor's path from the outermost module: "GPT2.h.0.mlp.weight"; "" unknown"""
 
 
 @dataclass
@@ -41,20 +42,19 @@ class Call:
 class Pass:
     """A backward pass or a step of an optimizer."""
 
-    name: str
-    """"backward" or "optimizer" """
+    name: Literal["backward", "optimizer"]
     start: float
     line: Line | None = None
     """the user's line that called it"""
     end: float = float("inf")
     owner: int = 0
-    """of an optimizer's step: which one took it"""
+    """of an optimizer's step: the optimizer's id"""
     fresh: str = ""
     """of an optimizer's step: its class, if it had no state before"""
 
 
 class Span(NamedTuple):
-    """From when to when."""
+    """A stretch of time."""
 
     start: float
     end: float
@@ -62,9 +62,9 @@ class Span(NamedTuple):
 
 @dataclass
 class Recording:
-    """All that was recorded."""
+    """A whole recording."""
 
-    before: list[dict[str, Any]] = field(default_factory=list)
+    initial_segments: list[dict[str, Any]] = field(default_factory=list)
     """the segments and their blocks when it began, as ``_snapshot`` has them"""
     events: list[list[dict[str, Any]]] = field(default_factory=list)
     """the history of each device, as ``_snapshot`` has it"""
@@ -74,22 +74,22 @@ class Recording:
     calls: list[Call] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
     ours: list[Span] = field(default_factory=list)
-    """when what was allocated was nobody's but ours"""
+    """times in which this package itself allocated"""
     cleared: list[Span] = field(default_factory=list)
-    """when the cuBLAS workspaces were freed"""
+    """times in which the cuBLAS workspaces were freed"""
     plugs: list[tuple[int, int]] = field(default_factory=list)
-    """device and address of blocks that were ours when it began"""
+    """device and address of the blocks that this package held when it began"""
     overflowed: bool = False
     autocast: bool = False
     """whether a module was called under CUDA's autocast"""
     batch_norm: bool = False
     """whether a module that trains on statistics of its batch was called"""
     dtypes: set[str] = field(default_factory=set)
-    """those of the parameters on CUDA devices: "float32" """
+    """data types of the parameters on CUDA devices: "float32" """
     capability: tuple[int, int] = (0, 0)
     """the first device's"""
     snapshot: dict[str, Any] = field(default_factory=dict)
-    """what ``torch.cuda.memory._snapshot`` gave at the end"""
+    """the result of ``torch.cuda.memory._snapshot`` at the end"""
 
 
 def now() -> float:
@@ -98,8 +98,8 @@ def now() -> float:
 
 
 def beginning() -> float:
-    """Return the time of something that begins: whole microseconds, as the history has them.
+    """Return the time of a beginning: whole microseconds, as the allocator's history has them.
 
-    What it allocates or frees at once has no earlier time by that.
+    So an event right after it has no earlier time.
     """
     return time.time_ns() // 1000

@@ -1,7 +1,7 @@
-"""Who refers to a tensor: live CUDA tensors, and the way from a name in a program to each.
+"""Referrers of live CUDA tensors: the way to each from a name in the program.
 
-Python's collector knows which object refers to which. From a tensor it is climbed upwards, level by
-level, until something with a name is reached: a global variable, a local one of a function that
+Python's collector knows the references between objects. From a tensor the search climbs upwards,
+level by level, until it reaches a name: a global variable, a local variable of a function that
 runs, a class. Nothing here keeps a tensor alive, and little time is spent.
 """
 
@@ -31,26 +31,31 @@ DEEPEST: Final = 12
 """objects between a tensor and a name; modules in modules count as one"""
 DEEPEST_MODULE: Final = 100
 MOST_TENSORS: Final = 200
-"""tensors whose holders are looked for, the largest first"""
+"""tensors to find holders for, the largest first"""
 MOST_OBJECTS: Final = 500
-"""objects of one level that are climbed on from"""
+"""objects of one level from which the search climbs on"""
 MOST_HOLDERS: Final = 5
-"""holders that are told"""
+"""holders that are reported"""
 LONGEST_S: Final = 2.0
 """seconds after which no further level is begun"""
-NOBODY: Final = "PyTorch itself, an autograd graph or a .grad"
+UNNAMED: Final = "PyTorch itself, an autograd graph or a .grad"
 
 
 def live_tensors() -> list[Tensor]:
-    """Return the CUDA tensors that are Python objects; the list is to be let go of at once."""
+    """Return the CUDA tensors that are Python objects; callers drop the list at once."""
     import torch
 
-    found = [it for it in gc.get_objects() if issubclass(type(it), torch.Tensor) and it.is_cuda]
-    return [it for it in found if place_of(it)[1]]
+    # type(), not isinstance: that asks __class__, which a lazy object answers by waking up.
+    tensors = [
+        candidate
+        for candidate in gc.get_objects()
+        if issubclass(type(candidate), torch.Tensor) and candidate.is_cuda
+    ]
+    return [tensor for tensor in tensors if place_of(tensor)[1]]
 
 
 def place_of(tensor: Tensor) -> tuple[int, int]:
-    """Return the device of a tensor's storage and where it begins; address 0: it has none."""
+    """Return the device of a tensor's storage and its address; 0 where it has none."""
     tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
     try:
         return tensor.get_device(), tensor.untyped_storage().data_ptr()
@@ -59,24 +64,20 @@ def place_of(tensor: Tensor) -> tuple[int, int]:
 
 
 def holders(blocks: Mapping[Place, int]) -> tuple[Holder, ...]:
-    """Return who refers to live tensors, the holders of most bytes first.
+    """Return the holders of live tensors, the largest first.
 
     Args:
-        blocks: device and address of the memory that is asked for, and its bytes.
+        blocks: device and address of each block in question, and its bytes.
     """
-    gc.unfreeze()  # the collector tells nothing of what is frozen
+    gc.unfreeze()  # the collector tells nothing of frozen objects
     try:
-        return _grouped(_Climb(blocks).run())
+        sizes: dict[str, list[int]] = {}
+        for text, size in _Climb(blocks).run():
+            sizes.setdefault(text, []).append(size)
     finally:
         gc.freeze()
-
-
-def _grouped(found: Iterable[tuple[str, int]]) -> tuple[Holder, ...]:
-    groups: dict[str, list[int]] = {}
-    for text, size in found:
-        groups.setdefault(text, []).append(size)
-    made = [Holder(text, sum(sizes), len(sizes)) for text, sizes in groups.items()]
-    return tuple(sorted(made, key=lambda it: (-it.nbytes, it.text)))[:MOST_HOLDERS]
+    merged = [Holder(text, sum(of_holder), len(of_holder)) for text, of_holder in sizes.items()]
+    return tuple(sorted(merged, key=lambda holder: (-holder.nbytes, holder.text)))[:MOST_HOLDERS]
 
 
 class _Node:
@@ -87,11 +88,11 @@ class _Node:
     def __init__(self, value: object, below: object, place: Place, words: tuple[str, ...]) -> None:
         self.value = value
         self.below = below
-        """what it refers to, one level down"""
+        """the object that this one refers to, one level down"""
         self.place = place
         """the tensor's storage"""
         self.words = words
-        """what was passed on the way up, the last first"""
+        """names of the objects on the way down to the tensor"""
 
 
 class _Climb:
@@ -101,11 +102,15 @@ class _Climb:
         self._blocks = blocks
         self._graphs: dict[Place, str] = {}
         self._level = self._tensors()
-        self._best: dict[Place, tuple[str, ...]] = {}
+        self._longest_way: dict[Place, tuple[str, ...]] = {}
+        """of tensors without a name"""
         self._named: dict[Place, str] = {}
-        self._seen: set[int] = set()
-        modules: list[Any] = list(sys.modules.values())  # some put other things there
-        self._globals = {id(vars(it)): it for it in modules if isinstance(it, ModuleType)}
+        self._visited: set[int] = set()
+        # Some libraries put objects into sys.modules that are no modules.
+        entries: list[Any] = list(sys.modules.values())
+        self._globals = {
+            id(vars(module)): module for module in entries if isinstance(module, ModuleType)
+        }
         self._locals = dict(_running())
         self._parents = _parents()
 
@@ -119,11 +124,11 @@ class _Climb:
                 graph: Any = tensor.grad_fn
                 if graph is not None:
                     self._graphs[place] = graph.name()
-        nodes.sort(key=lambda it: -self._blocks[it.place])
+        nodes.sort(key=lambda node: -self._blocks[node.place])
         return nodes[:MOST_TENSORS]
 
     def run(self) -> Iterator[tuple[str, int]]:
-        """Yield words and bytes for each tensor."""
+        """Yield the holder's description and the bytes of each tensor."""
         end = time.monotonic() + LONGEST_S
         self._look_at_locals(self._level)
         for _ in range(DEEPEST):
@@ -133,9 +138,10 @@ class _Climb:
             self._look_at_locals(self._level)
         self._level = []
         for place, size in self._blocks.items():
-            text = self._named.get(place) or ", ".join(self._best.get(place, ())) or NOBODY
+            way = self._longest_way.get(place, ())
+            holder = self._named.get(place) or ", ".join(way) or UNNAMED
             graph = self._graphs.get(place)
-            yield f"{text}, with its autograd graph ({graph})" if graph else text, size
+            yield f"{holder}, with its autograd graph ({graph})" if graph else holder, size
 
     def _look_at_locals(self, level: Iterable[_Node]) -> None:
         for node in level:
@@ -144,38 +150,37 @@ class _Climb:
                 self._name(node, name)
 
     def _name(self, node: _Node, root: str) -> None:
-        """Note a tensor's name: its first is its shortest."""
-        inner = [it for it in node.words if it]
-        text = root if not inner else f"{root} ({', '.join(inner)})"
-        self._named.setdefault(node.place, text)
+        """Note a tensor's name: the first is the shortest."""
+        way = ", ".join(filter(None, node.words))
+        self._named.setdefault(node.place, f"{root} ({way})" if way else root)
 
     def _next(self, level: list[_Node]) -> list[_Node]:
-        """Return what refers to the objects of a level, where these have no name."""
-        nodes = [it for it in level if it.place not in self._named][:MOST_OBJECTS]
+        """Return the referrers of the objects of a level, where these have no name."""
+        nodes = [node for node in level if node.place not in self._named][:MOST_OBJECTS]
         below: dict[int, list[_Node]] = {}
         for node in nodes:
             below.setdefault(id(node.value), []).append(node)
-        self._seen.update(below)
-        found: list[_Node] = []
+        self._visited.update(below)
+        above: list[_Node] = []
         targets = [group[0].value for group in below.values()]
-        skipped = {id(it) for it in (targets, level, nodes, below, found)}
+        skipped = {id(container) for container in (targets, level, nodes, below, above)}
         for referrer in gc.get_referrers(*targets):
-            if id(referrer) in skipped or id(referrer) in self._seen or _is_ours(referrer):
+            if id(referrer) in skipped or id(referrer) in self._visited or _is_ours(referrer):
                 continue
             for child in gc.get_referents(referrer):
                 for node in below.get(id(child), ()):
-                    self._visit(referrer, node, found)
-        return found
+                    self._visit(referrer, node, above)
+        return above
 
     def _outermost(self, module: object) -> object:
-        """Return the module that a module is in, and that is in no other."""
+        """Return the outermost of the modules around a module."""
         for _ in range(DEEPEST_MODULE):  # a module may be in itself
             if id(module) not in self._parents:
                 break
             module = self._parents[id(module)]
         return module
 
-    def _visit(self, referrer: object, node: _Node, found: list[_Node]) -> None:
+    def _visit(self, referrer: object, node: _Node, above: list[_Node]) -> None:
         module = self._globals.get(id(referrer))
         if module is not None:
             key = _key_of(referrer, node.value)
@@ -198,13 +203,13 @@ class _Climb:
         if id(referrer) in self._parents:
             referrer = self._outermost(referrer)
             words = (type(referrer).__name__,)
-        said = tuple(filter(None, words))
-        self._best[node.place] = max(self._best.get(node.place, ()), said, key=len)
-        found.append(_Node(referrer, node.value, node.place, words))
+        way = tuple(filter(None, words))
+        self._longest_way[node.place] = max(self._longest_way.get(node.place, ()), way, key=len)
+        above.append(_Node(referrer, node.value, node.place, words))
 
 
 def _words(referrer: object, node: _Node) -> tuple[str, ...]:
-    """Return the words for the way down from an object that refers to a node's."""
+    """Return the names on the way down from a referrer of a node's object."""
     child, words = node.value, node.words
     if isinstance(referrer, FunctionType):
         return (_function_words(referrer, child), *_without_container(child, words))
@@ -212,14 +217,14 @@ def _words(referrer: object, node: _Node) -> tuple[str, ...]:
     if word is not None:
         return (word, *words)
     attributes = _dict_of(referrer)
-    if attributes is child:  # its __dict__, which the last word was for
+    if attributes is child:  # its __dict__, which the first word stands for
         return _attribute(referrer, _key_of(child, node.below), words[1:])
     key = _key_of(attributes, child) if attributes is not None else ""
     return _attribute(referrer, key, words)
 
 
 def _word(referrer: object) -> str | None:
-    """Return what a container or a callable is called; None for an object with attributes."""
+    """Return the description of a container or a callable; None for an object with attributes."""
     if isinstance(referrer, (Mapping, list, tuple, set, frozenset)):
         return f"{type(referrer).__name__} of {len(referrer)}"
     if isinstance(referrer, CellType):
@@ -238,28 +243,28 @@ def _attribute(owner: object, key: str, words: tuple[str, ...]) -> tuple[str, ..
 
 def _function_words(function: FunctionType, child: object) -> str:
     place = f"{PurePath(function.__code__.co_filename).name}:{function.__code__.co_firstlineno}"
-    what = "closure" if child is function.__closure__ else "default argument"
-    return f"{what} of {function.__qualname__}, {place}"
+    kind = "closure" if child is function.__closure__ else "default argument"
+    return f"{kind} of {function.__qualname__}, {place}"
 
 
 def _without_container(child: object, words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return words without those for the tuple that a function has its cells or defaults in."""
+    """Return words without the word for the tuple of a function's cells or defaults."""
     return words[1:] if isinstance(child, (tuple, dict)) else words
 
 
 def _dict_of(owner: object) -> dict[str, Any] | None:
     try:
-        found = object.__getattribute__(owner, "__dict__")
+        attributes = object.__getattribute__(owner, "__dict__")
     except AttributeError:
         return None
-    return found if isinstance(found, dict) else None
+    return attributes if isinstance(attributes, dict) else None
 
 
 def _key_of(mapping: object, value: object) -> str:
-    """Return the name under which a mapping has an object; "" where it has not."""
+    """Return the key of an object in a mapping; "" where it is in none."""
     if not isinstance(mapping, Mapping):
         return ""
-    return next((str(key) for key, one in list(mapping.items()) if one is value), "")
+    return next((str(key) for key, member in list(mapping.items()) if member is value), "")
 
 
 def _file_of(module: ModuleType) -> str:
@@ -268,17 +273,17 @@ def _file_of(module: ModuleType) -> str:
 
 
 def _is_ours(referrer: object) -> bool:
-    """Return whether an object is of this look alone."""
+    """Return whether an object belongs to this search alone."""
     if isinstance(referrer, (_Node, _Climb)):
         return True
     return isinstance(referrer, FrameType) and referrer.f_code.co_filename == __file__
 
 
 def _parents() -> dict[int, object]:
-    """Return the modules that others are in, by the ids of these."""
+    """Return the parent of each module in another, by the id of the inner one."""
     import torch
 
-    modules = [it for it in gc.get_objects() if issubclass(type(it), torch.nn.Module)]
+    modules = [owner for owner in gc.get_objects() if issubclass(type(owner), torch.nn.Module)]
     return {
         id(child): module
         for module in modules
@@ -291,7 +296,7 @@ def _parents() -> dict[int, object]:
 
 
 def _running() -> Iterator[tuple[int, str]]:
-    """Yield the id of each local variable's value, of the user's functions that run, and words."""
+    """Yield id and name of the values of local variables of the user's functions that run."""
     for top in sys._current_frames().values():
         frame: FrameType | None = top
         while frame is not None:
@@ -309,7 +314,7 @@ def _locals_of(frame: FrameType) -> Iterator[tuple[int, str]]:
 
 
 def _local_name(frame: FrameType, value: object) -> str:
-    return next((words for known, words in _locals_of(frame) if known == id(value)), "")
+    return next((name for key, name in _locals_of(frame) if key == id(value)), "")
 
 
 def _local(frame: FrameType, name: str) -> str:

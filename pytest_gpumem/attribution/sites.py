@@ -1,4 +1,4 @@
-"""Source lines: which of a block's frames is shown, and what is written of it."""
+"""Sites: the source line of each block, and the blocks of each line together."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ LONGEST_CODE: Final = 120
 
 @dataclass(frozen=True)
 class Origin:
-    """Where one block comes from."""
+    """The source line, module and category of one block."""
 
     filename: str
     line: int
     function: str
     module: str
-    """the path of the module that ran, or whose parameter it is"""
+    """the path of the module that ran, or that has the parameter"""
     category: Category
     nbytes: int
 
@@ -46,22 +46,29 @@ def origin(
     category: Category,
     nbytes: int,
 ) -> Origin:
-    """Return where a block comes from: its own frames, else the line that the pass began with."""
+    """Return the origin of a block: the user's frame among its own, else the line of its pass.
+
+    The backward runs in autograd's threads, which have no frame of Python.
+    """
     frame = users_frame(frames)
     if frame is not None:
-        where = frame["filename"], frame["line"], frame["name"]
+        place = frame["filename"], frame["line"], frame["name"]
     else:
-        where = (line.filename, line.line, line.function) if line else ("", 0, "")
-    return Origin(*where, module, category, nbytes)
+        place = (line.filename, line.line, line.function) if line else ("", 0, "")
+    return Origin(*place, module, category, nbytes)
 
 
 def sites(origins: Iterable[Origin], root: Path) -> tuple[Site, ...]:
     """Return the sites, one for each line and category, the largest first."""
     groups: dict[tuple[str, int, Category], list[Origin]] = {}
-    for one in origins:
-        groups.setdefault((one.filename, one.line, one.category), []).append(one)
-    made = [_site(group, root) for group in groups.values()]
-    return tuple(sorted(made, key=lambda it: (-it.nbytes, it.path, it.line, it.category)))
+    for block_origin in origins:
+        key = (block_origin.filename, block_origin.line, block_origin.category)
+        groups.setdefault(key, []).append(block_origin)
+    merged = [_site(group, root) for group in groups.values()]
+    # Ties are broken by place, so that two runs tell the same.
+    return tuple(
+        sorted(merged, key=lambda site: (-site.nbytes, site.path, site.line, site.category))
+    )
 
 
 def _site(group: Sequence[Origin], root: Path) -> Site:
@@ -71,15 +78,15 @@ def _site(group: Sequence[Origin], root: Path) -> Site:
         line=first.line,
         function=qualified(first.filename, first.line) or first.function,
         code=linecache.getline(first.filename, first.line).strip()[:LONGEST_CODE],
-        module=merged_paths(one.module for one in group),
+        module=merged_paths(member.module for member in group),
         category=first.category,
-        nbytes=sum(one.nbytes for one in group),
+        nbytes=sum(member.nbytes for member in group),
         blocks=len(group),
     )
 
 
 def merged_paths(paths: Iterable[str]) -> str:
-    """Return what module paths have in common.
+    """Return the common pattern of module paths.
 
     "GPT2.h.0.attn" and "GPT2.h.1.attn" give "GPT2.h.*.attn".
     """

@@ -21,14 +21,14 @@ VIEWER: Final = "https://pytorch.org/memory_viz"
 LONGEST_NAME: Final = 180
 """characters before the ending; file systems take 255 bytes"""
 _PLAIN = re.compile(r"\w[\w./]*(::\w+)+(\[[\w.,=+-]*\])?", re.ASCII)
-"""nodeids that a name can be made of which no other has"""
+"""nodeids from which a name can be made that no other nodeid has"""
 
 
 def snapshot_name(nodeid: str) -> str:
     """Return the name of a test's snapshot: one name for each nodeid, without any folder.
 
-    "tests/test_a.py::Test::test_b[2]" becomes "tests-test_a.py--Test--test_b[2].pickle". What has
-    other characters, or is long, loses them and gets a hash.
+    "tests/test_a.py::Test::test_b[2]" becomes "tests-test_a.py--Test--test_b[2].pickle". A nodeid
+    that is long or has other characters loses them and gets a hash.
     """
     name = nodeid.replace("::", "--").replace("/", "-")
     if _PLAIN.fullmatch(nodeid) and len(name) <= LONGEST_NAME:
@@ -41,7 +41,7 @@ def snapshot_name(nodeid: str) -> str:
 def write_snapshot(recording: Recording, folder: Path, nodeid: str) -> Path:
     """Write a recording's snapshot, as ``torch.cuda.memory._dump_snapshot`` does; return its file.
 
-    Whoever looks finds a whole file, of this run or of an earlier one.
+    The file is always whole: of this run or of an earlier one.
 
     Raises:
         GpuMemError: it could not be written; nothing of it is left.

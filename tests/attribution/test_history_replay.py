@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.virtual_gpu import MIB, child, opened
 
-from pytest_gpumem.attribution.history_replay import Replay, _next_division
+from pytest_gpumem.attribution.history_replay import Replay, next_division
 from pytest_gpumem.attribution.recorder import Recorder
 from pytest_gpumem.meter.allocator import current, highest, reset_peaks
 
@@ -55,7 +55,7 @@ def wild(seed, number=400):
         currents.append(torch.cuda.memory_allocated())
     top, end = highest(0), current(0)
     recording = recorder.stop()
-    segments = [it for it in recording.before if it["device"] == 0]
+    segments = [it for it in recording.initial_segments if it["device"] == 0]
     history = Replay(segments, recording.settings).run(recording.events[0], ())
     totals = [
         sum(b.size for b in history.blocks if b.alive(i)) for i in range(-1, len(history.times))
@@ -94,9 +94,9 @@ def test_it_is_so_with_other_settings_of_the_allocator(settings):
 
 
 def test_divisions_between_powers_of_two():
-    assert _next_division(1200 * MIB, 4) == 1280 * MIB  # the documentation's example
-    assert _next_division(1024 * MIB, 4) == 1024 * MIB
-    assert _next_division(1025, 4) == 1280
+    assert next_division(1200 * MIB, 4) == 1280 * MIB  # the documentation's example
+    assert next_division(1024 * MIB, 4) == 1024 * MIB
+    assert next_division(1025, 4) == 1280
 
 
 def test_a_tag_is_given_to_the_block_that_lies_there_then():

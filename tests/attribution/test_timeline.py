@@ -30,7 +30,7 @@ def test_the_timeline_stacks_up_to_what_was_allocated(torch):
 
 
 def test_a_long_timeline_keeps_its_peaks(torch):
-    from pytest_gpumem.attribution.attributor import MOST_POINTS
+    from pytest_gpumem.attribution.timeline import MOST_POINTS
 
     with recorded() as run:
         for index in range(MOST_POINTS * 3):

@@ -1,0 +1,297 @@
+"""Observing a run by PyTorch's global hooks: tensors, calls of modules, backward passes, steps.
+
+Tensors of modules and optimizers are noted with their addresses, calls and passes with their times.
+Nothing holds a tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from pytest_gpumem.attribution.optimizer_watch import steps_around
+from pytest_gpumem.attribution.recording import Call, Pass, Tag, beginning, now
+from pytest_gpumem.source_lines import users_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import ExitStack
+    from types import CodeType
+
+    from torch import Tensor
+    from torch.nn import Module
+    from torch.optim import Optimizer
+
+    from pytest_gpumem.attribution.recording import Recording
+    from pytest_gpumem.measurement import Category
+
+DEEPEST: Final = 4
+"""levels of lists and dicts in a module's arguments that are searched for tensors"""
+
+
+class Observer:
+    """Notes in a recording the events of PyTorch's hooks."""
+
+    def __init__(self, recording: Recording) -> None:
+        import torch
+
+        self._recording = recording
+        self._active: list[tuple[int, Call]] = []
+        """calls under way, with the ids of their modules"""
+        self._backwards = 0
+        """passes under way, one in another"""
+        self._step: Pass | None = None
+        """the optimizer's step under way; an error may have ended it without any hook's call"""
+        self._wrapper: CodeType | None = None
+        """PyTorch's function around every step of an optimizer"""
+        self._names: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
+        self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self._initial_parameters: set[int] = set()
+        """ids of the parameters that the call of the outermost module began with"""
+        self._applying = 0
+        self._compiling: Callable[[], bool] = torch.compiler.is_compiling
+        """whether torch.compile traces these hooks, rather than Python running them"""
+        self._autocasts: Callable[[str], bool] = torch.is_autocast_enabled
+        self._graphs: Callable[[], bool] = torch.is_grad_enabled
+        self._norms: tuple[type[Module], ...] = (torch.nn.modules.batchnorm._BatchNorm,)
+        """classes that normalize over a whole batch"""
+
+    def install(self, stack: ExitStack) -> None:
+        """Install the hooks, and what removes them on a stack."""
+        from torch import autograd, nn
+        from torch.nn.modules import module as modules
+        from torch.optim.optimizer import (
+            register_optimizer_step_post_hook,
+            register_optimizer_step_pre_hook,
+        )
+
+        def put(owner: Any, name: str, value: object) -> None:  # noqa: ANN401
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+
+        leave = modules.register_module_forward_hook(
+            self.leave_module, with_kwargs=True, always_call=True
+        )
+        # PyTorch does not forget, as it removes a hook, that it took keyword arguments.
+        with_kwargs = getattr(modules, "_global_forward_hooks_with_kwargs", {})
+        stack.callback(with_kwargs.pop, leave.id, None)
+        handles = [
+            leave,
+            modules.register_module_forward_pre_hook(self.enter_module),
+            modules.register_module_parameter_registration_hook(self.register_parameter),
+            modules.register_module_buffer_registration_hook(self.register_buffer),
+            register_optimizer_step_pre_hook(self.begin_step),
+            register_optimizer_step_post_hook(self.end_step),
+        ]
+        for handle in handles:
+            stack.callback(handle.remove)
+        ours = {handle.id for handle in handles}
+        kinds = ("backward_pre_hooks", "backward_hooks", "forward_pre_hooks", "forward_hooks")
+
+        def has_foreign_hook() -> bool:
+            return any(set(getattr(modules, f"_global_{kind}", ())) - ours for kind in kinds)
+
+        if hasattr(modules, "_has_any_global_hook"):  # torch.compile warns of them: not of ours
+            put(modules, "_has_any_global_hook", has_foreign_hook)
+        put(autograd, "backward", self.around_backward(autograd.backward))
+        put(autograd, "grad", self.around_backward(autograd.grad))
+        put(nn.Module, "_apply", self.around_apply(nn.Module._apply))
+
+    # -- modules --
+
+    def enter_module(self, module: Module, _args: object) -> None:
+        """Begin a call."""
+        if self._compiling():
+            return
+        if not self._active:
+            self._end_failed_step()
+            self._see_all(module)
+        self._recording.autocast |= self._autocasts("cuda")
+        self._recording.batch_norm |= module.training and isinstance(module, self._norms)
+        call = Call(self._name(module), beginning(), grad=self._graphs())
+        self._recording.calls.append(call)
+        self._active.append((id(module), call))
+
+    def leave_module(self, module: Module, args: object, *results: object) -> None:
+        """End a call.
+
+        Args:
+            module: the module that was called.
+            args: its positional arguments.
+            results: its keyword arguments and output; after an error the output alone, None.
+        """
+        if self._compiling():  # first of all: reading the clock would break the graph
+            return
+        end = now()
+        entry = next((entry for entry in reversed(self._active) if entry[0] == id(module)), None)
+        if entry is None:
+            return
+        for key, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) not in self._initial_parameters:
+                self._see_parameter(parameter, f"{self._name(module)}.{key}")  # FSDP unsharded it
+        entry[1].end = end
+        self._active.remove(entry)
+        if not self._active:
+            for tensor in nested_tensors((args, *results[:-1]), DEEPEST):
+                if tensor.grad_fn is None:
+                    self._tag(tensor, "batch data")
+            for tensor in nested_tensors(results[-1], DEEPEST):
+                self._tag(tensor, "activations")  # the tag tells an output from inner activations
+
+    def register_parameter(self, module: Module, key: str, parameter: Tensor | None) -> None:
+        """Note a parameter that a module is given."""
+        if parameter is not None and not self._compiling():
+            self._see_parameter(parameter, f"{self._name(module)}.{key}")
+
+    def register_buffer(self, module: Module, key: str, buffer: Tensor | None) -> None:
+        """Note a buffer that a module is given."""
+        if buffer is not None and not self._compiling():
+            self._tag(buffer, "buffers", f"{self._name(module)}.{key}")
+
+    def around_apply(self, apply: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``Module._apply``: a module that was moved or converted is looked at again."""
+
+        @functools.wraps(apply)
+        def _apply(module: Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            self._applying += 1
+            try:
+                return apply(module, *args, **kwargs)
+            finally:
+                self._applying -= 1
+                if not self._applying:  # it calls itself for each module inside
+                    self._see_all(module)
+
+        return _apply
+
+    def _name(self, module: Module) -> str:
+        return self._names.get(module) or type(module).__name__
+
+    def _see_all(self, root: Module) -> None:
+        """Note the tensors and the paths of a module and of all modules in it."""
+        top = type(root).__name__
+        self._initial_parameters.clear()
+        for path, module in root.named_modules():
+            name = f"{top}.{path}" if path else top
+            self._names[module] = name
+            for key, parameter in module._parameters.items():
+                if parameter is not None:
+                    self._initial_parameters.add(id(parameter))
+                    self._see_parameter(parameter, f"{name}.{key}")
+            for key, buffer in module._buffers.items():
+                if buffer is not None:
+                    self._tag(buffer, "buffers", f"{name}.{key}")
+
+    def _see_parameter(self, parameter: Tensor, name: str) -> None:
+        entry = self._parameters.get(id(parameter))
+        if entry is None or entry[1] != name or entry[0]() is not parameter:
+            self._parameters[id(parameter)] = (weakref.ref(parameter), name)
+        self._tag(parameter, "parameters", name)
+        if parameter.is_cuda:
+            self._recording.dtypes.add(str(parameter.dtype).removeprefix("torch."))
+
+    def _parameter_name(self, parameter: Tensor) -> str:
+        entry = self._parameters.get(id(parameter))
+        return entry[1] if entry else ""
+
+    # -- passes --
+
+    def around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a function that runs a backward pass; a pass within another is part of it."""
+
+        @functools.wraps(run)
+        def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            self._backwards += 1
+            if self._backwards > 1:
+                outermost = None
+            else:
+                self._end_failed_step()
+                outermost = self._begin("backward")
+            try:
+                return run(*args, **kwargs)
+            finally:
+                end = now()
+                self._backwards -= 1
+                if outermost is not None:
+                    outermost.end = end
+                    self._see_gradients()
+
+        return backward
+
+    def begin_step(self, optimizer: Optimizer, *_: object) -> None:
+        """Begin an optimizer's step."""
+        if self._compiling():
+            return
+        self._wrapper = sys._getframe(1).f_code
+        self._end_failed_step()
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._see_parameter(parameter, self._parameter_name(parameter))
+        self._see_gradients()
+        if self._step is None:  # else a step within a step, as when a class's calls its base's
+            self._step = self._begin("optimizer")
+            self._step.owner = id(optimizer)
+            self._step.fresh = "" if optimizer.state else type(optimizer).__name__
+
+    def end_step(self, optimizer: Optimizer, *_: object) -> None:
+        """End an optimizer's step, and note its state."""
+        if self._compiling():
+            return
+        end = now()
+        if self._step is not None and steps_around(sys._getframe(1).f_back, self._wrapper) == 0:
+            self._step.end = end
+            self._step = None
+        for parameter, state in optimizer.state.items():
+            name = self._parameter_name(parameter)
+            for tensor in nested_tensors(state, DEEPEST):
+                self._tag(tensor, "optimizer state", name)
+
+    def _begin(self, name: Literal["backward", "optimizer"]) -> Pass:
+        begun = Pass(name, beginning(), users_line(sys._getframe(2)))
+        self._recording.passes.append(begun)
+        return begun
+
+    def _end_failed_step(self) -> None:
+        """End a step that an error left, without any hook's call."""
+        if self._step is not None and steps_around(sys._getframe(2).f_back, self._wrapper) == 0:
+            self._step.end = now()
+            self._step = None
+
+    def _see_gradients(self) -> None:
+        for reference, name in list(self._parameters.values()):
+            parameter = reference()
+            if parameter is not None and parameter.grad is not None:
+                self._tag(parameter.grad, "gradients", name)
+
+    def _tag(self, tensor: Tensor, category: Category, name: str = "") -> None:
+        tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
+        device = tensor.get_device()
+        if device < 0 or not tensor.is_cuda:
+            return
+        try:
+            address = tensor.untyped_storage().data_ptr()
+        except (RuntimeError, NotImplementedError):  # some have no storage
+            return
+        if address:
+            self._recording.tags.append(Tag(time.time_ns() / 1000, device, address, category, name))
+
+
+def nested_tensors(value: object, depth: int) -> list[Tensor]:
+    """Return the tensors in lists and dicts, so many levels deep."""
+    import torch
+
+    tensors: list[Tensor] = []
+    level = [value]
+    for _ in range(depth + 1):
+        below: list[object] = []
+        for element in level:
+            if isinstance(element, torch.Tensor):
+                tensors.append(element)
+            elif isinstance(element, dict):
+                below.extend(element.values())
+            elif isinstance(element, (list, tuple)):
+                below.extend(element)
+        level = below
+    return tensors
