@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
     Reader = Callable[[str, object], object]
 
-_MOST_DEVICES: Final = 16
+MOST_DEVICES: Final = 16
+"""of one process; the native library has arrays for as many"""
 _MOST_WARMUP: Final = 1000
 _MOST_RANKS: Final = 10**6
 _LONGEST_NAME: Final = 60
@@ -338,7 +339,7 @@ _PART_READERS: Final[Mapping[str, Reader]] = {
 }
 _READERS: Final[Mapping[str, Reader]] = {
     **_PART_READERS,
-    "devices": partial(read_whole_number, least=1, most=_MOST_DEVICES),
+    "devices": partial(read_whole_number, least=1, most=MOST_DEVICES),
     "warmup": partial(read_whole_number, least=0, most=_MOST_WARMUP),
     "world_size": partial(read_whole_number, least=1, most=_MOST_RANKS),
     "rank": partial(read_whole_number, least=0, most=_MOST_RANKS - 1),

@@ -17,6 +17,7 @@ from pytest_gpumem.measurement import OutOfMemory, Peak
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory, site_of
 from pytest_gpumem.sizes import format_size
+from pytest_gpumem.spec import MOST_DEVICES
 
 if TYPE_CHECKING:
     import argparse
@@ -31,7 +32,9 @@ def run_program(arguments: argparse.Namespace) -> int:
     limit = read_max_gib(arguments.max_gib)
     if not 1 <= arguments.devices <= MOST_DEVICES:
         raise SpecError(
-            f"--devices={arguments.devices}", "there is no such number", "write 1 to 16"
+            f"--devices={arguments.devices}",
+            "there is no such number",
+            f"write 1 to {MOST_DEVICES}",
         )
     card = find_card(arguments.card or DEFAULT_CARD)
     wanted = arguments.device or ("virtual" if arguments.card else "auto")
@@ -153,6 +156,3 @@ def summary(measurement: Measurement, limit: int | None) -> str:
 
 INTERRUPTED: Final = 130
 """128 and the number of SIGINT, as shells have it"""
-
-
-MOST_DEVICES: Final = 16

@@ -1,4 +1,4 @@
-"""What the code that measures asks of a device, real or virtual: it can't tell them apart."""
+"""The protocol of a device, real or virtual: code that measures can't tell them apart."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Device(Protocol):
 
     @property
     def kind(self) -> DeviceKind:
-        """What kind: "cuda" or "virtual"."""
+        """The kind: "cuda" or "virtual"."""
 
     @property
     def computes(self) -> bool:
@@ -29,9 +29,9 @@ class Device(Protocol):
         """The number of the first device to measure on, as this process has them."""
 
     def expected(self) -> DeviceInfo | None:
-        """Return what ``open`` will find, for the session's header, without importing torch.
+        """Return the device that ``open`` will give, for the session's header.
 
-        None where that cannot be told.
+        Torch is not imported for it; None where it is not known without.
         """
 
     def driver(self) -> str:
@@ -40,10 +40,10 @@ class Device(Protocol):
     def open(self, card: Card | None, count: int) -> DeviceInfo:
         """Make ``count`` devices ready, as ``card`` where one is named.
 
-        A real GPU stays what it is, whatever card is named: the card's memory is then a cap.
+        A real GPU does not change with the card's name: the card's memory is then a cap.
 
         Raises:
-            DeviceError: the device is not there, or is not what was asked for.
+            DeviceError: the device is missing, or is another one than was asked for.
         """
 
     def close(self) -> None:
@@ -55,20 +55,20 @@ class Device(Protocol):
     def make_room(self, extra: list[int]) -> None:
         """Give each device so many bytes beyond its card's memory, where that is possible.
 
-        What others hold when a step begins must not take from its room.
+        Foreign memory at the beginning of a step must not reduce the memory that the step can have.
         """
 
     def trouble(self) -> str | None:
-        """Return what happened since ``open`` that makes the figures worthless; None: nothing."""
+        """Return the event since ``open`` that makes the figures worthless; None: no such event."""
 
     def notes(self, root: Path) -> list[str]:
-        """Return sentences about what happened since ``open`` that a reader should know.
+        """Return sentences that a reader should know about the run since ``open``.
 
         Files are named as seen from ``root``.
         """
 
     def watch(self, devices: range) -> UseWatch:
-        """Return what sees how full some devices are while a step runs."""
+        """Return a watch on the memory in use on some devices while a step runs."""
 
     def exclusive(self) -> AbstractContextManager[object]:
         """Return a lock that keeps other processes' steps off this device while it is held."""

@@ -30,17 +30,17 @@ class CudaDevice:
 
         Args:
             shared: other processes (pytest-xdist's workers) measure on them too: one at a time.
-            first: from which on; those before it are other ranks'.
+            first: the first GPU to use; those before it belong to other ranks.
         """
         self._shared = shared
         self.first = first
         self._count = 1
 
     def expected(self) -> None:
-        """Return None: what a GPU is, only its driver knows."""
+        """Return None: a GPU's properties are known to its driver only."""
 
     def driver(self) -> str:
-        """Return the kernel module's version ("580.159.03"), "unknown" where it is not told."""
+        """Return the kernel module's version ("580.159.03"), "unknown" if unreadable."""
         try:
             return Path("/sys/module/nvidia/version").read_text(encoding="ascii").strip()
         except (OSError, ValueError):
@@ -56,11 +56,11 @@ class CudaDevice:
                 f"torch {torch.__version__} sees no GPU here",
                 "install a CUDA build of torch and a driver, or write --gpumem-device=virtual",
             )
-        seen = torch.cuda.device_count()
-        if self.first + count > seen:
+        visible = torch.cuda.device_count()
+        if self.first + count > visible:
             raise TooSmallError(
                 f"LOCAL_RANK={self.first}" if self.first else f"devices={count}",
-                f"this machine shows {seen} GPU{'s' * (seen != 1)}",
+                f"this machine shows {visible} GPU{'s' * (visible != 1)}",
                 "ask for fewer, or write --gpumem-device=virtual",
             )
         self._count = count
@@ -70,7 +70,7 @@ class CudaDevice:
         if card is not None and card.usable_memory > properties.total_memory:
             raise TooSmallError(
                 f"card {card.name!r}",
-                f"it has {format_size(card.usable_memory)} to give, {properties.name} has "
+                f"{format_size(card.usable_memory)} of it can be used, {properties.name} has "
                 f"{format_size(properties.total_memory)} in all",
                 "run this test on a larger GPU, or write --gpumem-device=virtual",
             )
@@ -95,11 +95,11 @@ class CudaDevice:
         """A real GPU's memory cannot be made larger."""
 
     def trouble(self) -> str | None:
-        """Return None: a real GPU does what it is told or says so itself."""
+        """Return None: a real GPU supports every function, or raises an error itself."""
         return None
 
     def notes(self, root: Path) -> list[str]:  # noqa: ARG002 - the protocol's
-        """Return nothing to add."""
+        """Return none."""
         return []
 
     def watch(self, devices: range) -> UseWatch:
@@ -110,33 +110,32 @@ class CudaDevice:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Hold a lock file's lock, one a GPU and user, of each that was opened, where others share.
+        """Lock the GPUs that were opened against other processes, where GPUs are shared.
 
-        They are taken in one order by all, so that no two wait for each other.
+        There is a lock file for each GPU and user.
         """
-        from filelock import FileLock
-
-        with ExitStack() as stack:
-            for path in self._locks():
-                stack.enter_context(FileLock(path))
-            yield
-
-    def _locks(self) -> list[Path]:
         if not self._shared:
-            return []
+            yield
+            return
         import torch
+        from filelock import FileLock
 
         opened = range(self.first, self.first + self._count)
         properties = map(torch.cuda.get_device_properties, opened)
-        return sorted({lock_path(_identity(it)) for it in properties})
+        with ExitStack() as stack:
+            # in one order in all processes, so that no two wait for each other
+            for path in sorted({lock_path(_identity(gpu)) for gpu in properties}):
+                stack.enter_context(FileLock(path))
+            yield
 
 
 def _identity(properties: object) -> str:
+    """Return a GPU's UUID, its name where torch gives none (before 2.5)."""
     return str(getattr(properties, "uuid", None) or getattr(properties, "name", "gpu"))
 
 
 def lock_path(identity: str) -> Path:
-    """Return where the lock of a GPU lies: in the temporary folder, one a user."""
+    """Return the path of a GPU's lock file: in the temporary folder, one a user."""
     name = "".join(c if c.isalnum() else "-" for c in identity)
     user = getattr(os, "getuid", int)()  # 0 on Windows, whose temporary folder is the user's own
     return Path(tempfile.gettempdir()) / f"pytest-gpumem-{user}-{name}.lock"

@@ -1,7 +1,7 @@
-"""One rank of a distributed run whose other ranks are not there: this process is rank r of N.
+"""One rank of a distributed run without the other ranks: this process is rank r of N.
 
-On the virtual GPU the process group is PyTorch's own of NCCL, so that the buffers that it takes are
-the same; the native library stands in for NCCL. On a real GPU, which NCCL would share with nobody,
+On the virtual GPU the process group is PyTorch's own of NCCL, so that it takes the same buffers;
+the native library stands in for NCCL. On a real GPU, where NCCL would wait for the other ranks,
 it is the fake one of PyTorch's own tests: collectives do nothing, and take no memory either.
 """
 
@@ -23,7 +23,7 @@ FAKE: Final = "gpumem"
 """PyTorch's name for the backend that does nothing"""
 _NCCL: Final = ("ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy")
 _UNIQUE_ID: Final = "\0" * 128
-"""an ncclUniqueId, as the native library makes it"""
+"""an ncclUniqueId, as the native library makes it: zeros"""
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def joined(rank: int, size: int, kind: DeviceKind) -> Iterator[None]:
     Args:
         rank: this process's rank.
         size: number of ranks.
-        kind: of what kind the device is.
+        kind: the device's kind.
 
     Raises:
         DeviceError: this process has a default process group, or PyTorch none of NCCL.
@@ -56,7 +56,7 @@ def joined(rank: int, size: int, kind: DeviceKind) -> Iterator[None]:
             "this build of torch has no NCCL",
             "install a CUDA build of torch for Linux, as PyPI has it",
         )
-    _register(distributed)
+    _register_fake_backend(distributed)
     with ExitStack() as stack:
         for name, value in _environment(rank, size).items():
             set_variable(stack, name, value)
@@ -68,8 +68,9 @@ def joined(rank: int, size: int, kind: DeviceKind) -> Iterator[None]:
             rank=rank,
             world_size=size,
         )
-        stack.callback(_leave, distributed)
-        # bound to a device, the group would be split, when NCCL is not told the parts' sizes
+        stack.callback(_destroy_groups, distributed)
+        # A group that is bound to a device is split for its subgroups, and ncclCommSplit does not
+        # get the parts' sizes, which the other ranks would tell.
         distributed.distributed_c10d._get_default_group().bound_device_id = None
         yield
 
@@ -83,22 +84,22 @@ def _environment(rank: int, size: int) -> dict[str, str]:
         "GROUP_RANK": str(rank),
         "GROUP_WORLD_SIZE": str(size),
         "TORCH_NCCL_RANKS_PER_ROOT": str(size),  # one id, which one rank makes, is enough here
-        # From torch 2.8 on a thread lets go of what collectives used, every 100 ms, in which many
-        # steps are over here. Waiting in its place, PyTorch does so at once.
+        # From torch 2.8 on a thread frees the collectives' buffers every 100 ms, in which many
+        # steps are over here. With blocking waits PyTorch frees them at once.
         "TORCH_NCCL_BLOCKING_WAIT": "1",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": os.environ.get("MASTER_PORT", "29500"),
     }
 
 
-def _leave(distributed: Any) -> None:  # noqa: ANN401 - a module
-    """Destroy what process groups there are; the test may have done so itself."""
+def _destroy_groups(distributed: Any) -> None:  # noqa: ANN401 - a module
+    """Destroy all process groups, unless the test has done so itself."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
 
 
-def _register(distributed: Any) -> None:  # noqa: ANN401 - a module
-    """Make the backend known whose collectives do nothing; once a process."""
+def _register_fake_backend(distributed: Any) -> None:  # noqa: ANN401 - a module
+    """Register the backend whose collectives do nothing, once a process."""
     if FAKE in distributed.Backend.backend_list:
         return
     import torch.testing._internal.distributed.fake_pg
@@ -107,12 +108,12 @@ def _register(distributed: Any) -> None:  # noqa: ANN401 - a module
 
     def create(common: Any, _options: object) -> Any:  # noqa: ANN401 - PyTorch's
         make = getattr(kind, "_create_internal", kind)
-        options: Any = getattr(kind, "Options", None)
-        if not hasattr(options, "simulate_uniform_ranks"):  # older than that
+        options_type: Any = getattr(kind, "Options", None)
+        if not hasattr(options_type, "simulate_uniform_ranks"):  # an older PyTorch
             return make(common.group_rank, common.group_size)
-        chosen = options()
-        chosen.simulate_uniform_ranks = True  # what is gathered is what this rank gave
-        return make(common.group_rank, common.group_size, chosen)
+        options = options_type()
+        options.simulate_uniform_ranks = True  # a gather repeats this rank's own values
+        return make(common.group_rank, common.group_size, options)
 
     distributed.Backend.register_backend(FAKE, create, extended_api=True, devices=["cpu", "cuda"])
 
@@ -124,35 +125,33 @@ def _seeded(c10d: Any) -> Iterator[None]:  # noqa: ANN401 - a module
     Ranks meet by an id that the first one makes and leaves in a store, under a key that PyTorch
     chooses.
     """
-    before = {name: getattr(c10d, name) for name in _NCCL if hasattr(c10d, name)}
+    classes = {name: getattr(c10d, name) for name in _NCCL if hasattr(c10d, name)}
     try:
-        for name, kind in before.items():
-            setattr(c10d, name, _with_seeds(kind))
+        for name, group_class in classes.items():
+            setattr(c10d, name, _with_ids(group_class))
         yield
     finally:
-        for name, kind in before.items():
-            setattr(c10d, name, kind)
+        for name, group_class in classes.items():
+            setattr(c10d, name, group_class)
 
 
-def _with_seeds(kind: Any) -> Any:  # noqa: ANN401 - classes of PyTorch's extension module
-    class Seeded(kind):  # type: ignore[misc] # a base class that is not known here
-        """A process group of NCCL whose other ranks are not there."""
+def _with_ids(group_class: Any) -> Any:  # noqa: ANN401 - classes of PyTorch's extension module
+    class Seeded(group_class):  # type: ignore[misc] # a base class without types
+        """A process group of NCCL without its other ranks."""
 
-        def __init__(self, store: Any, rank: int, size: int, options: Any, *more: Any) -> None:  # noqa: ANN401
-            for key in _keys(rank, size, getattr(options, "group_name", "")):
+        def __init__(self, store: Any, rank: int, size: int, options: Any, *arguments: Any) -> None:  # noqa: ANN401
+            for key in _store_keys(rank, size, getattr(options, "group_name", "")):
                 store.set(key, _UNIQUE_ID)
-            super().__init__(store, rank, size, options, *more)
+            super().__init__(store, rank, size, options, *arguments)
 
-    Seeded.__name__ = kind.__name__
+    Seeded.__name__ = group_class.__name__
     return Seeded
 
 
-def _keys(rank: int, size: int, group: str) -> Iterator[str]:
-    """Yield the keys of the ids: of the whole group, and of each pair that this rank is in.
-
-    A number that counts communicators, with newer versions in words and behind the group's name;
-    both ranks of a pair, the lower one first.
-    """
+def _store_keys(rank: int, size: int, group: str) -> Iterator[str]:
+    """Yield the keys of the ids: of the whole group, and of each pair that this rank is in."""
+    # ProcessGroupNCCL.cpp: the communicators' counter, with newer versions in words and behind the
+    # group's name; for a pair both ranks, the lower one first
     yield from ("0", "nccl_storekey_0", f"{group}/nccl_storekey_0")
-    for other in range(size):
-        yield f"{min(rank, other)}:{max(rank, other)}"
+    for peer in range(size):
+        yield f"{min(rank, peer)}:{max(rank, peer)}"

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def numbers(devices: int | range) -> range:
-    """Return the devices that are meant: so many from the first, or these."""
+def device_range(devices: int | range) -> range:
+    """Return a number of devices as a range from the first one; a range as it is."""
     return range(devices) if isinstance(devices, int) else devices
 
 
@@ -32,8 +32,8 @@ def cap_fraction(limit: int, total: int) -> float:
 
 @contextmanager
 def kept_fractions(devices: int | range) -> Iterator[None]:
-    """Put the caps of some devices back afterwards, whether the user's own or none."""
-    fractions = {device: memory_fraction(device) for device in numbers(devices)}
+    """Put the caps of some devices back afterwards, the user's own or none."""
+    fractions = {device: memory_fraction(device) for device in device_range(devices)}
     try:
         yield
     finally:
@@ -45,15 +45,15 @@ def memory_fraction(device: int) -> float:
     """Return the fraction of a device's memory that PyTorch's allocator may reserve."""
     import torch
 
-    ask = getattr(torch.cuda, "get_per_process_memory_fraction", None)
-    if ask is None:  # torch 2.6
+    get_fraction = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+    if get_fraction is None:  # torch 2.6
         return 1.0
     with _current_device_kept():
-        return min(1.0, float(ask(device)))
+        return min(1.0, float(get_fraction(device)))
 
 
 def set_memory_fraction(device: int, fraction: float) -> None:
-    """Set it."""
+    """Set the fraction of a device's memory that PyTorch's allocator may reserve."""
     import torch
 
     with _current_device_kept():
@@ -65,11 +65,11 @@ def _current_device_kept() -> Iterator[None]:
     """Put the current device back: older versions of PyTorch make another one current."""
     import torch
 
-    before = torch.cuda.current_device()
+    device = torch.cuda.current_device()
     try:
         yield
     finally:
-        torch.cuda.set_device(before)
+        torch.cuda.set_device(device)
 
 
 def set_cap(device: int, limit: int | None, total: int) -> None:

@@ -1,7 +1,7 @@
-"""How full devices are while a step runs, by whomever: what nvidia-smi shows.
+"""All memory in use on devices while a step runs, as nvidia-smi shows it.
 
 PyTorch's allocator knows of its own memory only. NCCL, cuDNN, other libraries and other processes
-take of the same device; its driver sees them all.
+take memory of the same device; its driver counts them all.
 """
 
 from __future__ import annotations
@@ -21,57 +21,57 @@ if TYPE_CHECKING:
 
 
 EVERY_S: Final = 0.01
-"""seconds between two looks by NVML"""
+"""seconds between two readings by NVML"""
 
 
 class UseWatch(Protocol):
-    """Sees how full each of some devices is."""
+    """Reads how much memory is in use on each of some devices."""
 
     def start(self, reserved: Sequence[int]) -> None:
-        """Begin anew; ``reserved`` is what PyTorch's allocator holds of each device, in bytes."""
+        """Begin anew; ``reserved``: the bytes that PyTorch's allocator holds on each device."""
 
     def look(self) -> None:
-        """Look now: something has just ended."""
+        """Read now: a part or a step has just ended."""
 
     def result(self, reserved: Sequence[int]) -> tuple[DeviceUse, ...]:
-        """Return what was seen since ``start``, for each device; ``reserved`` as there."""
+        """Return each device's readings since ``start``; ``reserved`` as there."""
 
     def stop(self) -> None:
-        """Look no more."""
+        """Read no more."""
 
 
-class Others(NamedTuple):
-    """Other processes on a device."""
+class OtherProcesses(NamedTuple):
+    """Other processes on a device: their number, and their memory in bytes."""
 
     number: int
     nbytes: int
 
 
 class Watch:
-    """What all watches have in common: a beginning, and what PyTorch had then."""
+    """The base of all watches: memory in use at the beginning, at its highest and at the end."""
 
     source = ""
     every_ms = 0
 
     def __init__(self, devices: range) -> None:
         self.devices = devices
-        self._before = dict.fromkeys(devices, 0)
-        """bytes in use besides PyTorch's, when it began"""
+        self._besides = dict.fromkeys(devices, 0)
+        """bytes in use besides PyTorch's at the beginning"""
         self._peaks = dict.fromkeys(devices, 0)
 
     def used(self, device: int) -> int:
         """Return the bytes that are in use on a device now."""
         raise NotImplementedError
 
-    def others(self, device: int, reserved: int) -> Others:  # noqa: ARG002 - some cannot tell
-        """Return the other processes that hold memory on a device, as far as that is told."""
-        return Others(0, 0)
+    def other_processes(self, device: int, reserved: int) -> OtherProcesses:  # noqa: ARG002 - NVML's
+        """Return the other processes that hold memory on a device, none where that is unknown."""
+        return OtherProcesses(0, 0)
 
     def start(self, reserved: Sequence[int]) -> None:
         """See :meth:`UseWatch.start`."""
         self._peaks = {device: self.used(device) for device in self.devices}
         pairs = zip(self._peaks.items(), reserved, strict=True)
-        self._before = {device: used - own for (device, used), own in pairs}
+        self._besides = {device: used - own for (device, used), own in pairs}
 
     def look(self) -> None:
         """See :meth:`UseWatch.look`."""
@@ -84,14 +84,14 @@ class Watch:
         return tuple(map(self._use, self.devices, reserved))
 
     def _use(self, device: int, reserved: int) -> DeviceUse:
-        others = self.others(device, reserved)
-        more = self.used(device) - reserved - self._before[device]
+        processes = self.other_processes(device, reserved)
+        growth = self.used(device) - reserved - self._besides[device]
         return DeviceUse(
             peak=self._peaks[device],
-            besides=self._before[device],
-            outside=max(0, more),
-            others=others.nbytes,
-            processes=others.number,
+            besides=self._besides[device],
+            outside=max(0, growth),
+            others=processes.nbytes,
+            processes=processes.number,
             source=self.source,
             every_ms=self.every_ms,
         )
@@ -106,17 +106,17 @@ class MemInfoWatch(Watch):
     source = "cudaMemGetInfo, when parts and the step began and ended"
 
     def used(self, device: int) -> int:
-        """Return what is not free."""
+        """Return the bytes that are not free."""
         import torch
 
-        with suppress(RuntimeError):  # after an error of CUDA's it answers nothing any more
+        with suppress(RuntimeError):  # after an error of CUDA's every call fails
             free, total = torch.cuda.mem_get_info(device)
             return total - free
         return 0
 
 
 class NvmlWatch(Watch):
-    """NVML, asked every few milliseconds by a thread, and at the end who else is there."""
+    """NVML, read every few milliseconds by a thread; at the end it names the other processes."""
 
     source = "NVML"
     every_ms = round(1000 * EVERY_S)
@@ -129,7 +129,7 @@ class NvmlWatch(Watch):
         self._thread: threading.Thread | None = None
 
     def used(self, device: int) -> int:
-        """Return what nvidia-smi shows as used."""
+        """Return the bytes that nvidia-smi shows as used."""
         version = getattr(self._nvml, "nvmlMemory_v2", None)  # without what the driver keeps back
         with suppress(self._nvml.NVMLError, TypeError):
             if version is not None:
@@ -138,16 +138,17 @@ class NvmlWatch(Watch):
             return _used(self._nvml.nvmlDeviceGetMemoryInfo(self._handles[device]))
         return 0  # the GPU fell off its bus, say
 
-    def others(self, device: int, reserved: int) -> Others:
+    def other_processes(self, device: int, reserved: int) -> OtherProcesses:
         """Return the other processes; their bytes are 0 where NVML does not tell them."""
         try:
-            found = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handles[device])
+            processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handles[device])
         except self._nvml.NVMLError:
-            return Others(0, 0)
-        sizes = [it.usedGpuMemory or 0 for it in found if it.pid != os.getpid()]
-        if len(sizes) == len(found) and sizes:  # in a container it has another number there
-            sizes.remove(min(sizes, key=lambda it: abs(it - reserved)))
-        return Others(len(sizes), sum(sizes))
+            return OtherProcesses(0, 0)
+        sizes = [process.usedGpuMemory or 0 for process in processes if process.pid != os.getpid()]
+        if len(sizes) == len(processes) and sizes:
+            # In a container this process has another number: it is the one nearest in size.
+            sizes.remove(min(sizes, key=lambda size: abs(size - reserved)))
+        return OtherProcesses(len(sizes), sum(sizes))
 
     def start(self, reserved: Sequence[int]) -> None:
         """See :meth:`UseWatch.start`."""
@@ -185,17 +186,20 @@ def watch_gpus(devices: range) -> UseWatch:
     except nvml.NVMLError:
         return MemInfoWatch(devices)
     try:
-        found = {it: f"GPU-{torch.cuda.get_device_properties(it).uuid}" for it in devices}
-        handles = {it: nvml.nvmlDeviceGetHandleByUUID(uuid) for it, uuid in found.items()}
+        properties = {device: torch.cuda.get_device_properties(device) for device in devices}
+        handles = {
+            device: nvml.nvmlDeviceGetHandleByUUID(f"GPU-{gpu.uuid}")
+            for device, gpu in properties.items()
+        }
         return NvmlWatch(nvml, handles, devices)
-    except (AttributeError, nvml.NVMLError):  # a part of a GPU has another name
+    except (AttributeError, nvml.NVMLError):  # a MIG instance has another kind of name
         nvml.nvmlShutdown()
         return MemInfoWatch(devices)
 
 
 def _nvml() -> Any:  # noqa: ANN401 - a module without types
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # an older package of the same name warns of itself
+        warnings.simplefilter("ignore")  # the deprecated package pynvml warns when imported
         try:
             return importlib.import_module("pynvml")
         except ImportError:
@@ -203,20 +207,23 @@ def _nvml() -> Any:  # noqa: ANN401 - a module without types
 
 
 LARGEST_CONTEXT: Final = 1 << 30
-"""bytes that a CUDA context and the libraries of one process do not take alone"""
+"""bytes: more than a CUDA context and the libraries of one process take"""
 
 
 def shared(use: Sequence[DeviceUse], name: str) -> Iterator[str]:
-    """Say that others are on the device: on the fullest where there are several."""
-    most = max(use, key=lambda it: (it.others, it.processes, it.besides), default=None)
-    if most is None:
+    """Yield a sentence if other processes use the device: the fullest one of several."""
+    fullest = max(
+        use, key=lambda device: (device.others, device.processes, device.besides), default=None
+    )
+    if fullest is None:
         return
-    if most.processes:
-        who = "another process holds" if most.processes == 1 else "other processes hold"
-        size = format_size(most.others) if most.others else "memory"
-        yield f"{name} is shared: {who} {size} of it"
-    elif not most.every_ms and most.besides > LARGEST_CONTEXT:
+    if fullest.processes:
+        holders = "another process holds" if fullest.processes == 1 else "other processes hold"
+        size = format_size(fullest.others) if fullest.others else "memory"
+        yield f"{name} is shared: {holders} {size} of it"
+    elif not fullest.every_ms and fullest.besides > LARGEST_CONTEXT:
         yield (
-            f"{format_size(most.besides)} of {name} were in use besides PyTorch's memory when the "
-            "step began; NVML (pip install 'pytest-gpumem[nvml]') would tell whether others hold it"
+            f"{format_size(fullest.besides)} of {name} were in use besides PyTorch's memory when "
+            "the step began; NVML (pip install 'pytest-gpumem[nvml]') tells if other processes "
+            "hold it"
         )

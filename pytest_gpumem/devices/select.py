@@ -15,36 +15,36 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.torchrun_env import Rank
 
-WANTED: Final = ("auto", "cuda", "virtual", "none")
+KINDS: Final = ("auto", "cuda", "virtual", "none")
 DEFAULT_CARD: Final = "H100"
-"""what the virtual GPU is where nobody says"""
+"""the virtual GPU's card where none is named"""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What marked tests will find."""
+    """The device that marked tests run on."""
 
     device: Device | None
     reason: str = ""
-    """why there is no device"""
+    """the reason for having no device"""
     demanded: bool = False
     """the device was asked for by name: its absence is an error, not a reason to skip"""
 
 
-def choose(wanted: str, card: Card, *, worker: str = "", rank: Rank | None = None) -> Choice:
-    """Choose by ``--gpumem-device``; loads the virtual GPU where it is the one.
+def choose(kind: str, card: Card, *, worker: str = "", rank: Rank | None = None) -> Choice:
+    """Choose by ``--gpumem-device``; load the virtual GPU if it is chosen.
 
     Args:
-        wanted: one of ``WANTED``.
-        card: what the virtual GPU is to be.
+        kind: one of ``KINDS``.
+        card: the virtual GPU's card.
         worker: the name of this process among those of the session ("gw1"), which share the
             machine's GPUs; "": it is alone.
-        rank: which of torchrun's this process is: its device is the one of that number.
+        rank: this process's rank, of torchrun: its device is the one of that number.
     """
     first = rank.local_rank if rank else 0
-    if wanted == "none":
+    if kind == "none":
         return Choice(None, "switched off by --gpumem-device=none")
-    if wanted == "cuda" or (wanted == "auto" and real_gpu_expected()):
+    if kind == "cuda" or (kind == "auto" and real_gpu_expected()):
         take_turns(worker)
         return Choice(CudaDevice(shared=bool(worker), first=first), demanded=True)
     try:
@@ -52,6 +52,6 @@ def choose(wanted: str, card: Card, *, worker: str = "", rank: Rank | None = Non
         device.first, device.least = first, rank.local_size if rank else 1
         return Choice(device)
     except DeviceError as error:
-        if wanted == "virtual":
+        if kind == "virtual":
             return Choice(None, str(error), demanded=True)
         return Choice(None, f"there is no GPU here, and no virtual one: {error}")

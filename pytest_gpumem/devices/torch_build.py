@@ -32,15 +32,16 @@ def installed_torch() -> TorchBuild | None:
         return None
     folder = Path(next(iter(spec.submodule_search_locations)))
     try:
-        text = (folder / "version.py").read_text(encoding="utf-8")
+        source = (folder / "version.py").read_text(encoding="utf-8")
     except OSError:
         return TorchBuild("unknown", None)
-    return TorchBuild(_assigned(text, "__version__") or "unknown", _assigned(text, "cuda"))
+    return TorchBuild(_assigned(source, "__version__") or "unknown", _assigned(source, "cuda"))
 
 
-def _assigned(text: str, name: str) -> str | None:
-    found = re.search(rf"^{name}\s*(?::[^=]+)?=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
-    return found.group(1) if found else None
+def _assigned(source: str, name: str) -> str | None:
+    """Return the string that a line of Python assigns to a name: ``cuda: str = '13.2'``."""
+    match = re.search(rf"^{name}\s*(?::[^=]+)?=\s*['\"]([^'\"]+)['\"]", source, re.MULTILINE)
+    return match.group(1) if match else None
 
 
 def torch_is_imported() -> bool:

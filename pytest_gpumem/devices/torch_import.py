@@ -1,6 +1,7 @@
-"""The last moment before torch is imported: the virtual GPU has to be loaded by then.
+"""The import of torch, seen from ``sys.meta_path``: the moment before it and the moment after.
 
-Waiting for it costs nothing, so that a suite that never imports torch pays nothing.
+The virtual GPU has to be loaded before torch and to adapt it right after. Waiting costs nothing, so
+that a suite that never imports torch pays nothing.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class TorchGuard(MetaPathFinder):
-    """Calls once, when somebody looks for torch for the first time; finds it as the others do."""
+    """Calls once, just before torch is imported for the first time."""
 
     def __init__(self) -> None:
         self._call: Callable[[], object] | None = None
 
     def install(self, call: Callable[[], object]) -> None:
-        """Wait for the import, or change what is called then; nothing if torch is there already."""
+        """Wait for the import, or change the call; nothing if torch is imported already."""
         if "torch" in sys.modules:
             return
         if self._call is None:
@@ -31,7 +32,7 @@ class TorchGuard(MetaPathFinder):
         self._call = call
 
     def remove(self) -> None:
-        """Wait no longer."""
+        """End the wait."""
         self._call = None
         if self in sys.meta_path:
             sys.meta_path.remove(self)
@@ -39,7 +40,7 @@ class TorchGuard(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Call, then let all others find torch, those that the call has put in front as well."""
+        """Call, then let the other finders find torch, one that the call has installed as well."""
         del path, target
         if fullname != "torch" or self._call is None:
             return None
@@ -50,7 +51,7 @@ class TorchGuard(MetaPathFinder):
 
 
 class TorchImportHook(MetaPathFinder):
-    """Calls back once, right after torch has been imported by whoever comes first."""
+    """Calls back once, right after the first import of torch."""
 
     def __init__(self, imported: Callable[[ModuleType], None]) -> None:
         self._imported = imported
@@ -66,7 +67,7 @@ class TorchImportHook(MetaPathFinder):
         del path, target
         if fullname != "torch":
             return None
-        sys.meta_path.remove(self)
+        sys.meta_path.remove(self)  # or it would be asked again, without end
         try:
             spec = importlib.util.find_spec(fullname)
         finally:
@@ -81,7 +82,7 @@ class TorchImportHook(MetaPathFinder):
 
 
 class _CallingLoader(Loader):
-    """Loads as another loader does, then puts that one back in its place and calls."""
+    """Loads as the wrapped loader does, then puts that one back in its place and calls."""
 
     def __init__(self, loader: Loader, loaded: Callable[[ModuleType], None]) -> None:
         self._loader = loader
@@ -96,7 +97,7 @@ class _CallingLoader(Loader):
         self._loaded(module)
 
     def _put_back(self, module: ModuleType) -> None:
-        """Make the other loader the module's own, also where a hook like this lies around."""
+        """Make the wrapped loader the module's own, also if another hook wraps this one."""
         if module.__loader__ is self:
             module.__loader__ = self._loader
         if module.__spec__ is not None and module.__spec__.loader is self:

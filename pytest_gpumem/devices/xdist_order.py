@@ -1,8 +1,8 @@
 """Which GPU comes first in each of pytest-xdist's workers, so that they run side by side.
 
-A worker's ``CUDA_VISIBLE_DEVICES`` is turned: of GPUs 0, 1, 2 worker gw1 sees 1, 2, 0. What is
-``cuda:0`` to its tests is another GPU than the other workers', and a test that asks for several has
-them all the same. Where two workers share a GPU, its lock keeps their steps apart.
+A worker's ``CUDA_VISIBLE_DEVICES`` is rotated: of GPUs 0, 1, 2 worker gw1 sees 1, 2, 0. Its tests'
+``cuda:0`` is another GPU than the other workers', and a test that asks for several has them all the
+same. Where two workers share a GPU, its lock keeps their steps apart.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ SLOW_S: Final = 60
 
 # cuda.h: CUresult cuInit(unsigned int), cuDeviceGetCount(int *), cuDeviceGet(CUdevice *, int),
 # cuDeviceGetName(char *, int, CUdevice). CUDA reads the variable when it begins, once a process,
-# and knows what a list means (order, MIG, entries that are no good): it is asked in another one.
-LOOK: Final = """
+# and knows the meaning of a list (order, MIG, invalid entries): another process asks it.
+LIST_GPUS: Final = """
 import ctypes, sys
 cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 number, device, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
@@ -38,11 +38,11 @@ if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(number)) == 0:
 
 
 def take_turns(worker: str, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Turn the list of visible GPUs by the worker's number; nothing where torch is there already.
+    """Rotate the list of visible GPUs by the worker's number; nothing after torch's import.
 
     Args:
         worker: pytest-xdist's name of it, "gw1".
-        environment: where the list is, and goes.
+        environment: the variables with the list, which is changed in place.
     """
     number = re.search(r"\d+", worker)
     if number is None or torch_is_imported() or not _several(environment.get(VISIBLE)):
@@ -55,8 +55,8 @@ def take_turns(worker: str, environment: MutableMapping[str, str] = os.environ) 
 def turn(visible: str | None, gpus: Sequence[str], by: int) -> str | None:
     """Return the list of visible GPUs with another one first, None where there is none.
 
-    GPUs of another name than the first's stay where they are: baselines are of a GPU's name, and
-    which worker runs a test is chance.
+    GPUs of another name than the first's keep their places: baselines are of a GPU's name, and
+    chance decides which worker runs a test.
 
     Args:
         visible: ``CUDA_VISIBLE_DEVICES``: numbers, UUIDs or names of MIG instances; None: all.
@@ -64,11 +64,11 @@ def turn(visible: str | None, gpus: Sequence[str], by: int) -> str | None:
         by: how many places.
     """
     entries = list(map(str, range(len(gpus)))) if visible is None else visible.split(",")
-    entries = [entry.strip() for entry in entries][: len(gpus)]  # CUDA ends at what it cannot find
+    entries = [entry.strip() for entry in entries][: len(gpus)]  # CUDA stops at an invalid entry
     if len(entries) < len(gpus):
         return None
     alike = [i for i, name in enumerate(gpus) if name == gpus[0]]
-    if len(alike) < 2:  # noqa: PLR2004 - one cannot be turned
+    if len(alike) < 2:  # noqa: PLR2004 - one alone has no other place
         return None
     by %= len(alike)
     order = dict(zip(alike, alike[by:] + alike[:by], strict=True))
@@ -76,15 +76,15 @@ def turn(visible: str | None, gpus: Sequence[str], by: int) -> str | None:
 
 
 def names(environment: Mapping[str, str]) -> list[str]:
-    """Return the name of each GPU that CUDA sees, none where it cannot be asked."""
-    command = [sys.executable, "-I", "-c", LOOK]
+    """Return the name of each GPU that CUDA sees, none where asking fails."""
+    command = [sys.executable, "-I", "-c", LIST_GPUS]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, env=dict(environment), capture_output=True, timeout=SLOW_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return []
-    return done.stdout.decode("ascii", "replace").split()
+    return process.stdout.decode("ascii", "replace").split()
 
 
 def _several(visible: str | None) -> bool:

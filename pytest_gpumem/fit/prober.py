@@ -132,7 +132,7 @@ class Prober:
         if recording is None or recording.overflowed or not probe.fits:
             return None
         index = tally.peaks.index(max(tally.peaks, key=lambda peak: peak.allocated))
-        device, others = self.meter.devices[index], self.meter.others[index]
+        device, others = self.meter.devices[index], self.meter.foreign[index]
         subject = Subject(device, tally.peaks[index], others, tally.windows)
         found = Attributor(recording, self.root).attribution(subject, timeline=False)
         return found.breakdown if found else None

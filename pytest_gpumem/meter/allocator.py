@@ -1,4 +1,4 @@
-"""Bringing a device to the same state before every step, whatever ran before.
+"""PyTorch's caching allocator: its figures, its settings, and the same state before every step.
 
 All functions expect torch to be imported and CUDA initialised.
 """
@@ -10,7 +10,7 @@ import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpumem.devices.memory_cap import numbers
+from pytest_gpumem.devices.memory_cap import device_range
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.measurement import Peak
 
@@ -18,68 +18,72 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 
-def stats(device: int) -> dict[str, Any]:
+Stats = dict[str, Any]
+"""the allocator's statistics of one device, nested as ``memory_stats_as_nested_dict`` has them"""
+
+
+def allocator_stats(device: int) -> Stats:
     """Return the caching allocator's statistics of a device (``torch.cuda.memory_stats``)."""
     import torch
 
-    found: dict[str, Any] = torch.cuda.memory_stats_as_nested_dict(device)
-    return found
+    stats: Stats = torch.cuda.memory_stats_as_nested_dict(device)
+    return stats
 
 
 def current(device: int) -> Peak:
-    """Return what a device's allocator holds now, in bytes."""
-    return held_now(stats(device))
+    """Return the bytes that a device's allocator holds now."""
+    return current_in(allocator_stats(device))
 
 
 def highest(device: int) -> Peak:
     """Return the peaks since they were last reset, in bytes."""
-    return most_held(stats(device))
+    return peak_in(allocator_stats(device))
 
 
-def held_now(found: dict[str, Any]) -> Peak:
-    """Return the bytes that these statistics say are held."""
-    return _bytes(found, "current")
+def current_in(stats: Stats) -> Peak:
+    """Return the bytes held now, by these statistics."""
+    return _bytes(stats, "current")
 
 
-def most_held(found: dict[str, Any]) -> Peak:
-    """Return the peaks that these statistics say there were."""
-    return _bytes(found, "peak")
+def peak_in(stats: Stats) -> Peak:
+    """Return the peaks, by these statistics."""
+    return _bytes(stats, "peak")
 
 
-def alloc_retries(found: Sequence[dict[str, Any]]) -> int:
-    """Return how often the allocators of some devices emptied their caches to go on."""
-    return sum(it.get("num_alloc_retries", 0) for it in found)
-
-
-def segments_held(found: Sequence[dict[str, Any]]) -> int:
-    """Return the number of segments that they hold."""
-    return sum(it["segment"]["all"]["current"] for it in found if it)
-
-
-def _bytes(found: dict[str, Any], which: str) -> Peak:
-    if not found:  # nothing was allocated on this device yet
+def _bytes(stats: Stats, figure: str) -> Peak:
+    if not stats:  # nothing was allocated on this device yet
         return Peak(0, 0)
-    return Peak(found["allocated_bytes"]["all"][which], found["reserved_bytes"]["all"][which])
+    return Peak(stats["allocated_bytes"]["all"][figure], stats["reserved_bytes"]["all"][figure])
+
+
+def alloc_retries(all_stats: Sequence[Stats]) -> int:
+    """Return how often the allocators of some devices emptied their caches to go on."""
+    return sum(stats.get("num_alloc_retries", 0) for stats in all_stats)
+
+
+def segments_held(all_stats: Sequence[Stats]) -> int:
+    """Return the number of segments that the allocators of some devices hold."""
+    return sum(stats["segment"]["all"]["current"] for stats in all_stats if stats)
 
 
 def live_blocks(devices: int | range) -> dict[tuple[int, int], int]:
     """Return device, address and bytes of each block that is allocated on some devices."""
     import torch
 
-    found = {}
-    wanted = numbers(devices)
+    blocks = {}
+    measured = device_range(devices)
     for segment in torch.cuda.memory_snapshot():
         address = segment["address"]
         for block in segment["blocks"]:
             address = block.get("address", address)
-            if block["state"] == "active_allocated" and segment["device"] in wanted:
-                found[segment["device"], address] = block["size"]
+            if block["state"] == "active_allocated" and segment["device"] in measured:
+                blocks[segment["device"], address] = block["size"]
             address += block["size"]
-    return found
+    return blocks
 
 
 def require_native_allocator() -> None:
-    """Refuse to measure PyTorch's other allocators, which give no snapshots and cap otherwise.
+    """Refuse PyTorch's allocators besides the native one: no snapshots, another kind of cap.
 
     Raises:
         DeviceError: the backend is cudaMallocAsync or a pluggable allocator.
@@ -90,7 +94,7 @@ def require_native_allocator() -> None:
     if backend != "native":
         raise DeviceError(
             f"PyTorch's allocator {backend}",
-            "it does not tell what a measurement needs (snapshots, refused requests)",
+            "a measurement needs its snapshots and its refused requests, and it has neither",
             "leave backend: out of PYTORCH_ALLOC_CONF for these tests",
         )
 
@@ -100,7 +104,7 @@ def reset_peaks(devices: int | range) -> None:
     import torch
 
     reset = torch._C._cuda_resetPeakMemoryStats
-    for device in numbers(devices):
+    for device in device_range(devices):
         getattr(reset, "unwatched", reset)(device)
 
 
@@ -109,40 +113,40 @@ _RESETS = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
 
 
 @contextmanager
-def watched_resets(before: Callable[[], object]) -> Iterator[None]:
-    """Call ``before`` whenever somebody else is about to reset the peaks, which are global."""
+def watched_resets(notify: Callable[[], object]) -> Iterator[None]:
+    """Call ``notify`` just before the test's own code resets the peaks, which are global."""
     import torch
 
-    found = {name: getattr(torch._C, name) for name in _RESETS if hasattr(torch._C, name)}
-    for name, reset in found.items():
-        setattr(torch._C, name, _watched(reset, before))
+    def watched(reset: Callable[..., object]) -> Callable[..., object]:
+        def reset_watched(*args: object) -> object:
+            notify()
+            return reset(*args)
+
+        reset_watched.unwatched = reset  # type: ignore[attr-defined]
+        return reset_watched
+
+    resets = {name: getattr(torch._C, name) for name in _RESETS if hasattr(torch._C, name)}
+    for name, reset in resets.items():
+        setattr(torch._C, name, watched(reset))
     try:
         yield
     finally:
-        for name, reset in found.items():
+        for name, reset in resets.items():
             setattr(torch._C, name, reset)
 
 
-def _watched(reset: Callable[..., object], before: Callable[[], object]) -> Callable[..., object]:
-    def watched(*args: object) -> object:
-        before()
-        return reset(*args)
-
-    watched.unwatched = reset  # type: ignore[attr-defined]
-    return watched
-
-
 def settle(devices: int | range) -> None:
-    """Release all that nobody uses: garbage, cuBLAS workspaces, cached segments.
+    """Release unused memory: garbage, cuBLAS workspaces, cached segments.
 
     The cuBLAS workspaces count as allocated and are made by whichever test calls cuBLAS first; they
     are cleared so that every test makes its own.
     """
     import torch
 
-    if any(current(device).allocated for device in numbers(devices)):
+    # a collection takes tens of milliseconds where many modules are loaded: only if it can help
+    if any(current(device).allocated for device in device_range(devices)):
         gc.collect()
-    for device in numbers(devices):
+    for device in device_range(devices):
         torch.cuda.synchronize(device)
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
@@ -152,8 +156,8 @@ def settle(devices: int | range) -> None:
 def own_garbage_only() -> Iterator[None]:
     """Let Python's cyclic collector see objects made inside only, so that it runs alike each time.
 
-    When it runs depends on how many objects there are and were; garbage that it frees early or late
-    moves a step's peak.
+    The collector runs by the number of objects that are alive and were made; garbage that it frees
+    earlier or later moves a step's peak.
     """
     gc.freeze()
     gc.collect()  # nothing to look at: this sets the collector's counters to zero
@@ -164,9 +168,10 @@ def own_garbage_only() -> Iterator[None]:
 
 
 def collect_all() -> None:
-    """Collect garbage inside of :func:`own_garbage_only`, that of objects made before it as well.
+    """Collect all garbage inside of :func:`own_garbage_only`, objects made before it included.
 
-    A test's instance is made when the test is collected; what a try kept in it goes with it.
+    A test's instance is made when the test is collected: tensors that a try of the test stored in
+    the instance die with it.
     """
     gc.unfreeze()
     gc.collect()
@@ -175,35 +180,38 @@ def collect_all() -> None:
 
 @contextmanager
 def expandable_segments() -> Iterator[bool]:
-    """Have the allocator take expandable segments inside; give whether it does that anew.
+    """Switch expandable segments on; yield False where they were on already.
 
-    What it was told is put back. It does not where it does already.
+    The allocator's settings are put back at the end.
     """
     import torch
 
-    known = torch.cuda.memory._snapshot()["allocator_settings"]
-    if known.get("expandable_segments"):
+    snapshot_settings = torch.cuda.memory._snapshot()["allocator_settings"]
+    if snapshot_settings.get("expandable_segments"):
         yield False
         return
-    before = known.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-    kept = [it for it in before.split(",") if not it.strip().startswith("expandable_segments")]
-    _set_allocator(",".join([*filter(None, kept), "expandable_segments:True"]))
+    settings = snapshot_settings.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    unchanged = [
+        setting
+        for setting in settings.split(",")
+        if setting and not setting.strip().startswith("expandable_segments")
+    ]
+    _set_allocator(",".join([*unchanged, "expandable_segments:True"]))
     try:
-        with warnings.catch_warnings():  # a GPU may lack what PyTorch asks for, and can do without
+        with warnings.catch_warnings():  # PyTorch asks for a fabric, which few GPUs have
             warnings.filterwarnings("ignore", message="nvmlDeviceGetGpuFabricInfo")
             yield True
     finally:
         torch.cuda.empty_cache()
-        _set_allocator("expandable_segments:False")
-        _set_allocator(before)
+        _set_allocator("expandable_segments:False")  # settings that omit it do not switch it off
+        _set_allocator(settings)
 
 
 def _set_allocator(settings: str) -> None:
     """Set the allocator's settings while it runs: ``PYTORCH_CUDA_ALLOC_CONF``'s value."""
     import torch
 
-    own = torch._C  # which has one of the two, by version
-    name = "_accelerator_setAllocatorSettings"
-    if not hasattr(own, name):
-        name = "_cuda_cudaCachingAllocator_set_allocator_settings"
-    getattr(own, name)(settings)
+    binding = "_accelerator_setAllocatorSettings"
+    if not hasattr(torch._C, binding):  # older than torch 2.9
+        binding = "_cuda_cudaCachingAllocator_set_allocator_settings"
+    getattr(torch._C, binding)(settings)

@@ -34,7 +34,7 @@ def use_virtual_gpu(card: str = DEFAULT_CARD, *, devices: int = 1) -> None:
         devices: how many of them, at most 16.
 
     Raises:
-        SpecError: a card that nobody knows.
+        SpecError: an unknown card.
         DeviceError: torch was imported already, or there can be no virtual GPU here.
     """
     device = VirtualDevice.load(find_card(card))
@@ -42,12 +42,12 @@ def use_virtual_gpu(card: str = DEFAULT_CARD, *, devices: int = 1) -> None:
 
 
 def activate(meter: Meter) -> None:
-    """Make a meter the one that nested measurements are parts of."""
+    """Let measurements that begin from now on be parts of this meter's."""
     _active.append(meter)
 
 
 def deactivate(meter: Meter) -> None:
-    """End that."""
+    """End that of :func:`activate`."""
     if meter in _active:
         _active.remove(meter)
 
@@ -72,10 +72,10 @@ class Measuring:
         device = _device()
         import torch
 
-        seen = torch.cuda.device_count()
-        if self._devices > seen:
-            raise _too_few(self._devices, seen)
-        info = device.open(None, seen)
+        visible = torch.cuda.device_count()
+        if self._devices > visible:
+            raise _too_few(self._devices, visible)
+        info = device.open(None, visible)
         meter = Meter(device, info, self._devices)
         with ExitStack() as stack:
             stack.callback(meter.stop)
@@ -130,9 +130,9 @@ class Measuring:
 def measure(*, devices: int = 1) -> Measuring:
     """Measure a block: ``with pytest_gpumem.measure() as m: step()``, then ``m.peak_allocated``.
 
-    All that this process holds is counted, a model made before the block as well: that is what has
-    to fit. Before the block, garbage is collected, and the cuBLAS workspaces and cached segments
-    are released, so that the figures do not depend on what ran before.
+    All memory that this process holds is counted, also that of a model made before the block: all
+    of it has to fit. Before the block, garbage is collected, and the cuBLAS workspaces and cached
+    segments are released, so that the figures do not depend on earlier work.
 
     Args:
         devices: how many devices to measure, from the first.
@@ -141,18 +141,20 @@ def measure(*, devices: int = 1) -> Measuring:
         SpecError: ``devices`` is no number of devices.
         DeviceError: there are fewer GPUs (on entering the block).
     """
-    given: object = devices
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+    number: object = devices  # a caller without types may pass anything
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise SpecError(
             f"measure(devices={devices!r})", "it is no number of devices", "write devices=1 or more"
         )
     return Measuring(devices)
 
 
-def _too_few(wanted: int, seen: int) -> DeviceError:
-    if seen:
+def _too_few(devices: int, visible: int) -> DeviceError:
+    if visible:
         return DeviceError(
-            f"measure(devices={wanted})", f"{seen} of them can be seen", "ask for fewer"
+            f"measure(devices={devices})",
+            f"{visible} GPU{'s' * (visible != 1)} can be seen here",
+            "ask for fewer",
         )
     return DeviceError(
         "measure()",

@@ -1,73 +1,80 @@
-"""What of the memory that is held on devices belongs to a step, and what to others."""
+"""Separating a step's memory from foreign memory, which earlier tests left, say."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.devices.memory_cap import numbers
+from pytest_gpumem.devices.memory_cap import device_range
 from pytest_gpumem.measurement import Peak
-from pytest_gpumem.meter.allocator import current, held_now, live_blocks, stats
+from pytest_gpumem.meter.allocator import (
+    allocator_stats,
+    current,
+    current_in,
+    live_blocks,
+)
 from pytest_gpumem.meter.peaks import NOTHING, minus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pytest_gpumem.meter.allocator import Stats
 
-class Holdings:
-    """What some devices' allocators hold: a step's own, others', and the plugs between them.
 
-    A figure is what the allocator says, less what others hold; lists have one item a device.
+class Isolation:
+    """The memory of some devices, divided: a step's own, foreign memory, and plugs in the latter.
+
+    A figure is the allocator's, less foreign memory and plugs; lists have one item a device.
     """
 
     def __init__(self, devices: range) -> None:
         self.devices = devices
         self.plugs = Plugs(devices)
-        self.others = [NOTHING] * len(devices)
-        """held by others, without our plugs"""
+        self.foreign = [NOTHING] * len(devices)
+        """memory held by earlier tests and the like, without plugs"""
 
-    def stats(self) -> list[dict[str, Any]]:
+    def stats(self) -> list[Stats]:
         """Return the allocator's statistics of each device: asking takes most of a measurement."""
-        return [stats(device) for device in self.devices]
+        return [allocator_stats(device) for device in self.devices]
 
-    def separate(self, owned: Sequence[Peak] | None, *, count_held: bool) -> list[dict[str, Any]]:
-        """Take what is held now for others', on settled devices; return the statistics then.
+    def separate(self, owned: Sequence[Peak] | None, *, count_held: bool) -> list[Stats]:
+        """Take the memory held now as foreign, on settled devices; return the statistics then.
 
         Args:
-            owned: what of it belongs to the step.
+            owned: memory held now that belongs to the step.
             count_held: all of it does.
         """
-        found = self.stats()
-        held = [held_now(it) for it in found]
-        full = any(it.reserved for it in held)
+        all_stats = self.stats()
+        held = [current_in(stats) for stats in all_stats]
+        full = any(peak.reserved for peak in held)
         if count_held:
             owned = held
-        if owned is not None:
-            held = [minus(h, o) for h, o in zip(held, owned, strict=True)]
-        self.others = held
-        if not full or count_held:  # the rooms are the step's own
-            return found
+        self.foreign = held if owned is None else list(map(minus, held, owned))
+        if not full or count_held:  # the free rooms are the step's own
+            return all_stats
         self.plugs.fill()
         return self.stats()
 
     def adopt(self, peaks: Sequence[Peak]) -> None:
-        """Count for the step's what was taken for others'."""
-        self.others = [minus(other, it) for other, it in zip(self.others, peaks, strict=True)]
+        """Count memory that was taken as foreign for the step's own."""
+        self.foreign = list(map(minus, self.foreign, peaks))
 
     def own(self, peaks: Sequence[Peak]) -> list[Peak]:
-        """Return what is the step's of what the allocators say."""
+        """Subtract foreign memory and the plugs from the allocators' figures."""
         return [
-            minus(minus(peak, other), Peak(plug, 0))
-            for peak, other, plug in zip(peaks, self.others, self.plugs.sizes, strict=True)
+            minus(minus(peak, foreign), Peak(plug, 0))
+            for peak, foreign, plug in zip(peaks, self.foreign, self.plugs.sizes, strict=True)
         ]
 
     def own_now(self) -> list[Peak]:
-        """Return what is the step's of what is held now."""
-        return self.own([held_now(it) for it in self.stats()])
+        """Return the step's own memory now."""
+        return self.own([current_in(stats) for stats in self.stats()])
 
     def blocks(self) -> dict[tuple[int, int], int]:
-        """Return device, address and bytes of each live block, others' included, plugs not."""
-        plugs = set(self.plugs.blocks)
-        return {it: size for it, size in live_blocks(self.devices).items() if it not in plugs}
+        """Return device, address and bytes of each live block, foreign ones included, no plugs."""
+        blocks = live_blocks(self.devices)
+        for plug in self.plugs.blocks:
+            blocks.pop(plug, None)
+        return blocks
 
 
 SMALL: Final = 1 << 20
@@ -80,7 +87,7 @@ def _pieces(room: int, largest: int) -> list[int]:
 
 
 class Plugs:
-    """Fills the free rooms in segments that others hold.
+    """Blocks that fill the free rooms of foreign segments.
 
     A tensor that an earlier test left alive keeps its whole segment reserved, and the rest of that
     segment would serve the next step: it would reserve less than it does alone. With the rooms
@@ -89,7 +96,7 @@ class Plugs:
 
     def __init__(self, devices: int | range) -> None:
         """Plug some devices."""
-        self._devices = numbers(devices)
+        self._devices = device_range(devices)
         self.sizes = [0] * len(self._devices)
         """bytes of plugs on each device: they count as allocated"""
         self.blocks: list[tuple[int, int]] = []
@@ -105,24 +112,24 @@ class Plugs:
             device, private = segment["device"], tuple(segment.get("segment_pool_id", (0, 0)))
             if device not in self._devices or private != (0, 0) or segment.get("is_expandable"):
                 continue
-            rooms = [b["size"] for b in segment["blocks"] if b["state"] == "inactive"]
+            rooms = [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
             if segment["segment_type"] == "small":  # it serves no more than this at a time
                 rooms = [size for room in rooms for size in _pieces(room, SMALL)]
-            for size in sorted(rooms, reverse=True):
+            for size in sorted(rooms, reverse=True):  # the best fit of each is then its own room
                 self._take(size, device, segment["stream"])
 
     def _take(self, size: int, device: int, stream: int) -> None:
         import torch
 
-        before = current(device)
+        unplugged = current(device)
         block = torch.cuda.caching_allocator_alloc(size, device, stream)
-        after = current(device)
-        if after.reserved > before.reserved:  # it did not go where the room is
+        plugged = current(device)
+        if plugged.reserved > unplugged.reserved:  # it got a segment of its own, not the room
             torch.cuda.caching_allocator_delete(block)
             torch.cuda.empty_cache()
         else:
             self.blocks.append((device, block))
-            self.sizes[self._devices.index(device)] += after.allocated - before.allocated
+            self.sizes[self._devices.index(device)] += plugged.allocated - unplugged.allocated
 
     def release(self) -> None:
         """Give the rooms back."""

@@ -16,16 +16,16 @@ from pytest_gpumem.measurement import DeviceInfo, Measurement, Peak
 from pytest_gpumem.meter.allocator import (
     alloc_retries,
     collect_all,
-    held_now,
-    most_held,
+    current_in,
     own_garbage_only,
+    peak_in,
     require_native_allocator,
     reset_peaks,
     segments_held,
     settle,
     watched_resets,
 )
-from pytest_gpumem.meter.isolation import Holdings
+from pytest_gpumem.meter.isolation import Isolation
 from pytest_gpumem.meter.out_of_memory import WATCH
 from pytest_gpumem.meter.peaks import Apart, Tally, outside
 from pytest_gpumem.meter.provenance import provenance
@@ -40,18 +40,20 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.base import Device
     from pytest_gpumem.devices.memory_use import UseWatch
     from pytest_gpumem.measurement import OutOfMemory
+    from pytest_gpumem.meter.allocator import Stats
 
 LATEST_S: Final = 0.3
-"""seconds that a step may take to let go of its memory once an error has ended it"""
+"""seconds that autograd's threads may take to free their memory once an error has ended a step"""
 
 
 class Meter:
-    """Measures one step on ``count`` devices, from the first that its device has, which is open.
+    """Measures one step on ``count`` devices, from the first of its device, which is open.
 
-    What others hold is not counted: a figure is what the allocator says, less that.
+    Foreign memory is not counted: a figure is the allocator's, less the memory of earlier tests.
 
-    The allocator's peak statistics are global. Whoever needs figures of their own (a part of a
-    test, a fixture's set-up) *folds*: the peaks so far go into every open tally, and are reset.
+    The allocator's peak statistics are global. Where something needs figures of its own (a part of
+    a test, a fixture's set-up), the meter *folds*: the peaks so far go into every open tally, and
+    are reset.
     """
 
     def __init__(
@@ -63,20 +65,20 @@ class Meter:
         record: bool = False,
         steady: bool = False,
     ) -> None:
-        """Measure; ``record`` records it, ``steady`` notes what each step leaves allocated."""
+        """Measure; ``record`` records it, ``steady`` notes the memory that each step leaves."""
         self.device = device
         self.info = info
         self.count = count
         self.devices = range(device.first, device.first + count)
         """their numbers in this process"""
-        self._holdings = Holdings(self.devices)
+        self._isolation = Isolation(self.devices)
         self.steps = Steps(lambda: [peak.allocated for peak in self.counted()])
         self._steady = steady
         self._optimizers = OptimizerWatch(self._before_step, self._after_step)
         self._stepping = False
-        """whether an optimizer's step is under way; an error may have ended it"""
+        """an optimizer's step is under way, if no error has ended it"""
         self._stack = ExitStack()
-        self._whole = Tally(self._holdings.others)
+        self._whole = Tally(self._isolation.foreign)
         self._open = [self._whole]
         self._limit: int | None = None
         self._retries = 0
@@ -84,26 +86,26 @@ class Meter:
         self._recorder = Recorder() if record else None
         self._began = 0.0
         self._apart: list[Span] = []
-        """when what happened was not the step's"""
+        """the spans of time of runs that are no part of the step"""
 
     def start(self, owned: Sequence[Peak] | None = None, *, count_held: bool = False) -> None:
         """Settle, and begin to count.
 
         Args:
-            owned: what of the memory held now belongs to the step (a module's fixtures that it
-                uses), one Peak a device.
-            count_held: all that is held now belongs to it.
+            owned: memory held now that belongs to the step (of a module's fixtures that it uses),
+                one Peak a device.
+            count_held: all memory held now belongs to it.
 
         Raises:
-            DeviceError: PyTorch's allocator is not the one whose figures these are.
+            DeviceError: PyTorch's allocator is not the native one.
         """
         require_native_allocator()
-        self._holdings.plugs.release()
+        self._isolation.plugs.release()
         settle(self.devices)
-        found = self._holdings.separate(owned, count_held=count_held)
-        self.device.make_room([other.reserved for other in self.others])
-        self._retries = alloc_retries(found)
-        self._stack.callback(self._holdings.plugs.release)
+        all_stats = self._isolation.separate(owned, count_held=count_held)
+        self.device.make_room([peak.reserved for peak in self.foreign])
+        self._retries = alloc_retries(all_stats)
+        self._stack.callback(self._isolation.plugs.release)
         self._stack.enter_context(kept_fractions(self.devices))
         self._stack.enter_context(own_garbage_only())
         self._stack.enter_context(watched_resets(self.note))
@@ -113,55 +115,55 @@ class Meter:
             self._record(self._recorder)
         self._use = self.device.watch(self.devices)
         self._stack.callback(self._use.stop)
-        self._begin(found)
+        self._begin(all_stats)
 
     def _record(self, recorder: Recorder) -> None:
-        recorder.start(self._holdings.plugs.blocks)
+        recorder.start(self._isolation.plugs.blocks)
         self._stack.callback(recorder.abandon)
 
-    def _begin(self, found: Sequence[dict[str, Any]]) -> None:
-        """Begin to count; ``found`` is what the allocators' statistics are now."""
-        held = [held_now(it) for it in found]
+    def _begin(self, all_stats: Sequence[Stats]) -> None:
+        """Begin to count, with the allocators' present statistics."""
+        held = [current_in(stats) for stats in all_stats]
         WATCH.start()
         self.steps.forget()
-        self._use.start([it.reserved for it in held])
+        self._use.start([peak.reserved for peak in held])
         self._began = beginning()
         reset_peaks(self.devices)
         self._stepping = False
-        self._whole.begin(self._holdings.own(held))
+        self._whole.begin(self._isolation.own(held))
         self._open = [self._whole]
 
     def stop(self) -> None:
-        """End it: lift the cap and let go of all that was done to the process."""
+        """End it: lift the cap and undo every change to the process."""
         self._stack.close()
 
     # -- reading --
 
     def counted(self) -> list[Peak]:
-        """Return what belongs to the step now, one Peak a device."""
-        return self._holdings.own_now()
+        """Return the step's own memory now, one Peak a device."""
+        return self._isolation.own_now()
 
     @property
-    def others(self) -> tuple[Peak, ...]:
-        """What others hold and is not counted, one Peak a device."""
-        return tuple(self._holdings.others)
+    def foreign(self) -> tuple[Peak, ...]:
+        """Memory of earlier tests and the like, which is not counted, one Peak a device."""
+        return tuple(self._isolation.foreign)
 
     def note(self) -> None:
-        """Take the peaks so far into every open tally."""
-        self._note(self._holdings.stats())
+        """Put the peaks so far into every open tally."""
+        self._note(self._isolation.stats())
 
-    def _note(self, found: Sequence[dict[str, Any]]) -> None:
-        peaks = self._holdings.own([most_held(it) for it in found])
+    def _note(self, all_stats: Sequence[Stats]) -> None:
+        peaks = self._isolation.own([peak_in(stats) for stats in all_stats])
         for tally in self._open:
             tally.raise_to(peaks, stepping=self._stepping)
         self._use.look()
 
     def blocks(self) -> dict[tuple[int, int], int]:
-        """Return device, address and bytes of each live block, others' included."""
-        return self._holdings.blocks()
+        """Return device, address and bytes of each live block, foreign ones included."""
+        return self._isolation.blocks()
 
     def _before_step(self) -> None:
-        self._stepping = False  # up to now, at least
+        self._stepping = False  # an error may have ended the last step without a hook's call
         self.fold()
         self._stepping = True
 
@@ -172,7 +174,7 @@ class Meter:
             self.steps.stepped(optimizer)
 
     def fold(self) -> None:
-        """Take them, and reset them: what comes is for a tally of its own."""
+        """Put the peaks so far into every open tally, and reset them."""
         self.note()
         reset_peaks(self.devices)
 
@@ -186,11 +188,11 @@ class Meter:
         self.note()
         return tuple(self._whole.passes)
 
-    # -- what has figures of its own --
+    # -- parts, and runs apart --
 
     @contextmanager
     def part(self) -> Iterator[Tally]:
-        """Tally what happens inside, beside the whole step."""
+        """Tally the memory of a block of code, beside the whole step."""
         self.fold()
         tally = Tally(self.counted())
         self._open.append(tally)
@@ -204,19 +206,19 @@ class Meter:
 
     @contextmanager
     def apart(self, *, record: bool = False, script: bool = False) -> Iterator[Apart]:
-        """Tally what happens inside, and let it count for nothing else.
+        """Tally the memory of a block of code, and let it count for no other tally.
 
-        It begins on a settled device, and leaves one. What is held already counts for it.
+        It begins on a settled device, and leaves one. Memory held already counts for it.
 
         Args:
             record: keep a recording of it.
             script: keep the allocator's events.
         """
         self.resettle()
-        open_before, refusals = self._open, WATCH.count
-        retries = alloc_retries(self._holdings.stats())
-        before = self.counted()
-        tally = Apart(before)
+        open_tallies, refusals = self._open, WATCH.count
+        retries = alloc_retries(self._isolation.stats())
+        held = self.counted()
+        tally = Apart(held)
         self._open, self._stepping = [tally], False
         began = beginning()
         try:
@@ -227,11 +229,11 @@ class Meter:
         finally:
             refused = WATCH.count > refusals
             WATCH.forget(refusals)
-            self._retries += alloc_retries(self._holdings.stats()) - retries
+            self._retries += alloc_retries(self._isolation.stats()) - retries
             self.resettle()
             if refused:
-                self.await_release(sum(held.allocated for held in before))
-            self._open = open_before
+                self.await_release(sum(peak.allocated for peak in held))
+            self._open = open_tallies
             self._apart.append(Span(began, now()))
 
     @contextmanager
@@ -243,12 +245,12 @@ class Meter:
             if record or script:
                 tally.recording = recorder.so_far()
                 tally.events = [
-                    [it for it in events if it["time_us"] >= began]
+                    [event for event in events if event["time_us"] >= began]
                     for events in self._mine(tally.recording.events)
                 ]
         elif record:
             recorder = Recorder()
-            recorder.start(self._holdings.plugs.blocks)
+            recorder.start(self._isolation.plugs.blocks)
             try:
                 yield
             finally:
@@ -261,51 +263,51 @@ class Meter:
             yield
 
     def _mine(self, events: Sequence[Any]) -> Sequence[Any]:
-        """Return what is of this step's devices, of what there is one of each device of."""
+        """Return this step's devices' items of a list with one item for each of all devices."""
         return events[self.devices.start : self.devices.stop]
 
     def resettle(self) -> None:
         """Settle in the midst of a step: its live memory stays counted, its cache goes."""
         self.fold()
         with self._recorder.ours() if self._recorder else nullcontext():
-            self._holdings.plugs.release()
+            self._isolation.plugs.release()
             settle(self.devices)
-            self._holdings.plugs.fill()
+            self._isolation.plugs.fill()
         reset_peaks(self.devices)
 
     def release(self) -> None:
-        """Let go of all that nobody refers to any more, also of what was made before the step."""
+        """Free the memory of all garbage, also of objects made before the step."""
         collect_all()
         self.resettle()
 
     def await_release(self, allocated: int) -> None:
-        """Wait for what a step held that an error ended, and settle.
+        """Wait until a step that an error ended has freed its memory, and settle.
 
-        Autograd's threads let go of theirs a little later than the error is caught.
+        Autograd's threads free theirs a little later than the error is caught.
 
         Args:
-            allocated: bytes that will be held on all devices together, if nothing is kept.
+            allocated: bytes on all devices together that will stay, unless a reference remains.
         """
         end = time.monotonic() + LATEST_S
-        while sum(held.allocated for held in self.counted()) > allocated:
-            if time.monotonic() > end:  # it is kept
+        while sum(peak.allocated for peak in self.counted()) > allocated:
+            if time.monotonic() > end:  # something refers to it
                 return
             time.sleep(LATEST_S / 100)
             self.resettle()
 
     def adopt(self, peaks: Sequence[Peak]) -> None:
-        """Count, as from the beginning, what was taken for others': one Peak a device."""
+        """Count memory that was taken as foreign, as from the beginning: one Peak a device."""
         self.fold()
-        self._holdings.adopt(peaks)
+        self._isolation.adopt(peaks)
         for tally in self._open:
             tally.add(peaks)
 
     def consider(self, peaks: Sequence[Peak]) -> None:
-        """Count peaks that the step's set-up had when somebody else ran it."""
+        """Count the peaks of a set-up that the step uses and another one ran."""
         self._whole.raise_to(peaks)
 
     def restart(self, *, record: bool = False) -> None:
-        """Begin anew with what is held now: after a warm-up, or to run the step once more.
+        """Begin anew with the memory held now: after a warm-up, or to run the step once more.
 
         ``record`` begins a recording.
         """
@@ -315,9 +317,9 @@ class Meter:
         if record:
             if self._recorder is not None:
                 self._recorder.abandon()
-            self._recorder = Recorder()  # an error may have left the other in the midst of a step
+            self._recorder = Recorder()  # an error may have left the old one in the midst of a step
             self._record(self._recorder)
-        self._begin(self._holdings.stats())
+        self._begin(self._isolation.stats())
 
     @property
     def records(self) -> bool:
@@ -325,12 +327,12 @@ class Meter:
         return self._recorder is not None
 
     def recording(self) -> Recording | None:
-        """End the recording and return it; None where there is none."""
+        """End the recording and return it; None if none is under way."""
         recorder, self._recorder = self._recorder, None
         return recorder.stop() if recorder else None
 
     def windows(self, tally: Tally | None = None) -> list[Span]:
-        """Return when the whole step was measured, or a part's tally."""
+        """Return the spans of time in which the whole step was measured, or a part's tally."""
         spans = tally.windows if tally else [Span(self._began, now())]
         return list(outside(spans, self._apart))
 
@@ -338,21 +340,22 @@ class Meter:
 
     @property
     def capacity(self) -> int:
-        """Bytes that the step may reserve on a device: the cap, or what the device has to give."""
+        """Bytes that the step may reserve on a device: the cap, or the device's memory."""
         import torch
 
         if self._limit is not None:
             return self._limit
         free = [torch.cuda.mem_get_info(device)[0] for device in self.devices]
-        return min(one + held.reserved for one, held in zip(free, self.counted(), strict=True))
+        counted = [peak.reserved for peak in self.counted()]
+        return min(map(sum, zip(free, counted, strict=True)))
 
     def cap(self, limit: int | None) -> int | None:
-        """Cap what the step may reserve, on each device, in bytes; return the cap before."""
-        before, self._limit = self._limit, limit
-        for device, other in zip(self.devices, self.others, strict=True):
-            room = None if limit is None else limit + other.reserved
-            set_cap(device, room, self.device.cap_total(device))
-        return before
+        """Cap the bytes that the step may reserve on each device; return the previous cap."""
+        previous, self._limit = self._limit, limit
+        for device, foreign in zip(self.devices, self.foreign, strict=True):
+            bytes_in_all = None if limit is None else limit + foreign.reserved
+            set_cap(device, bytes_in_all, self.device.cap_total(device))
+        return previous
 
     # -- the result --
 
@@ -364,32 +367,32 @@ class Meter:
         notes: Sequence[str] = (),
     ) -> Measurement:
         """Return the measurement of the whole step, or of a part's tally."""
-        found = self._holdings.stats()
-        self._note(found)
-        segments = segments_held(found)
+        all_stats = self._isolation.stats()
+        self._note(all_stats)
+        segments = segments_held(all_stats)
         whole = tally is None
-        held = [held_now(it) for it in found]
-        use = self._use.result([it.reserved for it in held]) if whole else ()
-        retained = self._holdings.own(held)
+        held = [current_in(stats) for stats in all_stats]
+        use = self._use.result([peak.reserved for peak in held]) if whole else ()
+        retained = self._isolation.own(held)
         if whole and any(peak.allocated for peak in retained):
             gc.collect()
             retained = self.counted()
-        said = [*notes, *shared(use, self.info.name)]
+        sentences = [*notes, *shared(use, self.info.name)]
         ended = whole and out_of_memory is None
         if ended:
-            said.extend(self._optimizers.notes())
+            sentences.extend(self._optimizers.notes())
         if ended and WATCH.count:
-            said.append(f"the step caught {WATCH.count} out-of-memory error(s) itself")
+            sentences.append(f"the step caught {WATCH.count} out-of-memory error(s) itself")
         return Measurement(
             device=self.info,
             provenance=provenance(self.device),
             peaks=tuple((tally or self._whole).peaks),
-            held=self.others,
+            held=self.foreign,
             retained=tuple(retained),
-            alloc_retries=alloc_retries(found) - self._retries,
+            alloc_retries=alloc_retries(all_stats) - self._retries,
             segments=segments,
             out_of_memory=out_of_memory,
-            notes=tuple(said),
+            notes=tuple(sentences),
             device_use=use,
             steps=self.steps.by_device() if ended and self._steady else (),
         )

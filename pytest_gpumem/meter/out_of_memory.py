@@ -1,7 +1,7 @@
-"""Out-of-memory errors of PyTorch's allocator: what was asked for, what was held, by which line.
+"""Out-of-memory errors of PyTorch's allocator: the bytes requested, the bytes held, the line.
 
-Which error it is, is told by its class (``torch.OutOfMemoryError``), never by its message. The
-figures come from the allocator's own observer; the message's, rounded, serve where it saw nothing.
+The error's class (``torch.OutOfMemoryError``) identifies it, never its message. The figures come
+from the allocator's own observer; the message's rounded ones serve where the observer saw nothing.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Refusal:
     device: int
     requested: int | None
     held: Peak | None
-    """bytes held at that moment, by everybody in this process; None: not seen"""
+    """bytes held at that moment in the whole process; None: not observed"""
 
 
 class OutOfMemoryWatch:
-    """Sees every out-of-memory error of this process from the first ``start`` on."""
+    """Observes every out-of-memory error of this process from the first ``start`` on."""
 
     _attached = False
     _refusals: list[Refusal]
@@ -45,10 +45,11 @@ class OutOfMemoryWatch:
         self._refusals = []
 
     def start(self) -> None:
-        """Forget what was seen before."""
+        """Forget earlier errors."""
         import torch
 
         self._refusals.clear()
+        # PyTorch has no call that detaches an observer: one for the life of the process
         if not self._attached and hasattr(torch._C, "_cuda_attach_out_of_memory_observer"):
             torch._C._cuda_attach_out_of_memory_observer(self._observe)
             self._attached = True
@@ -58,12 +59,12 @@ class OutOfMemoryWatch:
 
     @property
     def count(self) -> int:
-        """How many errors there were since ``start``, caught ones included."""
+        """The number of errors since ``start``, caught ones included."""
         return len(self._refusals)
 
-    def forget(self, after: int) -> None:
-        """Forget what came after so many."""
-        del self._refusals[after:]
+    def forget(self, count: int) -> None:
+        """Forget all errors but the first ``count``."""
+        del self._refusals[count:]
 
     def last(self, error: BaseException) -> Refusal:
         """Return the refusal behind an error."""
@@ -95,13 +96,13 @@ def find_out_of_memory(
 
     Args:
         error: an error.
-        handled: what was being handled when it was raised, and is not what it came from.
+        handled: an error that was being handled when it was raised, and is not its cause.
     """
-    seen: set[int] = {id(handled)} if handled is not None else set()
-    while error is not None and id(error) not in seen:
+    visited: set[int] = {id(handled)} if handled is not None else set()
+    while error is not None and id(error) not in visited:
         if is_out_of_memory(error):
             return error
-        seen.add(id(error))
+        visited.add(id(error))
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return None
 
@@ -111,11 +112,11 @@ def site_of(traceback: TracebackType | None, root: Path) -> str:
 
     It is the deepest frame outside of torch, pytest and this package.
     """
-    found = ""
+    site = ""
     while traceback is not None:
         code = traceback.tb_frame.f_code
         if is_users(code.co_filename):
-            shown = shown_path(code.co_filename, root)
-            found = f"{shown}:{traceback.tb_lineno} in {code.co_name}"
+            path = shown_path(code.co_filename, root)
+            site = f"{path}:{traceback.tb_lineno} in {code.co_name}"
         traceback = traceback.tb_next
-    return found
+    return site

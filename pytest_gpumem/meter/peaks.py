@@ -1,4 +1,4 @@
-"""The highest memory so far, of a whole step or of what has figures of its own."""
+"""The highest memory so far, of a whole step or of a part of it."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 NOTHING: Final = Peak(0, 0)
 
 
-def plus(one: Peak, other: Peak) -> Peak:
+def plus(left: Peak, right: Peak) -> Peak:
     """Return the sum."""
-    return Peak(one.allocated + other.allocated, one.reserved + other.reserved)
+    return Peak(left.allocated + right.allocated, left.reserved + right.reserved)
 
 
-def minus(one: Peak, other: Peak) -> Peak:
+def minus(left: Peak, right: Peak) -> Peak:
     """Return the difference, never below zero."""
-    return Peak(max(0, one.allocated - other.allocated), max(0, one.reserved - other.reserved))
+    return Peak(max(0, left.allocated - right.allocated), max(0, left.reserved - right.reserved))
 
 
-def most(one: Peak, other: Peak) -> Peak:
+def maximum(left: Peak, right: Peak) -> Peak:
     """Return the larger of each figure."""
-    return Peak(max(one.allocated, other.allocated), max(one.reserved, other.reserved))
+    return Peak(max(left.allocated, right.allocated), max(left.reserved, right.reserved))
 
 
 def fullest(peaks: Sequence[Peak]) -> Peak:
-    """Return the largest of each figure."""
-    return Peak(max(it.allocated for it in peaks), max(it.reserved for it in peaks))
+    """Return the largest of each figure: those of the fullest device."""
+    return Peak(max(peak.allocated for peak in peaks), max(peak.reserved for peak in peaks))
 
 
 class Tally:
@@ -41,28 +41,28 @@ class Tally:
     def __init__(self, start: Sequence[Peak]) -> None:
         self.begin(start)
         self.windows: list[Span] = []
-        """when it was open, as far as it has ended"""
+        """the spans of time in which it was open, without one that has not ended"""
 
     def begin(self, start: Sequence[Peak]) -> None:
-        """Forget all but what is held now."""
+        """Begin anew with the memory that is held now."""
         self.peaks = list(start)
         self.passes = list(start)
         """the same without the steps of optimizers: of forward and backward passes, mostly"""
 
     def raise_to(self, peaks: Sequence[Peak], *, stepping: bool = False) -> None:
-        """Take what is higher; ``stepping``: reached in an optimizer's step."""
-        self.peaks = [most(old, new) for old, new in zip(self.peaks, peaks, strict=True)]
+        """Raise the figures to these peaks; ``stepping``: reached in an optimizer's step."""
+        self.peaks = list(map(maximum, self.peaks, peaks))
         if not stepping:
-            self.passes = [most(old, new) for old, new in zip(self.passes, peaks, strict=True)]
+            self.passes = list(map(maximum, self.passes, peaks))
 
-    def add(self, more: Sequence[Peak]) -> None:
-        """Count something as from the beginning."""
-        self.peaks = [plus(old, new) for old, new in zip(self.peaks, more, strict=True)]
-        self.passes = [plus(old, new) for old, new in zip(self.passes, more, strict=True)]
+    def add(self, held: Sequence[Peak]) -> None:
+        """Add memory that was held all the time."""
+        self.peaks = list(map(plus, self.peaks, held))
+        self.passes = list(map(plus, self.passes, held))
 
 
 class Apart(Tally):
-    """The tally of what is not part of the step."""
+    """The tally of a run that is no part of the step, such as a search's try."""
 
     recording: Recording | None = None
     events: list[list[dict[str, Any]]]
@@ -70,7 +70,7 @@ class Apart(Tally):
 
 
 def outside(spans: Sequence[Span], holes: Sequence[Span]) -> Iterator[Span]:
-    """Yield what of spans lies in none of the holes, which are in order."""
+    """Yield the pieces of spans that lie in none of the holes, which are in order."""
     for span in spans:
         start = span.start
         for hole in holes:

@@ -1,4 +1,4 @@
-"""What measurements are made with."""
+"""The versions and settings that measurements are made with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def provenance(device: Device) -> Provenance:
-    """Return what measurements are made with in this process."""
+    """Return the versions and the allocator settings of this process."""
     import torch
 
     return Provenance(
@@ -29,7 +29,7 @@ def provenance(device: Device) -> Provenance:
 
 @cache
 def _cudnn() -> str:
-    """Return cuDNN's version, "none" without it; asking takes longer than all the rest."""
+    """Return cuDNN's version, "none" without it; a slow question, asked once."""
     from torch.backends import cudnn
 
     return str((cudnn.version() if cudnn.is_available() else None) or "none")

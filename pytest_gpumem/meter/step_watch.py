@@ -1,4 +1,4 @@
-"""What is allocated after each step of a test, and who refers to what makes it grow."""
+"""Memory allocated after each step of a test, and the objects that make it grow."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.measurement import Holder
 
-LOOKS: Final = 2
-"""how often it is asked who refers to what grows, at most"""
+MOST_SEARCHES: Final = 2
+"""searches for the objects that refer to growing memory: each walks all that Python holds"""
 
 
 class Steps:
     """The ends of a test's steps.
 
-    A step ends with a step of the optimizer that stepped first, or where the test says so: then
-    only there. Garbage is collected each time, so that only what somebody refers to is counted.
+    A step ends with a step of the optimizer that stepped first; in a test that marks the ends
+    itself, only there. Garbage is collected each time, so that only memory in use is counted.
     """
 
     def __init__(self, allocated: Callable[[], list[int]]) -> None:
-        """Read what is allocated, in bytes, one figure a device, by a call."""
-        self._read = allocated
+        """Watch; ``allocated`` returns the bytes that are allocated now, one figure a device."""
+        self._allocated_now = allocated
         self.forget()
 
     def forget(self) -> None:
         """Begin anew."""
         self.allocated: list[list[int]] = []
-        """after each step, one figure a device"""
+        """bytes after each step, one figure a device"""
         self.times: list[float] = []
-        """when each ended: microseconds since 1970"""
+        """the end of each step: microseconds since 1970"""
         self.holders: tuple[Holder, ...] = ()
-        """who refers to tensors that came with a step and outlived the next"""
-        self._told = False
+        """objects that refer to tensors which came with a step and outlived the next"""
+        self._marked_by_test = False
         self._first: weakref.ref[Optimizer] | None = None
-        self._known: dict[int, weakref.ref[Tensor]] = {}
-        """tensors that there were after the first steps"""
+        self._lasting: dict[int, weakref.ref[Tensor]] = {}
+        """tensors alive after the first steps"""
         self._fresh: list[tuple[int, weakref.ref[Tensor]]] = []
         """tensors that came later, with the number of the step"""
-        self._looks = 0
+        self._searches = 0
 
     def mark(self) -> None:
-        """End a step, as the test says."""
-        if not self._told:
+        """End a step where the test marks its end."""
+        if not self._marked_by_test:
             self.forget()
-            self._told = True
+            self._marked_by_test = True
         self._end()
 
     def stepped(self, optimizer: Optimizer) -> None:
         """End a step, if this is the optimizer that stepped first."""
-        if self._told:
+        if self._marked_by_test:
             return
         if self._first is None or self._first() is None:
             self._first = weakref.ref(optimizer)
@@ -68,36 +68,40 @@ class Steps:
 
     def _end(self) -> None:
         gc.collect()
-        self.allocated.append(self._read())
+        self.allocated.append(self._allocated_now())
         self.times.append(now())
         number = len(self.allocated) - 1
-        if number < WARM or self._looks == LOOKS:
+        if number < WARM or self._searches == MOST_SEARCHES:
             return
         if number == WARM:
-            self._known = {id(it): weakref.ref(it) for it in live_tensors()}
+            self._lasting = {id(tensor): weakref.ref(tensor) for tensor in live_tensors()}
             return
         if not self.grows:
             return
-        stayed = [it for born, ref in self._fresh if born < number and (it := ref()) is not None]
-        self._note_fresh(number)  # before the look, which has the collector forget them
-        blocks = {place_of(it): it.untyped_storage().nbytes() for it in stayed}
-        stayed.clear()
+        outlived = [
+            tensor
+            for birth, reference in self._fresh
+            if birth < number and (tensor := reference()) is not None
+        ]
+        self._note_fresh(number)  # before the search, which has the collector forget them
+        blocks = {place_of(tensor): tensor.untyped_storage().nbytes() for tensor in outlived}
+        outlived.clear()  # the search must not see this list among the holders
         if blocks:
             self.holders = holders(blocks)
-            self._looks += 1
+            self._searches += 1
 
     @property
     def grows(self) -> bool:
         """Whether any device's memory has grown so far."""
-        return any(growth(one) is not None for one in self.by_device())
+        return any(growth(allocated) is not None for allocated in self.by_device())
 
     def by_device(self) -> tuple[tuple[int, ...], ...]:
-        """Return what was allocated after each step, for each device."""
+        """Return the bytes allocated after each step, for each device."""
         return tuple(zip(*self.allocated, strict=True))
 
     def _note_fresh(self, number: int) -> None:
-        seen = {id(it) for _, ref in self._fresh if (it := ref()) is not None}
+        noted = {id(tensor) for _, reference in self._fresh if (tensor := reference()) is not None}
         for tensor in live_tensors():
-            known: Any = self._known.get(id(tensor))
-            if id(tensor) not in seen and (known is None or known() is not tensor):
+            lasting: Any = self._lasting.get(id(tensor))
+            if id(tensor) not in noted and (lasting is None or lasting() is not tensor):
                 self._fresh.append((number, weakref.ref(tensor)))

@@ -173,7 +173,7 @@ def explain(run: Run, parts: Iterable[str], root: Path, *, timelines: bool) -> E
         found = [
             attributor.attribution(Subject(index, peak, other, spans), timeline=timelines)
             for index, peak, other in zip(
-                run.meter.devices, peaks[part], run.meter.others, strict=True
+                run.meter.devices, peaks[part], run.meter.foreign, strict=True
             )
         ]
         explanations.add(part, found, peaks[part])

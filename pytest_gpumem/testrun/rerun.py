@@ -86,7 +86,7 @@ class Stage:
 
     def _held_notes(self, run: Run) -> Iterator[str]:
         """Say who holds memory that is not counted."""
-        held = sum(other.allocated for other in run.meter.others)
+        held = sum(other.allocated for other in run.meter.foreign)
         if not held:
             return
         strangers = [it for it in self.fixtures.values() if it not in run.owned]
@@ -123,7 +123,7 @@ class Stage:
         if left > 0:
             gc.collect()
             left = sum(self.left_by(run))
-        if not any(other.allocated for other in run.meter.others):
+        if not any(other.allocated for other in run.meter.foreign):
             self._left.clear()
         if left > 0:
             self._left.append((self._nodeid, left))

@@ -260,7 +260,7 @@ class Run:
         if refusal.held is None:
             held = self.meter.counted()[device]
         else:
-            held = minus(refusal.held, self.meter.others[device])
+            held = minus(refusal.held, self.meter.foreign[device])
         return OutOfMemory(
             requested=refusal.requested,
             allocated=held.allocated,
@@ -308,14 +308,14 @@ class Run:
     def uncap(self) -> None:
         """Lift every limit, to see how much a step needs."""
         self.free = True
-        others = self.meter.others
+        others = self.meter.foreign
         self.device.make_room([other.reserved + BOUNDLESS for other in others])
         self.meter.cap(None)
 
     def cap_again(self) -> None:
         """Have every limit hold again."""
         self.free = False
-        self.device.make_room([other.reserved for other in self.meter.others])
+        self.device.make_room([other.reserved for other in self.meter.foreign])
         self.meter.cap(self.limit)
 
 

@@ -292,7 +292,7 @@ def test_what_others_hold_is_in_no_category(torch):
         spec = MemorySpec()
         with Run.open(spec, device, ROOT, record=True) as run:
             run.start([])
-        assert run.meter.others[0].allocated > 0
+        assert run.meter.foreign[0].allocated > 0
         model(data(torch)).sum().backward()
         with run.part("after", {}):
             pass

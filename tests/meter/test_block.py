@@ -117,7 +117,7 @@ def test_a_number_of_devices_is_a_whole_one(devices):
 
 def test_more_devices_than_can_be_seen_cannot_be_measured(device):
     with (
-        pytest.raises(DeviceError, match="devices=3.*2 of them can be seen; ask for fewer"),
+        pytest.raises(DeviceError, match="devices=3.*2 GPUs can be seen here; ask for fewer"),
         pytest_gpumem.measure(devices=3),
     ):
         pytest.fail("it did not begin")

@@ -9,7 +9,7 @@ from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.allocator import current, highest
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH
-from pytest_gpumem.meter.peaks import minus, most, plus
+from pytest_gpumem.meter.peaks import maximum, minus, plus
 from pytest_gpumem.meter.provenance import provenance
 
 
@@ -47,7 +47,7 @@ def first(meter):
 def test_peaks_add_subtract_and_compare_figure_by_figure():
     assert plus(Peak(1, 10), Peak(2, 20)) == Peak(3, 30)
     assert minus(Peak(5, 10), Peak(2, 20)) == Peak(3, 0)
-    assert most(Peak(5, 10), Peak(2, 20)) == Peak(5, 20)
+    assert maximum(Peak(5, 10), Peak(2, 20)) == Peak(5, 20)
 
 
 # ---- what counts ----
@@ -114,7 +114,7 @@ def test_what_the_step_owns_counts_from_the_start(meter):
     meter.start([Peak(30 * MIB, 30 * MIB), Peak(0, 0)])
     work(8 * MIB)
     assert first(meter) == Peak(38 * MIB, 50 * MIB)
-    assert meter.others[0] == Peak(50 * MIB, 50 * MIB)
+    assert meter.foreign[0] == Peak(50 * MIB, 50 * MIB)
     del fixture, left
 
 
@@ -130,7 +130,7 @@ def test_garbage_of_earlier_tests_is_gone_when_the_step_begins(meter):
     ring.append(ring)
     del ring
     meter.start()
-    assert meter.others[0] == Peak(0, 0)
+    assert meter.foreign[0] == Peak(0, 0)
 
 
 def test_peaks_of_a_set_up_that_others_ran_can_be_considered(meter):

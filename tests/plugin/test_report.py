@@ -134,9 +134,9 @@ def test_options_are_named_alike():
 
 
 def test_device_names_are_those_that_can_be_chosen():
-    from pytest_gpumem.devices.select import WANTED
+    from pytest_gpumem.devices.select import KINDS
 
-    assert DEVICES == WANTED
+    assert DEVICES == KINDS
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""TODO: docstring."""
+"""All memory in use on virtual devices while a step runs, from their accounts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class AccountWatch(Watch):
-    """The virtual GPU's accounts, which miss nothing and cost nothing."""
+    """Reads the virtual GPU's accounts: exact, and free of cost."""
 
     source = "the virtual GPU's account"
 
@@ -23,7 +23,7 @@ class AccountWatch(Watch):
         self._context = context
 
     def used(self, device: int) -> int:
-        """Return what is charged, and the context."""
+        """Return the bytes charged, and those of the context."""
         return self._context + self._library.account(device).charged
 
     def start(self, reserved: Sequence[int]) -> None:

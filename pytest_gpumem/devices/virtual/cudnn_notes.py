@@ -1,4 +1,4 @@
-"""What a report says of cuDNN's convolutions, whose workspaces are cuDNN's own choice."""
+"""A report's notes on cuDNN's convolutions, whose workspaces are cuDNN's own choice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.library import NativeLibrary
 
 LEAST_CUDNN: Final = 90800
-"""the first cuDNN that plans for a device that is not there, by its release notes"""
+"""the first cuDNN that plans for a device that the machine has not, by its release notes"""
 
 PLAN: Final = 512
 """bytes that a convolution's workspace had beyond copies of its tensors, in each of the six that
@@ -28,10 +28,10 @@ convolution of a process"""
 
 
 def keep_no_plans() -> None:
-    """Let PyTorch ask cuDNN anew at each convolution of this process, unless somebody said what.
+    """Let PyTorch ask cuDNN anew at each convolution of this process, unless the variable is set.
 
-    It keeps a plan, and the size of its workspace, by shapes and device index: one that was made
-    for a card would be taken for the next. Each convolution is a fraction of a millisecond slower.
+    PyTorch keeps a plan, and the size of its workspace, by shapes and device index: the plan of one
+    card would be taken for the next. Each convolution is a fraction of a millisecond slower.
     """
     os.environ.setdefault(PLANS_KEPT, "-1")
 
@@ -41,52 +41,52 @@ class ConvolutionWatch:
 
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library
-        self._before = Convolutions()
+        self._start = Convolutions()
         self._largest = 0
 
     def begin(self) -> None:
         """Count from now on."""
-        self._before = self._library.convolutions()
+        self._start = self._library.convolutions()
         self._library.largest_convolution()  # asking forgets it
         self._largest = 0
 
     def notes(self) -> list[str]:
-        """Return what a reader of the figures has to know of the convolutions that ran."""
-        ran = self._library.convolutions() - self._before
-        said = []
+        """Return sentences that a reader of the figures has to know about the convolutions."""
+        ran = self._library.convolutions() - self._start
+        sentences = []
         if ran.unknown:
             self._largest = max(self._largest, self._library.largest_convolution())
-            said.append(
-                f"{self._why_unknown()}, which are not in a prediction: where they were measured, "
-                "they were copies of a convolution's tensors, here "
-                f"{format_size(self._largest + PLAN)} or less"
+            sentences.append(
+                f"{self._why_unknown()}, which are not in a prediction: on real GPUs they were "
+                f"copies of a convolution's tensors, here {format_size(self._largest + PLAN)} or "
+                "less"
             )
         if ran.astray:
-            said.append(
+            sentences.append(
                 "cuDNN's plans ran with workspaces that it chose for another card, since PyTorch "
                 "keeps them for the life of a process: run each card's tests in one of its own"
             )
         torch = sys.modules.get("torch")
         if ran.asked and os.environ.get(LIBRARY):
-            said.append(
-                f"cuDNN {self._found()} ({LIBRARY}) was asked for its workspaces: another than "
-                "torch's may have others"
+            sentences.append(
+                f"cuDNN {self._version()} ({LIBRARY}) was asked for its workspaces: torch's own "
+                "version may have different ones"
             )
         if ran.asked and torch is not None and torch.backends.cudnn.benchmark:
-            said.append(
-                "torch.backends.cudnn.benchmark is on: which of cuDNN's plans is the fastest is "
-                "not known here, the one that its heuristics rank first is taken"
+            sentences.append(
+                "torch.backends.cudnn.benchmark is on: the fastest of cuDNN's plans is not known "
+                "here, the one that its heuristics rank first is taken"
             )
-        return said
+        return sentences
 
     def _why_unknown(self) -> str:
-        found = self._library.cudnn_found()
-        if not found:
+        version = self._library.cudnn_found()
+        if not version:
             return "cuDNN was not asked for its workspaces"
-        if found < LEAST_CUDNN:
-            return f"cuDNN {self._found()} cannot be asked for its workspaces (9.8 and later can)"
+        if version < LEAST_CUDNN:
+            return f"cuDNN {self._version()} cannot be asked for its workspaces (9.8 and later can)"
         return "cuDNN cannot be asked for the workspaces of some convolutions that ran"
 
-    def _found(self) -> str:
+    def _version(self) -> str:
         version = self._library.cudnn_found()
         return f"{version // 10000}.{version // 100 % 100}.{version % 100}"

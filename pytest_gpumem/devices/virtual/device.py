@@ -31,6 +31,7 @@ from pytest_gpumem.devices.virtual.visibility import Curtain
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.measurement import DeviceInfo, DeviceKind
 from pytest_gpumem.sizes import KIB
+from pytest_gpumem.spec import MOST_DEVICES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.devices.cards import Card
 
-MOST_DEVICES: Final = 16
 WHAT: Final = "the virtual GPU"
 FIRST_TOTAL: Final = 1 << 40
 """bytes of memory that every virtual GPU shows while PyTorch initialises"""
@@ -46,6 +46,7 @@ PROBE: Final = 64 << 20
 """bytes: allowed by a fraction of FIRST_TOTAL, not by the same fraction of any card's memory"""
 
 _LAST_WORD_S: Final = 0.02
+"""seconds; a free interpreter is taken within microseconds, so that this is plenty"""
 
 GUESSED: Final = {
     "cuDNN's RNN": "the reserve space and workspace of cuDNN's RNN are estimates",
@@ -59,7 +60,7 @@ GUESSED: Final = {
     ),
     "cudaMallocAsync": "what cudaMallocAsync reserves is an estimate",
 }
-"""what a report says of a step that asked a library for sizes that it keeps to itself"""
+"""the note on a step that asked a library for a size that its maker does not document"""
 
 # at::cuda::getDeviceProperties(c10::DeviceIndex), declared in ATen/cuda/CUDAContextLight.h, which
 # returns a pointer to the properties that PyTorch keeps; DeviceIndex is int8_t, before that int16_t
@@ -70,7 +71,7 @@ _PROPERTIES_SYMBOLS: Final = (
 
 
 def obstacle() -> tuple[str, str] | None:
-    """Return why there can be no virtual GPU in this process (problem, remedy), or None."""
+    """Return the problem and its remedy if a process can have no virtual GPU here, or None."""
     if not sys.platform.startswith("linux"):
         return f"it needs Linux, this is {sys.platform}", "run the tests on Linux (WSL will do)"
     problem = native.build_problem()
@@ -115,7 +116,7 @@ class VirtualDevice:
 
     @classmethod
     def load(cls, card: Card) -> VirtualDevice:
-        """Load the library, once a process; ``card`` is what steps get that name none.
+        """Load the library, once a process; ``card`` is for steps that name none.
 
         Raises:
             DeviceError: it cannot be loaded here, or torch was imported before.
@@ -139,7 +140,7 @@ class VirtualDevice:
             library = NativeLibrary()
         except OSError as error:
             remedy = (
-                "install pytest-gpumem anew on this machine, from source; in a source tree: "
+                "install pytest-gpumem again on this machine, from source; in a source tree: "
                 "python setup.py build_ext --inplace"
             )
             raise DeviceError(WHAT, f"its library cannot be loaded: {error}", remedy) from error
@@ -202,7 +203,7 @@ class VirtualDevice:
                 if card is not self._opened_card:
                     self._library.set_card(card)
                     self._change_card(torch, card)
-            if self._kept_total is None:  # before anybody counts: it allocates
+            if self._kept_total is None:  # now, before a measurement: the question allocates
                 self._kept_total = self._keeps_total()
         except BaseException:
             self.close()
@@ -217,7 +218,7 @@ class VirtualDevice:
         return _info(card)
 
     def _change_card(self, torch: ModuleType, card: Card) -> None:
-        """Make PyTorch forget the last card: its device properties and what it chose by them."""
+        """Make PyTorch forget the last card: its properties, and choices that depend on them."""
         library = ctypes.CDLL(str(Path(torch.__file__ or "").parent / "lib" / "libtorch_cuda.so"))
         major = int(torch.version.cuda.split(".")[0])
         for symbol, index_type in _PROPERTIES_SYMBOLS:
@@ -237,8 +238,8 @@ class VirtualDevice:
                 )
         self._opened_card = card
         if not os.environ.get("CUBLAS_WORKSPACE_CONFIG"):
-            # PyTorch that lets it be set keeps what it chose for the first card of the process, and
-            # its own reset goes back to that; older PyTorch looks at the card each time
+            # PyTorch with a function to set it keeps its choice for the first card of the process,
+            # and its own reset goes back to that; older PyTorch reads the card each time
             with suppress(AttributeError):
                 torch._C._cuda_setCublasWorkspaceSize(_cublas_workspace(card))
 
@@ -246,23 +247,24 @@ class VirtualDevice:
         """See :meth:`pytest_gpumem.devices.base.Device.close`."""
         self._stack.close()
         if self._torch is not None and self._torch.cuda.is_initialized():
-            self._torch.cuda.empty_cache()  # of which requests would be met that are to fail now
+            self._torch.cuda.empty_cache()  # or it would serve requests on a hidden device
         self.make_room([0] * (MOST_DEVICES - self.first))
         if self._curtain is not None:
             self._curtain.show(0)
         self._library.show(0)
 
     def cap_total(self, index: int) -> int:
-        """Return the card's total memory, or what it was when PyTorch first asked.
+        """Return the total memory that PyTorch multiplies a fraction with.
 
-        Newer versions of PyTorch's allocator keep the total that they saw first, older ones ask
-        every time; which one this is shows by how much a small fraction allows.
+        Newer versions of PyTorch's allocator keep the total that they read first, older ones read
+        it every time.
         """
         if self._kept_total:
             return FIRST_TOTAL
         return (self._opened_card or self.card).total_memory + self._extra[index]
 
     def _keeps_total(self) -> bool:
+        """Return whether PyTorch keeps the total it read first: try what a small one allows."""
         import torch
 
         torch.cuda.empty_cache()
@@ -291,8 +293,8 @@ class VirtualDevice:
     def _kept_fractions(self, count: int) -> Iterator[None]:
         """Keep PyTorch's caps the same fractions while the devices' totals change.
 
-        Versions that ask for the total every time reckoned the bytes of a cap with the total of
-        then; they would go on with that.
+        Versions that read the total every time have computed the bytes of a cap with the old total,
+        and would keep these bytes.
         """
         torch = self._torch
         if self._kept_total is not False or torch is None or not torch.cuda.is_initialized():
@@ -303,27 +305,30 @@ class VirtualDevice:
 
     def trouble(self) -> str | None:
         """See :meth:`pytest_gpumem.devices.base.Device.trouble`."""
-        now = self._library.unsupported()
-        names = [name for name, calls in now.items() if calls > self._unsupported.get(name, 0)]
+        functions = self._library.unsupported()
+        names = [
+            name for name, calls in functions.items() if calls > self._unsupported.get(name, 0)
+        ]
         if not names:
             return None
         return f"{WHAT} does not support {', '.join(names)}, which the step called"
 
     def notes(self, root: Path) -> list[str]:
         """See :meth:`pytest_gpumem.devices.base.Device.notes`."""
-        said = self._readbacks.notes(root)
-        said.extend(self._convolutions.notes())
-        now = self._library.guesses()
-        asked = [name for name, count in now.items() if count > self._guesses.get(name, 0)]
-        said.extend(GUESSED[name] for name in asked)
-        return said
+        sentences = [*self._readbacks.notes(root), *self._convolutions.notes()]
+        sentences += [
+            GUESSED[library]
+            for library, questions in self._library.guesses().items()
+            if questions > self._guesses.get(library, 0)
+        ]
+        return sentences
 
     def watch(self, devices: range) -> AccountWatch:
         """See :meth:`pytest_gpumem.devices.base.Device.watch`."""
         return AccountWatch(self._library, (self._opened_card or self.card).context, devices)
 
     def exclusive(self) -> AbstractContextManager[object]:
-        """Return no lock: each process has virtual GPUs of its own."""
+        """Return no lock: each process has its own virtual GPUs."""
         return nullcontext()
 
 
@@ -357,9 +362,9 @@ def _cudnn_version(torch: ModuleType) -> int:
 
 
 def _architectures(torch: ModuleType) -> list[int]:
-    """Return what PyTorch's kernels were compiled for, of "sm_80 sm_90a compute_90"."""
+    """Return the capabilities of PyTorch's kernels: 80 and 90 of "sm_80 sm_90a compute_90"."""
     flags = torch._C._cuda_getArchFlags() or ""
-    return [int(it) for it in re.findall(r"sm_(\d+)", flags)]
+    return list(map(int, re.findall(r"sm_(\d+)", flags)))
 
 
 def _initialise(torch: ModuleType) -> None:
@@ -373,8 +378,8 @@ def _let_threads_end() -> None:
     """Let PyTorch's autograd threads have the interpreter once more before it ends.
 
     Python ends a thread that asks for it later, and C++ then the process ("terminate called without
-    an active exception"). A GPU takes its time, and the threads are done by then; without one, a
-    program whose last act was a backward pass ended so one time in three.
+    an active exception"). A GPU's work takes longer than these threads need; without one, a program
+    that ended with a backward pass died so one time in three.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
@@ -385,5 +390,5 @@ def real_gpu_expected() -> bool:
     """Return whether an NVIDIA driver is on this machine and its GPUs are not hidden."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in {"", "-1"}:
         return False
-    marks = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
-    return any(Path(path).exists() for path in marks)
+    driver_files = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
+    return any(Path(path).exists() for path in driver_files)

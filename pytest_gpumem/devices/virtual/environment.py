@@ -1,4 +1,4 @@
-"""What of the process, besides torch.cuda, has to know of the virtual GPU while it is visible."""
+"""Environment variables and torch.distributed, adapted to the virtual GPU while it is visible."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ SHAPE_CHECK: Final = "_verify_params_across_processes"
 def adapted(description: str) -> Iterator[None]:
     """Adapt child processes, Triton and torch.distributed, until the end of the block.
 
-    A process started meanwhile (``torch.multiprocessing`` with spawn, torchrun's) preloads the
-    native library, and is told by ``description`` which cards it has.
+    A process started inside (``torch.multiprocessing`` with spawn, torchrun's) preloads the native
+    library; ``description`` names its cards.
 
     Triton links its launcher with the driver library, and looks for it among the system's unless a
-    variable says where it is. DistributedDataParallel compares the ranks' parameters by what it
-    gathers from them, which newer versions of PyTorch copy with a kernel, so that it is zeros here.
+    variable names its folder. DistributedDataParallel compares the ranks' parameters by gathered
+    figures, which newer versions of PyTorch copy with a kernel, so that they are zeros here.
     """
     with ExitStack() as stack:
-        before = os.environ.get(PRELOAD)
-        set_variable(stack, PRELOAD, f"{LIBRARIES}:{before}" if before else LIBRARIES)
+        preload = os.environ.get(PRELOAD)
+        set_variable(stack, PRELOAD, f"{LIBRARIES}:{preload}" if preload else LIBRARIES)
         set_variable(stack, INHERITED, description)
         if TRITON not in os.environ:
             set_variable(stack, TRITON, str(native.FOLDER))
@@ -46,13 +46,13 @@ def adapted(description: str) -> Iterator[None]:
 
 def set_variable(stack: ExitStack, name: str, value: str) -> None:
     """Set an environment variable until the stack ends."""
-    before = os.environ.get(name)
+    old_value = os.environ.get(name)
     os.environ[name] = value
-    if before is None:
+    if old_value is None:
         stack.callback(os.environ.pop, name, None)
     else:
-        stack.callback(os.environ.__setitem__, name, before)
+        stack.callback(os.environ.__setitem__, name, old_value)
 
 
 def _agreed(*_args: object) -> None:
-    """Stand for a check that every rank has the same parameters."""
+    """Stand for the check that every rank has the same parameters: they have."""

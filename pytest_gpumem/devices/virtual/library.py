@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _READBACK = ctypes.CFUNCTYPE(None, ctypes.c_uint64)
 
 _CLOCK_RATE_KHZ = 1_500_000
-"""No figure depends on it; code that divides by it must not find 0."""
+"""no figure depends on it; code that divides by it must not find 0"""
 
 
 class _CardStruct(ctypes.Structure):
@@ -56,7 +56,7 @@ class _AccountStruct(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Account:
-    """What one virtual device holds, in bytes, and how often it was asked."""
+    """One virtual device's memory in bytes, and the number of its calls."""
 
     charged: int
     peak_charged: int
@@ -67,7 +67,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Counters:
-    """What happened in this process: kernel launches, copies to the host and their bytes."""
+    """Counts of this process: kernel launches, copies to the host and their bytes."""
 
     launches: int
     readbacks: int
@@ -88,10 +88,10 @@ class Convolutions:
     asked: int = 0
     astray: int = 0
 
-    def __sub__(self, before: Convolutions) -> Convolutions:
-        """Return what ran since."""
+    def __sub__(self, start: Convolutions) -> Convolutions:
+        """Return the plans that ran since an earlier count."""
         return Convolutions(
-            self.unknown - before.unknown, self.asked - before.asked, self.astray - before.astray
+            self.unknown - start.unknown, self.asked - start.asked, self.astray - start.astray
         )
 
 
@@ -117,10 +117,10 @@ def _check_layouts(library: ctypes.CDLL) -> None:
 
 
 class NativeLibrary:
-    """The loaded library. Loading it makes it answer for CUDA to all that is loaded afterwards.
+    """The loaded library. It answers for CUDA to every library that is loaded after it.
 
     Raises:
-        OSError: it is not there, cannot be loaded or was built from other sources than these.
+        OSError: it is missing, cannot be loaded or was built from other sources than these.
     """
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class NativeLibrary:
         self._by_name: list[ctypes.CDLL] = []
 
     def load_driver(self) -> None:
-        """Load what frameworks open by name: libcuda.so.1 and libnvidia-ml.so.1."""
+        """Load the libraries that frameworks open by name: libcuda.so.1, libnvidia-ml.so.1."""
         if not self._by_name:
             self._by_name = [ctypes.CDLL(str(path)) for path in (native.DRIVER, native.NVML)]
 
@@ -153,7 +153,7 @@ class NativeLibrary:
         self._lib.gpumem_set_versions(cuda, cudnn)
 
     def set_architectures(self, values: Sequence[int]) -> None:
-        """Set what kernels were compiled for: 86 is compute capability 8.6."""
+        """Set the compute capabilities that kernels were compiled for: 86 is 8.6."""
         array = (ctypes.c_int * len(values))(*values)
         self._lib.gpumem_set_architectures(array, len(values))
 
@@ -184,11 +184,11 @@ class NativeLibrary:
         )
 
     def describe(self, count: int) -> str:
-        """Return what GPUMEM_VIRTUAL says to a child process with ``count`` of these cards."""
+        """Return the value of GPUMEM_VIRTUAL for a child process with ``count`` of these cards."""
         return str(self._lib.gpumem_describe(count).decode("ascii"))
 
     def show(self, count: int) -> int:
-        """Let everybody see ``count`` devices (0: none); return how many were seen before."""
+        """Show ``count`` devices to the process (0: none); return the previous count."""
         return int(self._lib.gpumem_show(count))
 
     def fill_properties(self, address: int, device: int, cuda_major: int) -> None:
@@ -210,20 +210,21 @@ class NativeLibrary:
         self._lib.gpumem_forget_peak(device)
 
     def counters(self) -> Counters:
-        """Return what was counted in this process so far."""
+        """Return the counts of this process so far."""
         raw = (ctypes.c_uint64 * 2)()
         self._lib.gpumem_readbacks(raw)
         return Counters(int(self._lib.gpumem_launches()), *raw)
 
-    def on_readback(self, told: Callable[[int], None] | None) -> None:
-        """Call ``told`` with the bytes of every copy from a device to the host."""
-        self._told = _READBACK(told) if told else _READBACK()
-        self._lib.gpumem_on_readback(self._told)
+    def on_readback(self, callback: Callable[[int], None] | None) -> None:
+        """Call ``callback`` with the bytes of every copy from a device to the host."""
+        # kept as an attribute: ctypes does not keep the callback alive for the library
+        self._readback_callback = _READBACK(callback) if callback else _READBACK()
+        self._lib.gpumem_on_readback(self._readback_callback)
 
     def largest_convolution(self) -> int:
-        """Return the bytes of the largest convolution's tensors since this was last asked.
+        """Return the bytes of the largest convolution's tensors since the last call of this.
 
-        Of those whose workspaces are not known.
+        Only convolutions with unknown workspaces count.
         """
         return int(self._lib.gpumem_largest_convolution())
 
@@ -234,28 +235,28 @@ class NativeLibrary:
         return Convolutions(*raw)
 
     def cudnn_found(self) -> int:
-        """Return the version of the cuDNN that was to be asked (90501 is 9.5.1), 0: none was."""
+        """Return the version of the cuDNN to ask (90501 is 9.5.1), 0 without one."""
         return int(self._lib.gpumem_cudnn_found())
 
     def guesses(self) -> dict[str, int]:
-        """Return the libraries that keep their sizes to themselves, and how often each was asked.
+        """Return the libraries with undocumented sizes, and the number of questions to each.
 
-        Asked for one, that is: what it answers is an estimate, or zero.
+        The answer to such a question is an estimate, or zero.
         """
-        total, found = self._guesses
-        now = self._lib.gpumem_guessed()
-        if now != total:
-            count, found = ctypes.c_uint64(), {}
-            while name := self._lib.gpumem_guess(len(found), ctypes.byref(count)):
-                found[name.decode()] = count.value
-            self._guesses = now, found
-        return found
+        total, questions = self._guesses
+        new_total = self._lib.gpumem_guessed()
+        if new_total != total:
+            count, questions = ctypes.c_uint64(), {}
+            while name := self._lib.gpumem_guess(len(questions), ctypes.byref(count)):
+                questions[name.decode()] = count.value
+            self._guesses = new_total, questions
+        return questions
 
     def unsupported(self) -> dict[str, int]:
-        """Return the functions that were asked for in vain, and how often."""
+        """Return the unsupported functions that were called, with the number of calls."""
         calls = ctypes.c_uint64()
-        found = {}
+        functions = {}
         for index in range(self._lib.gpumem_unsupported_count()):
             name = self._lib.gpumem_unsupported_name(index, ctypes.byref(calls))
-            found[name.decode()] = calls.value
-        return found
+            functions[name.decode()] = calls.value
+        return functions

@@ -1,4 +1,4 @@
-"""Who reads unknown values back from the virtual GPU: zeros, which shapes may depend on."""
+"""Lines that read unknown values back from the virtual GPU: zeros, which shapes may depend on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Readbacks:
             self._sites[(line.filename, line.line) if line else ("", 0)] += 1
 
     def notes(self, root: Path) -> list[str]:
-        """Return the sentence about them, if there were any; files as seen from ``root``."""
+        """Return the sentence about these copies, if any; files as seen from ``root``."""
         total = sum(self._sites.values())
         if not total:
             return []
@@ -45,8 +45,8 @@ class Readbacks:
             for (name, line), _ in self._sites.most_common()
             if name
         ]
-        more = len(lines) - MOST_SITES
-        named = ", ".join(lines[:MOST_SITES]) + (f" and {more} more" if more > 0 else "")
+        unnamed = len(lines) - MOST_SITES
+        named = ", ".join(lines[:MOST_SITES]) + (f" and {unnamed} more" if unnamed > 0 else "")
         values = f"{total} values were" if total > 1 else "1 value was"
         where = f" ({named})" if named else ""
         consequence = "shapes that depend on them are not predicted"
@@ -56,8 +56,8 @@ class Readbacks:
 def _asks_for_infinities(frame: FrameType | None) -> bool:
     """Return whether GradScaler asks if gradients overflowed.
 
-    Zero says that none did, which is what it is told in a step that trains, and the optimizer
-    steps. No shape depends on it.
+    Zero says that none did, as in a step that trains, and the optimizer steps. No shape depends on
+    it.
     """
     while frame is not None and frame.f_code.co_filename.endswith(SCALER):
         if frame.f_code.co_name == "_maybe_opt_step":

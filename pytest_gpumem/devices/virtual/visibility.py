@@ -1,10 +1,10 @@
-"""Hiding the virtual GPU from everybody, from the moment that torch is imported.
+"""Hiding the virtual GPU outside of marked tests, from the import of torch on.
 
 PyTorch counts its devices once in a process and keeps the answer, so the native runtime always
 tells it the truth. Hiding happens above PyTorch: in the bindings behind ``torch.cuda.is_available``
 and ``torch.cuda.device_count``, so that even a name imported earlier (``from torch.cuda import
-is_available``) sees the machine as it is. (Below PyTorch, the native library hides it from
-whoever asks the driver or NVML.)
+is_available``) sees the machine as it is. (Below PyTorch, the native library hides it from code
+that asks the driver or NVML.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Curtain:
-    """Between PyTorch's users and the virtual devices: says how many of them there are."""
+    """Stands in for PyTorch's device counts: tells its users the number of visible devices."""
 
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch

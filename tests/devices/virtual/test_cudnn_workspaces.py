@@ -169,7 +169,7 @@ def test_benchmark_mode_takes_the_first_plan_and_says_so(suite, monkeypatch):
     first, then = ({row[:2]: int(row[at]) for row in took} for at in (2, 3))
     assert [then["True", side] for _, side in then] == [then["False", side] for _, side in then]
     assert any(first["True", side] > then["True", side] for _, side in then)
-    assert "note: torch.backends.cudnn.benchmark is on: which of cuDNN's plans" in session.flat
+    assert "torch.backends.cudnn.benchmark is on: the fastest of cuDNN's plans" in session.flat
 
 
 def test_a_library_that_is_not_there_is_said(suite, monkeypatch, capfd):
