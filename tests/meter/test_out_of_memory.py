@@ -181,9 +181,9 @@ def test_the_site_is_the_users_deepest_line(device):
 
     error = raised(step)
     line = step.__code__.co_firstlineno + 1
-    assert site_of(error.__traceback__, HERE.parent) == f"test_oom.py:{line} in step"
+    assert site_of(error.__traceback__, HERE.parent) == f"test_out_of_memory.py:{line} in step"
     elsewhere = site_of(error.__traceback__, Path("/elsewhere"))
-    assert elsewhere.endswith(f"test_oom.py:{line} in step")
+    assert elsewhere.endswith(f"test_out_of_memory.py:{line} in step")
     assert str(HERE.parent) not in elsewhere  # as baselines and pages have it
 
 
