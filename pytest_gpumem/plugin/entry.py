@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from pytest_gpumem.devices.terminal import save_stderr
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.plugin import hookspecs
 from pytest_gpumem.plugin.device_choice import (
@@ -54,6 +55,7 @@ LISTINGS: Final = ("collectonly", "showfixtures", "show_fixtures_per_test")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add every option twice: on the command line and in the ini file."""
+    save_stderr()  # pytest captures standard error after this hook
     GUARD.install(load_by_default)
     group = parser.getgroup("gpumem", "GPU memory regression tests")
     for option in OPTIONS:

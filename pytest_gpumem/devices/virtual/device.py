@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.devices.memory_cap import kept_fractions
+from pytest_gpumem.devices.terminal import saved_stderr
 from pytest_gpumem.devices.torch_build import installed_torch, torch_is_imported
 from pytest_gpumem.devices.torch_import import TorchImportHook
 from pytest_gpumem.devices.virtual import native
@@ -144,6 +145,7 @@ class VirtualDevice:
                 "python setup.py build_ext --inplace"
             )
             raise DeviceError(WHAT, f"its library cannot be loaded: {error}", remedy) from error
+        library.report_to(saved_stderr())
         library.set_card(card)
         library.show(0)  # a child of a marked test's process has inherited it shown
         cls._loaded = device = cls(library, card)

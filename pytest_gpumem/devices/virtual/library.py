@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -52,6 +53,20 @@ class _AccountStruct(ctypes.Structure):
         ("frees", ctypes.c_uint64),
         ("failures", ctypes.c_uint64),
     )
+
+
+class _ManagedStruct(ctypes.Structure):
+    """``gm_managed``."""
+
+    _fields_ = (("bytes", ctypes.c_uint64), ("peak_bytes", ctypes.c_uint64))
+
+
+@dataclass(frozen=True)
+class Managed:
+    """Managed memory of this process in bytes: it lies beside the devices' accounts."""
+
+    bytes: int
+    peak_bytes: int
 
 
 @dataclass(frozen=True)
@@ -143,6 +158,15 @@ class NativeLibrary:
         self._lib.gpumem_make_room.argtypes = [ctypes.c_int, ctypes.c_uint64]
         self._by_name: list[ctypes.CDLL] = []
 
+    def report_to(self, fd: int) -> None:
+        """Send every refusal to a file descriptor too, and the end of this process in a test.
+
+        A copy of standard error that was made before pytest captured it. A library that is refused
+        something may call ``exit``, and pytest then shows nothing of what it captured.
+        """
+        self._lib.gpumem_set_terminal(fd)
+        atexit.register(self._lib.gpumem_set_terminal, -1)  # Python ends: no library ended it
+
     def load_driver(self) -> None:
         """Load the libraries that frameworks open by name: libcuda.so.1, libnvidia-ml.so.1."""
         if not self._by_name:
@@ -204,6 +228,16 @@ class NativeLibrary:
         raw = _AccountStruct()
         self._lib.gpumem_account(device, ctypes.byref(raw))
         return Account(raw.charged, raw.peak_charged, raw.mallocs, raw.frees, raw.failures)
+
+    def managed(self) -> Managed:
+        """Return how much managed memory there is (``cudaMallocManaged``)."""
+        raw = _ManagedStruct()
+        self._lib.gpumem_managed(ctypes.byref(raw))
+        return Managed(raw.bytes, raw.peak_bytes)
+
+    def forget_managed_peak(self) -> None:
+        """Let managed memory count its peak from now on."""
+        self._lib.gpumem_forget_managed_peak()
 
     def forget_peak(self, device: int) -> None:
         """Let a device's account count its peak from now on."""

@@ -70,7 +70,12 @@ typedef struct {
     uint64_t failures;     /* allocations refused for want of memory */
 } gm_account;
 
-/* ---- state.c: the card, the devices, the thread's device and errors, refusals ---- */
+/* Managed memory, in bytes: it lies beside the accounts of the devices. */
+typedef struct {
+    uint64_t bytes, peak_bytes;
+} gm_managed;
+
+/* ---- state.c: the card, the devices, the thread's device and errors ---- */
 
 extern gm_card gm_profile;
 bool gm_visible(void);
@@ -78,7 +83,6 @@ int gm_device_total(void);
 int gm_visible_devices(void);
 int gm_current_device(void);
 void gm_set_current_device(int device);
-int gm_unsupported(const char *function, int status);
 int gm_error(int status); /* keeps it for cudaGetLastError and returns it */
 int gm_last_error(bool clear);
 int gm_cuda_version(void);  /* 13020 for CUDA 13.2 */
@@ -92,6 +96,11 @@ bool gm_inside_cudnn(void);
 /* Libraries that do not document their sizes: a report lists those that a step used. */
 enum { GM_RNN, GM_CTC, GM_CUFFT, GM_CUSOLVER, GM_CUSPARSE, GM_POOL, GM_CUDNN_PLAN, GM_BATCH_NORM, GM_ESTIMATED };
 void gm_note_sizes(int library);
+
+/* ---- refusals.c ---- */
+
+/* Tells a function's name once, counts it for the report, and returns its library's own "not supported". */
+int gm_unsupported(const char *function, int status);
 
 /* ---- accounts.c: bytes charged against the capacity of each device ---- */
 
@@ -135,10 +144,11 @@ void gm_pages_give(gm_pages *set, size_t first);
 /* ---- addresses.c: all ranges of addresses that CUDA's functions gave out or were told of ---- */
 
 /* What an address belongs to: a device from 0 on, or */
-enum { GM_PAGEABLE = -1 /* host memory that CUDA does not know */, GM_PINNED = -2 /* pinned host memory */ };
+enum { GM_PAGEABLE = -1 /* host memory that CUDA does not know */, GM_PINNED = -2 /* pinned host memory */,
+       GM_MANAGED = -3 /* memory of the host that kernels use */ };
 /* Which function a range came from: the same one takes it back. */
 typedef enum { GM_FROM_MALLOC, GM_FROM_POOL, GM_FROM_RESERVE, GM_FROM_IPC, GM_FROM_HOST_ALLOC,
-               GM_FROM_HOST_REGISTER } gm_source;
+               GM_FROM_HOST_REGISTER, GM_FROM_MANAGED } gm_source;
 bool gm_addresses_add(uintptr_t start, uint64_t size, int owner, gm_source source);
 uint64_t gm_addresses_remove(uintptr_t start, gm_source source); /* bytes; 0: no range starts there */
 uintptr_t gm_addresses_end(uintptr_t address, gm_source source); /* of the range that it lies in; 0: in none */

@@ -1,8 +1,7 @@
-/* The card, how many devices of it are visible, and the functions that were asked for in vain. */
+/* The card, how many devices of it are visible, and this thread's device and last error. */
 #define _GNU_SOURCE
 #include "base/base.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,14 +14,6 @@ static atomic_int cuda_version = 13000;
 static atomic_int cudnn_version = 90000;
 static _Thread_local int current_device;
 static _Thread_local int last_error;
-
-enum { UNSUPPORTED_ROOM = 256 };
-static struct {
-    const char *function;
-    uint64_t calls;
-} unsupported[UNSUPPORTED_ROOM];
-static int unsupported_count;
-static pthread_mutex_t unsupported_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static _Thread_local int cudnn_depth; /* its functions call one another by name, through ours */
 
@@ -61,26 +52,6 @@ int gm_last_error(bool clear) {
 int gm_cuda_version(void) { return atomic_load(&cuda_version); }
 
 int gm_cudnn_version(void) { return atomic_load(&cudnn_version); }
-
-/* Says a function's name once, remembers it for the report, and returns the library's own "not supported". */
-int gm_unsupported(const char *function, int status) {
-    bool first = true;
-    if (gm_inside_cudnn()) return status; /* cuDNN goes on without it; no step is concerned */
-    pthread_mutex_lock(&unsupported_lock);
-    for (int i = 0; i < unsupported_count && first; i++) {
-        if (strcmp(unsupported[i].function, function) == 0) {
-            unsupported[i].calls++;
-            first = false;
-        }
-    }
-    if (first && unsupported_count < UNSUPPORTED_ROOM) {
-        unsupported[unsupported_count].function = function;
-        unsupported[unsupported_count++].calls = 1;
-    }
-    pthread_mutex_unlock(&unsupported_lock);
-    if (first) fprintf(stderr, "pytest-gpumem: the virtual GPU does not support %s\n", function);
-    return status;
-}
 
 static const char *const estimated_names[GM_ESTIMATED] = {
     [GM_RNN] = "cuDNN's RNN", [GM_CTC] = "cuDNN's CTC loss", [GM_CUFFT] = "cuFFT", [GM_CUSOLVER] = "cuSOLVER",
@@ -150,15 +121,6 @@ GM_API const char *gpumem_describe(int count) {
     }
     description[used] = 0;
     return description;
-}
-
-GM_API int gpumem_unsupported_count(void) { return unsupported_count; }
-
-/* The i-th unsupported function that was called, and how often; NULL past the end. */
-GM_API const char *gpumem_unsupported_name(int index, uint64_t *calls) {
-    if (index < 0 || index >= unsupported_count) return NULL;
-    if (calls) *calls = unsupported[index].calls;
-    return unsupported[index].function;
 }
 
 /* How often a size was estimated in all: where this did not grow, none was. */

@@ -52,7 +52,7 @@ GM_API int cuDeviceComputeCapability(int *major, int *minor, int device) {
 GM_API int cuMemGetInfo_v2(size_t *free_memory, size_t *total) {
     if (!gm_visible()) return GM_NO_DEVICE;
     *free_memory = gm_free_memory(gm_current_device());
-    *total = gm_profile.total_memory;
+    *total = gm_total_memory(gm_current_device());
     return GM_SUCCESS;
 }
 
@@ -126,14 +126,17 @@ GM_API int cuCtxGetLimit(size_t *value, int limit) {
 
 GM_API int cuStreamIsCapturing(void *stream, int *status) { return cudaStreamIsCapturing(stream, status); }
 
-/* CUpointer_attribute: 1 context, 2 memory type, 3 device pointer, 9 device ordinal. */
+/* CUpointer_attribute: 1 context, 2 memory type, 3 device pointer, 8 is managed, 9 device ordinal. */
 GM_API int cuPointerGetAttribute(void *out, int attribute, uintptr_t address) {
     int owner = gm_owner((void *)address);
+    bool managed = owner == GM_MANAGED;
     if (owner == GM_PAGEABLE) return GM_INVALID_VALUE;
+    if (managed) owner = gm_managed_device((void *)address);
     switch (attribute) {
     case 1: *(void **)out = &contexts[owner >= 0 ? owner : gm_current_device()]; return GM_SUCCESS;
     case 2: *(unsigned *)out = owner >= 0 ? 2 : 1; return GM_SUCCESS;
     case 3: *(uintptr_t *)out = address; return GM_SUCCESS;
+    case 8: *(int *)out = managed; return GM_SUCCESS;
     case 9: *(int *)out = owner >= 0 ? owner : gm_current_device(); return GM_SUCCESS;
     default: return gm_unsupported("cuPointerGetAttribute (an attribute it does not know)", GM_NOT_SUPPORTED);
     }

@@ -83,20 +83,20 @@ GM_API int nvmlDeviceGetName(void *device, char *out, unsigned length) {
 }
 
 GM_API int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *out) {
-    uint64_t unused = gm_free_memory((int)((char *)device - nvml_devices));
-    out[0] = gm_profile.total_memory;
-    out[1] = unused;
-    out[2] = gm_profile.total_memory - unused;
+    int index = (int)((char *)device - nvml_devices);
+    out[0] = gm_total_memory(index);
+    out[1] = gm_free_memory(index);
+    out[2] = out[0] - out[1];
     return GM_SUCCESS;
 }
 
 /* nvmlMemory_v2_t: a version, and three figures and the reserved bytes among them. */
 GM_API int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *out) {
-    uint64_t unused = gm_free_memory((int)((char *)device - nvml_devices));
-    out->total = gm_profile.total_memory;
+    int index = (int)((char *)device - nvml_devices);
+    out->total = gm_total_memory(index);
     out->reserved = 0;
-    out->unused = unused;
-    out->used = gm_profile.total_memory - unused;
+    out->unused = gm_free_memory(index);
+    out->used = out->total - out->unused;
     return GM_SUCCESS;
 }
 

@@ -108,12 +108,18 @@ typedef struct {
     void *device_pointer, *host_pointer;
 } pointer_attributes; /* CUDA 13 has reserved words behind these, CUDA 12 has not */
 
-enum { MEMORY_UNREGISTERED = 0, MEMORY_HOST = 1, MEMORY_DEVICE = 2 };
+enum { MEMORY_UNREGISTERED = 0, MEMORY_HOST = 1, MEMORY_DEVICE = 2, MEMORY_MANAGED = 3 };
 
 GM_API int cudaPointerGetAttributes(pointer_attributes *out, const void *pointer) {
     int owner = gm_owner(pointer);
-    out->type = owner >= 0 ? MEMORY_DEVICE : owner == GM_PINNED ? MEMORY_HOST : MEMORY_UNREGISTERED;
-    out->device = owner >= 0 ? owner : owner == GM_PINNED ? gm_current_device() : -2;
+    out->type = owner >= 0            ? MEMORY_DEVICE
+                : owner == GM_MANAGED ? MEMORY_MANAGED
+                : owner == GM_PINNED  ? MEMORY_HOST
+                                      : MEMORY_UNREGISTERED;
+    out->device = owner >= 0            ? owner
+                  : owner == GM_MANAGED ? gm_managed_device(pointer)
+                  : owner == GM_PINNED  ? gm_current_device()
+                                        : -2;
     out->device_pointer = owner == GM_PAGEABLE ? NULL : (void *)(uintptr_t)pointer;
     out->host_pointer = owner >= 0 ? NULL : (void *)(uintptr_t)pointer;
     return GM_SUCCESS;

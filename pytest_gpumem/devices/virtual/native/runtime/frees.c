@@ -1,4 +1,5 @@
-/* Freeing device memory: cudaFree and cudaFreeAsync each take memory of cudaMalloc and of cudaMallocAsync. */
+/* Freeing device memory: cudaFree and cudaFreeAsync each take memory of cudaMalloc and of cudaMallocAsync,
+ * and cudaFree managed memory as well. */
 #include "runtime/runtime.h"
 
 int gm_free(void *address) {
@@ -7,7 +8,9 @@ int gm_free(void *address) {
     return status == GM_SUCCESS ? status : gm_free_pooled(address);
 }
 
-GM_API int cudaFree(void *address) { return gm_error(gm_free(address)); }
+GM_API int cudaFree(void *address) {
+    return gm_error(gm_owner(address) == GM_MANAGED ? gm_managed_free(address) : gm_free(address));
+}
 
 GM_API int cudaFreeAsync(void *address, void *stream) {
     (void)stream; /* streams are always idle */

@@ -33,6 +33,15 @@ bool gm_range_of(const void *address, void **base, size_t *size);
 /* pools.c */
 int gm_free_pooled(void *address);
 
+/* managed.c: a device is an ordinal, or -1 for the host */
+int gm_managed_malloc(void **address, size_t size, unsigned flags);
+int gm_managed_free(void *address);
+int gm_managed_prefetch(const void *address, size_t size, int device);
+int gm_managed_advise(const void *address, size_t size, int advice, int device);
+int gm_managed_attribute(int *out, size_t room, int attribute, const void *address, size_t size);
+int gm_managed_device(const void *address);
+int gm_location_device(uint64_t location);
+
 /* frees.c */
 int gm_free(void *address);
 

@@ -1,0 +1,91 @@
+"""Refusals are heard past the capture of pytest, and so is the end of a process in a test."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from helpers.native_sources import compiler
+
+EXITING = """
+#include <stdlib.h>
+int cuGreenCtxCreate(void);
+int give_up(int status) { if (cuGreenCtxCreate()) exit(status); return 0; }
+"""
+"""as bitsandbytes does upon an error of CUDA's: it asks for something and calls exit()"""
+
+SUITE = """
+import ctypes, os, sys
+import pytest
+
+def give_up(status):
+    return ctypes.CDLL({library!r}).give_up(status)
+
+@pytest.mark.gpu_memory
+def test_it(gpu_memory):
+    print("captured")
+    {body}
+
+def test_after():
+    pass
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run a suite of one marked test in a process of its own; return the process."""
+    source, library = tmp_path / "exiting.c", tmp_path / "libexiting.so"
+    source.write_text(EXITING)
+    subprocess.run([*compiler(), "-shared", "-fPIC", source, "-o", library], check=True)
+
+    def run_suite(body, *options):
+        (tmp_path / "test_suite.py").write_text(SUITE.format(library=str(library), body=body))
+        options += ("-p", "no:cacheprovider", "--gpumem-device=virtual", "-v")
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", *options, "test_suite.py"],
+            cwd=tmp_path,
+            env={**os.environ, "NO_COLOR": "1"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return run_suite
+
+
+def test_a_process_that_a_library_ends_names_the_test_and_the_refusal(run):
+    done = run("give_up(3)")
+    assert done.returncode == 3
+    assert "passed" not in done.stdout  # pytest had no chance to say anything
+    lines = done.stderr.split("\n")
+    assert "pytest-gpumem: the virtual GPU does not support cuGreenCtxCreate" in lines
+    assert (
+        "pytest-gpumem: the process ended with exit status 3 in test_suite.py::test_it (call); "
+        "last refused: cuGreenCtxCreate"
+    ) in lines
+
+
+def test_a_refusal_is_heard_once_and_stays_in_the_capture(run):
+    done = run("[ctypes.CDLL(None).cuGreenCtxCreate() for _ in range(3)]")
+    message = "pytest-gpumem: the virtual GPU does not support cuGreenCtxCreate"
+    assert done.stderr.count(message) == 1
+    assert message in done.stdout.split("Captured stderr call")[1]
+    assert "ended with exit status" not in done.stderr
+
+
+def test_without_capture_it_is_said_once(run):
+    done = run("ctypes.CDLL(None).cuGreenCtxCreate()", "-s")
+    assert done.stderr.count("the virtual GPU does not support cuGreenCtxCreate") == 1
+
+
+def test_an_end_that_pytest_itself_makes_is_not_reported(run):
+    done = run("pytest.exit('enough', 7)")
+    assert done.returncode == 7
+    assert "ended with exit status" not in done.stderr
+
+
+def test_a_forked_childs_end_is_not_reported(run):
+    done = run("pid = os.fork(); pid or ctypes.CDLL(None).exit(5); assert os.waitpid(pid, 0)[1]")
+    assert "2 passed" in done.stdout
+    assert "ended with exit status" not in done.stderr
