@@ -1,4 +1,4 @@
-"""Trying a step with many values: the largest that fits, and how its memory grows with them."""
+"""Running a step with many values: the largest that fits, and the growth of memory with them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Step = Callable[[int], object]
 
 PATIENCE_S: Final = 3.0
-"""seconds without a word; a search that takes longer tells of every probe"""
+"""seconds in silence; a longer search shows a line for every probe"""
 MOST: Final = 10**9
 
 
@@ -36,17 +36,17 @@ MOST: Final = 10**9
 class Prober:
     """Runs a step with one value after another, each on a clean allocator.
 
-    What the step finds there when it is called counts for every probe: all that lives on in the
-    test. What the probes take counts for nothing but themselves.
+    Memory that lives on in the test counts for every probe. Memory of a probe counts for that probe
+    alone.
     """
 
     meter: Meter
     root: Path
     """the project's folder, for the names of files"""
     tell: Callable[[str], None]
-    """shows a line to who waits"""
+    """shows a line to the waiting user"""
     patience: float = PATIENCE_S
-    """seconds before anything is told"""
+    """seconds before any line is shown"""
 
     def largest(
         self, step: Step, start: int = 1, limit: int | None = None, *, multiple: int = 1
@@ -77,65 +77,68 @@ class Prober:
                 probe, tally = self._run(step, value, script=True)
                 search.add(probe)
                 if probe.fits:
-                    rehearsal.learn(value, [script_of(it) for it in tally.events])
+                    rehearsal.learn(value, [script_of(events) for events in tally.events])
                 if time.monotonic() - began > self.patience:
-                    self.tell(f"probe {len(search.probes)}: {said(probe, search.capacity)}")
+                    self.tell(f"probe {len(search.probes)}: {outcome(probe, search.capacity)}")
         except KeyboardInterrupt:
             self.tell(str(search.result(interrupted=True)))
             raise
         return search.result()
 
     def scaling(self, step: Step, sizes: Iterable[int], predict: int | None = None) -> Scaling:
-        """Find how the memory of ``step(size)`` grows; see ``gpu_memory.scaling``."""
+        """Measure the growth of ``step(size)``'s memory; see ``gpu_memory.scaling``."""
         call = "gpu_memory.scaling"
         _check_step(call, step)
-        wanted = _sizes(call, sizes)
+        checked_sizes = _checked_sizes(call, sizes)
         if predict is not None:
             _check_number(call, "predict", predict)
         began = time.monotonic()
         probes = []
-        for size in wanted:
+        for size in checked_sizes:
             probes.append(self.probe(step, size))
             if time.monotonic() - began > self.patience:
-                self.tell(said(probes[-1], self.meter.capacity))
-        fitting = {it.value: it.peak for it in probes if it.fits}
+                self.tell(outcome(probes[-1], self.meter.capacity))
+        fitting = {probe.value: probe.peak for probe in probes if probe.fits}
         if len(fitting) < 2:  # noqa: PLR2004 - a line has two points
-            largest = max(it.value for it in probes if not it.fits)
+            largest = max(probe.value for probe in probes if not probe.fits)
             raise GpuMemError(
-                f"{call}(sizes={wanted})",
+                f"{call}(sizes={checked_sizes})",
                 f"{len(fitting)} of them fits in {format_size(self.meter.capacity)}",
                 f"give smaller sizes than {largest}",
             )
         scaling = Scaling.of(fitting)
         if not grows_evenly(scaling):
-            found = {size: self.breakdown(step, size) for size in fitting}
-            known = {size: it for size, it in found.items() if it is not None}
-            scaling = scaling.named(uneven(known))
+            breakdowns = {
+                size: breakdown
+                for size in fitting
+                if (breakdown := self.breakdown(step, size)) is not None
+            }
+            scaling = scaling.named(uneven(breakdowns))
         if predict is not None:
             probe = self.probe(step, predict)
-            taken = probe.peak.allocated if probe.fits else None
-            scaling = scaling.predicted(Prediction(predict, scaling.at(predict), taken))
+            measured = probe.peak.allocated if probe.fits else None
+            scaling = scaling.predicted(Prediction(predict, scaling.at(predict), measured))
         return scaling
 
     def probe(self, step: Step, value: int) -> Probe:
         """Run a step once.
 
         Raises:
-            whatever the step raises, but for out-of-memory errors.
+            Exception: any error of the step's, but for out-of-memory errors.
         """
         return self._run(step, value)[0]
 
     def breakdown(self, step: Step, value: int) -> Breakdown | None:
-        """Return what a step's peak consists of; None where that cannot be told."""
+        """Return the breakdown of a step's peak; None where that cannot be told."""
         probe, tally = self._run(step, value, record=True)
         recording = tally.recording
         if recording is None or recording.overflowed or not probe.fits:
             return None
         index = tally.peaks.index(max(tally.peaks, key=lambda peak: peak.allocated))
-        device, others = self.meter.devices[index], self.meter.foreign[index]
-        subject = Subject(device, tally.peaks[index], others, tally.windows)
-        found = Attributor(recording, self.root).attribution(subject, timeline=False)
-        return found.breakdown if found else None
+        device, foreign = self.meter.devices[index], self.meter.foreign[index]
+        subject = Subject(device, tally.peaks[index], foreign, tally.windows)
+        attribution = Attributor(recording, self.root).attribution(subject, timeline=False)
+        return attribution.breakdown if attribution else None
 
     def _run(
         self, step: Step, value: int, *, record: bool = False, script: bool = False
@@ -148,18 +151,18 @@ class Prober:
                 cause = find_out_of_memory(error)
                 if cause is None:
                     raise
-                asked = WATCH.last(cause).requested
-                shortage = "" if asked is None else f"{format_size(asked)} more asked for"
+                requested = WATCH.last(cause).requested
+                shortage = "" if requested is None else f"{format_size(requested)} more asked for"
                 clear(error)
         peak, passes = fullest(tally.peaks), fullest(tally.passes)
         return Probe(value, shortage is None, peak, passes, shortage or ""), tally
 
 
-def said(probe: Probe, capacity: int) -> str:
+def outcome(probe: Probe, capacity: int) -> str:
     """Return one line about a probe."""
     if probe.fits:
-        taken = f"{format_size(probe.peak.reserved)} of {format_size(capacity)} reserved"
-        return f"{probe.value} fits, {taken}"
+        reserved = format_size(probe.peak.reserved)
+        return f"{probe.value} fits, {reserved} of {format_size(capacity)} reserved"
     return ": ".join(filter(None, [f"{probe.value} does not fit", probe.shortage]))
 
 
@@ -179,16 +182,16 @@ def _check_number(call: str, name: str, value: object) -> None:
         )
 
 
-def _sizes(call: str, sizes: object) -> list[int]:
-    found: list[int] = []
+def _checked_sizes(call: str, sizes: object) -> list[int]:
+    members: list[int] = []
     with suppress(TypeError):
-        found = list(sizes)  # type: ignore[call-overload] # that is what is tried
-    for size in found:
+        members = list(sizes)  # type: ignore[call-overload] # that is being tried
+    for size in members:
         _check_number(call, "sizes", size)
-    if len(set(found)) < 2:  # noqa: PLR2004 - a line has two points
+    if len(set(members)) < 2:  # noqa: PLR2004 - a line has two points
         raise SpecError(
             f"{call}(sizes={shown(sizes)})",
             "a line takes two different sizes",
             "write for example sizes=[8, 16, 32]",
         )
-    return sorted(set(found))
+    return sorted(set(members))

@@ -1,14 +1,13 @@
 """Rehearsing a step: its requests to the allocator made again, for another value, without the step.
 
-Whether a step fits is decided by PyTorch's caching allocator: rounding, splitting, fragmentation,
-and what it gives back when it meets its cap. The same requests with other sizes therefore say
-whether the step would fit with another value, in milliseconds and on any device; what they say is
-checked by running it.
+PyTorch's caching allocator decides whether a step fits: by rounding, splitting, fragmentation, and
+the segments that it gives back at its cap. The same requests with other sizes therefore predict
+whether the step would fit with another value, in milliseconds and on any device; a run of the step
+checks the prediction.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
@@ -16,34 +15,34 @@ from typing import TYPE_CHECKING, Any, Final
 from pytest_gpumem.meter.out_of_memory import is_out_of_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 MOST_REQUESTS: Final = 200_000
 """requests of one device that are still rehearsed"""
 FAR: Final = 8
-"""times a value that two points are trusted for"""
+"""times the larger of two points up to which a line through them is trusted"""
 MOST_POINTS: Final = 3
 """values that a request's size is interpolated through: a constant, a line, a parabola"""
 
 
 @dataclass(frozen=True)
 class Script:
-    """What one step asked of one device's allocator, in its order."""
+    """The requests and frees of one step at one device's allocator, in their order."""
 
     sizes: tuple[int, ...]
     """bytes of each request"""
     streams: tuple[int, ...]
     """of each request"""
     order: tuple[int, ...]
-    """the next request (-1), or the number of the one that is freed"""
+    """the next request (-1), or the number of the request that is freed"""
 
-    def like(self, other: Script) -> bool:
-        """Whether both ask for the same in the same order, but for sizes."""
-        return self.order == other.order and self.streams == other.streams
+    def like(self, script: Script) -> bool:
+        """Return whether both have the same requests in the same order, but for sizes."""
+        return self.order == script.order and self.streams == script.streams
 
 
 def script_of(events: Sequence[dict[str, Any]]) -> Script | None:
-    """Return a device's script from its history; None where it did what cannot be done again."""
+    """Return a device's script from its history; None where it cannot be performed again."""
     sizes: list[int] = []
     streams: list[int] = []
     order: list[int] = []
@@ -57,10 +56,10 @@ def script_of(events: Sequence[dict[str, Any]]) -> Script | None:
             order.append(-1)
         elif action == "free_completed":
             number = living.pop(event["addr"], None)
-            if number is None:  # it was there before
+            if number is None:  # a block of before: how large it would be is not known
                 return None
             order.append(number)
-        elif action in {"segment_free", "segment_unmap"}:  # somebody emptied the cache
+        elif action in {"segment_free", "segment_unmap"}:  # the step emptied the cache
             return None
     if len(order) > MOST_REQUESTS:
         return None
@@ -68,56 +67,56 @@ def script_of(events: Sequence[dict[str, Any]]) -> Script | None:
 
 
 class Rehearsal:
-    """Says from the scripts of some values what others would do.
+    """Predicts from the scripts of some values whether another value would fit.
 
     Args:
-        stage: gives a context in which memory may be taken: settled before and after.
+        stage: a context in which memory may be taken: settled at its beginning and end.
         first: the number of the first device that scripts are of.
     """
 
     def __init__(self, stage: Callable[[], Any], *, first: int = 0) -> None:
         self._stage = stage
         self._first = first
-        self._known: dict[int, list[Script]] = {}
+        self._scripts: dict[int, list[Script]] = {}
         self._answers: dict[int, bool] = {}
 
     def learn(self, value: int, scripts: Sequence[Script | None]) -> None:
         """Take the scripts of a value that fits, one a device."""
-        known = [script for script in scripts if script is not None]
-        if len(known) == len(scripts):
-            self._known[value] = known
+        complete = [script for script in scripts if script is not None]
+        if len(complete) == len(scripts):
+            self._scripts[value] = complete
             self._answers.clear()
 
-    def largest(self, low: int, high: int | None, most: int, step: int) -> int | None:
+    def largest(self, low: int, high: int | None, highest: int, step: int) -> int | None:
         """Return the largest value that would fit.
 
         Args:
             low: fits.
             high: does not; None: not known.
-            most: the largest of interest.
+            highest: the largest of interest.
             step: only ``low`` plus multiples of it are considered.
 
         Returns:
-            None where nothing can be said: fewer than two values are known, or they differ in more
-            than sizes.
+            None where nothing can be predicted: fewer than two values are known, or they differ in
+            more than sizes.
         """
         points = self._points()
         if points is None:
             return None
-        if len(points) < MOST_POINTS:  # of a parabola two points say little
-            most = min(most, FAR * points[-1][0])
-        if most <= low:
+        if len(points) < MOST_POINTS:  # of a parabola two points tell little
+            highest = min(highest, FAR * points[-1][0])
+        if highest <= low:
             return None
         stride = step
         while high is None or low + stride < high:
-            wanted = low + stride
-            if wanted > most:
-                high = most + step - (most - low) % step
+            value = low + stride
+            if value > highest:
+                high = highest + step - (highest - low) % step
                 break
-            if not self._fits(wanted):
-                high = wanted
+            if not self._fits(value):
+                high = value
                 break
-            low, stride = wanted, 2 * stride
+            low, stride = value, 2 * stride
         while high - low > step:
             middle = low + (high - low) // (2 * step) * step
             if self._fits(middle):
@@ -129,7 +128,7 @@ class Rehearsal:
     def _points(self) -> list[tuple[int, list[Script]]] | None:
         """Return the largest values whose scripts are alike; two at least."""
         groups: list[list[tuple[int, list[Script]]]] = []
-        for value, scripts in sorted(self._known.items()):
+        for value, scripts in sorted(self._scripts.items()):
             for group in groups:
                 if all(map(Script.like, scripts, group[0][1])):
                     group.append((value, scripts))
@@ -142,8 +141,8 @@ class Rehearsal:
     def _fits(self, value: int) -> bool:
         if value not in self._answers:
             points = self._points() or []
-            values = [it for it, _ in points]
-            factors = _lagrange(values, value)
+            values = [known_value for known_value, _ in points]
+            factors = lagrange_weights(values, value)
             with self._stage():
                 self._answers[value] = all(
                     perform(
@@ -154,44 +153,43 @@ class Rehearsal:
         return self._answers[value]
 
 
-def _lagrange(values: Sequence[int], at: int) -> list[Fraction]:
-    """Return the weights with which a polynomial's values give its value elsewhere."""
-    found = []
-    for one in values:
+def lagrange_weights(values: Sequence[int], at: int) -> list[Fraction]:
+    """Return the weights of a polynomial's values at some points that give its value at another."""
+    weights = []
+    for value in values:
         weight = Fraction(1)
-        for other in values:
-            if other != one:
-                weight *= Fraction(at - other, one - other)
-        found.append(weight)
-    return found
+        for node in values:
+            if node != value:
+                weight *= Fraction(at - node, value - node)
+        weights.append(weight)
+    return weights
 
 
 def perform(device: int, scripts: Sequence[Script], factors: Sequence[Fraction]) -> bool:
-    """Make a script's requests; return whether all were met."""
-    sizes = _sizes(scripts, factors)
-    with _blocks(device) as blocks:
-        numbers = iter(range(len(sizes)))
-        for free in scripts[-1].order:
-            if free < 0:
-                number = next(numbers)
-                if not blocks.take(sizes[number], scripts[-1].streams[number]):
-                    return False
-            else:
-                blocks.give(free)
-    return True
-
-
-def _sizes(scripts: Sequence[Script], factors: Sequence[Fraction]) -> list[int]:
-    """Return the sizes of all requests, at least a byte each."""
+    """Perform a script's requests; return whether all were met."""
+    # Whole numbers and one division a request: thousands of fractions would take seconds.
     scale = 1
     for factor in factors:
         scale *= factor.denominator
     whole = [int(factor * scale) for factor in factors]
     columns = zip(*(script.sizes for script in scripts), strict=True)
-    return [
+    sizes = [
         max(1, -(-sum(w * size for w, size in zip(whole, column, strict=True)) // scale))
         for column in columns
     ]
+    blocks = _Blocks(device)
+    try:
+        numbers = iter(range(len(sizes)))
+        for freed in scripts[-1].order:
+            if freed < 0:
+                number = next(numbers)
+                if not blocks.take(sizes[number], scripts[-1].streams[number]):
+                    return False
+            else:
+                blocks.give(freed)
+        return True
+    finally:
+        blocks.give_all()
 
 
 class _Blocks:
@@ -222,13 +220,3 @@ class _Blocks:
     def give_all(self) -> None:
         for number in list(self._living):
             self.give(number)
-
-
-@contextmanager
-def _blocks(device: int) -> Iterator[_Blocks]:
-    """Give blocks that are all freed in the end."""
-    blocks = _Blocks(device)
-    try:
-        yield blocks
-    finally:
-        blocks.give_all()

@@ -1,4 +1,4 @@
-"""Memory as fixed + per sample * size: the line through measurements, and what is not on it.
+"""Memory as fixed + per sample * size: the line through measurements, and the points off it.
 
 Everything here is pure. Sizes are numbers of samples (or of anything), memory is bytes.
 """
@@ -20,17 +20,18 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import Breakdown, Peak
 
 EVEN: Final = Fraction(1, 100)
-"""part of the growth that the line may miss before it is said not to be one"""
+"""part of the growth that a point may be off the line"""
 EVEN_BYTES: Final = 2 * MIB
 """or so many bytes: PyTorch's allocator rounds every block"""
 NOTEWORTHY: Final = Fraction(1, 10)
-"""part of the largest misfit that another line of source has to have to be named as well"""
+"""a line of source is named if its misfit is at least this part of the largest"""
 MOST_NAMED: Final = 3
+"""lines of source"""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the line says of a size, and what a run of it took."""
+    """The line's value at a size, and the measurement of a run."""
 
     size: int
     predicted: int
@@ -40,7 +41,7 @@ class Prediction:
 
     @property
     def error(self) -> float | None:
-        """How far off the prediction is, as a part of what was measured."""
+        """The prediction's distance from the measurement, as a part of that."""
         if self.measured is None:
             return None
         return (self.predicted - self.measured) / self.measured
@@ -48,16 +49,16 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Scaling:
-    """How a step's memory grows."""
+    """A step's memory over its size."""
 
     points: tuple[tuple[int, Peak], ...]
-    """sizes, in their order, and what they take"""
+    """sizes, ascending, with their peaks"""
     allocated: Line
     """through peak allocated"""
     reserved: Line
     """through peak reserved, which grows by whole segments"""
     uneven: tuple[str, ...] = ()
-    """what does not grow in proportion, the worst first"""
+    """source lines that do not grow in proportion, the worst first"""
     prediction: Prediction | None = None
 
     @classmethod
@@ -72,7 +73,7 @@ class Scaling:
 
     @property
     def fixed(self) -> int:
-        """Bytes allocated, whatever the size."""
+        """Bytes allocated at every size."""
         return round(self.allocated.fixed)
 
     @property
@@ -87,15 +88,15 @@ class Scaling:
 
     @property
     def slope(self) -> Slope:
-        """What of it a baseline keeps."""
+        """The figures that a baseline keeps."""
         return Slope(tuple(size for size, _ in self.points), self.fixed, self.per_sample)
 
     def at(self, size: int) -> int:
-        """Return the bytes that the line says are allocated at a size."""
+        """Return the line's bytes allocated at a size."""
         return self.allocated.at(size)
 
     def named(self, uneven: tuple[str, ...]) -> Scaling:
-        """Return this with what does not grow in proportion."""
+        """Return this with the lines of source that do not grow in proportion."""
         return replace(self, uneven=uneven)
 
     def predicted(self, prediction: Prediction) -> Scaling:
@@ -103,41 +104,40 @@ class Scaling:
         return replace(self, prediction=prediction)
 
     def __str__(self) -> str:
-        """Return it in one sentence."""
+        """Return the scaling in one sentence."""
         sizes = ", ".join(str(size) for size, _ in self.points)
-        text = (
+        sentence = (
             f"{format_size(self.fixed)} and {format_size(self.per_sample)} a sample allocated, "
             f"at most {format_size(self.residual)} off at {sizes}"
         )
         if self.uneven:
-            text += f"; not in proportion: {'; '.join(self.uneven)}"
+            sentence += f"; not in proportion: {'; '.join(self.uneven)}"
         if self.prediction is not None:
-            text += f"; {_checked(self.prediction)}"
-        return text
-
-
-def _checked(found: Prediction) -> str:
-    text = f"predicted {format_size(found.predicted)} at {found.size}"
-    if found.measured is None or found.error is None:
-        return f"{text}, which does not fit"
-    return f"{text}, it took {format_size(found.measured)} ({100 * found.error:+.2f}%)"
+            size, predicted = self.prediction.size, format_size(self.prediction.predicted)
+            measured, error = self.prediction.measured, self.prediction.error
+            sentence += f"; predicted {predicted} at {size}"
+            if measured is None or error is None:
+                sentence += ", which does not fit"
+            else:
+                sentence += f", it took {format_size(measured)} ({100 * error:+.2f}%)"
+        return sentence
 
 
 def grows_evenly(scaling: Scaling) -> bool:
-    """Return whether the measured points lie on the line, as far as an allocator's rounding goes.
+    """Return whether the measured points lie on the line, but for the allocator's rounding.
 
     Two points always do.
     """
-    (_, least), (_, most) = scaling.points[0], scaling.points[-1]
-    grown = max(most.allocated - least.allocated, 0)
+    (_, smallest), (_, largest) = scaling.points[0], scaling.points[-1]
+    grown = max(largest.allocated - smallest.allocated, 0)
     return scaling.allocated.residual <= max(EVEN * grown, Fraction(EVEN_BYTES))
 
 
 def uneven(breakdowns: Mapping[int, Breakdown]) -> tuple[str, ...]:
-    """Return the source lines whose memory is not on a line, the worst first.
+    """Return the source lines with memory off a line over the size, the worst first.
 
     Args:
-        breakdowns: what the peak consists of, by size; of three sizes or more to say anything.
+        breakdowns: each size's peak; of fewer than three sizes nothing is known.
     """
     keys = {
         (site.path, site.line, site.category): site
@@ -147,19 +147,23 @@ def uneven(breakdowns: Mapping[int, Breakdown]) -> tuple[str, ...]:
     misfits = []
     for key, site in keys.items():
         points = {
-            size: sum(it.nbytes for it in one.sites if (it.path, it.line, it.category) == key)
-            for size, one in breakdowns.items()
+            size: sum(
+                member.nbytes
+                for member in breakdown.sites
+                if (member.path, member.line, member.category) == key
+            )
+            for size, breakdown in breakdowns.items()
         }
         if len(points) > 2:  # noqa: PLR2004 - through two points goes a line
             misfits.append((fit_line(points).residual, site, points))
-    misfits.sort(key=lambda it: -it[0])
+    misfits.sort(key=lambda misfit: -misfit[0])
     worst = misfits[0][0] if misfits else Fraction(0)
-    return tuple(
-        f"{site.path}:{site.line} ({site.function}), {site.category}: {_sizes(points)}"
-        for residual, site, points in misfits[:MOST_NAMED]
-        if residual and residual >= NOTEWORTHY * worst
-    )
-
-
-def _sizes(points: Mapping[int, int]) -> str:
-    return ", ".join(f"{format_size(nbytes)} at {size}" for size, nbytes in sorted(points.items()))
+    sentences = []
+    for residual, site, points in misfits[:MOST_NAMED]:
+        if residual and residual >= NOTEWORTHY * worst:
+            amounts = (
+                f"{format_size(nbytes)} at {size}" for size, nbytes in sorted(points.items())
+            )
+            place = f"{site.path}:{site.line} ({site.function})"
+            sentences.append(f"{place}, {site.category}: {', '.join(amounts)}")
+    return tuple(sentences)

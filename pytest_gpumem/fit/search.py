@@ -1,7 +1,7 @@
-"""What fits: the search for the largest value, and memory as a line over the batch size.
+"""The search for the largest value that fits, and memory as a line over the batch size.
 
-Everything here is pure: what a value takes is measured in :mod:`pytest_gpumem.fit.prober`.
-Sizes are bytes.
+Everything here is pure: :mod:`pytest_gpumem.fit.prober` measures the memory of a value. Sizes are
+bytes.
 """
 
 from __future__ import annotations
@@ -17,38 +17,40 @@ from pytest_gpumem.measurement import Peak
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 Oracle = Callable[[int, "int | None", int, int], "int | None"]
-"""Says which value will fit at last: from one that fits, one that does not (None: not known), the
-most that is asked for, and what all are multiples of. None where it cannot tell."""
+"""Predicts the largest value that fits. Its arguments are a value that fits, a value that does not
+(None: not known), the largest value in question, and the common divisor of all values. It returns
+None where it cannot tell."""
 Stop = Literal["memory", "limit", "no growth", "interrupted"]
 
 MOST_GROWTH: Final = 64
-"""times the value before that a probe may be, however little memory that took"""
+"""times the previous value that a probe may be at most, however little memory that took"""
 GUIDED: Final = 6
-"""probes between a value that fits and one that does not, before every other is in the middle"""
+"""probes between a value that fits and one that does not, after which every second is the middle"""
 GROWTH: Final = 4
-"""times the value before that a probe is at least, where nothing is known yet"""
+"""times the previous value that a probe is at least, where nothing is known yet"""
 FLAT_PROBES: Final = 4
 """probes that have to show no growth before the search is given up"""
 MOST_ERRORS: Final = 3
-"""wrong sayings after which an oracle is no longer asked"""
+"""wrong predictions after which an oracle is no longer asked"""
 DOWN: Final = (9, 8)
-"""tenths of a first value that does not fit to try next: who names one may be near"""
+"""tenths of a first value that does not fit, tried next: a user's first value may be near"""
 FAR_DOWN: Final = 16
-"""then a value so many times smaller: what a step makes and keeps, as an optimizer's state, lies
-among little then, and not in the midst of large segments, which nobody could give back any more"""
+"""then a value so many times smaller: memory that a step makes and keeps, as an optimizer's state,
+lies among small segments then, and not in the midst of large ones, which could not be given back"""
 LEAST_DOWN: Final = 64
-"""the least value for which that is done, and not half of it tried"""
+"""the least value for which that is done; below it, half of it is tried"""
 NEAR: Final = 20
-"""part of a value that the next one has to be more"""
+"""the next value is larger by at least this part"""
 CLOSE: Final = 4
 """A bracket is close whose width is no more than this part of its lower end."""
 FARTHEST: Final = 8
-"""part of a value that another one may be above it and still be hoped to need less"""
+"""a value larger by at most this part may still need less memory"""
 USUAL_MULTIPLE: Final = 8
-"""Values of which kernels may need less: of tensor cores' sizes, so the check above the answer."""
+"""for multiples of this, the sizes of tensor cores, kernels may need less: so one above the answer
+is tried"""
 
 _NOTHING = Peak(0, 0)
 
@@ -60,16 +62,16 @@ class Probe:
     value: int
     fits: bool
     peak: Peak
-    """of the fullest device; of what does not fit, what it held when it was refused"""
+    """of the fullest device; where the value does not fit, at the refusal"""
     passes: Peak = _NOTHING
-    """the same without optimizers' steps, whose memory may hide how the rest grows"""
+    """the same without optimizers' steps, which may hide the growth of all else"""
     shortage: str = ""
-    """what was asked for when it was refused"""
+    """the request that was refused"""
 
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest value that fits, and how it was found."""
+    """The largest value that fits, with the probes of the search."""
 
     value: int
     """0: none fits"""
@@ -78,24 +80,27 @@ class Largest:
     probes: tuple[Probe, ...]
     """in the order in which they were made"""
     stopped: Stop
-    """what ended the search: the next value does not fit, or is over the limit; or memory does not
-    grow with the value"""
+    """reason of the end: the next value does not fit, or is over the limit; or memory does not grow
+    with the value"""
 
     @property
     def peak(self) -> Peak:
-        """What the value takes."""
-        found = [it.peak for it in self.probes if it.fits and it.value == self.value]
-        return found[-1] if found else Peak(0, 0)
+        """The memory that the value takes."""
+        peaks = [probe.peak for probe in self.probes if probe.fits and probe.value == self.value]
+        return peaks[-1] if peaks else Peak(0, 0)
 
     @property
     def holes(self) -> tuple[int, ...]:
-        """Smaller values that do not fit: what fits is not monotonic then."""
-        return tuple(sorted({it.value for it in self.probes if not it.fits} & _below(self)))
+        """Smaller values that do not fit: fitting is not monotonic then."""
+        refused = {probe.value for probe in self.probes if not probe.fits}
+        return tuple(sorted(value for value in refused if value < self.value))
 
     @property
     def dips(self) -> tuple[int, ...]:
         """Values that fit and take less than a smaller value, allocated."""
-        fitting = sorted((it for it in self.probes if it.fits), key=lambda it: it.value)
+        fitting = sorted(
+            (probe for probe in self.probes if probe.fits), key=lambda probe: probe.value
+        )
         return tuple(
             late.value
             for early, late in pairwise(fitting)
@@ -111,56 +116,52 @@ class Largest:
         """Return the answer in one sentence."""
         number = f"{len(self.probes)} probe{'s' * (len(self.probes) != 1)}"
         if self.stopped == "interrupted":
-            known = f"{self.value} fits" if self.value else "none is known to fit"
-            return f"interrupted after {number}: {known}"
-        refused = [it for it in self.probes if not it.fits and it.value > self.value]
+            state = f"{self.value} fits" if self.value else "none is known to fit"
+            return f"interrupted after {number}: {state}"
+        refused = [
+            probe.value for probe in self.probes if not probe.fits and probe.value > self.value
+        ]
         if not self.value:
-            least = min(refused, key=lambda it: it.value)
-            return f"not even {least.value} fits in {format_size(self.capacity)} ({number})"
-        text = (
+            return f"not even {min(refused)} fits in {format_size(self.capacity)} ({number})"
+        sentence = (
             f"{self.value} fits in {format_size(self.capacity)} with "
             f"{format_size(self.peak.reserved)} reserved"
         )
         if self.holes:
-            text += f", though {_listed(self.holes)} {'do' if self.holes[1:] else 'does'} not"
+            verb = "do" if self.holes[1:] else "does"
+            sentence += f", though {', '.join(map(str, self.holes))} {verb} not"
         elif self.dips:
-            text += f", though {_listed(self.dips)} take less than smaller values"
+            dips = ", ".join(map(str, self.dips))
+            sentence += f", though {dips} take less than smaller values"
         if self.stopped == "limit":
-            text += ", the limit of the search"
+            sentence += ", the limit of the search"
         elif self.stopped == "no growth":
-            text += "; memory does not grow with the value"
+            sentence += "; memory does not grow with the value"
         elif refused:
-            text += f"; {min(it.value for it in refused)} does not"
-        return f"{text} ({number})"
-
-
-def _below(found: Largest) -> set[int]:
-    return {it.value for it in found.probes if it.value < found.value}
-
-
-def _listed(values: Sequence[int]) -> str:
-    return ", ".join(map(str, values))
+            sentence += f"; {min(refused)} does not"
+        return f"{sentence} ({number})"
 
 
 class Search:
-    """Decides which values to try; each is told to :meth:`add` before the next is asked for.
+    """Decides the values to try; each probe goes to :meth:`add` before :meth:`next` is called.
 
-    Doubling is the most that can be done blindly. Here the first probe's memory says how far is
-    safe: memory is fixed + slope * value at least, so a value that took a share of the capacity may
-    be divided by that share. Then the line through the largest two that fit says where the capacity
-    ends: through what forward and backward passes took, for at small values an optimizer's step
-    takes more, which hardly grows. The answer is a value that was seen to fit, beside one that was
-    seen not to. Where the first value does not fit, two that are near are tried, and then one that
-    is far below: from there it goes up as from a small first value.
+    Blindly a search can only double. Here the first probe's memory tells how far is safe: memory is
+    fixed + slope * value at least, so a value that took a share of the capacity may be divided by
+    that share. Then the line through the largest two that fit tells where the capacity ends: the
+    line through the peaks of forward and backward passes, for at small values an optimizer's step
+    takes more, which hardly grows. The answer is a value that fitted in a probe, beside one that
+    did not. Where the first value does not fit, two that are near are tried, and then one that is
+    far below: from there the search goes up as from a small first value.
 
-    Where an oracle can tell (:class:`~pytest_gpumem.fit.rehearsal.Rehearsal`), that is tried first.
+    Where an oracle can predict (:class:`~pytest_gpumem.fit.rehearsal.Rehearsal`), its prediction is
+    tried first.
 
     Args:
         capacity: bytes that a step may reserve.
         start: the first value to try.
         limit: the largest value of interest; None for no limit.
         multiple: only multiples of it are tried.
-        oracle: says which value will turn out to be the largest.
+        oracle: predicts the largest value that fits.
     """
 
     def __init__(
@@ -181,27 +182,29 @@ class Search:
         self._low = 0
         """the largest that fits, as all here in multiples"""
         self._high: int | None = None
-        """the smallest above it that does not"""
+        """the smallest above that which does not"""
         self._guided = 0
+        """probes since both are known"""
         self._step = 1
         self._checked = False
         self._oracle = oracle
-        self._said: int | None = None
+        self._prediction: int | None = None
+        """the oracle's, not in multiples"""
         self._errors = 0
         self._outdated = False
-        """whether it was wrong and knows nothing new since"""
+        """whether the oracle was wrong and has learned nothing new since"""
 
     def add(self, probe: Probe) -> None:
-        """Take what became of a value."""
+        """Take the result of a value."""
         self.probes.append(probe)
         unit = probe.value // self._multiple
-        said, self._said = self._said, None
-        if said is not None and probe.fits != (probe.value <= said):
+        prediction, self._prediction = self._prediction, None
+        if prediction is not None and probe.fits != (probe.value <= prediction):
             self._errors += 1
             self._outdated = True
         self._outdated &= not probe.fits
         if probe.fits and unit > self._low:
-            if self._high is not None and unit > self._high:  # not monotonic: go on above it
+            if self._high is not None and unit > self._high:  # not monotonic: go on above
                 self._high = None
                 self._guided = 0
             self._low = unit
@@ -210,11 +213,24 @@ class Search:
 
     def next(self) -> int | None:
         """Return the value to try; None when the answer is known."""
-        unit = self._next()
+        limited = self._limit is not None and self._low >= self._limit
+        unit: int | None
+        if not self.probes:
+            unit = self._first
+        elif self._high is not None and self._high - self._low <= 1:
+            unit = self._check(self._high)
+        elif limited or (self._high is None and self._is_flat()):
+            unit = None
+        elif (predicted := self._predicted()) is not None:
+            unit = predicted
+        elif self._high is None:
+            unit = self._further()
+        else:
+            unit = self._between(self._low, self._high) if self._low else self._down(self._high)
         return None if unit is None else unit * self._multiple
 
     def result(self, *, interrupted: bool = False) -> Largest:
-        """Return what is known."""
+        """Return the answer so far."""
         limited = self._limit is not None and self._low >= self._limit
         stopped: Stop = "memory" if self._high is not None else "limit" if limited else "no growth"
         return Largest(
@@ -224,51 +240,36 @@ class Search:
             "interrupted" if interrupted else stopped,
         )
 
-    def _next(self) -> int | None:
-        if not self.probes:
-            return self._first
-        if self._high is not None and self._high - self._low <= 1:
-            return self._check(self._high)
-        limited = self._limit is not None and self._low >= self._limit
-        if limited or (self._high is None and self._is_flat()):
-            return None
-        foretold = self._foretold()
-        if foretold is not None:
-            return foretold
-        if self._high is None:
-            return self._further()
-        return self._between(self._low, self._high) if self._low else self._down(self._high)
-
-    def _foretold(self) -> int | None:
-        """Return the value that is said to be the largest, or the next, which is to be refused."""
+    def _predicted(self) -> int | None:
+        """Return the value that the oracle predicts, or the next, which is to be refused."""
         if not self._trusted or self._outdated or self._oracle is None:
             return None
         bounds = [MOST_GROWTH * self._low, self._limit, self._high and self._high - 1]
-        most = min(bound for bound in bounds if bound is not None)
+        largest = min(bound for bound in bounds if bound is not None)
         high = None if self._high is None else self._high * self._multiple
-        self._said = self._oracle(
-            self._low * self._multiple, high, most * self._multiple, self._multiple
+        self._prediction = self._oracle(
+            self._low * self._multiple, high, largest * self._multiple, self._multiple
         )
-        if self._said is None:
+        if self._prediction is None:
             return None
-        return max(self._said // self._multiple, self._low + 1)
+        return max(self._prediction // self._multiple, self._low + 1)
 
     @property
     def _trusted(self) -> bool:
-        """Whether there is an oracle to ask, now or when it knows more."""
+        """Whether an oracle is to be asked, now or when it has learned more."""
         return self._oracle is not None and self._errors < MOST_ERRORS and self._low > 0
 
     def _further(self) -> int:
         """Return a larger value, none having been refused."""
         safe, end = self._safe(), self._end("allocated")
         if self._trusted:  # it needs values that fit, to compare
-            wanted = safe if safe > self._low + self._low // NEAR else end or 2 * self._low
+            unit = safe if safe > self._low + self._low // NEAR else end or 2 * self._low
         else:
-            wanted = max(safe, GROWTH * self._low) if end is None else end
-        wanted = min(wanted, MOST_GROWTH * self._low)
-        if wanted <= self._low:
-            wanted = self._low + self._stride()
-        return wanted if self._limit is None else min(wanted, self._limit)
+            unit = max(safe, GROWTH * self._low) if end is None else end
+        unit = min(unit, MOST_GROWTH * self._low)
+        if unit <= self._low:
+            unit = self._low + self._stride()
+        return unit if self._limit is None else min(unit, self._limit)
 
     def _between(self, low: int, high: int) -> int:
         """Return a value between one that fits and one that does not."""
@@ -278,74 +279,76 @@ class Search:
         if (self._trusted and self._outdated) or blind or end is None:
             return _middle(low, high)
         safe = self._safe()
-        if end >= high > safe > low + (high - low) // CLOSE:  # said too much, from far away
+        if end >= high > safe > low + (high - low) // CLOSE:  # the line ends far too high
             return safe
-        for wanted in (end, self._end("reserved")):
-            if wanted is not None and low < wanted < high:
-                return wanted
         edge = self._end("reserved")
-        if end <= low or (edge is not None and edge <= low):  # said a little too little
+        for unit in (end, edge):
+            if unit is not None and low < unit < high:
+                return unit
+        if end <= low or (edge is not None and edge <= low):  # the line ends a little too low
             return min(low + self._stride(), high - 1)
         if high - low > max(low // CLOSE, 1):
             return _middle(low, high)
-        return max(high - self._stride(), low + 1)  # said a little too much
+        return max(high - self._stride(), low + 1)  # the line ends a little too high
 
     def _down(self, high: int) -> int:
         """Return a smaller value, where none has fitted; ``high`` is above 1."""
         if high < LEAST_DOWN:
             return _middle(0, high)
-        number, first = len(self.probes), max(it.value for it in self.probes) // self._multiple
+        number = len(self.probes)
+        first = max(probe.value for probe in self.probes) // self._multiple
         if number <= len(DOWN):
             return min(first * DOWN[number - 1], high * DOWN[0]) // 10
         return high // FAR_DOWN
 
     def _safe(self) -> int:
-        """Return how far the largest that fits can be raised if all its memory is in scale."""
+        """Return the value that fits even if all memory of the largest so far is in proportion."""
         peak = self._points()[-1].peak
         return self._low * self.capacity // max(peak.reserved, 1)
 
     def _end(self, which: Literal["allocated", "reserved"]) -> int | None:
-        """Return the value at which the line through the largest two that fit ends the capacity.
+        """Return the value at which the line through the largest two that fit reaches the capacity.
 
-        None where there are not two, or where it never does.
+        None where fewer than two fit, or where the line does not rise.
         """
         points = self._points()[-2:]
         if len(points) < 2:  # noqa: PLR2004 - two points
             return None
-        values = [it.value // self._multiple for it in points]
-        before, after = (getattr(it.passes, which) for it in points)
-        if after <= before:
+        (x0, y0), (x1, y1) = (
+            (probe.value // self._multiple, getattr(probe.passes, which)) for probe in points
+        )
+        if y1 <= y0:
             return None
-        end: int = values[1] + (self.capacity - after) * (values[1] - values[0]) // (after - before)
+        end: int = x1 + (self.capacity - y1) * (x1 - x0) // (y1 - y0)
         return end
 
     def _is_flat(self) -> bool:
-        """Return whether the value has nothing to do with memory, as far as was seen."""
-        last = [it.passes.allocated for it in self._points()[-FLAT_PROBES:]]
+        """Return whether the probes so far show no growth with the value."""
+        last = [probe.passes.allocated for probe in self._points()[-FLAT_PROBES:]]
         return len(last) == FLAT_PROBES and last[0] >= last[-1]
 
     def _stride(self) -> int:
-        """Return how far to go beside what the line says: twice as far each time."""
+        """Return the distance to go beside the line's value: twice as far each time."""
         step, self._step = self._step, 2 * self._step
         return step
 
     def _points(self) -> list[Probe]:
         """Return the values that fit, in their order."""
-        return sorted((it for it in self.probes if it.fits), key=lambda it: it.value)
+        return sorted((probe for probe in self.probes if probe.fits), key=lambda probe: probe.value)
 
     def _check(self, high: int) -> int | None:
-        """Return one more value above what does not fit: kernels may need less for it.
+        """Return one more value above the one that does not fit: kernels may need less for it.
 
-        None where such a one was seen, and did not fit either, or is far.
+        None where such a value was tried, and did not fit either, or is far.
         """
         if self._checked or self._low == 0:
             return None
         self._checked = True
-        over = [it.value for it in self.probes if it.value > high * self._multiple]
+        over = [probe.value for probe in self.probes if probe.value > high * self._multiple]
         if any(value % USUAL_MULTIPLE == 0 for value in over):
             return None
-        wanted = (high * self._multiple // USUAL_MULTIPLE + 1) * USUAL_MULTIPLE
-        unit = -(-wanted // self._multiple)
+        value = (high * self._multiple // USUAL_MULTIPLE + 1) * USUAL_MULTIPLE
+        unit = -(-value // self._multiple)
         far = unit > high + high // FARTHEST
         return None if far or (self._limit is not None and unit > self._limit) else unit
 
@@ -364,7 +367,7 @@ class Line:
     slope: Fraction
     """bytes more for each one more"""
     residual: Fraction
-    """bytes by which the farthest point is off"""
+    """distance of the farthest point, in bytes"""
 
     def at(self, value: int) -> int:
         """Return the bytes at a value, rounded."""
@@ -372,7 +375,7 @@ class Line:
 
 
 def fit_line(points: Mapping[int, int]) -> Line:
-    """Return the line through points, value to bytes; exact where there are two.
+    """Return the line through points, value to bytes; exact for two points.
 
     Args:
         points: of two values or more.
