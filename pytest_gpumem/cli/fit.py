@@ -13,7 +13,7 @@ from pytest_gpumem.devices.cards import find_card
 from pytest_gpumem.devices.select import DEFAULT_CARD, choose
 from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_plans
 from pytest_gpumem.errors import DeviceError, GpuMemError, SpecError
-from pytest_gpumem.report.text import drawn, printable
+from pytest_gpumem.report.text import aligned_table, printable
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def table(rows: list[Row]) -> str:
     titles = ["card", "for a step", "fits", "allocated", "reserved", "left", "largest", "probes"]
     lines = [list(_cells(row)) for row in rows]
     kept = [i for i in range(len(titles)) if any(line[i] for line in lines)]
-    text = drawn(
+    text = aligned_table(
         [[line[i] for i in kept] for line in (titles, *lines)],
         ["left", *("right" for _ in kept[1:])],
     )

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_gpumem.judge.breakdown_diff import lead, provenance_text
-from pytest_gpumem.judge.verdict import PEAKS, Comparison
+from pytest_gpumem.judge.verdict import DECLINED, MISSING, PEAKS, Comparison
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.sizes import format_size
 
@@ -77,16 +77,16 @@ class Case:
         """Why there is nothing to compare the measurement with; "" where there is."""
         if self.entry is not None:
             refused = self.toolchain and self.policy.provenance == "fail"
-            return f"with baselines made with {self.toolchain}" if refused else ""
+            return f"made with another toolchain ({self.toolchain})" if refused else ""
         if not self.spec.baseline:
-            return "held to none (baseline=False)"
+            return DECLINED
         if self.lookup.error is not None:
-            return "with a baseline that cannot be read"
+            return "unreadable"
         if self.mismatch:
-            return f"with another step's ({self.mismatch})"
+            return f"of another step ({self.mismatch})"
         if self.lookup.others:
-            return f"with baselines of {', '.join(self.lookup.others)} only"
-        return "without any baseline"
+            return f"only of {' and '.join(self.lookup.others)}"
+        return MISSING
 
     @cached_property
     def toolchain(self) -> str:

@@ -13,6 +13,7 @@ from pytest_gpumem.judge.breakdown_diff import provenance_text, site_name
 from pytest_gpumem.judge.comparison import Case, held_text
 from pytest_gpumem.judge.verdict import (
     DEFAULT_TOLERANCES,
+    NEED_UNKNOWN,
     UPDATE_OPTION,
     USE_LESS,
     Comparison,
@@ -142,7 +143,7 @@ def _out_of_memory(case: Case) -> Verdict | None:
     notes = _shortage_notes(case, oom, size)
     verdict = _verdict(case, Kind.OUT_OF_MEMORY, finding, notes, failed=True)
     if oom.needed is None:
-        uncompared = verdict.uncompared or "out of memory, what they need is not known"
+        uncompared = verdict.uncompared or NEED_UNKNOWN
         return replace(verdict, comparisons=(), remedy=f"try {USE_LESS}", uncompared=uncompared)
     raisable = [lim.name for lim in caps] == ["max_gib"] and oom.needed.reserved > size
     more = _declare("max_gib", oom.needed.reserved) if raisable else ""

@@ -49,6 +49,12 @@ AGAINST_TOLERANCES: dict[PeakName, Tolerance] = {
 
 UPDATE_OPTION = "--gpumem-update-baselines"
 
+MISSING = "missing"
+DECLINED = "not wanted (baseline=False)"
+NEED_UNKNOWN = "out of memory (how much they need is not known)"
+UNCOMPARED_IN_TABLE = frozenset({"", MISSING, DECLINED, NEED_UNKNOWN})
+"""reasons not to be compared with a baseline that a test's row in the table shows as well"""
+
 USE_LESS = (
     "a smaller micro-batch with gradient accumulation, torch.autocast, "
     "activation checkpointing (torch.utils.checkpoint), or the model spread over several devices"
@@ -164,7 +170,7 @@ class Verdict:
     command: str = ""
     """the command to type, as part of the remedy; already quoted for a shell"""
     uncompared: str = ""
-    """why it was not held to a baseline: "with baselines of virtual-T4 only"; "" where it was"""
+    """why it was not compared with a baseline: "only of virtual-T4"; "" where it was"""
     held_to: str = ""
     """the device whose baseline it was held to, where that is not its own"""
 

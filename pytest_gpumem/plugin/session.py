@@ -14,7 +14,7 @@ from pytest_gpumem.judge.verdict import Lookup
 from pytest_gpumem.nodeids import split
 from pytest_gpumem.report.card_matrix import cards_matrix
 from pytest_gpumem.report.terminal import session_text, update_text
-from pytest_gpumem.report.terminal.session_text import MOST_ROWS
+from pytest_gpumem.report.terminal.failure_text import MOST_ROWS, failure_sections
 from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.report.terminal.toolchain_lead import lead_lines
 from pytest_gpumem.report.text import can_encode
@@ -286,7 +286,7 @@ class TestSession(Stage):
         """Return what a failed test's report says; "" where nothing failed."""
         if not any(it.verdict.failed for it in results):
             return ""
-        return session_text.failures(
+        return failure_sections(
             results,
             width=max(LEAST_WIDTH, shutil.get_terminal_size().columns),
             most_rows=None if self.verbosity > 1 else MOST_ROWS,
@@ -314,7 +314,7 @@ class TestSession(Stage):
             cards = cards_matrix(results, width)
             texts += [cards, ""] if cards else []
             texts += [line for line in [session_text.counts(results)] if line]
-            texts += session_text.compared_lines(results, width=width)
+            texts += session_text.comparison_lines(results, width=width)
             for reason in dict.fromkeys(gather.skipped):
                 number = gather.skipped.count(reason)
                 texts.append(f"gpumem: {number} skipped: {reason}")

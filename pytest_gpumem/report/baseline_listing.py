@@ -1,4 +1,4 @@
-"""Baselines as text: a list of all, and one with where its peak comes from."""
+"""Baselines as text: a list of all, or each with the breakdown of its peak."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.judge.breakdown_diff import category_rows, provenance_text, site_rows
-from pytest_gpumem.report.terminal.session_text import rows_table
+from pytest_gpumem.report.terminal.failure_text import rows_table
 from pytest_gpumem.report.terminal.summary_table import named_table
-from pytest_gpumem.report.text import drawn, printable, shortened, size, wrapped
+from pytest_gpumem.report.text import aligned_table, printable, shortened, size, wrapped
 from pytest_gpumem.sizes import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from pytest_gpumem.baselines.key import Key
     from pytest_gpumem.measurement import BaselineEntry
@@ -21,7 +21,7 @@ _TITLES: Final = ("test", "allocated", "reserved", "batch", "rank", "devices")
 
 
 def listing(entries: Mapping[Key, BaselineEntry], width: int = 80) -> str:
-    """Return a table of baselines, by file and device, and what they were made with."""
+    """Return a table of baselines, by file and device, and their provenance."""
     groups: dict[tuple[str, str], list[Key]] = {}
     for key in sorted(entries):
         groups.setdefault((key.module, key.device), []).append(key)
@@ -29,37 +29,31 @@ def listing(entries: Mapping[Key, BaselineEntry], width: int = 80) -> str:
     for module, device in sorted(groups):
         on = f" on {device}"
         rows.append((f"{shortened(printable(module), max(width - len(on), 1))}{on}",))
-        keys = groups[module, device]
-        rows += [(_name(key, entries.keys()), *_cells(entries[key])) for key in keys]
+        for key in groups[module, device]:
+            entry = entries[key]
+            below = bool(key.part) and key._replace(part="") in entries  # its whole test
+            rows.append(
+                (
+                    f"    ({printable(key.part)})" if below else f"  {printable(key.name)}",
+                    f"{max(peak.allocated for peak in entry.peaks) / MIB:.2f}",
+                    f"{max(peak.reserved for peak in entry.peaks) / MIB:.2f}",
+                    "" if entry.batch_size is None else str(entry.batch_size),
+                    "" if entry.world_size is None else f"{entry.rank} of {entry.world_size}",
+                    str(len(entry.peaks)) if len(entry.peaks) > 1 else "",
+                )
+            )
     number = len({key.nodeid for key in entries})
     title = f"Baselines of {number} test{'' if number == 1 else 's'}: peak memory in MiB"
-    made = Counter(entry.provenance for entry in entries.values())
-    lines = [
-        wrapped("made with: ", provenance_text(it) + (f" ({n})" if len(made) > 1 else ""), width)
-        for it, n in made.items()
-    ]
+    counter = Counter(entry.provenance for entry in entries.values())
+    lines = []
+    for provenance, times in counter.items():
+        entries_text = f" ({times})" if len(counter) > 1 else ""
+        lines.append(wrapped("made with: ", provenance_text(provenance) + entries_text, width))
     return "\n\n".join([title, named_table(_TITLES, rows, width), "\n".join(lines)])
 
 
-def _name(key: Key, shown: Collection[Key]) -> str:
-    """Return a row's name: of a part below its test the part alone."""
-    if key.part and key._replace(part="") in shown:
-        return f"    ({printable(key.part)})"
-    return f"  {printable(key.name)}"
-
-
-def _cells(entry: BaselineEntry) -> tuple[str, ...]:
-    return (
-        f"{max(peak.allocated for peak in entry.peaks) / MIB:.2f}",
-        f"{max(peak.reserved for peak in entry.peaks) / MIB:.2f}",
-        "" if entry.batch_size is None else str(entry.batch_size),
-        "" if entry.world_size is None else f"{entry.rank} of {entry.world_size}",
-        str(len(entry.peaks)) if len(entry.peaks) > 1 else "",
-    )
-
-
 def details(entries: Mapping[Key, BaselineEntry], width: int = 80) -> str:
-    """Return all that is known of baselines, each with its breakdown."""
+    """Return all figures of baselines, each with its breakdown."""
     return "\n\n\n".join(
         "\n\n".join(filter(None, _blocks(key, entries[key], width))) for key in sorted(entries)
     )
@@ -75,8 +69,8 @@ def _blocks(key: Key, entry: BaselineEntry, width: int) -> Iterator[str]:
         for index, peak in enumerate(entry.peaks)
     ]
     rows = [["", "peak allocated", "peak reserved"], *rows]
-    kept = rows if several else [row[1:] for row in rows]
-    yield drawn(kept, [*(["left"] if several else []), "right", "right"])
+    table = rows if several else [row[1:] for row in rows]
+    yield aligned_table(table, [*(["left"] if several else []), "right", "right"])
     for index, breakdown in enumerate(entry.breakdowns):
         where = f", device {index}" if several else ""
         yield rows_table(f"at the peak{where}", category_rows(breakdown), width, None)

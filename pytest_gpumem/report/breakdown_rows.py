@@ -1,4 +1,4 @@
-"""What a section of the page shows of a device's peak: by category and by source line."""
+"""The rows of a device's peak, for the page and Markdown: by category and by source line."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.judge.breakdown_diff import Row, category_rows, site_rows
-from pytest_gpumem.report import timeline_svg as timelines
 
 if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.measurement import Attribution, Breakdown, Category
-    from pytest_gpumem.report.timeline_svg import Drawing
+    from pytest_gpumem.measurement import Attribution, Breakdown
 
 
 @dataclass(frozen=True)
@@ -20,58 +18,43 @@ class DeviceRows:
 
     index: int
     compared: bool
-    """whether there is a baseline's breakdown beside it"""
+    """whether a baseline's breakdown stands beside it"""
     categories: list[Row]
     total: Row
     """peak allocated"""
     cached: Row
     sites: list[Row]
     notes: tuple[str, ...] = ()
-    drawing: Drawing | None = None
-    legend: tuple[Category, ...] = ()
-    undrawn: bool = False
-    """there is a timeline, and it is not drawn"""
 
     def share(self, row: Row) -> float:
-        """Return a row's part of the whole, in percent."""
+        """Return a row's part of the peak, in percent."""
         return 100 * row.now / max(self.total.now, 1)
 
 
-def device_rows(result: Result, name: str, *, drawn: bool) -> list[DeviceRows]:
-    """Return where each device's peak comes from; nothing where nobody looked.
-
-    Args:
-        result: of a test or a part.
-        name: what the ids in its drawings begin with.
-        drawn: draw the timelines.
-    """
-    found = result.measurement.attributions if result.measurement else ()
-    before = dict(enumerate(result.breakdowns_before))
+def device_rows(result: Result) -> list[DeviceRows]:
+    """Return where each device's peak comes from; nothing without attributions."""
+    baselines = dict(enumerate(result.breakdowns_before))
+    attributions = result.measurement.attributions if result.measurement else ()
     return [
-        _of_device(index, one, before.get(index), f"{name}-{index}", drawn=drawn)
-        for index, one in enumerate(found)
+        _rows_of(index, attribution, baselines.get(index))
+        for index, attribution in enumerate(attributions)
     ]
 
 
-def _of_device(
-    index: int, found: Attribution, before: Breakdown | None, name: str, *, drawn: bool
-) -> DeviceRows:
-    now, timeline = found.breakdown, found.timeline
-    *rows, cached = category_rows(now, before)
-    there = timeline is not None and len(timeline.reserved) > 0
+def _rows_of(index: int, attribution: Attribution, baseline: Breakdown | None) -> DeviceRows:
+    breakdown = attribution.breakdown
+    *categories, cached = category_rows(breakdown, baseline)
+    total = Row(
+        "peak allocated",
+        sum(breakdown.categories.values()),
+        None if baseline is None else sum(baseline.categories.values()),
+    )
     return DeviceRows(
         index,
-        before is not None,
-        rows,
-        Row(
-            "peak allocated",
-            sum(now.categories.values()),
-            None if before is None else sum(before.categories.values()),
-        ),
+        baseline is not None,
+        categories,
+        total,
         replace(cached, name="cached besides"),
-        site_rows(now, before),
-        found.notes,
-        timelines.draw(timeline, name) if timeline and there and drawn else None,
-        tuple(timelines.shown(timeline)) if timeline else (),
-        undrawn=there and not drawn,
+        site_rows(breakdown, baseline),
+        attribution.notes,
     )

@@ -1,4 +1,4 @@
-"""Which test fits on which card, and with how much to spare."""
+"""Which test fits on which card, and how much memory is left there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.judge.verdict import Kind
-from pytest_gpumem.report.text import columns, drawn, printable, shortened
+from pytest_gpumem.report.text import aligned_table, columns, printable, shortened
 from pytest_gpumem.sizes import GIB
 
 if TYPE_CHECKING:
@@ -22,21 +22,24 @@ LEAST_NAME: Final = 16
 def cards_matrix(results: Sequence[Result], width: int = 80) -> str:
     """Return a table of tests by cards; "" where no test ran on several.
 
-    A cell is what the card has left at the peak, in GiB; of what does not fit, what it needs. Where
-    the cards do not fit beside each other there is a table for as many as do.
+    A cell is the memory that the card has left at the peak, in GiB; of a test that does not fit,
+    the memory that it needs. Cards that do not fit beside each other get another table.
     """
     rows: dict[str, dict[str, Result]] = {}
     for result in results:
         if result.card and not result.part:
             rows.setdefault(without_card(result.nodeid, result.card), {})[result.card] = result
-    rows = {name: found for name, found in rows.items() if len(found) > 1}
+    rows = {name: on_cards for name, on_cards in rows.items() if len(on_cards) > 1}
     if not rows:
         return ""
     cards = sorted(
-        {card for found in rows.values() for card in found},
+        {card for on_cards in rows.values() for card in on_cards},
         key=lambda card: (CARDS[card].usable_memory if card in CARDS else 0, card),
     )
-    cells = {name: {card: _cell(it) for card, it in found.items()} for name, found in rows.items()}
+    cells = {
+        name: {card: _cell(result) for card, result in on_cards.items()}
+        for name, on_cards in rows.items()
+    }
     return "\n\n".join(_table(cells, group, width) for group in _groups(cells, cards, width))
 
 
@@ -53,7 +56,7 @@ def without_card(nodeid: str, card: str) -> str:
 
 
 def headroom(result: Result) -> int | None:
-    """Return the bytes that a test's card has left at its peak; None where that is not known."""
+    """Return the bytes that a test's card has left at its peak; None where unknown."""
     if result.measurement is None or result.card not in CARDS:
         return None
     return CARDS[result.card].usable_memory - result.measurement.peak_reserved
@@ -93,4 +96,4 @@ def _table(cells: dict[str, dict[str, str]], cards: Sequence[str], width: int) -
     names = [shortened(printable(name), max(width - wide, LEAST_NAME)) for name in cells]
     lines = [[TITLE, *cards], *([name, *row] for name, row in zip(names, rows, strict=True))]
     lines[0][0] = shortened(TITLE, max(width - wide, LEAST_NAME))
-    return drawn(lines, ["left", *("right" for _ in cards)])
+    return aligned_table(lines, ["left", *("right" for _ in cards)])

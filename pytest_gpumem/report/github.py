@@ -1,4 +1,4 @@
-"""What GitHub Actions shows beside the source: an annotation for each result that failed.
+"""Annotations that GitHub Actions shows beside the source, one for each failed result.
 
 The form is that of "Workflow commands for GitHub Actions" in GitHub's documentation: in a property
 ``%``, carriage return, newline, ``:`` and ``,`` are percent-encoded, in a message the first three.
@@ -29,34 +29,34 @@ def error_lines(results: Iterable[Result], *, root: Path, workspace: Path) -> It
 
     Args:
         results: of the session.
-        root: what the results' locations are relative to: pytest's root folder.
+        root: pytest's root folder, to which the results' locations are relative.
         workspace: the repository's folder; files outside of it are named as they are.
     """
     for result in sorted(results, key=urgency):
-        if result.verdict.failed and not result.expected:
-            yield _annotation(result, root, workspace)
+        if not result.verdict.failed or result.expected:
+            continue
+        properties = {"title": f"GPU memory: {result.name}"}
+        if result.location is not None:
+            path, line = result.location
+            file = _from_workspace(root / path, workspace)
+            properties = {"file": file, "line": str(line), **properties}
+        # In a property these two end a value or a name.
+        encoded = {
+            name: _message(value).replace(":", "%3A").replace(",", "%2C")
+            for name, value in properties.items()
+        }
+        fields = ",".join(f"{name}={value}" for name, value in encoded.items())
+        message = f"{result.verdict.headline} ({result.device_key})"
+        yield f"::error {fields}::{_message(message[:_LONGEST])}"
 
 
-def _annotation(result: Result, root: Path, workspace: Path) -> str:
-    properties = {"title": f"GPU memory: {result.name}"}
-    if result.location is not None:
-        path, line = result.location
-        properties = {"file": _file(root / path, workspace), "line": str(line), **properties}
-    given = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
-    message = f"{result.verdict.headline} ({result.device_key})"
-    return f"::error {given}::{_data(message[:_LONGEST])}"
-
-
-def _file(path: Path, workspace: Path) -> str:
-    """Return a file as GitHub wants it: from the repository's folder on."""
-    path, workspace = (Path(os.path.realpath(it)) for it in (path, workspace))
+def _from_workspace(path: Path, workspace: Path) -> str:
+    """Return a file as GitHub names it: by its path from the repository's folder."""
+    path, workspace = (Path(os.path.realpath(folder)) for folder in (path, workspace))
     return path.relative_to(workspace).as_posix() if path.is_relative_to(workspace) else str(path)
 
 
-def _data(text: str) -> str:
-    text = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-    return printable(text)
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
+def _message(sentence: str) -> str:
+    """Return a sentence with the characters encoded that a command's message cannot have."""
+    sentence = sentence.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return printable(sentence)

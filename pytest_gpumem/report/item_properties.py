@@ -4,58 +4,51 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from pytest_gpumem.report.text import printable
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from pytest_gpumem.judge.result import Result
 
 PREFIX: Final = "gpumem_"
-"""what the names of all of them begin with"""
+"""the beginning of all names"""
 _SIZES: Final = ("allocated", "reserved")
 
 
 def properties(results: Iterable[Result]) -> Iterator[tuple[str, str | int]]:
     """Yield names and values: "gpumem_peak_allocated", of a part "gpumem_peak_allocated[forward]".
 
-    Sizes are bytes, those of the fullest device. What ran out of memory has "gpumem_needed_..." as
-    well, where that is known.
+    Sizes are bytes, those of the fullest device. After out of memory "gpumem_needed_..." says what
+    the step needs, where that is known.
     """
     for index, result in enumerate(results):
-        if index == 0:
-            yield from _head(result)
-        end = f"[{result.part}]" if result.part else ""
-        for name, value in _values(result).items():
-            yield f"{PREFIX}{name}{end}", value
-
-
-def _head(result: Result) -> Iterator[tuple[str, str | int]]:
-    """Yield what is a test's own, and its parts' as well."""
-    yield f"{PREFIX}device", result.device_key
-    for name in ("batch_size", "world_size", "rank"):
-        value = getattr(result, name)
-        if value is not None:
-            yield f"{PREFIX}{name}", value
-
-
-def _values(result: Result) -> Mapping[str, str | int]:
-    measurement = result.measurement
-    found: dict[str, str | int] = {"verdict": str(result.verdict.kind)}
-    if measurement is not None:
-        found["peak_allocated"] = measurement.peak_allocated
-        found["peak_reserved"] = measurement.peak_reserved
+        if index == 0:  # these are the test's, and so its parts'
+            yield f"{PREFIX}device", result.device_key
+            for name in ("batch_size", "world_size", "rank"):
+                value = getattr(result, name)
+                if value is not None:
+                    yield f"{PREFIX}{name}", value
+        # A part's name is any text, and pytest escapes the values of properties but not their
+        # names: a control character or a lone surrogate would spoil the whole XML file.
+        end = f"[{printable(result.part)}]" if result.part else ""
+        yield f"{PREFIX}verdict{end}", str(result.verdict.kind)
+        measurement = result.measurement
+        if measurement is None:
+            continue
+        yield f"{PREFIX}peak_allocated{end}", measurement.peak_allocated
+        yield f"{PREFIX}peak_reserved{end}", measurement.peak_reserved
         needed = measurement.out_of_memory.needed if measurement.out_of_memory else None
         if needed is not None:
-            found["needed_allocated"] = needed.allocated
-            found["needed_reserved"] = needed.reserved
-    return found
+            yield f"{PREFIX}needed_allocated{end}", needed.allocated
+            yield f"{PREFIX}needed_reserved{end}", needed.reserved
 
 
-def property_lines(found: Iterable[tuple[str, object]]) -> Iterator[str]:
-    """Yield a line for each of these among a report's properties, sizes in words as well."""
-    for name, value in found:
+def property_lines(user_properties: Iterable[tuple[str, object]]) -> Iterator[str]:
+    """Yield a line for each figure among a report's properties, sizes in words as well."""
+    for name, value in user_properties:
         if name.startswith(PREFIX):
-            sized = isinstance(value, int) and any(word in name for word in _SIZES)
-            words = f" ({format_size(value)})" if sized and isinstance(value, int) else ""
+            is_size = isinstance(value, int) and any(word in name for word in _SIZES)
+            words = f" ({format_size(value)})" if is_size and isinstance(value, int) else ""
             yield f"{name}: {value}{words}"

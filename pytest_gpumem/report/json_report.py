@@ -1,4 +1,4 @@
-"""The JSON report: written, and read again; :mod:`pytest_gpumem.report.json_schema` is its form."""
+"""The JSON report, written and read; :mod:`pytest_gpumem.report.json_schema` is its form."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SavedReport:
     """A report as a file has it."""
 
     report: Report
-    """without timelines, which the file has not"""
+    """without timelines, which files do not have"""
     created: str
     """when it was written: "2026-11-21T15:06:07Z" """
     gpumem: str = __version__
@@ -50,12 +50,12 @@ def dumps(report: Report, *, created: str, gpumem: str = __version__) -> str:
     Args:
         report: the session's.
         created: date and time: "2026-11-21T15:06:07Z".
-        gpumem: the version of pytest-gpumem that it is of.
+        gpumem: the version of pytest-gpumem that wrote it.
 
     Raises:
-        ReportError: a figure is no whole number of bytes, or a text is none.
+        ReportError: a figure is not a whole number of bytes, or a name is not a text.
     """
-    parts = {
+    head = {
         "format": FORMAT,
         "gpumem": gpumem,
         "created": created,
@@ -64,49 +64,70 @@ def dumps(report: Report, *, created: str, gpumem: str = __version__) -> str:
         "remarks": report.remarks,
         "updates": None if report.updates is None else _updates(report.updates),
     }
-    lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in parts.items()]
-    results = ",\n".join(f"  {json.dumps(_plain(it))}" for it in report.results)
+    lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
+    rows = [
+        _checked(result, json_schema.Result, f"the result of {result.name}")
+        for result in report.results
+    ]
+    results = ",\n".join(f"  {json.dumps(row)}" for row in rows)
     lines.append(f' "results": [\n{results}\n ]' if results else ' "results": []')
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def loads(text: str | bytes, given: str) -> SavedReport:
-    """Return the report that :func:`dumps` made a text of.
+def loads(content: str | bytes, name: str) -> SavedReport:
+    """Return the report that :func:`dumps` wrote.
 
     Args:
-        text: the file's content.
-        given: the file's name, for messages.
+        content: the file's.
+        name: the file's, for messages.
 
     Raises:
-        ReportError: it is none, or of a format that this version cannot read.
+        ReportError: it is not a report, or of a format that this version cannot read.
     """
     try:
-        plain = parse_json(text, "a report of pytest-gpumem")
+        data = parse_json(content, "a report of pytest-gpumem")
     except JsonProblem as problem:
-        raise ReportError(given, str(problem), _AGAIN) from None
-    _check_format(plain, given)
+        raise ReportError(name, str(problem), _AGAIN) from None
+    number = data.get("format") if isinstance(data, dict) else None
+    # A baseline file has a "format" as well.
+    if type(number) is not int or number < 1 or not isinstance(data, dict) or "gpumem" not in data:
+        problem_text = 'is not a report of pytest-gpumem: it has no "format" and "gpumem"'
+        raise ReportError(name, problem_text, _AGAIN)
+    if number > FORMAT:
+        raise ReportError(
+            name,
+            f"was written by a newer pytest-gpumem (format {number}; this one reads {FORMAT})",
+            "upgrade pytest-gpumem",
+        )
     try:
-        read = msgspec.convert(plain, Document)
-        return SavedReport(_report(read), read.created, read.gpumem)
+        document = msgspec.convert(data, Document)
+        report = Report(
+            msgspec.convert(document.results, tuple[Result, ...], from_attributes=True),
+            None if document.updates is None else _summary(document.updates),
+            document.device,
+            document.options,
+            document.remarks,
+        )
+        return SavedReport(report, document.created, document.gpumem)
     except (msgspec.ValidationError, UnicodeError) as error:
         shown = json.dumps(str(error), ensure_ascii=False)[1:-1]  # names may have any character
-        raise ReportError(given, f"is not a report of pytest-gpumem: {shown}", _AGAIN) from None
+        raise ReportError(name, f"is not a report of pytest-gpumem: {shown}", _AGAIN) from None
 
 
 def read_report(path: str | os.PathLike[str]) -> SavedReport:
-    """Return the report that a file has.
+    """Return the report in a file.
 
     Raises:
-        ReportError: there is none that this version can read.
+        ReportError: the file is not one that this version can read.
     """
-    given = str(path)
+    name = str(path)
     try:
         content = Path(path).read_bytes()
     except (OSError, ValueError) as error:
         problem = getattr(error, "strerror", None) or str(error)
         remedy = "name a file that pytest --gpumem-json=PATH wrote"
-        raise ReportError(given, f"cannot be read: {problem}", remedy) from error
-    return loads(content, given)
+        raise ReportError(name, f"cannot be read: {problem}", remedy) from error
+    return loads(content, name)
 
 
 def schema() -> dict[str, Any]:
@@ -121,19 +142,15 @@ def schema() -> dict[str, Any]:
 # -- writing --
 
 
-def _plain(result: Result) -> object:
-    """Return a result as plain data."""
-    return _checked(result, json_schema.Result, f"the result of {result.name}")
-
-
 def _updates(summary: UpdateSummary) -> object:
     groups = ("created", "changed", "unchanged", "removed", "errors")
-    found = {name: getattr(summary, name) for name in groups}
-    found["files"] = tuple(map(str, summary.files))
-    return _checked(found, json_schema.Updates, "what became of the baselines")
+    fields = {name: getattr(summary, name) for name in groups}
+    fields["files"] = tuple(map(str, summary.files))
+    return _checked(fields, json_schema.Updates, "the update of the baselines")
 
 
 def _checked(value: object, kind: type, given: str) -> object:
+    """Return a record as plain data, which :func:`loads` reads."""
     try:
         return msgspec.to_builtins(msgspec.convert(value, kind, from_attributes=True))
     except (msgspec.ValidationError, UnicodeError) as error:
@@ -144,46 +161,23 @@ def _checked(value: object, kind: type, given: str) -> object:
 # -- reading --
 
 
-def _check_format(plain: object, given: str) -> None:
-    number = plain.get("format") if isinstance(plain, dict) else None
-    known = isinstance(plain, dict) and "gpumem" in plain  # baselines have a format as well
-    if type(number) is not int or number < 1 or not known:
-        problem = 'is not a report of pytest-gpumem: it has no "format" and "gpumem"'
-        raise ReportError(given, problem, _AGAIN)
-    if number > FORMAT:
-        raise ReportError(
-            given,
-            f"was written by a newer pytest-gpumem (format {number}; this one reads {FORMAT})",
-            "upgrade pytest-gpumem",
-        )
-
-
-def _report(read: Document) -> Report:
-    return Report(
-        msgspec.convert(read.results, tuple[Result, ...], from_attributes=True),
-        None if read.updates is None else _summary(read.updates),
-        read.device,
-        read.options,
-        read.remarks,
-    )
-
-
-def _summary(read: json_schema.Updates) -> UpdateSummary:
+def _summary(updates: json_schema.Updates) -> UpdateSummary:
     groups = ("created", "changed", "unchanged", "removed")
+    entries = {
+        name: tuple(
+            EntryUpdate(it.device_key, it.module, it.test, it.part, _entry(it.old), _entry(it.new))
+            for it in getattr(updates, name)
+        )
+        for name in groups
+    }
     return UpdateSummary(
-        **{name: tuple(map(_entry_update, getattr(read, name))) for name in groups},
-        errors=tuple(BaselineError(it.given, it.problem, it.remedy) for it in read.errors),
-        files=tuple(map(Path, read.files)),
+        **entries,
+        errors=tuple(BaselineError(it.given, it.problem, it.remedy) for it in updates.errors),
+        files=tuple(map(Path, updates.files)),
     )
 
 
-def _entry_update(read: json_schema.EntryUpdate) -> EntryUpdate:
-    return EntryUpdate(
-        read.device_key, read.module, read.test, read.part, _entry(read.old), _entry(read.new)
-    )
-
-
-def _entry(read: json_schema.Figures | None) -> BaselineEntry | None:
-    if read is None:
+def _entry(figures: json_schema.Figures | None) -> BaselineEntry | None:
+    if figures is None:
         return None
-    return msgspec.convert(read, BaselineEntry, from_attributes=True)
+    return msgspec.convert(figures, BaselineEntry, from_attributes=True)

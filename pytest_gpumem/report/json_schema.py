@@ -1,8 +1,9 @@
-"""The JSON report's form, field by field: what docs/json-report.md and its schema describe.
+"""The JSON report's form, field by field, as docs/json-report.md and its schema describe it.
 
 The fields of these classes have the names of the records that they are made from, and JSON names
 of their own where ``rename`` says so. Once 0.1.0 is out every change is a new ``FORMAT``, so that
-an older version says what is wrong; what is added then has a default, so that old reports are read.
+an older version says what is wrong; a field that is added then has a default, so that old reports
+can be read.
 """
 
 from __future__ import annotations

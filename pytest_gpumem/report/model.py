@@ -1,4 +1,4 @@
-"""What a report is about: the results of a session, before any wording or layout."""
+"""The record of a session that every renderer starts from, before any wording or layout."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.judge.result import Result, count_kinds
-
-# At run time too: msgspec reads the annotations of Result (report/wire.py).
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,17 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """All that a session has to tell; every renderer starts from this."""
+    """The results of a session, and its circumstances."""
 
     results: tuple[Result, ...] = ()
     updates: UpdateSummary | None = None
-    """what became of the baselines, in a run that updates them"""
+    """the fate of the baselines, in a run that updates them"""
     device: str = ""
     """the session's device, in words"""
     options: Mapping[str, str] = field(default_factory=dict)
     """the options that bear on the verdicts, by name"""
     remarks: tuple[str, ...] = ()
-    """sentences about the session: what was skipped, what could not be read"""
+    """sentences about the session: skipped tests, files that cannot be read"""
 
     @property
     def counts(self) -> dict[Kind, int]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def to_text(results: Sequence[Result]) -> str:
-    """Return results as JSON."""
+    """Return results as JSON, timelines included."""
     try:
         return msgspec.json.encode(results).decode()
     except (UnicodeEncodeError, OverflowError):  # half a surrogate pair, or beyond 64 bits
@@ -28,10 +28,10 @@ def to_text(results: Sequence[Result]) -> str:
 
 
 def from_text(text: object) -> list[Result]:
-    """Return the results that :func:`to_text` made a text of.
+    """Return the results that :func:`to_text` wrote.
 
     Raises:
-        GpuMemError: it is no such text.
+        GpuMemError: ``text`` is not of :func:`to_text`, or of another version's.
     """
     try:
         return _read(text)

@@ -48,7 +48,7 @@ def test_a_real_run_is_held_to_the_prediction_with_a_tolerance_of_its_own(
     is_real(predicted, grown)
     session = predicted.run(AGAINST, "-v")
     assert session.verdicts() == {"test_step": verdict}
-    assert "gpumem: on cuda-NVIDIA-T4: 1 held to virtual-T4's baseline" in session.flat
+    assert "gpumem: baselines on cuda-NVIDIA-T4: 1 of 1 compared with virtual-T4's" in session.flat
     if verdict == "regressed":
         assert session.ret == 1
         assert "peak allocated is 31.00 MiB (+3.1%) above that of virtual-T4" in session.flat
@@ -92,7 +92,7 @@ def test_the_virtual_gpu_is_held_to_a_real_one(suite):
     (suite.path / "conftest.py").unlink()
     session = suite.run("--gpumem-against=cuda:NVIDIA T4", "--gpumem-card=T4")
     assert session.verdicts() == {"test_step": "improved"}
-    assert "held to cuda-NVIDIA-T4's baseline" in session.flat
+    assert "compared with cuda-NVIDIA-T4's" in session.flat
     assert "driver 580.1" in session.flat
 
 
@@ -120,7 +120,7 @@ def test_reports_say_whose_baseline_it_was(predicted):
     assert one.verdict.held_to == "virtual-T4"
     assert one.device_key == "cuda-NVIDIA-T4"
     assert one.verdict.uncompared == ""
-    assert "1 held to virtual-T4's baseline." in (predicted.path / "a.md").read_text()
+    assert "Baselines: 1 of 1 compared with virtual-T4's." in (predicted.path / "a.md").read_text()
 
 
 # -- several devices --
@@ -144,17 +144,16 @@ def test_which_were_compared_which_not_and_why(suite):
     source += "\n@pytest.mark.gpu_memory\ndef test_new(): mib(1)\n"
     session = suite.run("--gpumem-card=T4", "--gpumem-html=a.html", source=source)
     line = (
-        "gpumem: on virtual-T4: 0 held to its own baselines, 4 not: 1 with another step's (the "
-        "baseline is of batch_size=4, this is 8); 1 with baselines of virtual-L4 only; "
-        "1 held to none (baseline=False); 1 without any baseline"
+        "gpumem: baselines on virtual-T4: 0 of 4 compared, 1 of another step (the baseline is of "
+        "batch_size=4, this is 8), 1 only of virtual-L4, 1 not wanted (baseline=False), 1 missing"
     )
     assert line in session.flat
-    assert "1 with baselines of virtual-L4 only" in (suite.path / "a.html").read_text()
+    assert "1 only of virtual-L4" in (suite.path / "a.html").read_text()
 
 
 def test_where_all_is_plain_nothing_is_said_of_it(suite):
     for arguments in (["--gpumem-update-baselines"], []):
-        assert "held to" not in suite.run(*arguments, source=MANY).out
+        assert "baselines on" not in suite.run(*arguments, source=MANY).out
 
 
 def test_each_device_of_a_session_has_its_line(suite):
@@ -168,9 +167,7 @@ def test_each_device_of_a_session_has_its_line(suite):
     suite.run("--gpumem-update-baselines", source=source)
     session = suite.run()
     for card in ("T4", "L4"):
-        assert f"gpumem: on virtual-{card}: 1 held to its own baseline\n" in session.out
+        assert f"gpumem: baselines on virtual-{card}: 1 of 1 compared\n" in session.out
     suite.path.joinpath("baselines/virtual-L4/test_it.json").write_text("{")
     session = suite.run()
-    assert "on virtual-L4: 0 held to its own baselines, 1 not: 1 with a baseline that cannot" in (
-        session.flat
-    )
+    assert "baselines on virtual-L4: 0 of 1 compared, 1 unreadable" in session.flat

@@ -71,7 +71,7 @@ def test_a_regression_of_its_own_keeps_its_section_and_is_pointed_to(known, monk
     session = known.run()
     assert session.outcomes == {"failed": 6}
     assert "5 tests moved by +28.00 MiB" in session.flat
-    assert "gpumem: 1 more regressed otherwise: look there first" in session.flat
+    assert "gpumem: 1 more regressed for another reason: look there first" in session.flat
     assert "if this is intended, run pytest --gpumem-update" not in session.flat
     assert session.out.count("see the summary") == 5
     assert "peak allocated 60.00 MiB 560.00 MiB" in session.flat
@@ -132,7 +132,7 @@ def test_fail_refuses_baselines_of_another_toolchain(known, ini):
     assert set(session.verdicts().values()) == {"incomparable"}
     assert "incomparable: the baseline was made with torch 1.99.0; 100.00 MiB all" in session.flat
     assert f"pytest 'test_it.py::test_one[0]' {UPDATE}" in session.flat
-    assert "6 with baselines made with torch 1.99.0" in session.flat
+    assert "6 made with another toolchain (torch 1.99.0)" in session.flat
 
 
 def test_fail_is_satisfied_by_an_update_though_no_figure_moved(known, virtual_gpu):

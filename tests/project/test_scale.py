@@ -14,11 +14,11 @@ from helpers.sample_report import many
 from pytest_gpumem.baselines.store import BaselineStore, Change
 from pytest_gpumem.nodeids import split
 from pytest_gpumem.plugin.results import Gathering, entry_of
-from pytest_gpumem.report import breakdown_rows, timeline_svg
+from pytest_gpumem.report import breakdown_rows
 from pytest_gpumem.report.json_report import dumps
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import Report
-from pytest_gpumem.report.page import html
+from pytest_gpumem.report.page import html, timeline_svg
 from pytest_gpumem.report.page.html import page
 from pytest_gpumem.report.serialize import to_text
 from pytest_gpumem.report.terminal.summary_table import summary_table

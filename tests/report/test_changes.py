@@ -131,7 +131,7 @@ def test_names_are_no_markup():
     moves = pair({}, {key(name, module="a.py"): entry((1, 1))})
     text = rendering.markdown(Changes("<b>a</b>", "b|c", tuple(moves), ("<i>x</i> | y",)))
     row = next(line for line in text.splitlines() if "test&#95;" in line)
-    assert row.count("|") == 8
+    assert row.count("|") == 5  # four columns have anything in them
     assert "<b>" not in text.replace("`<b>a</b>`", "")
     assert "\\<i\\>" in text
 

@@ -25,7 +25,8 @@ from markdown_it import MarkdownIt
 
 from pytest_gpumem.judge.verdict import Kind, Lookup
 from pytest_gpumem.measurement import Attribution, Peak, Site
-from pytest_gpumem.report.markdown import LONGEST_NAME, code, markdown, prose
+from pytest_gpumem.report.markdown import markdown
+from pytest_gpumem.report.markdown_syntax import LONGEST_NAME, code, prose
 from pytest_gpumem.report.model import Report
 
 WHEN = "2026-11-21 15:06 UTC"

@@ -1,9 +1,9 @@
 """The page: one HTML file with all of a session's results in it, which needs no network.
 
-The first results have their rows and sections in the page as it stands; those of the others lie in
-it packed, and a script unpacks them when they are wanted, so that a page of ten thousand tests
-opens as quickly as one of ten. Whatever comes from outside is escaped where the template prints it
-(:func:`_printed`), and the page's own policy lets no script run but its one.
+The first results have their rows and sections in the page as it stands; the rows and sections of
+all further results lie in it packed, and a script unpacks one when it is opened, so that a page of
+ten thousand tests opens as quickly as one of ten. Text from outside is escaped where the template
+prints it (:func:`_printed`), and the page's own policy lets no script run but its one.
 """
 
 from __future__ import annotations
@@ -21,37 +21,48 @@ from pytest_gpumem.judge.breakdown_diff import provenance_text
 from pytest_gpumem.judge.result import urgency
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.report.breakdown_rows import DeviceRows, device_rows
-from pytest_gpumem.report.held_to import compared, is_news
-from pytest_gpumem.report.terminal.session_text import circumstances, shortage_rows
-from pytest_gpumem.report.terminal.summary_table import budget_use, change, taken
+from pytest_gpumem.report.compared import comparison_sentences, tells_more_than_table
+from pytest_gpumem.report.page import timeline_svg
+from pytest_gpumem.report.terminal.failure_text import circumstances, shortage_facts
+from pytest_gpumem.report.terminal.summary_table import budget_cell, change_cell, peak_cells
 from pytest_gpumem.report.terminal.update_text import update_summary
-from pytest_gpumem.report.text import printable, size
-from pytest_gpumem.sizes import format_size
+from pytest_gpumem.report.text import printable, signed_size, size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from jinja2 import Environment, Template
+    from jinja2 import Environment
     from markupsafe import Markup
 
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.measurement import Attribution
+    from pytest_gpumem.measurement import Attribution, Category
     from pytest_gpumem.report.model import Report
+    from pytest_gpumem.report.page.timeline_svg import Drawing
 
 MOST_ROWS = 200
 """rows of the table that are in the page as it stands; a script shows the others"""
 MOST_SECTIONS = 25
-"""sections likewise: of failures, or of all tests where there are no more than that"""
+"""sections that are in the page as it stands: of failures, or of all tests where these are few"""
 MOST_DRAWN = 100
 """timelines that are drawn, those of failures first: each takes about 25 ms and 10 kB"""
 MOST_EXPLAINED = 1000
-"""results with their breakdowns and source lines, likewise: each takes about 1 ms"""
+"""results with their breakdowns and source lines, failures first: each takes about 1 ms"""
 MOST_SITES = 12
 """source lines that a section lists, of each device"""
 PACK = 100_000
 """characters of sections that are packed together, at least"""
 
 _FIGURE = re.compile(r"[+-]?\d+(?:\.\d+)?")
+
+
+class DeviceSection(NamedTuple):
+    """Where one device's peak comes from, with its timeline."""
+
+    rows: DeviceRows
+    drawing: Drawing | None
+    legend: tuple[Category, ...]
+    undrawn: bool
+    """whether it has a timeline that is not drawn"""
 
 
 class Entry(NamedTuple):
@@ -79,7 +90,7 @@ class Entry(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """A character beside the verdict, for those who see no colours."""
+        """A character beside the verdict, for readers who see no colours."""
         if self.result.verdict.failed:
             return "✕"
         marks = {Kind.WITHIN: "✓", Kind.IMPROVED: "↓"}
@@ -96,26 +107,38 @@ class Entry(NamedTuple):
     def cells(self) -> dict[str, str]:
         """The row of the table: device, batch size, figures in MiB, change, use of the budget."""
         result = self.result
-        allocated, reserved = taken(result.measurement) if result.measurement else ("", "")
+        allocated, reserved = peak_cells(result.measurement) if result.measurement else ("", "")
         return {
             "device": result.device_key,
             "batch": "" if result.batch_size is None else str(result.batch_size),
             "allocated": allocated,
             "reserved": reserved,
-            "change": change(result),
-            "budget": budget_use(result),
+            "change": change_cell(result),
+            "budget": budget_cell(result),
         }
 
     @property
-    def devices(self) -> list[DeviceRows]:
-        """Where the peak of each device comes from."""
+    def devices(self) -> list[DeviceSection]:
+        """Where the peak of each device comes from; it draws, so a template asks once."""
         if not self.explained:
             return []
-        return device_rows(self.result, self.anchor, drawn=self.drawn)
+        devices = []
+        for rows, attribution in zip(
+            device_rows(self.result), _attributions(self.result), strict=True
+        ):
+            timeline = attribution.timeline
+            if timeline is None or not timeline.reserved:
+                devices.append(DeviceSection(rows, None, (), undrawn=False))
+                continue
+            name = f"{self.anchor}-{rows.index}"
+            drawing = timeline_svg.draw(timeline, name) if self.drawn else None
+            legend = tuple(timeline_svg.categories_of(timeline))
+            devices.append(DeviceSection(rows, drawing, legend, undrawn=not self.drawn))
+        return devices
 
     @property
     def unexplained(self) -> bool:
-        """Whether that is known, and not shown."""
+        """Whether it has a breakdown that is not shown."""
         return not self.explained and bool(_attributions(self.result))
 
 
@@ -123,77 +146,84 @@ def page(report: Report, *, when: str = "") -> str:
     """Return the page.
 
     Args:
-        report: what to show.
+        report: the session's.
         when: date and time of the session, as the page's head says it.
     """
     entries = _entries(report.results)
     parts: Any = _environment().get_template("parts.html.j2").module
-    rows = [str(parts.row(it)) for it in entries]
+    rows = [str(parts.row(entry)) for entry in entries]
     shown = [it for it in entries if it.failed or len(entries) <= MOST_SECTIONS][:MOST_SECTIONS]
-    sections = {it.anchor: str(parts.section(it)) for it in shown}
+    sections = {entry.anchor: str(parts.section(entry)) for entry in shown}
     packs, places = _packed_sections(parts, [it for it in entries if it.anchor not in sections])
     index = [
         {
             "id": entry.anchor,
             "row": row,
-            "keys": list(_keys(entry)),
+            "keys": _sort_keys(entry),
             "failed": entry.failed,
             "pack": places.get(entry.anchor),
         }
         for entry, row in zip(entries, rows, strict=True)
     ]
-    return _template("page.html.j2").render(
-        report=report,
-        remarks=_remarks(report),
-        when=when,
-        counts=_counts(entries),
-        devices=len({it.device_key for it in report.results}),
-        rows=_raw("".join(rows[:MOST_ROWS])),
-        sections=_raw("".join(sections.values())),
-        left_out=len(entries) - len(shown),
-        index=_packed(index),
-        packs=packs,
-        script=_raw(_source("page.js")),
-        style=_raw(_source("page.css")),
-        script_hash=_hash(_source("page.js")),
-        style_hash=_hash(_source("page.css")),
+    counter = Counter((entry.word, entry.tone) for entry in entries)
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            report=report,
+            remarks=_remarks(report),
+            when=when,
+            counts=[_Count(word, number, tone) for (word, tone), number in counter.items()],
+            devices=len({result.device_key for result in report.results}),
+            rows=_markup("".join(rows[:MOST_ROWS])),
+            sections=_markup("".join(sections.values())),
+            left_out=len(entries) - len(shown),
+            index=_packed(index),
+            packs=packs,
+            script=_markup(_source("page.js")),
+            style=_markup(_source("page.css")),
+            script_hash=_hash(_source("page.js")),
+            style_hash=_hash(_source("page.css")),
+        )
     )
 
 
 def _remarks(report: Report) -> list[str]:
-    """Return the sentences about the session: what was compared, what became of the baselines."""
-    found = compared(report.results) if is_news(report.results) else {}
-    remarks = [*report.remarks, *(f"on {key}: {text}" for key, text in found.items())]
+    """Return the sentences about the session, its baselines among them."""
+    results = report.results
+    sentences = comparison_sentences(results) if tells_more_than_table(results) else {}
+    remarks = [*report.remarks, *(f"baselines on {key}: {it}" for key, it in sentences.items())]
     if report.updates is None:
         return remarks
-    text = update_summary(report.updates, brief=True, width=10_000)
-    return [*remarks, *(line.removeprefix("gpumem: ") for line in text.splitlines())]
+    account = update_summary(report.updates, brief=True, width=10_000)
+    return [*remarks, *(line.removeprefix("gpumem: ") for line in account.splitlines())]
 
 
 def anchor(result: Result) -> str:
     """Return the id of a result's section: the same in every page, whatever else is in it."""
-    text = f"{result.nodeid}\0{result.part}\0{result.device_key}"
-    digest = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
+    key = f"{result.nodeid}\0{result.part}\0{result.device_key}"
+    digest = hashlib.sha256(key.encode("utf-8", "backslashreplace")).hexdigest()
     return f"t-{digest[:12]}"
 
 
 def _entries(results: Sequence[Result]) -> list[Entry]:
     """Return the results in the order of the table, each with an id of its own."""
-    seen: dict[str, int] = {}
-    found = []
+    times_used: dict[str, int] = {}
+    ranked = []
     for result in results:
         name = anchor(result)
-        number = seen[name] = seen.get(name, 0) + 1
-        name = name if number == 1 else f"{name}-{number}"
-        found.append(Entry(name, result, urgency(result), drawn=False, explained=False))
+        times = times_used[name] = times_used.get(name, 0) + 1
+        name = name if times == 1 else f"{name}-{times}"
+        ranked.append(Entry(name, result, urgency(result), drawn=False, explained=False))
     drawn = explained = 0
     entries = []
-    for entry in sorted(found, key=lambda it: it.rank):
-        known = _attributions(entry.result)
-        drawn += sum(it.timeline is not None for it in known)
-        explained += bool(known)
-        few, some = drawn <= MOST_DRAWN, explained <= MOST_EXPLAINED
-        entries.append(entry._replace(drawn=few, explained=some))
+    for entry in sorted(ranked, key=lambda entry: entry.rank):
+        attributions = _attributions(entry.result)
+        drawn += sum(it.timeline is not None for it in attributions)
+        explained += bool(attributions)
+        entries.append(
+            entry._replace(drawn=drawn <= MOST_DRAWN, explained=explained <= MOST_EXPLAINED)
+        )
     return entries
 
 
@@ -201,16 +231,13 @@ def _attributions(result: Result) -> Sequence[Attribution]:
     return result.measurement.attributions if result.measurement else ()
 
 
-def _keys(entry: Entry) -> Iterator[str | float | None]:
-    """Yield what the table's columns are sorted by; None goes last."""
-    yield printable(entry.result.name)
-    for name, text in entry.cells.items():
-        if name == "device":
-            yield text
-        else:
-            figure = _FIGURE.search(text)
-            yield float(figure[0]) if figure else None
-    yield entry.rank
+def _sort_keys(entry: Entry) -> list[str | float | None]:
+    """Return the keys by which the table's columns are sorted; None goes last."""
+    keys: list[str | float | None] = [printable(entry.result.name)]
+    for name, cell in entry.cells.items():
+        figure = _FIGURE.search(cell)
+        keys.append(cell if name == "device" else float(figure[0]) if figure else None)
+    return [*keys, entry.rank]
 
 
 class _Count(NamedTuple):
@@ -220,24 +247,19 @@ class _Count(NamedTuple):
     tone: str
 
 
-def _counts(entries: Iterable[Entry]) -> list[_Count]:
-    found = Counter((it.word, it.tone) for it in entries)
-    return [_Count(word, number, tone) for (word, tone), number in found.items()]
-
-
 def _packed_sections(parts: Any, entries: Iterable[Entry]) -> tuple[list[str], dict[str, int]]:  # noqa: ANN401 - a template's macros
-    """Return packs of sections, and in which of them each one is."""
+    """Return packs of sections, and the number of its pack by each section's id."""
     packs: list[str] = []
     places: dict[str, int] = {}
     waiting: dict[str, str] = {}
-    size = 0
+    length = 0
     for entry in entries:
-        text = waiting[entry.anchor] = str(parts.section(entry))
+        section = waiting[entry.anchor] = str(parts.section(entry))
         places[entry.anchor] = len(packs)
-        size += len(text)
-        if size >= PACK:
+        length += len(section)
+        if length >= PACK:
             packs.append(_packed(waiting))
-            waiting, size = {}, 0
+            waiting, length = {}, 0
     if waiting:
         packs.append(_packed(waiting))
     return packs, places
@@ -245,12 +267,13 @@ def _packed_sections(parts: Any, entries: Iterable[Entry]) -> tuple[list[str], d
 
 def _packed(data: object) -> str:
     """Return data as JSON, compressed, in letters that mean nothing in HTML."""
-    text = json.dumps(data, separators=(",", ":"))
-    return base64.b64encode(zlib.compress(text.encode(), 6)).decode()
+    plain = json.dumps(data, separators=(",", ":"))
+    return base64.b64encode(zlib.compress(plain.encode(), 6)).decode()
 
 
-def _hash(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+def _hash(source: str) -> str:
+    """Return a source's hash as a Content-Security-Policy names it."""
+    return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
 
 
 # -- the templates --
@@ -271,7 +294,7 @@ def _environment() -> Environment:
     environment.filters.update(size=size)
     environment.globals.update(
         circumstances=circumstances,
-        shortage_rows=shortage_rows,
+        shortage_facts=shortage_facts,
         provenance_text=provenance_text,
         most_sites=MOST_SITES,
         most_drawn=MOST_DRAWN,
@@ -282,12 +305,8 @@ def _environment() -> Environment:
     return environment
 
 
-def _template(name: str) -> Template:
-    return _environment().get_template(name)
-
-
 def _printed(value: object) -> object:
-    """Return what a template prints: text without characters that a reader would not see.
+    """Return a value as a template prints it: without characters that a reader would not see.
 
     jinja2 escapes it after this; text that is markup already is left alone by both.
     """
@@ -301,29 +320,28 @@ def _size_cell(nbytes: int | None, label: str = "", kind: str = "") -> Markup:
 
     Args:
         nbytes: its figure.
-        label: of the templates' own words, what it is called where the table has no columns.
-        kind: likewise, a class.
+        label: its name where the table has no columns, a word of the templates.
+        kind: a class, a word of the templates.
     """
     kind = f" {kind}" if kind else ""
     label = f' data-label="{label}"' if label else ""
     title = "" if nbytes is None else f' title="{nbytes:,} B"'
-    return _raw(f'<td class="n{kind}"{label}{title}>{size(nbytes)}</td>')
+    return _markup(f'<td class="n{kind}"{label}{title}>{size(nbytes)}</td>')
 
 
 def _difference_cell(nbytes: int | None, label: str = "difference") -> Markup:
-    """Return the cell of a difference, likewise."""
+    """Return the cell of a difference, with the way that it goes as its class."""
     way = "" if not nbytes else " up" if nbytes > 0 else " down"
-    if nbytes is None:
-        return _raw(f'<td data-label="{label}" class="n{way}"></td>')
-    text = format_size(nbytes, signed=True) if nbytes else "0"
-    return _raw(f'<td data-label="{label}" class="n{way}" title="{nbytes:+,} B">{text}</td>')
+    title = "" if nbytes is None else f' title="{nbytes:+,} B"'
+    words = "0" if nbytes == 0 else signed_size(nbytes)
+    return _markup(f'<td data-label="{label}" class="n{way}"{title}>{words}</td>')
 
 
-def _raw(text: str) -> Markup:
+def _markup(html: str) -> Markup:
     """Return text that is markup already, of this package's own making."""
     from markupsafe import Markup
 
-    return Markup(text)  # noqa: S704 - templates made it, or it lies beside them
+    return Markup(html)  # noqa: S704 - templates made it, or it lies beside them
 
 
 @cache

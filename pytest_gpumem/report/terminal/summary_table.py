@@ -1,4 +1,4 @@
-"""The table at the end of a session: both peaks of every test, and what there is to note."""
+"""The table at the end of a session: both peaks of every test, and notes on them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from pytest_gpumem.judge.breakdown_diff import provenance_text
 from pytest_gpumem.judge.result import hints_of
 from pytest_gpumem.judge.toolchain_change import tests_text
 from pytest_gpumem.judge.verdict import Kind
-from pytest_gpumem.report.text import columns, drawn, encodable, printable, shortened, wrapped
+from pytest_gpumem.report.text import (
+    aligned_table,
+    columns,
+    encodable,
+    printable,
+    shortened,
+    wrapped,
+)
 from pytest_gpumem.sizes import MIB
 
 if TYPE_CHECKING:
@@ -37,29 +44,38 @@ def summary_table(
     """Return the table for the end of the session; "" where there is nothing to show.
 
     Args:
-        results: of every test, in the order to show them in.
+        results: of every test, in the order of the rows.
         verbosity: below 0 nothing, 0 every test or, of more than ``FEW_ROWS``, those that are not
-            within, 1 every test and hints, 2 also what was held before and after, and what it was
-            measured with.
+            within, 1 every test and hints, 2 also memory held before and after, and provenance.
         width: columns of the terminal; long test names lose their beginning to fit.
         ascii_only: use no other characters.
     """
-    chosen = list(results)
-    if verbosity == 0 and len(chosen) > FEW_ROWS:
-        chosen = [it for it in chosen if it.verdict.kind is not Kind.WITHIN]
-    if verbosity < 0 or not chosen:
+    listed = list(results)
+    if verbosity == 0 and len(listed) > FEW_ROWS:
+        listed = [result for result in listed if result.verdict.kind is not Kind.WITHIN]
+    if verbosity < 0 or not listed:
         return ""
-    groups = _grouped(chosen)
-    title = _title(groups, len(chosen), len(results))
+    groups = _groups(listed)
+    modules = {group.module for group in groups}
+    devices = {group.device_key for group in groups}
+    hidden = len(results) - len(listed)
+    title = "".join(
+        [
+            "Peak memory in MiB",
+            f" on {devices.pop()}" if len(devices) == 1 else "",
+            f", {printable(modules.pop())}" if len(modules) == 1 else "",
+            f" ({len(listed)} of {len(results)}, -v lists all)" if hidden else "",
+        ]
+    )
     blocks = [wrapped("", title, width), named_table(_TITLES, _rows(groups, _summary_row), width)]
     if verbosity > 1:
         blocks += [
-            "Held by others and retained, in MiB",
+            "Held before the test and retained after it, in MiB",
             named_table(_DETAIL_TITLES, _rows(groups, _detail_row), width),
-            "\n".join(_seen_by(chosen, width)),
+            "\n".join(_device_use_lines(listed, width)),
+            "\n".join(_provenance_lines(listed, width)),
         ]
-        blocks.append("\n".join(_made_with(chosen, width)))
-    passed = [it for it in chosen if not it.verdict.failed]  # a failure has a section of its own
+    passed = [it for it in listed if not it.verdict.failed]  # a failure has a section of its own
     lines = list(_counted("note", (note for it in passed for note in it.verdict.notes), width))
     if verbosity > 0:
         lines += _counted("hint", (hint for it in passed for hint in hints_of(it)), width)
@@ -75,46 +91,33 @@ class _Group(NamedTuple):
     results: list[Result]
 
 
-def _grouped(results: Sequence[Result]) -> list[_Group]:
+def _groups(results: Sequence[Result]) -> list[_Group]:
     """Return the results by file and device, in the order of their first."""
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         groups.setdefault((result.module, result.device_key), []).append(result)
-    return [_Group(module, key, found) for (module, key), found in groups.items()]
-
-
-def _title(groups: Sequence[_Group], shown: int, number: int) -> str:
-    modules, keys = {it.module for it in groups}, {it.device_key for it in groups}
-    parts = [
-        "Peak memory in MiB",
-        f" on {keys.pop()}" if len(keys) == 1 else "",
-        f", {printable(modules.pop())}" if len(modules) == 1 else "",
-        f" ({shown} of {number}, the others are within; -v lists them)" if shown < number else "",
-    ]
-    return "".join(parts)
+    return [_Group(module, key, members) for (module, key), members in groups.items()]
 
 
 def _rows(
     groups: Sequence[_Group], cells: Callable[[Result], tuple[str, ...]]
 ) -> list[tuple[str, ...]]:
     """Return a row for each result; above each group its file and device, where they differ."""
-    several_modules = len({it.module for it in groups}) > 1
-    several_devices = len({it.device_key for it in groups}) > 1
+    several_modules = len({group.module for group in groups}) > 1
+    several_devices = len({group.device_key for group in groups}) > 1
     rows: list[tuple[str, ...]] = []
     for group in groups:
-        heads = [
-            printable(group.module) if several_modules else "",
-            f"on {group.device_key}" if several_devices else "",
-        ]
-        head = " ".join(filter(None, heads))
-        whole = ""
+        module = printable(group.module) if several_modules else ""
+        device = f"on {group.device_key}" if several_devices else ""
+        head = " ".join(filter(None, [module, device]))
         if head:
             rows.append((head,))
+        whole_test = ""  # the last row of a whole test: its parts stand below it
         for result in group.results:
-            inside = bool(result.part) and result.nodeid == whole
-            whole = whole if result.part else result.nodeid
-            name = f"({result.part})" if inside else result.name.removeprefix(f"{group.module}::")
-            indent = "  " * (bool(head) + inside)
+            below = bool(result.part) and result.nodeid == whole_test
+            whole_test = whole_test if result.part else result.nodeid
+            name = f"({result.part})" if below else result.name.removeprefix(f"{group.module}::")
+            indent = "  " * (bool(head) + below)
             rows.append((f"{indent}{printable(name)}", *cells(result)))
     return rows
 
@@ -124,46 +127,41 @@ def named_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int
 
     A row of one cell is the head of those below it: a line of its own, across all columns.
     """
-    full = [row for row in rows if len(row) > 1]
-    kept = [i for i in range(len(titles)) if any(row[i] for row in full)]
-    lines = [[row[i] for i in kept] for row in (titles, *full)]
-    others = list(zip(*lines, strict=True))[1:]
-    room = max(width - sum(2 + max(map(columns, column)) for column in others), LEAST_NAME)
-    lines = [[_cut(name, room), *cells] for name, *cells in lines]
+    full_rows = [row for row in rows if len(row) > 1]
+    used = [i for i in range(len(titles)) if any(row[i] for row in full_rows)]
+    table = [[row[i] for i in used] for row in (titles, *full_rows)]
+    figures = list(zip(*table, strict=True))[1:]
+    room = max(width - sum(2 + max(map(columns, column)) for column in figures), LEAST_NAME)
+    for cells in table:
+        name = cells[0].lstrip(" ")
+        indent = cells[0][: len(cells[0]) - len(name)]
+        cells[0] = indent + shortened(name, max(room - len(indent), 1))
     left = {"test", "verdict", "peak"}
-    drawn_lines = iter(
-        drawn(lines, ["left" if title in left else "right" for title in lines[0]]).splitlines()
-    )
-    text = [next(drawn_lines), next(drawn_lines)]
-    text += [shortened(row[0], width) if len(row) == 1 else next(drawn_lines) for row in rows]
-    return "\n".join(text)
-
-
-def _cut(name: str, room: int) -> str:
-    """Return a name cut at its beginning, its indent kept."""
-    bare = name.lstrip(" ")
-    indent = name[: len(name) - len(bare)]
-    return indent + shortened(bare, max(room - len(indent), 1))
+    drawn = aligned_table(table, ["left" if title in left else "right" for title in table[0]])
+    head, rule, *lines = drawn.splitlines()
+    remaining = iter(lines)
+    body = [shortened(row[0], width) if len(row) == 1 else next(remaining) for row in rows]
+    return "\n".join([head, rule, *body])
 
 
 def _summary_row(result: Result) -> tuple[str, ...]:
     return (
-        *(taken(result.measurement) if result.measurement else ("", "")),
-        change(result),
-        budget_use(result),
+        *(peak_cells(result.measurement) if result.measurement else ("", "")),
+        change_cell(result),
+        budget_cell(result),
         f"{result.verdict.kind}{' (xfail)' if result.expected else ''}",
     )
 
 
-def taken(measurement: Measurement) -> tuple[str, str]:
-    """Return both peaks; of a step that ran out of memory what it needs, or ">" what it got."""
-    oom, more = measurement.out_of_memory, ""
+def peak_cells(measurement: Measurement) -> tuple[str, str]:
+    """Return both peaks in MiB; after out of memory what the step needs, or ">" what it got."""
+    oom, sign = measurement.out_of_memory, ""
     allocated, reserved = measurement.peak_allocated, measurement.peak_reserved
     if oom and oom.needed:
         allocated, reserved = oom.needed.allocated, oom.needed.reserved
     elif oom:
-        more = ">"
-    return f"{more}{_mib(allocated)}", f"{more}{_mib(reserved)}"
+        sign = ">"
+    return f"{sign}{_mib(allocated)}", f"{sign}{_mib(reserved)}"
 
 
 def _mib(nbytes: int) -> str:
@@ -178,17 +176,17 @@ _MARKS: dict[FigureName, str] = {
 }
 
 
-def change(result: Result) -> str:
-    """Return the lead's difference from its baseline, in MiB; "new" or "n/a" without one."""
+def change_cell(result: Result) -> str:
+    """Return the leading difference from the baseline in MiB; "new" or "n/a" without one."""
     lead = result.lead
     if lead is None or lead.difference is None:
         return "new" if result.verdict.kind is Kind.NO_BASELINE else "n/a"
-    text = f"{lead.difference / MIB:+.2f}" if lead.difference else "0"
-    return f"{text}{_MARKS[lead.peak]}"
+    amount = f"{lead.difference / MIB:+.2f}" if lead.difference else "0"
+    return f"{amount}{_MARKS[lead.peak]}"
 
 
-def budget_use(result: Result) -> str:
-    """Return how much of its tightest budget a test used, never rounded across the limit."""
+def budget_cell(result: Result) -> str:
+    """Return the share used of a test's tightest budget, never rounded across the limit."""
     budgeted = [(it.measured, it.budget) for it in result.verdict.comparisons if it.budget]
     if not budgeted:
         return ">100%" if result.verdict.kind is Kind.OUT_OF_MEMORY else ""
@@ -205,42 +203,42 @@ def _detail_row(result: Result) -> tuple[str, ...]:
         " + ".join(_mib(peak.allocated) for peak in peaks)
         for peaks in (measurement.held, measurement.retained)
     )
-    use = measurement.device_use
     device, outside = (
-        " + ".join(_mib(getattr(it, name)) for it in use) for name in ("peak", "outside")
+        " + ".join(_mib(getattr(use, name)) for use in measurement.device_use)
+        for name in ("peak", "outside")
     )
     counts = (str(measurement.segments), str(measurement.alloc_retries))
     return (held, retained, *counts, device, outside)
 
 
-def _seen_by(results: Sequence[Result], width: int) -> Iterator[str]:
-    """Yield what the columns about the device are, and where their figures are from."""
-    found = {
-        f"{it.source}, every {it.every_ms} ms" if it.every_ms else it.source
+def _device_use_lines(results: Sequence[Result], width: int) -> Iterator[str]:
+    """Yield what the columns about the device mean, for each source of their figures."""
+    sources = {
+        f"{use.source}, every {use.every_ms} ms" if use.every_ms else use.source
         for result in results
         if result.measurement
-        for it in result.measurement.device_use
+        for use in result.measurement.device_use
     }
-    for source in sorted(found):
-        text = (
-            "what nvidia-smi shows at most, and what came during the step besides PyTorch's "
+    for source in sorted(sources):
+        meaning = (
+            "the most that nvidia-smi shows, and what came during the step besides PyTorch's "
             f"allocator ({source})"
         )
-        yield wrapped("device, outside: ", text, width)
+        yield wrapped("device, outside: ", meaning, width)
 
 
-def _made_with(results: Sequence[Result], width: int) -> Iterator[str]:
+def _provenance_lines(results: Sequence[Result], width: int) -> Iterator[str]:
     """Yield a line for each different provenance."""
-    made = Counter(it.measurement.provenance for it in results if it.measurement)
-    for provenance, number in made.items():
-        tests = f" ({tests_text(number)})" if len(made) > 1 else ""
+    counter = Counter(it.measurement.provenance for it in results if it.measurement)
+    for provenance, number in counter.items():
+        tests = f" ({tests_text(number)})" if len(counter) > 1 else ""
         yield wrapped("made with: ", f"{provenance_text(provenance)}{tests}", width)
 
 
 def _counted(kind: str, sentences: Iterable[str], width: int) -> Iterator[str]:
     """Yield notes or hints, each once, with the number of tests that have it."""
-    found = Counter(sentences)
-    for text, number in found.most_common(MOST_NOTES):
-        yield wrapped(f"{kind}: ", f"{text} ({tests_text(number)})", width)
-    if len(found) > MOST_NOTES:
-        yield f"{kind}: and {len(found) - MOST_NOTES} more kinds of {kind}s"
+    counter = Counter(sentences)
+    for sentence, number in counter.most_common(MOST_NOTES):
+        yield wrapped(f"{kind}: ", f"{sentence} ({tests_text(number)})", width)
+    if len(counter) > MOST_NOTES:
+        yield f"{kind}: and {len(counter) - MOST_NOTES} more kinds of {kind}s"

@@ -1,7 +1,8 @@
-"""What a session leads with where a new toolchain, and no test, moved the figures."""
+"""The lead of a session's summary where a new toolchain, and no test, moved the figures."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.judge.toolchain_change import Shift, find, moved_categories
@@ -14,29 +15,39 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.judge.toolchain_change import Together
 
+_ELSEWHERE = "(it moved together with other tests, see the summary; -v shows all of it)"
+
 
 def moved_together(results: Iterable[Result]) -> list[Together]:
-    """Return what moved beyond tolerance together with what it was measured with."""
+    """Return the figures that moved beyond tolerance together with their toolchain."""
     return find(filter(None, map(_shift, results)))
 
 
 def _shift(result: Result) -> Shift | None:
-    entry, measurement = result.baseline_entry, result.measurement
-    if entry is None or measurement is None or measurement.out_of_memory:
+    """Return a result as a change of toolchain; None where there was none."""
+    entry, measurement, lead = result.baseline_entry, result.measurement, result.lead
+    if entry is None or measurement is None or lead is None or measurement.out_of_memory:
         return None
-    before, after = entry.provenance, measurement.provenance
-    lead = None if before == after else result.lead
-    if lead is None:
+    if entry.provenance == measurement.provenance:
         return None
-    if result.verdict.held_to:  # another device's, of which all differs
+    if result.verdict.held_to:  # another device's baseline: all of it differs anyhow
         return None
-    key = measurement.device.key
+    shift = Shift(
+        result.nodeid,
+        result.part,
+        measurement.device.key,
+        entry.provenance,
+        measurement.provenance,
+    )
     if not lead.excess:
-        return Shift(result.nodeid, result.part, key, before, after)
-    now = [it.breakdown for it in measurement.attributions]
-    moved = moved_categories(entry.breakdowns, now, lead.device)
-    amount = lead.difference or 0
-    return Shift(result.nodeid, result.part, key, before, after, lead.peak, amount, moved)
+        return shift
+    breakdowns = [attribution.breakdown for attribution in measurement.attributions]
+    return replace(
+        shift,
+        peak=lead.peak,
+        difference=lead.difference or 0,
+        categories=moved_categories(entry.breakdowns, breakdowns, lead.device),
+    )
 
 
 def lead_lines(
@@ -44,35 +55,34 @@ def lead_lines(
 ) -> list[str]:
     """Return the paragraphs that a summary leads with; none where nothing moved together."""
     groups = moved_together(results)
-    texts = [it.sentence for it in groups]
-    verdicts = {it.name: it.verdict for it in results if it.verdict.kind is Kind.REGRESSED}
-    regressed = {name for name, verdict in verdicts.items() if verdict.failed}
-    told = _names(groups)
-    others = len(regressed - told)
-    if regressed & told and others:
-        texts.append(f"{others} more regressed otherwise: look there first")
-    elif regressed & told:
-        texts.append(f"if this is intended, run pytest {UPDATE_OPTION}")
-    return [encodable(wrapped("gpumem: ", it, width), ascii_only=ascii_only) for it in texts]
+    sentences = [group.sentence for group in groups]
+    regressed = {
+        it.name for it in results if it.verdict.kind is Kind.REGRESSED and it.verdict.failed
+    }
+    moved = _names(groups)
+    alone = len(regressed - moved)
+    if regressed & moved and alone:
+        sentences.append(f"{alone} more regressed for another reason: look there first")
+    elif regressed & moved:
+        sentences.append(f"if this is intended, run pytest {UPDATE_OPTION}")
+    return [encodable(wrapped("gpumem: ", it, width), ascii_only=ascii_only) for it in sentences]
 
 
 def short_texts(results: Sequence[Result]) -> dict[str, str]:
-    """Return a line in place of the section of each test that failed only by having moved so."""
-    told = _names(moved_together(results))
-    texts: dict[str, str] = {}
+    """Return a line in place of the section of each test that failed only by moving so."""
+    moved = _names(moved_together(results))
+    lines: dict[str, str] = {}
+    failed_alone = set()
     for result in results:
         if not result.verdict.failed:
             continue
-        if result.name in told and result.verdict.kind is Kind.REGRESSED:
-            texts.setdefault(result.nodeid, f"{result.verdict.headline}\n{_ELSEWHERE}")
+        if result.name in moved and result.verdict.kind is Kind.REGRESSED:
+            lines.setdefault(result.nodeid, f"{result.verdict.headline}\n{_ELSEWHERE}")
         else:
-            texts[result.nodeid] = ""
-    return {nodeid: text for nodeid, text in texts.items() if text}
-
-
-_ELSEWHERE = "(it moved together with other tests, see the summary; -v shows all of it)"
+            failed_alone.add(result.nodeid)
+    return {nodeid: line for nodeid, line in lines.items() if nodeid not in failed_alone}
 
 
 def _names(groups: Iterable[Together]) -> set[str]:
-    shifts = (it for group in groups for it in group.shifts)
+    shifts = (shift for group in groups for shift in group.shifts)
     return {f"{it.nodeid} ({it.part})" if it.part else it.nodeid for it in shifts}

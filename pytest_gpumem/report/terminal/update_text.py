@@ -5,12 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.judge.verdict import PEAKS
-from pytest_gpumem.report.terminal.session_text import _difference
-from pytest_gpumem.report.text import (
-    encodable,
-    printable,
-    wrapped,
-)
+from pytest_gpumem.report.text import encodable, printable, signed_size, wrapped
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
@@ -19,7 +14,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.baselines.store import EntryUpdate, UpdateSummary
     from pytest_gpumem.measurement import BaselineEntry
 
-
 MOST_UPDATES = 20
 """entries that a summary of updates lists, of each group"""
 
@@ -27,9 +21,9 @@ MOST_UPDATES = 20
 def update_summary(
     summary: UpdateSummary, *, width: int = 80, ascii_only: bool = False, brief: bool = False
 ) -> str:
-    """Return what became of the baselines, changes first, with their differences.
+    """Return the fate of the baselines, changes first, with their differences.
 
-    ``brief`` leaves it at the numbers, and the errors.
+    ``brief`` leaves only the numbers and the errors.
     """
     groups = {
         name: getattr(summary, name) for name in ("created", "changed", "unchanged", "removed")
@@ -41,37 +35,39 @@ def update_summary(
     lines = [f"gpumem: baselines: {', '.join(parts) or 'nothing to write'}"]
     lines += [wrapped("error    ", str(error), width) for error in summary.errors]
     for name in () if brief else ("changed", "created", "removed"):
-        lines += _update_lines(name, groups[name])
+        lines += _entry_lines(name, groups[name])
     return encodable("\n".join(lines), ascii_only=ascii_only)
 
 
-def _update_lines(name: str, entries: Sequence[EntryUpdate]) -> Iterator[str]:
+def _entry_lines(group: str, entries: Sequence[EntryUpdate]) -> Iterator[str]:
+    """Yield a line for each entry of a group, and its figures below it."""
     for entry in entries[:MOST_UPDATES]:
         test = f"{entry.module}::{entry.test}" + (f" ({entry.part})" if entry.part else "")
-        yield f"{name:<8} {printable(test)} on {entry.device_key}"
+        yield f"{group:<8} {printable(test)} on {entry.device_key}"
         if entry.new is not None:
-            yield from (f"             {line}" for line in _moves(entry.old, entry.new))
+            yield from (f"             {line}" for line in _figure_lines(entry.old, entry.new))
     if len(entries) > MOST_UPDATES:
-        yield f"{name:<8} and {len(entries) - MOST_UPDATES} more"
+        yield f"{group:<8} and {len(entries) - MOST_UPDATES} more"
 
 
-def _moves(old: BaselineEntry | None, new: BaselineEntry) -> Iterator[str]:
-    """Yield what an entry has, beside what it had where that can be compared."""
-    before = old.peaks if old is not None and len(old.peaks) == len(new.peaks) else ()
+def _figure_lines(old: BaselineEntry | None, new: BaselineEntry) -> Iterator[str]:
+    """Yield an entry's figures, beside the old ones where they can be compared."""
+    comparable = old is not None and len(old.peaks) == len(new.peaks)
+    old_peaks = old.peaks if old is not None and comparable else ()
     for device, peak in enumerate(new.peaks):
         where = f", device {device}" if len(new.peaks) > 1 else ""
-        if not before:
+        if not comparable:
             allocated, reserved = format_size(peak.allocated), format_size(peak.reserved)
             yield f"{allocated} allocated, {reserved} reserved{where}"
-        for name in PEAKS if before else ():
-            yield f"{name}{where}: {_move(getattr(before[device], name), getattr(peak, name))}"
+            continue
+        for name in PEAKS:
+            old_size, new_size = getattr(old_peaks[device], name), getattr(peak, name)
+            if old_size == new_size:
+                yield f"{name}{where}: {format_size(new_size)}, unchanged"
+            else:
+                change = f"{format_size(old_size)} -> {format_size(new_size)}"
+                yield f"{name}{where}: {change} ({signed_size(new_size - old_size)})"
     if old is not None and old.batch_size != new.batch_size:
         yield f"batch size: {old.batch_size} -> {new.batch_size}"
     if old is not None and (old.world_size, old.rank) != (new.world_size, new.rank):
         yield f"rank: {old.rank} of {old.world_size} -> {new.rank} of {new.world_size}"
-
-
-def _move(old: int, new: int) -> str:
-    if old == new:
-        return f"{format_size(old)}, as before"
-    return f"{format_size(old)} -> {format_size(new)} ({_difference(new - old)})"

@@ -21,9 +21,8 @@ from pytest_gpumem.judge.breakdown_diff import site_rows
 from pytest_gpumem.judge.result import ORDER
 from pytest_gpumem.judge.verdict import Kind, Lookup
 from pytest_gpumem.measurement import Attribution, Breakdown, Phase, Site, Timeline
-from pytest_gpumem.report import timeline_svg
 from pytest_gpumem.report.model import Report
-from pytest_gpumem.report.page import html
+from pytest_gpumem.report.page import html, timeline_svg
 from pytest_gpumem.report.page.html import page
 from pytest_gpumem.sizes import MIB
 
@@ -376,7 +375,8 @@ def test_matplotlib_is_imported_for_timelines_alone_and_pyplot_never():
         "import pytest_gpumem.plugin.outputs\n"
         "from helpers import sample_report\n"
         "from pytest_gpumem.report.page import html\n"
-        "from pytest_gpumem.report.model import ORDER, Report\n"
+        "from pytest_gpumem.judge.result import ORDER\n"
+        "from pytest_gpumem.report.model import Report\n"
         "html.page(Report(tuple(sample_report.many(3))))\n"
         "assert 'matplotlib' not in sys.modules\n"
         "html.page(Report(tuple(sample_report.many(3, attributed=1))))\n"

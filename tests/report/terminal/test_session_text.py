@@ -39,7 +39,7 @@ from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.judge.verdict import Kind, Lookup
 from pytest_gpumem.measurement import Attribution, BaselineEntry, Breakdown, Site
 from pytest_gpumem.report.model import Report
-from pytest_gpumem.report.terminal import session_text
+from pytest_gpumem.report.terminal import failure_text, session_text, update_text
 from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.sizes import MIB
 from pytest_gpumem.spec import MemorySpec
@@ -61,13 +61,13 @@ from pytest_gpumem.spec import MemorySpec
     ],
 )
 def test_a_failed_test_has_a_section_that_leads_with_the_cause(name, one):
-    text = session_text.failure(one)
+    text = failure_text.failure_section(one)
     assert matches_gold(f"failure_{name}", text, width=90)
     assert text.startswith(f"{one.verdict.kind.value}: ")
 
 
 def test_the_command_of_a_section_stands_unbroken_on_a_line_of_its_own():
-    text = session_text.failure(SHRUNK, width=60)
+    text = failure_text.failure_section(SHRUNK, width=60)
     assert text.splitlines()[-1] == f"    {SHRUNK.verdict.command}"
     assert text.splitlines()[-2] == "next: to hold later runs to it, run"
 
@@ -75,15 +75,15 @@ def test_the_command_of_a_section_stands_unbroken_on_a_line_of_its_own():
 def test_a_part_is_named_in_its_section():
     assert (
         "\nstep: part forward, batch size 32, max_gib=8, on virtual-T4\n"
-        in session_text.failure(SHRUNK)
+        in failure_text.failure_section(SHRUNK)
     )
     part = replace(TOO_LARGE, part="backward")
-    assert "\npart       backward\n" in session_text.failure(part)
+    assert "\npart       backward\n" in failure_text.failure_section(part)
 
 
 def test_out_of_memory_names_the_device_where_there_are_several():
     oom = replace(OOM, device_index=1)
-    text = session_text.failure(
+    text = failure_text.failure_section(
         result("test", measured(peak(1, 2), peak(3, 4), out_of_memory=oom), spec=MemorySpec())
     )
     assert "\ndevice     virtual-T4, number 1\n" in text
@@ -91,7 +91,7 @@ def test_out_of_memory_names_the_device_where_there_are_several():
 
 
 def test_columns_without_anything_in_them_are_left_out():
-    text = session_text.failure(result("test", measured(peak(1, 2)), spec=MemorySpec()))
+    text = failure_text.failure_section(result("test", measured(peak(1, 2)), spec=MemorySpec()))
     assert "budget" not in text
     assert "baseline  " not in text
     assert "difference" not in text
@@ -99,11 +99,11 @@ def test_columns_without_anything_in_them_are_left_out():
 
 def test_a_tests_parts_come_first_among_its_failures_and_a_command_comes_once():
     part = replace(GROWN, part="forward", nodeid=GROWN.nodeid)
-    text = session_text.failures([GROWN, WITHIN, part])
+    text = failure_text.failure_sections([GROWN, WITHIN, part])
     assert text.index("part forward") < text.rindex("peak allocated grew")
     assert text.count(GROWN.verdict.command) == 1
     assert text.rstrip().endswith(GROWN.verdict.command)
-    assert session_text.failures([WITHIN]) == ""
+    assert failure_text.failure_sections([WITHIN]) == ""
 
 
 ATTENTION = Site(
@@ -130,7 +130,7 @@ def test_where_growth_comes_from_is_told(width):
     was = replace(entry(peak(100, 120)), breakdowns=(USUAL,))
     measurement = replace(measured(peak(612, 622)), attributions=(Attribution(now),))
     grown = result("test_it", measurement, Lookup(was))
-    text = session_text.failure(replace(grown, baseline_entry=was), width=width)
+    text = failure_text.failure_section(replace(grown, baseline_entry=was), width=width)
     assert matches_gold(f"failure_explained_{width}", text, width=width)
 
 
@@ -150,11 +150,11 @@ def test_control_characters_from_outside_are_shown_and_not_obeyed():
     )
     entry = EntryUpdate("virtual-T4", NASTY, NASTY, NASTY, None, BASE.entry)
     for text in (
-        session_text.failure(nasty),
-        session_text.failure(oom),
+        failure_text.failure_section(nasty),
+        failure_text.failure_section(oom),
         summary_table([nasty], 2, 200),
         session_text.next_command([nasty]),
-        session_text.update_summary(
+        update_text.update_summary(
             UpdateSummary(created=(entry,), errors=(BaselineError(NASTY, "b", "c"),))
         ),
         session_text.header(None, reason=NASTY),
@@ -270,19 +270,19 @@ def test_an_update_tells_every_change_with_its_difference():
             ),
         ),
     )
-    assert matches_gold("updates", session_text.update_summary(summary))
+    assert matches_gold("updates", update_text.update_summary(summary))
 
 
 def test_an_update_tells_that_it_is_of_another_rank():
     old = BaselineEntry((peak(1, 2),), NOW, world_size=8, rank=0)
     new = BaselineEntry((peak(1, 2),), NOW, world_size=64, rank=3)
     summary = UpdateSummary(changed=(updated("test_mlp", old, new),))
-    assert "rank: 0 of 8 -> 3 of 64" in session_text.update_summary(summary)
+    assert "rank: 0 of 8 -> 3 of 64" in update_text.update_summary(summary)
 
 
 def test_an_update_lists_at_most_twenty_entries_of_a_group():
     created = tuple(updated(f"test_{i}", None, entry(peak(1, 1))) for i in range(23))
-    lines = session_text.update_summary(UpdateSummary(created=created)).splitlines()
+    lines = update_text.update_summary(UpdateSummary(created=created)).splitlines()
     assert lines[0] == "gpumem: baselines: 23 created"
     assert lines[-1] == "created  and 3 more"
     assert sum("::test_" in line for line in lines) == 20
@@ -290,9 +290,9 @@ def test_an_update_lists_at_most_twenty_entries_of_a_group():
 
 def test_a_brief_update_is_its_numbers_and_errors():
     summary = UpdateSummary(created=(updated("test_it", None, entry(peak(1, 1))),))
-    text = session_text.update_summary(summary, brief=True)
+    text = update_text.update_summary(summary, brief=True)
     assert text == "gpumem: baselines: 1 created"
 
 
 def test_an_update_with_nothing_to_write_says_so():
-    assert session_text.update_summary(UpdateSummary()) == "gpumem: baselines: nothing to write"
+    assert update_text.update_summary(UpdateSummary()) == "gpumem: baselines: nothing to write"

@@ -1,0 +1,68 @@
+"""Markdown's elements with text from outside in them: code, sentences, tables, fenced blocks.
+
+No test's name can end a table's row or add markup: names stand in code spans, sentences are
+escaped.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from pytest_gpumem.report.text import printable, shortened
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+LONGEST_NAME = 300
+"""characters of a name that are shown"""
+LONGEST_SENTENCE = 2000
+"""characters of a sentence that are shown"""
+
+_SPECIAL = re.compile(r"([\\`*_\[\]<>|#~$&{}])")
+_LINKS = re.compile(r"(:)(?=//)|(?<=www)(\.)", re.IGNORECASE)
+_BACKTICKS = re.compile(r"`+")
+_LEFT = {"", "test", "verdict", "device", "peak", "of", "module", "code"}
+"""titles of columns of words; figures are aligned on the right"""
+
+
+def code(name: str) -> str:
+    """Return a name as code: one line, in which nothing is markup, in a table as well."""
+    name = shortened(printable(name), LONGEST_NAME)
+    if not name:
+        return ""
+    if not set(name) & set("`|\\") and name == name.strip():
+        return f"`{name}`"
+    # No escape works within backticks, and GitHub ends a row at "|" even there.
+    entities = re.sub(r"[^ A-Za-z0-9./]", lambda match: f"&#{ord(match[0])};", name)
+    return f"<code>{entities}</code>"
+
+
+def prose(sentence: str) -> str:
+    """Return a sentence on one line with nothing in it that Markdown would take as markup."""
+    sentence = printable(" ".join(sentence.split()))
+    if len(sentence) > LONGEST_SENTENCE:
+        sentence = f"{sentence[:LONGEST_SENTENCE]}…"
+    # GitHub makes links of bare addresses as well.
+    return _LINKS.sub(r"\\\1\2", _SPECIAL.sub(r"\\\1", sentence))
+
+
+def pipe_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of cells that are Markdown already, without empty columns; "" without rows."""
+    # Not by tabulate: its pipe tables pad each cell to its column's width, so that one long name
+    # makes every row as long, and GitHub takes 1 MiB. It does not escape cells either.
+    table = list(rows)
+    used = [i for i in range(len(titles)) if any(row[i] for row in table)]
+    if not used:
+        return ""
+    head = [titles[i] for i in used]
+    rule = ["---" if title in _LEFT or not n else "---:" for n, title in enumerate(head)]
+    lines = [head, rule, *([row[i] for i in used] for row in table)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def fenced(content: str, language: str) -> str:
+    """Return a block of code, fenced with more backticks than it has in a row."""
+    longest = max((len(run) for run in _BACKTICKS.findall(content)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{content}\n{fence}"

@@ -1,0 +1,218 @@
+"""The text of one failed test: the cause, the figures, the source lines, the next step.
+
+All of it fits 80 columns where names allow. Names of tests and parts, source lines and error texts
+are shown with their control characters escaped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tabulate import tabulate
+
+from pytest_gpumem.attribution.optimizer_watch import FRESH
+from pytest_gpumem.attribution.snapshots import VIEWER
+from pytest_gpumem.judge.breakdown_diff import Row, category_rows, site_name, site_rows
+from pytest_gpumem.judge.result import hints_of
+from pytest_gpumem.judge.verdict import Kind
+from pytest_gpumem.report.text import (
+    aligned_table,
+    columns,
+    encodable,
+    printable,
+    shortened,
+    signed_size,
+    size,
+    wrapped,
+)
+from pytest_gpumem.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pytest_gpumem.judge.result import Result
+    from pytest_gpumem.judge.verdict import Comparison
+    from pytest_gpumem.measurement import OutOfMemory
+
+LEAST_SITE = 24
+"""columns that the name of a source line keeps, however narrow the terminal"""
+MOST_ROWS = 10
+"""rows of a table that says where a peak comes from"""
+
+
+def failure_sections(
+    results: Sequence[Result], *, width: int = 80, most_rows: int | None = MOST_ROWS
+) -> str:
+    """Return the sections of one test's failures, those of its parts first: they tell where.
+
+    A command that is the next step of several results, and their snapshot, stand in the last.
+    """
+    failed = sorted((it for it in results if it.verdict.failed), key=lambda it: not it.part)
+    sections = []
+    for index, result in enumerate(failed):
+        command = result.verdict.command
+        repeated = command and any(command == it.verdict.command for it in failed[index + 1 :])
+        verdict = replace(result.verdict, command="", remedy="") if repeated else result.verdict
+        snapshot = "" if failed[index + 1 :] else result.snapshot
+        shown = replace(result, verdict=verdict, snapshot=snapshot)
+        sections.append(failure_section(shown, width=width, most_rows=most_rows))
+    return "\n\n".join(sections)
+
+
+def failure_section(
+    result: Result, *, width: int = 80, ascii_only: bool = False, most_rows: int | None = MOST_ROWS
+) -> str:
+    """Return the section of one failure: its cause, its figures, the next step."""
+    verdict = result.verdict
+    oom = result.measurement.out_of_memory if result.measurement else None
+    facts = tabulate(shortage_facts(result, oom), tablefmt="plain", disable_numparse=True)
+    blocks = [
+        wrapped("", verdict.headline, width),
+        facts if oom else "",
+        _comparison_table(verdict.comparisons, "needed" if oom else "measured"),
+        *_explanation(result, width, most_rows),
+        "\n".join(_advice(result, width)),
+    ]
+    return encodable("\n\n".join(filter(None, blocks)), ascii_only=ascii_only)
+
+
+def _comparison_table(comparisons: Sequence[Comparison], measured: str) -> str:
+    """Return the figures beside their budgets and baselines, without empty columns."""
+    several = len({row.device for row in comparisons}) > 1
+    cells = [
+        [
+            row.title + (f", device {row.device}" if several else ""),
+            size(row.budget),
+            size(row.baseline),
+            size(row.measured),
+            signed_size(row.difference),
+        ]
+        for row in comparisons
+    ]
+    titles = ["", "budget", "baseline", measured, "difference"]
+    used = [i for i in range(len(titles)) if any(row[i] for row in cells)]
+    rows = [[row[i] for i in used] for row in (titles, *cells)]
+    return aligned_table(rows, ["left", *("right" for _ in used[1:])]) if cells else ""
+
+
+def _explanation(result: Result, width: int, most_rows: int | None) -> list[str]:
+    """Return two tables: the categories of a peak, and the source lines that allocated it.
+
+    They are of the device whose peak grew most, else of the fullest. A leak has one table, of the
+    lines whose memory stayed.
+    """
+    measurement = result.measurement
+    if measurement is None:
+        return []
+    if result.verdict.kind is Kind.LEAKED:
+        sites = measurement.stayed.sites if measurement.stayed else ()
+        rows = [Row(site_name(site), site.nbytes, None, site, site.blocks) for site in sites]
+        return [rows_table("stayed, allocated by", rows, width, most_rows)]
+    attributions = measurement.attributions
+    if not attributions:
+        return []
+    device = result.lead.device if result.lead else 0
+    device = device if device < len(attributions) else 0
+    breakdown, baselines = attributions[device].breakdown, result.breakdowns_before
+    baseline = baselines[device] if device < len(baselines) else None
+    where = f", device {device}" if len(attributions) > 1 else ""
+    categories, sites_of_peak = category_rows(breakdown, baseline), site_rows(breakdown, baseline)
+    return [
+        rows_table(f"at the peak{where}", categories, width, most_rows),
+        rows_table("allocated by", sites_of_peak, width, most_rows),
+        *(wrapped("note: ", note, width) for note in attributions[device].notes),
+    ]
+
+
+def rows_table(title: str, rows: Sequence[Row], width: int, most: int | None) -> str:
+    """Return rows of categories or source lines as a table, the first ``most`` of them."""
+    shown = rows[:most]
+    if not shown:
+        return ""
+    compared = any(row.before is not None for row in shown)
+    titles = [title, "baseline", "now", "difference"] if compared else [title, "now"]
+    table = [titles]
+    for row in shown:
+        sizes = [size(row.before), size(row.now), signed_size(row.difference)]
+        table.append([printable(row.name), *(sizes if compared else sizes[1:2])])
+    align = ["left", *("right" for _ in titles[1:])]
+    if any(row.site for row in shown):
+        table, align = _with_subjects(table, shown, width), [*align, "left"]
+    hidden = len(rows) - len(shown)
+    drawn = aligned_table(table, align)
+    return f"{drawn}\n({hidden} more with -vv)" if hidden else drawn
+
+
+def _with_subjects(table: list[list[str]], rows: Sequence[Row], width: int) -> list[list[str]]:
+    """Add a column of what each line allocated, as much of it as the width allows."""
+    subjects = ["of", *map(_subject, rows)]
+    sizes = sum(2 + max(map(columns, column)) for column in list(zip(*table, strict=True))[1:])
+    names = max(columns(row[0]) for row in table)
+    if names + sizes + 2 + max(map(columns, subjects)) > width:
+        subjects = ["of", *(row.site.category if row.site else "" for row in rows)]
+    room = max(width - sizes - 2 - max(map(columns, subjects)), LEAST_SITE)
+    return [
+        # Without its folders, and if need be without its beginning.
+        [shortened(name if columns(name) <= room else name.rpartition("/")[2], room), *cells, it]
+        for (name, *cells), it in zip(table, subjects, strict=True)
+    ]
+
+
+def _subject(row: Row) -> str:
+    """Return what a line allocated: "activations, 12 blocks, GPT2.h.*.attn"."""
+    if row.site is None:
+        return ""
+    blocks = "" if not row.blocks else "1 block" if row.blocks == 1 else f"{row.blocks} blocks"
+    return printable(", ".join(filter(None, [row.site.category, blocks, row.site.module])))
+
+
+def _advice(result: Result, width: int) -> Iterator[str]:
+    """Yield the step's circumstances, notes, hints, the snapshot and the next step."""
+    verdict = result.verdict
+    if verdict.kind is not Kind.OUT_OF_MEMORY:  # its facts have them
+        yield wrapped("step: ", circumstances(result), width)
+    hints = hints_of(result)
+    for note in verdict.notes:
+        # The hint says the same as the note, with its bytes.
+        if not (note.startswith(FRESH) and any(FRESH in hint for hint in hints)):
+            yield wrapped("note: ", note, width)
+    for hint in hints:
+        yield wrapped("hint: ", hint, width)
+    if result.snapshot:
+        yield f"snapshot: {printable(result.snapshot)} (open it at {VIEWER})"
+    if verdict.command:
+        yield wrapped("next: ", verdict.remedy.removesuffix(verdict.command), width)
+        yield f"    {printable(verdict.command)}"
+    elif verdict.remedy:
+        yield wrapped("next: ", verdict.remedy, width)
+
+
+def circumstances(result: Result) -> str:
+    """Return how a step was measured: "part forward, batch size 32, max_gib=8, on virtual-T4"."""
+    parts = [
+        f"part {result.part}" if result.part else "",
+        "" if result.batch_size is None else f"batch size {result.batch_size}",
+        f"rank {result.ranks}" if result.ranks else "",
+        result.budget,
+        f"on {result.device_key}",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def shortage_facts(result: Result, oom: OutOfMemory | None) -> list[tuple[str, str]]:
+    """Return an out-of-memory error's facts, as titles and texts; none without an error."""
+    if oom is None:
+        return []
+    several = result.measurement is not None and len(result.measurement.peaks) > 1
+    facts = [
+        ("part", result.part),
+        ("batch size", str(result.batch_size or "")),
+        ("rank", result.ranks),
+        ("budget", result.budget or "none but the device's memory"),
+        ("device", result.device_key + (f", number {oom.device_index}" if several else "")),
+        ("held", f"{format_size(oom.allocated)} allocated, {format_size(oom.reserved)} reserved"),
+        ("asked for", "" if oom.requested is None else f"{format_size(oom.requested)} more"),
+        ("at", oom.site),
+    ]
+    return [(title, printable(fact)) for title, fact in facts if fact]
