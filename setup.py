@@ -21,7 +21,14 @@ from setuptools.command.build_ext import build_ext
 
 PACKAGE = Path("pytest_gpumem", "devices", "virtual", "native")
 MAIN = "libgpumem_cuda.so"
-SHELLS = ("libcuda.so.1", "libnvidia-ml.so.1", "libnvrtc.so.12", "libnvrtc.so.13")
+SHELLS = {
+    "libcuda.so.1": "libcuda.so.1",
+    "libcuda.so": "libcuda.so.1",  # for compilers: -lcuda finds no other name, and wheels no links
+    "libnvidia-ml.so.1": "libnvidia-ml.so.1",
+    "libnvrtc.so.12": "libnvrtc.so.12",
+    "libnvrtc.so.13": "libnvrtc.so.13",
+}
+"""file: the SONAME that it lends to the main library"""
 STATUS = "build-status.txt"
 SOURCES = sorted(path.as_posix() for path in PACKAGE.glob("*/*.c"))
 HEADERS = sorted(path.as_posix() for path in PACKAGE.glob("*/*.h"))
@@ -81,8 +88,8 @@ def compile_libraries(folder: Path) -> None:
     # A shell is empty: it lends its SONAME, under which others ask for it, to the main library.
     empty = folder / "empty.c"
     empty.write_text("typedef int gpumem_empty;\n", encoding="utf-8")
-    for name in SHELLS:
-        names = [f"-Wl,-soname,{name}", "-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN"]
+    for name, lent in SHELLS.items():
+        names = [f"-Wl,-soname,{lent}", "-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN"]
         _run([*base, str(empty), "-o", str(folder / name), *names, str(main), *link_flags])
     empty.unlink()
 

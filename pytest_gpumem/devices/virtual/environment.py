@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TRITON: Final = "TRITON_LIBCUDA_PATH"
+COMPILER: Final = "LIBRARY_PATH"
 PRELOAD: Final = "LD_PRELOAD"
 INHERITED: Final = "GPUMEM_VIRTUAL"
 LIBRARIES: Final = ":".join(map(str, native.ALL))
@@ -27,8 +28,11 @@ def adapted(description: str) -> Iterator[None]:
     library; ``description`` names its cards.
 
     Triton links its launcher with the driver library, and looks for it among the system's unless a
-    variable names its folder. DistributedDataParallel compares the ranks' parameters by gathered
-    figures, which newer versions of PyTorch copy with a kernel, so that they are zeros here.
+    variable names its folder. Inductor links its C++ wrappers with ``-lcuda``, and so do older
+    versions of Triton; compilers look for that in LIBRARY_PATH.
+
+    DistributedDataParallel compares the ranks' parameters by gathered figures, which newer versions
+    of PyTorch copy with a kernel, so that they are zeros here.
     """
     with ExitStack() as stack:
         preload = os.environ.get(PRELOAD)
@@ -36,6 +40,8 @@ def adapted(description: str) -> Iterator[None]:
         set_variable(stack, INHERITED, description)
         if TRITON not in os.environ:
             set_variable(stack, TRITON, str(native.FOLDER))
+        linked = os.environ.get(COMPILER)  # behind the user's: a real driver's library is preferred
+        set_variable(stack, COMPILER, f"{linked}:{native.FOLDER}" if linked else str(native.FOLDER))
         distributed: Any = sys.modules.get("torch.distributed")
         check = getattr(distributed, SHAPE_CHECK, None)
         if check is not None:

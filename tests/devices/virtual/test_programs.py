@@ -1,5 +1,6 @@
 """Programs of several processes, as users start them: torchrun, data loaders, multiprocessing."""
 
+import ctypes
 import importlib.metadata
 import os
 import re
@@ -9,7 +10,9 @@ import sys
 from contextlib import suppress
 
 import pytest
+from helpers.native_sources import compiler
 from helpers.paths import ROOT
+from helpers.virtual_gpu import opened
 from packaging.version import Version
 
 TRAIN = """
@@ -140,3 +143,16 @@ def test_a_marked_test_may_start_processes(suite, source, count):
     session = suite.run_apart(source=source)
     session.outcomes.pop("warnings", None)  # of torch's deprecations, with some of its versions
     assert session.outcomes == {"passed": count}
+
+
+def test_a_compiler_links_with_the_driver(tmp_path, monkeypatch):
+    """As Inductor's C++ wrappers are, and the launchers of Triton before 3.3."""
+    source, library = tmp_path / "launcher.c", tmp_path / "launcher.so"
+    source.write_text("int cuInit(unsigned); int init(void) { return cuInit(0); }\n")
+    command = [*compiler(), "-shared", "-fPIC", source, "-lcuda", "-o", library]
+    monkeypatch.setenv("LIBRARY_PATH", str(tmp_path / "users"))
+    with opened():
+        subprocess.run(command, check=True)
+        assert os.environ["LIBRARY_PATH"].startswith(f"{tmp_path / 'users'}:")
+        assert ctypes.CDLL(str(library)).init() == 0
+    assert os.environ["LIBRARY_PATH"] == str(tmp_path / "users")

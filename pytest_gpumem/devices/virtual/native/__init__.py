@@ -14,6 +14,9 @@ DRIVER = FOLDER / "libcuda.so.1"
 NVML = FOLDER / "libnvidia-ml.so.1"
 NVRTC = (FOLDER / "libnvrtc.so.12", FOLDER / "libnvrtc.so.13")
 ALL = (LIBRARY, DRIVER, NVML, *NVRTC)
+"""loaded into a process"""
+LINKED = FOLDER / "libcuda.so"
+"""the driver's name for compilers (``-lcuda``): a copy of its shell, as wheels hold no links"""
 _STATUS = FOLDER / "build-status.txt"
 
 
@@ -33,7 +36,7 @@ class BuildProblem(NamedTuple):
 
 def build_problem() -> BuildProblem | None:
     """Return why there is no virtual GPU, as setup.py left it, or None where it was built."""
-    if all(path.exists() for path in ALL):
+    if all(path.exists() for path in (*ALL, LINKED)):
         return None
     if not _STATUS.exists():
         return BuildProblem(

@@ -33,6 +33,9 @@ bool gm_range_of(const void *address, void **base, size_t *size);
 /* pools.c */
 int gm_free_pooled(void *address);
 
+/* graphs.c */
+void *gm_graph_new(void); /* NULL: no memory for it */
+
 /* managed.c: a device is an ordinal, or -1 for the host */
 int gm_managed_malloc(void **address, size_t size, unsigned flags);
 int gm_managed_free(void *address);

@@ -16,20 +16,16 @@ typedef struct stream {
     unsigned flags;
     /* atomic: ending a capture reads every thread's streams */
     atomic_ullong capture; /* 0: not being captured */
-    struct graph *_Atomic graph;
+    void *_Atomic graph;
     atomic_bool origin; /* the capture began on this stream */
     struct stream *next, *previous;
 } stream;
-
-typedef struct graph {
-    unsigned long long id;
-} graph;
 
 typedef struct {
     struct timespec time;
     bool recorded;
     unsigned long long capture;
-    struct graph *graph;
+    void *graph;
     uint64_t plans, launches; /* that ran until then: cuDNN's, on this thread; of all */
 } event;
 
@@ -173,10 +169,10 @@ GM_API int cudaStreamBeginCapture(void *handle, int mode) {
     if ((uintptr_t)handle <= 1) return gm_error(GM_STREAM_CAPTURE_UNSUPPORTED); /* the legacy stream */
     stream *s = stream_of(handle);
     if (s->capture) return gm_error(GM_ILLEGAL_STATE);
-    graph *g = calloc(1, sizeof *g);
+    void *g = gm_graph_new();
     if (!g) return gm_error(GM_OUT_OF_MEMORY);
     pthread_mutex_lock(&lock);
-    g->id = s->capture = ++captures;
+    s->capture = ++captures;
     pthread_mutex_unlock(&lock);
     s->graph = g;
     s->origin = true;
@@ -237,42 +233,5 @@ GM_API int cudaThreadExchangeStreamCaptureMode(int *mode) {
     int previous_mode = current;
     current = *mode;
     *mode = previous_mode;
-    return GM_SUCCESS;
-}
-
-GM_API int cudaGraphInstantiate(void **out, void *source, unsigned long long flags) {
-    (void)flags;
-    graph *copy = malloc(sizeof *copy);
-    if (!copy) return gm_error(GM_OUT_OF_MEMORY);
-    *copy = *(graph *)source;
-    *out = copy;
-    return GM_SUCCESS;
-}
-
-GM_API int cudaGraphInstantiateWithFlags(void **out, void *source, unsigned long long flags) {
-    return cudaGraphInstantiate(out, source, flags);
-}
-
-GM_API int cudaGraphDestroy(void *handle) {
-    free(handle);
-    return GM_SUCCESS;
-}
-
-GM_API int cudaGraphExecDestroy(void *handle) {
-    free(handle);
-    return GM_SUCCESS;
-}
-
-GM_API int cudaGraphLaunch(void *handle, void *on) {
-    (void)handle;
-    (void)on;
-    gm_count_launch();
-    return gm_error(gm_visible() ? GM_SUCCESS : GM_NO_DEVICE);
-}
-
-GM_API int cudaGraphGetNodes(void *handle, void **nodes, size_t *count) {
-    (void)handle;
-    (void)nodes;
-    *count = 1; /* PyTorch warns of an empty graph; the nodes of a graph are not recorded here */
     return GM_SUCCESS;
 }
