@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _NUMBERS: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
-class Rank(NamedTuple):
+class TorchrunRank(NamedTuple):
     """This process among those that torchrun started."""
 
     rank: int
@@ -44,7 +44,7 @@ class Rank(NamedTuple):
         return range(self.local_size, self.size)
 
 
-def current_rank(environ: Mapping[str, str] = os.environ) -> Rank | None:
+def current_rank(environ: Mapping[str, str] = os.environ) -> TorchrunRank | None:
     """Return which rank of torchrun's this process is; None where it is the only one, or none."""
     if "TORCHELASTIC_RUN_ID" not in environ:
         return None
@@ -57,4 +57,4 @@ def current_rank(environ: Mapping[str, str] = os.environ) -> Rank | None:
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
     text = "\0".join(environ.get(name, "") for name in names)
     key = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return Rank(rank, size, local_rank, local_size, key)
+    return TorchrunRank(rank, size, local_rank, local_size, key)

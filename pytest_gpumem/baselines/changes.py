@@ -1,4 +1,4 @@
-"""What became of figures between two sets of them: grown, shrunk, appeared, vanished. Pure.
+"""Changes of figures between two sets of them: grown, shrunk, appeared, vanished. Pure.
 
 The sets come from baseline folders, revisions of one, or reports; sizes are bytes.
 """
@@ -11,8 +11,14 @@ from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.judge.breakdown_diff import lead
-from pytest_gpumem.judge.toolchain_change import Shift, Together, find, moved_categories
+from pytest_gpumem.judge.breakdown_diff import growth_cause
+from pytest_gpumem.judge.comparison import StepShape
+from pytest_gpumem.judge.toolchain_change import (
+    CommonChange,
+    ToolchainChange,
+    find_common_changes,
+    moved_categories,
+)
 from pytest_gpumem.judge.verdict import PEAKS, Comparison, beyond_tolerance
 
 if TYPE_CHECKING:
@@ -23,10 +29,10 @@ if TYPE_CHECKING:
     from pytest_gpumem.sizes import Tolerance
 
 
-class Kind(str, Enum):
-    """What became of a figure; the values are the words of every rendering, in their order."""
+class ChangeKind(str, Enum):
+    """The kinds of changes; the values are the words of every rendering, in their order."""
 
-    SHORT = "ran out of memory"
+    OUT_OF_MEMORY = "ran out of memory"
     GREW = "grew"
     SHRANK = "shrank"
     APPEARED = "appeared"
@@ -38,160 +44,158 @@ class Kind(str, Enum):
 
 
 @dataclass(frozen=True)
-class Move:
-    """One test or part, before and after."""
+class EntryChange:
+    """One test or part in the old set of figures and in the new one.
+
+    Made of whole entries, of which each figure's :class:`~pytest_gpumem.judge.verdict.Comparison`
+    (without a tolerance) is a row.
+    """
 
     key: Key
     old: BaselineEntry | None
-    """None where it was not there"""
+    """None where only the new set has it"""
     new: BaselineEntry | None
-    short: bool = False
-    """it ran out of memory afterwards, and had not before: its new figures are what it got"""
+    out_of_memory: bool = False
+    """it ran out of memory in the new set and not in the old one: ``new`` is no full peak"""
 
     @cached_property
     def mismatch(self) -> str:
-        """Why before and after are of different steps: "batch size 32 -> 64"; "" if they aren't."""
-        old, new = self.old, self.new
-        if old is None or new is None:
+        """The setting that makes the two different steps: "batch size 32 -> 64"; "" if none."""
+        if self.old is None or self.new is None:
             return ""
-        if len(old.peaks) != len(new.peaks):
-            return f"devices {len(old.peaks)} -> {len(new.peaks)}"
-        ranks = [f"{it.rank} of {it.world_size}" for it in (old, new)]
-        if ranks[0] != ranks[1]:
-            return f"rank {ranks[0]} -> {ranks[1]}"
-        lists = [it.slope.sizes if it.slope else () for it in (old, new)]
-        if lists[0] != lists[1]:
-            texts = [", ".join(map(str, it)) or "one" for it in lists]
-            return f"batch sizes {texts[0]} -> {texts[1]}"
-        sizes = old.batch_size, new.batch_size
-        same = None in sizes or sizes[0] == sizes[1]
-        return "" if same else f"batch size {sizes[0]} -> {sizes[1]}"
+        mismatch = StepShape.of_entry(self.old).mismatch(StepShape.of_entry(self.new))
+        return "" if mismatch is None else "{} {} -> {}".format(*mismatch)
 
     @cached_property
     def rows(self) -> tuple[Comparison, ...]:
         """The figures that differ, growth first; none where the two cannot be compared."""
-        if self.old is None or self.new is None or self.mismatch or self.short:
+        old, new = self.old, self.new
+        if old is None or new is None or self.mismatch or self.out_of_memory:
             return ()
-        pairs = enumerate(zip(self.old.peaks, self.new.peaks, strict=True))
         rows = [
-            Comparison(device, peak, getattr(after, peak), getattr(before, peak), 0)
-            for device, (before, after) in pairs
+            Comparison(device, peak, getattr(new_peak, peak), getattr(old_peak, peak), 0)
+            for device, (old_peak, new_peak) in enumerate(zip(old.peaks, new.peaks, strict=True))
             for peak in PEAKS
         ]
-        one, other = self.old.slope, self.new.slope
-        if one is not None and other is not None:
-            rows.append(Comparison(0, "per sample", other.per_sample, one.per_sample, 0))
-            rows.append(Comparison(0, "fixed", other.fixed, one.fixed, 0))
+        if old.slope is not None and new.slope is not None:
+            rows += [
+                Comparison(0, "per sample", new.slope.per_sample, old.slope.per_sample, 0),
+                Comparison(0, "fixed", new.slope.fixed, old.slope.fixed, 0),
+            ]
         return tuple(beyond_tolerance(rows))
 
     @cached_property
-    def kind(self) -> Kind:
-        """What became of it; it grew where any peak did."""
-        if self.short:
-            return Kind.SHORT
+    def kind(self) -> ChangeKind:
+        """The kind; where any peak grew and another shrank, it grew."""
+        if self.out_of_memory:
+            return ChangeKind.OUT_OF_MEMORY
         if self.old is None:
-            return Kind.APPEARED
+            return ChangeKind.APPEARED
         if self.new is None:
-            return Kind.VANISHED
+            return ChangeKind.VANISHED
         if self.mismatch:
-            return Kind.INCOMPARABLE
+            return ChangeKind.INCOMPARABLE
         if not self.rows:
-            return Kind.SAME
-        return Kind.GREW if self.rows[0].excess > 0 else Kind.SHRANK
+            return ChangeKind.SAME
+        return ChangeKind.GREW if self.rows[0].excess > 0 else ChangeKind.SHRANK
 
     @cached_property
     def cause(self) -> str:
-        """What grew most, and at which line, where both have a breakdown."""
-        if not self.rows or self.rows[0].peak != "allocated" or self.rows[0].excess < 0:
+        """The category and line that grew most, where both have a breakdown; else ""."""
+        if not self.rows or self.old is None or self.new is None:
             return ""
-        assert self.old is not None  # noqa: S101 - for the type checker, as the next line
-        assert self.new is not None  # noqa: S101
-        device = self.rows[0].device
-        if min(len(self.old.breakdowns), len(self.new.breakdowns)) <= device:
-            return ""
-        return lead(self.new.breakdowns[device], self.old.breakdowns[device])
+        return growth_cause(self.rows[0], self.old.breakdowns, self.new.breakdowns)
 
     @property
     def difference(self) -> int:
-        """Bytes of the peak that tells most; 0 where there is nothing to compare."""
+        """Bytes of the leading row; 0 without one."""
         return (self.rows[0].difference or 0) if self.rows else 0
 
     def grew_beyond(self, tolerance: Tolerance) -> bool:
         """Return whether a peak grew by more than the tolerance, or no longer fits."""
-        return self.short or any(
+        return self.out_of_memory or any(
             (row.difference or 0) > tolerance.allowance(abs(row.baseline or 0)) for row in self.rows
         )
 
 
-def pair(
+def pair_entries(
     old: Mapping[Key, BaselineEntry],
     new: Mapping[Key, BaselineEntry],
     *,
-    short_before: Collection[Key] = (),
-    short_after: Collection[Key] = (),
-) -> list[Move]:
-    """Return what became of each figure: by kind, the largest differences first, then by name.
+    old_oom: Collection[Key] = (),
+    new_oom: Collection[Key] = (),
+) -> list[EntryChange]:
+    """Return the change of each test or part: by kind, the largest first, then by name.
 
     Args:
-        old: the figures before.
-        new: those after.
-        short_before: what ran out of memory before: what it got then is no figure of it.
-        short_after: what does so after.
+        old: the old set of figures.
+        new: the new set.
+        old_oom: tests that ran out of memory in the old set, and so have no figure in it.
+        new_oom: tests that did so in the new set.
     """
-    moves = []
-    for key in old.keys() | new.keys() | set(short_after):
-        if key in short_after:
-            if key not in short_before:
-                moves.append(Move(key, old.get(key), new.get(key), short=True))
-        elif key not in short_before or key in new:
-            moves.append(Move(key, old.get(key), new.get(key)))
-    order = {kind: number for number, kind in enumerate(Kind)}
-    return sorted(moves, key=lambda it: (order[it.kind], -abs(it.difference), it.key))
+    changes = []
+    for key in old.keys() | new.keys() | set(new_oom):
+        if key in new_oom:
+            if key not in old_oom:
+                changes.append(EntryChange(key, old.get(key), new.get(key), out_of_memory=True))
+        elif key not in old_oom or key in new:
+            changes.append(EntryChange(key, old.get(key), new.get(key)))
+    order = {kind: number for number, kind in enumerate(ChangeKind)}
+    return sorted(
+        changes, key=lambda change: (order[change.kind], -abs(change.difference), change.key)
+    )
 
 
-def count(moves: Iterable[Move]) -> dict[Kind, int]:
-    """Return how many are of each kind, in the order of :class:`Kind`, without zeros."""
-    counter = Counter(it.kind for it in moves)
-    return {kind: counter[kind] for kind in Kind if counter[kind]}
+def count_changes(changes: Iterable[EntryChange]) -> dict[ChangeKind, int]:
+    """Return the number of changes of each kind, in the order of the kinds, without zeros."""
+    counter = Counter(change.kind for change in changes)
+    return {kind: counter[kind] for kind in ChangeKind if counter[kind]}
 
 
 @dataclass(frozen=True)
 class Changes:
-    """All that became of the figures between two sets of them."""
+    """All changes between two sets of figures."""
 
-    before: str
-    """what the first set is called"""
-    after: str
-    moves: tuple[Move, ...]
+    old_name: str
+    """of the old set: a folder, a revision or a report"""
+    new_name: str
+    entries: tuple[EntryChange, ...]
     remarks: tuple[str, ...] = ()
-    """sentences on what the sets have not"""
+    """sentences about figures that a set lacks"""
     across: bool = False
-    """what moved together with the toolchain is told as one"""
+    """whether tests that changed together with the toolchain are one line in reports"""
 
     @cached_property
-    def together(self) -> tuple[Together, ...]:
-        """What moved together from one toolchain to another."""
-        return tuple(find(filter(None, map(_shift, self.moves))))
+    def common_changes(self) -> tuple[CommonChange, ...]:
+        """Tests that changed together, from one toolchain to another."""
+        changes = map(_toolchain_change, self.entries)
+        return tuple(find_common_changes(change for change in changes if change is not None))
 
     @cached_property
-    def alone(self) -> tuple[Move, ...]:
-        """The moves that are told one by one."""
+    def alone(self) -> tuple[EntryChange, ...]:
+        """The changes with a line of their own in reports."""
         if not self.across:
-            return self.moves
-        spared = {(it.nodeid, it.part, it.device) for one in self.together for it in one.shifts}
+            return self.entries
+        grouped = {
+            (change.nodeid, change.part, change.device)
+            for group in self.common_changes
+            for change in group.changes
+        }
         return tuple(
-            it for it in self.moves if (it.key.nodeid, it.key.part, it.key.device) not in spared
+            entry
+            for entry in self.entries
+            if (entry.key.nodeid, entry.key.part, entry.key.device) not in grouped
         )
 
 
-def _shift(move: Move) -> Shift | None:
-    """Return a move as one between toolchains; None of what has no before and after."""
-    if move.old is None or move.new is None or move.mismatch or move.short:
+def _toolchain_change(change: EntryChange) -> ToolchainChange | None:
+    """Return a change as one between toolchains; None where only one set has a full figure."""
+    old, new, key = change.old, change.new, change.key
+    if old is None or new is None or change.mismatch or change.out_of_memory:
         return None
-    old, new, key = move.old, move.new, move.key
-    shift = Shift(key.nodeid, key.part, key.device, old.provenance, new.provenance)
-    if not move.rows:
-        return shift
-    row = move.rows[0]
+    plain = ToolchainChange(key.nodeid, key.part, key.device, old.provenance, new.provenance)
+    if not change.rows:
+        return plain
+    row = change.rows[0]
     categories = moved_categories(old.breakdowns, new.breakdowns, row.device)
-    return replace(shift, peak=row.peak, difference=row.difference or 0, categories=categories)
+    return replace(plain, peak=row.peak, difference=row.difference or 0, categories=categories)

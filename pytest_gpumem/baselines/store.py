@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.measurement import BaselineEntry, DeviceInfo
 
-__all__ = ["WHOLE_TEST", "BaselineStore", "Change", "EntryUpdate", "UpdateSummary"]
+__all__ = ["WHOLE_TEST", "BaselineStore", "EntryUpdate", "NewBaseline", "UpdateSummary"]
 
 LOCK_NAME = ".gpumem.lock"
 """the file in the baseline folder that writers lock; it stays there, empty"""
 
 
 @dataclass(frozen=True)
-class Change:
+class NewBaseline:
     """What one test that ran and passed is to have as its baseline on one device."""
 
     device: DeviceInfo
@@ -131,7 +131,7 @@ class BaselineStore:
         others = (key for key in device_keys(self.directory) if key != device_key)
         return tuple(key for key in others if self._has(key, module, test, part))
 
-    def update(self, changes: Iterable[Change]) -> UpdateSummary:
+    def update(self, changes: Iterable[NewBaseline]) -> UpdateSummary:
         """Write what changed, and say what became of each entry. For the one process that writes.
 
         Tests that no change names are untouched. A change that has the whole test tells all its
@@ -150,7 +150,7 @@ class BaselineStore:
         with without_collections():
             return self._update(changes)
 
-    def _update(self, changes: Iterable[Change]) -> UpdateSummary:
+    def _update(self, changes: Iterable[NewBaseline]) -> UpdateSummary:
         log = _Log(self._same)
         pending = []
         for group in _by_file(changes, log):
@@ -211,7 +211,7 @@ class BaselineStore:
         except BaselineError:
             return False
 
-    def _revise(self, group: list[Change]) -> _Revision:
+    def _revise(self, group: list[NewBaseline]) -> _Revision:
         device, module = group[-1].device, group[-1].module
         file = self._read(device.key, module) or BaselineFile(device, module)
         return _revise(file, group, self._same)
@@ -225,7 +225,7 @@ class BaselineStore:
         same = replace(old, provenance=new.provenance, breakdowns=new.breakdowns) == new
         return same and not learned and not remade
 
-    def _write(self, group: list[Change], log: _Log) -> None:
+    def _write(self, group: list[NewBaseline], log: _Log) -> None:
         revision = self._revise(group)  # once more: another process may have written meanwhile
         device, module = group[-1].device, group[-1].module
         self._known.pop((device.key, module), None)
@@ -294,9 +294,9 @@ class _Log:
         return "unchanged" if self.same(entry.old, entry.new) else "changed"
 
 
-def _by_file(changes: Iterable[Change], log: _Log) -> Iterable[list[Change]]:
+def _by_file(changes: Iterable[NewBaseline], log: _Log) -> Iterable[list[NewBaseline]]:
     """The changes of each file, without those that cannot be written."""
-    groups: dict[tuple[str, str], list[Change]] = {}
+    groups: dict[tuple[str, str], list[NewBaseline]] = {}
     for change in changes:
         with log.errors_of_file():
             check(f"{change.module}::{change.test}", change.device, change.parts)
@@ -315,7 +315,7 @@ class _Revision:
 
 def _revise(
     file: BaselineFile,
-    changes: list[Change],
+    changes: list[NewBaseline],
     same: Callable[[BaselineEntry | None, BaselineEntry | None], bool],
 ) -> _Revision:
     """Apply the changes, all of this file's device and module, to what the file has."""

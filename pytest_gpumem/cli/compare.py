@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.baselines.changes import Changes, pair
+from pytest_gpumem.baselines.changes import Changes, pair_entries
 from pytest_gpumem.baselines.paths import baseline_path
 from pytest_gpumem.cli.outcome import BAD_INPUT, FOUND, OK, Outcome
 from pytest_gpumem.cli.sources import SourceError, read_directory, read_source
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from pytest_gpumem.baselines.changes import Move
+    from pytest_gpumem.baselines.changes import EntryChange
     from pytest_gpumem.cli.sources import Source
     from pytest_gpumem.sizes import Tolerance
 
@@ -90,13 +90,13 @@ def run(arguments: argparse.Namespace) -> Outcome:
     return Outcome(_rendered(changes, arguments.format), status, tuple(trouble))
 
 
-def _moves(before: Source, after: Source) -> list[Move]:
+def _moves(before: Source, after: Source) -> list[EntryChange]:
     """Pair what could be read: what is of a file that could not did not appear, or vanish."""
-    moves = pair(
+    moves = pair_entries(
         before.figures.entries,
         after.figures.entries,
-        short_before=before.short,
-        short_after=after.short,
+        old_oom=before.out_of_memory,
+        new_oom=after.out_of_memory,
     )
     unread = before.figures.unread | after.figures.unread
     if not unread:
@@ -113,7 +113,7 @@ def _limit(text: str | None) -> Tolerance | None:
         raise SpecError(f"--fail-on-growth={text}", error.problem, error.remedy) from error
 
 
-def _status(moves: Sequence[Move], limit: Tolerance | None) -> int:
+def _status(moves: Sequence[EntryChange], limit: Tolerance | None) -> int:
     return FOUND if limit is not None and any(it.grew_beyond(limit) for it in moves) else OK
 
 

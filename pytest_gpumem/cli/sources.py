@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 from pytest_gpumem.baselines.folder import ENDING, Figures, read_contents, read_folder
 from pytest_gpumem.baselines.key import Key
 from pytest_gpumem.errors import BaselineError
-from pytest_gpumem.nodeids import split
-from pytest_gpumem.plugin.results import entry_of
+from pytest_gpumem.judge.result import entry_of
+from pytest_gpumem.nodeids import split_nodeid
 from pytest_gpumem.report.json_report import read_report
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ class Source:
     figures: Figures
     remarks: list[str] = field(default_factory=list)
     """sentences on what it has not"""
-    short: frozenset[Key] = frozenset()
-    """what ran out of memory, and so has no figures"""
+    out_of_memory: frozenset[Key] = frozenset()
+    """tests that ran out of memory, and so have no figures"""
     of_report: bool = False
 
 
@@ -78,7 +78,7 @@ def _read_report(given: str) -> Source:
     for result in read_report(given).results:
         if result.measurement is None:
             continue
-        key = Key(result.device_key, *split(result.nodeid), result.part)
+        key = Key(result.device_key, *split_nodeid(result.nodeid), result.part)
         if result.measurement.out_of_memory is None:
             figures.entries[key] = entry_of(result)
         else:

@@ -13,7 +13,7 @@ from pytest_gpumem.errors import DeviceError
 if TYPE_CHECKING:
     from pytest_gpumem.devices.base import Device
     from pytest_gpumem.devices.cards import Card
-    from pytest_gpumem.torchrun_env import Rank
+    from pytest_gpumem.torchrun_env import TorchrunRank
 
 KINDS: Final = ("auto", "cuda", "virtual", "none")
 DEFAULT_CARD: Final = "H100"
@@ -31,7 +31,7 @@ class Choice:
     """the device was asked for by name: its absence is an error, not a reason to skip"""
 
 
-def choose(kind: str, card: Card, *, worker: str = "", rank: Rank | None = None) -> Choice:
+def choose(kind: str, card: Card, *, worker: str = "", rank: TorchrunRank | None = None) -> Choice:
     """Choose by ``--gpumem-device``; load the virtual GPU if it is chosen.
 
     Args:

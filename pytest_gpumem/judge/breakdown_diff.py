@@ -1,190 +1,199 @@
-"""What differs between two breakdowns, by category and by site, and between two provenances."""
+"""Differences between two breakdowns, by category and by site, and between two provenances."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.measurement import CATEGORIES, Provenance, Site
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
+    from pytest_gpumem.judge.verdict import Comparison
     from pytest_gpumem.measurement import Breakdown
 
 CACHED: Final = "cached"
-"""the row of what was reserved but not allocated"""
+"""the row of the memory that was reserved but not allocated"""
 
 PROVENANCE_NAMES: Final = {"cuda": "CUDA", "cudnn": "cuDNN", "allocator": "allocator settings"}
-"""a provenance's fields that reports call otherwise"""
+"""fields of a provenance that have another name in reports"""
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of a comparison, in bytes."""
+class BreakdownRow:
+    """One category or one site of a breakdown, beside the baseline's, in bytes."""
 
     name: str
-    now: int
-    before: int | None = None
-    """None where there is nothing to compare with"""
+    nbytes: int
+    baseline: int | None = None
+    """None without a baseline, or where the baseline did not keep this site"""
     site: Site | None = None
-    """of a row of sites: as it is now, else as it was"""
+    """of a row of sites: the measured one, else the baseline's"""
     blocks: int = 0
-    """of a row of sites: how many now"""
+    """of a row of sites: the number of blocks measured"""
 
     @property
     def difference(self) -> int | None:
-        """Bytes above what it was; negative below."""
-        return None if self.before is None else self.now - self.before
+        """Bytes above the baseline; negative below it."""
+        return None if self.baseline is None else self.nbytes - self.baseline
 
 
-Key = tuple[str, str, str, str]
-"""what a site is known by: file, function, code and category"""
+SiteKey = tuple[str, str, str, str]
+"""file, function, code and category: the same site, though its line number changed"""
 
 
-def category_rows(now: Breakdown, before: Breakdown | None = None) -> list[Row]:
-    """Return a row for each category that has anything, and for what was cached.
+def category_rows(current: Breakdown, baseline: Breakdown | None = None) -> list[BreakdownRow]:
+    """Return a row for each category that is not empty, and one for cached memory.
 
     The largest growth first; without a baseline in the order of ``CATEGORIES``.
     """
     rows = []
     for name in CATEGORIES:
-        bytes_now = now.categories.get(name, 0)
-        bytes_before = None if before is None else before.categories.get(name, 0)
-        if bytes_now or bytes_before:
-            rows.append(Row(name, bytes_now, bytes_before))
-    rows = _by_growth(rows) if before is not None else rows
-    return [*rows, Row(CACHED, now.cached, None if before is None else before.cached)]
+        nbytes = current.categories.get(name, 0)
+        baseline_bytes = None if baseline is None else baseline.categories.get(name, 0)
+        if nbytes or baseline_bytes:
+            rows.append(BreakdownRow(name, nbytes, baseline_bytes))
+    rows = _by_growth(rows) if baseline is not None else rows
+    cached = BreakdownRow(CACHED, current.cached, None if baseline is None else baseline.cached)
+    return [*rows, cached]
 
 
-def site_rows(now: Breakdown, before: Breakdown | None = None) -> list[Row]:
+def site_rows(current: Breakdown, baseline: Breakdown | None = None) -> list[BreakdownRow]:
     """Return a row for each site, the largest growth first, without a baseline the largest first.
 
-    Sites are the same by file, function, code and category: lines move. The only line of a function
-    that is new for a category is the only one that is gone: it was edited. What only one of the two
-    has counts as zero in the other; but a baseline keeps its largest sites only, and of what is
-    smaller than all of these it does not say what it was: such rows come last.
+    Sites are the same by file, function, code and category, as line numbers change. Where a
+    function has one new site of a category and one that is gone, that line was edited: the two are
+    one site. A site that only one breakdown has counts as zero in the other. But a baseline keeps
+    its largest sites only: of a site smaller than all of these the baseline is not known, and its
+    row comes last.
     """
-    if before is None:
-        return [_site_row(site, None) for site in now.sites]
-    old, new = _keyed(before.sites), _keyed(now.sites)
-    kept = [site.nbytes for site in before.sites]
-    complete = sum(kept) == sum(before.categories.values())
-    least = 0 if complete else min(kept, default=0)
-    known = {key for key, site in new.items() if complete or site.nbytes > least > 0}
-    old = _renamed(old, new.keys(), known)
-    compared, unknown = [], []
+    if baseline is None:
+        return [_site_row(site, None) for site in current.sites]
+    old, new = _keyed(baseline.sites), _keyed(current.sites)
+    old_sizes = [site.nbytes for site in baseline.sites]
+    complete = sum(old_sizes) == sum(baseline.categories.values())
+    smallest = 0 if complete else min(old_sizes, default=0)
+    # Sites that the baseline would have kept, had they been this large: their absence means zero.
+    comparable = {key for key, site in new.items() if complete or site.nbytes > smallest > 0}
+    old = _follow_edits(old, new.keys(), comparable)
+    compared, uncompared = [], []
     for key, site in new.items():
-        if key in old or key in known:
+        if key in old or key in comparable:
             compared.append(_site_row(site, old[key].nbytes if key in old else 0))
         else:
-            unknown.append(_site_row(site, None))
+            uncompared.append(_site_row(site, None))
     gone = [site for key, site in old.items() if key not in new]
-    compared += [Row(site_name(site), 0, site.nbytes, site) for site in gone]
-    return [*_by_growth(compared), *_by_growth(unknown)]
+    compared += [BreakdownRow(site_name(site), 0, site.nbytes, site) for site in gone]
+    return [*_by_growth(compared), *_by_growth(uncompared)]
 
 
-def lead(now: Breakdown, before: Breakdown) -> str:
-    """Return what grew most and where; "" where no category grew.
+def growth_cause(row: Comparison, old: Sequence[Breakdown], new: Sequence[Breakdown]) -> str:
+    """Return the cause of a grown peak, as :func:`describe_growth`; "" without both breakdowns.
+
+    Args:
+        row: the figure that grew.
+        old: the baseline's breakdowns, one a device.
+        new: the measured ones.
+    """
+    if row.excess <= 0 or row.peak != "allocated" or min(len(old), len(new)) <= row.device:
+        return ""
+    return describe_growth(new[row.device], old[row.device])
+
+
+def describe_growth(current: Breakdown, baseline: Breakdown) -> str:
+    """Return the category that grew most, with its site; "" where no category grew.
 
     "activations +512.00 MiB, of which blocks.py:88 (Attention.forward) +512.00 MiB in 12 blocks"
     """
-    grown = [row for row in category_rows(now, before)[:-1] if (row.difference or 0) > 0]
+    grown = [row for row in category_rows(current, baseline)[:-1] if (row.difference or 0) > 0]
     if not grown:
         return ""
     top = grown[0]
-    text = f"{top.name} {_signed(top.difference)}"
-    for row in site_rows(now, before):
+    growth = f"{top.name} {format_size(top.difference or 0, signed=True)}"
+    for row in site_rows(current, baseline):
         if row.site and row.site.category == top.name and row.site.path and row.difference:
             if row.difference > 0:
-                text += f", of which {row.name} {_signed(row.difference)} in {_blocks(row.blocks)}"
+                amount = format_size(row.difference, signed=True)
+                growth += f", of which {row.name} {amount} in {blocks_text(row.blocks)}"
             break
-    return text
+    return growth
 
 
 def site_name(site: Site) -> str:
     """Return a site as reports name it: "blocks.py:88 (Attention.forward)"."""
     if not site.path:
         return "no line of Python"
-    return f"{site.path}:{site.line} ({site.function})" if site.function else _place(site)
+    place = f"{site.path}:{site.line}"
+    return f"{place} ({site.function})" if site.function else place
 
 
-def _place(site: Site) -> str:
-    return f"{site.path}:{site.line}"
+def blocks_text(number: int) -> str:
+    """Return "1 block", "2 blocks"."""
+    return "1 block" if number == 1 else f"{number} blocks"
 
 
-def _site_row(site: Site, before: int | None) -> Row:
-    return Row(site_name(site), site.nbytes, before, site, site.blocks)
+def _site_row(site: Site, baseline: int | None) -> BreakdownRow:
+    return BreakdownRow(site_name(site), site.nbytes, baseline, site, site.blocks)
 
 
-def _keyed(sites: Iterable[Site]) -> dict[Key, Site]:
-    """Return sites by what they are known by; two lines of the same code become one."""
-    found: dict[Key, Site] = {}
+def _keyed(sites: Iterable[Site]) -> dict[SiteKey, Site]:
+    """Return sites by their keys; two lines with the same code become one site."""
+    by_key: dict[SiteKey, Site] = {}
     for site in sites:
         key = site.path, site.function, site.code, site.category
-        if key in found:
-            other = found[key]
-            site = Site(  # noqa: PLW2901 - the sum of both
-                other.path,
-                other.line,
-                other.function,
-                other.code,
-                other.module,
-                other.category,
-                other.nbytes + site.nbytes,
-                other.blocks + site.blocks,
-            )
-        found[key] = site
-    return found
+        first = by_key.get(key)
+        by_key[key] = site if first is None else _sum_of(first, site)
+    return by_key
 
 
-def _renamed(old: dict[Key, Site], new: Collection[Key], known: Collection[Key]) -> dict[Key, Site]:
-    """Return the old sites, those of lines that were edited by the keys that they have now.
+def _sum_of(first: Site, second: Site) -> Site:
+    nbytes, blocks = first.nbytes + second.nbytes, first.blocks + second.blocks
+    return replace(first, nbytes=nbytes, blocks=blocks)
+
+
+def _follow_edits(
+    old: dict[SiteKey, Site], new: Collection[SiteKey], comparable: Collection[SiteKey]
+) -> dict[SiteKey, Site]:
+    """Return the old sites, those of edited lines by their new keys.
 
     Args:
-        old: sites by their keys.
-        new: the keys that there are now.
-        known: those of them that the old ones would have, had they been there.
+        old: the baseline's sites.
+        new: the keys of the measured ones.
+        comparable: those of ``new`` that the baseline would have kept.
     """
     gone = _by_function(old.keys() - set(new))
-    come = _by_function(set(known) - old.keys())
+    added = _by_function(set(comparable) - old.keys())
     edited = {
-        keys[0]: come[place][0]
+        keys[0]: added[place][0]
         for place, keys in gone.items()
-        if len(keys) == len(come.get(place, ())) == 1
+        if len(keys) == len(added.get(place, ())) == 1
     }
     return {edited.get(key, key): site for key, site in old.items()}
 
 
-def _by_function(keys: Iterable[Key]) -> dict[tuple[str, str, str], list[Key]]:
+def _by_function(keys: Iterable[SiteKey]) -> dict[tuple[str, str, str], list[SiteKey]]:
     """Return sites' keys by file, function and category, where the function is known."""
-    found: dict[tuple[str, str, str], list[Key]] = {}
+    groups: dict[tuple[str, str, str], list[SiteKey]] = {}
     for key in keys:
         path, function, _, category = key
         if function:
-            found.setdefault((path, function, category), []).append(key)
-    return found
+            groups.setdefault((path, function, category), []).append(key)
+    return groups
 
 
-def _by_growth(rows: Iterable[Row]) -> list[Row]:
-    return sorted(rows, key=lambda row: (-(row.difference or 0), -row.now))
+def _by_growth(rows: Iterable[BreakdownRow]) -> list[BreakdownRow]:
+    return sorted(rows, key=lambda row: (-(row.difference or 0), -row.nbytes))
 
 
-def _signed(nbytes: int | None) -> str:
-    return format_size(nbytes or 0, signed=True)
-
-
-def _blocks(number: int) -> str:
-    return "1 block" if number == 1 else f"{number} blocks"
-
-
-def provenance_text(provenance: Provenance, other: Provenance | None = None) -> str:
-    """Return what a measurement was made with, in words; only what differs from ``other``."""
-    if provenance == other:  # nearly always
+def provenance_text(provenance: Provenance, reference: Provenance | None = None) -> str:
+    """Return a provenance in words; with a reference, only the fields that differ from it."""
+    if provenance == reference:  # nearly always
         return ""
-    pairs = ((it.name, getattr(provenance, it.name)) for it in fields(Provenance))
-    differing = [(name, value) for name, value in pairs if value != getattr(other, name, None)]
+    values = ((field.name, getattr(provenance, field.name)) for field in fields(Provenance))
     return ", ".join(
-        f"{PROVENANCE_NAMES.get(name, name)} {value or 'none'}" for name, value in differing
+        f"{PROVENANCE_NAMES.get(name, name)} {value or 'none'}"
+        for name, value in values
+        if value != getattr(reference, name, None)
     )

@@ -1,4 +1,4 @@
-"""One case to be judged: a measurement, what is declared of it, and the baseline that was found.
+"""One case to be judged: a measurement, its declaration, and the baseline that was looked up.
 
 Everything here is pure. Sizes are bytes.
 """
@@ -9,16 +9,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_gpumem.judge.breakdown_diff import lead, provenance_text
+from pytest_gpumem.judge.breakdown_diff import provenance_text
 from pytest_gpumem.judge.verdict import DECLINED, MISSING, PEAKS, Comparison
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pytest_gpumem.judge.verdict import FigureName, Lookup, Policy
-    from pytest_gpumem.measurement import BaselineEntry, Measurement, OutOfMemory
+    from pytest_gpumem.measurement import BaselineEntry, Measurement, OutOfMemory, Slope
     from pytest_gpumem.sizes import Tolerance
     from pytest_gpumem.spec import MemorySpec
 
@@ -35,9 +33,43 @@ class Limit(NamedTuple):
         return f"{self.name}={self.value!r} ({format_size(self.nbytes)})"
 
 
+class StepShape(NamedTuple):
+    """The settings that make two runs of a test the same step, and so comparable."""
+
+    devices: int
+    rank: str
+    """"0 of 8", or "none" """
+    batch_sizes: str
+    """of ``batch_sizes``: "8, 16", or "one" """
+    batch_size: int | None
+    """None where the test does not declare it: comparable with any"""
+
+    @classmethod
+    def of_entry(cls, entry: BaselineEntry) -> StepShape:
+        """Return the shape of the step that a baseline was measured with."""
+        rank = _rank_text(entry.rank, entry.world_size)
+        return cls(len(entry.peaks), rank, _sizes_text(entry.slope), entry.batch_size)
+
+    def mismatch(self, new: StepShape) -> tuple[str, object, object] | None:
+        """Return the first setting that differs, with both values; None where none does."""
+        for name, old_value, new_value in zip(self._fields, self, new, strict=True):
+            optional = name == "batch_size" and None in {old_value, new_value}
+            if old_value != new_value and not optional:
+                return name.replace("_", " "), old_value, new_value
+        return None
+
+
+def _rank_text(rank: int | None, world_size: int | None) -> str:
+    return "none" if world_size is None else f"{rank} of {world_size}"
+
+
+def _sizes_text(slope: Slope | None) -> str:
+    return ", ".join(map(str, slope.sizes)) if slope else "one"
+
+
 @dataclass(frozen=True)
 class Case:
-    """All that one judgement looks at."""
+    """All input of one judgement."""
 
     measurement: Measurement
     spec: MemorySpec
@@ -54,27 +86,21 @@ class Case:
 
     @cached_property
     def mismatch(self) -> str:
-        """Why the baseline that was found is of another step than this one; "" where it is not."""
-        entry, spec = self.lookup.entry, self.spec
-        if entry is None:
+        """The setting in which the baseline is of another step; "" where it is of the same."""
+        if self.lookup.entry is None:
             return ""
-        before, now = len(entry.peaks), len(self.measurement.peaks)
-        if before != now:
-            return f"the baseline is of devices={before}, this is devices={now}"
-        if (entry.world_size, entry.rank) != (spec.world_size, spec.rank):
-            ranks = [f"world_size={it.world_size}, rank={it.rank}" for it in (entry, spec)]
-            return f"the baseline is of {ranks[0]}; this is {ranks[1]}"
-        slopes = [it.slope.sizes if it.slope else None for it in (entry, self.measurement)]
-        if slopes[0] != slopes[1]:
-            lists = [f"batch_sizes={list(it)}" if it else "one batch size" for it in slopes]
-            return f"the baseline is of {lists[0]}, this is of {lists[1]}"
-        sizes = (entry.batch_size, spec.batch_size)
-        same = None in sizes or sizes[0] == sizes[1]
-        return "" if same else f"the baseline is of batch_size={sizes[0]}, this is {sizes[1]}"
+        rank = _rank_text(self.spec.rank, self.spec.world_size)
+        sizes = _sizes_text(self.measurement.slope)
+        shape = StepShape(len(self.measurement.peaks), rank, sizes, self.spec.batch_size)
+        mismatch = StepShape.of_entry(self.lookup.entry).mismatch(shape)
+        if mismatch is None:
+            return ""
+        name, old, new = mismatch
+        return f"{name}: {old} in the baseline, {new} here"
 
     @property
     def uncompared(self) -> str:
-        """Why there is nothing to compare the measurement with; "" where there is."""
+        """The reason why the measurement is compared with no baseline; "" where it is."""
         if self.entry is not None:
             refused = self.toolchain and self.policy.provenance == "fail"
             return f"made with another toolchain ({self.toolchain})" if refused else ""
@@ -84,15 +110,15 @@ class Case:
             return "unreadable"
         if self.mismatch:
             return f"of another step ({self.mismatch})"
-        if self.lookup.others:
-            return f"only of {' and '.join(self.lookup.others)}"
+        if self.lookup.other_devices:
+            return f"only of {' and '.join(self.lookup.other_devices)}"
         return MISSING
 
     @cached_property
     def toolchain(self) -> str:
-        """What the baseline was made with that this measurement was not; "" where nothing was.
+        """The baseline's versions that differ from this measurement's; "" where none does.
 
-        Another device's differs anyhow, and has its own tolerance.
+        Another device's differ anyhow, and have a tolerance of their own.
         """
         if self.entry is None or self.policy.against:
             return ""
@@ -102,7 +128,7 @@ class Case:
     def limits(self) -> tuple[Limit, ...]:
         """Every declared limit; those of ``max_gib`` and ``card`` the allocator enforces."""
         spec = self.spec
-        found: tuple[tuple[str, FigureName, int | None], ...] = (
+        declared: tuple[tuple[str, FigureName, int | None], ...] = (
             ("max_gib", "reserved", spec.max_bytes),
             ("card", "reserved", self.card_bytes),
             ("max_allocated_gib", "allocated", spec.max_allocated_bytes),
@@ -110,74 +136,78 @@ class Case:
             ("max_mib_per_sample", "per sample", spec.max_sample_bytes),
             ("max_fixed_gib", "fixed", spec.max_fixed_bytes),
         )
-        return tuple(Limit(n, getattr(spec, n), peak, b) for n, peak, b in found if b is not None)
+        return tuple(
+            Limit(name, getattr(spec, name), peak, nbytes)
+            for name, peak, nbytes in declared
+            if nbytes is not None
+        )
 
     @cached_property
     def comparisons(self) -> tuple[Comparison, ...]:
-        """Both peaks of every device, and how they grow where that is known."""
+        """Both peaks of every device, and the growth per sample where it was measured."""
         peaks = enumerate(self.measurement.peaks)
         rows = [row for device, peak in peaks for row in self.compare(device, peak)]
-        return (*rows, *self._slope())
+        measured = self.measurement.slope
+        if measured is not None:
+            old = self.entry.slope if self.entry else None
+            tolerance = self.policy.tolerance_of("allocated", self.spec.tolerance)
+            # The peak at the largest batch size may be off by the absolute tolerance: its share
+            # of each sample is that divided by the size.
+            per_sample = replace(tolerance, absolute=tolerance.absolute // measured.sizes[-1])
+            old_sizes = (old.per_sample, old.fixed) if old else (None, None)
+            rows += [
+                self._compared(0, "per sample", measured.per_sample, old_sizes[0], per_sample),
+                self._compared(0, "fixed", measured.fixed, old_sizes[1], tolerance),
+            ]
+        return tuple(rows)
 
     def compare(self, device: int, measured: Peak) -> tuple[Comparison, ...]:
         """Both peaks of one device beside their baseline and budget."""
         baseline = None if self.entry is None else self.entry.peaks[device]
-        rows = []
-        for peak in PEAKS:
-            tolerance = self.policy.tolerance_of(peak, self.spec.tolerance)
-            before = None if baseline is None else getattr(baseline, peak)
-            now = getattr(measured, peak)
-            rows.append(self._row(device, peak, now, before, tolerance))
-        return tuple(rows)
+        return tuple(
+            self._compared(
+                device,
+                peak,
+                getattr(measured, peak),
+                None if baseline is None else getattr(baseline, peak),
+                self.policy.tolerance_of(peak, self.spec.tolerance),
+            )
+            for peak in PEAKS
+        )
 
-    def _slope(self) -> Iterator[Comparison]:
-        """Yield what a sample takes, and what is there without any.
-
-        What they may be off is what the peak at the largest batch size may be.
-        """
-        now = self.measurement.slope
-        if now is None:
-            return
-        before = self.entry.slope if self.entry else None
-        whole = self.policy.tolerance_of("allocated", self.spec.tolerance)
-        sample = replace(whole, absolute=whole.absolute // now.sizes[-1])
-        sizes = (before.per_sample, before.fixed) if before else (None, None)
-        yield self._row(0, "per sample", now.per_sample, sizes[0], sample)
-        yield self._row(0, "fixed", now.fixed, sizes[1], whole)
-
-    def _row(
-        self, device: int, name: FigureName, now: int, before: int | None, tolerance: Tolerance
+    def _compared(
+        self,
+        device: int,
+        name: FigureName,
+        measured: int,
+        baseline: int | None,
+        tolerance: Tolerance,
     ) -> Comparison:
-        allowance = None if before is None else tolerance.allowance(abs(before))
-        budget = min((lim.nbytes for lim in self.limits if lim.peak == name), default=None)
-        return Comparison(device, name, now, before, allowance, budget)
-
-    def cause(self, row: Comparison) -> str:
-        """What grew most, and at which line, where a breakdown of both is known."""
-        before = self.entry.breakdowns if self.entry else ()
-        now = self.measurement.attributions
-        if row.excess <= 0 or row.peak != "allocated" or min(len(before), len(now)) <= row.device:
-            return ""
-        return lead(now[row.device].breakdown, before[row.device])
+        # The fixed part of a slope may be negative; a tolerance is a share of its amount.
+        allowance = None if baseline is None else tolerance.allowance(abs(baseline))
+        limits = (limit.nbytes for limit in self.limits if limit.peak == name)
+        return Comparison(device, name, measured, baseline, allowance, min(limits, default=None))
 
     @cached_property
     def highest(self) -> str:
-        """What the fullest device held."""
-        return held_text(Peak(self.measurement.peak_allocated, self.measurement.peak_reserved))
+        """Both peaks of the fullest device, in words."""
+        return both_sizes(Peak(self.measurement.peak_allocated, self.measurement.peak_reserved))
 
     @property
     def fullest(self) -> int | None:
-        """Which device reserved most; None where there is one, or they are alike."""
+        """The device that reserved most; None of a single one, or where all are alike."""
         peaks = self.measurement.peaks
         if len(set(peaks)) < 2:  # noqa: PLR2004 - they differ
             return None
-        return max(range(len(peaks)), key=lambda it: (peaks[it].reserved, peaks[it].allocated))
+        return max(
+            range(len(peaks)), key=lambda index: (peaks[index].reserved, peaks[index].allocated)
+        )
 
     def on_device(self, device: int) -> str:
-        """Which device, where there are several."""
+        """Return " on device 1" of a test with several devices, else ""."""
         return f" on device {device}" if len(self.measurement.peaks) > 1 else ""
 
 
-def held_text(at: Peak | OutOfMemory) -> str:
-    """Return both figures in words."""
-    return f"{format_size(at.allocated)} allocated, {format_size(at.reserved)} reserved"
+def both_sizes(sizes: Peak | OutOfMemory) -> str:
+    """Return allocated and reserved in words."""
+    return f"{format_size(sizes.allocated)} allocated, {format_size(sizes.reserved)} reserved"

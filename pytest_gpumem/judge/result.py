@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.judge.verdict import Comparison, Kind, Verdict, beyond_tolerance
-from pytest_gpumem.measurement import BaselineEntry, Measurement  # noqa: TC001
+from pytest_gpumem.measurement import BaselineEntry, Measurement
+from pytest_gpumem.nodeids import module_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import Breakdown
     from pytest_gpumem.spec import MemorySpec
 
+
+# A diff of a baseline shows where growth comes from; ten sites do, and keep the file small.
+KEPT_SITES = 10
 
 ORDER = (
     Kind.OUT_OF_MEMORY,
@@ -26,7 +30,7 @@ ORDER = (
     Kind.IMPROVED,
     Kind.WITHIN,
 )
-"""kinds as reports begin with them; what failed comes before all that passed"""
+"""kinds in the order of reports; failures of any kind come before all that passed"""
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Result:
     location: tuple[str, int] | None = None
     """file and line (from 1) of the marker"""
     baseline: bool = True
-    """whether it is held to a baseline, and may become one"""
+    """whether it is compared with a baseline, and may become one"""
     expected: bool = False
     """whether it failed as the test's ``xfail`` says"""
     world_size: int | None = None
@@ -54,7 +58,7 @@ class Result:
     rank: int | None = None
     """as declared"""
     card: str = ""
-    """that the step has to fit on, as declared"""
+    """the card that the step has to fit on, as declared"""
     baseline_entry: BaselineEntry | None = None
     """the baseline that was found, whether or not it can be compared with"""
     snapshot: str = ""
@@ -68,14 +72,14 @@ class Result:
         return f"{self.nodeid} ({self.part})" if self.part else self.nodeid
 
     @property
-    def ranks(self) -> str:
-        """Which rank of how many it is: "0 of 64"; "" where it is none."""
+    def rank_label(self) -> str:
+        """The declared rank: "0 of 64"; "" of a test without one."""
         return "" if self.world_size is None else f"{self.rank} of {self.world_size}"
 
     @property
     def module(self) -> str:
         """The test's file, as pytest names it."""
-        return self.nodeid.partition("::")[0]
+        return module_of(self.nodeid)
 
     @property
     def device_key(self) -> str:
@@ -84,13 +88,13 @@ class Result:
 
     @property
     def breakdowns_before(self) -> tuple[Breakdown, ...]:
-        """The baseline's breakdowns, one a device; none where it was not compared with."""
-        entry = self.baseline_entry  # of another batch size, say: it was found as well
-        return entry.breakdowns if entry is not None and self.lead is not None else ()
+        """The baseline's breakdowns, one a device; none where it was not compared."""
+        entry = self.baseline_entry  # it may be of another batch size, and then is not compared
+        return entry.breakdowns if entry is not None and self.leading_comparison is not None else ()
 
     @property
-    def lead(self) -> Comparison | None:
-        """The comparison that tells most: what is beyond tolerance first, else peak allocated."""
+    def leading_comparison(self) -> Comparison | None:
+        """The comparison that leads a report: one beyond tolerance, else the largest allocated."""
         rows = [row for row in self.verdict.comparisons if row.baseline is not None]
         rows.sort(key=lambda row: (row.peak != "allocated", -row.measured))
         return next(iter(beyond_tolerance(rows) + rows), None)
@@ -103,7 +107,7 @@ def count_kinds(results: Iterable[Result]) -> dict[Kind, int]:
 
 
 def urgency(result: Result) -> int:
-    """Return by what reports sort results: what failed first, then what failed as expected."""
+    """Return the sort key of reports: failed results first, then those that failed as expected."""
     failed = result.verdict.failed + (result.verdict.failed and not result.expected)
     return len(ORDER) * (2 - failed) + ORDER.index(result.verdict.kind)
 
@@ -124,5 +128,26 @@ def hints_of(result: Result) -> list[str]:
     measurement = result.measurement
     if measurement is None:
         return []
-    found = [hint for it in measurement.attributions for hint in it.hints]
-    return list(dict.fromkeys([*found, *measurement.hints]))
+    hints = [hint for attribution in measurement.attributions for hint in attribution.hints]
+    return list(dict.fromkeys([*hints, *measurement.hints]))
+
+
+def entry_of(result: Result, ranks: int = 0) -> BaselineEntry:
+    """Return the baseline that a result makes; the result has to have a measurement.
+
+    Args:
+        result: of a test or part that passed.
+        ranks: the number of torchrun's ranks of which it is the fullest; 0 of a plain session.
+    """
+    measurement = result.measurement
+    assert measurement is not None  # noqa: S101 - for the type checker
+    breakdowns = tuple(
+        replace(attribution.breakdown, sites=attribution.breakdown.sites[:KEPT_SITES])
+        for attribution in measurement.attributions
+    )
+    # Which of torchrun's ranks is the fullest may change from run to run: it is not recorded.
+    rank = None if ranks else result.rank
+    declared = (result.batch_size, result.world_size, rank)
+    return BaselineEntry(
+        measurement.peaks, measurement.provenance, *declared, breakdowns, measurement.slope
+    )

@@ -1,4 +1,4 @@
-"""Many tests that moved together because what they were measured with changed. Pure.
+"""Many tests whose figures changed together, with the toolchain that measured them. Pure.
 
 A torch release that keeps 28 MiB more of a workspace is one event, and not forty regressions.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, fields
 from statistics import median_low
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.judge.breakdown_diff import PROVENANCE_NAMES, category_rows
 from pytest_gpumem.measurement import Provenance
@@ -20,155 +20,149 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.verdict import FigureName
     from pytest_gpumem.measurement import Breakdown
 
+# Two tests may change together by chance, or by one line of the user's that both run.
 FEWEST: Final = 3
-"""tests that have to move together, before it is put down to what they were measured with"""
+"""tests whose figures have to change together, before the toolchain is named as the cause"""
 NEARBY: Final = 20
 """amounts are about the same within a 20th of their median, or 1 MiB"""
 
 
 @dataclass(frozen=True)
-class Shift:
-    """One figure that was held against another, made with something else."""
+class ToolchainChange:
+    """One test's figure and its baseline, which two toolchains measured.
+
+    A :class:`~pytest_gpumem.judge.verdict.Comparison` reduced to the amount that it changed by.
+    """
 
     nodeid: str
     part: str
     device: str
     """the device's key"""
-    before: Provenance
-    after: Provenance
+    old: Provenance
+    """of the baseline"""
+    new: Provenance
     peak: FigureName = "allocated"
-    """the peak that tells most"""
+    """the figure that changed most"""
     difference: int = 0
-    """bytes of it, 0 where it did not move"""
+    """in bytes; 0 where the figure did not change"""
     categories: tuple[tuple[str, int], ...] = ()
-    """what moved at the peak, in bytes by category; none where that is not known"""
+    """differences at the peak, in bytes by category; empty without breakdowns"""
 
 
 @dataclass(frozen=True)
-class Together:
-    """Figures that moved together from one toolchain to another."""
+class CommonChange:
+    """Several tests' figures that changed alike, from one toolchain to another."""
 
-    before: Provenance
-    after: Provenance
-    shifts: tuple[Shift, ...]
-    """those that moved, in the order given"""
-    others: int
-    """figures with the same change of toolchain that did not, or moved otherwise"""
+    old: Provenance
+    new: Provenance
+    changes: tuple[ToolchainChange, ...]
+    """in the order in which they were given"""
+    remaining: int
+    """figures under the same two toolchains that did not change, or not alike"""
 
     @property
     def tests(self) -> int:
         """How many tests."""
-        return len({it.nodeid for it in self.shifts})
+        return len({change.nodeid for change in self.changes})
 
     @property
     def amounts(self) -> list[int]:
         """The differences in bytes, sorted."""
-        return sorted(it.difference for it in self.shifts)
+        return sorted(change.difference for change in self.changes)
 
     @property
     def cause(self) -> str:
-        """The category that moved most in most of them: "workspaces +28.00 MiB"; "" if unknown."""
-        known = [dict(it.categories) for it in self.shifts if it.categories]
+        """The category that changed most, in most tests: "workspaces +28.00 MiB"; "" if unknown."""
+        differences = [dict(change.categories) for change in self.changes if change.categories]
         sign = 1 if self.amounts[0] > 0 else -1
-        tops = Counter(max(it, key=lambda name: sign * it[name]) for it in known)
+        tops = Counter(
+            max(categories, key=lambda name: sign * categories[name]) for categories in differences
+        )
         if not tops:
             return ""
         name, number = tops.most_common(1)[0]
-        amounts = [it[name] for it in known if sign * it.get(name, 0) > 0]
-        if number * 2 <= len(known) or not amounts:
+        amounts = [
+            categories[name] for categories in differences if sign * categories.get(name, 0) > 0
+        ]
+        if number * 2 <= len(differences) or not amounts:  # a minority is no cause of all
             return ""
         return f"{name} {_amounts(amounts)}"
 
     @property
     def sentence(self) -> str:
-        """What happened, as reports lead with it.
+        """The change in one sentence, which leads a report.
 
         "torch 2.14.0 -> 2.15.0: 40 tests moved by +28.00 MiB allocated, workspaces +28.00 MiB"
         """
-        moved = f"{tests_text(self.tests)} moved by {_amounts(self.amounts)} {self.shifts[0].peak}"
+        moved = f"{tests_text(self.tests)} moved by {_amounts(self.amounts)} {self.changes[0].peak}"
         cause = f", {self.cause}" if self.cause else ""
-        return f"{change_text(self.before, self.after)}: {moved}{cause}"
+        return f"{toolchain_text(self.old, self.new)}: {moved}{cause}"
 
 
-class _Group(NamedTuple):
-    """What all have in common that may have moved together."""
+def find_common_changes(changes: Iterable[ToolchainChange]) -> list[CommonChange]:
+    """Return the figures that changed together, the largest group first.
 
-    before: Provenance
-    after: Provenance
-    peak: FigureName
-
-
-def find(shifts: Iterable[Shift]) -> list[Together]:
-    """Return the figures that moved together, the largest group first.
-
-    They have the same change of provenance, are of three tests or more and half of those with that
-    change, and moved by about the same amount; or, where they did not, all in one direction. What
-    moved otherwise belongs to none: it is a regression of its own.
+    They have the same two toolchains, are of three tests or more and of at least half of the
+    figures with these toolchains, and changed by about the same amount; or else, all of them in one
+    direction. Any other figure is in no group: its change is a regression of its own.
     """
-    crowds: dict[tuple[Provenance, Provenance], list[Shift]] = {}
-    for shift in shifts:
-        if shift.before != shift.after:
-            crowds.setdefault((shift.before, shift.after), []).append(shift)
-    found = [it for crowd in crowds.values() for it in _together(crowd)]
-    return sorted(found, key=lambda it: -len(it.shifts))
+    by_toolchains: dict[tuple[Provenance, Provenance], list[ToolchainChange]] = {}
+    for change in changes:
+        if change.old != change.new:
+            by_toolchains.setdefault((change.old, change.new), []).append(change)
+    groups = []
+    for (old, new), candidates in by_toolchains.items():
+        for peak in ("allocated", "reserved"):
+            changed = [each for each in candidates if each.peak == peak and each.difference]
+            group = _about_equal(changed)
+            if not _enough(group, len(candidates)):
+                directions = {each.difference > 0 for each in changed}
+                group = changed if len(directions) == 1 else []
+            if _enough(group, len(candidates)):
+                groups.append(CommonChange(old, new, tuple(group), len(candidates) - len(group)))
+    return sorted(groups, key=lambda group: -len(group.changes))
 
 
-def _together(crowd: Sequence[Shift]) -> list[Together]:
-    found = []
-    for peak in ("allocated", "reserved"):
-        moved = [it for it in crowd if it.peak == peak and it.difference]
-        chosen = _alike(moved, len(crowd)) or _one_way(moved, len(crowd))
-        if chosen:
-            first, others = chosen[0], len(crowd) - len(chosen)
-            found.append(Together(first.before, first.after, tuple(chosen), others))
-    return found
-
-
-def _alike(moved: Sequence[Shift], number: int) -> list[Shift]:
-    """Return those that moved by about the same amount, if they are enough."""
-    if not moved:
+def _about_equal(changed: Sequence[ToolchainChange]) -> list[ToolchainChange]:
+    """Return the changes near the median of all of them, and of its sign."""
+    if not changed:
         return []
-    middle = median_low(it.difference for it in moved)
-    room = max(abs(middle) // NEARBY, MIB)
-    near = [
-        it for it in moved if abs(it.difference - middle) <= room and it.difference * middle > 0
+    median = median_low(change.difference for change in changed)
+    distance = max(abs(median) // NEARBY, MIB)
+    return [
+        change
+        for change in changed
+        if abs(change.difference - median) <= distance and change.difference * median > 0
     ]
-    return near if _enough(near, number) else []
 
 
-def _one_way(moved: Sequence[Shift], number: int) -> list[Shift]:
-    same_way = len({it.difference > 0 for it in moved}) == 1
-    return list(moved) if same_way and _enough(moved, number) else []
-
-
-def _enough(shifts: Sequence[Shift], number: int) -> bool:
-    return len({it.nodeid for it in shifts}) >= FEWEST and len(shifts) * 2 >= number
+def _enough(changes: Sequence[ToolchainChange], candidates: int) -> bool:
+    return len({change.nodeid for change in changes}) >= FEWEST and len(changes) * 2 >= candidates
 
 
 def moved_categories(
-    before: Sequence[Breakdown], after: Sequence[Breakdown], device: int
+    old: Sequence[Breakdown], new: Sequence[Breakdown], device: int
 ) -> tuple[tuple[str, int], ...]:
-    """Return by how many bytes each category moved on a device; nothing where it is not known."""
-    if min(len(before), len(after)) <= device:
+    """Return the difference of each category on a device, in bytes; empty without breakdowns."""
+    if min(len(old), len(new)) <= device:
         return ()
-    rows = category_rows(after[device], before[device])[:-1]
+    rows = category_rows(new[device], old[device])[:-1]
     return tuple((row.name, row.difference) for row in rows if row.difference)
 
 
-def change_text(before: Provenance, after: Provenance) -> str:
-    """Return what changed: "torch 2.14.0 -> 2.15.0, CUDA 13.0 -> 13.2"."""
-    pairs = (
-        (PROVENANCE_NAMES.get(it.name, it.name), getattr(before, it.name), getattr(after, it.name))
-        for it in fields(Provenance)
-    )
+def toolchain_text(old: Provenance, new: Provenance) -> str:
+    """Return the versions that differ: "torch 2.14.0 -> 2.15.0, CUDA 13.0 -> 13.2"."""
     return ", ".join(
-        f"{name} {was or 'none'} -> {now or 'none'}" for name, was, now in pairs if was != now
+        f"{PROVENANCE_NAMES.get(name, name)} "
+        f"{getattr(old, name) or 'none'} -> {getattr(new, name) or 'none'}"
+        for name in (field.name for field in fields(Provenance))
+        if getattr(old, name) != getattr(new, name)
     )
 
 
 def _amounts(amounts: Sequence[int]) -> str:
     """Return one amount or, where they differ as written, their range and median."""
-    low, high = (format_size(it, signed=True) for it in (min(amounts), max(amounts)))
+    low, high = (format_size(amount, signed=True) for amount in (min(amounts), max(amounts)))
     if low == high:
         return low
     first, last = (low, high) if max(amounts) > 0 else (high, low)

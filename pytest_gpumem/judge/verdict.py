@@ -1,4 +1,4 @@
-"""What a verdict consists of, and what it is made with; :mod:`pytest_gpumem.judge.judge` makes it.
+"""The records of a verdict and of its input; :mod:`pytest_gpumem.judge.judge` decides.
 
 Everything here is pure. Sizes are bytes.
 """
@@ -27,10 +27,10 @@ FIGURES: dict[FigureName, str] = {
     "per sample": "memory per sample",
     "fixed": "fixed memory",
 }
-"""all that is compared, with what reports call it; a cause stands before what comes of it"""
+"""all figures that are compared, by the titles of reports; a cause stands before its effect"""
 
 DEFAULT_TOLERANCES: dict[PeakName, Tolerance] = {
-    # Peak allocated repeats to the byte; 1 MiB is what nobody would call a regression.
+    # Peak allocated repeats to the byte; less than 1 MiB is not worth a failed test.
     "allocated": Tolerance(relative=Fraction(1, 1000), absolute=1 * MIB),
     # PyTorch's caching allocator takes a segment of 20 MiB (large_segment_size in
     # c10/core/AllocatorConfig.h, once kLargeBuffer) for a request between 1 and 10 MiB: one byte
@@ -62,7 +62,7 @@ USE_LESS = (
 
 
 class Kind(str, Enum):
-    """What a verdict can be; the values are the words of every report."""
+    """The kinds of verdicts; the values are the words of every report."""
 
     WITHIN = "within"
     OVER_BUDGET = "over budget"
@@ -78,19 +78,19 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True)
 class Lookup:
-    """What was found when a test's baseline was looked for."""
+    """The outcome of looking for a test's baseline."""
 
     entry: BaselineEntry | None = None
     """the baseline of this test on this device"""
-    others: tuple[str, ...] = ()
-    """keys of the other devices that have a baseline of this test"""
+    other_devices: tuple[str, ...] = ()
+    """the keys of other devices with a baseline of this test"""
     error: str | None = None
     """why the baseline file cannot be read: the verdict is then incomparable, and fails"""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What the session's options say about judging."""
+    """The session's options about judging."""
 
     missing_baseline: Literal["note", "fail"] = "note"
     """whether a test without a baseline to compare with passes with a note, or fails"""
@@ -101,19 +101,19 @@ class Policy:
     updating: bool = False
     """baselines are about to be rewritten, so that being far from one is no failure"""
     against: str = ""
-    """the device whose baselines measurements are held to, where that is not their own"""
+    """another device's key: measurements are compared with its baselines; "" for their own"""
     against_tolerance: Tolerance | None = None
-    """how far from these they may be; None: as far as AGAINST_TOLERANCES"""
+    """how far they may be from another device's baselines; None: AGAINST_TOLERANCES"""
     provenance: Literal["compare", "note", "fail"] = "compare"
-    """whether a baseline that was made with something else is compared with as any other, or passes
-    with a note where it is beyond tolerance, or fails as incomparable"""
+    """for a baseline of another toolchain: compare as with any; or pass with a note where the
+    measurement is beyond tolerance; or fail as incomparable"""
 
     def tolerance_of(self, peak: PeakName, declared: Tolerance | None) -> Tolerance:
         """Return how far a peak may be from its baseline.
 
         Args:
             peak: which of the two.
-            declared: what the marker says; it is of runs on one and the same device.
+            declared: the marker's; it holds for runs on one and the same device only.
         """
         if self.against:
             return self.against_tolerance or AGAINST_TOLERANCES[peak]
@@ -122,15 +122,21 @@ class Policy:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One peak of one device beside what it is held against, in bytes."""
+    """One figure of one device beside its baseline and its budget, in bytes.
+
+    Of the words for comparing, this is the one of a test's verdict. A ``BreakdownRow`` is a line of
+    a breakdown beside the baseline's; an ``EntryChange`` is one test in two sets of baselines; a
+    ``ToolchainChange`` is a figure under two toolchains, and several of these are a
+    ``CommonChange``.
+    """
 
     device: int
     """index among the test's devices"""
     peak: FigureName
     measured: int
-    """where the step ran out of memory: what it took when run again without the cap"""
+    """after out of memory: the peak of the step when run again without the cap"""
     baseline: int | None = None
-    """None where there is none, or none that can be compared"""
+    """None where no baseline can be compared"""
     allowance: int | None = None
     """how far from the baseline is within tolerance"""
     budget: int | None = None
@@ -138,7 +144,7 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        """What reports call it."""
+        """The name in reports."""
         return FIGURES[self.peak]
 
     @property
@@ -170,14 +176,14 @@ class Verdict:
     command: str = ""
     """the command to type, as part of the remedy; already quoted for a shell"""
     uncompared: str = ""
-    """why it was not compared with a baseline: "only of virtual-T4"; "" where it was"""
+    """why no baseline was compared: "only of virtual-T4"; "" where one was"""
     held_to: str = ""
-    """the device whose baseline it was held to, where that is not its own"""
+    """the key of another device, if that one's baseline was compared"""
 
 
 def beyond_tolerance(comparisons: Iterable[Comparison]) -> list[Comparison]:
-    """Return what is beyond tolerance: growth first; then allocated, which is the cause."""
-    far = [row for row in comparisons if row.excess]
+    """Return the rows beyond tolerance: growth first; then allocated, which is the cause."""
+    rows = [row for row in comparisons if row.excess]
     return sorted(
-        far, key=lambda row: (row.excess < 0, list(FIGURES).index(row.peak), -abs(row.excess))
+        rows, key=lambda row: (row.excess < 0, list(FIGURES).index(row.peak), -abs(row.excess))
     )

@@ -32,7 +32,7 @@ from pytest_gpumem.plugin.torchrun import joining
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from pytest_gpumem.baselines.store import Change
+    from pytest_gpumem.baselines.store import NewBaseline
     from pytest_gpumem.plugin.outputs import Published
     from pytest_gpumem.plugin.session import TestSession
     from pytest_gpumem.testrun.fixture import GpuMemory
@@ -260,7 +260,7 @@ class GpuMemPlugin(Runner):
             return True
         return self._ranks.join(self.gathering, shrinkage_fails=self.settings.shrinkage == "fail")
 
-    def _changes(self) -> list[Change]:
+    def _changes(self) -> list[NewBaseline]:
         """Return what becomes baselines: nothing where a rank's figures are missing."""
         return [] if self._ranks and self.gathering.broken else self.gathering.changes()
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.errors import GpuMemError
-from pytest_gpumem.nodeids import split
+from pytest_gpumem.nodeids import split_nodeid
 from pytest_gpumem.tracebacks import without_collections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from pytest_gpumem.baselines.store import Change
+    from pytest_gpumem.baselines.store import NewBaseline
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.measurement import BaselineEntry
-
-KEPT_SITES: Final = 10
-"""sites that a baseline keeps of each device"""
 
 
 class Gathering:
@@ -158,9 +154,10 @@ class Gathering:
         """Return all results, in the order in which their tests ended."""
         return [result for results in self._results.values() for result in results]
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[NewBaseline]:
         """Return what the tests that ran and passed are to have as baselines."""
-        from pytest_gpumem.baselines.store import Change
+        from pytest_gpumem.baselines.store import NewBaseline
+        from pytest_gpumem.judge.result import entry_of
 
         found = []
         for nodeid, results in self._results.items():
@@ -173,25 +170,5 @@ class Gathering:
             }
             device = next((it.measurement.device for it in results if it.measurement), None)
             if parts and device is not None:
-                found.append(Change(device, *split(nodeid), parts))
+                found.append(NewBaseline(device, *split_nodeid(nodeid), parts))
         return found
-
-
-def entry_of(result: Result, ranks: int = 0) -> BaselineEntry:
-    """Return what a baseline keeps of a result, which has a measurement.
-
-    ``ranks`` is how many ranks of torchrun's it is the worst of.
-    """
-    from pytest_gpumem.measurement import BaselineEntry
-
-    assert result.measurement is not None  # noqa: S101 - for the type checker
-    measurement = result.measurement
-    breakdowns = tuple(
-        replace(it.breakdown, sites=it.breakdown.sites[:KEPT_SITES])
-        for it in measurement.attributions
-    )
-    rank = None if ranks else result.rank  # the fullest, whichever that is
-    declared = (result.batch_size, result.world_size, rank)
-    return BaselineEntry(
-        measurement.peaks, measurement.provenance, *declared, breakdowns, measurement.slope
-    )

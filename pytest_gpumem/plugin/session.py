@@ -6,12 +6,12 @@ import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_gpumem.baselines.store import BaselineStore, Change, UpdateSummary
+from pytest_gpumem.baselines.store import BaselineStore, NewBaseline, UpdateSummary
 from pytest_gpumem.errors import BaselineError, GpuMemError
 from pytest_gpumem.judge.judge import judge
 from pytest_gpumem.judge.result import Result, describe_budget
 from pytest_gpumem.judge.verdict import Lookup
-from pytest_gpumem.nodeids import split
+from pytest_gpumem.nodeids import split_nodeid
 from pytest_gpumem.report.card_matrix import cards_matrix
 from pytest_gpumem.report.terminal import session_text, update_text
 from pytest_gpumem.report.terminal.failure_text import MOST_ROWS, failure_sections
@@ -273,14 +273,14 @@ class TestSession(Stage):
         )
 
     def _look_up(self, device_key: str, nodeid: str, part: str) -> Lookup:
-        module, test = split(nodeid)
+        module, test = split_nodeid(nodeid)
         try:
             entry = self.store.get(device_key, module, test, part)
         except BaselineError as error:
             return Lookup(error=str(error))
         if entry is not None:
             return Lookup(entry)
-        return Lookup(others=tuple(self.store.other_devices(device_key, module, test, part)))
+        return Lookup(other_devices=tuple(self.store.other_devices(device_key, module, test, part)))
 
     def failure_text(self, results: Sequence[Result]) -> str:
         """Return what a failed test's report says; "" where nothing failed."""
@@ -294,7 +294,7 @@ class TestSession(Stage):
 
     # -- the end --
 
-    def update_baselines(self, changes: Iterable[Change]) -> UpdateSummary:
+    def update_baselines(self, changes: Iterable[NewBaseline]) -> UpdateSummary:
         """Write the baselines of the tests that ran and passed."""
         self.updates = self.store.update(changes)
         return self.updates

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.errors import GpuMemError
-from pytest_gpumem.torchrun_env import Rank, current_rank
+from pytest_gpumem.torchrun_env import TorchrunRank, current_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +89,7 @@ EVERY_S: Final = 0.05
 class Exchange:
     """What ranks of one machine leave for each other."""
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: TorchrunRank) -> None:
         self.rank = rank
         user = getattr(os, "getuid", int)()
         name = f"pytest-gpumem-{user}-{rank.key}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.judge.breakdown_diff import Row, category_rows, site_rows
+from pytest_gpumem.judge.breakdown_diff import BreakdownRow, category_rows, site_rows
 
 if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Result
@@ -19,16 +19,16 @@ class DeviceRows:
     index: int
     compared: bool
     """whether a baseline's breakdown stands beside it"""
-    categories: list[Row]
-    total: Row
+    categories: list[BreakdownRow]
+    total: BreakdownRow
     """peak allocated"""
-    cached: Row
-    sites: list[Row]
+    cached: BreakdownRow
+    sites: list[BreakdownRow]
     notes: tuple[str, ...] = ()
 
-    def share(self, row: Row) -> float:
+    def share(self, row: BreakdownRow) -> float:
         """Return a row's part of the peak, in percent."""
-        return 100 * row.now / max(self.total.now, 1)
+        return 100 * row.nbytes / max(self.total.nbytes, 1)
 
 
 def device_rows(result: Result) -> list[DeviceRows]:
@@ -44,7 +44,7 @@ def device_rows(result: Result) -> list[DeviceRows]:
 def _rows_of(index: int, attribution: Attribution, baseline: Breakdown | None) -> DeviceRows:
     breakdown = attribution.breakdown
     *categories, cached = category_rows(breakdown, baseline)
-    total = Row(
+    total = BreakdownRow(
         "peak allocated",
         sum(breakdown.categories.values()),
         None if baseline is None else sum(baseline.categories.values()),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.judge.verdict import Kind
+from pytest_gpumem.nodeids import without_card
 from pytest_gpumem.report.text import aligned_table, columns, printable, shortened
 from pytest_gpumem.sizes import GIB
 
@@ -28,7 +29,7 @@ def cards_matrix(results: Sequence[Result], width: int = 80) -> str:
     rows: dict[str, dict[str, Result]] = {}
     for result in results:
         if result.card and not result.part:
-            rows.setdefault(without_card(result.nodeid, result.card), {})[result.card] = result
+            rows.setdefault(without_card(result.nodeid, [result.card]), {})[result.card] = result
     rows = {name: on_cards for name, on_cards in rows.items() if len(on_cards) > 1}
     if not rows:
         return ""
@@ -41,18 +42,6 @@ def cards_matrix(results: Sequence[Result], width: int = 80) -> str:
         for name, on_cards in rows.items()
     }
     return "\n\n".join(_table(cells, group, width) for group in _groups(cells, cards, width))
-
-
-def without_card(nodeid: str, card: str) -> str:
-    """Return a test's name without the parameter that is its card: test_a[32] of test_a[T4-32]."""
-    name, bracket, params = nodeid.partition("[")
-    if not bracket:
-        return nodeid
-    params = params.removesuffix("]")
-    if params == card:
-        return name
-    marked = f"-{params}-".replace(f"-{card}-", "-", 1)
-    return f"{name}[{marked[1:-1]}]"
 
 
 def headroom(result: Result) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.baselines.changes import Kind, count
+from pytest_gpumem.baselines.changes import ChangeKind, count_changes
 from pytest_gpumem.judge.breakdown_diff import provenance_text
 from pytest_gpumem.report.markdown_syntax import code, pipe_table, prose
 from pytest_gpumem.report.terminal.summary_table import named_table
@@ -15,28 +15,34 @@ from pytest_gpumem.sizes import MIB
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pytest_gpumem.baselines.changes import Changes, Move
+    from pytest_gpumem.baselines.changes import Changes, EntryChange
     from pytest_gpumem.measurement import BaselineEntry
 
 FORMAT: Final = 1
 """The JSON's format. 1: the first (pytest-gpumem 0.1.0)."""
 MOST_CAUSES: Final = 10
 """sentences on why something grew, below a table"""
-LISTED: Final = (Kind.SHORT, Kind.GREW, Kind.SHRANK, Kind.APPEARED, Kind.VANISHED)
+LISTED: Final = (
+    ChangeKind.OUT_OF_MEMORY,
+    ChangeKind.GREW,
+    ChangeKind.SHRANK,
+    ChangeKind.APPEARED,
+    ChangeKind.VANISHED,
+)
 """kinds that have a table, in this order"""
 
 
 def table(changes: Changes, width: int = 80) -> str:
     """Return the comparison for a terminal: growth first."""
-    head = f"gpumem: {changes.before} -> {changes.after}: {_counts(changes)}"
+    head = f"gpumem: {changes.old_name} -> {changes.new_name}: {_counts(changes)}"
     blocks = [wrapped("", head, width)]
     if changes.across:
-        blocks += [wrapped("", group.sentence, width) for group in changes.together]
+        blocks += [wrapped("", group.sentence, width) for group in changes.common_changes]
     titles = ("test", "peak", "before", "now", "change", "%")
     for kind in LISTED:
         moves = [move for move in changes.alone if move.kind is kind]
         if moves:
-            title = f"{kind}, in MiB" if kind is not Kind.SHORT else str(kind)
+            title = f"{kind}, in MiB" if kind is not ChangeKind.OUT_OF_MEMORY else str(kind)
             blocks.append(f"{title}\n{named_table(titles, _grouped_rows(moves, width), width)}")
     notes = [wrapped("cause: ", cause, width) for cause in _causes(changes)]
     notes += [wrapped("note: ", note, width) for note in _notes(changes)]
@@ -44,13 +50,13 @@ def table(changes: Changes, width: int = 80) -> str:
 
 
 def _counts(changes: Changes) -> str:
-    counter = count(changes.moves)
+    counter = count_changes(changes.entries)
     return ", ".join(f"{number} {kind}" for kind, number in counter.items()) or "no figures"
 
 
-def _grouped_rows(moves: Sequence[Move], width: int) -> list[tuple[str, ...]]:
+def _grouped_rows(moves: Sequence[EntryChange], width: int) -> list[tuple[str, ...]]:
     """Return a row for each peak that moved, below the file and device of each group."""
-    groups: dict[tuple[str, str], list[Move]] = {}
+    groups: dict[tuple[str, str], list[EntryChange]] = {}
     for move in moves:
         groups.setdefault((move.key.module, move.key.device), []).append(move)
     rows: list[tuple[str, ...]] = []
@@ -65,7 +71,7 @@ def _grouped_rows(moves: Sequence[Move], width: int) -> list[tuple[str, ...]]:
     return rows
 
 
-def _cells(move: Move) -> list[tuple[str, ...]]:
+def _cells(move: EntryChange) -> list[tuple[str, ...]]:
     """Return the cells of a move, without its name: a row for each peak that moved."""
     if not move.rows:
         highest = (
@@ -101,13 +107,13 @@ def _notes(changes: Changes) -> Iterator[str]:
     """Yield remarks, moves that cannot be compared, and changes of the toolchain."""
     yield from changes.remarks
     for move in changes.alone:
-        if move.kind is Kind.INCOMPARABLE:
+        if move.kind is ChangeKind.INCOMPARABLE:
             yield f"{move.key.nodeid} on {move.key.device} cannot be compared: {move.mismatch}"
     if not changes.across:
-        yield from (f"{it.sentence} (--across tells this as one)" for it in changes.together)
-    told = {(group.before, group.after) for group in changes.together}
+        yield from (f"{it.sentence} (--across tells this as one)" for it in changes.common_changes)
+    told = {(group.old, group.new) for group in changes.common_changes}
     toolchains: dict[tuple[str, str], int] = {}
-    for move in changes.moves:
+    for move in changes.entries:
         if not move.rows or move.old is None or move.new is None:
             continue
         old, new = move.old.provenance, move.new.provenance
@@ -123,9 +129,9 @@ def _notes(changes: Changes) -> Iterator[str]:
 
 def markdown(changes: Changes) -> str:
     """Return the comparison as GitHub's Markdown, which shows names as they are."""
-    blocks = [f"{code(changes.before)} → {code(changes.after)}: {_counts(changes)}"]
+    blocks = [f"{code(changes.old_name)} → {code(changes.new_name)}: {_counts(changes)}"]
     if changes.across:
-        blocks += [f"- {prose(group.sentence)}" for group in changes.together]
+        blocks += [f"- {prose(group.sentence)}" for group in changes.common_changes]
     titles = ("test", "device", "peak", "before, MiB", "now, MiB", "change", "%")
     for kind in LISTED:
         rows = []
@@ -150,14 +156,14 @@ def to_json(changes: Changes) -> str:
     """Return the comparison as JSON: exact bytes, all moves but those that stayed the same."""
     group_numbers = {
         (shift.nodeid, shift.part, shift.device): number
-        for number, group in enumerate(changes.together)
-        for shift in group.shifts
+        for number, group in enumerate(changes.common_changes)
+        for shift in group.changes
     }
     document = {
         "format": FORMAT,
-        "before": changes.before,
-        "after": changes.after,
-        "counts": {str(kind): number for kind, number in count(changes.moves).items()},
+        "before": changes.old_name,
+        "after": changes.new_name,
+        "counts": {str(kind): number for kind, number in count_changes(changes.entries).items()},
         "moves": [
             {
                 "kind": str(move.kind),
@@ -170,21 +176,21 @@ def to_json(changes: Changes) -> str:
                 "reason": move.mismatch,
                 "together": group_numbers.get((move.key.nodeid, move.key.part, move.key.device)),
             }
-            for move in changes.moves
-            if move.kind is not Kind.SAME
+            for move in changes.entries
+            if move.kind is not ChangeKind.SAME
         ],
         "together": [
             {
                 "sentence": group.sentence,
-                "before": vars(group.before),
-                "after": vars(group.after),
-                "peak": group.shifts[0].peak,
+                "before": vars(group.old),
+                "after": vars(group.new),
+                "peak": group.changes[0].peak,
                 "least": group.amounts[0],
                 "most": group.amounts[-1],
                 "tests": group.tests,
-                "others": group.others,
+                "others": group.remaining,
             }
-            for group in changes.together
+            for group in changes.common_changes
         ],
         "remarks": list(changes.remarks),
     }

@@ -19,7 +19,7 @@ from pytest_gpumem.report.text import printable, signed_size, size
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pytest_gpumem.judge.breakdown_diff import Row
+    from pytest_gpumem.judge.breakdown_diff import BreakdownRow
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.report.model import Report
 
@@ -175,8 +175,8 @@ def _device_tables(device: DeviceRows, where: str) -> Iterator[str]:
     yield "\n".join(f"- {prose(note)}" for note in device.notes)
 
 
-def _size_cells(row: Row) -> tuple[str, str, str]:
-    return size(row.before), size(row.now), signed_size(row.difference)
+def _size_cells(row: BreakdownRow) -> tuple[str, str, str]:
+    return size(row.baseline), size(row.nbytes), signed_size(row.difference)
 
 
 # -- every test --

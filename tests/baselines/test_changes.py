@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpumem.baselines.changes import Changes, Kind, Move, count, pair
+from pytest_gpumem.baselines.changes import (
+    ChangeKind,
+    Changes,
+    EntryChange,
+    count_changes,
+    pair_entries,
+)
 from pytest_gpumem.baselines.key import Key
 from pytest_gpumem.measurement import BaselineEntry, Breakdown, Peak, Provenance, Site, Slope
 from pytest_gpumem.sizes import MIB, parse_tolerance
@@ -28,27 +34,27 @@ def entry(*peaks, provenance=NOW, **declared):
 
 
 def move(old, new, **others):
-    return Move(key(), old, new, **others)
+    return EntryChange(key(), old, new, **others)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "kind"),
     [
-        (entry((100, 120)), entry((100, 120)), Kind.SAME),
-        (entry((100, 120)), entry((100, 120), provenance=BEFORE), Kind.SAME),
-        (entry((100, 120)), entry((101, 120)), Kind.GREW),
-        (entry((100, 120)), entry((99, 120)), Kind.SHRANK),
-        (entry((100, 120)), entry((90, 122)), Kind.GREW),
-        (entry((100, 120), (5, 5)), entry((90, 100), (6, 5)), Kind.GREW),
-        (None, entry((1, 2)), Kind.APPEARED),
-        (entry((1, 2)), None, Kind.VANISHED),
-        (entry((1, 2)), entry((1, 2), (1, 2)), Kind.INCOMPARABLE),
-        (entry((1, 2), batch_size=8), entry((2, 2), batch_size=16), Kind.INCOMPARABLE),
-        (entry((1, 2), batch_size=8), entry((2, 2)), Kind.GREW),
+        (entry((100, 120)), entry((100, 120)), ChangeKind.SAME),
+        (entry((100, 120)), entry((100, 120), provenance=BEFORE), ChangeKind.SAME),
+        (entry((100, 120)), entry((101, 120)), ChangeKind.GREW),
+        (entry((100, 120)), entry((99, 120)), ChangeKind.SHRANK),
+        (entry((100, 120)), entry((90, 122)), ChangeKind.GREW),
+        (entry((100, 120), (5, 5)), entry((90, 100), (6, 5)), ChangeKind.GREW),
+        (None, entry((1, 2)), ChangeKind.APPEARED),
+        (entry((1, 2)), None, ChangeKind.VANISHED),
+        (entry((1, 2)), entry((1, 2), (1, 2)), ChangeKind.INCOMPARABLE),
+        (entry((1, 2), batch_size=8), entry((2, 2), batch_size=16), ChangeKind.INCOMPARABLE),
+        (entry((1, 2), batch_size=8), entry((2, 2)), ChangeKind.GREW),
         (
             entry((1, 2), world_size=8, rank=0),
             entry((1, 2), world_size=8, rank=1),
-            Kind.INCOMPARABLE,
+            ChangeKind.INCOMPARABLE,
         ),
     ],
 )
@@ -63,12 +69,12 @@ def grows(fixed, per_sample, *sizes):
 
 def test_what_grows_faster_at_the_same_peak_grew():
     faster = move(grows(40, 3), grows(40, 4))
-    assert faster.kind is Kind.GREW
+    assert faster.kind is ChangeKind.GREW
     assert [(it.title, it.difference) for it in faster.rows] == [("memory per sample", MIB)]
     assert faster.grew_beyond(parse_tolerance("2%"))
     assert [it.title for it in move(grows(40, 3), grows(41, 3)).rows] == ["fixed memory"]
     other = move(grows(40, 3), grows(40, 4, 4, 16))
-    assert (other.kind, other.mismatch) == (Kind.INCOMPARABLE, "batch sizes 8, 16 -> 4, 16")
+    assert (other.kind, other.mismatch) == (ChangeKind.INCOMPARABLE, "batch sizes 8, 16 -> 4, 16")
     alone = move(grows(40, 3), entry((100, 120), batch_size=16))
     assert alone.mismatch == "batch sizes 8, 16 -> one"
 
@@ -105,7 +111,7 @@ def test_appearing_is_no_growth_and_running_out_of_memory_is():
     limit = parse_tolerance("0%")
     assert not move(None, entry((9, 9))).grew_beyond(limit)
     assert not move(entry((9, 9)), entry((99, 99), (1, 1))).grew_beyond(limit)
-    assert move(entry((9, 9)), None, short=True).grew_beyond(limit)
+    assert move(entry((9, 9)), None, out_of_memory=True).grew_beyond(limit)
 
 
 def test_pairs_come_by_kind_and_the_largest_first():
@@ -125,7 +131,7 @@ def test_pairs_come_by_kind_and_the_largest_first():
         key("a", device="virtual-L4"): entry((7, 7)),
     }
     del new[key("gone")]
-    moves = pair(old, new)
+    moves = pair_entries(old, new)
     assert [(it.key.test, it.key.device, str(it.kind)) for it in moves] == [
         ("b", "virtual-T4", "grew"),
         ("a", "virtual-T4", "grew"),
@@ -135,12 +141,12 @@ def test_pairs_come_by_kind_and_the_largest_first():
         ("gone", "virtual-T4", "vanished"),
         ("same", "virtual-T4", "same"),
     ]
-    assert count(moves) == {
-        Kind.GREW: 2,
-        Kind.SHRANK: 1,
-        Kind.APPEARED: 2,
-        Kind.VANISHED: 1,
-        Kind.SAME: 1,
+    assert count_changes(moves) == {
+        ChangeKind.GREW: 2,
+        ChangeKind.SHRANK: 1,
+        ChangeKind.APPEARED: 2,
+        ChangeKind.VANISHED: 1,
+        ChangeKind.SAME: 1,
     }
     assert moves[0].difference == 800 * MIB
 
@@ -148,12 +154,12 @@ def test_pairs_come_by_kind_and_the_largest_first():
 def test_what_ran_out_of_memory_is_neither_smaller_nor_gone():
     there = {key("a"): entry((100, 100)), key("b"): entry((1, 1))}
     less = {key("a"): entry((10, 10)), key("b"): entry((1, 1))}
-    moves = pair(there, less, short_after={key("a")})
-    assert [it.kind for it in moves] == [Kind.SHORT, Kind.SAME]
+    moves = pair_entries(there, less, new_oom={key("a")})
+    assert [it.kind for it in moves] == [ChangeKind.OUT_OF_MEMORY, ChangeKind.SAME]
     assert moves[0].rows == ()
-    assert [
-        it.kind for it in pair(less, less, short_before={key("a")}, short_after={key("a")})
-    ] == [Kind.SAME]
+    assert [it.kind for it in pair_entries(less, less, old_oom={key("a")}, new_oom={key("a")})] == [
+        ChangeKind.SAME
+    ]
 
 
 PEAKS = st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), min_size=1, max_size=2).map(
@@ -165,13 +171,13 @@ SETS = st.dictionaries(st.sampled_from([key(name) for name in "abcd"]), PEAKS)
 @given(SETS, SETS)
 def test_the_reverse_comparison_is_the_reverse(old, new):
     """Nothing is lost, and with the sides changed nothing but the words changes."""
-    there, back = pair(old, new), pair(new, old)
+    there, back = pair_entries(old, new), pair_entries(new, old)
     assert {it.key for it in there} == {it.key for it in back} == old.keys() | new.keys()
-    swapped = {Kind.APPEARED: Kind.VANISHED, Kind.VANISHED: Kind.APPEARED}
+    swapped = {ChangeKind.APPEARED: ChangeKind.VANISHED, ChangeKind.VANISHED: ChangeKind.APPEARED}
     kinds = {it.key: it.kind for it in back}
     for it in there:
-        if it.kind in (Kind.GREW, Kind.SHRANK):
-            assert kinds[it.key] in (Kind.GREW, Kind.SHRANK)
+        if it.kind in (ChangeKind.GREW, ChangeKind.SHRANK):
+            assert kinds[it.key] in (ChangeKind.GREW, ChangeKind.SHRANK)
             assert sorted(row.difference for row in it.rows) == sorted(
                 -row.difference for back_it in back if back_it.key == it.key for row in back_it.rows
             )
@@ -200,9 +206,9 @@ def test_what_moved_together_is_told_once_where_that_is_asked_for():
     old = {key(f"t{i}"): entry((100, 100), provenance=BEFORE) for i in range(4)}
     new = {it: entry((128, 100)) for it in old}
     new[key("t3")] = entry((900, 100))
-    moves = tuple(pair(old, new))
+    moves = tuple(pair_entries(old, new))
     for across, alone in ((False, ["t3", "t0", "t1", "t2"]), (True, ["t3"])):
         changes = Changes("a", "b", moves, across=across)
         assert [it.key.test for it in changes.alone] == alone
-        (one,) = changes.together
+        (one,) = changes.common_changes
         assert one.sentence == "torch 2.14.0 -> 2.15.0: 3 tests moved by +28.00 MiB allocated"

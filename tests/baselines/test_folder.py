@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pytest_gpumem.baselines.folder import read_contents, read_folder, read_names
 from pytest_gpumem.baselines.key import Key
-from pytest_gpumem.baselines.store import BaselineStore, Change
+from pytest_gpumem.baselines.store import BaselineStore, NewBaseline
 from pytest_gpumem.measurement import BaselineEntry, Peak, Provenance
 
 NAMES = st.sampled_from(["format", "device", "key", "module", "tests", "provenance"])
@@ -73,7 +73,7 @@ def test_whatever_a_file_holds_is_read_or_refused_by_name(content):
 def test_ten_thousand_names_are_read_in_a_second(tmp_path):
     """About 0.01 s of CPU; what grows with the square takes minutes."""
     entry = BaselineEntry((Peak(1, 2),), Provenance("2.15.0", "13.2", "9", "virtual", ""), 32)
-    changes = (Change(T4, "test_a.py", f"test_{i}", {"": entry}) for i in range(10_000))
+    changes = (NewBaseline(T4, "test_a.py", f"test_{i}", {"": entry}) for i in range(10_000))
     assert not BaselineStore(tmp_path).update(changes).errors
     start = time.process_time()
     assert len(read_names(tmp_path)) == 10_000

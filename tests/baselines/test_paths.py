@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pytest_gpumem.baselines.paths import baseline_path, read_file, replace_file
-from pytest_gpumem.baselines.store import BaselineStore, Change
+from pytest_gpumem.baselines.store import BaselineStore, NewBaseline
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.measurement import BaselineEntry, DeviceInfo, Peak, Provenance
 
@@ -24,7 +24,7 @@ MODULE = "tests/test_m.py"
 
 def changes(allocated, *, tests=("test_a",), module=MODULE):
     entry = BaselineEntry((Peak(allocated, allocated),), MADE)
-    return [Change(T4, module, test, {"": entry}) for test in tests]
+    return [NewBaseline(T4, module, test, {"": entry}) for test in tests]
 
 
 def temporaries(directory):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpumem.baselines.store import BaselineStore, Change, EntryUpdate
+from pytest_gpumem.baselines.store import BaselineStore, EntryUpdate, NewBaseline
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.measurement import BaselineEntry, DeviceInfo, Peak, Provenance
 
@@ -26,7 +26,7 @@ def entry(allocated=1000, reserved=2000, **fields):
 def change(test="test_a", *, device=T4, module=MODULE, **parts):
     """A change of a whole test (``whole``), of parts, or of both."""
     named = {"" if name == "whole" else name: it for name, it in parts.items()}
-    return Change(device, module, test, named or {"": entry()})
+    return NewBaseline(device, module, test, named or {"": entry()})
 
 
 def files_under(directory):
@@ -62,7 +62,7 @@ def test_what_was_never_written_is_none(store):
 
 def test_a_file_is_text_that_a_reviewer_can_read(store, directory):
     parts = {"": entry(batch_size=32), "forward": entry(5, 6, batch_size=32)}
-    store.update([Change(T4, MODULE, "TestX::test_y[a-1]", parts)])
+    store.update([NewBaseline(T4, MODULE, "TestX::test_y[a-1]", parts)])
     written = (directory / "virtual-T4/examples/test_memory.json").read_text()
     assert (
         written
@@ -242,7 +242,7 @@ def test_changes_of_a_test_and_of_its_parts_add_up(store):
 
 
 def test_a_change_of_nothing_leaves_no_trace(store, directory):
-    store.update([Change(T4, MODULE, "test_empty", {}), change("test_a")])
+    store.update([NewBaseline(T4, MODULE, "test_empty", {}), change("test_a")])
     again = BaselineStore(directory)
     assert again.get("virtual-T4", MODULE, "test_a") == entry()
     assert "test_empty" not in store.path("virtual-T4", MODULE).read_text()

@@ -32,7 +32,7 @@ def faults(tmp_path_factory):
 SCRIPT = """
 import ctypes, json, os, sys
 from pathlib import Path
-from pytest_gpumem.baselines.store import BaselineStore, Change
+from pytest_gpumem.baselines.store import BaselineStore, NewBaseline
 from pytest_gpumem.atomic_file import TEMPORARY
 from pytest_gpumem.measurement import BaselineEntry, DeviceInfo, Peak, Provenance
 
@@ -47,7 +47,7 @@ def update(size):
     entry = BaselineEntry((Peak(size, size),), MADE)
     tests = [(module, f"test_{i}") for module in MODULES for i in range(30)]
     store = BaselineStore(folder, lock_timeout=10)
-    return store.update([Change(T4, *test, {"": entry}) for test in tests]).errors
+    return store.update([NewBaseline(T4, *test, {"": entry}) for test in tests]).errors
 
 def content():
     return [path.read_bytes() if path.exists() else None for path in FILES]
@@ -131,7 +131,7 @@ def test_refused_any_call_it_leaves_nothing_behind_and_says_so(tmp_path, faults,
 READ_ONLY = """
 import os, sys
 from pathlib import Path
-from pytest_gpumem.baselines.store import BaselineStore, Change
+from pytest_gpumem.baselines.store import BaselineStore, NewBaseline
 from pytest_gpumem.measurement import BaselineEntry, DeviceInfo, Peak, Provenance
 
 folder, closed = Path(sys.argv[1]), sys.argv[2]
@@ -141,7 +141,7 @@ store = BaselineStore(folder)
 path = store.path("virtual-T4", "test_a.py")
 
 def change(size):
-    return Change(T4, "test_a.py", "test_it", {"": BaselineEntry((Peak(size, size),), MADE)})
+    return NewBaseline(T4, "test_a.py", "test_it", {"": BaselineEntry((Peak(size, size),), MADE)})
 
 store.update([change(1)])
 assert store.get("virtual-T4", "test_a.py", "test_it")  # and all that reading needs is imported

@@ -12,7 +12,7 @@ import filelock
 import pytest
 
 import pytest_gpumem.errors
-from pytest_gpumem.baselines.store import BaselineStore, Change
+from pytest_gpumem.baselines.store import BaselineStore, NewBaseline
 from pytest_gpumem.measurement import BaselineEntry, DeviceInfo, Peak, Provenance
 
 ROOT = Path(pytest_gpumem.errors.__file__).parents[1]
@@ -26,7 +26,7 @@ def entry(size):
 
 
 def change(test, size=1, module=MODULE):
-    return Change(T4, module, test, {"": entry(size)})
+    return NewBaseline(T4, module, test, {"": entry(size)})
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def run(script, *arguments):
 PRELUDE = """
 import json, os, resource, signal, sys, time
 from pathlib import Path
-from pytest_gpumem.baselines.store import BaselineStore, Change
+from pytest_gpumem.baselines.store import BaselineStore, NewBaseline
 from pytest_gpumem.measurement import BaselineEntry, DeviceInfo, Peak, Provenance
 
 MADE = Provenance("2.15.0", "13.2", "92600", "virtual", "")
@@ -114,7 +114,7 @@ store = BaselineStore(Path(sys.argv[1]), lock_timeout=30)
 
 def change(test, allocated):
     entry = BaselineEntry((Peak(allocated, allocated),), MADE)
-    return Change(T4, "tests/test_m.py", test, {"": entry})
+    return NewBaseline(T4, "tests/test_m.py", test, {"": entry})
 """
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from helpers.command_line import T4, write
 
-from pytest_gpumem.baselines.store import BaselineStore, Change
+from pytest_gpumem.baselines.store import BaselineStore, NewBaseline
 from pytest_gpumem.cli import main
 from pytest_gpumem.measurement import BaselineEntry, Peak, Provenance
 from pytest_gpumem.sizes import MIB
@@ -196,7 +196,7 @@ def test_removing_reads_anew_keeps_the_rest_and_reports_what_it_cannot(tmp_path)
     entry = BaselineEntry((Peak(MIB, MIB),), Provenance("2.15.0", "13.2", "9", "virtual", ""))
     store = BaselineStore(tmp_path)
     store.update(
-        Change(T4, module, test, {"": entry})
+        NewBaseline(T4, module, test, {"": entry})
         for module in ("a.py", "b.py")
         for test in ("test_1", "test_2")
     )

@@ -84,10 +84,12 @@ def test_one_device_alone(shown):
 
 
 def test_parts_stand_below_their_test(here, gpumem):
-    from pytest_gpumem.baselines.store import BaselineStore, Change
+    from pytest_gpumem.baselines.store import BaselineStore, NewBaseline
 
     entry = BaselineEntry((Peak(MIB, MIB),), NOW)
-    change = Change(T4, "test_a.py", "test_it", {"": entry, "forward": entry, "back\x1b": entry})
+    change = NewBaseline(
+        T4, "test_a.py", "test_it", {"": entry, "forward": entry, "back\x1b": entry}
+    )
     assert not BaselineStore(here / "baselines").update([change]).errors
     out = gpumem("show")[1]
     assert "  test_it\x20" in out

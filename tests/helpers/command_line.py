@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_gpumem.baselines.store import BaselineStore, Change
+from pytest_gpumem.baselines.store import BaselineStore, NewBaseline
 from pytest_gpumem.measurement import BaselineEntry, DeviceInfo, Peak, Provenance
 from pytest_gpumem.sizes import MIB
 
@@ -21,7 +21,7 @@ def write(folder, tests, *, module="tests/test_a.py", device=T4, provenance=NOW)
         else BaselineEntry((Peak(*(int(n * MIB) for n in it)),), provenance)
         for name, it in tests.items()
     }
-    changes = [Change(device, module, name, {"": entry}) for name, entry in made.items()]
+    changes = [NewBaseline(device, module, name, {"": entry}) for name, entry in made.items()]
     assert not BaselineStore(folder).update(changes).errors
 
 

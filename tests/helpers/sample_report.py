@@ -190,7 +190,9 @@ def sample(more=()):
         result("test_llama", measured(plain), known, max_allocated_gib=2.5),
         result("test_new_model[fp16-checkpointed]", measured(small)),
         result("test_with_more_data", measured(plain), Lookup(entry(plain, batch_size=4))),
-        result("test_on_another", measured(small, device=H100), Lookup(others=("virtual-T4",))),
+        result(
+            "test_on_another", measured(small, device=H100), Lookup(other_devices=("virtual-T4",))
+        ),
         result(
             "test_data_parallel",
             measured(plain, small, device=H100),

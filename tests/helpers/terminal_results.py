@@ -83,7 +83,7 @@ SHRUNK = result(
     part="forward",
 )
 NEW = result("test_new[a b]", measured(peak(100, 120)))
-ELSEWHERE = result("test_l4", measured(peak(100, 120)), Lookup(others=("virtual-L4",)))
+ELSEWHERE = result("test_l4", measured(peak(100, 120)), Lookup(other_devices=("virtual-L4",)))
 BROKEN = result(
     "test_broken",
     measured(peak(100, 120)),

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from pytest_gpumem.judge.breakdown_diff import category_rows, lead, site_rows
+from pytest_gpumem.judge.breakdown_diff import category_rows, describe_growth, site_rows
 from pytest_gpumem.measurement import Breakdown, Site
 
 MIB = 1 << 20
@@ -22,7 +22,7 @@ def grown(**changes):
 
 def test_categories_come_with_the_largest_growth_first_and_cached_last():
     rows = category_rows(grown(), BEFORE)
-    assert [(row.name, row.before, row.now, row.difference) for row in rows] == [
+    assert [(row.name, row.baseline, row.nbytes, row.difference) for row in rows] == [
         ("activations", 64 * MIB, 576 * MIB, 512 * MIB),
         ("temporaries", 0, MIB, MIB),
         ("parameters", 10 * MIB, 10 * MIB, 0),
@@ -32,18 +32,18 @@ def test_categories_come_with_the_largest_growth_first_and_cached_last():
 
 def test_without_a_baseline_nothing_is_compared():
     rows = category_rows(BEFORE)
-    assert [(row.name, row.now, row.difference) for row in rows] == [
+    assert [(row.name, row.nbytes, row.difference) for row in rows] == [
         ("parameters", 10 * MIB, None),
         ("activations", 64 * MIB, None),
         ("cached", 5 * MIB, None),
     ]
-    assert [row.before for row in site_rows(BEFORE)] == [None, None]
+    assert [row.baseline for row in site_rows(BEFORE)] == [None, None]
 
 
 def test_a_line_that_moved_or_was_edited_is_the_same():
     for now in (grown(), grown(code="a = k @ q")):
         rows = site_rows(now, BEFORE)
-        assert [(row.name, row.before, row.difference) for row in rows] == [
+        assert [(row.name, row.baseline, row.difference) for row in rows] == [
             ("blocks.py:95 (Attention.forward)", 64 * MIB, 512 * MIB),
             ("model.py:10 (Net)", 10 * MIB, 0),
         ]
@@ -54,42 +54,42 @@ def test_of_several_new_lines_none_is_taken_for_one_that_is_gone():
     now = grown(code="a = k @ q")
     now = replace(now, sites=(*now.sites, other))
     rows = site_rows(now, BEFORE)
-    assert [(row.name, row.before, row.now) for row in rows] == [
+    assert [(row.name, row.baseline, row.nbytes) for row in rows] == [
         ("blocks.py:95 (Attention.forward)", 0, 576 * MIB),
         ("blocks.py:96 (Attention.forward)", 0, MIB),
         ("model.py:10 (Net)", 10 * MIB, 10 * MIB),
         ("blocks.py:88 (Attention.forward)", 64 * MIB, 0),
     ]
     elsewhere = replace(now, sites=(replace(ATTENTION, function="Other.forward"),))
-    assert [row.before for row in site_rows(elsewhere, BEFORE)] == [0, 10 * MIB, 64 * MIB]
+    assert [row.baseline for row in site_rows(elsewhere, BEFORE)] == [0, 10 * MIB, 64 * MIB]
 
 
 def test_of_what_is_smaller_than_all_that_a_baseline_kept_it_does_not_say():
     before = replace(BEFORE, categories={**BEFORE.categories, "other": MIB})  # more than its sites
     small = replace(WEIGHTS, line=11, code="nn.Linear(1, 1)", nbytes=MIB)
     now = replace(BEFORE, sites=(ATTENTION, WEIGHTS, small))
-    assert [(row.name, row.before) for row in site_rows(now, before)][-1] == (
+    assert [(row.name, row.baseline) for row in site_rows(now, before)][-1] == (
         "model.py:11 (Net)",
         None,
     )
-    assert ("model.py:11 (Net)", 0) in [(row.name, row.before) for row in site_rows(now, BEFORE)]
+    assert ("model.py:11 (Net)", 0) in [(row.name, row.baseline) for row in site_rows(now, BEFORE)]
     large = replace(small, nbytes=11 * MIB)
     now = replace(BEFORE, sites=(ATTENTION, WEIGHTS, large))
-    assert ("model.py:11 (Net)", 0) in [(row.name, row.before) for row in site_rows(now, before)]
+    assert ("model.py:11 (Net)", 0) in [(row.name, row.baseline) for row in site_rows(now, before)]
 
 
 def test_two_lines_with_the_same_code_in_one_function_are_added_up():
     twice = replace(BEFORE, sites=(ATTENTION, replace(ATTENTION, line=90)))
     (row,) = site_rows(twice, replace(BEFORE, sites=(ATTENTION,)))
-    assert (row.before, row.now, row.blocks) == (64 * MIB, 128 * MIB, 24)
+    assert (row.baseline, row.nbytes, row.blocks) == (64 * MIB, 128 * MIB, 24)
 
 
 def test_the_cause_leads():
     line = "blocks.py:95 (Attention.forward)"
-    assert lead(grown(), BEFORE) == (
+    assert describe_growth(grown(), BEFORE) == (
         f"activations +512.00 MiB, of which {line} +512.00 MiB in 12 blocks"
     )
-    assert lead(BEFORE, BEFORE) == ""
-    assert lead(BEFORE, grown()) == ""
+    assert describe_growth(BEFORE, BEFORE) == ""
+    assert describe_growth(BEFORE, grown()) == ""
     nowhere = replace(grown(), sites=())
-    assert lead(nowhere, BEFORE) == "activations +512.00 MiB"
+    assert describe_growth(nowhere, BEFORE) == "activations +512.00 MiB"

@@ -45,7 +45,12 @@ def test_a_budget_comes_before_the_baseline_and_holds_while_updating():
 
 def test_a_test_without_baseline_on_purpose_is_within_whatever_lies_in_the_folder():
     spec = MemorySpec(baseline=False)
-    for lookup in (NOTHING, known((1, 1)), Lookup(error="broken"), Lookup(others=("virtual-L4",))):
+    for lookup in (
+        NOTHING,
+        known((1, 1)),
+        Lookup(error="broken"),
+        Lookup(other_devices=("virtual-L4",)),
+    ):
         verdict = judge(measured((GIB, GIB)), spec, lookup, Policy(missing_baseline="fail"))
         assert (verdict.kind, verdict.failed, verdict.notes) == (Kind.WITHIN, False, ())
         assert [row.baseline for row in verdict.comparisons] == [None, None]

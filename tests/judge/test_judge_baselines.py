@@ -22,7 +22,7 @@ from pytest_gpumem.spec import MemorySpec
     ("lookup", "kind"),
     [
         (NOTHING, Kind.NO_BASELINE),
-        (Lookup(others=("virtual-L4",)), Kind.INCOMPARABLE),
+        (Lookup(other_devices=("virtual-L4",)), Kind.INCOMPARABLE),
         (known((1, 1), (1, 1)), Kind.INCOMPARABLE),
         (known((1, 1), batch_size=16), Kind.INCOMPARABLE),
     ],
@@ -48,7 +48,7 @@ def test_a_test_without_baseline_says_what_it_took_and_how_to_record_it():
 
 
 def test_a_baseline_of_another_device_is_named_and_not_compared():
-    lookup = Lookup(others=("cuda-NVIDIA-H200", "virtual-L4"))
+    lookup = Lookup(other_devices=("cuda-NVIDIA-H200", "virtual-L4"))
     verdict = judge(measured((MIB, MIB)), PLAIN, lookup, LENIENT)
     assert verdict.headline == (
         "incomparable: no baseline of virtual-T4, only of cuda-NVIDIA-H200, virtual-L4; "
@@ -57,7 +57,7 @@ def test_a_baseline_of_another_device_is_named_and_not_compared():
 
 
 def test_other_devices_do_not_matter_where_this_one_has_a_baseline():
-    lookup = replace(known((MIB, MIB)), others=("virtual-L4",))
+    lookup = replace(known((MIB, MIB)), other_devices=("virtual-L4",))
     assert judge(measured((MIB, MIB)), PLAIN, lookup, LENIENT).kind is Kind.WITHIN
 
 
@@ -67,18 +67,18 @@ def test_other_devices_do_not_matter_where_this_one_has_a_baseline():
         (
             MemorySpec(batch_size=64),
             known((1, 1), batch_size=32),
-            "the baseline is of batch_size=32, this is 64",
+            "batch size: 32 in the baseline, 64 here",
         ),
-        (PLAIN, known((1, 1), (1, 1)), "the baseline is of devices=2, this is devices=1"),
+        (PLAIN, known((1, 1), (1, 1)), "devices: 2 in the baseline, 1 here"),
         (
             MemorySpec(world_size=64, rank=0),
             known((1, 1), world_size=64, rank=3),
-            "the baseline is of world_size=64, rank=3; this is world_size=64, rank=0",
+            "rank: 3 of 64 in the baseline, 0 of 64 here",
         ),
         (
             MemorySpec(world_size=8, rank=0),
             known((1, 1)),
-            "the baseline is of world_size=None, rank=None; this is world_size=8, rank=0",
+            "rank: none in the baseline, 0 of 8 here",
         ),
     ],
 )

@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpumem.judge.toolchain_change import Shift, change_text, find, moved_categories
+from pytest_gpumem.judge.toolchain_change import (
+    ToolchainChange,
+    find_common_changes,
+    moved_categories,
+    toolchain_text,
+)
 from pytest_gpumem.measurement import Breakdown, Provenance
 from pytest_gpumem.sizes import MIB
 
@@ -19,7 +24,7 @@ BEFORE = replace(NOW, torch="2.14.0")
 def shifts(*amounts, before=BEFORE, after=NOW, peak="allocated", start=0, categories=()):
     """A shift of each amount in MiB, of tests with consecutive names."""
     return [
-        Shift(
+        ToolchainChange(
             f"a.py::t{start + i}", "", "virtual-T4", before, after, peak, int(n * MIB), categories
         )
         for i, n in enumerate(amounts)
@@ -27,7 +32,7 @@ def shifts(*amounts, before=BEFORE, after=NOW, peak="allocated", start=0, catego
 
 
 def sentences(found):
-    return [it.sentence for it in find(found)]
+    return [it.sentence for it in find_common_changes(found)]
 
 
 def test_the_same_amount_is_one_event():
@@ -66,23 +71,23 @@ def test_one_direction_is_enough_and_downwards_is_one():
     ],
 )
 def test_how_many_it_takes(amounts, number):
-    assert len(find(shifts(*amounts))) == number
+    assert len(find_common_changes(shifts(*amounts))) == number
 
 
 def test_a_regression_of_its_own_stays_out():
-    (one,) = find(shifts(28, 28, 28, 28, 900))
+    (one,) = find_common_changes(shifts(28, 28, 28, 28, 900))
     assert one.tests == 4
-    assert one.others == 1
+    assert one.remaining == 1
     assert 900 * MIB not in one.amounts
 
 
 def test_the_same_toolchain_is_no_reason():
-    assert find(shifts(28, 28, 28, after=BEFORE)) == []
+    assert find_common_changes(shifts(28, 28, 28, after=BEFORE)) == []
 
 
 def test_parts_of_one_test_are_not_several_tests():
     parts = [replace(it, nodeid="a.py::t", part=it.nodeid) for it in shifts(28, 28, 28)]
-    assert find(parts) == []
+    assert find_common_changes(parts) == []
 
 
 def test_each_change_of_toolchain_and_each_peak_is_told_apart():
@@ -102,14 +107,14 @@ def test_no_cause_is_named_where_they_have_different_ones():
         *shifts(28, 28, categories=(("workspaces", 28 * MIB),)),
         *shifts(28, 28, start=2, categories=(("activations", 28 * MIB),)),
     ]
-    assert find(moved)[0].cause == ""
-    assert find(moved[1:])[0].cause == "activations +28.00 MiB"
-    assert find(shifts(28, 28, 28))[0].cause == ""
+    assert find_common_changes(moved)[0].cause == ""
+    assert find_common_changes(moved[1:])[0].cause == "activations +28.00 MiB"
+    assert find_common_changes(shifts(28, 28, 28))[0].cause == ""
 
 
 def test_where_they_shrank_the_cause_is_what_shrank():
     moved = shifts(-28, -28, -28, categories=(("workspaces", -30 * MIB), ("other", 2 * MIB)))
-    assert find(moved)[0].cause == "workspaces -30.00 MiB"
+    assert find_common_changes(moved)[0].cause == "workspaces -30.00 MiB"
 
 
 def test_categories_are_compared_where_both_sides_know_them():
@@ -122,7 +127,7 @@ def test_categories_are_compared_where_both_sides_know_them():
 
 def test_a_change_names_all_that_differs():
     other = replace(BEFORE, cuda="13.0", allocator="expandable_segments:True")
-    assert change_text(other, NOW) == (
+    assert toolchain_text(other, NOW) == (
         "torch 2.14.0 -> 2.15.0, CUDA 13.0 -> 13.2, "
         "allocator settings expandable_segments:True -> none"
     )
@@ -130,9 +135,9 @@ def test_a_change_names_all_that_differs():
 
 @given(st.lists(st.integers(-99, 99), max_size=12))
 def test_a_group_is_large_enough_and_goes_one_way(amounts):
-    for one in find(shifts(*amounts)):
+    for one in find_common_changes(shifts(*amounts)):
         assert one.tests >= 3
-        assert len(one.shifts) * 2 >= len(amounts)
-        assert one.others == len(amounts) - len(one.shifts)
+        assert len(one.changes) * 2 >= len(amounts)
+        assert one.remaining == len(amounts) - len(one.changes)
         assert len({it > 0 for it in one.amounts}) == 1
         assert 0 not in one.amounts

@@ -144,8 +144,8 @@ def test_which_were_compared_which_not_and_why(suite):
     source += "\n@pytest.mark.gpu_memory\ndef test_new(): mib(1)\n"
     session = suite.run("--gpumem-card=T4", "--gpumem-html=a.html", source=source)
     line = (
-        "gpumem: baselines on virtual-T4: 0 of 4 compared, 1 of another step (the baseline is of "
-        "batch_size=4, this is 8), 1 only of virtual-L4, 1 not wanted (baseline=False), 1 missing"
+        "gpumem: baselines on virtual-T4: 0 of 4 compared, 1 of another step (batch size: 4 in "
+        "the baseline, 8 here), 1 only of virtual-L4, 1 not wanted (baseline=False), 1 missing"
     )
     assert line in session.flat
     assert "1 only of virtual-L4" in (suite.path / "a.html").read_text()

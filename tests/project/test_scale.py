@@ -11,9 +11,10 @@ import sys
 import pytest
 from helpers.sample_report import many
 
-from pytest_gpumem.baselines.store import BaselineStore, Change
-from pytest_gpumem.nodeids import split
-from pytest_gpumem.plugin.results import Gathering, entry_of
+from pytest_gpumem.baselines.store import BaselineStore, NewBaseline
+from pytest_gpumem.judge.result import entry_of
+from pytest_gpumem.nodeids import split_nodeid
+from pytest_gpumem.plugin.results import Gathering
 from pytest_gpumem.report import breakdown_rows
 from pytest_gpumem.report.json_report import dumps
 from pytest_gpumem.report.markdown import markdown
@@ -58,7 +59,8 @@ def gathered(results):
 def changes(results):
     """Return what the baselines of results would be."""
     return [
-        Change(it.measurement.device, *split(it.nodeid), {it.part: entry_of(it)}) for it in results
+        NewBaseline(it.measurement.device, *split_nodeid(it.nodeid), {it.part: entry_of(it)})
+        for it in results
     ]
 
 

@@ -2,13 +2,11 @@
 
 from dataclasses import replace
 
-import pytest
-
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.judge.result import Result
 from pytest_gpumem.judge.verdict import Kind, Verdict
 from pytest_gpumem.measurement import DeviceInfo, Measurement, OutOfMemory, Peak, Provenance
-from pytest_gpumem.report.card_matrix import cards_matrix, headroom, without_card
+from pytest_gpumem.report.card_matrix import cards_matrix, headroom
 from pytest_gpumem.sizes import GIB
 
 DEVICE = DeviceInfo("virtual", "T4", 15 * GIB, (7, 5), 40)
@@ -57,21 +55,6 @@ def test_many_cards_are_several_tables_of_the_width():
     assert max(map(len, text.splitlines())) <= 80
     assert len(text.split("\n\n")) > 2
     assert all(card in text for card in CARDS)
-
-
-@pytest.mark.parametrize(
-    ("nodeid", "card", "name"),
-    [
-        ("a.py::test_x[T4]", "T4", "a.py::test_x"),
-        ("a.py::test_x[A100-80GB-8]", "A100-80GB", "a.py::test_x[8]"),
-        ("a.py::test_x[8-A100-80GB]", "A100-80GB", "a.py::test_x[8]"),
-        ("a.py::test_x[8-T4-rank0]", "T4", "a.py::test_x[8-rank0]"),
-        ("a.py::test_x[T40]", "T4", "a.py::test_x[T40]"),
-        ("a.py::test_x", "T4", "a.py::test_x"),
-    ],
-)
-def test_a_tests_name_without_its_card(nodeid, card, name):
-    assert without_card(nodeid, card) == name
 
 
 def test_what_is_left_is_the_cards_memory_for_a_step_less_the_peak():

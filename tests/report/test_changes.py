@@ -9,7 +9,7 @@ import pytest
 from helpers.command_line import BEFORE, NOW
 from helpers.terminal_results import NASTY, matches_gold
 
-from pytest_gpumem.baselines.changes import Changes, pair
+from pytest_gpumem.baselines.changes import Changes, pair_entries
 from pytest_gpumem.baselines.key import Key
 from pytest_gpumem.measurement import BaselineEntry, Breakdown, Peak, Site, Slope
 from pytest_gpumem.report import changes as rendering
@@ -60,7 +60,7 @@ NEW = {
 
 
 def made(**others):
-    moves = tuple(pair(OLD, NEW, short_after={key("test_big")}))
+    moves = tuple(pair_entries(OLD, NEW, new_oom={key("test_big")}))
     return Changes("main", "HEAD", moves, ("main has only three feet",), **others)
 
 
@@ -103,7 +103,9 @@ def test_a_comparison_in_json_tells_what_moved_together_and_why():
 
 def test_the_growth_with_the_batch_size_is_in_the_json():
     slope = Slope(fixed=3 * MIB, per_sample=7, sizes=(8, 16))
-    moves = pair({key("test_it"): entry((1, 1))}, {key("test_it"): entry((9, 9), slope=slope)})
+    moves = pair_entries(
+        {key("test_it"): entry((1, 1))}, {key("test_it"): entry((9, 9), slope=slope)}
+    )
     (move,) = json.loads(rendering.to_json(Changes("a", "b", tuple(moves))))["moves"]
     assert move["before"]["slope"] is None
     assert move["after"]["slope"] == {"fixed": 3 * MIB, "per_sample": 7, "sizes": [8, 16]}
@@ -118,7 +120,7 @@ def test_the_table_keeps_the_width(width):
 def test_what_comes_from_outside_is_shown_and_not_obeyed():
     nasty = key(NASTY, NASTY, module=NASTY)
     changes = Changes(
-        NASTY, NASTY, tuple(pair({nasty: entry((1, 1))}, {nasty: entry((2, 2))})), (NASTY,)
+        NASTY, NASTY, tuple(pair_entries({nasty: entry((1, 1))}, {nasty: entry((2, 2))})), (NASTY,)
     )
     for text in (rendering.table(changes, 200), rendering.markdown(changes)):
         assert all(line.isprintable() for line in text.splitlines())
@@ -128,7 +130,7 @@ def test_what_comes_from_outside_is_shown_and_not_obeyed():
 
 def test_names_are_no_markup():
     name = "test_<b>|x|`y`*z*_[a](b)@me #1"
-    moves = pair({}, {key(name, module="a.py"): entry((1, 1))})
+    moves = pair_entries({}, {key(name, module="a.py"): entry((1, 1))})
     text = rendering.markdown(Changes("<b>a</b>", "b|c", tuple(moves), ("<i>x</i> | y",)))
     row = next(line for line in text.splitlines() if "test&#95;" in line)
     assert row.count("|") == 5  # four columns have anything in them
@@ -144,7 +146,7 @@ def test_nothing_to_compare_is_said():
 def test_causes_are_few():
     old = {key(f"test_{i}"): entry((10 + i, 99), activations=10 + i) for i in range(30)}
     new = {it: entry((99 + 2 * i, 99), activations=99 + 2 * i) for i, it in enumerate(old)}
-    text = rendering.table(Changes("a", "b", tuple(pair(old, new))))
+    text = rendering.table(Changes("a", "b", tuple(pair_entries(old, new))))
     assert text.count("cause: ") == 11
     assert "cause: and 20 more tests" in text
 
@@ -155,7 +157,7 @@ def test_ten_thousand_moves_are_rendered_in_seconds():
     old = {key(f"test_{i}"): entry((10, 99)) for i in range(10_000)}
     new = {it: entry((11 + i, 99)) for i, it in enumerate(old)}
     start = time.process_time()
-    changes = Changes("a", "b", tuple(pair(old, new)), across=True)
+    changes = Changes("a", "b", tuple(pair_entries(old, new)), across=True)
     assert "test_9999 " in rendering.table(changes)
     rendering.markdown(changes)
     rendering.to_json(changes)

@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from pytest_gpumem.attribution.optimizer_watch import FRESH
 from pytest_gpumem.attribution.snapshots import VIEWER
-from pytest_gpumem.judge.breakdown_diff import Row, category_rows, site_name, site_rows
+from pytest_gpumem.judge.breakdown_diff import BreakdownRow, category_rows, site_name, site_rows
 from pytest_gpumem.judge.result import hints_of
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.report.text import (
@@ -107,12 +107,14 @@ def _explanation(result: Result, width: int, most_rows: int | None) -> list[str]
         return []
     if result.verdict.kind is Kind.LEAKED:
         sites = measurement.stayed.sites if measurement.stayed else ()
-        rows = [Row(site_name(site), site.nbytes, None, site, site.blocks) for site in sites]
+        rows = [
+            BreakdownRow(site_name(site), site.nbytes, None, site, site.blocks) for site in sites
+        ]
         return [rows_table("stayed, allocated by", rows, width, most_rows)]
     attributions = measurement.attributions
     if not attributions:
         return []
-    device = result.lead.device if result.lead else 0
+    device = result.leading_comparison.device if result.leading_comparison else 0
     device = device if device < len(attributions) else 0
     breakdown, baselines = attributions[device].breakdown, result.breakdowns_before
     baseline = baselines[device] if device < len(baselines) else None
@@ -125,16 +127,16 @@ def _explanation(result: Result, width: int, most_rows: int | None) -> list[str]
     ]
 
 
-def rows_table(title: str, rows: Sequence[Row], width: int, most: int | None) -> str:
+def rows_table(title: str, rows: Sequence[BreakdownRow], width: int, most: int | None) -> str:
     """Return rows of categories or source lines as a table, the first ``most`` of them."""
     shown = rows[:most]
     if not shown:
         return ""
-    compared = any(row.before is not None for row in shown)
+    compared = any(row.baseline is not None for row in shown)
     titles = [title, "baseline", "now", "difference"] if compared else [title, "now"]
     table = [titles]
     for row in shown:
-        sizes = [size(row.before), size(row.now), signed_size(row.difference)]
+        sizes = [size(row.baseline), size(row.nbytes), signed_size(row.difference)]
         table.append([printable(row.name), *(sizes if compared else sizes[1:2])])
     align = ["left", *("right" for _ in titles[1:])]
     if any(row.site for row in shown):
@@ -144,7 +146,9 @@ def rows_table(title: str, rows: Sequence[Row], width: int, most: int | None) ->
     return f"{drawn}\n({hidden} more with -vv)" if hidden else drawn
 
 
-def _with_subjects(table: list[list[str]], rows: Sequence[Row], width: int) -> list[list[str]]:
+def _with_subjects(
+    table: list[list[str]], rows: Sequence[BreakdownRow], width: int
+) -> list[list[str]]:
     """Add a column of what each line allocated, as much of it as the width allows."""
     subjects = ["of", *map(_subject, rows)]
     sizes = sum(2 + max(map(columns, column)) for column in list(zip(*table, strict=True))[1:])
@@ -159,7 +163,7 @@ def _with_subjects(table: list[list[str]], rows: Sequence[Row], width: int) -> l
     ]
 
 
-def _subject(row: Row) -> str:
+def _subject(row: BreakdownRow) -> str:
     """Return what a line allocated: "activations, 12 blocks, GPT2.h.*.attn"."""
     if row.site is None:
         return ""
@@ -193,7 +197,7 @@ def circumstances(result: Result) -> str:
     parts = [
         f"part {result.part}" if result.part else "",
         "" if result.batch_size is None else f"batch size {result.batch_size}",
-        f"rank {result.ranks}" if result.ranks else "",
+        f"rank {result.rank_label}" if result.rank_label else "",
         result.budget,
         f"on {result.device_key}",
     ]
@@ -208,7 +212,7 @@ def shortage_facts(result: Result, oom: OutOfMemory | None) -> list[tuple[str, s
     facts = [
         ("part", result.part),
         ("batch size", str(result.batch_size or "")),
-        ("rank", result.ranks),
+        ("rank", result.rank_label),
         ("budget", result.budget or "none but the device's memory"),
         ("device", result.device_key + (f", number {oom.device_index}" if several else "")),
         ("held", f"{format_size(oom.allocated)} allocated, {format_size(oom.reserved)} reserved"),

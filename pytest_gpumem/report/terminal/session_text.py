@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpumem.judge.result import count_kinds
 from pytest_gpumem.judge.verdict import UPDATE_OPTION, Kind
+from pytest_gpumem.nodeids import module_of
 from pytest_gpumem.report.compared import comparison_sentences, tells_more_than_table
 from pytest_gpumem.report.text import printable, wrapped
 from pytest_gpumem.sizes import format_size
@@ -92,8 +93,8 @@ def next_command(results: Sequence[Result], *, updating: bool = False) -> str | 
     if updating or not missing:
         return None
     regressed = {it.nodeid for it in results if it.verdict.kind is Kind.REGRESSED}
-    spared = regressed | {_file(nodeid) for nodeid in regressed}
-    files = list(dict.fromkeys(map(_file, missing)))
+    spared = regressed | {module_of(nodeid) for nodeid in regressed}
+    files = list(dict.fromkeys(map(module_of, missing)))
     for targets, longest in ((missing, LONG), (files, LONG), (missing, sys.maxsize)):
         command = printable(shlex.join(["pytest", *targets, UPDATE_OPTION]))
         if len(targets) <= FEW and len(command) <= longest and spared.isdisjoint(targets):
@@ -104,7 +105,3 @@ def next_command(results: Sequence[Result], *, updating: bool = False) -> str | 
 def _needs_baseline(result: Result) -> bool:
     """Whether the verdict asks for a new baseline, for another reason than a regression."""
     return bool(result.verdict.command) and result.verdict.kind is not Kind.REGRESSED
-
-
-def _file(nodeid: str) -> str:
-    return nodeid.partition("::")[0]

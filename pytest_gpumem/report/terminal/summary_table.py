@@ -178,7 +178,7 @@ _MARKS: dict[FigureName, str] = {
 
 def change_cell(result: Result) -> str:
     """Return the leading difference from the baseline in MiB; "new" or "n/a" without one."""
-    lead = result.lead
+    lead = result.leading_comparison
     if lead is None or lead.difference is None:
         return "new" if result.verdict.kind is Kind.NO_BASELINE else "n/a"
     amount = f"{lead.difference / MIB:+.2f}" if lead.difference else "0"

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.judge.toolchain_change import Shift, find, moved_categories
+from pytest_gpumem.judge.toolchain_change import (
+    ToolchainChange,
+    find_common_changes,
+    moved_categories,
+)
 from pytest_gpumem.judge.verdict import UPDATE_OPTION, Kind
 from pytest_gpumem.report.text import encodable, wrapped
 
@@ -13,26 +17,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.judge.toolchain_change import Together
+    from pytest_gpumem.judge.toolchain_change import CommonChange
 
 _ELSEWHERE = "(it moved together with other tests, see the summary; -v shows all of it)"
 
 
-def moved_together(results: Iterable[Result]) -> list[Together]:
+def moved_together(results: Iterable[Result]) -> list[CommonChange]:
     """Return the figures that moved beyond tolerance together with their toolchain."""
-    return find(filter(None, map(_shift, results)))
+    return find_common_changes(filter(None, map(_shift, results)))
 
 
-def _shift(result: Result) -> Shift | None:
+def _shift(result: Result) -> ToolchainChange | None:
     """Return a result as a change of toolchain; None where there was none."""
-    entry, measurement, lead = result.baseline_entry, result.measurement, result.lead
+    entry, measurement, lead = result.baseline_entry, result.measurement, result.leading_comparison
     if entry is None or measurement is None or lead is None or measurement.out_of_memory:
         return None
     if entry.provenance == measurement.provenance:
         return None
     if result.verdict.held_to:  # another device's baseline: all of it differs anyhow
         return None
-    shift = Shift(
+    shift = ToolchainChange(
         result.nodeid,
         result.part,
         measurement.device.key,
@@ -83,6 +87,6 @@ def short_texts(results: Sequence[Result]) -> dict[str, str]:
     return {nodeid: line for nodeid, line in lines.items() if nodeid not in failed_alone}
 
 
-def _names(groups: Iterable[Together]) -> set[str]:
-    shifts = (shift for group in groups for shift in group.shifts)
+def _names(groups: Iterable[CommonChange]) -> set[str]:
+    shifts = (shift for group in groups for shift in group.changes)
     return {f"{it.nodeid} ({it.part})" if it.part else it.nodeid for it in shifts}

@@ -177,7 +177,7 @@ def test_a_section_sets_categories_and_lines_beside_the_baseline(parsed):
 
 def test_nothing_is_set_beside_a_baseline_that_was_not_compared_with(parsed):
     told = section(sample(), "test_with_more_data", parsed)
-    assert "the baseline is of batch_size=4, this is 8" in told
+    assert "batch size: 4 in the baseline, 8 here" in told
     assert "category now share" in told
     assert "baseline now difference" not in told
 
@@ -206,7 +206,7 @@ def test_a_line_is_known_again_where_its_number_moved():
     before = Breakdown({"other": 10}, 0, (site(3, 10),))
     now = Breakdown({"other": 35}, 0, (site(4, 20), site(9, 10), site(5, 5, code="z")))
     rows = site_rows(now, before)
-    assert [(it.site.line, it.before, it.now, it.difference) for it in rows] == [
+    assert [(it.site.line, it.baseline, it.nbytes, it.difference) for it in rows] == [
         (4, 10, 30, 20),
         (5, 0, 5, 5),
     ]
@@ -215,7 +215,10 @@ def test_a_line_is_known_again_where_its_number_moved():
 def test_a_line_is_not_called_new_where_the_baseline_keeps_the_largest_alone():
     before = Breakdown({"other": 100}, 0, (site(3, 90),))
     rows = site_rows(Breakdown({"other": 8}, 0, (site(5, 8, code="z"),)), before)
-    assert [(it.before, it.now, it.difference) for it in rows] == [(90, 0, -90), (None, 8, None)]
+    assert [(it.baseline, it.nbytes, it.difference) for it in rows] == [
+        (90, 0, -90),
+        (None, 8, None),
+    ]
 
 
 def test_the_same_test_has_the_same_id_in_every_page_and_no_two_share_one():
