@@ -1,35 +1,64 @@
-"""Sphinx's settings. The pages are README.md, CHANGELOG.md, docs and examples/README.md.
+"""Sphinx's settings. Pages are in this folder; Contributing and Changelog come from the root.
 
-    sphinx-build -W -c docs . build/docs                # open build/docs/docs/index.html
-    sphinx-build -b linkcheck -c docs . build/links     # asks for the addresses outside as well
+    sphinx-build -W docs build/docs                # open build/docs/index.html
+    sphinx-build -b linkcheck docs build/links     # asks for the addresses outside as well
 
-Links are written as on GitHub, to files from where they stand: they work there and on the pages.
+Links are relative, to files from where they stand: they work on GitHub too. Links to files outside
+of this folder lead to GitHub on the pages.
 """
 
+from os.path import relpath
 from pathlib import Path
 
-from sphinx.addnodes import pending_xref
+from docutils import nodes
+from sphinx.addnodes import download_reference, pending_xref
+
+import pytest_gpumem
 
 project = "pytest-gpumem"
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_title = project
 html_show_copyright = False
 
-root_doc = "docs/index"
-include_patterns = ["README.md", "CHANGELOG.md", "docs/**.md", "examples/README.md"]
-exclude_patterns = ["build"]
+exclude_patterns = ["images"]
 nitpicky = True  # with -W a link to what is not there is an error, a heading included
+nitpick_ignore_regex = [
+    ("py:.*", ".*")
+]  # types of Python and torch, and private ones, have no page here
 myst_heading_anchors = 3
+myst_enable_extensions = ["colon_fence"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+
+ROOT = Path(__file__).resolve().parents[1]
+REPOSITORY = "https://github.com/pytest-gpumem/pytest-gpumem"
 
 
 def setup(app):  # noqa: ANN001, ANN201, D103 - Sphinx's hook
-    app.connect("doctree-read", _folders_as_text)
+    app.connect("doctree-read", _lead_to_github)
+    app.connect("missing-reference", _find_public_name)
 
 
-def _folders_as_text(app, doctree):  # noqa: ANN001, ANN202, ARG001 - Sphinx's hook
-    """Show links to folders, which have no page, as text; GitHub lists what is in them."""
-    here = Path(doctree["source"]).parent
-    for node in list(doctree.findall(pending_xref)):
-        if (here / node["reftarget"]).is_dir():
-            node.replace_self(node.children)
+def _lead_to_github(app, doctree):  # noqa: ANN001, ANN202, ARG001 - Sphinx's hook
+    """Let links to files and folders outside of the pages lead to the repository."""
+    folder = Path(doctree["source"]).parent
+    for node in [*doctree.findall(download_reference), *doctree.findall(pending_xref)]:
+        path = (folder / node["reftarget"]).resolve()
+        if path.exists() and (
+            path.is_dir() or path.suffix != ".md" or ROOT / "docs" not in path.parents
+        ):
+            kind = "tree" if path.is_dir() else "blob"
+            address = f"{REPOSITORY}/{kind}/main/{relpath(path, ROOT)}"
+            node.replace_self(nodes.reference("", "", *node.children, refuri=address))
+
+
+def _find_public_name(app, env, node, contnode):  # noqa: ANN001, ANN202 - Sphinx's hook
+    """Resolve "pytest_gpumem.measurement.Peak" to pytest_gpumem.Peak, which has an entry."""
+    name = node.get("reftarget", "").rpartition(".")[2]
+    if node.get("refdomain") != "py" or name not in pytest_gpumem.__all__:
+        return None
+    domain = env.get_domain("py")
+    target = f"pytest_gpumem.{name}"
+    return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", target, node, contnode)

@@ -1,46 +1,109 @@
 """Memory regression tests for PyTorch models, on a real GPU or on a virtual one.
 
-Importing this package imports neither torch nor pytest.
+All that users import is here: the other modules are private. Importing this package imports neither
+torch nor pytest.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.version import __version__
 
 if TYPE_CHECKING:
-    from pytest_gpumem.errors import BaselineError, DeviceError, GpuMemError, SpecError
-    from pytest_gpumem.measurement import DeviceInfo, Measurement, Peak, Provenance
+    from pytest_gpumem.devices.base import Device
+    from pytest_gpumem.devices.cards import card_names
+    from pytest_gpumem.errors import (
+        BaselineError,
+        DeviceError,
+        GpuMemError,
+        ReportError,
+        SpecError,
+        TooSmallError,
+    )
+    from pytest_gpumem.fit.scaling import Scaling
+    from pytest_gpumem.fit.search import Largest
+    from pytest_gpumem.judge.result import Result
+    from pytest_gpumem.judge.verdict import Comparison, Verdict
+    from pytest_gpumem.measurement import (
+        Attribution,
+        Breakdown,
+        DeviceInfo,
+        Measurement,
+        OutOfMemory,
+        Peak,
+        Provenance,
+        Site,
+        Slope,
+    )
     from pytest_gpumem.meter.block import Measuring, measure, use_virtual_gpu
+    from pytest_gpumem.report.json_report import SavedReport, read_report
+    from pytest_gpumem.testrun.fixture import GpuMemory
+    from pytest_gpumem.testrun.run import PartFigures
 
 __all__ = [
+    "Attribution",
     "BaselineError",
+    "Breakdown",
+    "Comparison",
+    "Device",
     "DeviceError",
     "DeviceInfo",
     "GpuMemError",
+    "GpuMemory",
+    "Largest",
     "Measurement",
     "Measuring",
+    "OutOfMemory",
+    "PartFigures",
     "Peak",
     "Provenance",
+    "ReportError",
+    "Result",
+    "SavedReport",
+    "Scaling",
+    "Site",
+    "Slope",
     "SpecError",
+    "TooSmallError",
+    "Verdict",
     "__version__",
+    "card_names",
     "measure",
+    "read_report",
     "use_virtual_gpu",
 ]
 
-
-_HOMES = {
+_MODULES: Final = {
+    "devices.base": ("Device",),
+    "devices.cards": ("card_names",),
+    "errors": (
+        *("BaselineError", "DeviceError", "GpuMemError"),
+        *("ReportError", "SpecError", "TooSmallError"),
+    ),
+    "fit.scaling": ("Scaling",),
+    "fit.search": ("Largest",),
+    "judge.result": ("Result",),
+    "judge.verdict": ("Comparison", "Verdict"),
+    "measurement": (
+        *("Attribution", "Breakdown", "DeviceInfo", "Measurement", "OutOfMemory"),
+        *("Peak", "Provenance", "Site", "Slope"),
+    ),
     "meter.block": ("Measuring", "measure", "use_virtual_gpu"),
-    "errors": ("BaselineError", "DeviceError", "GpuMemError", "SpecError"),
-    "measurement": ("DeviceInfo", "Measurement", "Peak", "Provenance"),
+    "report.json_report": ("SavedReport", "read_report"),
+    "testrun.fixture": ("GpuMemory",),
+    "testrun.run": ("PartFigures",),
 }
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for when it is: pytest imports this package in every session."""
-    for home, names in _HOMES.items():
+    """Import a public name when it is first used: pytest imports this package in every session."""
+    for module, names in _MODULES.items():
         if name in names:
-            return getattr(import_module(f"{__name__}.{home}"), name)
+            return getattr(import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

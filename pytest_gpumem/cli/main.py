@@ -7,13 +7,14 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.cli import compare, fit, prune
+from pytest_gpumem.cli import compare, fit, prune, version_info
 from pytest_gpumem.cli import show as listing
 from pytest_gpumem.cli.cards import cards_table
 from pytest_gpumem.cli.run import INTERRUPTED, run_program
 from pytest_gpumem.devices.select import DEFAULT_CARD
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.report.text import can_encode, encodable, printable
+from pytest_gpumem.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +23,13 @@ if TYPE_CHECKING:
 
 
 USAGE_ERROR: Final = 2
-COMMANDS: Final = {"fit": fit, "compare": compare, "show": listing, "prune": prune}
+COMMANDS: Final = {
+    "fit": fit,
+    "compare": compare,
+    "show": listing,
+    "prune": prune,
+    "version": version_info,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,6 +66,7 @@ def _tell(outcome: Outcome) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpumem", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"pytest-gpumem {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("cards", help="list the cards that the virtual GPU can be")
     for name, module in COMMANDS.items():

@@ -131,7 +131,7 @@ def read_report(path: str | os.PathLike[str]) -> SavedReport:
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON schema of a report: docs/report-schema.json."""
+    """Return the JSON schema of a report: docs/reference/report-schema.json."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"pytest-gpumem report, format {FORMAT}",

@@ -1,4 +1,4 @@
-"""The JSON report's form, field by field, as docs/json-report.md and its schema describe it.
+"""The JSON report's form, field by field: as docs/reference/json-report.md and its schema say.
 
 The fields of these classes have the names of the records that they are made from, and JSON names
 of their own where ``rename`` says so. Once 0.1.0 is out every change is a new ``FORMAT``, so that

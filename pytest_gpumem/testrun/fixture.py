@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.fit.prober import Prober
@@ -11,12 +11,13 @@ from pytest_gpumem.torchrun_env import current_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     import torch
 
     from pytest_gpumem.fit.scaling import Scaling
     from pytest_gpumem.fit.search import Largest
-    from pytest_gpumem.testrun.run import Run
+    from pytest_gpumem.testrun.run import PartFigures, Run
 
 
 class GpuMemory:
@@ -121,7 +122,7 @@ class GpuMemory:
         if self._run.spec.steady:
             self._run.meter.steps.mark()
 
-    def measure(self, name: str, **declared: object) -> Any:  # noqa: ANN401 - a context manager
+    def measure(self, name: str, **declared: object) -> AbstractContextManager[PartFigures]:
         """Measure a part of the test: ``with gpu_memory.measure("forward", max_gib=2) as part:``.
 
         A part counts all that the test holds while it runs, and has figures, budget and baseline

@@ -1,191 +1,137 @@
-"""The README is true: its programs run, its outputs are theirs, its tables are complete."""
+"""The README is a landing page, and true: its test runs, and says what is shown."""
 
 import re
-from dataclasses import MISSING, fields
 
 import pytest
+from helpers.pages import DOCS, blocks, read, shows
 from helpers.paths import ROOT
+from PIL import Image
 
 from pytest_gpumem.devices.cards import card_names
-from pytest_gpumem.judge.breakdown_diff import CACHED
-from pytest_gpumem.judge.verdict import Kind
-from pytest_gpumem.measurement import CATEGORIES
-from pytest_gpumem.plugin.settings import OPTIONS
-from pytest_gpumem.spec import MemorySpec
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+README = read("README.md")
+REPOSITORY = "https://github.com/pytest-gpumem/pytest-gpumem"
+FILES = "https://raw.githubusercontent.com/pytest-gpumem/pytest-gpumem/main/"
+PAGES = "https://pytest-gpumem.readthedocs.io/en/latest/"
+MOST_WORDS = 900
+(TEST,) = blocks("README.md", "python")
+(OUT_OF_MEMORY,) = blocks("README.md", "text")
 
 
-FIRST, PARTS, FITS, PROGRAM, HOOKS = blocks("python")
-HEAD, REGRESSED, NO_ROOM, LARGEST, ADVICE, CARDS = blocks("text")
-(DIFF,) = blocks("diff")
+@pytest.fixture
+def step(same_torch, suite, monkeypatch):
+    """The README's test, whose baseline is recorded by the README's command."""
+    monkeypatch.setenv("COLUMNS", "80")
+    suite.write("test_step.py", TEST)
+    (record,) = re.findall(r"^\$ pytest (.*)$", README, re.MULTILINE)
+    assert suite.run(*record.split()).ret == 0
+    return suite
 
 
-def section(title):
-    return README.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+def test_it_is_a_landing_page():
+    assert len(README.split()) <= MOST_WORDS
+    lines = [line for line in TEST.splitlines() if line and not line.startswith("import")]
+    assert len(lines) == 4
 
 
-def table(title):
-    """The cells of a section's table, a row a list, without code marks."""
-    lines = [line for line in section(title).splitlines() if line.startswith("|")][2:]
-    return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines]
-
-
-def flat(text):
-    return " ".join(text.split())
-
-
-def passes_and_says(session, text):
-    """A session passes, and its output has all lines of a text."""
+def test_its_test_is_compared_with_the_baseline_that_its_command_writes(step):
+    session = step.run("-v")
     assert session.ret == 0
-    for line in text.splitlines():
-        assert line in session.out
+    assert session.verdicts() == {"test_step": "within"}
 
 
-@pytest.fixture(scope="session")
-def imported(virtual_gpu):
-    """Imported before pytester takes note of the modules there are: it would import them twice."""
-    __import__("torch._dynamo")
-    pytest.importorskip("torchvision")
-
-
-@pytest.fixture(scope="session")
-def same_torch(imported, virtual_gpu):
-    """Figures belong to a version of torch, which the README names."""
-    if not virtual_gpu.__version__.startswith("2.15.0"):
-        pytest.skip(f"the README's figures are torch 2.15.0's, this is {virtual_gpu.__version__}")
-
-
-def test_the_first_test_prints_what_the_readme_shows(same_torch, suite):
-    suite.write("test_training.py", FIRST)
-    session = suite.run("--gpumem-card=T4")
-    passes_and_says(session, HEAD)
-
-
-def test_its_regression_and_its_diff_are_what_the_readme_shows(same_torch, suite):
-    suite.write("test_training.py", FIRST)
-    assert suite.run("--gpumem-card=T4", "--gpumem-update-baselines").ret == 0
-    lines = {mark: [it[1:] for it in DIFF.splitlines() if it[0] in f" {mark}"] for mark in "+-"}
-    (before,) = suite.baselines().values()
-    assert "\n".join(lines["-"]) in before
-    grown = FIRST.replace("loss.backward()", "loss.backward(retain_graph=True)")
-    suite.write("test_training.py", grown)
-    session = suite.run("--gpumem-card=T4")
+def test_its_change_fails_by_the_line_that_grew(step):
+    assert "16384 in place of 4096" in README
+    step.write("test_step.py", TEST.replace("4096", "16384"))
+    session = step.run()
     assert session.ret == 1
-    assert flat(REGRESSED) in session.flat
-    assert suite.run("--gpumem-card=T4", "--gpumem-update-baselines").ret == 0
-    (after,) = suite.baselines().values()
-    assert "\n".join(lines["+"]) in after
+    line = next(i for i, text in enumerate(TEST.splitlines(), 1) if "backward" in text)
+    cause = f"regressed: activations +864.00 MiB, of which test_step.py:{line} (test_step)"
+    assert cause in session.flat
 
 
-def test_what_does_not_fit_is_said_as_the_readme_shows(same_torch, suite):
-    source = """
-        @pytest.mark.gpu_memory(max_gib=2, batch_size=64)
-        def test_too_large():
-            model = torch.nn.Sequential(*(torch.nn.Linear(8000, 8000) for _ in range(8))).cuda()
-            model(torch.randn(64, 8000, device="cuda")).sum().backward()
-    """
-    session = suite.run(source=source)
+def test_what_does_not_fit_prints_what_is_shown(step):
+    assert "With `batch_size=1024`" in README
+    step.write("test_step.py", TEST.replace("batch_size=32", "batch_size=1024"))
+    session = step.run()
     assert session.ret == 1
-    assert flat(NO_ROOM) in session.flat
+    assert shows(session.out, OUT_OF_MEMORY)
 
 
-def test_what_fits_is_said_as_the_readme_shows(same_torch, suite):
-    suite.write("test_fits.py", FITS)
-    session = suite.run("-s")
-    passes_and_says(session, LARGEST)
+def test_it_counts_the_cards_right():
+    assert f"any of {len(card_names())} cards" in README
 
 
-def test_advice_is_given_as_the_readme_shows(suite):
-    source = """
-        @pytest.mark.gpu_memory(max_gib=1, batch_size=128)
-        def test_too_large(gpu_memory):
-            tensors = [mib(100), mib(10 * gpu_memory.batch_size)]
-            assert tensors
-    """
-    assert flat(ADVICE) in suite.run(source=source).flat
+def test_its_commands_for_contributors_are_there():
+    scripts = re.findall(r"^\$ bash (\S+)$", README, re.MULTILINE)
+    assert scripts == ["examples/run.sh", "tests/run.sh"]
+    assert all((ROOT / script).is_file() for script in scripts)
 
 
-def test_the_matrix_of_cards_is_what_the_readme_shows(suite):
-    source = """
-        @pytest.mark.gpu_memory(card=["T4", "L4", "A100-80GB"])
-        @pytest.mark.parametrize("gib", [8, 18])
-        def test_it(gib):
-            mib(gib * 1024)
-    """
-    out = suite.run(source=source).out
-    assert CARDS in "\n".join(line.rstrip() for line in out.splitlines())
+def test_its_pictures_are_there_and_small():
+    names = re.findall(rf"!\[[^]]+\]\({FILES}(\S+?)\)", README)
+    assert names == ["docs/images/page.png", "docs/images/failure.png"]
+    for name in names:
+        assert (ROOT / name).stat().st_size < 250_000
+        with Image.open(ROOT / name) as picture:
+            assert picture.width > 600
 
 
-def test_the_parts_example_passes(imported, suite):
-    suite.write("test_parts.py", PARTS)
-    session = suite.run("-v", "--gpumem-card=T4")
-    assert session.ret == 0
-    assert "(forward)" in session.out
-    assert "(backward)" in session.out
+def test_all_its_links_are_absolute():
+    links = re.findall(r"\]\(([^)]+)\)", README)
+    assert links
+    assert [link for link in links if not link.startswith("https://")] == []
 
 
-def test_the_program_prints_what_its_comment_says(same_torch, suite):
-    said = re.search(r"# (\d+ \d+)$", PROGRAM, re.MULTILINE).group(1)
-    done = suite.python(PROGRAM)
-    assert done.ret == 0, done.err
-    assert done.out.strip() == said
+def anchors(text):
+    """The anchors of a page's headings, as Sphinx and GitHub make them."""
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_the_hooks_are_called(imported, suite):
-    suite.write("conftest.py", HOOKS)
-    source = """
-        @pytest.mark.gpu_memory
-        def test_it():
-            mib(1)
-    """
-    session = suite.run("-s", source=source)
-    assert session.ret == 0
-    assert re.search(r"test_it.py::test_it no baseline 1048576\b", session.out)
+def missing(link):
+    """What an absolute link of the project names and does not exist; "" where all is there."""
+    address, _, anchor = link.partition("#")
+    if address.startswith(PAGES):
+        page = DOCS / (address.removeprefix(PAGES) or "index.html")
+        source = page.with_suffix(".md")
+        if not source.is_file():
+            return f"{source} of {link}"
+        return f"#{anchor}" if anchor and anchor not in anchors(source.read_text("utf-8")) else ""
+    if address.startswith(FILES):
+        path = ROOT / address.removeprefix(FILES)
+    else:
+        path = ROOT / re.sub(r"^/?(blob|tree)/main/", "", address.removeprefix(REPOSITORY))
+        if address.rstrip("/") == REPOSITORY or re.match(
+            r"/(issues|security)", address.removeprefix(REPOSITORY)
+        ):
+            return ""
+    return "" if path.exists() else f"{path} of {link}"
 
 
-def test_the_marker_table_has_every_field():
-    declared = [field.name for field in fields(MemorySpec) if field.name != "variant"]
-    assert [row[0] for row in table("The marker")] == declared
+def documents():
+    """All files that name an address of the project."""
+    names = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "CITATION.cff")
+    yield from (ROOT / name for name in (*names, "pyproject.toml", "examples/README.md"))
+    yield from DOCS.rglob("*.md")
+    yield from (ROOT / ".github").rglob("*.yml")
 
 
-def test_the_marker_table_has_the_defaults():
-    plain = {name: text for name, text, *_ in table("The marker") if text != "0.1% or more"}
-    expected = {
-        field.name: None if field.default is MISSING else field.default
-        for field in fields(MemorySpec)
-    }
-    assert plain == {
-        name: {None: "none"}.get(expected[name], str(expected[name])) for name in plain
-    }
+def test_every_link_to_the_repository_or_to_a_page_leads_somewhere():
+    own = rf"(?:{REPOSITORY}|{FILES}|{PAGES})[^\s)>\"'`\]]*"
+    links = {link for path in documents() for link in re.findall(own, path.read_text("utf-8"))}
+    assert len(links) > 10
+    assert [problem for problem in map(missing, links) if problem] == []
 
 
-def test_the_options_table_is_what_there_is():
-    rows = [row[:3] for row in table("Options")]
-    assert rows == [[option.flag, option.ini, str(option.default)] for option in OPTIONS]
-
-
-def test_the_table_of_categories_is_complete():
-    assert [row[0] for row in table("Why it grew")] == [*CATEGORIES, CACHED]
-
-
-def test_the_verdict_table_has_every_verdict():
-    assert {row[0] for row in table("Verdicts")} == set(map(str, Kind))
-
-
-def test_the_cards_are_those_that_there_are():
-    listed = re.search(r"^Cards: (.*?)\. `gpumem cards`", README, re.MULTILINE | re.DOTALL)
-    names = flat(listed.group(1)).split(", ")
-    assert names == list(card_names())
-    assert f"any of {len(names)} cards" in README
-
-
-def test_what_it_points_to_exists():
-    targets = re.findall(r"\]\(((?!http)[^)#]+)\)", README)
-    targets += re.findall(r"^\$ bash (\S+)$", README, re.MULTILINE)
-    assert targets
-    assert [it for it in targets if not (ROOT / it).exists()] == []
+@pytest.mark.parametrize(
+    "link",
+    [
+        f"{PAGES}how-to/gone.html",
+        f"{PAGES}how-to/gitlab.html#gone",
+        f"{REPOSITORY}/blob/main/gone.md",
+        f"{FILES}docs/images/gone.png",
+    ],
+)
+def test_a_link_to_what_is_gone_is_noticed(link):
+    assert missing(link)

@@ -1,15 +1,15 @@
-"""The recipes for developers are true: their programs run, and print what the pages show."""
+"""The how-to guides for developers are true: their programs run, and print what the pages show."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from helpers.recipes import RECIPES, Place, blocks, files
+from helpers.pages import Place, blocks, changed, files, read
 
-HAND = "from-max-memory-allocated.md"
-FAILURE = "reading-a-failure.md"
-LIGHTNING = "from-lightning.md"
+HAND = "how-to/from-max-memory-allocated.md"
+FAILURE = "how-to/reading-a-failure.md"
+LIGHTNING = "how-to/from-lightning.md"
 
 STAND_IN = """
 import torch
@@ -20,12 +20,6 @@ class LightningModule(torch.nn.Module): pass
 @pytest.fixture
 def place(tmp_path, virtual_gpu):
     return Place(tmp_path / "project")
-
-
-@pytest.fixture
-def same_torch(virtual_gpu):
-    if not virtual_gpu.__version__.startswith("2.15.0"):
-        pytest.skip(f"the pages' figures are torch 2.15.0's, this is {virtual_gpu.__version__}")
 
 
 # From max_memory_allocated
@@ -85,7 +79,7 @@ def test_the_marker_does_not(suite):
 
 
 def test_what_the_table_offers_there_is(suite):
-    text = (RECIPES / HAND).read_text(encoding="utf-8")
+    text = read(HAND)
     offered = [line.split("|")[2] for line in text.splitlines() if line.startswith("| ")]
     fields = [it for cell in offered for it in re.findall(r"`(\w+=[^`(]+)`", cell)]
     assert len(fields) == 5
@@ -152,18 +146,15 @@ def training(suite, monkeypatch):
     return suite
 
 
-def changed(text):
+@pytest.fixture
+def grown():
     """The page's program after the page's change."""
     (diff,) = blocks(FAILURE, "diff")
-    lines = diff.splitlines(keepends=True)
-    before = "".join(line[1:] for line in lines if line[0] in " -")
-    after = "".join(line[1:] for line in lines if line[0] in " +")
-    assert text.count(before) == 1
-    return text.replace(before, after)
+    return changed(files(FAILURE)["test_training.py"], diff)
 
 
-def test_a_regression_prints_what_the_page_shows(same_torch, training):
-    training.write("test_training.py", changed(files(FAILURE)["test_training.py"]))
+def test_a_regression_prints_what_the_page_shows(same_torch, training, grown):
+    training.write("test_training.py", grown)
     session = training.run()
     assert session.ret == 1
     shown = [it for it in blocks(FAILURE, "text") if "524288" not in it]
@@ -173,11 +164,10 @@ def test_a_regression_prints_what_the_page_shows(same_torch, training):
     assert places == sorted(places)
 
 
-def test_the_mend_that_the_page_names_brings_the_baseline_back(training):
+def test_the_mend_that_the_page_names_brings_the_baseline_back(training, grown):
     kept = "        losses.append((model(batch) - batch).square().mean())\n"
-    text = changed(files(FAILURE)["test_training.py"])
-    assert kept in text
-    mended = text.replace(kept, f"        with torch.no_grad():\n    {kept}")
+    assert kept in grown
+    mended = grown.replace(kept, f"        with torch.no_grad():\n    {kept}")
     training.write("test_training.py", mended)
     session = training.run("-v")
     assert session.ret == 0

@@ -1,4 +1,4 @@
-"""The recipes for CI are true: their jobs' commands are run in a project, as the runner would.
+"""The how-to guides for CI are true: their jobs' commands are run as the runner would.
 
 What stands for a GPU runner here is the virtual GPU. Actions are not run: checking out and setting
 up Python are done, and what would be uploaded has to be there.
@@ -14,7 +14,7 @@ from itertools import takewhile
 from xml.etree import ElementTree as ET
 
 import pytest
-from helpers.recipes import Place, blocks, files, on_virtual
+from helpers.pages import Place, blocks, files, on_virtual
 
 yaml = pytest.importorskip("yaml")
 
@@ -87,7 +87,7 @@ class GitHub:
 
     def run(self, name, adapt=str):
         """Run it; return whether it succeeded."""
-        text = files("github-actions.md", "yaml")[f".github/workflows/{name}.yml"]
+        text = files("how-to/github-actions.md", "yaml")[f".github/workflows/{name}.yml"]
         workflow = yaml.safe_load(text)
         assert workflow["permissions"] == {"contents": "read"}
         (job,) = workflow["jobs"].values()
@@ -126,7 +126,7 @@ def github(place):
 
 def test_every_workflow_of_the_page_is_run_here():
     names = {"gpu-memory", "gpu-memory-real", "gpu-memory-record"}
-    assert set(files("github-actions.md", "yaml")) == {
+    assert set(files("how-to/github-actions.md", "yaml")) == {
         f".github/workflows/{name}.yml" for name in names
     }
 
@@ -178,7 +178,7 @@ def test_on_a_gpu_runner_whose_gpu_is_not_found_the_job_fails(github):
 
 
 def test_a_gpu_without_baselines_is_held_to_the_virtual_ones(place):
-    job = files("github-actions.md", "yaml")[".github/workflows/gpu-memory-real.yml"]
+    job = files("how-to/github-actions.md", "yaml")[".github/workflows/gpu-memory-real.yml"]
     command = re.search(r"run: (pytest .*)", job)[1]
     assert command.count("--gpumem-missing-baseline=fail") == 1
     command = command.replace("--gpumem-missing-baseline=fail", "--gpumem-against=virtual:T4")
@@ -208,7 +208,9 @@ class GitLab:
 
     def run(self, name, adapt=str):
         """Run it; return whether it succeeded, and the job."""
-        jobs = {k: v for it in blocks("gitlab.md", "yaml") for k, v in yaml.safe_load(it).items()}
+        jobs = {
+            k: v for it in blocks("how-to/gitlab.md", "yaml") for k, v in yaml.safe_load(it).items()
+        }
         job = jobs[name]
         variables = self.variables | job.get("variables", {})
         statuses = (self.place.sh(adapt(it), **variables).ret for it in job["script"])

@@ -164,7 +164,7 @@ def test_no_field_of_a_record_is_forgotten(record, form, left_out):
 
 
 def test_the_schema_in_the_documentation_is_up_to_date():
-    path = DOCS / "report-schema.json"
+    path = DOCS / "reference/report-schema.json"
     text = json.dumps(schema(), indent=1) + "\n"
     if os.environ.get("GPUMEM_REWRITE_GOLD") == "1":
         path.write_text(text, encoding="utf-8")

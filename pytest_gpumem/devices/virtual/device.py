@@ -178,6 +178,13 @@ class VirtualDevice:
         """Return "virtual"."""
         return "virtual"
 
+    def cudnn_version(self) -> int:
+        """Return the version of the cuDNN that is asked (92600 is 9.26.0); 0: none is, or not yet.
+
+        It is looked up by the first convolution or attention of the process.
+        """
+        return self._library.cudnn_found()
+
     def open(self, card: Card | None, count: int) -> DeviceInfo:
         """See :meth:`pytest_gpumem.devices.base.Device.open`."""
         card = card or self.card

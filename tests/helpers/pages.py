@@ -1,4 +1,4 @@
-"""What tests of docs/recipes share: a page's blocks, and CI's jobs run as a runner runs them."""
+"""What tests of the documents share: a page's code blocks and tables, a project to run them in."""
 
 from __future__ import annotations
 
@@ -10,30 +10,67 @@ from types import SimpleNamespace
 
 from helpers.paths import ROOT
 
-RECIPES = ROOT / "docs/recipes"
+DOCS = ROOT / "docs"
+PAGES = tuple(sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")))
+"""all pages of the documentation"""
 SLOW = 240
-"""seconds that a command of a recipe may take"""
+"""seconds that a command of a page may take"""
 FOREIGN = ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE")
-"""variables of whoever runs these tests, which pytest or the plugin heed"""
+"""variables of the process that runs these tests, which pytest or the plugin heed"""
+
+
+def read(page):
+    """The text of a page of docs, or of a document in the root folder."""
+    path = DOCS / page
+    return (path if path.exists() else ROOT / page).read_text(encoding="utf-8")
 
 
 def blocks(page, language):
     """The page's blocks of one language, in their order."""
-    text = (RECIPES / page).read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return re.findall(rf"^```{language}\n(.*?)^```$", read(page), re.MULTILINE | re.DOTALL)
 
 
 def files(page, language="python"):
-    """The same by the file's name, which stands in a comment on the first line.
+    """The blocks of one language by file name, which stands in a comment on the first line.
 
-    Of several of one name, the later ones come under name#2 and so on.
+    Of several blocks of one name, the later ones come under name#2 and so on.
     """
-    found = {}
+    named = {}
     for block in blocks(page, language):
         name = block.partition("\n")[0].removeprefix("# ")
-        number = sum(it.partition("#")[0] == name for it in found) + 1
-        found[name if number == 1 else f"{name}#{number}"] = block
-    return found
+        number = sum(key.partition("#")[0] == name for key in named) + 1
+        named[name if number == 1 else f"{name}#{number}"] = block
+    return named
+
+
+def table(page, number=0):
+    """The cells of a page's table, a row a list, without code marks; the first table is 0."""
+    tables = re.findall(r"(?:^\|.*\n)+", read(page), re.MULTILINE)
+    rows = tables[number].splitlines()[2:]
+    return [[cell.strip().strip("`") for cell in row.strip("|").split("|")] for row in rows]
+
+
+def flat(text):
+    return " ".join(text.split())
+
+
+def shows(output, text):
+    """Whether an output has all lines of a text, in their order."""
+    position = 0
+    for line in filter(None, text.splitlines()):
+        position = output.find(line, position)
+        if position == -1:
+            return False
+    return True
+
+
+def changed(text, diff):
+    """A program after a page's diff."""
+    lines = diff.splitlines(keepends=True)
+    old = "".join(line[1:] for line in lines if line[0] in " -")
+    new = "".join(line[1:] for line in lines if line[0] in " +")
+    assert text.count(old) == 1
+    return text.replace(old, new)
 
 
 class Place:

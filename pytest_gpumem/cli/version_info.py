@@ -1,0 +1,191 @@
+"""``gpumem version``: versions of all that matters; the GPUs, cuDNN and compiler of this machine.
+
+It is for bug reports, so that it never fails: a row that cannot be told says why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, Final
+
+from tabulate import tabulate
+
+from pytest_gpumem.cli.outcome import Outcome
+from pytest_gpumem.devices.cuda import CudaDevice
+from pytest_gpumem.devices.torch_build import installed_torch
+from pytest_gpumem.devices.virtual.cudnn_notes import LEAST_CUDNN
+from pytest_gpumem.devices.virtual.native import build_problem
+from pytest_gpumem.sizes import format_size
+from pytest_gpumem.version import __version__
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator
+
+HELP = "print versions, and what was found of GPUs, cuDNN and a C compiler"
+DESCRIPTION = f"{HELP.capitalize()}. Paste it into bug reports."
+PACKAGES: Final = (
+    *("pytest", "pluggy", "tabulate", "msgspec", "filelock", "jinja2", "matplotlib"),
+    *("nvidia-ml-py", "pytest-xdist", "triton", "torchvision", "transformers"),
+)
+VARIABLES: Final = (
+    *("CUDA_VISIBLE_DEVICES", "GPUMEM_CUDNN", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
+    *("PYTORCH_NO_CUDA_MEMORY_CACHING", "LD_PRELOAD", "LD_LIBRARY_PATH"),
+)
+SLOW: Final = 120
+"""seconds that importing torch may take"""
+
+# A broken torch may end the process that imports it: not this one.
+TORCH_PROGRAM: Final = """
+import json, torch
+count = torch.cuda.device_count()
+gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
+print(json.dumps({
+    "version": torch.__version__,
+    "cuda": torch.version.cuda,
+    "cudnn": torch.backends.cudnn.version(),
+    "gpus": [[gpu.name, gpu.total_memory, f"{gpu.major}.{gpu.minor}"] for gpu in gpus],
+}))
+"""
+# cuDNN is looked up when a first convolution needs it.
+VIRTUAL_PROGRAM: Final = """
+import json, pytest_gpumem
+pytest_gpumem.use_virtual_gpu("T4")
+import torch
+from pytest_gpumem.devices.virtual.device import VirtualDevice
+images = torch.empty(1, 3, 8, 8, device="cuda")
+torch.nn.functional.conv2d(images, torch.empty(4, 3, 3, 3, device="cuda"))
+print(json.dumps({"cudnn": VirtualDevice.loaded().cudnn_version()}))
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add nothing: the subcommand takes no arguments."""
+
+
+def run(_arguments: argparse.Namespace) -> Outcome:
+    """Return the table of versions."""
+    return Outcome(tabulate(list(rows()), tablefmt="plain", disable_numparse=True))
+
+
+def rows() -> Iterator[tuple[str, str]]:
+    """Yield the name and the version, or the description, of each thing that matters."""
+    with ThreadPoolExecutor() as pool:  # importing torch takes seconds, in two processes
+        torch_facts = pool.submit(run_program, TORCH_PROGRAM)
+        virtual_facts = pool.submit(run_program, VIRTUAL_PROGRAM)
+        yield "pytest-gpumem", __version__
+        yield "Python", f"{platform.python_version()} ({platform.python_implementation()})"
+        yield "system", f"{platform.platform()}, {os.cpu_count()} CPUs"
+        yield "torch", _described(lambda: describe_torch(torch_facts.result()))
+        yield "GPU", _described(lambda: describe_gpus(torch_facts.result()))
+        yield "NVIDIA driver", _described(CudaDevice().driver)
+        yield "virtual GPU", _described(lambda: describe_virtual(virtual_facts.result()))
+    yield "C compiler", _described(describe_compiler)
+    for package in PACKAGES:
+        yield package, _described(partial(installed_version, package))
+    for variable in VARIABLES:
+        if variable in os.environ:
+            yield variable, os.environ[variable]
+
+
+def _described(describe: Callable[[], str]) -> str:
+    try:
+        return describe()
+    except Exception as error:  # noqa: BLE001 - an error is worth a report as well
+        return f"cannot be told: {type(error).__name__}: {error}"
+
+
+def run_program(program: str) -> dict[str, Any]:
+    """Run a program in a process of its own; return the JSON that it prints, or its "error"."""
+    try:
+        process = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=SLOW,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"no answer in {SLOW} s"}
+    output, errors = process.stdout.splitlines(), process.stderr.splitlines()
+    if process.returncode != 0 or not output:
+        reason = errors[-1] if errors else f"exit status {process.returncode}"
+        return {"error": reason}
+    facts: dict[str, Any] = json.loads(output[-1])  # libraries may print as well, before
+    return facts
+
+
+def describe_torch(facts: dict[str, Any]) -> str:
+    """Return torch's version, with its CUDA and cuDNN."""
+    if "error" in facts:
+        build = installed_torch()
+        if build is None:
+            return "not installed"
+        return f"{build.version}, which cannot be imported: {facts['error']}"
+    cuda = f"CUDA {facts['cuda']}" if facts["cuda"] else "a build without CUDA"
+    cudnn = f"cuDNN {format_cudnn(facts['cudnn'])}" if facts["cudnn"] else "no cuDNN"
+    return f"{facts['version']}, {cuda}, {cudnn}"
+
+
+def describe_gpus(facts: dict[str, Any]) -> str:
+    """Return the GPUs that torch sees, with their memory and compute capability."""
+    if "error" in facts:
+        return "torch cannot be asked"
+    gpus = [
+        f"{name} ({format_size(total_memory)}, capability {capability})"
+        for name, total_memory, capability in facts["gpus"]
+    ]
+    return ", ".join(gpus) or "torch sees none"
+
+
+def describe_virtual(facts: dict[str, Any]) -> str:
+    """Return whether the virtual GPU works, and which cuDNN it asks for workspaces."""
+    problem = build_problem()
+    if problem is not None:
+        return f"not built: {problem.problem}; {problem.remedy}"
+    if "error" in facts:
+        return f"built, but it does not run: {facts['error']}"
+    if not facts["cudnn"]:
+        return "works; no cuDNN is asked for workspaces"
+    cudnn = f"cuDNN {format_cudnn(facts['cudnn'])}"
+    if facts["cudnn"] < LEAST_CUDNN:
+        return f"works; {cudnn} is too old to be asked for workspaces (from 9.8 on)"
+    return f"works; {cudnn} is asked for workspaces"
+
+
+def format_cudnn(number: int) -> str:
+    """Return "9.26.0" for 92600, as cuDNN numbers its versions from 9 on."""
+    if number < 90000:  # noqa: PLR2004 - 8.9.7 was 8907
+        return f"{number // 1000}.{number // 100 % 10}.{number % 100}"
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def describe_compiler() -> str:
+    """Return the first line of the C compiler's version, of $CC or what PATH has."""
+    named = shlex.split(os.environ.get("CC", ""))
+    candidates = [named] if named else [["cc"], ["gcc"], ["clang"]]
+    command = next((words for words in candidates if shutil.which(words[0])), None)
+    if command is None:
+        return f"none found (looked for {', '.join(words[0] for words in candidates)})"
+    process = subprocess.run(
+        [*command, "--version"], capture_output=True, text=True, timeout=SLOW, check=False
+    )
+    lines = (process.stdout or process.stderr).splitlines()
+    return lines[0] if lines else f"{command[0]}, which tells no version"
+
+
+def installed_version(package: str) -> str:
+    """Return a package's version."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,175 @@
+"""``gpumem version`` tells what a bug report needs, whatever is broken or missing."""
+
+import json
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from pytest_gpumem.cli import main, version_info
+from pytest_gpumem.cli.version_info import (
+    describe_compiler,
+    describe_gpus,
+    describe_torch,
+    describe_virtual,
+    format_cudnn,
+    run_program,
+)
+from pytest_gpumem.devices.torch_build import TorchBuild
+from pytest_gpumem.devices.virtual.native import BuildProblem
+from pytest_gpumem.version import __version__
+
+FACTS = {"version": "2.15.0+cu132", "cuda": "13.2", "cudnn": 92600, "gpus": []}
+BROKEN = {"error": "OSError: libcudart.so.13: cannot open shared object file"}
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Facts as they are told, without the seconds that importing torch takes."""
+    answers = {
+        version_info.TORCH_PROGRAM: FACTS,
+        version_info.VIRTUAL_PROGRAM: {"cudnn": 92600},
+    }
+    monkeypatch.setattr(version_info, "run_program", answers.get)
+    monkeypatch.setattr(version_info, "build_problem", lambda: None)
+    return answers
+
+
+def test_it_tells_the_versions_of_this_machine(virtual_gpu, gpumem):
+    status, output, errors = gpumem("version")
+    assert (status, errors) == (0, "")
+    told = dict(line.split(maxsplit=1) for line in output.splitlines())
+    assert told["pytest-gpumem"] == __version__
+    assert told["Python"].startswith(platform.python_version())
+    assert told["torch"].startswith(f"{virtual_gpu.__version__}, CUDA {virtual_gpu.version.cuda}")
+    assert told["pytest"] == pytest.__version__
+    assert "virtual GPU    works; " in output
+
+
+def test_it_names_all_that_it_should(quick, gpumem):
+    names = [line[:15].strip() for line in gpumem("version")[1].splitlines()]
+    assert names[:8] == [
+        *("pytest-gpumem", "Python", "system", "torch", "GPU"),
+        *("NVIDIA driver", "virtual GPU", "C compiler"),
+    ]
+    assert {"pytest", "pluggy", "tabulate", "msgspec", "filelock"} <= set(names)
+
+
+def test_variables_that_change_figures_are_told(quick, gpumem, monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert "PYTORCH_CUDA_ALLOC_CONF  expandable_segments:True" in gpumem("version")[1]
+
+
+def test_a_row_that_fails_says_why_and_the_others_stay(quick, gpumem, monkeypatch):
+    def fail():
+        raise PermissionError("no")
+
+    monkeypatch.setattr(version_info, "describe_compiler", fail)
+    quick[version_info.TORCH_PROGRAM] = {}
+    status, output, _ = gpumem("version")
+    assert status == 0
+    assert "cannot be told: PermissionError: no" in output
+    assert "torch          cannot be told: KeyError: 'cuda'" in output
+    assert f"pytest         {pytest.__version__}" in output
+
+
+def test_torch_that_is_broken_or_missing(monkeypatch):
+    build = TorchBuild("2.15.0+cu132", "13.2")
+    monkeypatch.setattr(version_info, "installed_torch", lambda: build)
+    expected = f"2.15.0+cu132, which cannot be imported: {BROKEN['error']}"
+    assert describe_torch(BROKEN) == expected
+    assert describe_gpus(BROKEN) == "torch cannot be asked"
+    monkeypatch.setattr(version_info, "installed_torch", lambda: None)
+    assert describe_torch(BROKEN) == "not installed"
+
+
+def test_torch_without_cuda():
+    facts = FACTS | {"version": "2.15.0+cpu", "cuda": None, "cudnn": None}
+    assert describe_torch(facts) == "2.15.0+cpu, a build without CUDA, no cuDNN"
+
+
+def test_the_gpus_that_torch_sees():
+    assert describe_gpus(FACTS) == "torch sees none"
+    gpus = [["NVIDIA L4", 23 * 2**30, "8.9"], ["NVIDIA T4", 15 * 2**30, "7.5"]]
+    expected = "NVIDIA L4 (23.00 GiB, capability 8.9), NVIDIA T4 (15.00 GiB, capability 7.5)"
+    assert describe_gpus(FACTS | {"gpus": gpus}) == expected
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"cudnn": 92600}, "works; cuDNN 9.26.0 is asked for workspaces"),
+        (
+            {"cudnn": 90501},
+            "works; cuDNN 9.5.1 is too old to be asked for workspaces (from 9.8 on)",
+        ),
+        ({"cudnn": 0}, "works; no cuDNN is asked for workspaces"),
+        (BROKEN, f"built, but it does not run: {BROKEN['error']}"),
+    ],
+)
+def test_the_virtual_gpu(monkeypatch, facts, expected):
+    monkeypatch.setattr(version_info, "build_problem", lambda: None)
+    assert describe_virtual(facts) == expected
+
+
+def test_a_virtual_gpu_that_was_not_built_says_why(monkeypatch):
+    problem = BuildProblem("no C compiler was found", "install one", "")
+    monkeypatch.setattr(version_info, "build_problem", lambda: problem)
+    assert describe_virtual(BROKEN) == "not built: no C compiler was found; install one"
+
+
+@pytest.mark.parametrize(("number", "text"), [(92600, "9.26.0"), (90501, "9.5.1"), (8907, "8.9.7")])
+def test_cudnns_numbers(number, text):
+    assert format_cudnn(number) == text
+
+
+def test_the_compiler_of_cc_and_none(monkeypatch, tmp_path):
+    compiler = tmp_path / "mycc"
+    compiler.write_text("#!/bin/sh\necho my compiler 1.0\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", f"{compiler} -m64")
+    assert describe_compiler() == "my compiler 1.0"
+    monkeypatch.setenv("CC", str(tmp_path / "gone"))
+    assert describe_compiler() == f"none found (looked for {tmp_path / 'gone'})"
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert describe_compiler() == "none found (looked for cc, gcc, clang)"
+
+
+@pytest.mark.parametrize(
+    ("program", "facts"),
+    [
+        ("print('noise'); print('{\"a\": 1}')", {"a": 1}),
+        ("raise ImportError('libcudart')", {"error": "ImportError: libcudart"}),
+        ("import os; os._exit(3)", {"error": "exit status 3"}),
+    ],
+)
+def test_a_program_that_ends_badly_ends_alone(program, facts):
+    assert run_program(program) == facts
+
+
+def test_a_program_without_an_end_is_ended(monkeypatch):
+    def run(*_arguments, **_options):
+        raise subprocess.TimeoutExpired("python", 120)
+
+    monkeypatch.setattr(version_info.subprocess, "run", run)
+    assert run_program("") == {"error": "no answer in 120 s"}
+
+
+def test_it_runs_without_torch(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('broken')\n")
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
+        "from pytest_gpumem.cli import version_info; "
+        "import json; print(json.dumps('torch' in sys.modules))"
+    )
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout
+    assert json.loads(output) is False
+
+
+def test_the_version_alone(capsys):
+    with pytest.raises(SystemExit) as end:
+        main.main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"pytest-gpumem {__version__}\n"

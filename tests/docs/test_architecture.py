@@ -1,0 +1,52 @@
+"""The documents for contributors name files and rooms that there are."""
+
+import re
+
+import pytest
+from helpers.pages import read, table
+from helpers.paths import ROOT
+
+PAGE = "architecture.md"
+PACKAGE = ROOT / "pytest_gpumem"
+ROOMS = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+
+
+def test_the_table_of_rooms_is_complete():
+    assert {row[0] for row in table(PAGE)} == ROOMS
+
+
+def test_the_drawing_has_every_room():
+    drawing = read(PAGE).split("```")[1]
+    assert {room for room in ROOMS if f"  {room} " in drawing} == ROOMS
+
+
+def test_the_files_to_begin_with_are_there():
+    for room, _, files in table(PAGE):
+        for name in re.findall(r"\w[\w/]*\.py", files):
+            assert (PACKAGE / room / name).is_file(), (room, name)
+
+
+def test_the_base_modules_are_there():
+    for name, _ in table(PAGE, 1):
+        assert (PACKAGE / f"{name}.py").is_file()
+
+
+def test_the_way_of_a_test_names_modules():
+    way = read(PAGE).partition("## One test's way")[2].split("```")[1]
+    modules = re.findall(r"^ *(\w+/[\w/]+)(?: |$)", way, re.MULTILINE)
+    assert len(modules) > 10
+    missing = [name for name in modules if not (PACKAGE / f"{name}.py").is_file()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", PAGE])
+def test_the_paths_of_a_page_are_there(page):
+    named = re.findall(r"`((?:pytest_gpumem|tests|docs|benchmarks|release)/[\w./-]*)`", read(page))
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_commands_of_contributing_name_files_that_are_there():
+    commands = re.findall(r"^\$ (.*)$", read("CONTRIBUTING.md"), re.MULTILINE)
+    named = re.findall(r"(?:bash|pytest) ((?:tests|examples|\.ci)/[\w./]*)", "\n".join(commands))
+    assert len(named) >= 4
+    assert [path for path in named if not (ROOT / path).exists()] == []

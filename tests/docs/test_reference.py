@@ -1,0 +1,178 @@
+"""The reference is complete: its tables are compared with the code."""
+
+import argparse
+import re
+from dataclasses import MISSING, fields
+
+import pytest
+from helpers.pages import PAGES, blocks, flat, read, table
+
+import pytest_gpumem
+from pytest_gpumem.cli import main
+from pytest_gpumem.devices.cards import card_names
+from pytest_gpumem.judge.breakdown_diff import CACHED
+from pytest_gpumem.judge.verdict import Kind
+from pytest_gpumem.measurement import CATEGORIES
+from pytest_gpumem.plugin import hookspecs
+from pytest_gpumem.plugin.settings import OPTIONS
+from pytest_gpumem.spec import MemorySpec
+from pytest_gpumem.testrun.fixture import GpuMemory
+
+EVERYWHERE = ("README.md", "CONTRIBUTING.md", "examples/README.md", *PAGES)
+
+
+def public(owner):
+    return {name for name in vars(owner) if not name.startswith("_")}
+
+
+# The marker
+
+
+def test_the_table_of_the_marker_has_every_field():
+    declared = [field.name for field in fields(MemorySpec) if field.name != "variant"]
+    assert [row[0] for row in table("reference/marker.md")] == declared
+
+
+def test_the_table_of_the_marker_has_the_defaults():
+    rows = table("reference/marker.md")
+    shown = {name: text for name, text, *_ in rows if text != "0.1% or more"}
+    defaults = {
+        field.name: None if field.default is MISSING else field.default
+        for field in fields(MemorySpec)
+    }
+    assert shown == {
+        name: {None: "none"}.get(defaults[name], str(defaults[name])) for name in shown
+    }
+
+
+def test_what_does_not_fit_is_reported_as_the_page_shows(same_torch, suite):
+    source = """
+        @pytest.mark.gpu_memory(max_gib=2, batch_size=64)
+        def test_too_large():
+            model = torch.nn.Sequential(*(torch.nn.Linear(8000, 8000) for _ in range(8))).cuda()
+            model(torch.randn(64, 8000, device="cuda")).sum().backward()
+    """
+    session = suite.run(source=source)
+    assert session.ret == 1
+    (shown,) = blocks("reference/marker.md", "text")
+    assert flat(shown) in session.flat
+
+
+# The fixture, verdicts, categories, cards
+
+
+def test_the_tables_of_the_fixture_have_everything_public():
+    attributes, methods = table("reference/fixture.md"), table("reference/fixture.md", 1)
+    names = {name for row in attributes for name in re.findall(r"\w+", row[0])}
+    names |= {row[0].partition("(")[0] for row in methods}
+    assert names == public(GpuMemory)
+
+
+def test_the_table_of_verdicts_has_every_kind():
+    assert {row[0] for row in table("reference/verdicts.md")} == set(map(str, Kind))
+
+
+def test_the_table_of_categories_is_complete():
+    assert [row[0] for row in table("reference/breakdown.md")] == [*CATEGORIES, CACHED]
+
+
+def test_the_list_of_cards_is_complete():
+    page = read("reference/cards.md")
+    listed = re.search(r"SMs:\n\n(.*?)\.\n", page, re.DOTALL)[1]
+    names = flat(listed).split(", ")
+    assert names == list(card_names())
+    assert f"any of {len(names)} cards" in page
+
+
+# Options and commands
+
+
+def test_the_table_of_options_is_complete():
+    rows = [row[:3] for row in table("reference/options.md")]
+    assert rows == [[option.flag, option.ini, str(option.default)] for option in OPTIONS]
+
+
+def test_options_with_choices_name_them_all():
+    for row, option in zip(table("reference/options.md"), OPTIONS, strict=True):
+        assert [choice for choice in option.choices if f"`{choice}" not in row[3]] == []
+
+
+@pytest.mark.parametrize("page", EVERYWHERE)
+def test_every_option_that_a_page_names_exists(page):
+    flags = {option.flag for option in OPTIONS}
+    assert set(re.findall(r"--gpumem-[a-z-]+[a-z]", read(page))) <= flags
+    inis = {option.ini for option in OPTIONS}
+    assert set(re.findall(r"^(gpumem_\w+) =", read(page), re.MULTILINE)) <= inis
+
+
+def subcommands():
+    (action,) = (
+        action
+        for action in main._parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
+    return action.choices
+
+
+def test_the_table_of_commands_is_complete():
+    rows = table("reference/commands.md")
+    assert {row[0].removeprefix("gpumem ") for row in rows} == set(subcommands())
+
+
+@pytest.mark.parametrize("page", EVERYWHERE)
+def test_every_gpumem_command_that_a_page_shows_can_be_typed(page):
+    for line in re.findall(r"^\$ (?:\w+=\S+ )?gpumem ([^|>\n]+)", read(page), re.MULTILINE):
+        arguments = main._parser().parse_args(line.replace('"', "").split())
+        assert arguments.command in subcommands()
+
+
+# Hooks and the Python API
+
+
+def test_the_hooks_are_those_that_there_are():
+    (block,) = blocks("reference/hooks.md", "python")
+    shown = dict(re.findall(r"^def (\w+)\((.*)\):", block, re.MULTILINE))
+    specified = {
+        name: ", ".join(hook.__code__.co_varnames[: hook.__code__.co_argcount])
+        for name, hook in vars(hookspecs).items()
+        if name.startswith("pytest_gpumem_")
+    }
+    assert shown == specified
+
+
+def test_the_hooks_are_called(virtual_gpu, suite):
+    suite.write("conftest.py", blocks("reference/hooks.md", "python")[0])
+    source = """
+        @pytest.mark.gpu_memory
+        def test_it():
+            mib(1)
+    """
+    session = suite.run("-s", source=source)
+    assert session.ret == 0
+    assert re.search(r"test_it.py::test_it no baseline 1048576\b", session.out)
+
+
+def test_the_python_api_has_a_directive_for_every_public_name():
+    page = read("reference/api.md")
+    named = re.findall(r"^\.\. auto\w+:: pytest_gpumem\.(\w+)", page, re.MULTILINE)
+    assert sorted(named) == sorted(set(pytest_gpumem.__all__) - {"__version__"})
+
+
+def test_every_page_with_a_program_is_run_by_a_test():
+    programs = {page for page in PAGES if blocks(page, "python")}
+    assert programs == {
+        "how-to/distributed.md",
+        "how-to/existing-suites.md",
+        "how-to/find-leaks.md",
+        "how-to/from-lightning.md",
+        "how-to/from-max-memory-allocated.md",
+        "how-to/many-cards.md",
+        "how-to/measuring-parts.md",
+        "how-to/outside-pytest.md",
+        "how-to/reading-a-failure.md",
+        "how-to/will-it-fit.md",
+        "reference/api.md",
+        "reference/hooks.md",
+        "reference/json-report.md",
+        "tutorial/gate-in-ci.md",
+    }

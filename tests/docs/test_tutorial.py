@@ -1,0 +1,68 @@
+"""The tutorial is true: each of its steps is done here, and prints what the page shows."""
+
+import re
+
+import pytest
+from helpers.pages import blocks, changed, files, flat, read, shows
+
+yaml = pytest.importorskip("yaml")
+
+PAGE = "tutorial/gate-in-ci.md"
+TEST = files(PAGE)["test_training.py"]
+SETTINGS = files(PAGE, "toml")["pyproject.toml"]
+FIRST, WITHIN, REGRESSED, OUT_OF_MEMORY, HINT, REQUIREMENTS = blocks(PAGE, "text")
+GROWTH, NEW_BASELINE = blocks(PAGE, "diff")
+GROWTH = GROWTH.replace("-        loss", "-        loss", 1)
+
+
+@pytest.fixture
+def gate(same_torch, suite, monkeypatch):
+    """The project after the second step."""
+    pytest.importorskip("torchvision")
+    monkeypatch.setenv("COLUMNS", "80")
+    suite.write("test_training.py", TEST)
+    suite.write("pyproject.toml", SETTINGS)
+    return suite
+
+
+def test_the_steps_print_what_the_page_shows(gate):
+    first = gate.run()
+    assert first.ret == 0
+    assert shows(first.out, FIRST)
+
+    command = re.search(r"to record baselines: pytest (.*)", FIRST)[1]
+    assert f"$ pytest {command}\n" in read(PAGE)
+    assert gate.run(*command.split()).ret == 0
+    assert list(gate.baselines()) == ["virtual-T4/test_training.json"]
+    assert shows(gate.run("-v").out, WITHIN)
+    (recorded,) = gate.baselines().values()
+
+    gate.write("test_training.py", changed(TEST, GROWTH))
+    grown = gate.run()
+    assert grown.ret == 1
+    assert flat(REGRESSED) in grown.flat
+
+    assert gate.run("--gpumem-update-baselines").ret == 0
+    (updated,) = gate.baselines().values()
+    for text, mark in ((recorded, "-"), (updated, "+")):
+        lines = [line[1:] for line in NEW_BASELINE.splitlines() if line[0] in f" {mark}"]
+        assert "\n".join(lines) in text
+
+
+def test_what_does_not_fit_prints_what_the_page_shows(gate):
+    assert "Set `batch_size=256` in the marker" in read(PAGE)
+    gate.write("test_training.py", TEST.replace("batch_size=32", "batch_size=256"))
+    session = gate.run()
+    assert session.ret == 1
+    assert shows(session.out, OUT_OF_MEMORY + HINT)
+
+
+def test_the_job_lets_no_test_pass_without_a_baseline(gate):
+    (job,) = yaml.safe_load(blocks(PAGE, "yaml")[0])["jobs"].values()
+    commands = [step["run"] for step in job["steps"] if "run" in step]
+    assert commands[0] == "pip install -r requirements.txt"
+    assert REQUIREMENTS.startswith("# requirements.txt\ntorch==")
+    options = commands[1].removeprefix("pytest ").split()
+    assert gate.run(*options).ret == 1
+    assert gate.run("--gpumem-update-baselines").ret == 0
+    assert gate.run(*options).ret == 0
