@@ -336,7 +336,7 @@ def test_sites_name_the_users_line_and_the_module(torch):
         out.sum().backward()
         _, part = explained(run, "forward")
     site = next(it for it in part[0].breakdown.sites if it.category == "activations")
-    assert site.path.endswith("test_attributor.py")
+    assert site.path == "attribution/test_attributor.py"
     assert site.function == "test_sites_name_the_users_line_and_the_module"
     assert site.code == "out = model(data(torch, 8192))"
     assert site.module == "Sequential.*.0"

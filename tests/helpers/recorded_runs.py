@@ -1,14 +1,14 @@
 """Recorded runs on the virtual GPU, and models of a size that can be counted."""
 
 from contextlib import contextmanager
-from pathlib import Path
 
+from helpers.paths import TESTS
 from helpers.virtual_gpu import CARD_80GIB, opened
 from pytest_gpumem.spec import MemorySpec
 from pytest_gpumem.testrun.explain import explain
 from pytest_gpumem.testrun.run import Run
 
-ROOT = Path(__file__).parent
+ROOT = TESTS
 
 
 @contextmanager

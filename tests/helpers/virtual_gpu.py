@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import pytest
 
-from helpers.paths import ROOT
+from helpers.paths import ROOT, TESTS
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.device import VirtualDevice, obstacle, real_gpu_expected
@@ -95,8 +95,8 @@ def start_python(code, *args, **environment):
 
 
 def _process(code, args, environment):
-    root = str(ROOT)
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    places = [str(ROOT), str(TESTS)]
+    paths = [*places, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         "args": [sys.executable, "-c", textwrap.dedent(code), *args],
         "env": {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
