@@ -54,30 +54,35 @@ def listing(entries: Mapping[Key, BaselineEntry], width: int = 80) -> str:
 
 def details(entries: Mapping[Key, BaselineEntry], width: int = 80) -> str:
     """Return all figures of baselines, each with its breakdown."""
-    return "\n\n\n".join(
-        "\n\n".join(filter(None, _blocks(key, entries[key], width))) for key in sorted(entries)
-    )
-
-
-def _blocks(key: Key, entry: BaselineEntry, width: int) -> Iterator[str]:
-    part = f" ({key.part})" if key.part else ""
-    yield wrapped("", f"{key.nodeid}{part} on {key.device}", width)
-    yield "\n".join(_facts(entry, width))
-    several = len(entry.peaks) > 1
-    rows = [
-        [f"device {index}" if several else "", size(peak.allocated), size(peak.reserved)]
-        for index, peak in enumerate(entry.peaks)
-    ]
-    rows = [["", "peak allocated", "peak reserved"], *rows]
-    table = rows if several else [row[1:] for row in rows]
-    yield aligned_table(table, [*(["left"] if several else []), "right", "right"])
-    for index, breakdown in enumerate(entry.breakdowns):
-        where = f", device {index}" if several else ""
-        yield rows_table(f"at the peak{where}", category_rows(breakdown), width, None)
-        yield rows_table(f"allocated by{where}", site_rows(breakdown), width, None)
+    texts = []
+    for key in sorted(entries):
+        entry = entries[key]
+        several = len(entry.peaks) > 1
+        part = f" ({key.part})" if key.part else ""
+        rows = [
+            [f"device {index}" if several else "", size(peak.allocated), size(peak.reserved)]
+            for index, peak in enumerate(entry.peaks)
+        ]
+        rows = [["", "peak allocated", "peak reserved"], *rows]
+        blocks = [
+            wrapped("", f"{key.nodeid}{part} on {key.device}", width),
+            "\n".join(_facts(entry, width)),
+            aligned_table(rows, ["left", "right", "right"])
+            if several
+            else aligned_table([row[1:] for row in rows], ["right", "right"]),
+        ]
+        for index, breakdown in enumerate(entry.breakdowns):
+            where = f", device {index}" if several else ""
+            blocks += [
+                rows_table(f"at the peak{where}", category_rows(breakdown), width, None),
+                rows_table(f"allocated by{where}", site_rows(breakdown), width, None),
+            ]
+        texts.append("\n\n".join(filter(None, blocks)))
+    return "\n\n\n".join(texts)
 
 
 def _facts(entry: BaselineEntry, width: int) -> Iterator[str]:
+    """Yield lines about a baseline other than its peaks."""
     if entry.batch_size is not None:
         yield f"batch size {entry.batch_size}"
     if entry.slope is not None:

@@ -18,28 +18,33 @@ MOST_REASONS = 4
 
 def comparison_sentences(results: Sequence[Result]) -> dict[str, str]:
     """Return a sentence for each device, by its key: "9 of 10 compared, 1 missing"."""
-    keys = dict.fromkeys(it.device_key for it in results if it.measurement)
-    return {key: _sentence([it for it in results if it.device_key == key]) for key in keys}
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        if result.measurement:
+            groups.setdefault(result.device_key, []).append(result)
+    sentences = {}
+    for key, members in groups.items():
+        reasons = Counter(result.verdict.uncompared for result in members)
+        compared = reasons.pop("", 0)
+        devices = dict.fromkeys(result.verdict.held_to for result in members)
+        against = ", ".join(filter(None, devices))
+        shown = [f"{number} {reason}" for reason, number in reasons.most_common(MOST_REASONS)]
+        hidden = len(reasons) - len(shown)
+        shown += [f"and {hidden} more reasons"] if hidden else []
+        baselines = f" with those of {against}" if against else ""
+        lead = f"{compared} of {len(members)} compared{baselines}"
+        sentences[key] = ", ".join([lead, *shown])
+    return sentences
 
 
 def tells_more_than_table(results: Sequence[Result]) -> bool:
-    """Whether the sentences tell what the table of tests does not.
+    """Whether the sentences tell more than the table of tests.
 
     They do of several devices, of another device's baselines, and of baselines that exist and could
     not be compared with.
     """
-    several = len({it.device_key for it in results if it.measurement}) > 1
-    return several or any(
-        it.verdict.held_to or it.verdict.uncompared not in UNCOMPARED_IN_TABLE for it in results
+    devices = {result.device_key for result in results if result.measurement}
+    verdicts = [result.verdict for result in results]
+    return len(devices) > 1 or any(
+        verdict.held_to or verdict.uncompared not in UNCOMPARED_IN_TABLE for verdict in verdicts
     )
-
-
-def _sentence(results: Sequence[Result]) -> str:
-    reasons = Counter(it.verdict.uncompared for it in results)
-    compared = reasons.pop("", 0)
-    devices = dict.fromkeys(it.verdict.held_to for it in results if it.verdict.held_to)
-    against = f" with {', '.join(devices)}'s" if devices else ""
-    shown = [f"{number} {reason}" for reason, number in reasons.most_common(MOST_REASONS)]
-    hidden = len(reasons) - len(shown)
-    shown += [f"and {hidden} more reasons"] if hidden else []
-    return ", ".join([f"{compared} of {len(results)} compared{against}", *shown])

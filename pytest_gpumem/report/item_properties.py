@@ -20,8 +20,8 @@ _SIZES: Final = ("allocated", "reserved")
 def properties(results: Iterable[Result]) -> Iterator[tuple[str, str | int]]:
     """Yield names and values: "gpumem_peak_allocated", of a part "gpumem_peak_allocated[forward]".
 
-    Sizes are bytes, those of the fullest device. After out of memory "gpumem_needed_..." says what
-    the step needs, where that is known.
+    Sizes are bytes, those of the fullest device. After out of memory "gpumem_needed_..." is the
+    memory that the step needs, where that is known.
     """
     for index, result in enumerate(results):
         if index == 0:  # these are the test's, and so its parts'

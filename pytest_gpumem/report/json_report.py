@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import os
 
 _AGAIN = "write it anew with pytest --gpumem-json=PATH"
+_GROUPS = ("created", "changed", "unchanged", "removed")
+"""the entries of an update of baselines, by their fate"""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,11 @@ def dumps(report: Report, *, created: str, gpumem: str = __version__) -> str:
     Raises:
         ReportError: a figure is not a whole number of bytes, or a name is not a text.
     """
+    updates = None
+    if report.updates is not None:
+        fields = {name: getattr(report.updates, name) for name in (*_GROUPS, "errors")}
+        fields["files"] = tuple(map(str, report.updates.files))
+        updates = _checked(fields, json_schema.Updates, "the update of the baselines")
     head = {
         "format": FORMAT,
         "gpumem": gpumem,
@@ -62,7 +69,7 @@ def dumps(report: Report, *, created: str, gpumem: str = __version__) -> str:
         "device": report.device,
         "options": dict(report.options),
         "remarks": report.remarks,
-        "updates": None if report.updates is None else _updates(report.updates),
+        "updates": updates,
     }
     lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
     rows = [
@@ -142,37 +149,38 @@ def schema() -> dict[str, Any]:
 # -- writing --
 
 
-def _updates(summary: UpdateSummary) -> object:
-    groups = ("created", "changed", "unchanged", "removed", "errors")
-    fields = {name: getattr(summary, name) for name in groups}
-    fields["files"] = tuple(map(str, summary.files))
-    return _checked(fields, json_schema.Updates, "the update of the baselines")
-
-
-def _checked(value: object, kind: type, given: str) -> object:
+def _checked(record: object, kind: type, name: str) -> object:
     """Return a record as plain data, which :func:`loads` reads."""
     try:
-        return msgspec.to_builtins(msgspec.convert(value, kind, from_attributes=True))
+        return msgspec.to_builtins(msgspec.convert(record, kind, from_attributes=True))
     except (msgspec.ValidationError, UnicodeError) as error:
         remedy = "look at the hooks that change measurements"
-        raise ReportError(given, f"cannot be written: {error}", remedy) from None
+        raise ReportError(name, f"cannot be written: {error}", remedy) from None
 
 
 # -- reading --
 
 
 def _summary(updates: json_schema.Updates) -> UpdateSummary:
-    groups = ("created", "changed", "unchanged", "removed")
     entries = {
         name: tuple(
-            EntryUpdate(it.device_key, it.module, it.test, it.part, _entry(it.old), _entry(it.new))
-            for it in getattr(updates, name)
+            EntryUpdate(
+                entry.device_key,
+                entry.module,
+                entry.test,
+                entry.part,
+                _entry(entry.old),
+                _entry(entry.new),
+            )
+            for entry in getattr(updates, name)
         )
-        for name in groups
+        for name in _GROUPS
     }
     return UpdateSummary(
         **entries,
-        errors=tuple(BaselineError(it.given, it.problem, it.remedy) for it in updates.errors),
+        errors=tuple(
+            BaselineError(error.given, error.problem, error.remedy) for error in updates.errors
+        ),
         files=tuple(map(Path, updates.files)),
     )
 

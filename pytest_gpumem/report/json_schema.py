@@ -1,8 +1,8 @@
-"""The JSON report's form, field by field: as docs/reference/json-report.md and its schema say.
+"""The JSON report's form, field by field, as docs/reference/json-report.md has it.
 
 The fields of these classes have the names of the records that they are made from, and JSON names
 of their own where ``rename`` says so. Once 0.1.0 is out every change is a new ``FORMAT``, so that
-an older version says what is wrong; a field that is added then has a default, so that old reports
+an older version can name the problem; a field that is added then has a default, so that old reports
 can be read.
 """
 
@@ -38,7 +38,7 @@ class Peak(Strict, frozen=True):
 
 
 class Provenance(Strict, frozen=True):
-    """What a measurement was made with."""
+    """Versions and settings that a measurement was made with."""
 
     torch: str
     cuda: str
@@ -71,7 +71,7 @@ class OutOfMemory(Strict, frozen=True):
 
 
 class Site(Strict, frozen=True, rename={"nbytes": "bytes"}):
-    """A source line, and what it allocated of one category that was alive at the peak."""
+    """A source line, and its blocks of one category that were alive at the peak."""
 
     path: str
     line: Count
@@ -84,7 +84,7 @@ class Site(Strict, frozen=True, rename={"nbytes": "bytes"}):
 
 
 class Breakdown(Strict, frozen=True):
-    """What one device held at its peak."""
+    """One device's memory at its peak, by category and by source line."""
 
     categories: dict[Category, Bytes]
     cached: Bytes
@@ -108,7 +108,7 @@ class Slope(Strict, frozen=True):
 
 
 class Holder(Strict, frozen=True, rename={"nbytes": "bytes"}):
-    """Who refers to memory that stayed."""
+    """A variable, attribute or list that refers to memory that stayed."""
 
     text: str
     nbytes: Bytes
@@ -116,7 +116,7 @@ class Holder(Strict, frozen=True, rename={"nbytes": "bytes"}):
 
 
 class Stayed(Strict, frozen=True, rename={"nbytes": "bytes"}):
-    """What one device still held after the test, or what its steps heaped up."""
+    """Memory that one device still held after the test, or that its steps piled up."""
 
     device: Count
     nbytes: Signed
@@ -125,7 +125,7 @@ class Stayed(Strict, frozen=True, rename={"nbytes": "bytes"}):
 
 
 class DeviceUse(Strict, frozen=True):
-    """How full a device was while a step ran, by whomever: what nvidia-smi shows."""
+    """How full a device was while a step ran, all processes counted, as nvidia-smi shows it."""
 
     peak: Bytes
     besides: Signed
@@ -183,7 +183,7 @@ class Verdict(Strict, frozen=True):
 
 
 class Figures(Strict, frozen=True):
-    """What a baseline has, but for its breakdowns."""
+    """A baseline's figures, without its breakdowns."""
 
     peaks: tuple[Peak, ...]
     provenance: Provenance
@@ -194,7 +194,7 @@ class Figures(Strict, frozen=True):
 
 
 class Baseline(Figures, frozen=True):
-    """What a baseline has."""
+    """A baseline."""
 
     breakdowns: tuple[Breakdown, ...]
 
@@ -220,7 +220,7 @@ class Result(Strict, frozen=True, rename={"baseline": "baselined", "baseline_ent
 
 
 class EntryUpdate(Strict, frozen=True):
-    """What became of one entry of the baselines."""
+    """The update of one entry of the baselines."""
 
     device_key: str
     module: str
@@ -231,7 +231,7 @@ class EntryUpdate(Strict, frozen=True):
 
 
 class Problem(Strict, frozen=True):
-    """An error: what was given, what is wrong with it, what to do."""
+    """An error: the value or file, its problem, the remedy."""
 
     given: str
     problem: str
@@ -239,7 +239,7 @@ class Problem(Strict, frozen=True):
 
 
 class Updates(Strict, frozen=True):
-    """What became of the baselines."""
+    """The update of the baselines, by the fate of their entries."""
 
     created: tuple[EntryUpdate, ...]
     changed: tuple[EntryUpdate, ...]

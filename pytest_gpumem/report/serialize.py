@@ -27,31 +27,27 @@ def to_text(results: Sequence[Result]) -> str:
         return json.dumps(msgspec.to_builtins(results))
 
 
-def from_text(text: object) -> list[Result]:
+def from_text(content: object) -> list[Result]:
     """Return the results that :func:`to_text` wrote.
 
     Raises:
-        GpuMemError: ``text`` is not of :func:`to_text`, or of another version's.
+        GpuMemError: ``content`` is not of :func:`to_text`, or of another version's.
     """
     try:
-        return _read(text)
+        if not isinstance(content, str):
+            raise TypeError(f"they are no text but of type {type(content).__name__}")  # noqa: TRY301
+        try:
+            return _decoder().decode(content)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:  # msgspec knows no half of a surrogate pair
+            return msgspec.convert(json.loads(content), list[Result])
     except (msgspec.DecodeError, ValueError, TypeError) as error:
         raise GpuMemError(
             "results of tests",
             f"cannot be understood: {error}",
             "run the same version of pytest-gpumem in every process of the session",
         ) from error
-
-
-def _read(text: object) -> list[Result]:
-    if not isinstance(text, str):
-        raise TypeError(f"they are no text but of type {type(text).__name__}")
-    try:
-        return _decoder().decode(text)
-    except msgspec.ValidationError:
-        raise
-    except msgspec.DecodeError:  # msgspec knows no half of a surrogate pair
-        return msgspec.convert(json.loads(text), list[Result])
 
 
 @cache

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.report.page.timeline_svg import Drawing
 
 MOST_ROWS = 200
-"""rows of the table that are in the page as it stands; a script shows the others"""
+"""rows of the table that are in the page as it stands; a script shows the rest"""
 MOST_SECTIONS = 25
 """sections that are in the page as it stands: of failures, or of all tests where these are few"""
 MOST_DRAWN = 100
@@ -90,7 +90,7 @@ class Entry(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """A character beside the verdict, for readers who see no colours."""
+        """A character beside the verdict, for readers without colours."""
         if self.result.verdict.failed:
             return "✕"
         marks = {Kind.WITHIN: "✓", Kind.IMPROVED: "↓"}
@@ -152,9 +152,12 @@ def page(report: Report, *, when: str = "") -> str:
     entries = _entries(report.results)
     parts: Any = _environment().get_template("parts.html.j2").module
     rows = [str(parts.row(entry)) for entry in entries]
-    shown = [it for it in entries if it.failed or len(entries) <= MOST_SECTIONS][:MOST_SECTIONS]
+    few = len(entries) <= MOST_SECTIONS
+    shown = [entry for entry in entries if entry.failed or few][:MOST_SECTIONS]
     sections = {entry.anchor: str(parts.section(entry)) for entry in shown}
-    packs, places = _packed_sections(parts, [it for it in entries if it.anchor not in sections])
+    packs, places = _packed_sections(
+        parts, [entry for entry in entries if entry.anchor not in sections]
+    )
     index = [
         {
             "id": entry.anchor,

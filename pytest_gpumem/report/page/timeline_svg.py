@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import re
 import xml.etree.ElementTree as ET
-from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -114,6 +113,7 @@ def css_name(name: str) -> str:
 
 def _plot(axes: Axes, timeline: Timeline) -> None:
     from matplotlib.patches import Polygon
+    from matplotlib.ticker import MaxNLocator
 
     heights_of: list[tuple[Category, list[int]]] = []
     """every category with the heights of the stack up to and with it"""
@@ -137,7 +137,7 @@ def _plot(axes: Axes, timeline: Timeline) -> None:
     axes.set_ylim(0, HEADROOM * highest / unit)
     axes.tick_params(length=0, labelsize=FONT_SIZE, pad=4)
     axes.set_xticks([])
-    axes.yaxis.set_major_locator(_ticks())
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
     axes.set_yticks([y for y in axes.get_yticks() if y <= 1.02 * highest / unit])
     axes.grid(visible=True, axis="y", gid="grid")
     axes.patch.set_visible(False)
@@ -163,7 +163,7 @@ def _draw_phases(axes: Axes, timeline: Timeline) -> None:
     """Mark the phases: a band each, with its name above it.
 
     The name of a narrow one, as the optimizer's often is, reaches into the band before it where
-    there is room; else a letter has to do.
+    it has room; else a letter has to do.
     """
     width = 72 * WIDTH * (RIGHT - LEFT) / len(timeline.reserved)
     transform: Any = axes.get_xaxis_transform()
@@ -196,13 +196,6 @@ def _draw_peak(axes: Axes, index: int, allocated: Sequence[int], unit: int, high
 def _draw_label(axes: Axes, x: float, y: float, label: str, **style: Any) -> None:  # noqa: ANN401
     """Write a label at a place that is a share of the plot."""
     axes.text(x, y, label, transform=axes.transAxes, fontsize=FONT_SIZE, **style)
-
-
-@cache
-def _ticks() -> Any:  # noqa: ANN401 - a locator
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10])
 
 
 def _cleaned(root: ET.Element, name: str) -> str:

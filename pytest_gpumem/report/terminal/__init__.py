@@ -1,1 +1,1 @@
-"""What pytest shows in the terminal."""
+"""Text that pytest shows in the terminal."""

@@ -9,9 +9,9 @@ from pytest_gpumem.report.text import encodable, printable, signed_size, wrapped
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from pytest_gpumem.baselines.store import EntryUpdate, UpdateSummary
+    from pytest_gpumem.baselines.store import UpdateSummary
     from pytest_gpumem.measurement import BaselineEntry
 
 MOST_UPDATES = 20
@@ -34,20 +34,16 @@ def update_summary(
         parts.append("1 error" if number == 1 else f"{number} errors")
     lines = [f"gpumem: baselines: {', '.join(parts) or 'nothing to write'}"]
     lines += [wrapped("error    ", str(error), width) for error in summary.errors]
-    for name in () if brief else ("changed", "created", "removed"):
-        lines += _entry_lines(name, groups[name])
+    for group in () if brief else ("changed", "created", "removed"):
+        entries = groups[group]
+        for entry in entries[:MOST_UPDATES]:
+            test = f"{entry.module}::{entry.test}" + (f" ({entry.part})" if entry.part else "")
+            lines.append(f"{group:<8} {printable(test)} on {entry.device_key}")
+            if entry.new is not None:
+                lines += (f"             {line}" for line in _figure_lines(entry.old, entry.new))
+        if len(entries) > MOST_UPDATES:
+            lines.append(f"{group:<8} and {len(entries) - MOST_UPDATES} more")
     return encodable("\n".join(lines), ascii_only=ascii_only)
-
-
-def _entry_lines(group: str, entries: Sequence[EntryUpdate]) -> Iterator[str]:
-    """Yield a line for each entry of a group, and its figures below it."""
-    for entry in entries[:MOST_UPDATES]:
-        test = f"{entry.module}::{entry.test}" + (f" ({entry.part})" if entry.part else "")
-        yield f"{group:<8} {printable(test)} on {entry.device_key}"
-        if entry.new is not None:
-            yield from (f"             {line}" for line in _figure_lines(entry.old, entry.new))
-    if len(entries) > MOST_UPDATES:
-        yield f"{group:<8} and {len(entries) - MOST_UPDATES} more"
 
 
 def _figure_lines(old: BaselineEntry | None, new: BaselineEntry) -> Iterator[str]:
