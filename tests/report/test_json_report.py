@@ -38,7 +38,7 @@ from pytest_gpumem.report import json_schema
 from pytest_gpumem.report.json_report import dumps, loads, read_report, schema
 from pytest_gpumem.report.model import Report
 
-DOCS = ROOT / "docs"
+DOCS = ROOT / "docs" / "reference"
 WHEN = "2026-11-21T15:06:07Z"
 
 
