@@ -1,4 +1,4 @@
-"""Committed baselines: where they lie, what is in them, how they are replaced.
+"""Committed baselines: their folder, their file format, how files are replaced.
 
 It may import judge and base modules.
 """

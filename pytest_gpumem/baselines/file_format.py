@@ -1,4 +1,4 @@
-"""What is in a baseline file: JSON, decoded strictly, encoded so that a diff shows what moved.
+"""The content of a baseline file: JSON, decoded strictly, encoded for readable diffs.
 
 ::
 
@@ -25,8 +25,8 @@
      }
     }
 
-A test of which only parts were measured has "parts" alone; "batch_size", "slope" (of
-"batch_sizes"), and "rank" and "world_size" together, are there where the marker declares them.
+A test with measured parts only has "parts" alone; "batch_size", "slope" (of "batch_sizes"), and
+"rank" and "world_size" together, are in an entry if the marker declares them.
 """
 
 from __future__ import annotations
@@ -92,6 +92,8 @@ class _Provenance(_Strict):
 
 
 class _Site(_Strict):
+    """The fields of measurement.Site in their order, "bytes" for ``nbytes``."""
+
     path: str
     line: _Bytes
     function: str
@@ -142,58 +144,54 @@ class BaselineFile:
     tests: dict[str, dict[str, BaselineEntry]] = field(default_factory=dict)
     """entries by test ("TestX::test_y[a-1]") and part ("" is the whole test)"""
     labels: dict[Provenance, str] = field(default_factory=dict)
-    """the names that the file has for what its entries were made with"""
+    """the file's names for provenances"""
 
 
 def decode(
     path: Path, content: bytes, device_key: str | None = None, module: str | None = None
 ) -> BaselineFile:
-    """Read a baseline file's content, which must be that of this device and module if given.
+    """Read a baseline file's content, which must be that of this device and module, if named.
 
     Raises:
         BaselineError: it is not, or it is not a baseline file that this version can read.
     """
     given = str(path)
-    document = _json(given, content)
-    _check_format(given, document)
-    file = _convert(given, document, _File, "$")
-    for what, found, wanted in (
+    file = _convert(given, _read_document(given, content), _File, "$")
+    for kind, value, expected in (
         ("device", file.device.key, device_key),
         ("module", file.module, module),
     ):
-        if wanted is not None and found != wanted:
+        if expected is not None and value != expected:
             raise BaselineError(
                 given,
-                f"is of {what} {json.dumps(found)}, and lies where {json.dumps(wanted)} belongs",
+                f"is of {kind} {json.dumps(value)}, and lies where {json.dumps(expected)} belongs",
                 "move it back where it came from, or delete it",
             )
-    records = {
+    provenances = {
         label: Provenance(**msgspec.structs.asdict(_convert(given, value, _Provenance, place)))
         for label, value, place in _places("$.provenance", file.provenance)
     }
     tests = {
-        name: _read_test(given, value, place, records)
+        name: _read_test(given, value, place, provenances)
         for name, value, place in _places("$.tests", file.tests)
     }
-    return BaselineFile(
-        file.device, file.module, tests, {it: label for label, it in records.items()}
-    )
+    labels = {provenance: label for label, provenance in provenances.items()}
+    return BaselineFile(file.device, file.module, tests, labels)
 
 
-def _json(given: str, content: bytes) -> Any:  # noqa: ANN401 - JSON
+def _read_document(given: str, content: bytes) -> object:
+    """Return the JSON of a file of this format, or of an older one."""
     try:
-        return parse_json(content, "a baseline")
+        document = parse_json(content, "a baseline")
     except JsonProblem as problem:
         remedy = RESTORE
         if problem.conflict:
-            take = "take one side (git checkout --ours or --theirs)"
-            remedy = f"{take} and run --gpumem-update-baselines"
+            side = "take one side (git checkout --ours or --theirs)"
+            remedy = f"{side} and run --gpumem-update-baselines"
         elif problem.encoding:
             remedy = f"save it as UTF-8, or {RESTORE}"
         raise BaselineError(given, str(problem), remedy) from None
-
-
-def _check_format(given: str, document: object) -> None:
+    # The format's number comes first: a newer format may differ in any other field.
     number = document.get("format") if isinstance(document, dict) else None
     if type(number) is not int or number < 1:
         raise BaselineError(given, 'is not a baseline: it has no "format" number', RESTORE)
@@ -203,6 +201,7 @@ def _check_format(given: str, document: object) -> None:
             f"was written by a newer pytest-gpumem (format {number}; this one reads {FORMAT})",
             "upgrade pytest-gpumem",
         )
+    return document
 
 
 _T = TypeVar("_T")
@@ -223,53 +222,54 @@ def _places(place: str, values: Mapping[str, _T]) -> Iterable[tuple[str, _T, str
 
 
 def _read_test(
-    given: str, value: object, place: str, records: Mapping[str, Provenance]
+    given: str, value: object, place: str, provenances: Mapping[str, Provenance]
 ) -> dict[str, BaselineEntry]:
+    """Return a test's entries by part."""
     own = _convert(given, value, dict[str, Any], place)
     parts = _convert(given, own.pop("parts", {}), dict[str, Any], f"{place}.parts")
     if WHOLE_TEST in parts:
         raise BaselineError(given, f"a part without a name at {place}.parts", RESTORE)
-    found = {}
+    entries = {}
     if own or not parts:
-        found[WHOLE_TEST] = _read_entry(given, own, place, records)
-    for name, it, part_place in _places(f"{place}.parts", parts):
-        found[name] = _read_entry(given, it, part_place, records)
-    return found
+        entries[WHOLE_TEST] = _read_entry(given, own, place, provenances)
+    for name, fields, part_place in _places(f"{place}.parts", parts):
+        entries[name] = _read_entry(given, fields, part_place, provenances)
+    return entries
 
 
 def _read_entry(
-    given: str, value: object, place: str, records: Mapping[str, Provenance]
+    given: str, value: object, place: str, provenances: Mapping[str, Provenance]
 ) -> BaselineEntry:
     entry = _convert(given, value, _Entry, place)
     if len(entry.peak_allocated) != len(entry.peak_reserved):
         problem = "peak_allocated and peak_reserved are not of the same devices"
         raise BaselineError(given, f"{problem} at {place}", RESTORE)
-    if entry.provenance not in records:
+    if entry.provenance not in provenances:
         problem = f"provenance {json.dumps(entry.provenance)} is not in the file"
         raise BaselineError(given, f"{problem} at {place}", RESTORE)
     if entry.breakdown and len(entry.breakdown) != len(entry.peak_allocated):
         raise BaselineError(given, f"breakdown is not of as many devices at {place}", RESTORE)
     peaks = map(Peak, entry.peak_allocated, entry.peak_reserved)
-    breakdowns = tuple(map(_breakdown, entry.breakdown))
+    breakdowns = tuple(
+        Breakdown(
+            fields.categories,
+            fields.cached,
+            tuple(Site(*msgspec.structs.astuple(site)) for site in fields.sites),
+        )
+        for fields in entry.breakdown
+    )
     declared = (entry.batch_size, entry.world_size, entry.rank)
-    line = entry.slope
-    slope = Slope(tuple(line.sizes), line.fixed, line.per_sample) if line else None
-    return BaselineEntry(tuple(peaks), records[entry.provenance], *declared, breakdowns, slope)
-
-
-def _breakdown(read: _Breakdown) -> Breakdown:
-    sites = [
-        Site(it.path, it.line, it.function, it.code, it.module, it.category, it.bytes, it.blocks)
-        for it in read.sites
-    ]
-    return Breakdown(read.categories, read.cached, tuple(sites))
+    slope = None
+    if entry.slope is not None:
+        slope = Slope(tuple(entry.slope.sizes), entry.slope.fixed, entry.slope.per_sample)
+    return BaselineEntry(tuple(peaks), provenances[entry.provenance], *declared, breakdowns, slope)
 
 
 def check(given: str, device: DeviceInfo, parts: Mapping[str, BaselineEntry]) -> None:
-    """Refuse what could be written but not be read again (a hook may have changed a measurement).
+    """Refuse entries that could be written but not be read again, made by a hook for instance.
 
     Raises:
-        BaselineError: a figure is no whole number of bytes, or a text is none.
+        BaselineError: a figure is not a whole number of bytes, or a name is not text.
     """
     for name in (given, *parts):
         if not name.isascii() and json.loads(json.dumps(name)) != name:
@@ -309,19 +309,25 @@ def _render(value: object, indent: str = "") -> str:
     if type(value) is int:
         return str(value)
     inner = f"{indent} "
-    if isinstance(value, list) and any(isinstance(it, dict) for it in value):
-        lines = [f"{inner}{_render(it, inner) if _nested(it) else _one_line(it)}" for it in value]
+    if isinstance(value, list) and any(isinstance(element, dict) for element in value):
+        lines = [
+            f"{inner}{_render(element, inner) if _nested(element) else _one_line(element)}"
+            for element in value
+        ]
         return "[\n" + ",\n".join(lines) + f"\n{indent}]"
     if not isinstance(value, dict) or not value:
         return json.dumps(value)
     lines = [
-        f"{inner}{json.dumps(name)}: {_render(it, inner)}" for name, it in sorted(value.items())
+        f"{inner}{json.dumps(name)}: {_render(field, inner)}"
+        for name, field in sorted(value.items())
     ]
     return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
 
 
 def _nested(value: object) -> bool:
-    return isinstance(value, dict) and any(isinstance(it, (dict, list)) for it in value.values())
+    return isinstance(value, dict) and any(
+        isinstance(field, (dict, list)) for field in value.values()
+    )
 
 
 def _device_fields(device: DeviceInfo | _Device) -> dict[str, Any]:
@@ -347,25 +353,29 @@ def _entry_fields(entry: BaselineEntry, labels: Mapping[Provenance, str]) -> dic
     if entry.slope is not None:
         fields["slope"] = {**vars(entry.slope), "sizes": list(entry.slope.sizes)}
     if entry.breakdowns:
-        fields["breakdown"] = [_breakdown_fields(it) for it in entry.breakdowns]
+        fields["breakdown"] = [_breakdown_fields(breakdown) for breakdown in entry.breakdowns]
     return fields
 
 
 def _breakdown_fields(breakdown: Breakdown) -> dict[str, Any]:
-    sites = [{**vars(site), "bytes": site.nbytes} for site in breakdown.sites]
-    for site in sites:
-        del site["nbytes"]
     fields = {"categories": dict(breakdown.categories), "cached": breakdown.cached}
-    return {**fields, "sites": sites} if sites else fields
+    if breakdown.sites:
+        names = _Site.__struct_fields__
+        fields["sites"] = [
+            dict(zip(names, vars(site).values(), strict=True)) for site in breakdown.sites
+        ]
+    return fields
 
 
 def _choose_labels(file: BaselineFile) -> dict[Provenance, str]:
     """A name for each provenance in use: its own, or "torch-2.15.0+cu132", or that and a hash."""
     used = {entry.provenance for parts in file.tests.values() for entry in parts.values()}
-    labels = {it: label for it, label in file.labels.items() if it in used}
+    labels = {provenance: label for provenance, label in file.labels.items() if provenance in used}
     for provenance in sorted(used - labels.keys(), key=astuple):
         taken = set(labels.values())
-        labels[provenance] = next(it for it in _possible_labels(provenance) if it not in taken)
+        labels[provenance] = next(
+            label for label in _possible_labels(provenance) if label not in taken
+        )
     return labels
 
 

@@ -24,28 +24,28 @@ ENDING: Final = ".json"
 
 @dataclass
 class Figures:
-    """Entries by what they are of, and what could not be read."""
+    """Entries by their keys, and the files that could not be read."""
 
     entries: dict[Key, BaselineEntry] = field(default_factory=dict)
     errors: list[BaselineError] = field(default_factory=list)
-    """one a file; the others' entries are there"""
+    """one a file; the entries of all other files are in ``entries``"""
     unread: set[Path] = field(default_factory=set)
     """their paths, from the folder"""
     files: int = 0
-    """how many files there were, whether or not they could be read"""
+    """number of files, readable or not"""
 
 
 def read_folder(directory: Path) -> Figures:
-    """Read every baseline in a folder; one that is not there has none."""
+    """Read every baseline in a folder; a missing folder has none."""
     return read_contents(((path, read_file) for path in baseline_files(directory)), directory)
 
 
 def baseline_files(directory: Path) -> list[Path]:
     """Return the files in a folder that have, or should have, baselines: sorted."""
-    found = []
+    paths = []
     for folder, _, names in os.walk(directory):
-        found += [Path(folder, name) for name in names if name.endswith(ENDING)]
-    return sorted(found)
+        paths += [Path(folder, name) for name in names if name.endswith(ENDING)]
+    return sorted(paths)
 
 
 def read_contents(
@@ -73,38 +73,38 @@ def read_contents(
 def _entries(path: Path, content: bytes, directory: Path) -> Iterator[tuple[Key, BaselineEntry]]:
     file = decode(path, content)
     key = file.device.key
-    wanted = baseline_path(directory, key, file.module)
-    if wanted != path:
+    right_path = baseline_path(directory, key, file.module)
+    if right_path != path:
         problem = f"is of {file.module} on {key}, and lies where no test looks for it"
-        raise BaselineError(str(path), problem, f"move it to {wanted}, or delete it")
+        raise BaselineError(str(path), problem, f"move it to {right_path}, or delete it")
     for test, parts in file.tests.items():
         for part, entry in parts.items():
             yield Key(key, file.module, test, part), entry
 
 
-class _Device(msgspec.Struct):
+class _DeviceName(msgspec.Struct):
     key: str
 
 
 class _Names(msgspec.Struct):
     """A baseline file without its figures."""
 
-    device: _Device
+    device: _DeviceName
     module: str
     tests: dict[str, msgspec.Raw]
 
 
 def read_names(directory: Path) -> list[Key]:
-    """Return which tests have a baseline in a folder, quickly.
+    """Return the keys of all tests with a baseline in a folder, without decoding figures: quickly.
 
-    A file that cannot be read has none here: whoever needs its figures says what is wrong with it.
+    A file that cannot be read has none here; reading its figures raises the error.
     """
-    found = []
+    keys = []
     for path in baseline_files(directory):
         try:
             names = msgspec.json.decode(read_file(path) or b"", type=_Names)
         except (BaselineError, msgspec.DecodeError, UnicodeError):
             continue
         if baseline_path(directory, names.device.key, names.module) == path:
-            found += [Key(names.device.key, names.module, test) for test in names.tests]
-    return found
+            keys += [Key(names.device.key, names.module, test) for test in names.tests]
+    return keys

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class Key(NamedTuple):
-    """What a figure is of: a test, or a part of it, on a device."""
+    """The key of a figure: a test, or a part of it, on a device."""
 
     device: str
     """the device's key: "virtual-T4" """
     module: str
     """the file part of the nodeid"""
     test: str
-    """the rest of it"""
+    """the nodeid after the file"""
     part: str = ""
     """"" is the whole test"""
 

@@ -1,6 +1,6 @@
-"""Where a baseline file lies, and how it is read and replaced: whole, or not at all.
+"""The path of a baseline file, and how it is read and replaced: whole, or not at all.
 
-Nothing here knows what is in the file; that is :mod:`pytest_gpumem.baselines.file_format`.
+The content of the file belongs to :mod:`pytest_gpumem.baselines.file_format`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LONGEST_NAME = 180
-"""characters of a name before it is cut; with what is added it stays below the usual 255"""
+"""characters of a name before it is cut; with its hash and ending it stays below the usual 255"""
 LONGEST_PATH = 1000
 """characters of a module's path before it becomes one name; well below Linux's PATH_MAX of 4096"""
 
@@ -27,16 +27,20 @@ def baseline_path(directory: Path, device_key: str, module: str) -> Path:
     """The file that keeps the baselines of one module's tests on one device.
 
     It lies inside ``directory``, and no two pairs of device and module share it, whatever their
-    characters: what isn't a letter, a digit or one of ``_.-`` of ASCII is percent-encoded, and so
-    is what would be hidden or would lead upwards (".." is "%2E%2E"). "~" marks what no encoded name
-    has: a name that was cut, and then carries a hash, or a module that does not end in ".py".
+    characters: letters, digits and ``_.-`` of ASCII stay, any other character is percent-encoded,
+    and so is a name that would be hidden or would lead upwards (".." is "%2E%2E"). "~", which no
+    encoded name has, marks a name that was cut and carries a hash, and a module that does not end
+    in ".py".
     """
     ending = ".json" if module.endswith(".py") else "~.json"
     *folders, name = [_safe_name(part) for part in module.removesuffix(".py").split("/")]
     if sum(map(len, folders)) + len(folders) + len(name) > LONGEST_PATH:
         folders, name = [], _cut(name, LONGEST_NAME // 2, module)
     # The folder of "a.json/b.py" must not take the name of the file of "a.py".
-    folders = [f"{x[:-5]}%2E{x[-4:]}" if x.lower().endswith(".json") else x for x in folders]
+    folders = [
+        f"{folder[:-5]}%2E{folder[-4:]}" if folder.lower().endswith(".json") else folder
+        for folder in folders
+    ]
     return directory.joinpath(_safe_name(device_key), *folders, name + ending)
 
 
@@ -62,10 +66,10 @@ def _cut(encoded: str, length: int, whole: str) -> str:
 
 
 def read_file(path: Path) -> bytes | None:
-    """The content of a file, None where there is none.
+    """The content of a file, None of a missing one.
 
     Raises:
-        BaselineError: something is there, and it is no file or cannot be read.
+        BaselineError: it is not a regular file, or cannot be read.
     """
     remedy = "move it away, or make it a file that you can read"
     try:
@@ -81,8 +85,9 @@ def read_file(path: Path) -> bytes | None:
 def replace_file(path: Path, content: bytes) -> None:
     """Make ``content`` the content of ``path``, at once.
 
-    Whoever looks, or kills this process, finds the old content or the new one, whole. Links are
-    followed and stay what they are; the file keeps its mode, and a new one gets the umask's.
+    A reader, at any moment and after a kill of this process, gets the old content or the new one,
+    whole. Links are followed and stay links; the file keeps its mode, and a new one gets the
+    umask's.
 
     Raises:
         BaselineError: it could not be written; the old content is as it was, and nothing is left.

@@ -1,8 +1,8 @@
-"""Baselines: the committed record of what each test's step took, one file a device and test module.
+"""Baselines: the committed record of each test's memory, one file a device and test module.
 
 ``<directory>/<device key>/<test module>.json``, for instance
 ``baselines/virtual-T4/examples/test_memory.json``. :mod:`~pytest_gpumem.baselines.file_format`
-says what is in a file, :mod:`~pytest_gpumem.baselines.paths` where it lies and how it is replaced.
+has the content of a file, :mod:`~pytest_gpumem.baselines.paths` its path and how it is replaced.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ if TYPE_CHECKING:
 __all__ = ["WHOLE_TEST", "BaselineStore", "EntryUpdate", "NewBaseline", "UpdateSummary"]
 
 LOCK_NAME = ".gpumem.lock"
-"""the file in the baseline folder that writers lock; it stays there, empty"""
+"""the file in the baseline folder that writers lock; it stays, empty"""
 
 
 @dataclass(frozen=True)
 class NewBaseline:
-    """What one test that ran and passed is to have as its baseline on one device."""
+    """The new baseline of one test that ran and passed, on one device."""
 
     device: DeviceInfo
     module: str
     """the file part of the test's nodeid: "examples/test_memory.py" """
     test: str
-    """the rest of the nodeid: "TestX::test_y[a-1]" """
+    """the nodeid after the file: "TestX::test_y[a-1]" """
     parts: Mapping[str, BaselineEntry]
     """entries by the name of the part; "" is the whole test"""
 
 
 @dataclass(frozen=True)
 class EntryUpdate:
-    """What became of one entry."""
+    """The update of one entry of a file."""
 
     device_key: str
     module: str
@@ -60,14 +60,14 @@ class EntryUpdate:
     part: str
     """"" is the whole test"""
     old: BaselineEntry | None
-    """what the file had; None where it had nothing"""
+    """the file's entry; None of a new one"""
     new: BaselineEntry | None
-    """what was measured; None for a part that the test no longer has"""
+    """the measured entry; None of a part that the test no longer has"""
 
 
 @dataclass(frozen=True)
 class UpdateSummary:
-    """What an update did, each group in the order of its files, tests and parts."""
+    """All updates of a session, each group in the order of its files, tests and parts."""
 
     created: tuple[EntryUpdate, ...] = ()
     changed: tuple[EntryUpdate, ...] = ()
@@ -75,7 +75,7 @@ class UpdateSummary:
     removed: tuple[EntryUpdate, ...] = ()
     """parts that their test no longer has"""
     errors: tuple[BaselineError, ...] = ()
-    """why files could not be written; what they hold is as it was"""
+    """why files could not be written; their content is as it was"""
     files: tuple[Path, ...] = ()
     """the files that were written"""
 
@@ -84,9 +84,9 @@ class BaselineStore:
     """The baselines under one folder. Files are read when first asked for, and then remembered.
 
     Args:
-        directory: the folder; it is made when there is something to write.
-        lock_timeout: seconds to wait for another process that writes there.
-        follow_provenance: an entry is written also where it only was made with something else.
+        directory: the folder; the first write makes it.
+        lock_timeout: seconds to wait for another process that writes into it.
+        follow_provenance: an entry is written also where only its provenance changed.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class BaselineStore:
         self.directory = directory
         self._follow_provenance = follow_provenance
         self._lock_timeout = lock_timeout
-        self._known: dict[tuple[str, str], BaselineFile | BaselineError | None] = {}
+        self._files: dict[tuple[str, str], BaselineFile | BaselineError | None] = {}
         self._decoded: dict[tuple[str, str], tuple[bytes, BaselineFile]] = {}
 
     def path(self, device_key: str, module: str) -> Path:
@@ -105,21 +105,21 @@ class BaselineStore:
     def get(
         self, device_key: str, module: str, test: str, part: str = WHOLE_TEST
     ) -> BaselineEntry | None:
-        """The baseline of a test or of a part of it on a device; None where there is none.
+        """The baseline of a test or of a part of it on a device; None without one.
 
         Raises:
-            BaselineError: the file is there and cannot be understood.
+            BaselineError: the file cannot be understood.
         """
         key = device_key, module
-        if key not in self._known:
+        if key not in self._files:
             try:
-                self._known[key] = self._read(device_key, module)
+                self._files[key] = self._read(device_key, module)
             except BaselineError as error:
-                self._known[key] = error
-        known = self._known[key]
-        if isinstance(known, BaselineError):  # a new one, as raising adds to its traceback
-            raise BaselineError(known.given, known.problem, known.remedy)
-        return known.tests.get(test, {}).get(part) if known else None
+                self._files[key] = error
+        file = self._files[key]
+        if isinstance(file, BaselineError):  # a new one, as raising adds to its traceback
+            raise BaselineError(file.given, file.problem, file.remedy)
+        return file.tests.get(test, {}).get(part) if file else None
 
     def other_devices(
         self, device_key: str, module: str, test: str, part: str = WHOLE_TEST
@@ -128,50 +128,48 @@ class BaselineStore:
 
         A file that cannot be read does not count, and raises nothing.
         """
-        others = (key for key in device_keys(self.directory) if key != device_key)
-        return tuple(key for key in others if self._has(key, module, test, part))
+        keys = (key for key in device_keys(self.directory) if key != device_key)
+        return tuple(key for key in keys if self._has(key, module, test, part))
 
-    def update(self, changes: Iterable[NewBaseline]) -> UpdateSummary:
-        """Write what changed, and say what became of each entry. For the one process that writes.
+    def update(self, baselines: Iterable[NewBaseline]) -> UpdateSummary:
+        """Write the entries that changed; return the update of each. One process may call it.
 
-        Tests that no change names are untouched. A change that has the whole test tells all its
-        parts: others that the file has are removed. A later change of the same test adds to, and
-        wins over, an earlier one.
+        Tests that are not among ``baselines`` are untouched. A new baseline with the whole test has
+        all its parts: any other part that the file has is removed. Of two of the same test the
+        later adds to the earlier, and wins over it.
 
         An entry whose figures, batch size and rank are the same is unchanged, unless it gets its
         first breakdown: it is not written, not even with its newer provenance or breakdown, and a
-        file without any other is not touched. So a diff shows what moved, and nothing else; where
-        ``follow_provenance`` is given, also what was made with something else.
+        file without any other is not touched. So a diff shows only figures that changed; with
+        ``follow_provenance``, also toolchains.
 
-        Files are read anew under a lock, so that nothing is lost of what another process has
-        written meanwhile. What is wrong with a file is an error of that file alone, and what is
-        wrong with a change of that change alone; nothing is raised.
+        Files are read anew under a lock, so that nothing is lost that another process has written
+        meanwhile. A fault of a file is an error of that file alone, a fault of a new baseline one
+        of that baseline alone; nothing is raised.
         """
+        # Thousands of entries are made and none is garbage: collections would only cost time.
         with without_collections():
-            return self._update(changes)
-
-    def _update(self, changes: Iterable[NewBaseline]) -> UpdateSummary:
-        log = _Log(self._same)
-        pending = []
-        for group in _by_file(changes, log):
-            with log.errors_of_file():
-                revision = self._revise(group)
-                if revision.moved:
-                    pending.append(group)
-                else:
-                    log.add(revision.entries)
-        if pending:
-            with log.errors_of_file(), self._lock():
-                for group in pending:
-                    with log.errors_of_file():
-                        self._write(group, log)
-        return log.summary()
+            log = _Log(self._same)
+            pending = []
+            for group in _by_file(baselines, log):
+                with log.errors_of_file():
+                    revision = self._revise(group)
+                    if revision.changed:
+                        pending.append(group)
+                    else:
+                        log.add(revision.entries)
+            if pending:
+                with log.errors_of_file(), self._lock():
+                    for group in pending:
+                        with log.errors_of_file():
+                            self._write(group, log)
+            return log.summary()
 
     def remove(self, keys: Iterable[tuple[str, str, str]]) -> list[BaselineError]:
-        """Remove tests' baselines, and the files that have no other; return why any stayed.
+        """Remove tests' baselines, and files that are then empty; return why any stayed.
 
         Args:
-            keys: device key, module and test of each; of any other nothing is touched.
+            keys: device key, module and test of each.
         """
         log = _Log(self._same)
         groups: dict[tuple[str, str], set[str]] = {}
@@ -184,13 +182,13 @@ class BaselineStore:
         return log.errors
 
     def _remove(self, device_key: str, module: str, tests: set[str]) -> None:
-        self._known.pop((device_key, module), None)
+        self._files.pop((device_key, module), None)
         file, path = self._read(device_key, module), self.path(device_key, module)
         if file is None or tests.isdisjoint(file.tests):
             return
-        kept = {name: parts for name, parts in file.tests.items() if name not in tests}
-        if kept:
-            replace_file(path, encode(BaselineFile(file.device, module, kept, file.labels)))
+        remaining = {name: parts for name, parts in file.tests.items() if name not in tests}
+        if remaining:
+            replace_file(path, encode(BaselineFile(file.device, module, remaining, file.labels)))
         else:
             remove_file(path, self.directory)
 
@@ -199,8 +197,8 @@ class BaselineStore:
         content = read_file(path)
         if content is None:
             return None
-        known, file = self._decoded.get((device_key, module), (None, None))
-        if file is None or known != content:
+        old_content, file = self._decoded.get((device_key, module), (None, None))
+        if file is None or old_content != content:
             file = decode(path, content, device_key, module)
             self._decoded[device_key, module] = content, file
         return file
@@ -217,7 +215,7 @@ class BaselineStore:
         return _revise(file, group, self._same)
 
     def _same(self, old: BaselineEntry | None, new: BaselineEntry | None) -> bool:
-        """Whether an entry needs not be written."""
+        """Whether an entry needs not be written; see :meth:`update`."""
         if old is None or new is None:
             return old is new
         learned = bool(new.breakdowns) and not old.breakdowns
@@ -228,8 +226,8 @@ class BaselineStore:
     def _write(self, group: list[NewBaseline], log: _Log) -> None:
         revision = self._revise(group)  # once more: another process may have written meanwhile
         device, module = group[-1].device, group[-1].module
-        self._known.pop((device.key, module), None)
-        if revision.moved:
+        self._files.pop((device.key, module), None)
+        if revision.changed:
             path = self.path(device.key, module)
             replace_file(path, encode(revision.file))
             log.files.append(path)
@@ -258,7 +256,7 @@ class BaselineStore:
 
 @dataclass
 class _Log:
-    """What an update did so far."""
+    """The updates so far."""
 
     same: Callable[[BaselineEntry | None, BaselineEntry | None], bool]
     entries: list[EntryUpdate] = field(default_factory=list)
@@ -278,53 +276,55 @@ class _Log:
 
     def summary(self) -> UpdateSummary:
         groups: dict[str, list[EntryUpdate]] = {}
-        for it in sorted(self.entries, key=lambda it: (it.device_key, it.module, it.test, it.part)):
-            groups.setdefault(self._kind(it), []).append(it)
+        for entry in sorted(
+            self.entries, key=lambda entry: (entry.device_key, entry.module, entry.test, entry.part)
+        ):
+            if entry.old is None:
+                kind = "created"
+            elif entry.new is None:
+                kind = "removed"
+            else:
+                kind = "unchanged" if self.same(entry.old, entry.new) else "changed"
+            groups.setdefault(kind, []).append(entry)
         return UpdateSummary(
             **{kind: tuple(entries) for kind, entries in groups.items()},
             errors=tuple(self.errors),
             files=tuple(self.files),
         )
 
-    def _kind(self, entry: EntryUpdate) -> str:
-        if entry.old is None:
-            return "created"
-        if entry.new is None:
-            return "removed"
-        return "unchanged" if self.same(entry.old, entry.new) else "changed"
 
-
-def _by_file(changes: Iterable[NewBaseline], log: _Log) -> Iterable[list[NewBaseline]]:
-    """The changes of each file, without those that cannot be written."""
+def _by_file(baselines: Iterable[NewBaseline], log: _Log) -> Iterable[list[NewBaseline]]:
+    """The new baselines of each file, without those that cannot be written."""
     groups: dict[tuple[str, str], list[NewBaseline]] = {}
-    for change in changes:
+    for baseline in baselines:
         with log.errors_of_file():
-            check(f"{change.module}::{change.test}", change.device, change.parts)
-            groups.setdefault((change.device.key, change.module), []).append(change)
+            check(f"{baseline.module}::{baseline.test}", baseline.device, baseline.parts)
+            groups.setdefault((baseline.device.key, baseline.module), []).append(baseline)
     return [group for _, group in sorted(groups.items())]
 
 
 @dataclass(frozen=True)
 class _Revision:
-    """A file's content after some changes, and what became of their entries."""
+    """A file's content with new baselines in it, and the update of each of their entries."""
 
     file: BaselineFile
     entries: list[EntryUpdate]
-    moved: bool
+    changed: bool
+    """whether the file has to be written"""
 
 
 def _revise(
     file: BaselineFile,
-    changes: list[NewBaseline],
+    baselines: list[NewBaseline],
     same: Callable[[BaselineEntry | None, BaselineEntry | None], bool],
 ) -> _Revision:
-    """Apply the changes, all of this file's device and module, to what the file has."""
+    """Put new baselines, all of this file's device and module, into a file's content."""
     measured: dict[str, dict[str, BaselineEntry]] = {}
-    for change in changes:
-        measured.setdefault(change.test, {}).update(change.parts)
+    for baseline in baselines:
+        measured.setdefault(baseline.test, {}).update(baseline.parts)
     tests = dict(file.tests)
     entries: list[EntryUpdate] = []
-    device = changes[-1].device
+    device = baselines[-1].device  # the newest: a device's total memory may change with its driver
     device_key = device.key
     for test, new in measured.items():
         old = file.tests.get(test, {})
@@ -333,9 +333,9 @@ def _revise(
             EntryUpdate(device_key, file.module, test, part, old.get(part), new.get(part))
             for part in (*new, *gone)
         ]
-        kept = {part: it for part, it in old.items() if part not in gone}
-        moved = {part: it for part, it in new.items() if not same(old.get(part), it)}
-        if kept or moved:
-            tests[test] = {**kept, **moved}
-    anew = not all(same(it.old, it.new) for it in entries)
-    return _Revision(BaselineFile(device, file.module, tests, file.labels), entries, anew)
+        remaining = {part: entry for part, entry in old.items() if part not in gone}
+        changed = {part: entry for part, entry in new.items() if not same(old.get(part), entry)}
+        if remaining or changed:
+            tests[test] = {**remaining, **changed}
+    differs = not all(same(entry.old, entry.new) for entry in entries)
+    return _Revision(BaselineFile(device, file.module, tests, file.labels), entries, differs)
