@@ -17,7 +17,7 @@ from helpers.sample_report import many
 
 from pytest_gpumem.baselines.store import BaselineStore
 from pytest_gpumem.measurement import Peak
-from pytest_gpumem.plugin.results import Gathering
+from pytest_gpumem.plugin.results import SessionResults
 from pytest_gpumem.report.json_report import dumps
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import Report
@@ -53,7 +53,7 @@ def pages(number: int) -> list[str]:
 
 def made_up(number: int) -> list[str]:
     """Return the table of what a session ends with, of results that are made up."""
-    gather = Gathering()
+    gather = SessionResults()
     for result in many(number, attributed=number):
         gather.add(result.nodeid, "setup", passed=True, data=None)
         gather.add(result.nodeid, "call", passed=True, data=to_text([result]))

@@ -62,10 +62,11 @@ def timed(owner, name, key):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session):
-    from pytest_gpumem.plugin.session import TestSession
+    from pytest_gpumem.baselines.store import BaselineStore
+    from pytest_gpumem.plugin import terminal_summary
 
-    timed(TestSession, "summary", "summary")
-    timed(TestSession, "update_baselines", "update")
+    timed(terminal_summary, "session_summary", "summary")
+    timed(BaselineStore, "update", "update")
     import torch
 
     for name in ("collect", "freeze", "unfreeze"):

@@ -85,8 +85,6 @@ class MemorySpec:
     """ranks that the test runs as, one after the other; "all": all of ``world_size``"""
     variants: Mapping[str, Mapping[str, object]] = field(default_factory=dict, hash=False)
     """what else is tried where the test does not fit: names, and what ``gpu_memory.variant`` is"""
-    variant: Mapping[str, object] = field(default_factory=dict, hash=False)
-    """that of the variant that is tried; none is declared"""
     max_leak_mib: int | float | None = None
     """how much more than before may be held once the test is torn down, in MiB"""
     steady: bool = False
@@ -126,9 +124,7 @@ class MemorySpec:
 
 
 _DEFAULTS: Final[dict[str, Any]] = {
-    it.name: {} if it.default is MISSING else it.default
-    for it in fields(MemorySpec)
-    if it.name != "variant"
+    it.name: {} if it.default is MISSING else it.default for it in fields(MemorySpec)
 }
 
 

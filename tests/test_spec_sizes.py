@@ -50,7 +50,6 @@ def test_one_batch_size_and_several_are_refused_and_the_nearer_marker_wins() -> 
 def test_variants_are_what_they_switch() -> None:
     declared = spec({"variants": {"amp": True, "small": {"layers": 2}}})
     assert declared.variants == {"amp": {"amp": True}, "small": {"layers": 2}}
-    assert declared.variant == {}
 
 
 @pytest.mark.parametrize(

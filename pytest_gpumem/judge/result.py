@@ -20,17 +20,18 @@ if TYPE_CHECKING:
 # A diff of a baseline shows where growth comes from; ten sites do, and keep the file small.
 KEPT_SITES = 10
 
-ORDER = (
+SEVERITY = (
     Kind.OUT_OF_MEMORY,
     Kind.OVER_BUDGET,
-    Kind.REGRESSED,
     Kind.LEAKED,
+    Kind.REGRESSED,
     Kind.INCOMPARABLE,
     Kind.NO_BASELINE,
     Kind.IMPROVED,
     Kind.WITHIN,
 )
-"""kinds in the order of reports; failures of any kind come before all that passed"""
+"""kinds, the worst first: the order in which a test is judged, in which reports show failures, and
+by which one rank's result stands for all"""
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def count_kinds(results: Iterable[Result]) -> dict[Kind, int]:
 def urgency(result: Result) -> int:
     """Return the sort key of reports: failed results first, then those that failed as expected."""
     failed = result.verdict.failed + (result.verdict.failed and not result.expected)
-    return len(ORDER) * (2 - failed) + ORDER.index(result.verdict.kind)
+    return len(SEVERITY) * (2 - failed) + SEVERITY.index(result.verdict.kind)
 
 
 def describe_budget(spec: MemorySpec) -> str:

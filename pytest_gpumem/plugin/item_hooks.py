@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from pytest_gpumem.errors import GpuMemError, TooSmallError
-from pytest_gpumem.testrun import pytest_item
-from pytest_gpumem.testrun.pytest_item import FIXTURE, MARKER
+from pytest_gpumem.plugin.device_choice import SETTINGS, choice_of
+from pytest_gpumem.plugin.pytest_item import MARKER, PytestItem, is_marked
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Generator, Mapping, Sequence
 
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.measurement import Measurement
-    from pytest_gpumem.plugin.session import Ask, TestSession
+    from pytest_gpumem.plugin.session import MemorySession
     from pytest_gpumem.testrun.run import Run
 
+NAME: Final = "gpumem-items"
 RESULTS = pytest.StashKey["list[Result]"]()
-"""what the next report is to have"""
-JUDGED = pytest.StashKey["list[Result]"]()
-"""what the call's had"""
+"""the results that the item's next report is to have"""
+CALL_RESULTS = pytest.StashKey["list[Result]"]()
+"""the results that the report of its call had"""
 
 
 class Failed(pytest.fail.Exception):  # type: ignore[name-defined, misc] # it is a class
@@ -31,44 +32,67 @@ class Failed(pytest.fail.Exception):  # type: ignore[name-defined, misc] # it is
 
     __module__ = "builtins"  # as pytest's own: the short summary begins with "Failed:"
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text, pytrace=False)
+    def __init__(self, message: str) -> None:
+        super().__init__(message, pytrace=False)
 
 
-def _out_of_memory(text: str, error: BaseException) -> BaseException:
+def _out_of_memory_failure(message: str, error: BaseException) -> BaseException:
     """Return a failure that is also what the test raised, for ``xfail(raises=...)``."""
     import torch
 
-    wanted: tuple[type, ...] = (type(error), torch.OutOfMemoryError)
-    for bases in (dict.fromkeys(wanted), wanted[1:]):
+    classes: tuple[type, ...] = (type(error), torch.OutOfMemoryError)
+    for bases in (dict.fromkeys(classes), classes[1:]):
         with contextlib.suppress(TypeError):  # classes that cannot be combined
             kind = type("Failed", (Failed, *bases), {"__module__": "builtins"})
-            made: BaseException = kind(text)
-            return made
-    return Failed(text)
+            failure: BaseException = kind(message)
+            return failure
+    return Failed(message)
 
 
-class Runner:
+class ItemHooks:
     """The hooks of each test. Unmarked tests pay no more than a look at their markers."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
+        self._session: MemorySession | None = None
         self._errors: list[BaseException] = []
+        """errors of the test that runs, whose frames keep its tensors alive"""
 
     @property
-    def session(self) -> TestSession:
-        """What runs marked tests, made for the first of them."""
-        raise NotImplementedError
+    def session(self) -> MemorySession:
+        """The session of marked tests, opened for the first of them."""
+        if self._session is None:
+            from pytest_gpumem.plugin.session import MemorySession
 
-    @property
-    def started(self) -> bool:
-        """Whether there was one."""
-        raise NotImplementedError
+            settings, choice = self.config.stash[SETTINGS], choice_of(self.config)
+            root = Path(self.config.rootpath)
+            self._session = MemorySession(settings, choice, root, self._show_progress)
+        return self._session
 
     @property
     def run(self) -> Run | None:
-        """The marked test that runs now."""
-        raise NotImplementedError
+        """The marked test that runs."""
+        return self._session.run if self._session else None
+
+    def _show_progress(self, line: str) -> None:
+        """Show a line to the user who waits, past pytest's capture; workers have no terminal."""
+        manager = self.config.pluginmanager
+        terminal = manager.get_plugin("terminalreporter")
+        capture = manager.get_plugin("capturemanager")
+        if terminal is None or hasattr(self.config, "workerinput"):
+            return
+        with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+            terminal.ensure_newline()
+            terminal.write_line(f"gpumem: {line}")
+            terminal.flush()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_unconfigure(self) -> None:
+        """Let go of the device, also after an interrupted test."""
+        if self._session is not None:
+            self._session.end()
+
+    # -- a test's protocol --
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self) -> Generator[None, object, object]:
@@ -86,52 +110,59 @@ class Runner:
                 clear(self._errors.pop())
         self._errors.clear()
 
+    # -- set-up --
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Open the device for a marked test, so that it is set up under its cap.
 
-        Not in a wrapper: others' wrappers must have begun when it fails or skips.
+        Not in a wrapper: wrappers of other plugins must have begun when it fails or skips.
         """
         self._forget_errors()  # of the last try, where this is a rerun
-        if JUDGED in item.stash:
-            del item.stash[JUDGED]
+        if CALL_RESULTS in item.stash:
+            del item.stash[CALL_RESULTS]
         if not is_marked(item):
             return
-        _forget_properties(item)  # likewise
         from pytest_gpumem.plugin.parametrize import spread_fields
+        from pytest_gpumem.report.item_properties import PREFIX
         from pytest_gpumem.spec import spec_from_marks
         from pytest_gpumem.testrun.run import canonical_card
 
+        # Properties of the last try, where this is a rerun.
+        item.user_properties[:] = [
+            pair for pair in item.user_properties if not pair[0].startswith(PREFIX)
+        ]
         marks: list[tuple[tuple[object, ...], Mapping[str, object]]] = [((), spread_fields(item))]
         marks += [(mark.args, mark.kwargs) for mark in item.iter_markers(MARKER)]
         try:
             spec = spec_from_marks(marks, find_card=canonical_card)
-            self.session.begin(item, spec)
-        except TooSmallError as error:  # another machine's GPU may do
-            self._without_device(item, str(error), skip=self.session.settings.device == "auto")
+            self.session.begin(PytestItem(item), spec)
+        except TooSmallError as error:  # another machine's GPU may be large enough
+            automatic = self.session.settings.device == "auto"
+            self._skip_or_fail(item, str(error), skip=automatic)
         except GpuMemError as error:
             raise Failed(str(error)) from None
         if self.run is None:
             choice = self.session.choice
-            self._without_device(item, choice.reason, skip=not choice.demanded)
+            self._skip_or_fail(item, choice.reason, skip=not choice.demanded)
 
     @staticmethod
-    def _without_device(item: pytest.Item, reason: str, *, skip: bool) -> None:
+    def _skip_or_fail(item: pytest.Item, reason: str, *, skip: bool) -> None:
+        """End the set-up of a test for which there is no device."""
         if not skip:
             raise Failed(f"gpumem: {reason}")
         item.user_properties.append(("gpumem_skipped", reason))
         raise pytest.skip.Exception(f"gpumem: {reason}", _use_item_location=True)
 
+    # A second hook of this name, as pytest finds them by their methods' names ("pytest_..."): the
+    # first has to be no wrapper, and this one has to see errors of all fixtures.
     @pytest.hookimpl(wrapper=True, specname="pytest_runtest_setup", tryfirst=True)
     def pytest_runtest_setup_explained(self, item: pytest.Item) -> Generator[None, None, None]:
-        """Make a verdict of running out of memory in a fixture.
-
-        pytest only sees methods whose names begin with "pytest_".
-        """
+        """Make a verdict of running out of memory in a fixture."""
         try:
             return (yield)
         except BaseException as error:
-            self._explain(item, error)
+            self._report_error(item, error)
             raise
 
     @pytest.hookimpl(wrapper=True)
@@ -142,7 +173,7 @@ class Runner:
         if self.run is None or fixturedef.scope == "function":
             return (yield)
         try:
-            with self.session.fixture(fixturedef.argname, fixturedef):
+            with self.session.runner.fixture(fixturedef.argname, fixturedef):
                 return (yield)
         except Exception as error:
             from pytest_gpumem.meter.out_of_memory import find_out_of_memory
@@ -153,8 +184,10 @@ class Runner:
 
     def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
         """Forget a fixture that was torn down."""
-        if self.started:
-            self.session.fixtures.pop(fixturedef, None)
+        if self._session is not None:
+            self._session.runner.fixtures.pop(fixturedef, None)
+
+    # -- call --
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
@@ -162,36 +195,52 @@ class Runner:
         run = self.run
         if run is None:
             return (yield)
+        marked = PytestItem(item)
         try:
-            for _ in range(run.spec.warmup):
-                item.runtest()
-                run.meter.restart()
+            run.warm_up(marked)
             yield
         except BaseException as error:
-            self._explain(item, error)
+            self._report_error(item, error)
             raise
-        hidden = pytest_item.hidden_error(item)
-        if hidden is not None:  # unittest keeps its errors to itself
-            self._explain(item, hidden)
+        hidden = marked.hidden_error()
+        if hidden is not None:
+            self._report_hidden(item, hidden)
             return None
         try:
-            results = self.session.judge(item, self._asker(item))
+            results = self.session.finish(marked, None)
         except GpuMemError as error:
             raise Failed(str(error)) from None
-        self._tell(item, results)
-        text = self.session.failure_text(results)
-        if text:
-            raise Failed(text)
+        self._attach(item, results)
+        message = self._failure_text(results)
+        if message:
+            raise Failed(message)
         return None
 
-    def _asker(self, item: pytest.Item) -> Ask:
-        def ask(part: str, measurement: Measurement) -> Measurement:
-            changed: Measurement | None = item.ihook.pytest_gpumem_measured(
-                item=item, part=part, measurement=measurement
-            )
-            return measurement if changed is None else changed
+    def _report_error(self, item: pytest.Item, error: BaseException) -> None:
+        """Raise a verdict in place of running out of memory, with what the step would have needed.
 
-        return ask
+        Raises:
+            Failed: it did; any other error is left to the caller.
+        """
+        on_purpose = (KeyboardInterrupt, pytest.exit.Exception, pytest.skip.Exception)
+        if self.run is None or isinstance(error, (*on_purpose, pytest.xfail.Exception, Failed)):
+            return
+        debugging = self.config.getoption("usepdb", default=False)
+        results = self.session.finish(PytestItem(item), error, debugging=debugging)
+        if not results:
+            return
+        self._attach(item, results)
+        if not debugging:  # a debugger is to see the frames of the error itself
+            raise _out_of_memory_failure(self._failure_text(results), error) from None
+
+    def _report_hidden(self, item: pytest.Item, error: BaseException) -> None:
+        """Do the same where unittest keeps the error to itself, and the verdict has to be so."""
+        try:
+            self._report_error(item, error)
+        except Failed:
+            item._excinfo = [pytest.ExceptionInfo.from_current()]  # type: ignore[attr-defined]
+
+    # -- tear-down --
 
     @pytest.hookimpl(specname="pytest_runtest_teardown", tryfirst=True)
     def pytest_runtest_teardown_leaks(
@@ -201,56 +250,21 @@ class Runner:
 
         An error here keeps pytest from tearing down, so that is done as well.
         """
-        results = item.stash.get(JUDGED, None)
+        results = item.stash.get(CALL_RESULTS, None)
         if self.run is None or self.run.spec.max_leak_mib is None or results is None:
             return
+        marked = PytestItem(item)
         try:
-            pytest_item.finish(item)
-            self._judge_left(item, results)
+            marked.finish()
+            leaked = self.session.finish_torn_down(marked, results)
+            if leaked:
+                self._attach(item, leaked)
         except BaseException:
-            pytest_item.finish_for(item, nextitem)
+            marked.finish_for(nextitem)
             raise
-
-    def _judge_left(self, item: pytest.Item, results: list[Result]) -> None:
-        left = self.session.judge_left(item, results)
-        if left:
-            self._tell(item, left)
-            raise Failed(self.session.failure_text(left))
-
-    @staticmethod
-    def _tell(item: pytest.Item, results: list[Result]) -> None:
-        for result in results:
-            item.ihook.pytest_gpumem_judged(item=item, result=result)
-        item.stash[RESULTS] = item.stash[JUDGED] = results
-        from pytest_gpumem.report.item_properties import properties
-
-        item.user_properties.extend(properties(results))
-
-    def _explain(self, item: pytest.Item, error: BaseException) -> None:
-        """Turn running out of memory into a verdict, with what the step would have needed."""
-        on_purpose = (KeyboardInterrupt, pytest.exit.Exception, pytest.skip.Exception)
-        run = self.run
-        if run is None or isinstance(error, (*on_purpose, pytest.xfail.Exception, Failed)):
-            return
-        from pytest_gpumem.meter.out_of_memory import find_out_of_memory
-
-        cause = find_out_of_memory(error)
-        if cause is None:
-            return
-        failure = self.session.ran_out(item, cause, error)
-        if self.config.getoption("usepdb", default=False):
-            self._tell(item, self.session.judge_out_of_memory(item, failure, self._asker(item)))
-            return  # who debugs wants the frames of the error itself
-        failure = self.session.run_again(item, failure, error)
-        results = self.session.judge_out_of_memory(item, failure, self._asker(item))
-        self._tell(item, results)
-        raised = _out_of_memory(self.session.failure_text(results), error)
-        if pytest_item.hidden_error(item) is None:
-            raise raised from None
-        try:
-            raise raised
-        except Failed:
-            item._excinfo = [pytest.ExceptionInfo.from_current()]  # type: ignore[attr-defined]
+        if leaked:
+            marked.finish_for(nextitem)
+            raise Failed(self._failure_text(leaked))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, None, None]:
@@ -258,11 +272,28 @@ class Runner:
         try:
             return (yield)
         finally:
-            if JUDGED in item.stash:
-                del item.stash[JUDGED]
+            if CALL_RESULTS in item.stash:
+                del item.stash[CALL_RESULTS]
             if self.run is not None:
                 self._forget_errors()
                 self.session.end()
+
+    # -- reports --
+
+    def _failure_text(self, results: Sequence[Result]) -> str:
+        from pytest_gpumem.plugin.terminal_summary import failure_text
+
+        return failure_text(results, self.config.get_verbosity())
+
+    @staticmethod
+    def _attach(item: pytest.Item, results: list[Result]) -> None:
+        """Keep results for the report that is made next, and tell hooks of them."""
+        from pytest_gpumem.report.item_properties import properties
+
+        for result in results:
+            item.ihook.pytest_gpumem_judged(item=item, result=result)
+        item.stash[RESULTS] = item.stash[CALL_RESULTS] = results
+        item.user_properties.extend(properties(results))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
@@ -279,13 +310,3 @@ class Runner:
             report.__dict__["gpumem"] = to_text(results)
             del item.stash[RESULTS]
         return report
-
-
-def _forget_properties(item: pytest.Item) -> None:
-    kept = [it for it in item.user_properties if not it[0].startswith("gpumem_")]
-    item.user_properties[:] = kept
-
-
-def is_marked(item: pytest.Item) -> bool:
-    """Return whether a test is to be measured: by its marker, or by the fixture alone."""
-    return item.get_closest_marker(MARKER) is not None or FIXTURE in pytest_item.fixture_names(item)

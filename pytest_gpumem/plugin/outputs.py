@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pytest_gpumem.baselines.store import UpdateSummary
-    from pytest_gpumem.plugin.results import Gathering
+    from pytest_gpumem.plugin.results import SessionResults
     from pytest_gpumem.plugin.settings import Settings
 
 SHOWN = (
@@ -42,42 +42,42 @@ class Published(NamedTuple):
 
 
 def publish(
-    gather: Gathering, settings: Settings, header: str, updates: UpdateSummary | None
+    session_results: SessionResults, settings: Settings, header: str, updates: UpdateSummary | None
 ) -> list[Published]:
     """Write the reports that are wanted; what goes wrong with one changes nothing about others.
 
     Args:
-        gather: the results.
+        session_results: the results.
         settings: what the session was told, files among it, whose folders are made where missing.
         header: the lines that the session began with, "" where no test was marked.
         updates: what became of the baselines, in a run that updates them.
     """
     report = Report(
-        tuple(gather.results()),
+        tuple(session_results.results()),
         updates,
         "; ".join(line.removeprefix("gpumem: ") for line in header.splitlines()),
         _given(settings),
-        tuple(_remarks(gather)),
+        tuple(_remarks(session_results)),
     )
     now = datetime.now(timezone.utc)
     wanted = {name: getattr(settings, name) for name in FILES}
     found = [_written(name, path, report, now) for name, path in wanted.items() if path is not None]
     summary = os.environ.get(SUMMARY, "")
-    if gather and summary and settings.github == "auto":
+    if session_results and summary and settings.github == "auto":
         found += _summarised(Path(summary), report, now)
     return found
 
 
-def github_lines(gather: Gathering, root: Path) -> Iterator[str]:
+def github_lines(session_results: SessionResults, root: Path) -> Iterator[str]:
     """Yield the lines by which GitHub Actions annotates what failed; none elsewhere.
 
     Args:
-        gather: the results.
+        session_results: the results.
         root: pytest's root folder.
     """
     if os.environ.get("GITHUB_ACTIONS") == "true":
         workspace = Path(os.environ.get("GITHUB_WORKSPACE") or root)
-        yield from error_lines(gather.results(), root=root, workspace=workspace)
+        yield from error_lines(session_results.results(), root=root, workspace=workspace)
 
 
 def _written(name: str, path: Path, report: Report, now: datetime) -> Published:
@@ -154,8 +154,8 @@ def _given(settings: Settings) -> dict[str, str]:
     }
 
 
-def _remarks(gather: Gathering) -> Iterator[str]:
-    yield from (it.sentence for it in moved_together(gather.results()))
-    yield from gather.broken
-    for reason in dict.fromkeys(gather.skipped):
-        yield f"{gather.skipped.count(reason)} skipped: {reason}"
+def _remarks(session_results: SessionResults) -> Iterator[str]:
+    yield from (it.sentence for it in moved_together(session_results.results()))
+    yield from session_results.problems
+    for reason in dict.fromkeys(session_results.skipped):
+        yield f"{session_results.skipped.count(reason)} skipped: {reason}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.errors import SpecError
-from pytest_gpumem.testrun.pytest_item import FIXTURE, MARKER
+from pytest_gpumem.plugin.pytest_item import FIXTURE, MARKER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

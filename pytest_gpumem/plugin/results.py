@@ -1,4 +1,7 @@
-"""What the controller of a session has been told so far; light, until there is a result."""
+"""The results of a session's tests, gathered from their reports; light, until there is one.
+
+Under torchrun those of all ranks are joined: a test's result is then the worst rank's.
+"""
 
 from __future__ import annotations
 
@@ -10,66 +13,34 @@ from pytest_gpumem.nodeids import split_nodeid
 from pytest_gpumem.tracebacks import without_collections
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping, Sequence
 
     from pytest_gpumem.baselines.store import NewBaseline
     from pytest_gpumem.judge.result import Result
 
 
-class Gathering:
+class SessionResults:
     """The results of tests, as their reports bring them."""
 
     def __init__(self) -> None:
-        self._texts: dict[str, tuple[object, bool]] = {}
-        """those not read yet: that is done in the end, as they are thousands of objects each"""
-        self._known: dict[str, list[Result]] = {}
+        self._unread: dict[str, tuple[object, bool]] = {}
+        """results as text, and whether they were expected to fail; thousands of objects each once
+        they are read, which is left to the end of the session"""
+        self._read: dict[str, list[Result]] = {}
         self._failed: set[str] = set()
         self._complete: set[str] = set()
+        """tests that were torn down"""
         self.skipped: list[str] = []
         """the reason of each marked test that was skipped for want of a device"""
-        self._broken: list[str] = []
-        self.elsewhere: list[list[Result]] = []
+        self._problems: list[str] = []
+        self.failed_elsewhere: list[list[Result]] = []
         """results that fail the session, of tests that passed in this process"""
-        self._ranks = 0
-        """how many ranks of torchrun's they are of; 0: of no such run"""
+        self._rank_count = 0
+        """ranks of torchrun's that the results are of; 0: torchrun started none"""
 
     def __bool__(self) -> bool:
-        """Whether there is anything to tell."""
-        return bool(self._texts or self._known or self.skipped or self._broken)
-
-    @property
-    def broken(self) -> list[str]:
-        """What is wrong: results that could not be read, ranks that gave none."""
-        self._read_texts()
-        return self._broken
-
-    @property
-    def _results(self) -> dict[str, list[Result]]:
-        self._read_texts()
-        return self._known
-
-    def _read_texts(self) -> None:
-        """Read the results that were told since."""
-        if not self._texts:
-            return
-        from pytest_gpumem.report.serialize import from_text
-
-        with without_collections():
-            self._read_all(from_text)
-
-    def _read_all(self, from_text: Callable[[object], list[Result]]) -> None:
-        while self._texts:
-            nodeid = next(iter(self._texts))
-            text, expected = self._texts.pop(nodeid)
-            try:
-                results = from_text(text)
-            except GpuMemError as error:
-                self._broken.append(str(error))
-                continue
-            self._known[nodeid] = [
-                replace(it, expected=True) if expected and it.verdict.failed else it
-                for it in results
-            ]
+        """Whether anything is to be shown."""
+        return bool(self._unread or self._read or self.skipped or self._problems)
 
     def add(
         self, nodeid: str, when: str, *, passed: bool, data: object, expected: bool = False
@@ -84,8 +55,8 @@ class Gathering:
             expected: it failed as its ``xfail`` says.
         """
         if when == "setup":
-            self._texts.pop(nodeid, None)
-            self._known.pop(nodeid, None)
+            self._unread.pop(nodeid, None)
+            self._read.pop(nodeid, None)
             self._failed.discard(nodeid)
             self._complete.discard(nodeid)
         if not passed:
@@ -93,82 +64,153 @@ class Gathering:
         if when == "teardown":
             self._complete.add(nodeid)
         if data is not None:
-            self._texts[nodeid] = data, expected
+            self._unread[nodeid] = data, expected
+
+    @property
+    def problems(self) -> list[str]:
+        """Results that could not be read, and ranks that gave none."""
+        self._read_pending()
+        return self._problems
+
+    @property
+    def _by_test(self) -> dict[str, list[Result]]:
+        self._read_pending()
+        return self._read
+
+    def _read_pending(self) -> None:
+        """Read the results that came since the last time."""
+        if not self._unread:
+            return
+        from pytest_gpumem.report.serialize import from_text
+
+        with without_collections():
+            while self._unread:
+                nodeid = next(iter(self._unread))
+                text, expected = self._unread.pop(nodeid)
+                try:
+                    results = from_text(text)
+                except GpuMemError as error:
+                    self._problems.append(str(error))
+                    continue
+                self._read[nodeid] = [
+                    replace(result, expected=True) if expected and result.verdict.failed else result
+                    for result in results
+                ]
+
+    def results(self) -> list[Result]:
+        """Return all results, in the order in which their tests ended."""
+        return [result for results in self._by_test.values() for result in results]
+
+    def changes(self) -> list[NewBaseline]:
+        """Return the new baselines of the tests that ran and passed."""
+        from pytest_gpumem.baselines.store import NewBaseline
+        from pytest_gpumem.judge.result import entry_of
+
+        changes = []
+        for nodeid, results in self._by_test.items():
+            if nodeid in self._failed or nodeid not in self._complete:
+                continue
+            measured = [result for result in results if result.measurement is not None]
+            parts = {
+                result.part: entry_of(result, ranks=self._rank_count)
+                for result in measured
+                if result.baseline
+            }
+            devices = [result.measurement.device for result in measured if result.measurement]
+            if parts:
+                changes.append(NewBaseline(devices[0], *split_nodeid(nodeid), parts))
+        return changes
 
     # -- ranks --
 
-    def plain(self) -> dict[str, Any]:
+    def to_plain(self) -> dict[str, Any]:
         """Return all as plain data, for the rank that makes the report."""
         from pytest_gpumem.report.serialize import to_text
 
         return {
-            "results": {nodeid: to_text(results) for nodeid, results in self._results.items()},
+            "results": {nodeid: to_text(results) for nodeid, results in self._by_test.items()},
             "failed": sorted(self._failed),
             "complete": sorted(self._complete),
         }
 
-    def join(self, ranks: Mapping[int, dict[str, Any] | None], *, shrinkage_fails: bool) -> None:
-        """Take what other ranks have: a test's result is the worst rank's from then on.
-
-        A test that failed in any rank, or that a rank did not bring to its end, gets no baseline.
-        """
-        from pytest_gpumem.plugin.merging import merged
-
-        found: dict[str, list[list[Result]]] = {
-            nodeid: [results] for nodeid, results in self._results.items()
-        }
-        self._ranks = 1 + len(ranks)
-        for rank, data in ranks.items():
-            if data is None:
-                self.broken.append(f"rank {rank} gave no results: no baselines are written")
-                continue
-            other = Gathering()
-            other.read(data)
-            self._broken += other.broken
-            self._failed |= other._failed
-            self._complete &= other._complete
-            for nodeid, results in other._results.items():
-                found.setdefault(nodeid, []).append(results)
-        for nodeid, of_ranks in found.items():
-            own = {it.part for it in self._results.get(nodeid, ()) if it.verdict.failed}
-            results = self._results[nodeid] = merged(of_ranks, shrinkage_fails=shrinkage_fails)
-            worse = [it for it in results if it.verdict.failed and not it.expected]
-            if any(it.part not in own for it in worse):
-                self.elsewhere.append(worse)
-
-    def read(self, data: dict[str, Any]) -> None:
-        """Take what a rank gave."""
+    @classmethod
+    def from_plain(cls, data: dict[str, Any]) -> SessionResults:
+        """Return the results that a rank gave as plain data."""
         from pytest_gpumem.report.serialize import from_text
 
+        session_results = cls()
         try:
-            self._failed = set(map(str, data["failed"]))
-            self._complete = set(map(str, data["complete"]))
+            session_results._failed = set(map(str, data["failed"]))
+            session_results._complete = set(map(str, data["complete"]))
             for nodeid, text in data["results"].items():
-                self._known[nodeid] = from_text(text)
+                session_results._read[nodeid] = from_text(text)
         except (GpuMemError, KeyError, TypeError, AttributeError) as error:
-            self._broken.append(str(error))
+            session_results._problems.append(str(error))
+        return session_results
 
-    # -- all of them --
+    def join(
+        self, data_by_rank: Mapping[int, dict[str, Any] | None], *, shrinkage_fails: bool
+    ) -> None:
+        """Join the results of other ranks: a test's result is the worst rank's from then on.
 
-    def results(self) -> list[Result]:
-        """Return all results, in the order in which their tests ended."""
-        return [result for results in self._results.values() for result in results]
+        A test that failed in any rank, or that a rank did not bring to its end, gets no baseline.
 
-    def changes(self) -> list[NewBaseline]:
-        """Return what the tests that ran and passed are to have as baselines."""
-        from pytest_gpumem.baselines.store import NewBaseline
-        from pytest_gpumem.judge.result import entry_of
-
-        found = []
-        for nodeid, results in self._results.items():
-            if nodeid in self._failed or nodeid not in self._complete:
+        Args:
+            data_by_rank: the results of each, as plain data; None of a rank that gave none.
+            shrinkage_fails: whether the fullest rank's peak has to be as high as its baseline.
+        """
+        by_test = {nodeid: [results] for nodeid, results in self._by_test.items()}
+        self._rank_count = 1 + len(data_by_rank)
+        for rank, data in data_by_rank.items():
+            if data is None:
+                self._problems.append(f"rank {rank} gave no results: no baselines are written")
                 continue
-            parts = {
-                it.part: entry_of(it, ranks=self._ranks)
-                for it in results
-                if it.baseline and it.measurement
-            }
-            device = next((it.measurement.device for it in results if it.measurement), None)
-            if parts and device is not None:
-                found.append(NewBaseline(device, *split_nodeid(nodeid), parts))
-        return found
+            rank_results = self.from_plain(data)
+            self._problems += rank_results.problems
+            self._failed |= rank_results._failed
+            self._complete &= rank_results._complete
+            for nodeid, results in rank_results._by_test.items():
+                by_test.setdefault(nodeid, []).append(results)
+        for nodeid, results_of_ranks in by_test.items():
+            own = self._by_test.get(nodeid, ())
+            failed_here = {result.part for result in own if result.verdict.failed}
+            results = worst_of_ranks(results_of_ranks, shrinkage_fails=shrinkage_fails)
+            self._read[nodeid] = results
+            failed = [result for result in results if result.verdict.failed and not result.expected]
+            if any(result.part not in failed_here for result in failed):
+                self.failed_elsewhere.append(failed)
+
+
+def worst_of_ranks(
+    results_of_ranks: Sequence[Sequence[Result]], *, shrinkage_fails: bool
+) -> list[Result]:
+    """Return a test's results, one for the whole test and one for each part: the worst rank's.
+
+    Args:
+        results_of_ranks: the results of each rank.
+        shrinkage_fails: whether the fullest rank's peak has to be as high as its baseline.
+    """
+    from pytest_gpumem.judge.result import SEVERITY
+    from pytest_gpumem.judge.verdict import Kind
+
+    def badness(result: Result) -> tuple[bool, int, int, int]:
+        failed = result.verdict.failed
+        severity = -SEVERITY.index(result.verdict.kind) if failed else 0
+        peak = result.measurement.peak_allocated if result.measurement else 0
+        return failed, severity, peak, -(result.rank or 0)
+
+    by_part: dict[str, list[Result]] = {}
+    for results in results_of_ranks:
+        for result in results:
+            by_part.setdefault(result.part, []).append(result)
+    merged = []
+    for results in by_part.values():
+        worst = max(results, key=badness)
+        verdict = worst.verdict
+        if verdict.kind is Kind.IMPROVED and shrinkage_fails:
+            verdict = replace(verdict, failed=True)
+        if len(results) > 1 and worst.rank is not None:
+            why = "failed" if verdict.failed else "held most"
+            verdict = replace(verdict, notes=(*verdict.notes, f"of the ranks, {worst.rank} {why}"))
+        merged.append(replace(worst, verdict=verdict))
+    return merged

@@ -16,7 +16,7 @@ from pytest_gpumem.torchrun_env import TorchrunRank, current_rank
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pytest_gpumem.plugin.results import Gathering
+    from pytest_gpumem.plugin.results import SessionResults
 
 
 class Joining:
@@ -30,19 +30,19 @@ class Joining:
         """Whether this is the rank that makes the report."""
         return self._exchange.rank.reports
 
-    def join(self, gathering: Gathering, *, shrinkage_fails: bool) -> bool:
+    def join(self, results: SessionResults, *, shrinkage_fails: bool) -> bool:
         """Leave the results for the first rank; or, where that is this one, take the others'.
 
         Returns:
             whether they are all here.
         """
         if not self.reports:
-            self._exchange.give(gathering.plain())
+            self._exchange.give(results.to_plain())
             return False
-        gathering.join(self._exchange.take(), shrinkage_fails=shrinkage_fails)
+        results.join(self._exchange.take(), shrinkage_fails=shrinkage_fails)
         elsewhere = self._exchange.rank.elsewhere
         if elsewhere:
-            gathering.broken.append(
+            results.problems.append(
                 f"ranks {elsewhere[0]} to {elsewhere[-1]} ran on other machines: they are not told "
                 "of here, and no baselines are written"
             )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.fit.search import Probe, Search
 from pytest_gpumem.meter.peaks import fullest
@@ -14,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pytest_gpumem.measurement import Peak
-    from pytest_gpumem.testrun.rerun import Stage
+    from pytest_gpumem.testrun.marked_item import MarkedItem
+    from pytest_gpumem.testrun.rerun import Runner
     from pytest_gpumem.testrun.run import Run
 
 
@@ -22,63 +22,79 @@ LONGEST_S: Final = 60.0
 """seconds after which no further batch size is tried for the sake of advice"""
 
 
-def advice(stage: Stage, item: Any, needed: Peak, *, batch_norm: bool) -> list[str]:  # noqa: ANN401
-    """Say what would make a test fit, each tried by running it.
+def advice(
+    runner: Runner, item: MarkedItem, needed: Peak, error: BaseException, *, batch_norm: bool
+) -> list[str]:
+    """Return hints at what would make a test fit, each tried by running it.
 
     Args:
-        stage: where it runs.
+        runner: runs the test.
         item: the test, which has run without limits.
-        needed: what it took then.
+        needed: its peak without limits.
+        error: the out-of-memory error that it failed with under its limits.
         batch_norm: whether its model looks at statistics of the batch.
     """
-    run = stage.run
+    run = runner.run
     if run is None:
         return []
-    found: list[str] = []
+    hints: list[str] = []
     size = run.spec.batch_size
-    if size is not None and size > 1 and run.batch_size_asked and run.spec.batch_sizes is None:
-        found += _micro_batches(stage, item, run, needed, batch_norm=batch_norm)
-    return found + list(_variants(stage, item, run))
+    if (size or 0) > 1 and run.has_read("batch_size") and run.spec.batch_sizes is None:
+        hints += _smaller_batches(runner, item, run, needed, error, batch_norm=batch_norm)
+    return hints + list(_variants(runner, item, run, error))
 
 
-def _micro_batches(
-    stage: Stage,
-    item: Any,  # noqa: ANN401
+def _smaller_batches(  # noqa: PLR0913 - a test, and all that is known of its failure
+    runner: Runner,
+    item: MarkedItem,
     run: Run,
     needed: Peak,
+    error: BaseException,
     *,
     batch_norm: bool,
 ) -> Iterator[str]:
     declared = run.spec.batch_size or 1
-    run.cap_again()
+    run.restore_limits()
     capacity = run.meter.capacity
+
+    def tried(size: int) -> Probe | None:
+        """Run the test with another batch size; return None if it fails by another error."""
+        with runner.trial(item, run.inputs._replace(batch_size=size), handled=error) as trial:
+            if not trial.passed and not trial.out_of_memory:
+                return None
+            return Probe(
+                size, trial.passed, fullest(run.meter.peaks()), fullest(run.meter.passes())
+            )
+
     search = Search(capacity, limit=declared - 1)
     search.add(Probe(declared, fits=False, peak=needed))
     began = time.monotonic()
     value: int | None = min(max(1, declared * capacity // max(needed.reserved, 1)), declared - 1)
     while value is not None and time.monotonic() - began < LONGEST_S:
-        probe = _probe(stage, item, run, value)
-        if probe is None:  # it fails with something else
+        probe = tried(value)
+        if probe is None:
             break
         search.add(probe)
         value = search.next()
     largest = search.result().value
     if not largest:
-        tried = min(probe.value for probe in search.probes)
+        smallest = min(probe.value for probe in search.probes)
         if len(search.probes) > 1:
-            yield f"not even batch size {tried} fits in {format_size(capacity)}"
+            yield f"not even batch size {smallest} fits in {format_size(capacity)}"
         return
+    # Accumulation steps of one size make the declared batch exactly.
     even = max(size for size in range(1, largest + 1) if declared % size == 0)
-    taken = next((it.peak for it in search.probes if it.fits and it.value == even), None)
-    if taken is None:
-        probe = _probe(stage, item, run, even)
-        taken = probe.peak if probe is not None and probe.fits else None
-    if taken is None:
-        return
-    most = "" if largest == even else f"; the largest batch size that fits is {largest}"
+    peaks = (probe.peak for probe in search.probes if probe.fits and probe.value == even)
+    peak = next(peaks, None)
+    if peak is None:
+        probe = tried(even)
+        if probe is None or not probe.fits or probe.peak is None:
+            return
+        peak = probe.peak
+    limit = "" if largest == even else f"; the largest batch size that fits is {largest}"
     yield (
-        f"batch size {even} fits, with {format_size(taken.reserved)} of {format_size(capacity)} "
-        f"reserved: {declared // even} accumulation steps of it make {declared}{most}"
+        f"batch size {even} fits, with {format_size(peak.reserved)} of {format_size(capacity)} "
+        f"reserved: {declared // even} accumulation steps of it make {declared}{limit}"
     )
     if batch_norm:
         yield (
@@ -87,20 +103,12 @@ def _micro_batches(
         )
 
 
-def _probe(stage: Stage, item: Any, run: Run, size: int) -> Probe | None:  # noqa: ANN401
-    """Run the test with another batch size; return None if it fails by something else."""
-    with stage.trial(item, replace(run.spec, batch_size=size)) as trial:
-        if not trial.passed and not trial.out_of_memory:
-            return None
-        return Probe(size, trial.passed, fullest(run.meter.peaks()), fullest(run.meter.passes()))
-
-
-def _variants(stage: Stage, item: Any, run: Run) -> Iterator[str]:  # noqa: ANN401
-    if run.spec.variants and not run.variant_asked:
+def _variants(runner: Runner, item: MarkedItem, run: Run, error: BaseException) -> Iterator[str]:
+    if run.spec.variants and not run.has_read("variant"):
         yield "none of its variants was tried: the test does not ask for gpu_memory.variant"
         return
     for name, options in run.spec.variants.items():
-        with stage.trial(item, replace(run.spec, variant=options)) as trial:
+        with runner.trial(item, run.inputs._replace(variant=options), handled=error) as trial:
             if trial.passed:
                 peak = fullest(run.meter.peaks())
                 yield (

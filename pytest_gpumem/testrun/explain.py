@@ -1,10 +1,10 @@
-"""What is added to results once they are judged: snapshots, and hints of another run."""
+"""Where a test's peaks come from, and what is added to its results: snapshots, hints."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 from pytest_gpumem.attribution.attributor import Attributor, Subject
 from pytest_gpumem.attribution.hints import fragmentation, is_fragmented
@@ -12,78 +12,158 @@ from pytest_gpumem.attribution.recording import MOST_EVENTS
 from pytest_gpumem.attribution.snapshots import write_snapshot
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.judge.verdict import Kind
-from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.allocator import expandable_segments
 from pytest_gpumem.sizes import format_size
+from pytest_gpumem.torchrun_env import current_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.measurement import Attribution, Measurement, Peak
+    from pytest_gpumem.spec import MemorySpec
+    from pytest_gpumem.testrun.marked_item import MarkedItem
+    from pytest_gpumem.testrun.rerun import Runner
     from pytest_gpumem.testrun.run import Run
-
-    Again = Callable[[], AbstractContextManager[Run | None]]
 
 _TOO_MUCH = (Kind.REGRESSED, Kind.OVER_BUDGET, Kind.OUT_OF_MEMORY)
 
 
 def too_much(results: Iterable[Result]) -> bool:
     """Whether any of them failed because it takes too much memory."""
-    return any(it.verdict.failed and it.verdict.kind in _TOO_MUCH for it in results)
+    return any(result.verdict.failed and result.verdict.kind in _TOO_MUCH for result in results)
 
 
-def with_snapshot(
-    results: Sequence[Result],
-    recording: Recording | None,
-    folder: Path | None,
-    root: Path,
-    *,
-    always: bool,
-) -> list[Result]:
-    """Write a test's snapshot where it is wanted; return the results, which say where it is."""
-    wanted = always or too_much(results)
-    if folder is None or recording is None or not wanted:
-        return list(results)
-    try:
-        path = write_snapshot(recording, folder, results[0].nodeid)
-    except GpuMemError as error:
-        return [replace(it, snapshot_error=str(error)) for it in results]
-    with suppress(ValueError):
-        path = path.relative_to(root)
-    return [replace(it, snapshot=str(path)) for it in results]
+@dataclass(frozen=True)
+class ExplainPolicy:
+    """The session's options that bear on explaining a test."""
+
+    attribution: Literal["auto", "on", "off"]
+    snapshots: Path | None
+    """the folder for snapshots; None: none are written"""
+    snapshot_always: bool
+    """whether a test that passes gets a snapshot as well"""
+    timelines: bool
+    """whether a report shows them"""
+    updating: bool
+    """whether baselines are written, which keep breakdowns"""
 
 
-def with_fragmentation(
-    results: Sequence[Result], attribution: str, again: Again | None
-) -> list[Result]:
-    """Add to results of fragmented memory what expandable segments would give them.
+class Explainer:
+    """Says of tests where their peaks come from, running them again where that is needed."""
 
-    Args:
-        results: of one test.
-        attribution: the option's value.
-        again: runs the test once more; None: that is too much to ask of this device.
-    """
-    if attribution == "off" or not (attribution == "on" or too_much(results)):
-        return list(results)
-    peaks = {it.part: peak for it in results if (peak := _peak(it)) and is_fragmented(peak)}
-    if not peaks:
-        return list(results)
-    expandable = _expandable_peaks(peaks, again) if again else {}
-    found = []
-    for result in results:
-        measurement, peak = result.measurement, peaks.get(result.part)
-        text = fragmentation(peak, expandable.get(result.part)) if peak else ""
-        if measurement is not None and text:
-            measurement = replace(measurement, hints=(*measurement.hints, text))
-        found.append(replace(result, measurement=measurement))
-    return found
+    def __init__(self, runner: Runner, policy: ExplainPolicy) -> None:
+        self._runner = runner
+        self.policy = policy
+
+    @property
+    def enabled(self) -> bool:
+        """Whether peaks are explained at all."""
+        return self.policy.attribution != "off"
+
+    def records_first_run(self, spec: MemorySpec) -> bool:
+        """Whether a test is recorded from the start."""
+        policy = self.policy
+        # A rank, a steady test and one that may leak are not run again to be recorded.
+        if self.enabled and (current_rank() or spec.steady or spec.max_leak_mib is not None):
+            return True
+        if policy.snapshots is not None and policy.snapshot_always:
+            return True
+        return policy.attribution == "on" or (
+            policy.attribution == "auto" and (policy.updating or policy.timelines)
+        )
+
+    def records_out_of_memory(self) -> bool:
+        """Whether a test that ran out of memory is recorded when it runs again without limits."""
+        return self.enabled or self.policy.snapshots is not None
+
+    def reruns(self, results: Iterable[Result]) -> bool:
+        """Whether a test without a recording is run once more to say where its peak comes from."""
+        wanted = self.policy.attribution == "auto" or self.policy.snapshots is not None
+        return wanted and too_much(results)
+
+    def explain(self, run: Run, parts: Iterable[str]) -> Explanations:
+        """End a run's recording, and say where its peaks come from."""
+        if self.enabled:
+            return explain(run, parts, self._runner.root, timelines=self.policy.timelines)
+        explanations = Explanations()
+        explanations.recording = run.meter.recording()  # for its snapshot
+        return explanations
+
+    def explain_again(self, item: MarkedItem, run: Run, parts: Iterable[str]) -> Explanations:
+        """Run a test once more, as before but recorded, and say where its peaks come from."""
+        with self._runner.again(item, record=True) as attempt:
+            if attempt.passed:
+                return self.explain(run, parts)
+            explanations = Explanations()
+            explanations.recording = run.meter.recording()
+            return explanations
+
+    def follow_up(
+        self,
+        item: MarkedItem,
+        run: Run,
+        results: Sequence[Result],
+        recording: Recording | None,
+        *,
+        uncapped: bool,
+    ) -> list[Result]:
+        """Write a test's snapshot; add what expandable segments would give fragmented memory.
+
+        Args:
+            item: the test.
+            run: its run.
+            results: of the test and its parts.
+            recording: for the snapshot.
+            uncapped: whether its figures are those of a run without limits.
+        """
+        results = self._with_snapshot(results, recording)
+        policy = self.policy
+        wanted = policy.attribution == "on" or (self.enabled and too_much(results))
+        peaks = {result.part: peak for result in results if (peak := _needed_peak(result))}
+        peaks = {part: peak for part, peak in peaks.items() if is_fragmented(peak)}
+        if not wanted or not peaks:
+            return list(results)
+        expandable: dict[str, Peak | None] = {}
+        if not run.device.computes:  # a run on a real GPU may take long
+            with expandable_segments() as switched:
+                if switched:
+                    expandable = self._peaks_again(item, run, peaks, uncapped=uncapped)
+        explained = []
+        for result in results:
+            measurement, peak = result.measurement, peaks.get(result.part)
+            hint = fragmentation(peak, expandable.get(result.part)) if peak else ""
+            if measurement is not None and hint:
+                measurement = replace(measurement, hints=(*measurement.hints, hint))
+            explained.append(replace(result, measurement=measurement))
+        return explained
+
+    def _with_snapshot(
+        self, results: Sequence[Result], recording: Recording | None
+    ) -> Sequence[Result]:
+        folder = self.policy.snapshots
+        wanted = self.policy.snapshot_always or too_much(results)
+        if folder is None or recording is None or not wanted:
+            return results
+        try:
+            path = write_snapshot(recording, folder, results[0].nodeid)
+        except GpuMemError as error:
+            return [replace(result, snapshot_error=str(error)) for result in results]
+        with suppress(ValueError):
+            path = path.relative_to(self._runner.root)
+        return [replace(result, snapshot=str(path)) for result in results]
+
+    def _peaks_again(
+        self, item: MarkedItem, run: Run, parts: Iterable[str], *, uncapped: bool
+    ) -> dict[str, Peak | None]:
+        """Run a test once more; return the fullest peak of each of its parts, none if it fails."""
+        with self._runner.again(item, record=False, uncapped=uncapped) as attempt:
+            return {part: _fullest(run.peaks_of(part)) for part in parts if attempt.passed}
 
 
-def _peak(result: Result) -> Peak | None:
+def _needed_peak(result: Result) -> Peak | None:
     """Return the peak of the device that reserved most; of what ran out of memory, what it needs.
 
     None where it is not known.
@@ -96,16 +176,7 @@ def _peak(result: Result) -> Peak | None:
 
 
 def _fullest(peaks: Sequence[Peak]) -> Peak | None:
-    return max(peaks, key=lambda it: it.reserved, default=None)
-
-
-def _expandable_peaks(parts: Iterable[str], again: Again) -> dict[str, Peak | None]:
-    """Return the peaks of a test's parts, run with expandable segments; none if it fails so."""
-    with expandable_segments() as anew:
-        if not anew:
-            return {}
-        with again() as run:
-            return {part: _fullest(run.peaks_of(part)) for part in parts} if run else {}
+    return max(peaks, key=lambda peak: peak.reserved, default=None)
 
 
 class Explanations:

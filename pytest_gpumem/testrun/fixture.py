@@ -45,14 +45,14 @@ class GpuMemory:
         Raises:
             SpecError: it declares none.
         """
-        self._run.batch_size_asked = True
-        if self._run.spec.batch_size is None:
+        batch_size = self._run.read_batch_size()
+        if batch_size is None:
             raise SpecError(
                 "gpu_memory.batch_size",
                 "the marker declares none",
                 "write @pytest.mark.gpu_memory(batch_size=32)",
             )
-        return self._run.spec.batch_size
+        return batch_size
 
     @property
     def variant(self) -> Mapping[str, object]:
@@ -61,8 +61,7 @@ class GpuMemory:
         A test passes it on: ``train(**gpu_memory.variant)``, or looks into it:
         ``with torch.autocast("cuda", enabled="amp" in gpu_memory.variant)``.
         """
-        self._run.variant_asked = True
-        return self._run.spec.variant
+        return self._run.read_variant()
 
     @property
     def world_size(self) -> int:
@@ -198,7 +197,7 @@ class GpuMemory:
         return self._prober().scaling(step, sizes, predict)
 
     def _prober(self) -> Prober:
-        return Prober(self._run.meter, self._run.root, self._run.tell)
+        return Prober(self._run.meter, self._run.root, self._run.progress)
 
 
 def _most(peaks: Sequence[Peak], which: str) -> int:

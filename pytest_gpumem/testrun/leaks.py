@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.attribution.attributor import MOST_SITES, origin_of
 from pytest_gpumem.attribution.categories import Blocks
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.measurement import Measurement, Site
-    from pytest_gpumem.spec import MemorySpec
-    from pytest_gpumem.testrun.rerun import Stage
+    from pytest_gpumem.testrun.marked_item import MarkedItem
+    from pytest_gpumem.testrun.rerun import Runner
     from pytest_gpumem.testrun.run import Run
 
 Place = tuple[int, int]
@@ -54,16 +54,16 @@ def require_steps(run: Run) -> None:
 
 def with_growth(
     run: Run, measurement: Measurement, recording: Recording | None, root: Path
-) -> tuple[MemorySpec, Measurement]:
-    """Return a test's spec and its measurement, with what made its steps grow."""
-    spec, steps = run.spec, run.meter.steps
+) -> Measurement:
+    """Return a test's measurement, with the lines whose memory makes its steps grow."""
+    steps = run.meter.steps
     grown = [(it.final - it.initial if (it := growth(one)) else 0) for one in measurement.steps]
     most = max(grown, default=0)
-    if not spec.steady or not most:
-        return spec, measurement
+    if not run.spec.steady or not most:
+        return measurement
     device = grown.index(most)
     found = _heaped(recording, run.meter.devices[device], steps.times, root) if recording else ()
-    return spec, replace(measurement, stayed=Stayed(device, most, found, steps.holders))
+    return replace(measurement, stayed=Stayed(device, most, found, steps.holders))
 
 
 def _heaped(
@@ -101,8 +101,8 @@ class _Left(NamedTuple):
 
 
 def judged(  # noqa: PLR0913 - a test, its run, and all that came of it
-    stage: Stage,
-    item: Any,  # noqa: ANN401
+    runner: Runner,
+    item: MarkedItem,
     run: Run,
     whole: Result,
     recording: Recording | None,
@@ -115,15 +115,15 @@ def judged(  # noqa: PLR0913 - a test, its run, and all that came of it
     whether each run leaves as much.
     """
     assert whole.measurement is not None  # noqa: S101 - judge_left was asked for a measured test
-    left = _left(stage, run, run.known)
+    left = _left(runner, run, run.excused_blocks)
     measurement = replace(whole.measurement, left=left.sizes)
     if judge_left(measurement, run.spec) is None:
         return None
-    stayed = _stayed(run, left, recording, stage.root)  # now: a second run leaves more
-    again, recorded = _left_again(stage, item, run, left, record=record)
+    stayed = _stayed(run, left, recording, runner.root)  # now: a second run leaves more
+    again, recorded = _left_again(runner, item, run, left, record=record)
     if run.spec.warmup and again is not None:
         measurement = replace(measurement, left=again.sizes)
-        stayed = _stayed(run, again, recorded, stage.root)
+        stayed = _stayed(run, again, recorded, runner.root)
         note = ""
     else:
         note = _compared(again, warmup=run.spec.warmup)
@@ -135,17 +135,17 @@ def judged(  # noqa: PLR0913 - a test, its run, and all that came of it
     return replace(whole, measurement=measurement, verdict=replace(verdict, notes=notes))
 
 
-def _left(stage: Stage, run: Run, known: Collection[Place], before: Sequence[int] = ()) -> _Left:
+def _left(runner: Runner, run: Run, known: Collection[Place], before: Sequence[int] = ()) -> _Left:
     run.meter.release()
-    held = stage.left_by(run)
+    held = runner.left_by(run)
     more = [now - past for now, past in zip(held, before or [0] * len(held), strict=True)]
     blocks = {it: size for it, size in run.meter.blocks().items() if it not in known}
     return _Left(tuple(max(0, it) for it in more), blocks)
 
 
 def _left_again(
-    stage: Stage,
-    item: Any,  # noqa: ANN401
+    runner: Runner,
+    item: MarkedItem,
     run: Run,
     first: _Left,
     *,
@@ -154,18 +154,18 @@ def _left_again(
     """Return what a second run of the test leaves besides; None if there was none that passed."""
     if max(first.sizes) > run.info.total_memory // MOST_SHARE:
         return None, None
-    with stage.again(item, record=record) as passed:
+    with runner.again(item, record=record, warm=True) as attempt:
         recording = run.meter.recording()
-        ran = passed is not None
-    known = {*run.known, *first.blocks}
-    return (_left(stage, run, known, first.sizes) if ran else None), recording
+    if not attempt.passed:
+        return None, recording
+    known = {*run.excused_blocks, *first.blocks}
+    return _left(runner, run, known, first.sizes), recording
 
 
 def _compared(again: _Left | None, *, warmup: int) -> str:
     if again is None:
-        return "with what the warm-up left: a second run did not pass, or was not tried" * bool(
-            warmup
-        )
+        tried = "with what the warm-up left: a second run did not pass, or was not tried"
+        return tried if warmup else ""
     size = max(again.sizes, default=0)
     if size:
         return f"run once more it left {format_size(size)} more"

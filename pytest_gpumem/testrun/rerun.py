@@ -1,24 +1,23 @@
-"""The marked test that runs now, on its device, and who else holds memory there."""
+"""The marked test that runs on the session's device, run again, and the memory around it."""
 
 from __future__ import annotations
 
-import sys
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.sizes import format_size
-from pytest_gpumem.testrun import pytest_item
+from pytest_gpumem.testrun.marked_item import Attempt
 from pytest_gpumem.torchrun_env import current_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from pytest_gpumem.devices.select import Choice
     from pytest_gpumem.spec import MemorySpec
-    from pytest_gpumem.testrun.run import Retained, Run
+    from pytest_gpumem.testrun.marked_item import FixtureKey, MarkedItem
+    from pytest_gpumem.testrun.run import Inputs, Retained, Run
 
 
 LONGEST_ERROR: Final = 200
@@ -27,38 +26,40 @@ LONGEST_ERROR: Final = 200
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of a test that was run once more with something else."""
+    """The outcome of a test that was run once more with another batch size or variant."""
 
     run: Run
     passed: bool
     out_of_memory: bool
-    """whether it failed by that"""
+    """whether it failed by running out of memory"""
     error: str
-    """what it failed with"""
+    """the error that it failed with, as text"""
 
 
-class Stage:
-    """Where one marked test after the other runs."""
+class Runner:
+    """Runs one marked test after the other on the session's device."""
 
-    def __init__(self, choice: Choice, root: Path) -> None:
+    def __init__(self, choice: Choice, root: Path, progress: Callable[[str], None]) -> None:
+        """Run tests.
+
+        Args:
+            choice: the session's device.
+            root: pytest's root folder, for the names of files.
+            progress: shows a line to the user who waits for a test.
+        """
         self.choice = choice
         self.root = root
         self.run: Run | None = None
-        """the marked test that runs now"""
-        self.fixtures: dict[Any, Retained] = {}
-        """what live fixtures of wider scope retain, by their definitions"""
-        self._left: list[tuple[str, int]] = []
+        """the marked test that runs"""
+        self.fixtures: dict[FixtureKey, Retained] = {}
+        """the memory that live fixtures of wider scope retain"""
+        self._progress = progress
+        self._leftovers: list[tuple[str, int]] = []
         """tests that left memory behind, and how many bytes"""
         self._nodeid = ""
-        self.tell: Callable[[str], object] = bool
-        """shows a line to who waits"""
 
-    def records(self, spec: MemorySpec) -> bool:
-        """Whether a test is recorded from the start."""
-        raise NotImplementedError
-
-    def begin(self, item: Any, spec: MemorySpec) -> None:  # noqa: ANN401 - a pytest.Item
-        """Open the device for a test; ``run`` stays None where there is none.
+    def begin(self, item: MarkedItem, spec: MemorySpec, *, record: bool) -> None:
+        """Open the device for a test; ``run`` stays None where the session has no device.
 
         Raises:
             DeviceError: the device cannot be what the test asks for.
@@ -67,45 +68,35 @@ class Stage:
         from pytest_gpumem.testrun.run import Run
 
         self.end()
-        if self.choice.device is None:
+        device, nodeid = self.choice.device, item.nodeid
+        if device is None:
             return
-        with Run.open(spec, self.choice.device, self.root, record=self.records(spec)) as run:
-            pytest_item.finish_replaced(item, self.fixtures)
-            run.start(self._live(pytest_item.fixture_defs(item)))
-        run.tell = self._tell
-        self.run = run
-        self._nodeid = item.nodeid
+
+        def progress(line: str) -> None:
+            self._progress(f"{nodeid}: {line}")
+
+        with Run.open(spec, device, self.root, record=record, progress=progress) as run:
+            item.finish_replaced(self.fixtures)
+            run.start(self._live(item.requested_fixtures()))
+        self.run, self._nodeid = run, nodeid
         activate(run.meter)
 
-    def _tell(self, text: str) -> None:
-        self.tell(f"{self._nodeid}: {text}")
-
-    def _live(self, definitions: Iterable[Any]) -> list[Retained]:
-        used = set(definitions)
-        return [held for it, held in self.fixtures.items() if it in used]
-
-    def _held_notes(self, run: Run) -> Iterator[str]:
-        """Say who holds memory that is not counted."""
-        held = sum(other.allocated for other in run.meter.foreign)
-        if not held:
-            return
-        strangers = [it for it in self.fixtures.values() if it not in run.owned]
-        holders = [f"fixture {it.name!r}" for it in strangers if any(p.allocated for p in it.held)]
-        holders += [nodeid for nodeid, _ in self._left]
-        names = ", ".join(holders[-3:]) or "code outside of marked tests"
-        yield f"{format_size(held)} held when it began, by {names}, are not counted"
+    def _live(self, fixtures: Iterable[FixtureKey]) -> list[Retained]:
+        used = set(fixtures)
+        return [retained for fixture, retained in self.fixtures.items() if fixture in used]
 
     @contextmanager
-    def fixture(self, name: str, key: object) -> Iterator[None]:
-        """Note what the set-up of a fixture of wider scope retains, where a marked test runs."""
+    def fixture(self, name: str, fixture: FixtureKey) -> Iterator[None]:
+        """Note the memory that a fixture of wider scope retains after its set-up in the block."""
         if self.run is None:
             yield
             return
-        with self.run.fixture(name, self.fixtures, key):
+        with self.run.fixture(name) as retained:
             yield
+        self.fixtures[fixture] = retained
 
     def end(self) -> None:
-        """Let go of the device, and note what the test left behind."""
+        """Let go of the device, and note the memory that the test left behind."""
         run, self.run = self.run, None
         if run is None:
             return
@@ -113,116 +104,140 @@ class Stage:
 
         deactivate(run.meter)
         with suppress(Exception):  # the device may be in no state to answer
-            self._note_left(run)
+            self._note_leftover(run)
         run.close()
 
-    def _note_left(self, run: Run) -> None:
+    def _note_leftover(self, run: Run) -> None:
         import gc
 
-        left = sum(self.left_by(run))
-        if left > 0:
+        leftover = sum(self.left_by(run))
+        if leftover > 0:
             gc.collect()
-            left = sum(self.left_by(run))
-        if not any(other.allocated for other in run.meter.foreign):
-            self._left.clear()
-        if left > 0:
-            self._left.append((self._nodeid, left))
+            leftover = sum(self.left_by(run))
+        if not any(held.allocated for held in run.meter.foreign):
+            self._leftovers.clear()  # all that earlier tests left has been freed since
+        if leftover > 0:
+            self._leftovers.append((self._nodeid, leftover))
 
     def left_by(self, run: Run) -> list[int]:
         """Return the bytes that a test still holds on each device, live fixtures' not counted."""
-        alive = [it for it in run.owned if it in self.fixtures.values()]
+        alive = [fixture for fixture in run.owned if fixture in self.fixtures.values()]
         return run.held_besides(alive)
 
-    # -- a test that ran --
+    # -- a test that has ended --
 
-    def _running(self, item: Any) -> Run:  # noqa: ANN401 - a pytest.Item
-        """Return the run, with all that the test turned out to use."""
-        assert self.run is not None  # noqa: S101 - for the type checker
-        self.run.adopt(self._live(pytest_item.fixture_defs_used(item)))
-        self.run.notes.extend(self._held_notes(self.run))
-        return self.run
-
-    def again(self, item: Any, *, record: bool) -> AbstractContextManager[Run | None]:  # noqa: ANN401
-        """Run a test that passed once more, now warm, and tear it down at the end of the block."""
-        return self._again(item, None, uncapped=False, record=record, warm=True)
-
-    @contextmanager
-    def trial(self, item: Any, spec: MemorySpec, *, record: bool = False) -> Iterator[Trial]:  # noqa: ANN401
-        """Run a test once more as another spec has it, on the same devices, within their limits.
-
-        It is torn down at the end of the block.
-        """
+    def ended(self, item: MarkedItem) -> Run:
+        """Return the run of a test that has ended, with all the fixtures that it has used."""
         assert self.run is not None  # noqa: S101 - for the type checker
         run = self.run
-        declared = run.spec
-        errors: list[tuple[bool, str]] = []
-        handled = sys.exc_info()[1]  # the test's own error, where this is for the sake of that
-
-        def failed(error: BaseException) -> None:
-            short = find_out_of_memory(error, handled) is not None
-            errors.append((short, shown_error(error)))
-
-        from pytest_gpumem.meter.out_of_memory import find_out_of_memory
-
-        try:
-            with self._again(
-                item, None, uncapped=False, record=record, spec=spec, failed=failed
-            ) as passed:
-                short, error = errors[0] if errors else (False, "")
-                yield Trial(run, passed=passed is not None, out_of_memory=short, error=error)
-        finally:
-            run.spec = declared
+        run.adopt(self._live(item.used_fixtures()))
+        uncounted = sum(held.allocated for held in run.meter.foreign)
+        if uncounted:
+            holders = [
+                f"fixture {fixture.name!r}"
+                for fixture in self.fixtures.values()
+                if fixture not in run.owned and fixture.holds_memory
+            ]
+            holders += [nodeid for nodeid, _ in self._leftovers]
+            names = ", ".join(holders[-3:]) or "code outside of marked tests"
+            run.notes.append(
+                f"{format_size(uncounted)} held when it began, by {names}, are not counted"
+            )
+        return run
 
     @contextmanager
-    def _again(  # noqa: PLR0913 - all that makes a second run another one
+    def again(  # noqa: PLR0913 - all in which a second run differs from the first
         self,
-        item: Any,  # noqa: ANN401
-        error: BaseException | None,
+        item: MarkedItem,
+        error: BaseException | None = None,
         *,
-        uncapped: bool,
         record: bool,
-        spec: MemorySpec | None = None,
+        uncapped: bool = False,
         warm: bool = False,
-        failed: Callable[[BaseException], object] = bool,
-    ) -> Iterator[Run | None]:
-        """Run the test once more; give the run, or None if it did not pass this time.
+        inputs: Inputs | None = None,
+    ) -> Iterator[Attempt]:
+        """Run the test once more, and tear it down at the end of the block.
 
-        Where it is warm, it needs no warm-up. One rank of torchrun's is not run again alone: the
-        others would not be there for its collectives.
+        A rank of torchrun's is not run again: the other ranks would be missing in its collectives.
+
+        Args:
+            item: the test.
+            error: the error that it has just failed with.
+            record: whether the run is recorded.
+            uncapped: whether its limits are lifted.
+            warm: whether nothing is left to warm up.
+            inputs: a batch size and a variant to run with, under the limits.
         """
         if current_rank() is not None:
-            yield None
+            yield Attempt(passed=False)
             return
         assert self.run is not None  # noqa: S101 - for the type checker
-        run, before = self.run, list(self.fixtures)
+        run, fixtures_before = self.run, set(self.fixtures)
 
         def prepare() -> None:
             run.meter.await_release(sum(peak.allocated for peak in run.owned_peaks()))
-            if spec is not None:
-                run.spec = spec
-                if run.free:
-                    run.cap_again()
+            if inputs is not None:
+                run.inputs = inputs
+                run.restore_limits()
             if uncapped:
-                run.uncap()
+                run.lift_limits()
             run.begin_again(record=record)
 
         def execute() -> None:
-            for _ in range(0 if warm else run.spec.warmup):
-                item.runtest()
-                run.begin_again(record=False)
+            if not warm:
+                run.warm_up(item)
             item.runtest()
 
-        passed = pytest_item.run_again(item, error, prepare, execute, failed)
+        attempt = item.run_again(error, prepare, execute)
         try:
-            yield run if passed else None
+            yield attempt
         finally:
-            pytest_item.tear_down(item)
-            made = [it for key, it in self.fixtures.items() if key not in before and it.weighs]
-            pytest_item.finish_all(item, [key for key, it in self.fixtures.items() if it in made])
+            item.tear_down()
+            # Fixtures that this run made and the first had not are no later test's.
+            item.finish_fixtures(
+                [
+                    fixture
+                    for fixture, retained in self.fixtures.items()
+                    if fixture not in fixtures_before and retained.holds_memory
+                ]
+            )
+
+    @contextmanager
+    def trial(
+        self,
+        item: MarkedItem,
+        inputs: Inputs,
+        *,
+        handled: BaseException | None = None,
+        record: bool = False,
+    ) -> Iterator[Trial]:
+        """Run a test once more with other inputs, on the same devices, within their limits.
+
+        It is torn down at the end of the block.
+
+        Args:
+            item: the test.
+            inputs: the batch size and the variant.
+            handled: the error that the test has failed with before, where it has: Python makes it
+                the context of an error of the trial, which does not come of it.
+            record: whether the trial is recorded.
+        """
+        from pytest_gpumem.meter.out_of_memory import find_out_of_memory
+
+        assert self.run is not None  # noqa: S101 - for the type checker
+        run, declared = self.run, self.run.inputs
+        try:
+            with self.again(item, record=record, inputs=inputs) as attempt:
+                error = attempt.error
+                short = error is not None and find_out_of_memory(error, handled) is not None
+                text = shown_error(error) if error is not None else ""
+                yield Trial(run, passed=attempt.passed, out_of_memory=short, error=text)
+        finally:
+            run.inputs = declared
 
 
 def shown_error(error: BaseException) -> str:
-    """Return an error's class and the first line of what it says, cut short."""
+    """Return an error's class and the first line of its message, cut short."""
     lines = str(error).splitlines()
-    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]}..."
+    shown = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return shown if len(shown) <= LONGEST_ERROR else f"{shown[:LONGEST_ERROR]}..."

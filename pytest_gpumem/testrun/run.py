@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.devices.cards import CARDS, find_card
 from pytest_gpumem.devices.lone_rank import joined
@@ -15,7 +16,7 @@ from pytest_gpumem.meter.peaks import minus, plus
 from pytest_gpumem.spec import MemorySpec, spec_from_call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pytest_gpumem.attribution.recording import Span
@@ -23,13 +24,14 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.measurement import DeviceInfo, Measurement
     from pytest_gpumem.meter.peaks import Tally
+    from pytest_gpumem.testrun.marked_item import MarkedItem
 
 BOUNDLESS: Final = 1 << 39
 """bytes more than its card has that a virtual GPU gets to say how much a step needs"""
 
 
-def _nobody(_text: str) -> None:
-    """Tell nobody."""
+def _no_progress(_line: str) -> None:
+    """Show nothing."""
 
 
 def canonical_card(name: str) -> str:
@@ -43,17 +45,25 @@ def canonical_card(name: str) -> str:
 
 @dataclass
 class Retained:
-    """What an instance of a module- or session-scoped fixture holds: bytes, one Peak a device."""
+    """The memory of an instance of a fixture of wider scope than a test; one Peak a device."""
 
     name: str
-    held: tuple[Peak, ...]
-    peaks: tuple[Peak, ...]
-    """the highest of its set-up, above what was held when that began"""
+    held: tuple[Peak, ...] = ()
+    """bytes that it holds since its set-up"""
+    peaks: tuple[Peak, ...] = ()
+    """the peaks of its set-up, above the memory held when that began"""
 
     @property
-    def weighs(self) -> bool:
-        """Whether it holds anything."""
+    def holds_memory(self) -> bool:
+        """Whether it holds any."""
         return any(peak.allocated for peak in self.held)
+
+
+class Inputs(NamedTuple):
+    """The values that the fixture ``gpu_memory`` gives a test, and that a trial changes."""
+
+    batch_size: int | None
+    variant: Mapping[str, object] = MappingProxyType({})
 
 
 @dataclass
@@ -73,33 +83,41 @@ class Run:
     info: DeviceInfo
     meter: Meter
     root: Path
+    inputs: Inputs
+    progress: Callable[[str], None] = _no_progress
+    """shows a line to the user who waits for the test"""
     parts: dict[str, Part] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     owned: list[Retained] = field(default_factory=list)
     """fixtures of wider scope that this test uses"""
-    stack: ExitStack = field(default_factory=ExitStack)
-
-    known: set[tuple[int, int]] = field(default_factory=set)
+    excused_blocks: set[tuple[int, int]] = field(default_factory=set)
     """device and address of blocks that are no leak, where leaks are asked for"""
-    free: bool = False
-    """whether no limit holds any more"""
-    batch_size_asked: bool = False
-    """whether the test has asked for its batch size, so that another one makes a difference"""
-    variant_asked: bool = False
-    """whether it has asked for its variant"""
-    tell: Callable[[str], None] = _nobody
-    """shows a line to who waits for the test"""
-    short: tuple[BaseException, str] | None = None
-    """the error that a part ended with, and its name"""
+    _inputs_read: set[str] = field(default_factory=set)
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _uncapped: bool = False
+    """whether limits are lifted"""
+    _failed_part: tuple[BaseException, str] | None = None
+    """the error that a part ended with, and the part's name"""
 
     @classmethod
     @contextmanager
     def open(
-        cls, spec: MemorySpec, device: Device, root: Path, *, record: bool = False
+        cls,
+        spec: MemorySpec,
+        device: Device,
+        root: Path,
+        *,
+        record: bool = False,
+        progress: Callable[[str], None] = _no_progress,
     ) -> Iterator[Run]:
         """Take the device; it is let go of by ``close``, or if the block ends with an error.
 
-        ``record`` records the run, so that its peaks can be explained.
+        Args:
+            spec: the test's declaration.
+            device: where it runs.
+            root: the project's folder, for the names of files.
+            record: whether the run is recorded, so that its peaks can be explained.
+            progress: shows a line to the user who waits.
 
         Raises:
             DeviceError: the device cannot be what the test asks for.
@@ -113,9 +131,9 @@ class Run:
                 stack.enter_context(joined(spec.rank or 0, spec.world_size, device.kind))
             meter = Meter(device, info, spec.devices, record=record, steady=spec.steady)
             stack.callback(meter.stop)
-            run = cls(spec, device, info, meter, root)
+            run = cls(spec, device, info, meter, root, Inputs(spec.batch_size), progress)
             yield run
-            run.stack = stack.pop_all()
+            run._stack = stack.pop_all()
 
     def start(self, owned: Iterable[Retained]) -> None:
         """Settle, cap the device, begin to count.
@@ -128,7 +146,7 @@ class Run:
         self.meter.start(self.owned_peaks())
         self.meter.cap(self.limit)
         if self.spec.max_leak_mib is not None:
-            self.known = set(self.meter.blocks())
+            self.excused_blocks = set(self.meter.blocks())
         before = [Peak(0, 0)] * self.spec.devices
         for fixture in self.owned:
             tops = zip(before, self._padded(fixture.peaks), strict=True)
@@ -157,7 +175,27 @@ class Run:
 
     def close(self) -> None:
         """Let go of the device."""
-        self.stack.close()
+        self._stack.close()
+
+    def read_batch_size(self) -> int | None:
+        """Return the test's batch size, and note that it has asked: another one may matter."""
+        self._inputs_read.add("batch_size")
+        return self.inputs.batch_size
+
+    def read_variant(self) -> Mapping[str, object]:
+        """Return the options of the variant that is tried, and note that the test has asked."""
+        self._inputs_read.add("variant")
+        return self.inputs.variant
+
+    def has_read(self, name: str) -> bool:
+        """Whether the test has asked for its "batch_size" or its "variant"."""
+        return name in self._inputs_read
+
+    def warm_up(self, item: MarkedItem) -> None:
+        """Run the test's function as often as it declares, without counting its memory."""
+        for _ in range(self.spec.warmup):
+            item.runtest()
+            self.begin_again(record=False)
 
     @property
     def card(self) -> Card | None:
@@ -167,7 +205,7 @@ class Run:
     @property
     def limit(self) -> int | None:
         """Bytes that the step may reserve: the tightest of ``max_gib`` and the card's memory."""
-        if self.free:
+        if self._uncapped:
             return None
         limits = [self.spec.max_bytes, self.card.usable_memory if self.card else None]
         return min((limit for limit in limits if limit is not None), default=None)
@@ -189,7 +227,7 @@ class Run:
         return held
 
     @contextmanager
-    def fixture(self, name: str, notes: dict[Any, Retained], key: object) -> Iterator[None]:
+    def fixture(self, name: str) -> Iterator[Retained]:
         """Note what the set-up of a fixture of wider scope retains, and its peak.
 
         Its memory counts for every test that uses it, whichever ran first. So that the first one
@@ -199,18 +237,15 @@ class Run:
         before = self.meter.counted()
         leaks = self.spec.max_leak_mib is not None
         blocks = set(self.meter.blocks()) if leaks else set()
+        retained = Retained(name)
         with self.meter.part() as tally:
-            yield
+            yield retained
         self.meter.resettle()
-        self.known |= set(self.meter.blocks()) - blocks if leaks else set()
+        self.excused_blocks |= set(self.meter.blocks()) - blocks if leaks else set()
         after = self.meter.counted()
-        noted = Retained(
-            name,
-            tuple(minus(late, early) for late, early in zip(after, before, strict=True)),
-            tuple(minus(top, early) for top, early in zip(tally.peaks, before, strict=True)),
-        )
-        notes[key] = noted
-        self.owned.append(noted)
+        retained.held = tuple(minus(*pair) for pair in zip(after, before, strict=True))
+        retained.peaks = tuple(minus(*pair) for pair in zip(tally.peaks, before, strict=True))
+        self.owned.append(retained)
 
     @contextmanager
     def part(self, name: str, declared: dict[str, object]) -> Iterator[PartFigures]:
@@ -220,15 +255,17 @@ class Run:
             SpecError: the name or the declaration is no good.
         """
         spec = spec_from_call(name, declared, self.spec)
-        limits = () if self.free else (self.limit, spec.max_bytes)
+        limits = () if self._uncapped else (self.limit, spec.max_bytes)
         before = self.meter.cap(min((it for it in limits if it is not None), default=None))
         figures = PartFigures()
         try:
             with self.meter.part() as tally:
                 yield figures
         except BaseException as error:
-            if self.short is None or self.short[0] is not error:  # else an inner part has it
-                self.short = error, name
+            if (
+                self._failed_part is None or self._failed_part[0] is not error
+            ):  # else an inner part has it
+                self._failed_part = error, name
             raise
         finally:
             self.meter.cap(before)
@@ -281,8 +318,8 @@ class Run:
         Returns:
             the part's name ("" is the test), its spec and its measurement.
         """
-        if self.short is not None and find_out_of_memory(self.short[0]) is error:
-            name = self.short[1]
+        if self._failed_part is not None and find_out_of_memory(self._failed_part[0]) is error:
+            name = self._failed_part[1]
             part = self.parts[name]
             tightest = part.spec.max_bytes
             if tightest is not None and (self.limit is None or tightest <= self.limit):
@@ -305,18 +342,19 @@ class Run:
         self.parts.clear()
         self.meter.restart(record=record)
 
-    def uncap(self) -> None:
+    def lift_limits(self) -> None:
         """Lift every limit, to see how much a step needs."""
-        self.free = True
+        self._uncapped = True
         others = self.meter.foreign
         self.device.make_room([other.reserved + BOUNDLESS for other in others])
         self.meter.cap(None)
 
-    def cap_again(self) -> None:
-        """Have every limit hold again."""
-        self.free = False
-        self.device.make_room([other.reserved for other in self.meter.foreign])
-        self.meter.cap(self.limit)
+    def restore_limits(self) -> None:
+        """Have every limit hold again, where they were lifted."""
+        if self._uncapped:
+            self._uncapped = False
+            self.device.make_room([other.reserved for other in self.meter.foreign])
+            self.meter.cap(self.limit)
 
 
 @dataclass

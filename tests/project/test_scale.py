@@ -14,7 +14,7 @@ from helpers.sample_report import many
 from pytest_gpumem.baselines.store import BaselineStore, NewBaseline
 from pytest_gpumem.judge.result import entry_of
 from pytest_gpumem.nodeids import split_nodeid
-from pytest_gpumem.plugin.results import Gathering
+from pytest_gpumem.plugin.results import SessionResults
 from pytest_gpumem.report import breakdown_rows
 from pytest_gpumem.report.json_report import dumps
 from pytest_gpumem.report.markdown import markdown
@@ -47,7 +47,7 @@ def calls(function, *args):
 
 def gathered(results):
     """Gather results as the reports of their tests bring them."""
-    gather = Gathering()
+    gather = SessionResults()
     for result in results:
         data = to_text([result])
         gather.add(result.nodeid, "setup", passed=True, data=None)

@@ -18,7 +18,7 @@ from helpers.html_pages import Page, index_of, sections_of
 from helpers.sample_report import EVIL, MODULE, attribution, entry, many, measured, result, sample
 
 from pytest_gpumem.judge.breakdown_diff import site_rows
-from pytest_gpumem.judge.result import ORDER
+from pytest_gpumem.judge.result import SEVERITY
 from pytest_gpumem.judge.verdict import Kind, Lookup
 from pytest_gpumem.measurement import Attribution, Breakdown, Phase, Site, Timeline
 from pytest_gpumem.report.model import Report
@@ -63,7 +63,7 @@ def test_every_verdict_has_its_row_and_its_section(parsed):
         "✓ within",
         "✓ within",
     ]
-    assert set(ORDER) == set(Kind)
+    assert set(SEVERITY) == set(Kind)
     links = [it.attributes["href"][1:] for it in parsed.all("a", class_="name")]
     assert len(set(links)) == len(sample().results)
     assert links == [it.attributes["id"] for it in parsed.all("section", class_="result")]
@@ -378,7 +378,6 @@ def test_matplotlib_is_imported_for_timelines_alone_and_pyplot_never():
         "import pytest_gpumem.plugin.outputs\n"
         "from helpers import sample_report\n"
         "from pytest_gpumem.report.page import html\n"
-        "from pytest_gpumem.judge.result import ORDER\n"
         "from pytest_gpumem.report.model import Report\n"
         "html.page(Report(tuple(sample_report.many(3))))\n"
         "assert 'matplotlib' not in sys.modules\n"

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 from helpers.sample_report import H100, NOW
 
-from pytest_gpumem.judge.result import Result
+from pytest_gpumem.judge.result import Result, urgency
 from pytest_gpumem.judge.verdict import Kind, Verdict
 from pytest_gpumem.measurement import Measurement, Peak
-from pytest_gpumem.plugin.merging import merged
-from pytest_gpumem.plugin.results import Gathering
+from pytest_gpumem.plugin.results import SessionResults, worst_of_ranks
 from pytest_gpumem.report.serialize import to_text
 
 PASSES = {Kind.WITHIN, Kind.IMPROVED, Kind.NO_BASELINE}
@@ -30,7 +29,7 @@ def result(rank, kind=Kind.WITHIN, mib=10, part=""):
 
 
 def worst(*results, shrinkage_fails=False):
-    (found,) = merged([[it] for it in results], shrinkage_fails=shrinkage_fails)
+    (found,) = worst_of_ranks([[it] for it in results], shrinkage_fails=shrinkage_fails)
     return found
 
 
@@ -65,7 +64,7 @@ def test_a_rank_that_shrank_says_nothing_where_another_held_more():
 def test_parts_are_merged_each_by_itself():
     first = [result(0, mib=10), result(0, mib=9, part="forward")]
     second = [result(1, mib=8), result(1, mib=12, part="forward")]
-    found = merged([first, second], shrinkage_fails=False)
+    found = worst_of_ranks([first, second], shrinkage_fails=False)
     assert [(it.part, it.rank) for it in found] == [("", 0), ("forward", 1)]
 
 
@@ -77,7 +76,7 @@ def test_one_alone_has_no_note():
 
 
 def gathered(*results, passed=True):
-    found = Gathering()
+    found = SessionResults()
     for when in ("setup", "call", "teardown"):
         data = to_text(results) if when == "call" else None
         ok = passed or when != "call"
@@ -87,34 +86,34 @@ def gathered(*results, passed=True):
 
 def test_the_one_baseline_is_the_fullest_ranks_and_names_no_rank():
     first = gathered(result(0, mib=10))
-    first.join({1: gathered(result(1, mib=30)).plain()}, shrinkage_fails=False)
+    first.join({1: gathered(result(1, mib=30)).to_plain()}, shrinkage_fails=False)
     (change,) = first.changes()
     (entry,) = change.parts.values()
     assert entry.peaks == (Peak(30 << 20, 30 << 20),)
     assert (entry.world_size, entry.rank) == (2, None)
-    assert first.elsewhere == []
+    assert first.failed_elsewhere == []
 
 
 def test_a_test_that_failed_in_any_rank_gets_none():
     first = gathered(result(0))
-    first.join({1: gathered(result(1), passed=False).plain()}, shrinkage_fails=False)
+    first.join({1: gathered(result(1), passed=False).to_plain()}, shrinkage_fails=False)
     assert first.changes() == []
 
 
 def test_a_failure_of_another_rank_is_to_be_told():
     first = gathered(result(0))
     other = gathered(result(1, Kind.REGRESSED), passed=False)
-    first.join({1: other.plain()}, shrinkage_fails=False)
-    assert [[it.rank for it in results] for results in first.elsewhere] == [[1]]
+    first.join({1: other.to_plain()}, shrinkage_fails=False)
+    assert [[it.rank for it in results] for results in first.failed_elsewhere] == [[1]]
     own = gathered(result(0, Kind.REGRESSED), passed=False)
-    own.join({1: other.plain()}, shrinkage_fails=False)
-    assert own.elsewhere == []
+    own.join({1: other.to_plain()}, shrinkage_fails=False)
+    assert own.failed_elsewhere == []
 
 
 def test_a_rank_that_gave_nothing_is_named():
     first = gathered(result(0))
     first.join({1: None}, shrinkage_fails=False)
-    assert first.broken == ["rank 1 gave no results: no baselines are written"]
+    assert first.problems == ["rank 1 gave no results: no baselines are written"]
 
 
 @pytest.mark.parametrize(
@@ -123,5 +122,11 @@ def test_a_rank_that_gave_nothing_is_named():
 def test_what_cannot_be_read_is_said(data):
     first = gathered(result(0))
     first.join({1: data}, shrinkage_fails=False)
-    assert len(first.broken) == 1
+    assert len(first.problems) == 1
     assert first.results() == [replace(result(0))]
+
+
+def test_a_leak_is_worse_than_a_regression_as_in_judging():
+    leaked, regressed = result(0, Kind.LEAKED, mib=10), result(1, Kind.REGRESSED, mib=90)
+    assert worst(leaked, regressed).rank == 0
+    assert sorted([regressed, leaked], key=urgency) == [leaked, regressed]

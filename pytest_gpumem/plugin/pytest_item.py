@@ -1,0 +1,188 @@
+"""pytest's items as marked tests: all that is needed of pytest and has no public name stands here.
+
+Each use of a private name is tested.
+"""
+
+from __future__ import annotations
+
+import io
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gpumem.testrun.marked_item import Attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator
+
+    import pytest
+
+    from pytest_gpumem.measurement import Measurement
+    from pytest_gpumem.testrun.marked_item import FixtureKey
+
+MARKER: Final = "gpu_memory"
+FIXTURE: Final = "gpu_memory"
+
+
+def is_marked(item: pytest.Item) -> bool:
+    """Return whether a test is to be measured: by its marker, or by the fixture alone."""
+    return item.get_closest_marker(MARKER) is not None or FIXTURE in _fixture_names(item)
+
+
+def _fixture_names(item: pytest.Item) -> list[str]:
+    return list(getattr(item, "fixturenames", ()))
+
+
+class PytestItem:
+    """An item of pytest's as a :class:`~pytest_gpumem.testrun.marked_item.MarkedItem`."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        self.item = item
+        self._private: Any = item
+        """the same item, where its private names are used"""
+
+    @property
+    def nodeid(self) -> str:
+        """The test's name, as pytest has it."""
+        return self.item.nodeid
+
+    def location(self) -> tuple[str, int]:
+        """Return the test's file and the line of its marker, from 1."""
+        from pytest_gpumem.source_lines import marker_line
+
+        path, line, _ = self.item.location
+        filename = str(self.item.config.rootpath / path)
+        return str(path), marker_line(filename, (line or 0) + 1, MARKER)
+
+    # -- fixtures --
+
+    def requested_fixtures(self) -> Iterator[pytest.FixtureDef[Any]]:
+        """Yield the fixtures that the test is known to use before it runs."""
+        info = getattr(self.item, "_fixtureinfo", None)
+        definitions_by_name = getattr(info, "name2fixturedefs", {})
+        for name in _fixture_names(self.item):
+            for definition in reversed(definitions_by_name.get(name, ())):
+                yield definition
+                if name not in definition.argnames:  # it does not ask for the one it overrides
+                    break
+
+    def used_fixtures(self) -> list[pytest.FixtureDef[Any]]:
+        """Return the fixtures that the test has used, those of ``request.getfixturevalue`` too."""
+        request = getattr(self.item, "_request", None)
+        return list(getattr(request, "_fixture_defs", {}).values())
+
+    def finish_replaced(self, live: Collection[FixtureKey]) -> None:
+        """Tear down the live instances of parametrized fixtures that this test replaces.
+
+        pytest would do it a little later, in the midst of the measurement.
+        """
+        params = getattr(getattr(self.item, "callspec", None), "params", {})
+        for definition in self.requested_fixtures():
+            name, cached = definition.argname, definition.cached_result
+            if definition not in live or not cached or name not in params:
+                continue
+            if not _is_same_param(cached[1], params[name]):
+                definition.finish(self._private._request)
+
+    def finish_fixtures(self, fixtures: Iterable[FixtureKey]) -> None:
+        """Tear down fixtures, the last set up first; errors of theirs are dropped."""
+        definitions: list[Any] = list(fixtures)
+        for definition in reversed(definitions):
+            with suppress(Exception):
+                definition.finish(self._private._request)
+
+    # -- running --
+
+    def runtest(self) -> None:
+        """Call the test's function."""
+        self.item.runtest()
+
+    def hidden_error(self) -> BaseException | None:
+        """Return the error that a unittest.TestCase's test keeps to itself until its report."""
+        hidden = self._hidden_infos()
+        return hidden[0].value if hidden else None
+
+    def _hidden_infos(self) -> list[pytest.ExceptionInfo[BaseException]]:
+        return list(getattr(self.item, "_excinfo", None) or ())
+
+    def run_again(
+        self,
+        error: BaseException | None,
+        prepare: Callable[[], None],
+        execute: Callable[[], None],
+    ) -> Attempt:
+        """Tear the test down, set it up and run it once more: see ``MarkedItem``."""
+        if self.item.parent is None or not hasattr(self.item, "_initrequest"):
+            return Attempt(passed=False)
+        from pytest_gpumem.tracebacks import clear
+
+        state: Any = self._private.session._setupstate
+        hidden_before = self._hidden_infos()
+        clear(error)
+        try:
+            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+                state.teardown_exact(self.item.parent)
+                clear(error)  # frames that waited for the tear-down have ended now
+                self._forget_instance()
+                self._private._initrequest()
+                prepare()
+                state.setup(self.item)
+                execute()
+            hidden = self._hidden_infos()
+            if len(hidden) > len(hidden_before):
+                return Attempt(passed=False, error=hidden[-1].value)
+            return Attempt(passed=True)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as failure:  # noqa: BLE001 - pytest.fail and pytest.skip raise no Exception
+            clear(failure)
+            return Attempt(passed=False, error=failure)
+        finally:
+            if self._hidden_infos() != hidden_before:
+                self._private._excinfo = hidden_before
+
+    def tear_down(self) -> None:
+        """Tear the test down; its output and its errors are dropped."""
+        from pytest_gpumem.tracebacks import clear
+
+        try:
+            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+                self._private.session._setupstate.teardown_exact(self.item.parent)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - the test's own fixtures may raise anything
+            clear(error)
+
+    def finish(self) -> None:
+        """Tear the test down, with all that pytest keeps of it, and nothing of a wider scope.
+
+        Raises:
+            BaseException: what its tear-down raises.
+        """
+        self._private.session._setupstate.teardown_exact(self.item.parent)
+        self._forget_instance()
+        getattr(self.item, "funcargs", {}).clear()
+
+    def finish_for(self, following: pytest.Item | None) -> None:
+        """Tear down what the item that comes next has no use for."""
+        self._private.session._setupstate.teardown_exact(following)
+
+    def _forget_instance(self) -> None:
+        """Have a method run on an instance of its own, without what the first run kept in self."""
+        if self.item.__dict__.pop("_instance", None) is not None:
+            self.item.__dict__.pop("_obj", None)
+
+    # -- hooks --
+
+    def measured(self, part: str, measurement: Measurement) -> Measurement:
+        """Return the measurement to judge: this one, or another one of a hook's."""
+        changed: Measurement | None = self.item.ihook.pytest_gpumem_measured(
+            item=self.item, part=part, measurement=measurement
+        )
+        return measurement if changed is None else changed
+
+
+def _is_same_param(cached: object, param: object) -> bool:
+    try:
+        return bool(cached == param)
+    except (ValueError, RuntimeError):  # arrays, as pytest itself has it
+        return cached is param

@@ -1,0 +1,209 @@
+"""The hooks of a session: its head, its results, its baselines and reports, its summary."""
+
+from __future__ import annotations
+
+import copy
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from pytest_gpumem.errors import GpuMemError
+from pytest_gpumem.plugin.device_choice import GUARD, choice_of
+from pytest_gpumem.plugin.parametrize import cards_of
+from pytest_gpumem.plugin.pytest_item import is_marked
+from pytest_gpumem.plugin.results import SessionResults
+from pytest_gpumem.plugin.torchrun import joining
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from pytest_gpumem.baselines.store import UpdateSummary
+    from pytest_gpumem.plugin.item_hooks import ItemHooks
+    from pytest_gpumem.plugin.outputs import Published
+    from pytest_gpumem.plugin.settings import Settings
+
+NAME: Final = "gpumem-session"
+LISTINGS: Final = ("collectonly", "showfixtures", "show_fixtures_per_test")
+"""options of pytest with which no test is run"""
+
+
+class BriefRepr:
+    """A failure in a line, in place of a report's ``longrepr``."""
+
+    def __init__(self, line: str, longrepr: object) -> None:
+        self.line = line
+        self.reprcrash = getattr(longrepr, "reprcrash", None)
+        """the place and the message, which pytest's short summary shows"""
+
+    def toterminal(self, tw: Any) -> None:  # noqa: ANN401 - pytest's TerminalWriter
+        """Write the line, as pytest asks of every ``longrepr``."""
+        tw.line(self.line)
+
+
+class GpuMemPlugin:
+    """The hooks of a session. Results travel on the test reports; the controller gathers them."""
+
+    def __init__(self, config: pytest.Config, settings: Settings, items: ItemHooks) -> None:
+        self.config = config
+        self.settings = settings
+        self.results = SessionResults()
+        self._items = items
+        self._published: list[Published] = []
+        self._updates: UpdateSummary | None = None
+        self._worker = hasattr(config, "workerinput")
+        self._listing = any(map(config.getoption, LISTINGS))
+        try:
+            self._ranks = None if self._worker or self._listing else joining()
+        except GpuMemError as error:
+            raise pytest.UsageError(f"gpumem: {error}") from error
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Let PyTorch keep no plan of a convolution where several cards take turns."""
+        marked = [item for item in session.items if is_marked(item)]
+        if len(marked) > 1 and len(cards_of(marked)) > 1:
+            from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_plans
+
+            keep_no_plans()
+
+    # -- the header --
+
+    @cached_property
+    def _device_header(self) -> str:
+        from pytest_gpumem.plugin.terminal_summary import device_header
+
+        return device_header(choice_of(self.config))
+
+    def pytest_report_header(self) -> list[str]:
+        """Show the device of marked tests, where workers collect them."""
+        distributed = self.config.getoption("dist", "no") != "no"
+        return self._device_header.splitlines() if distributed else []
+
+    def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
+        """Show it where there are marked tests."""
+        quiet = self.config.get_verbosity() < 0 or self.config.getoption("no_header", default=False)
+        return self._device_header.splitlines() if not quiet and any(map(is_marked, items)) else []
+
+    # -- results --
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Gather the results, in the controller alone."""
+        if self._worker:
+            return
+        expected = report.skipped and hasattr(report, "wasxfail")
+        self.results.add(
+            report.nodeid,
+            report.when or "",
+            passed=report.passed and not hasattr(report, "wasxfail"),
+            data=getattr(report, "gpumem", None),
+            expected=expected,
+        )
+        if report.skipped and report.when == "setup":
+            properties = dict(report.user_properties)
+            if "gpumem_skipped" in properties:
+                self.results.skipped.append(str(properties["gpumem_skipped"]))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write the baselines and the reports; a file that cannot be written fails the session."""
+        if self._worker:
+            return
+        complete = True
+        if self._ranks is not None:
+            shrinkage_fails = self.settings.shrinkage == "fail"
+            if not self._ranks.join(self.results, shrinkage_fails=shrinkage_fails):
+                return  # the first rank tells of all of them
+            complete = not self.results.problems  # else a rank's figures may be missing
+        failed = bool(self.results.failed_elsewhere) or not complete
+        if self.settings.update_baselines:
+            changes = self.results.changes() if complete else []
+            self._updates = self._items.session.store.update(changes)
+            failed |= bool(self._updates.errors)
+        if self.settings.writes or (self.results and self.settings.on_github):
+            from pytest_gpumem.plugin.outputs import publish
+
+            header = self._device_header if self.results else ""
+            if not self._listing:
+                self._published = publish(self.results, self.settings, header, self._updates)
+                failed |= any(report.failed for report in self._published)
+        if failed and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    # -- the summary --
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_terminal_summary")
+    def pytest_terminal_summary_shortened(
+        self, terminalreporter: pytest.TerminalReporter
+    ) -> Generator[None, None, None]:
+        """Show one line of each test that only moved together with the toolchain.
+
+        The terminal gets copies of their reports: the reports themselves stay whole.
+        """
+        if self.results and not self._worker and terminalreporter.verbosity <= 0:
+            from pytest_gpumem.report.terminal.toolchain_lead import short_texts
+
+            lines = short_texts(self.results.results())
+            failed = terminalreporter.stats.get("failed", [])
+            for index, report in enumerate(failed):
+                if report.nodeid in lines and report.when == "call":
+                    failed[index] = copy.copy(report)
+                    failed[index].longrepr = BriefRepr(lines[report.nodeid], report.longrepr)
+        return (yield)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Show the table, the counts and the next command, and where the reports are."""
+        if self._worker or (self._ranks is not None and not self._ranks.reports):
+            return
+        if self.results or self.settings.update_baselines:
+            self._show_summary(terminalreporter)
+        for report in self._published:
+            if report.failed or terminalreporter.verbosity >= 0:
+                terminalreporter.write_line(report.line)
+        if self.results and self.settings.on_github:
+            from pytest_gpumem.plugin.outputs import github_lines
+
+            for line in github_lines(self.results, Path(self.config.rootpath)):
+                terminalreporter.write_line(line)
+
+    def _show_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        from pytest_gpumem.plugin.terminal_summary import failure_text, session_summary
+
+        paragraphs = session_summary(
+            self.results,
+            self._updates,
+            updating=self.settings.update_baselines,
+            verbosity=terminalreporter.verbosity,
+            width=terminalreporter._tw.fullwidth,
+            encoding=getattr(terminalreporter._tw._file, "encoding", None) or "utf-8",
+        )
+        if not paragraphs:
+            return
+        if terminalreporter.verbosity >= 0:
+            terminalreporter.section("GPU memory", sep="=")
+        for results in self.results.failed_elsewhere:
+            text = failure_text(results, self.config.get_verbosity())
+            terminalreporter.write_line(f"{results[0].nodeid}\n{text}\n")
+        for paragraph in paragraphs:
+            terminalreporter.write_line(paragraph)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_html_results_table_html(self, report: pytest.TestReport, data: list[str]) -> None:
+        """Show a test's figures among its details in pytest-html's report."""
+        if hasattr(report, "gpumem"):
+            from html import escape
+
+            from pytest_gpumem.report.item_properties import property_lines
+
+            lines = [escape(line) for line in property_lines(report.user_properties)]
+            data.insert(0, "\n".join(["GPU memory", *lines, ""]))
+
+    def pytest_unconfigure(self) -> None:
+        """Leave the process as it was found."""
+        GUARD.remove()
+        self.results = SessionResults()  # or Python frees thousands of objects as it ends
+        ranks, self._ranks = self._ranks, None
+        if ranks is not None:
+            ranks.end()

@@ -1,0 +1,94 @@
+"""The text that marked tests add to pytest's terminal: failures, and the end of the session."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.report.card_matrix import cards_matrix
+from pytest_gpumem.report.terminal import session_text, update_text
+from pytest_gpumem.report.terminal.failure_text import MOST_ROWS, failure_sections
+from pytest_gpumem.report.terminal.summary_table import summary_table
+from pytest_gpumem.report.terminal.toolchain_lead import lead_lines
+from pytest_gpumem.report.text import can_encode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pytest_gpumem.baselines.store import UpdateSummary
+    from pytest_gpumem.devices.select import Choice
+    from pytest_gpumem.judge.result import Result
+    from pytest_gpumem.plugin.results import SessionResults
+
+LEAST_WIDTH: Final = 80
+"""columns that a failure's text is laid out for at least"""
+
+
+def device_header(choice: Choice) -> str:
+    """Return the lines for the head of the session."""
+    device = choice.device
+    if device is None:
+        return session_text.header(None, reason=choice.reason)
+    expected = device.expected()
+    if expected is None:
+        return f"gpumem: {device.kind} device"
+    return session_text.header(expected)
+
+
+def failure_text(results: Sequence[Result], verbosity: int) -> str:
+    """Return the text of a failed test's report; "" where nothing failed."""
+    if not any(result.verdict.failed for result in results):
+        return ""
+    return failure_sections(
+        results,
+        width=max(LEAST_WIDTH, shutil.get_terminal_size().columns),
+        most_rows=None if verbosity > 1 else MOST_ROWS,
+    )
+
+
+def session_summary(  # noqa: PLR0913 - the results, and all that their layout depends on
+    session_results: SessionResults,
+    updates: UpdateSummary | None,
+    *,
+    updating: bool,
+    verbosity: int,
+    width: int,
+    encoding: str,
+) -> list[str]:
+    """Return the paragraphs for the end of the session; none where no marked test ran.
+
+    Args:
+        session_results: the results.
+        updates: the outcome of writing baselines, in a run that does.
+        updating: whether this run writes baselines.
+        verbosity: pytest's; below 0 all is left out that the tests' own failures say.
+        width: columns of the terminal.
+        encoding: of the terminal.
+    """
+    results = session_results.results()
+    ascii_only = not can_encode("…→", encoding)
+    paragraphs = [f"gpumem: {problem}" for problem in session_results.problems]
+    paragraphs += lead_lines(results, width, ascii_only=ascii_only)
+    if verbosity >= 0:
+        if paragraphs:
+            paragraphs.append("")
+        table = summary_table(results, verbosity, width, ascii_only=ascii_only)
+        cards = cards_matrix(results, width)
+        for block in (table, cards):
+            paragraphs += [block, ""] if block else []
+        paragraphs += filter(None, [session_text.counts(results)])
+        paragraphs += session_text.comparison_lines(results, width=width)
+        for reason in dict.fromkeys(session_results.skipped):
+            number = session_results.skipped.count(reason)
+            paragraphs.append(f"gpumem: {number} skipped: {reason}")
+    paragraphs += session_text.snapshots(results, width=width)
+    if updates is not None:
+        paragraphs.append(
+            update_text.update_summary(
+                updates, width=width, ascii_only=ascii_only, brief=verbosity < 0
+            )
+        )
+    if verbosity >= 0:
+        command = session_text.next_command(results, updating=updating)
+        paragraphs += [f"gpumem: to record baselines: {command}"] if command else []
+    return paragraphs

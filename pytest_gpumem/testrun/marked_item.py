@@ -1,0 +1,70 @@
+"""A marked test, as running and judging it needs it; plugin/pytest_item.py adapts items to it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from pytest_gpumem.measurement import Measurement
+
+FixtureKey = Hashable
+"""the identity of a fixture's definition"""
+
+
+class Attempt(NamedTuple):
+    """The outcome of running a test once more."""
+
+    passed: bool
+    error: BaseException | None = None
+    """the error that it failed with, its frames cleared; None where it could not be run again"""
+
+
+class MarkedItem(Protocol):
+    """A marked test."""
+
+    @property
+    def nodeid(self) -> str:
+        """The test's name, as pytest has it."""
+
+    def location(self) -> tuple[str, int]:
+        """Return the test's file and the line of its marker, from 1."""
+
+    def requested_fixtures(self) -> Iterable[FixtureKey]:
+        """Return the fixtures that the test is known to use before it runs."""
+
+    def used_fixtures(self) -> Iterable[FixtureKey]:
+        """Return the fixtures that the test has used, those of ``request.getfixturevalue`` too."""
+
+    def finish_replaced(self, live: Collection[FixtureKey]) -> None:
+        """Tear down the live instances of parametrized fixtures that this test replaces."""
+
+    def finish_fixtures(self, fixtures: Iterable[FixtureKey]) -> None:
+        """Tear down fixtures, the last set up first; errors of theirs are dropped."""
+
+    def runtest(self) -> None:
+        """Call the test's function."""
+
+    def run_again(
+        self,
+        error: BaseException | None,
+        prepare: Callable[[], None],
+        execute: Callable[[], None],
+    ) -> Attempt:
+        """Tear the test down, set it up and run it once more; what it prints is dropped.
+
+        Afterwards it has to be torn down (:meth:`tear_down`).
+
+        Args:
+            error: the error that its set-up or its call has just ended with; None if it passed.
+            prepare: is called between tear-down and set-up.
+            execute: is called after the set-up, to call :meth:`runtest`.
+        """
+
+    def tear_down(self) -> None:
+        """Tear the test down; its output and its errors are dropped."""
+
+    def measured(self, part: str, measurement: Measurement) -> Measurement:
+        """Return the measurement to judge: this one, or another one of a hook's."""
