@@ -69,7 +69,7 @@ def test_marker_with_every_field_says_them_all() -> None:
 @pytest.mark.parametrize("marks", [[], [{}], [{}, {}]])
 def test_marker_without_arguments_leaves_the_defaults(marks: list[Mapping[str, object]]) -> None:
     defaults = dict.fromkeys(FIELDS) | {"baseline": True, "devices": 1, "warmup": 0}
-    defaults |= {"steady": False, "variants": {}, "variant": {}}
+    defaults |= {"steady": False, "variants": {}}
     assert asdict(spec(*marks)) == defaults
 
 
