@@ -189,10 +189,10 @@ def pytest_unconfigure():
     (ours,) = (line.split()[1:] for line in session.out.splitlines() if line.startswith("OURS"))
     assert "pytest_gpumem.plugin.entry" in ours
     assert "pytest_gpumem.plugin.session" not in ours
-    rooms = "attribution", "baselines", "cli", "fit", "judge", "measure", "report"
+    rooms = "attribution", "baselines", "cli", "fit", "judge", "meter", "report"
     assert not [name for name in ours if name.split(".")[1:2] and name.split(".")[1] in rooms]
     devices = {name for name in ours if name.startswith("pytest_gpumem.devices.")}
-    assert devices == {"pytest_gpumem.devices.torch_import"}
+    assert devices == {"pytest_gpumem.devices.terminal", "pytest_gpumem.devices.torch_import"}
 
 
 def test_without_the_plugin_the_marker_is_unknown_and_nothing_else_happens(suite):
