@@ -30,7 +30,7 @@ def use_virtual_gpu(card: str = DEFAULT_CARD, *, devices: int = 1) -> None:
     """Give this process a virtual GPU, for programs; call it before torch is imported.
 
     Args:
-        card: a card's name, "T4" say; ``pytest_gpumem.devices.cards.card_names()`` lists them.
+        card: a card's name, "T4" say; ``pytest_gpumem.card_names()`` lists them.
         devices: how many of them, at most 16.
 
     Raises:

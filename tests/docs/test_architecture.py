@@ -50,3 +50,15 @@ def test_the_commands_of_contributing_name_files_that_are_there():
     named = re.findall(r"(?:bash|pytest) ((?:tests|examples|\.ci)/[\w./]*)", "\n".join(commands))
     assert len(named) >= 4
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_table_of_benchmarks_has_every_result_and_names_scripts_that_are_there():
+    page = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
+    scripts = re.findall(r"`([\w/]+\.(?:py|sh))`", page)
+    folders = (ROOT / "benchmarks", ROOT)
+    assert [
+        name for name in scripts if not any((folder / name).is_file() for folder in folders)
+    ] == []
+    named = set(re.findall(r"`([\w.-]+\.(?:txt|json))`", page))
+    results = {path.name for path in (ROOT / "benchmarks/results").iterdir() if path.is_file()}
+    assert named == results

@@ -15,6 +15,7 @@ from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.measurement import CATEGORIES
 from pytest_gpumem.plugin import hookspecs
 from pytest_gpumem.plugin.settings import OPTIONS
+from pytest_gpumem.report.json_report import schema
 from pytest_gpumem.spec import MemorySpec
 from pytest_gpumem.testrun.fixture import GpuMemory
 
@@ -124,6 +125,29 @@ def test_every_gpumem_command_that_a_page_shows_can_be_typed(page):
     for line in re.findall(r"^\$ (?:\w+=\S+ )?gpumem ([^|>\n]+)", read(page), re.MULTILINE):
         arguments = main._parser().parse_args(line.replace('"', "").split())
         assert arguments.command in subcommands()
+
+
+# The JSON report
+
+
+@pytest.mark.parametrize(
+    ("record", "number"), [("Document", 0), ("Result", 1), ("Verdict", 2), ("Measurement", 3)]
+)
+def test_the_page_of_the_json_report_has_every_field(record, number):
+    rows = table("reference/json-report.md", number)
+    shown = {name for row in rows for name in re.findall(r"\w+", row[0])}
+    assert shown == set(schema()["$defs"][record]["properties"])
+
+
+def test_a_report_is_read_as_the_page_shows(virtual_gpu, suite):
+    source = """
+        @pytest.mark.gpu_memory
+        def test_it():
+            mib(1)
+    """
+    assert suite.run("--gpumem-json=gpumem.json", source=source).ret == 0
+    output = suite.python(blocks("reference/json-report.md", "python")[0]).out
+    assert output.strip() == "test_it.py::test_it no baseline 1048576"
 
 
 # Hooks and the Python API
