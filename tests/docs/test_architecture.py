@@ -6,6 +6,8 @@ import pytest
 from helpers.pages import read, table
 from helpers.paths import ROOT
 
+import pytest_gpumem
+
 PAGE = "architecture.md"
 PACKAGE = ROOT / "pytest_gpumem"
 ROOMS = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
@@ -62,3 +64,15 @@ def test_the_table_of_benchmarks_has_every_result_and_names_scripts_that_are_the
     named = set(re.findall(r"`([\w.-]+\.(?:txt|json))`", page))
     results = {path.name for path in (ROOT / "benchmarks/results").iterdir() if path.is_file()}
     assert named == results
+
+
+def test_the_new_names_of_the_changelog_are_there():
+    changelog = read("CHANGELOG.md").partition("### Old and new names")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(.*)` \| `(.*)` \|$", changelog, re.MULTILINE)
+    public = {new for _, new in rows if new.startswith("pytest_gpumem.")}
+    assert public <= {f"pytest_gpumem.{name}" for name in pytest_gpumem.__all__}
+    modules = [new.replace(".", "/") for _, new in rows if new not in public]
+    assert len(modules) > 80
+    files = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")}
+    missing = [name for name in modules if not files & {f"{name}.py", f"{name}/__init__.py"}]
+    assert missing == []
