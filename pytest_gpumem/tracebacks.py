@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 import inspect
+import sys
 import traceback
+from collections import Counter
 from contextlib import contextmanager, suppress
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import TYPE_CHECKING
+from types import AsyncGeneratorType, CoroutineType, FunctionType, GeneratorType
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from types import FrameType
 
 _SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -26,23 +28,25 @@ _FRAME_ATTRIBUTES = {
 
 def clear(error: BaseException | None) -> None:
     """Clear the frames of an error, and of its causes, contexts and the members of its group."""
-    cleared: set[int] = set()
+    visited: set[int] = set()
+    frames: dict[int, FrameType] = {}
     pending = [error]
     while pending:
         current = pending.pop()
-        if current is None or id(current) in cleared:  # causes and contexts may form a circle
+        if current is None or id(current) in visited:  # causes and contexts may form a circle
             continue
-        cleared.add(id(current))
-        frames = [frame for frame, _ in traceback.walk_tb(current.__traceback__)]
-        for frame in frames:
-            _clear_frame(frame)
-        for frame in frames:
-            # Before Python 3.13 f_locals is a copy that an earlier reader (a debugger, a report)
-            # made and the frame keeps: clearing does not reach it, reading it again updates it.
-            _ = frame.f_locals
-        for frame in frames:
-            _clear_callers(frame)
+        visited.add(id(current))
+        frames.update((id(frame), frame) for frame, _ in traceback.walk_tb(current.__traceback__))
         pending += [current.__cause__, current.__context__, *getattr(current, "exceptions", ())]
+    for frame in frames.values():
+        _clear_frame(frame)
+    for frame in frames.values():
+        # Before Python 3.13 f_locals is a copy that an earlier reader (a debugger, a report) made
+        # and the frame keeps: clearing does not reach it, reading it again updates it.
+        _ = frame.f_locals
+    for frame in list(frames.values()):
+        frames.update((id(caller), caller) for caller in _cleared_callers(frame))
+    _empty_cells(frames.values())
 
 
 def _clear_frame(frame: FrameType) -> None:
@@ -59,8 +63,8 @@ def _clear_frame(frame: FrameType) -> None:
         frame.clear()
 
 
-def _clear_callers(frame: FrameType) -> None:
-    """Clear the frames that called one of a traceback, up to the first that still runs.
+def _cleared_callers(frame: FrameType) -> Iterator[FrameType]:
+    """Clear and yield the frames that called one of a traceback, up to the first that still runs.
 
     unittest catches a test's error deep below the frames that hold the test's instance.
     """
@@ -71,7 +75,62 @@ def _clear_callers(frame: FrameType) -> None:
                 caller.clear()
             except RuntimeError:  # it runs, and so do its callers
                 return
+            yield caller
         caller = caller.f_back
+
+
+def _empty_cells(frames: Iterable[FrameType]) -> None:
+    """Empty the cells of closures that nothing but cleared frames can reach.
+
+    From Python 3.11 on a frame keeps its function, and that its closure, which clearing does not
+    reach. ``Module.__call__`` runs hooks in such a function, with the arguments and the result in
+    cells. A function that anything else refers to (a decorated one, a hook that was registered) is
+    left alone, and so is a cell that a running frame shares.
+    """
+    calls: Counter[int] = Counter()
+    """of each function, the number of its frames"""
+    functions: list[FunctionType] = []
+    for frame in frames:
+        for referent in gc.get_referents(frame):
+            if isinstance(referent, FunctionType) and referent.__code__ is frame.f_code:
+                calls[id(referent)] += 1
+                if calls[id(referent)] == 1:
+                    functions.append(referent)
+            del referent  # it would count as a reference
+    # As a garbage collector does: drop from the lists all that has further references, until only
+    # functions and cells are left that refer to each other alone.
+    by_id = {id(cell): cell for function in functions for cell in function.__closure__ or ()}
+    cells = list(by_id.values())
+    del by_id
+    number = -1
+    while number != len(functions) + len(cells):
+        number = len(functions) + len(cells)
+        in_cells = Counter(id(content) for cell in cells for content in gc.get_referents(cell))
+        of_functions = _references(functions)
+        of_closures = _references([function.__closure__ for function in functions])
+        functions = [
+            function
+            for function, count, of_closure in zip(
+                functions, of_functions, of_closures, strict=True
+            )
+            if count <= calls[id(function)] + in_cells[id(function)]
+            and (of_closure <= 1 or function.__closure__ is None)
+        ]
+        sharers = Counter(id(cell) for function in functions for cell in function.__closure__ or ())
+        of_cells = _references(cells)
+        cells = [
+            cell for cell, count in zip(cells, of_cells, strict=True) if count <= sharers[id(cell)]
+        ]
+    for cell in cells:
+        with suppress(ValueError):  # it is empty
+            del cell.cell_contents
+
+
+def _references(objects: list[Any]) -> list[int]:
+    """Return the number of references to each object, besides the list's."""
+    unshared = object()  # has as many as a member of the list without further references
+    *counts, least = [sys.getrefcount(member) for member in [*objects, unshared]]
+    return [count - least for count in counts]
 
 
 @contextmanager

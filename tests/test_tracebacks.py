@@ -2,7 +2,9 @@
 
 import asyncio
 import gc
+import inspect
 import weakref
+from types import FunctionType
 
 import pytest
 
@@ -98,6 +100,122 @@ def test_errors_behind_an_error_are_cleared_too_also_in_a_circle():
     clear(one)
     assert one.__traceback__.tb_next.tb_frame.f_locals == {}
     clear(None)
+
+
+# -- closures: from Python 3.11 on a frame keeps its function, with all that is in its cells --
+
+
+def calls_inner(held, *, hooks=(), read=False):
+    """As ``Module.__call__`` runs hooks: arguments and result in cells of a function in it."""
+    result = None
+
+    def inner():
+        nonlocal held, result
+        result = [held, Kept()]
+        for hook in hooks:
+            hook(result)
+        if read:
+            _ = inspect.currentframe().f_locals, inspect.currentframe().f_back.f_locals
+        raise ArithmeticError
+
+    return inner()
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_what_cells_of_closures_keep_is_let_go(read):
+    held = Kept()
+    gone = weakref.ref(held)
+
+    def step():
+        nonlocal held
+        mine, held = held, None
+        calls_inner(mine, read=read)
+
+    error = caught(step)
+    assert gone() is not None
+    clear(error)
+    gc.collect()
+    assert gone() is None
+
+
+def test_functions_that_refer_to_themselves_and_to_each_other_are_let_go():
+    gone = []
+
+    def step():
+        held = Kept()
+        gone.append(weakref.ref(held))
+
+        def even(number):
+            return odd(number - 1)
+
+        def odd(number):
+            return even(number - 1) if number else held / 2
+
+        even(7)
+
+    with pytest.raises(TypeError) as error:
+        step()
+    clear(error.value)
+    gc.collect()
+    assert gone[0]() is None
+
+
+def test_cells_that_a_running_function_shares_keep_what_they_have():
+    model = Kept()
+
+    def step():
+        raise ArithmeticError(str(model))
+
+    clear(caught(step))
+    assert isinstance(model, Kept)
+    with pytest.raises(ArithmeticError):
+        step()
+
+
+def test_cells_of_a_function_that_lives_on_keep_what_they_have():
+    hooks = []
+
+    def fails():
+        scale = Kept()
+        hooks.append(lambda: scale)
+        calls_inner(Kept(), hooks=[lambda _: scale])
+
+    clear(caught(fails))
+    assert isinstance(hooks[0](), Kept)
+
+
+def test_a_decorated_function_can_be_called_again():
+    def decorated(function):
+        def wrapper():
+            return function()
+
+        return wrapper
+
+    @decorated
+    def fails():
+        raise ArithmeticError
+
+    for _ in range(2):
+        clear(caught(fails))
+
+
+def test_a_closure_that_another_function_has_too_keeps_what_it_has():
+    copies = []
+
+    def fails():
+        scale = Kept()
+
+        def inner():
+            copies.append(FunctionType(inner.__code__, globals(), "copy", (), inner.__closure__))
+            return scale / 2
+
+        inner()
+
+    with pytest.raises(TypeError) as error:
+        fails()
+    clear(error.value)
+    contents = [cell.cell_contents for cell in copies[0].__closure__]
+    assert any(isinstance(content, Kept) for content in contents)
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -1,0 +1,49 @@
+"""A failed test that is run again: nothing of its first run counts for the next."""
+
+from __future__ import annotations
+
+import pytest
+
+HOOKED = """
+from torch import nn
+
+class Layer(nn.Module):
+    def forward(self, x):
+        first = mib(x.numel() * 64)
+        return first, mib(x.numel() * 64)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = Layer()
+        for module in self.modules():
+            module.register_forward_hook(lambda module, args, out: None)
+
+    def forward(self, x):
+        held = mib(x.numel() * 64)
+        return held, self.layer(x)
+
+@pytest.mark.gpu_memory(max_gib=0.5, batch_size=4, variants={"half": {"rows": 2}})
+def test_it(gpu_memory):
+    rows = gpu_memory.variant.get("rows", gpu_memory.batch_size)
+    Net()(torch.zeros(rows, device="cuda"))
+"""
+"""needs 192 MiB a row and cannot have 768"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--gpumem-attribution=on",),
+        ("--gpumem-html=page.html",),
+        ("--gpumem-update-baselines",),
+    ],
+    ids=["plain", "attribution", "html", "baselines"],
+)
+def test_what_a_model_with_hooks_held_as_memory_ran_out_counts_for_no_other_run(suite, options):
+    session = suite.run("-vv", *options, source=HOOKED)
+    assert session.verdicts() == {"test_it": "out of memory"}
+    assert "it needs 770.00 MiB" in session.flat
+    assert "hint: batch size 2 fits, with 386.00 MiB of 512.00 MiB reserved" in session.flat
+    assert "hint: variant 'half' fits: 386.00 MiB of 512.00 MiB reserved" in session.flat
