@@ -99,7 +99,7 @@ void gm_note_sizes(int library);
 
 /* ---- refusals.c ---- */
 
-/* Tells a function's name once, counts it for the report, and returns its library's own "not supported". */
+/* Tells a function's name once, counts it for the report (by a copy), and returns its library's own "not supported". */
 int gm_unsupported(const char *function, int status);
 
 /* ---- accounts.c: bytes charged against the capacity of each device ---- */
