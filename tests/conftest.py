@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import pytest
 from helpers.sources import HELPER, WITHOUT
 from helpers.virtual_gpu import CARD_80GIB, opened, virtual_device
+from helpers.warm import HANGS, warm_python
 
 import pytest_gpumem
 from pytest_gpumem.cli import main
@@ -28,10 +29,6 @@ from pytest_gpumem.devices.virtual.device import VirtualDevice
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.sizes import MIB
-
-SLOW = 120
-"""seconds that a session in a process of its own may take"""
-
 
 pytest.register_assert_rewrite(
     "helpers.hint_suite", "helpers.recorded_runs", "helpers.spec_marks", "helpers.terminal_results"
@@ -165,16 +162,21 @@ class Suite:
             result.reprec.clear()  # it records every hook call, with all that the tests hold
         return Session(self, result)
 
-    def run_apart(self, *args, source=None):
-        """Run a session in a process of its own."""
+    def run_warm(self, *args, source=None):
+        """Run a session in a process of its own that has torch in memory: see helpers/warm.py."""
+        return self.run_apart(*args, source=source, python=warm_python())
+
+    def run_apart(self, *args, source=None, python=sys.executable):
+        """Run a session in a new interpreter, which imports all by itself."""
         if source is not None:
             self.write("test_it.py", source)
-        return Session(self, self.pytester.runpytest_subprocess(*WITHOUT, *args, timeout=SLOW))
+        command = (python, "-m", "pytest", *WITHOUT, *args)
+        return Session(self, self.pytester.run(*command, timeout=HANGS))
 
-    def python(self, code, *, env=None):
+    def python(self, code, *, python=sys.executable):
         """Run a program; return what it printed."""
         path = self.write("program.py", code)
-        done = self.pytester.run(sys.executable, str(path), timeout=SLOW)
+        done = self.pytester.run(python, str(path), timeout=HANGS)
         return SimpleNamespace(out=done.stdout.str(), err=done.stderr.str(), ret=done.ret)
 
     def baselines(self, folder="baselines"):

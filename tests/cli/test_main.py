@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import pytest
+from helpers.warm import HANGS, warm_python
 
 from pytest_gpumem.cli import main
 from pytest_gpumem.devices.cards import card_names
@@ -28,9 +28,9 @@ def gpumem(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
 
     def run(*arguments):
-        command = [sys.executable, "-m", "pytest_gpumem.cli.main", *arguments]
+        command = [warm_python(), "-m", "pytest_gpumem.cli.main", *arguments]
         return subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+            command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=HANGS
         )
 
     return run
@@ -65,8 +65,8 @@ def test_run_of_a_module_that_runs_out_of_memory_says_where_and_shows_its_own_fr
     [
         (["run", "absent.py"], "absent.py: there is no such file"),
         (["run", "--card", "T44", "program.py"], "T44"),
-        (["run", "--max-gib", "nan", "program.py"], "--max-gib=nan: that is not a size"),
-        (["run", "--devices", "17", "program.py"], "write a number from 1 to 16"),
+        (["run", "--max-gib", "nan", "program.py"], "--max-gib=nan: that is no size"),
+        (["run", "--devices", "17", "program.py"], "write 1 to 16"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_status_2(gpumem, arguments, said):

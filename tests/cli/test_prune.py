@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import pytest
 from helpers.command_line import T4, write
+from helpers.sources import WITHOUT
+from helpers.warm import warm_python
 
 from pytest_gpumem.baselines.store import BaselineStore, NewBaseline
 from pytest_gpumem.cli import main
@@ -22,8 +24,9 @@ TESTS = "def test_kept(): pass\ndef test_also(): pass\n"
 @pytest.fixture
 def project(here, monkeypatch):
     """Tests without torch, and baselines of them and of others that are gone."""
-    for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTEST_ADDOPTS", " ".join(WITHOUT))
+    monkeypatch.delenv("PYTEST_PLUGINS", raising=False)
+    monkeypatch.setattr(sys, "executable", warm_python())
     (here / "pytest.ini").write_text("[pytest]\n")
     (here / "tests").mkdir()
     (here / "tests/test_a.py").write_text(TESTS)

@@ -2,10 +2,10 @@
 
 import os
 import subprocess
-import sys
 
 import pytest
 from helpers.paths import ROOT
+from helpers.warm import HANGS, warm_python
 
 
 @pytest.fixture
@@ -16,14 +16,14 @@ def same_torch(virtual_gpu):
 
 
 def run(**environment):
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q"]
+    command = [warm_python(), "-m", "pytest", "-p", "no:cacheprovider", "-q"]
     done = subprocess.run(
         [*command, "examples/test_regression.py"],
         cwd=ROOT,
         env={**os.environ, "COLUMNS": "140", **environment},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=HANGS,
         check=False,
     )
     return done.returncode, " ".join(done.stdout.split())

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from types import SimpleNamespace
 
 from helpers.paths import ROOT
+from helpers.warm import HANGS, warm_python
 
 DOCS = ROOT / "docs"
 PAGES = tuple(sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")))
 """all pages of the documentation"""
-SLOW = 240
-"""seconds that a command of a page may take"""
 FOREIGN = ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE")
 """variables of the process that runs these tests, which pytest or the plugin heed"""
 
@@ -85,10 +83,11 @@ class Place:
         self.asked = folder.parent / "pip.txt"
         self._bin = folder.parent / "bin"
         self._bin.mkdir(exist_ok=True)
+        python = warm_python()
         for name, command in {
-            "python": f'exec "{sys.executable}" "$@"',
-            "pytest": f'exec "{sys.executable}" -m pytest "$@"',
-            "gpumem": f'exec "{sys.executable}" -m pytest_gpumem.cli.main "$@"',
+            "python": f'exec "{python}" "$@"',
+            "pytest": f'exec "{python}" -m pytest "$@"',
+            "gpumem": f'exec "{python}" -m pytest_gpumem.cli.main "$@"',
             "pip": f'echo "$@" >> "{self.asked}"',
         }.items():
             path = self._bin / name
@@ -117,7 +116,7 @@ class Place:
             },
             capture_output=True,
             text=True,
-            timeout=SLOW,
+            timeout=HANGS,
             check=False,
         )
         return SimpleNamespace(ret=done.returncode, out=done.stdout, err=done.stderr)

@@ -15,6 +15,7 @@ from unittest.mock import patch
 import pytest
 
 from helpers.paths import ROOT, TESTS
+from helpers.warm import HANGS, warm_python
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.device import VirtualDevice, obstacle, real_gpu_expected
@@ -68,37 +69,36 @@ def opened(card="H100", count=1):
         device.close()
 
 
-def child(code, *, card="H100", args=(), devices=1, **environment):
+def child(code, *, card="H100", args=(), devices=1, warm=False, **environment):
     """Run a program on a virtual GPU of its own; return its standard output.
 
-    ``card=None``: a bare program, which loads what it wants itself.
+    ``card=None``: a bare program, which loads what it wants itself; ``warm``: see warm.py.
     """
     head = ""
     if card is not None:
         head = f"import pytest_gpumem\npytest_gpumem.use_virtual_gpu({card!r}, devices={devices})\n"
-    done = run_python(head + textwrap.dedent(code), *args, **environment)
+    done = run_python(head + textwrap.dedent(code), *args, warm=warm, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def run_python(code, *args, timeout=180, **environment):
+def run_python(code, *args, warm=False, **environment):
     """Run Python code in a process of its own; it finds this package as this process does."""
-    return subprocess.run(
-        **_process(code, args, environment), capture_output=True, timeout=timeout, check=False
-    )
+    process = _process(code, args, environment, python=warm_python() if warm else sys.executable)
+    return subprocess.run(**process, capture_output=True, timeout=HANGS, check=False)
 
 
 def start_python(code, *args, **environment):
     """Start Python code in a process of its own, whose output can be read while it runs."""
-    process = _process(code, args, environment)
+    process = _process(code, args, environment, python=sys.executable)
     return subprocess.Popen(**process, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
-def _process(code, args, environment):
+def _process(code, args, environment, *, python):
     places = [str(ROOT), str(TESTS)]
     paths = [*places, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
-        "args": [sys.executable, "-c", textwrap.dedent(code), *args],
+        "args": [python, "-c", textwrap.dedent(code), *args],
         "env": {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
         "text": True,
     }

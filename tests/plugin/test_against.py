@@ -108,7 +108,7 @@ def test_what_has_no_such_baseline_says_where_to_record_one(predicted):
 
 def test_it_is_never_written(predicted):
     before = predicted.baselines()
-    session = predicted.run_apart(AGAINST, "--gpumem-update-baselines")
+    session = predicted.run_warm(AGAINST, "--gpumem-update-baselines")
     assert session.ret == pytest.ExitCode.USAGE_ERROR
     assert "what is held to another device's baselines is not recorded" in session.err
     assert predicted.baselines() == before

@@ -265,7 +265,7 @@ def test_workers_measure_the_same_and_the_controller_alone_writes(three, monkeyp
     pytest.importorskip("xdist")
     before = three.baselined()
     monkeypatch.setenv("SIZE", "150")
-    session = three.run_apart("-n", "2", UPDATE, "-k", "one or two")
+    session = three.run_warm("-n", "2", UPDATE, "-k", "one or two")
     assert session.outcomes == {"passed": 2}
     assert "gpumem: virtual GPU H100" in session.out
     assert "gpumem: memory is predicted, kernels do not run" in session.out

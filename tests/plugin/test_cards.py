@@ -123,6 +123,6 @@ class TestIt:
 
 
 def test_workers_split_them(suite):
-    session = suite.run_apart("-n2", "--gpumem-cards=T4,L4", source=RANKS.format(ranks="[0, 1]"))
+    session = suite.run_warm("-n2", "--gpumem-cards=T4,L4", source=RANKS.format(ranks="[0, 1]"))
     assert session.outcomes == {"passed": 4}
     assert "GiB left on each card" in session.out

@@ -56,7 +56,7 @@ def test_the_command_line_wins_over_the_ini_file(suite, github):
 
 
 def test_another_choice_is_refused(suite):
-    session = suite.run_apart("--gpumem-github=on", source=TWO)
+    session = suite.run_warm("--gpumem-github=on", source=TWO)
     assert session.ret == pytest.ExitCode.USAGE_ERROR
     assert "write --gpumem-github=auto or --gpumem-github=off" in session.err
 
@@ -121,6 +121,6 @@ def test_expected_failures_are_not_annotated(suite, github):
 
 def test_under_xdist_github_is_told_once(suite, github):
     pytest.importorskip("xdist")
-    session = suite.run_apart("-n", "2", source=TWO)
+    session = suite.run_warm("-n", "2", source=TWO)
     assert len(annotated(session)) == 1
     assert github.read_text().count("## GPU memory: ") == 1

@@ -139,7 +139,7 @@ def test_quiet_sessions_do_not_say_where(suite):
 
 def test_it_is_written_by_the_controller_alone_under_xdist(suite):
     pytest.importorskip("xdist")
-    session = suite.run_apart(OPTION, "-n", "2", source=TWO)
+    session = suite.run_warm(OPTION, "-n", "2", source=TWO)
     assert session.out.count("gpumem: page written") == 1
     assert rows(page_of(suite)) == ROWS
 
@@ -151,7 +151,7 @@ def test_it_is_written_after_an_interruption(suite):
         + source
     )
     suite.write("test_it.py", source)
-    session = suite.run_apart(OPTION)
+    session = suite.run_warm(OPTION)
     assert session.ret == pytest.ExitCode.INTERRUPTED
     assert rows(page_of(suite)) == ROWS
     assert "gpumem: page written" in session.out
@@ -159,7 +159,7 @@ def test_it_is_written_after_an_interruption(suite):
 
 @pytest.mark.parametrize("given", ["", "  ", "report/", "."])
 def test_a_folder_or_nothing_is_refused_at_once(suite, given):
-    session = suite.run_apart(f"--gpumem-html={given}", source=TWO)
+    session = suite.run_warm(f"--gpumem-html={given}", source=TWO)
     assert session.ret == pytest.ExitCode.USAGE_ERROR
     message = f"--gpumem-html={given}: this is no file; write --gpumem-html=gpumem.html"
     assert message in session.err
@@ -169,9 +169,7 @@ def test_a_folder_or_nothing_is_refused_at_once(suite, given):
 def test_a_missing_library_is_said_before_any_test_runs(suite, monkeypatch, missing):
     suite.write("absent.py", f"import sys; sys.modules[{missing!r}] = None")
     monkeypatch.setenv("PYTHONPATH", str(suite.path), prepend=os.pathsep)
-    session = suite.run_apart(
-        "-p", "absent", "-p", "no:html", OPTION, source=TWO
-    )  # not pytest-html
+    session = suite.run_warm("-p", "absent", "-p", "no:html", OPTION, source=TWO)  # not pytest-html
     assert session.ret == pytest.ExitCode.USAGE_ERROR
     assert f"made with {missing}, not installed here; run pip install" in session.err
     assert "'pytest-gpumem[html]'" in session.err

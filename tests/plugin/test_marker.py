@@ -111,7 +111,7 @@ def test_a_bad_argument_is_an_error_of_that_test_alone(suite):
 
 def test_a_bad_argument_is_an_error_of_that_test_alone_under_xdist(suite):
     pytest.importorskip("xdist")
-    session = suite.run_apart(
+    session = suite.run_warm(
         "-n",
         "2",
         source="""

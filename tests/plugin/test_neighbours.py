@@ -82,7 +82,7 @@ def test_coverage_sees_what_marked_tests_run(suite):
     """A step that is run again without its limit, too; and changes no figure."""
     pytest.importorskip("pytest_cov")
     suite.write("covered.py", COVERED)
-    session = suite.run_apart(
+    session = suite.run_warm(
         "--cov=covered",
         "--cov-branch",
         "--cov-report=json",
@@ -243,7 +243,7 @@ def test_a_time_out_that_ends_the_process_leaves_the_baselines_as_they_were(suit
     pytest.importorskip("pytest_timeout")
     suite.run(UPDATE, source=HANGS.replace("time.sleep(60)", "pass"))
     before = suite.baselines()
-    session = suite.run_apart(UPDATE, "--timeout-method=thread", source=HANGS.replace("40", "50"))
+    session = suite.run_warm(UPDATE, "--timeout-method=thread", source=HANGS.replace("40", "50"))
     assert session.ret == 1
     assert "Timeout" in session.err + session.out
     assert "test_after" not in session.out
@@ -324,7 +324,7 @@ def test_all_of_them_in_one_session(suite):
 {ASYNCIO}
         """,
     )
-    session = suite.run_apart(
+    session = suite.run_warm(
         *("-p", "randomly", "-p", "pytest_asyncio.plugin"),
         *("-v", "-n", "2", "--reruns=1", "--randomly-seed=5", "--cov=.", "--cov-report=json"),
         *(UPDATE, "--gpumem-markdown=report.md", "--junitxml=junit.xml"),

@@ -96,7 +96,7 @@ def test_every_test_alone_has_the_figures_that_it_has_in_the_whole_run(suite):
 def test_figures_are_the_same_in_workers(suite):
     pytest.importorskip("xdist")
     here = suite.run("-v", source=BEFORE).figures()
-    there = suite.run_apart("-v", "-n", "2").figures()
+    there = suite.run_warm("-v", "-n", "2").figures()
     assert there == here
 
 

@@ -80,7 +80,7 @@ def test_the_ini_file_names_it_from_the_root_folder(suite, monkeypatch, name):
 @pytest.mark.parametrize("name", ["json", "markdown"])
 @pytest.mark.parametrize("given", ["", "out/", "."])
 def test_a_folder_or_nothing_is_refused_at_once(suite, name, given):
-    session = suite.run_apart(f"--gpumem-{name}={given}", source=TWO)
+    session = suite.run_warm(f"--gpumem-{name}={given}", source=TWO)
     assert session.ret == pytest.ExitCode.USAGE_ERROR
     ending = {"json": "json", "markdown": "md"}[name]
     message = f"--gpumem-{name}={given}: this is no file; write --gpumem-{name}=gpumem.{ending}"
@@ -88,7 +88,7 @@ def test_a_folder_or_nothing_is_refused_at_once(suite, name, given):
 
 
 def test_one_file_for_two_reports_is_refused(suite):
-    session = suite.run_apart("--gpumem-json=a.x", "--gpumem-markdown=a.x", source=TWO)
+    session = suite.run_warm("--gpumem-json=a.x", "--gpumem-markdown=a.x", source=TWO)
     assert session.ret == pytest.ExitCode.USAGE_ERROR
     assert "this is the file of --gpumem-json as well; name two files" in session.err
 
@@ -169,7 +169,7 @@ def test_listing_writes_nothing(suite, option):
 def test_under_xdist_the_controller_alone_writes(suite, ending):
     pytest.importorskip("xdist")
     name = {"json": "json", "md": "markdown"}[ending]
-    session = suite.run_apart(f"--gpumem-{name}=a.{ending}", "-n", "2", source=TWO)
+    session = suite.run_warm(f"--gpumem-{name}=a.{ending}", "-n", "2", source=TWO)
     assert session.out.count("report written") == 1
     if ending == "json":
         found = read_report(suite.path / "a.json").results
@@ -192,7 +192,7 @@ def test_what_was_measured_before_a_stop_is_written(suite, monkeypatch, argument
     suite.write("test_stop.py", INTERRUPTED.strip())
     summary = suite.path / "summary.md"
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    session = suite.run_apart("--gpumem-json=a.json", "--gpumem-markdown=a.md", *arguments)
+    session = suite.run_warm("--gpumem-json=a.json", "--gpumem-markdown=a.md", *arguments)
     if not arguments:
         assert session.ret == pytest.ExitCode.INTERRUPTED
     assert session.out.count("report written") == 2

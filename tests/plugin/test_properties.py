@@ -49,7 +49,7 @@ def test_junit_has_the_figures(suite, apart):
     arguments = ["--junitxml=junit.xml", "--gpumem-card=T4"]
     if apart:
         pytest.importorskip("xdist")
-        session = suite.run_apart(*arguments, "-n", "2", source=TWO)
+        session = suite.run_warm(*arguments, "-n", "2", source=TWO)
     else:
         session = suite.run(*arguments, source=TWO)
     assert "gpumem_peak" not in session.out
@@ -111,7 +111,7 @@ def test_the_properties_of_tests_stay(suite):
 @pytest.mark.parametrize("workers", [[], ["-n", "2"]])
 def test_pytest_json_report_has_the_figures(suite, workers):
     pytest.importorskip("pytest_jsonreport")
-    suite.run_apart(
+    suite.run_warm(
         "--json-report", "--json-report-file=r.json", "--gpumem-card=T4", *workers, source=TWO
     )
     tests = json.loads((suite.path / "r.json").read_text())["tests"]
@@ -129,7 +129,7 @@ def test_pytest_html_shows_the_figures(suite, workers):
     pytest.importorskip("pytest_html")
     suite.write("pytest.ini", "[pytest]\nfilterwarnings = error")
     source = TWO.replace('"part"', '"<b>part"')
-    suite.run_apart("--html=r.html", "--gpumem-card=T4", *workers, source=source)
+    suite.run_warm("--html=r.html", "--gpumem-card=T4", *workers, source=source)
     data = html_data(suite.path / "r.html")
     (fits,), (too_much,), (unmarked,) = (
         [it["log"] for test, (it,) in data.items() if name in test]

@@ -98,7 +98,7 @@ def test_with_the_same_toolchain_each_is_a_regression_of_its_own(suite, monkeypa
 def test_workers_results_are_told_together_as_well(known, monkeypatch):
     pytest.importorskip("xdist")
     monkeypatch.setenv("MORE", "28")
-    session = known.run_apart("-n", "2")
+    session = known.run_warm("-n", "2")
     assert session.outcomes == {"failed": 5, "passed": 1}
     assert "5 tests moved by +28.00 MiB allocated" in session.flat
     assert session.out.count("see the summary") == 5

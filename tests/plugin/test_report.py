@@ -197,7 +197,7 @@ def test_a_session_keeps_texts_of_results_until_its_end(suite):
     source = (
         "@pytest.mark.gpu_memory\n@pytest.mark.parametrize('n', range(3))\ndef test_it(n): mib(1)"
     )
-    session = suite.run_apart("-s", source=source)
+    session = suite.run_warm("-s", source=source)
     assert session.outcomes == {"passed": 3}
     assert "RESULTS 0" in session.out
     assert "test_it.py::test_it[2]" in session.out.partition("RESULTS 0")[2]

@@ -156,14 +156,14 @@ def test_baselines_of_other_devices_are_stale_only_with_their_test(renamed):
 
 def test_workers_find_the_same(renamed):
     pytest.importorskip("xdist")
-    session = renamed.run_apart("-n", "2", FAIL)
+    session = renamed.run_warm("-n", "2", FAIL)
     assert session.outcomes == {"passed": 3}
     assert session.ret == 1
     assert session.out.count(LINE + GONE) == 1
-    assert renamed.run_apart("-n", "2", FAIL, "-k", "kept or more").ret == 0
-    assert renamed.run_apart("-n", "2", FAIL, "test_it.py").ret == 0
+    assert renamed.run_warm("-n", "2", FAIL, "-k", "kept or more").ret == 0
+    assert renamed.run_warm("-n", "2", FAIL, "test_it.py").ret == 0
     renamed.write("test_it.py", FIRST)
-    assert renamed.run_apart("-n", "2", FAIL).ret == 0
+    assert renamed.run_warm("-n", "2", FAIL).ret == 0
 
 
 def test_a_failing_test_hides_nothing(renamed):

@@ -7,18 +7,15 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
 from helpers.paths import ROOT
+from helpers.warm import HANGS, warm_python
 
 from pytest_gpumem.devices.virtual.device import VirtualDevice
-
-LIMIT = 150
-"""seconds that two ranks may take"""
 
 
 @pytest.fixture
@@ -29,7 +26,7 @@ def torchrun(suite, monkeypatch, tmp_path_factory):
     def run(*args, source=None, **environment):
         if source is not None:
             suite.write("test_it.py", source)
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command = [warm_python(), "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node=2", "--redirects=3", f"--log-dir={folder / str(time.time())}"]
         command += ["-m", "pytest", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", *args]
         process = subprocess.Popen(
@@ -48,7 +45,7 @@ def torchrun(suite, monkeypatch, tmp_path_factory):
             start_new_session=True,
         )
         try:
-            out, _ = process.communicate(timeout=LIMIT)
+            out, _ = process.communicate(timeout=HANGS)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

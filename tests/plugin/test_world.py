@@ -129,7 +129,7 @@ def test_it(rank):
     if options:
         pytest.importorskip("xdist")
         suite.write("test_it.py", f"import pytest, torch\n{WORLD}{source}\nimport pytest\n")
-        session = suite.run_apart(*options)
+        session = suite.run_warm(*options)
     else:
         session = run(suite, source=source)
     assert session.outcomes == {"passed": 2}

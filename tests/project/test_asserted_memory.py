@@ -4,10 +4,10 @@ import csv
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 from helpers.paths import ROOT
+from helpers.warm import HANGS, warm_python
 
 SCRIPT = ROOT / "benchmarks" / "published_fsdp.py"
 
@@ -22,11 +22,11 @@ def asserted(variant):
 def test_fsdp_of_two_ranks_holds_what_pytorchs_test_asserts_at_each_moment(variant):
     """To the MiB, in four iterations: PyTorch's test itself allows one more or less."""
     done = subprocess.run(
-        [sys.executable, SCRIPT, "--variant", variant],
+        [warm_python(), SCRIPT, "--variant", variant],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGS,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -142,5 +142,5 @@ def test_log():
 
 
 def test_workers_bring_the_slope_as_well(suite):
-    suite.run_apart("--gpumem-update-baselines", "-n1", source=source())
+    suite.run_warm("--gpumem-update-baselines", "-n1", source=source())
     assert baseline(suite)["slope"]["per_sample"] == 3 << 20

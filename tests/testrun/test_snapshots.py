@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pickle
 import subprocess
-import sys
 
 import pytest
+from helpers.warm import warm_python
 
 from pytest_gpumem.attribution.recording import Recording
 from pytest_gpumem.attribution.snapshots import LONGEST_NAME, VIEWER, snapshot_name, write_snapshot
@@ -169,7 +169,7 @@ def test_a_rerun_replaces_it(suite):
 
 
 def test_workers_write_those_of_their_tests(suite):
-    session = suite.run_apart("-n2", "--gpumem-snapshots=deep/snaps", source=SOURCE)
+    session = suite.run_warm("-n2", "--gpumem-snapshots=deep/snaps", source=SOURCE)
     assert session.outcomes == {"passed": 1, "failed": 3}
     assert names(suite, "deep/snaps") == [LARGE, SHORT]
     assert f"snapshot: deep/snaps/{LARGE} (open it at" in session.out
@@ -304,7 +304,7 @@ def test_pytorch_opens_a_snapshot(suite):
     suite.run("--gpumem-snapshots=snaps", source=SOURCE)
 
     def viewer(action, *arguments):
-        command = [sys.executable, "-m", "torch.cuda._memory_viz", action, f"snaps/{LARGE}"]
+        command = [warm_python(), "-m", "torch.cuda._memory_viz", action, f"snaps/{LARGE}"]
         done = subprocess.run(
             [*command, *arguments], cwd=suite.path, capture_output=True, text=True, check=False
         )

@@ -95,7 +95,7 @@ def apart(suite, monkeypatch, *args, source, **environment):
     monkeypatch.delenv(PLANS_KEPT, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    return suite.run_apart("-v", *args, source=source)
+    return suite.run_warm("-v", *args, source=source)
 
 
 def test_a_session_of_two_cards_has_the_workspaces_of_each(suite, monkeypatch):

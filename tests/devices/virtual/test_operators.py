@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from helpers.paths import ROOT
+from helpers.warm import HANGS, warm_python
 
 SWEEP = ROOT / "benchmarks" / "op_sweep.py"
 pytestmark = pytest.mark.skipif(
@@ -15,8 +16,8 @@ pytestmark = pytest.mark.skipif(
 
 
 def sweep(*options):
-    command = [sys.executable, str(SWEEP), *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    command = [warm_python(), str(SWEEP), *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=False)
 
 
 def outcomes(text):
@@ -68,7 +69,7 @@ else:
 """
     )
     done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=HANGS, check=False
     )
     assert json.loads(done.stdout or "{}") == {
         "one": "runs",

@@ -1,9 +1,9 @@
 """What needs a process of its own: allocator settings and child processes."""
 
 import subprocess
-import sys
 
 from helpers.virtual_gpu import child, run_python
+from helpers.warm import HANGS, warm_python
 
 from pytest_gpumem.devices.cards import CARDS
 
@@ -217,8 +217,8 @@ if __name__ == "__main__":
     print(torch.cuda.memory_allocated(0), torch.cuda.memory_allocated(1))
 """
     )
-    command = [sys.executable, str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    command = [warm_python(), str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANGS)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         str(["cuda:0", 10 << 20, "cuda:1", 0, 0, CARDS["L4"].context]),
@@ -272,7 +272,7 @@ def test_a_marked_test_shares_its_tensors_with_a_process_that_it_starts(pytester
             assert gpu_memory.peak.allocated == 100 << 20
         """
     )
-    result = pytester.runpytest_subprocess("--gpumem-device=virtual", timeout=120)
+    result = pytester.runpytest_subprocess("--gpumem-device=virtual", timeout=HANGS)
     result.assert_outcomes(passed=1)
 
 
@@ -291,8 +291,8 @@ def test_a_spawned_process_has_the_device_that_its_parent_has(tmp_path):
         "if __name__ == '__main__':\n"
         "    mp.spawn(work, nprocs=1)\n"
     )
-    command = [sys.executable, str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    command = [warm_python(), str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANGS)
     assert done.returncode == 0, done.stderr
     taken = CARDS["L4"].context + (2 << 20)
     assert done.stdout == f"rank 0 NVIDIA L4 {taken}\n"

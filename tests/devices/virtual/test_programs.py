@@ -6,13 +6,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from contextlib import suppress
 
 import pytest
 from helpers.native_sources import compiler
 from helpers.paths import ROOT
 from helpers.virtual_gpu import opened
+from helpers.warm import HANGS, warm_python
 from packaging.version import Version
 
 TRAIN = """
@@ -46,7 +46,7 @@ def torchrun(folder, model, backend):
     script = folder / "train.py"
     script.write_text(TRAIN.replace("MODEL", model))
     gpumem = "import sys; from pytest_gpumem.cli.main import main; sys.exit(main())"
-    command = [sys.executable, "-c", gpumem]
+    command = [warm_python(), "-c", gpumem]
     command += ["run", "--card=L4", "--devices=2", "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node=2", str(script), backend]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -59,7 +59,7 @@ def torchrun(folder, model, backend):
         start_new_session=True,
     )
     try:
-        out, _ = process.communicate(timeout=90)
+        out, _ = process.communicate(timeout=HANGS)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -140,7 +140,7 @@ def test_process(context, target, said):
 
 @pytest.mark.parametrize(("source", "count"), [(LOADER, 2), (PROCESSES, 4)])
 def test_a_marked_test_may_start_processes(suite, source, count):
-    session = suite.run_apart(source=source)
+    session = suite.run_warm(source=source)
     session.outcomes.pop("warnings", None)  # of torch's deprecations, with some of its versions
     assert session.outcomes == {"passed": count}
 

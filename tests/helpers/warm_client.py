@@ -1,0 +1,75 @@
+"""The program that stands in for ``python``: has the warm process of warm_server.py fork for it.
+
+It starts in 10 ms, with ``python -IS``, and passes on its arguments, environment, folder, standard
+streams and signals; it ends as the forked process does. What a fork cannot do as a new interpreter
+would is left to a new one: other options than ``-u``, ``-c`` and ``-m``, and other values of the
+variables that are read while Python or torch are loaded.
+"""
+
+import os
+import signal
+import socket
+import struct
+import sys
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def forkable(arguments, environment, server_environment, read_at_load):
+    """Whether a fork of the warm process does what a new interpreter would do."""
+    if arguments[:1] == ["-u"]:
+        arguments = arguments[1:]
+    if not arguments or (arguments[0][:1] == "-" and arguments[0][:2] not in ("-c", "-m")):
+        return False
+    return all(
+        environment.get(name) == server_environment.get(name)
+        for name in {*environment, *server_environment}
+        if name.startswith(read_at_load) and name != "PYTHONPATH"
+    )
+
+
+def request(arguments, environment):
+    """The message that asks for a fork."""
+    variables = [f"{name}={value}" for name, value in environment.items()]
+    folder = os.getcwd()  # noqa: PTH109 - importing pathlib takes longer than all of this
+    words = [folder, str(len(arguments)), *arguments, *variables]
+    body = b"\0".join(map(os.fsencode, words))
+    return struct.pack("!Q", len(body)) + body
+
+
+def received(connection):
+    """One number from the server; None: it has ended."""
+    data = b""
+    while len(data) < 8:
+        piece = connection.recv(8 - len(data))
+        if not piece:
+            return None
+        data += piece
+    return struct.unpack("!q", data)[0]
+
+
+def main(address, python, server_environment, read_at_load):
+    """Run as ``python`` would with this process's arguments."""
+    arguments, environment = sys.argv[1:], dict(os.environ)
+    if not forkable(arguments, environment, server_environment, read_at_load):
+        os.execv(python, [python, *arguments])
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address)
+        data = request(arguments, environment)
+        sent = socket.send_fds(connection, [data], [0, 1, 2])
+        connection.sendall(data[sent:])
+        process = received(connection)
+        if process is None:
+            sys.exit("the warm process has ended")
+        for number in FORWARDED:
+            signal.signal(number, lambda number, _frame: os.kill(process, number))
+        for stream in (0, 1, 2):  # or a pipe would not end before this process does
+            os.close(stream)
+        status = received(connection)
+    if status is None:
+        os._exit(255)
+    if status < 0:  # it was ended by a signal, and so is this
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)

@@ -1,0 +1,289 @@
+"""The warm process: has torch, pytest and its plugins in memory, and forks for each session.
+
+A program, started by warm.py: ``python warm_server.py FOLDER``. In the folder it makes ``python``,
+an executable that does what the interpreter does (warm_client.py says when not), in a process of
+its own that was forked from this one. It prints that path, and ends when its standard input does.
+"""
+
+import atexit
+import contextlib
+import gc
+import io
+import os
+import runpy
+import selectors
+import signal
+import socket
+import struct
+import sys
+import threading
+import types
+from pathlib import Path
+
+READ_AT_LOAD = (
+    "LD_", "PYTHON", "GPUMEM_VIRTUAL", "PYTORCH_", "TORCH_LOGS", "TORCH_COMPILE", "CUDA_",
+    "TRITON_", "COV", "LC_", "LANG", "MALLOC_", "GLIBC_",
+)  # fmt: skip
+"""beginnings of the variables that Python, torch or this package read while they are loaded"""
+STARTED_WITH = "OPENBLAS_NUM_THREADS"
+"""numpy's OpenBLAS starts threads while it is loaded, unless this is 1; no child inherits it"""
+
+WARM_UP = """
+import importlib
+import pkgutil
+
+import torch
+import torch._dynamo
+import torch.distributed.run
+import torch.utils.checkpoint
+import torch.utils.data
+import xdist.remote
+import pytest_rerunfailures
+
+import pytest_gpumem
+
+for module in pkgutil.walk_packages(pytest_gpumem.__path__, "pytest_gpumem."):
+    if ".native." not in module.name:
+        importlib.import_module(module.name)
+"""
+"""a file that pytest collects in this process: the plugin loads the virtual GPU and hides it"""
+
+
+def warm_up(folder):
+    """Import what sessions need, by a session that collects a file."""
+    import pytest
+
+    output = os.dup(1)
+    os.dup2(2, 1)
+
+    (folder / "test_warm_up.py").write_text(WARM_UP, encoding="utf-8")
+    (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    path, before = list(sys.path), Path.cwd()
+    os.chdir(folder)
+    # rerunfailures starts a thread; the others are left out of inner sessions as well
+    left_out = ("cacheprovider", "rerunfailures", "hypothesispytest", "randomly", "asyncio")
+    options = [word for name in left_out for word in ("-p", f"no:{name}")]
+    status = pytest.main(["--collect-only", "--gpumem-device=virtual", *options])
+    os.chdir(before)
+    sys.path[:] = path
+    sys.modules.pop("test_warm_up", None)
+    if status != pytest.ExitCode.NO_TESTS_COLLECTED or "torch" not in sys.modules:
+        sys.exit(f"the warm-up session ended with {status!r}")
+    os.dup2(output, 1)
+    os.close(output)
+    gc.collect()
+    gc.freeze()  # or each collection in a fork goes through, and copies, all of torch's objects
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads > 1:
+        sys.exit(f"a fork of a process of {threads} threads may hang")
+
+
+class Request:
+    """What a client asks for: a process with these streams, arguments and environment."""
+
+    def __init__(self, connection):
+        data, self.streams, _, _ = socket.recv_fds(connection, 1 << 16, 3)
+        (size,) = struct.unpack("!Q", data[:8])
+        while len(data) < 8 + size:
+            data += connection.recv(1 << 16)
+        folder, count, *words = map(os.fsdecode, data[8:].split(b"\0"))
+        self.folder = folder
+        self.arguments = words[: int(count)]
+        self.environment = dict(word.split("=", 1) for word in words[int(count) :])
+
+
+class Server:
+    """Accepts clients, forks for each, and tells it how its process ended."""
+
+    def __init__(self, address):
+        self.processes = {}
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(address)
+        self.listener.listen(64)
+        self.selector = selectors.DefaultSelector()
+        self.wake_up, self.waker = os.pipe()
+        for descriptor in (self.wake_up, self.waker):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(self.waker)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.selector.register(0, selectors.EVENT_READ, self.end)
+        self.selector.register(self.wake_up, selectors.EVENT_READ, self.reap)
+        self.selector.register(self.listener, selectors.EVENT_READ, self.accept)
+
+    def serve(self):
+        """Return a request, in the process that was forked for it."""
+        while True:
+            for key, _ in self.selector.select():
+                request = key.data(key.fileobj)
+                if request is not None:
+                    return request
+
+    def end(self, _stream):
+        """End with the process that started this one."""
+        for process in self.processes.values():
+            os.kill(process, signal.SIGKILL)
+        os._exit(0)
+
+    def reap(self, _pipe):
+        """Tell clients how their processes ended."""
+        os.read(self.wake_up, 4096)
+        for connection, process in list(self.processes.items()):
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                del self.processes[connection]
+                self.tell(connection, os.waitstatus_to_exitcode(status))
+                self.forget(connection)
+
+    def hang_up(self, connection):
+        """End the process of a client that was ended."""
+        os.kill(self.processes.pop(connection), signal.SIGKILL)
+        os.wait()
+        self.forget(connection)
+
+    def forget(self, connection):
+        self.selector.unregister(connection)
+        connection.close()
+
+    @staticmethod
+    def tell(connection, number):
+        """Send a number to a client, which may be gone."""
+        with contextlib.suppress(OSError):
+            connection.sendall(struct.pack("!q", number))
+
+    def accept(self, listener):
+        """Fork for a client; return its request in the forked process."""
+        connection, _ = listener.accept()
+        request = Request(connection)
+        process = os.fork()
+        if process == 0:
+            self.leave(connection)
+            return request
+        for stream in request.streams:
+            os.close(stream)
+        self.processes[connection] = process
+        self.selector.register(connection, selectors.EVENT_READ, self.hang_up)
+        self.tell(connection, process)
+        return None
+
+    def leave(self, connection):
+        """Let go of what is the server's, in a forked process."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self.selector.close()
+        for it in (self.listener, connection, *self.processes):
+            it.close()
+        os.close(self.wake_up)
+        os.close(self.waker)
+
+
+def take_streams(streams, *, unbuffered):
+    """Make three descriptors the standard streams."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        server = getattr(sys, name)
+        mode = "rb" if name == "stdin" else "wb"
+        buffering = 0 if unbuffered and mode == "wb" else -1
+        buffer = open(number, mode, buffering=buffering)  # noqa: PTH123, SIM115 - a descriptor
+        stream = io.TextIOWrapper(
+            buffer,
+            server.encoding,
+            server.errors,
+            line_buffering=name == "stderr" or buffer.isatty(),
+            write_through=unbuffered,
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def become(request, python):
+    """Make this process the one that was asked for; return its arguments."""
+    # imported by pytest in the warm-up, which rewrites assertions and warns where it comes too late
+    from pytest_gpumem.devices.terminal import saved_stderr
+
+    arguments = request.arguments
+    unbuffered = arguments[0] == "-u"
+    take_streams(request.streams, unbuffered=unbuffered)
+    os.dup2(2, saved_stderr())
+    os.chdir(request.folder)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    sys.executable = python  # processes that this one starts are forked as well
+    del sys.path[0]  # this program's folder
+    paths = request.environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [str(Path(path).absolute()) for path in paths if path]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    return arguments[unbuffered:]
+
+
+def run(arguments):
+    """Run as the interpreter does: ``-c code``, ``-m module`` or a file."""
+    kind, rest = arguments[0], arguments[1:]
+    main = sys.modules["__main__"]
+    if kind[:2] in ("-c", "-m"):
+        operand, *rest = ([kind[2:]] if kind[2:] else []) + rest
+        sys.argv = [kind[:2], *rest]
+    if kind[:2] == "-m":
+        sys.path.insert(0, str(Path.cwd()))
+        if not hasattr(sys.modules.get(operand), "__path__"):  # run anew, as a program is
+            sys.modules.pop(operand, None)
+        runpy._run_module_as_main(operand)
+    elif kind[:2] == "-c":
+        sys.path.insert(0, "")
+        exec(compile(operand, "<string>", "exec"), main.__dict__)
+    else:
+        sys.argv = arguments
+        sys.path.insert(0, str(Path(kind).absolute().parent))
+        main.__file__ = kind
+        exec(compile(Path(kind).read_bytes(), kind, "exec"), main.__dict__)
+
+
+def ended_by(error):
+    """Report an error that ended the program as the interpreter does; return the exit status."""
+    if isinstance(error, SystemExit):
+        if error.code is None or isinstance(error.code, int):
+            return (error.code or 0) & 0xFF
+        sys.stderr.write(f"{error.code}\n")
+        return 1
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
+        traceback = traceback.tb_next
+    sys.excepthook(type(error), error, traceback)
+    return 1
+
+
+def end(status):
+    """End without taking the modules apart, which takes longer than most sessions."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads it
+            stream.flush()
+    os._exit(status)
+
+
+def main(folder):
+    """Serve; return the interpreter's stand-in and a request, in a forked process."""
+    address, python = str(folder / "socket"), folder / "python"
+    server_environment = {k: v for k, v in os.environ.items() if k != STARTED_WITH}
+    warm_up(folder)
+    server = Server(address)
+    client = Path(__file__).with_name("warm_client.py").read_text(encoding="utf-8")
+    known = {k: v for k, v in server_environment.items() if k.startswith(READ_AT_LOAD)}
+    call = f"main({address!r}, {sys.executable!r}, {known!r}, {READ_AT_LOAD!r})"
+    python.write_text(f"#!{sys.executable} -IS\n{client}\n\n{call}\n", encoding="utf-8")
+    python.chmod(0o700)
+    os.write(1, os.fsencode(python) + b"\n")
+    os.dup2(2, 1)  # the starter's pipe ends
+    return server.serve(), str(python)
+
+
+if __name__ == "__main__":
+    arguments = become(*main(Path(sys.argv[1])))
+    status = 0
+    try:
+        run(arguments)
+    except BaseException as error:  # noqa: BLE001 - as the interpreter does
+        status = ended_by(error)
+    end(status)
