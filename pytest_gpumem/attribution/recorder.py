@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.attribution.observer import Observer
 from pytest_gpumem.attribution.recording import MOST_EVENTS, Recording, Span, beginning, now
 
@@ -42,15 +43,13 @@ class Recorder:
             "all", context="alloc", stacks="python", max_entries=MOST_EVENTS
         )
         self._stack.callback(memory._record_memory_history, None)
-        self._recording.initial_segments = memory._snapshot()["segments"]
+        self._recording.initial_segments = VIEW.snapshot()["segments"]
         self._recording.capability = torch.cuda.get_device_capability(0)
         Observer(self._recording).install(self._stack)
 
     def so_far(self) -> Recording:
         """Return the recording until now; it goes on."""
-        import torch
-
-        snapshot = torch.cuda.memory._snapshot()
+        snapshot = VIEW.snapshot()
         return replace(self._recording, **_history(snapshot))
 
     def stop(self) -> Recording:
@@ -62,7 +61,7 @@ class Recorder:
         start = beginning()
         torch._C._cuda_clearCublasWorkspaces()
         recording.cleared.append(Span(start, now()))
-        snapshot = torch.cuda.memory._snapshot()
+        snapshot = VIEW.snapshot()
         self.abandon()
         return replace(recording, snapshot=snapshot, **_history(snapshot))
 
@@ -91,7 +90,7 @@ def history() -> Iterator[list[list[dict[str, Any]]]]:
     memory._record_memory_history("all", context=None, max_entries=MOST_EVENTS)
     try:
         yield events
-        events.extend(memory._snapshot()["device_traces"])
+        events.extend(VIEW.snapshot()["device_traces"])
     finally:
         memory._record_memory_history(None)
 

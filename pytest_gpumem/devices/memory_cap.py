@@ -1,13 +1,22 @@
-"""The cap on what PyTorch's caching allocator may reserve on a device."""
+"""The caps on what PyTorch's caching allocator may reserve: the test's own, and the measurement's.
+
+PyTorch knows one cap a device, a fraction of its memory. While something is measured, the lower
+one of two holds: the fraction that the test's code sets, of the card's memory, and a limit in
+bytes. The test's code reads its own fraction back.
+"""
 
 from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+SET_FRACTION: Final = "_cuda_setMemoryFraction"
+GET_FRACTION: Final = "_cuda_getMemoryFraction"
 
 
 def device_range(devices: int | range) -> range:
@@ -30,48 +39,118 @@ def cap_fraction(limit: int, total: int) -> float:
     return fraction
 
 
+@dataclass
+class _Cap:
+    """The caps on one device; sizes in bytes."""
+
+    fraction: float = 1.0
+    """set by the test's code"""
+    memory: int = 0
+    """the fraction is of this: the card's memory"""
+    total: int = 0
+    """PyTorch's own fraction is of this"""
+    limit: int | None = None
+    """set by the measurement"""
+    foreign: int = 0
+    """reserved memory that takes nothing from the test's fraction"""
+
+
+class MemoryCaps:
+    """Wraps PyTorch's bindings of the fraction, and applies the lower cap."""
+
+    def __init__(self) -> None:
+        self._real: dict[str, Callable[..., Any]] = {}
+        self._caps: dict[int, _Cap] = {}
+
+    def install(self) -> None:
+        """Wrap the bindings; nothing if that is done."""
+        if self._real:
+            return
+        import torch
+
+        for name, wrapper in ((SET_FRACTION, self._set_fraction), (GET_FRACTION, self._fraction)):
+            if hasattr(torch._C, name):  # torch 2.6 cannot be asked for the fraction
+                self._real[name] = getattr(torch._C, name)
+                setattr(torch._C, name, wrapper)
+
+    def cap(self, device: int) -> _Cap:
+        """Return the caps on a device."""
+        self.install()
+        if device not in self._caps:
+            import torch
+
+            # PYTORCH_ALLOC_CONF may have set a fraction when CUDA was initialised
+            get_fraction = self._real.get(GET_FRACTION)
+            fraction = 1.0 if get_fraction is None else get_fraction(device)
+            total = int(torch.cuda.get_device_properties(device).total_memory)
+            self._caps[device] = _Cap(min(1.0, float(fraction)), memory=total, total=total)
+        return self._caps[device]
+
+    def apply(self, device: int) -> None:
+        """Tell PyTorch the lower one of the caps on a device."""
+        cap = self.cap(device)
+        limits = [] if cap.limit is None else [cap.limit]
+        if cap.fraction < 1.0:
+            limits.append(int(cap.fraction * cap.memory) + cap.foreign)
+        fraction = cap_fraction(min(limits, default=cap.total), cap.total)
+        import torch
+
+        current = torch.cuda.current_device()
+        try:
+            self._real[SET_FRACTION](fraction, device)
+        finally:
+            torch.cuda.set_device(current)  # older versions of PyTorch make another one current
+
+    def _set_fraction(self, fraction: float, device: int) -> None:
+        self.cap(device).fraction = fraction
+        self.apply(device)
+
+    def _fraction(self, device: int) -> float:
+        cap = self.cap(device)
+        if cap.fraction >= 1.0:
+            return 1.0
+        return int(cap.fraction * cap.memory) / cap.memory  # as PyTorch computes it, from bytes
+
+
+CAPS: Final = MemoryCaps()
+
+
 @contextmanager
 def kept_fractions(devices: int | range) -> Iterator[None]:
-    """Put the caps of some devices back afterwards, the user's own or none."""
-    fractions = {device: memory_fraction(device) for device in device_range(devices)}
+    """Put the test's fractions of some devices back afterwards, and lift the limits."""
+    fractions = {device: CAPS.cap(device).fraction for device in device_range(devices)}
     try:
         yield
     finally:
         for device, fraction in fractions.items():
-            set_memory_fraction(device, fraction)
+            cap = CAPS.cap(device)
+            cap.fraction, cap.limit, cap.foreign = fraction, None, 0
+            CAPS.apply(device)
 
 
-def memory_fraction(device: int) -> float:
-    """Return the fraction of a device's memory that PyTorch's allocator may reserve."""
-    import torch
+def set_cap(device: int, limit: int | None, total: int, foreign: int = 0) -> None:
+    """Cap a device's caching allocator at ``limit`` bytes reserved; None lifts this cap.
 
-    get_fraction = getattr(torch.cuda, "get_per_process_memory_fraction", None)
-    if get_fraction is None:  # torch 2.6
-        return 1.0
-    with _current_device_kept():
-        return min(1.0, float(get_fraction(device)))
-
-
-def set_memory_fraction(device: int, fraction: float) -> None:
-    """Set the fraction of a device's memory that PyTorch's allocator may reserve."""
-    import torch
-
-    with _current_device_kept():
-        torch.cuda.set_per_process_memory_fraction(fraction, device)
+    Args:
+        device: its number.
+        limit: bytes, foreign memory included.
+        total: bytes that PyTorch's own fraction is a fraction of.
+        foreign: bytes reserved by earlier tests, on top of which a fraction of the test's holds.
+    """
+    cap = CAPS.cap(device)
+    cap.limit, cap.total, cap.foreign = limit, total, foreign
+    CAPS.apply(device)
 
 
-@contextmanager
-def _current_device_kept() -> Iterator[None]:
-    """Put the current device back: older versions of PyTorch make another one current."""
-    import torch
+def set_memory(device: int, memory: int, total: int) -> None:
+    """Make fractions that the test's code sets fractions of a card's memory.
 
-    device = torch.cuda.current_device()
-    try:
-        yield
-    finally:
-        torch.cuda.set_device(device)
-
-
-def set_cap(device: int, limit: int | None, total: int) -> None:
-    """Cap a device's caching allocator at ``limit`` bytes reserved; None lifts the cap."""
-    set_memory_fraction(device, 1.0 if limit is None else cap_fraction(limit, total))
+    Args:
+        device: its number.
+        memory: the card's bytes.
+        total: bytes that PyTorch's own fraction is a fraction of.
+    """
+    cap = CAPS.cap(device)
+    if (cap.memory, cap.total) != (memory, total):
+        cap.memory, cap.total = memory, total
+        CAPS.apply(device)

@@ -10,12 +10,13 @@ import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices.memory_cap import device_range
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.measurement import Peak
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
 
 Stats = dict[str, Any]
@@ -23,11 +24,8 @@ Stats = dict[str, Any]
 
 
 def allocator_stats(device: int) -> Stats:
-    """Return the caching allocator's statistics of a device (``torch.cuda.memory_stats``)."""
-    import torch
-
-    stats: Stats = torch.cuda.memory_stats_as_nested_dict(device)
-    return stats
+    """Return the caching allocator's real statistics of a device, plugs included."""
+    return VIEW.stats(device)
 
 
 def current(device: int) -> Peak:
@@ -68,11 +66,9 @@ def segments_held(all_stats: Sequence[Stats]) -> int:
 
 def live_blocks(devices: int | range) -> dict[tuple[int, int], int]:
     """Return device, address and bytes of each block that is allocated on some devices."""
-    import torch
-
     blocks = {}
     measured = device_range(devices)
-    for segment in torch.cuda.memory_snapshot():
+    for segment in VIEW.segments():
         address = segment["address"]
         for block in segment["blocks"]:
             address = block.get("address", address)
@@ -100,39 +96,9 @@ def require_native_allocator() -> None:
 
 
 def reset_peaks(devices: int | range) -> None:
-    """Reset the peak statistics of some devices."""
-    import torch
-
-    reset = torch._C._cuda_resetPeakMemoryStats
+    """Reset the peak statistics of some devices; the test's code does not see it."""
     for device in device_range(devices):
-        getattr(reset, "unwatched", reset)(device)
-
-
-_RESETS = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
-"""bindings behind ``torch.cuda.reset_peak_memory_stats`` and ``torch.accelerator``'s"""
-
-
-@contextmanager
-def watched_resets(notify: Callable[[], object]) -> Iterator[None]:
-    """Call ``notify`` just before the test's own code resets the peaks, which are global."""
-    import torch
-
-    def watched(reset: Callable[..., object]) -> Callable[..., object]:
-        def reset_watched(*args: object) -> object:
-            notify()
-            return reset(*args)
-
-        reset_watched.unwatched = reset  # type: ignore[attr-defined]
-        return reset_watched
-
-    resets = {name: getattr(torch._C, name) for name in _RESETS if hasattr(torch._C, name)}
-    for name, reset in resets.items():
-        setattr(torch._C, name, watched(reset))
-    try:
-        yield
-    finally:
-        for name, reset in resets.items():
-            setattr(torch._C, name, reset)
+        VIEW.reset_peaks(device)
 
 
 def settle(devices: int | range) -> None:
@@ -149,7 +115,8 @@ def settle(devices: int | range) -> None:
     for device in device_range(devices):
         torch.cuda.synchronize(device)
     torch._C._cuda_clearCublasWorkspaces()
-    torch.cuda.empty_cache()
+    with VIEW.hidden_counters(device_range(devices)):
+        torch.cuda.empty_cache()
 
 
 @contextmanager

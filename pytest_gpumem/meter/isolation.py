@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from pytest_gpumem.allocator_view import VIEW, Plug
 from pytest_gpumem.devices.memory_cap import device_range
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.allocator import (
@@ -73,7 +74,7 @@ class Isolation:
         """Return device, address and bytes of each live block, foreign ones included, no plugs."""
         blocks = live_blocks(self.devices)
         for plug in self.plugs.blocks:
-            blocks.pop(plug, None)
+            blocks.pop((plug.device, plug.address), None)
         return blocks
 
 
@@ -99,16 +100,17 @@ class Plugs:
         self._devices = device_range(devices)
         self.sizes = [0] * len(self._devices)
         """bytes of plugs on each device: they count as allocated"""
-        self.blocks: list[tuple[int, int]] = []
-        """device and address of each"""
+        self.blocks: list[Plug] = []
 
     def fill(self) -> None:
         """Fill every free room."""
-        import torch
+        if any(current(device).reserved for device in self._devices):
+            with VIEW.hidden(self._devices):
+                self._fill()
+            VIEW.plugs.update(self.blocks)
 
-        if not any(current(device).reserved for device in self._devices):
-            return
-        for segment in torch.cuda.memory_snapshot():
+    def _fill(self) -> None:
+        for segment in VIEW.segments():
             device, private = segment["device"], tuple(segment.get("segment_pool_id", (0, 0)))
             if device not in self._devices or private != (0, 0) or segment.get("is_expandable"):
                 continue
@@ -128,7 +130,7 @@ class Plugs:
             torch.cuda.caching_allocator_delete(block)
             torch.cuda.empty_cache()
         else:
-            self.blocks.append((device, block))
+            self.blocks.append(Plug(device, block))
             self.sizes[self._devices.index(device)] += plugged.allocated - unplugged.allocated
 
     def release(self) -> None:
@@ -137,6 +139,9 @@ class Plugs:
             return
         import torch
 
-        while self.blocks:
-            torch.cuda.caching_allocator_delete(self.blocks.pop()[1])
+        with VIEW.hidden(self._devices):
+            for plug in self.blocks:
+                torch.cuda.caching_allocator_delete(plug.address)
+        VIEW.plugs.difference_update(self.blocks)
+        self.blocks.clear()
         self.sizes = [0] * len(self.sizes)

@@ -7,6 +7,7 @@ import time
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
+from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.attribution.optimizer_watch import OptimizerWatch
 from pytest_gpumem.attribution.recorder import Recorder, history
 from pytest_gpumem.attribution.recording import Span, beginning, now
@@ -23,7 +24,6 @@ from pytest_gpumem.meter.allocator import (
     reset_peaks,
     segments_held,
     settle,
-    watched_resets,
 )
 from pytest_gpumem.meter.isolation import Isolation
 from pytest_gpumem.meter.out_of_memory import WATCH
@@ -108,7 +108,7 @@ class Meter:
         self._stack.callback(self._isolation.plugs.release)
         self._stack.enter_context(kept_fractions(self.devices))
         self._stack.enter_context(own_garbage_only())
-        self._stack.enter_context(watched_resets(self.note))
+        self._stack.enter_context(VIEW.watched_resets(self.note))
         self._optimizers.start()
         self._stack.callback(self._optimizers.stop)
         if self._recorder is not None:
@@ -354,7 +354,8 @@ class Meter:
         previous, self._limit = self._limit, limit
         for device, foreign in zip(self.devices, self.foreign, strict=True):
             bytes_in_all = None if limit is None else limit + foreign.reserved
-            set_cap(device, bytes_in_all, self.device.cap_total(device))
+            total = self.device.cap_total(device)
+            set_cap(device, bytes_in_all, total, foreign.reserved)
         return previous
 
     # -- the result --

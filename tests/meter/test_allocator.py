@@ -5,6 +5,7 @@ import gc
 import pytest
 from helpers.virtual_gpu import CARD_80GIB, MIB, opened
 
+from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices.memory_cap import cap_fraction, set_cap
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.allocator import (
@@ -14,7 +15,6 @@ from pytest_gpumem.meter.allocator import (
     own_garbage_only,
     reset_peaks,
     settle,
-    watched_resets,
 )
 from pytest_gpumem.meter.isolation import Plugs
 
@@ -87,7 +87,7 @@ def test_whoever_resets_the_peaks_is_seen_before_and_we_are_not(device):
     import torch
 
     seen = []
-    with watched_resets(lambda: seen.append(highest(0).allocated)):
+    with VIEW.watched_resets(lambda: seen.append(highest(0).allocated)):
         tensor(30 * MIB)
         reset_peaks(2)  # our own
         assert seen == []

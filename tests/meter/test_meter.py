@@ -249,7 +249,9 @@ def test_a_cap_of_the_users_own_is_put_back(meter):
     torch.cuda.set_per_process_memory_fraction(0.25, 1)
     meter.start()
     meter.cap(50 * MIB)
-    assert torch.cuda.get_per_process_memory_fraction(1) < 0.25
+    assert torch.cuda.get_per_process_memory_fraction(1) == 0.25
+    with pytest.raises(torch.OutOfMemoryError):
+        work(51 * MIB, 1)
     meter.stop()
     try:
         assert torch.cuda.get_per_process_memory_fraction(1) == 0.25

@@ -311,7 +311,7 @@ def test_what_a_test_does_to_torchs_own_statistics_and_cap(suite):
     )
     assert session.figures()["test_resets"] == (200, 200)
     assert session.figures()["test_resets_and_reads"] == (220, 220)
-    assert session.verdicts()["test_lifts_the_cap"] == "over budget"
+    assert session.verdicts()["test_lifts_the_cap"] == "out of memory"
     assert session.verdicts()["test_after"] == "out of memory"
     assert torch_is_itself_again()
 

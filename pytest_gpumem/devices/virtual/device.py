@@ -13,12 +13,13 @@ import re
 import sys
 import time
 import warnings
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.devices.memory_cap import kept_fractions
+from pytest_gpumem.allocator_view import VIEW
+from pytest_gpumem.devices.memory_cap import CAPS, set_cap, set_memory
 from pytest_gpumem.devices.terminal import saved_stderr
 from pytest_gpumem.devices.torch_build import installed_torch, torch_is_imported
 from pytest_gpumem.devices.torch_import import TorchImportHook
@@ -35,7 +36,6 @@ from pytest_gpumem.sizes import KIB
 from pytest_gpumem.spec import MOST_DEVICES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from types import ModuleType
 
     from pytest_gpumem.devices.cards import Card
@@ -208,12 +208,15 @@ class VirtualDevice:
                 self._library.set_card(replace(card, total_memory=FIRST_TOTAL))
                 _initialise(torch)
             torch.cuda.set_device(self.first)
-            with self._kept_fractions(count):
-                if card is not self._opened_card:
-                    self._library.set_card(card)
-                    self._change_card(torch, card)
+            VIEW.install()
+            CAPS.install()
+            if card is not self._opened_card:
+                self._library.set_card(card)
+                self._change_card(torch, card)
             if self._kept_total is None:  # now, before a measurement: the question allocates
-                self._kept_total = self._keeps_total()
+                with VIEW.hidden([0]):
+                    self._kept_total = self._keeps_total()
+            self._set_totals(count)
         except BaseException:
             self.close()
             raise
@@ -278,13 +281,13 @@ class VirtualDevice:
 
         torch.cuda.empty_cache()
         room = torch.cuda.memory_reserved(0) + PROBE
-        torch.cuda.set_per_process_memory_fraction(room / FIRST_TOTAL, 0)
+        set_cap(0, room, FIRST_TOTAL)
         try:
             torch.cuda.caching_allocator_delete(torch.cuda.caching_allocator_alloc(PROBE // 2, 0))
         except torch.OutOfMemoryError:
             return False
         finally:
-            torch.cuda.set_per_process_memory_fraction(1.0, 0)
+            set_cap(0, None, FIRST_TOTAL)
             torch.cuda.empty_cache()
         return True
 
@@ -293,24 +296,19 @@ class VirtualDevice:
         first = self.first
         if extra == self._extra[first : first + len(extra)]:
             return
-        with self._kept_fractions(first + len(extra)):
-            for index, size in enumerate(extra, first):
-                self._library.make_room(index, size)
-                self._extra[index] = size
+        for index, size in enumerate(extra, first):
+            self._library.make_room(index, size)
+            self._extra[index] = size
+        self._set_totals(first + len(extra))
 
-    @contextmanager
-    def _kept_fractions(self, count: int) -> Iterator[None]:
-        """Keep PyTorch's caps the same fractions while the devices' totals change.
-
-        Versions that read the total every time have computed the bytes of a cap with the old total,
-        and would keep these bytes.
-        """
+    def _set_totals(self, count: int) -> None:
+        """Have the caps reckoned anew with the devices' present totals."""
         torch = self._torch
-        if self._kept_total is not False or torch is None or not torch.cuda.is_initialized():
-            yield
+        if self._kept_total is None or torch is None or not torch.cuda.is_initialized():
             return
-        with kept_fractions(min(count, torch.cuda.device_count())):
-            yield
+        card = self._opened_card or self.card
+        for index in range(min(count, torch.cuda.device_count())):
+            set_memory(index, card.total_memory, self.cap_total(index))
 
     def trouble(self) -> str | None:
         """See :meth:`pytest_gpumem.devices.base.Device.trouble`."""

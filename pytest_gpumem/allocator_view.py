@@ -1,0 +1,271 @@
+"""The allocator's figures as the test's own code reads them: as if nothing were measured.
+
+A measurement resets PyTorch's peaks, which are global, and holds blocks of its own (plugs). The
+bindings below ``torch.cuda.memory`` and ``torch.accelerator.memory`` are wrapped, once a process,
+so that every function, also one imported earlier, returns the values without that:
+
+- a peak is the highest since the test's own last reset, the measurement's resets left out;
+- blocks and counts of the measurement are left out of statistics and snapshots.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
+
+    Stats = dict[str, Any]
+    """a device's statistics, nested as ``torch.cuda.memory_stats_as_nested_dict`` has them"""
+
+STATS: Final = ("_cuda_memoryStats", "_accelerator_getDeviceStats")
+PEAK_RESETS: Final = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
+TOTAL_RESETS: Final = ("_cuda_resetAccumulatedMemoryStats", "_accelerator_resetAccumulatedStats")
+SNAPSHOT: Final = "_cuda_memorySnapshot"
+RETRIES: Final = "num_alloc_retries"
+TOTALS: Final = ("allocated", "freed")
+"""figures of a statistic that only grow, until they are reset"""
+
+
+Path = tuple[Any, ...]
+"""the keys that lead to a figure in nested statistics"""
+
+
+class Plug(NamedTuple):
+    """A block of the measurement's own."""
+
+    device: int
+    address: int
+
+
+class AllocatorView:
+    """Wraps PyTorch's bindings, and knows the allocator's real figures."""
+
+    def __init__(self) -> None:
+        self._real: dict[str, Callable[..., Any]] = {}
+        self._peaks: defaultdict[int, dict[Path, int]] = defaultdict(dict)
+        """of each device and statistic: the highest of the time before the measurement's reset"""
+        self._hidden: defaultdict[int, defaultdict[Path, int]] = defaultdict(
+            lambda: defaultdict(int)
+        )
+        """of each device and figure: the measurement's share"""
+        self._hidden_times: list[tuple[int, int]] = []
+        """microseconds since 1970: from and until when the allocator worked for the measurement"""
+        self._earlier_retries: defaultdict[int, int] = defaultdict(int)
+        """of each device: retries before the test's own last reset"""
+        self._listeners: list[Callable[[], object]] = []
+        self._shows_all = False
+        self.plugs: set[Plug] = set()
+        """blocks that snapshots show as free"""
+
+    def install(self) -> None:
+        """Wrap the bindings; nothing if that is done."""
+        if self._real:
+            return
+        import torch
+
+        wrappers: dict[str, Callable[..., Any]] = {SNAPSHOT: self._show_snapshot}
+        wrappers |= dict.fromkeys(STATS, self._show_stats)
+        for names, reset in (
+            (PEAK_RESETS, self._reset_peaks_of_test),
+            (TOTAL_RESETS, self._reset_totals_of_test),
+        ):
+            wrappers |= dict.fromkeys(names, reset)
+        for name, wrapper in wrappers.items():
+            binding = getattr(torch._C, name, None)
+            if binding is not None:
+                self._real[name] = binding
+                setattr(torch._C, name, _bound(wrapper, binding))
+
+    # -- the measurement's side --
+
+    def stats(self, device: int) -> Stats:
+        """Return the allocator's real statistics of a device, none before it has been used.
+
+        The number of retries is that of the whole process, whatever the test's code has reset.
+        """
+        self.install()
+        stats: Stats = self._real[STATS[0]](device)
+        if stats:
+            stats[RETRIES] += self._earlier_retries[device]
+        return stats
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return ``torch.cuda.memory._snapshot()`` with the measurement's blocks and events."""
+        import torch
+
+        with self._unchanged():
+            snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
+        return snapshot
+
+    def segments(self) -> list[dict[str, Any]]:
+        """Return ``torch.cuda.memory_snapshot()`` with the measurement's blocks."""
+        import torch
+
+        with self._unchanged():
+            segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()
+        return segments
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        self._shows_all = True
+        try:
+            yield
+        finally:
+            self._shows_all = False
+
+    def reset_peaks(self, device: int) -> None:
+        """Reset the real peaks; the test's code goes on reading the highest."""
+        self._note_peaks(device)
+        self._real[PEAK_RESETS[0]](device)
+
+    @contextmanager
+    def hidden(self, devices: Iterable[int]) -> Iterator[None]:
+        """Leave the allocator's work inside out of the figures that the test's code reads."""
+        start = time.time_ns() // 1000
+        devices = list(devices)
+        for device in devices:
+            self._note_peaks(device)
+        with self._hidden_differences(devices, lambda path: path[-1] != "peak"):
+            yield
+        self._hidden_times.append((start, time.time_ns() // 1000 + 1))
+        for device in devices:
+            self._real[PEAK_RESETS[0]](device)
+
+    def hidden_counters(self, devices: Iterable[int]) -> AbstractContextManager[None]:
+        """Leave the calls inside out of the counters that the test's code reads."""
+        return self._hidden_differences(devices, _is_counter)
+
+    @contextmanager
+    def _hidden_differences(
+        self, devices: Iterable[int], selects: Callable[[Path], bool]
+    ) -> Iterator[None]:
+        start = {device: dict(_figures(self.stats(device))) for device in devices}
+        try:
+            yield
+        finally:
+            for device, figures in start.items():
+                for path, value in _figures(self.stats(device)):
+                    if selects(path) and value != figures.get(path, 0):
+                        self._hidden[device][path] += value - figures.get(path, 0)
+
+    @contextmanager
+    def watched_resets(self, notify: Callable[[], object]) -> Iterator[None]:
+        """Call ``notify`` just before the test's own code resets statistics, which are global."""
+        self.install()
+        self._listeners.append(notify)
+        try:
+            yield
+        finally:
+            self._listeners.remove(notify)
+
+    def _note_peaks(self, device: int) -> None:
+        peaks, hidden = self._peaks[device], self._hidden[device]
+        for path, value in _figures(self.stats(device)):
+            if path[-1] == "peak":
+                peaks[path] = max(peaks.get(path, 0), value - hidden[(*path[:-1], "current")])
+
+    # -- the test's side --
+
+    def _show_stats(self, binding: Callable[..., Any], device: int) -> Stats:
+        stats: Stats = binding(device)
+        peaks, hidden = self._peaks[device], self._hidden[device]
+        if not peaks and not hidden:
+            return stats
+        for path, value in list(_figures(stats)):
+            *outer, name = path
+            statistic = stats
+            for key in outer:
+                statistic = statistic[key]
+            if name == "peak":
+                own = value - hidden[(*outer, "current")]
+                statistic[name] = max(own, peaks.get(path, 0))
+            else:
+                statistic[name] = value - hidden[path]
+        return stats
+
+    def _reset_peaks_of_test(self, binding: Callable[..., Any], device: int) -> object:
+        for notify in self._listeners:
+            notify()
+        result: object = binding(device)
+        self._peaks[device].clear()
+        return result
+
+    def _reset_totals_of_test(self, binding: Callable[..., Any], device: int) -> object:
+        for notify in self._listeners:
+            notify()
+        self._earlier_retries[device] = self.stats(device).get(RETRIES, 0)
+        result: object = binding(device)
+        hidden = self._hidden[device]
+        for path, value in _figures(self._real[STATS[0]](device)):
+            if path[-1] in TOTALS or _is_counter(path):
+                hidden[path] = min(hidden[path], value)  # nothing of 0 is hidden
+        return result
+
+    def _show_snapshot(self, binding: Callable[..., Any], *arguments: object) -> dict[str, Any]:
+        snapshot: dict[str, Any] = binding(*arguments)
+        if self._shows_all:
+            return snapshot
+        for segment in snapshot["segments"]:
+            if any(plug.device == segment["device"] for plug in self.plugs):
+                self._hide_plugs(segment)
+        if self._hidden_times:
+            snapshot["device_traces"] = [
+                [event for event in events if not self._is_hidden(event)] if events else events
+                for events in snapshot.get("device_traces", ())
+            ]
+        return snapshot
+
+    def _hide_plugs(self, segment: dict[str, Any]) -> None:
+        """Show plugs as the free rooms that they fill, joined with free ones beside them."""
+        blocks: list[dict[str, Any]] = []
+        address = segment["address"]
+        for block in segment["blocks"]:
+            if Plug(segment["device"], address) in self.plugs:
+                block["state"] = "inactive"
+                for total, size in (
+                    ("allocated_size", block["size"]),
+                    ("active_size", block["size"]),
+                    ("requested_size", block.get("requested_size", 0)),
+                ):
+                    if total in segment:
+                        segment[total] -= size
+                block["requested_size"] = 0
+            address += block["size"]
+            if blocks and block["state"] == blocks[-1]["state"] == "inactive":
+                blocks[-1]["size"] += block["size"]
+            else:
+                blocks.append(block)
+        segment["blocks"] = blocks
+
+    def _is_hidden(self, event: dict[str, Any]) -> bool:
+        return any(start <= event["time_us"] < end for start, end in self._hidden_times)
+
+
+def _is_counter(path: Path) -> bool:
+    """Return whether a figure counts events: "num_ooms", not the setting "max_split_size"."""
+    return len(path) == 1 and str(path[0]).startswith("num_")
+
+
+def _bound(wrapper: Callable[..., Any], binding: Callable[..., Any]) -> Callable[..., Any]:
+    def binding_as_seen(*arguments: object) -> object:
+        return wrapper(binding, *arguments)
+
+    binding_as_seen.__name__ = getattr(binding, "__name__", "binding")
+    return binding_as_seen
+
+
+def _figures(stats: Stats, path: Path = ()) -> Iterator[tuple[Path, int]]:
+    """Yield each figure of nested statistics, with the keys that lead to it."""
+    for key, value in stats.items():
+        if isinstance(value, dict):
+            yield from _figures(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+VIEW: Final = AllocatorView()

@@ -1,0 +1,224 @@
+"""A marked test reads of PyTorch's allocator what the same program reads without the plugin."""
+
+import json
+import os
+import re
+
+import pytest
+from helpers.virtual_gpu import MIB, run_python, virtual_device
+
+from pytest_gpumem.allocator_view import VIEW
+from pytest_gpumem.devices.cards import CARDS
+from pytest_gpumem.devices.virtual.environment import INHERITED, LIBRARIES, PRELOAD
+
+PROGRAM = '''
+import gc, json, warnings, torch
+
+warnings.simplefilter("ignore")
+RESETS = ("empty", "reset", "set_", "change", "caching", "list_gpu", "use_mem", "host_memory_stats")
+"""names of functions that change something, or read no memory of a device"""
+LEFT = []
+
+
+def without_addresses(segments):
+    def rest(record):
+        return {key: value for key, value in record.items() if key != "address"}
+
+    return [
+        rest(segment) | {"blocks": [rest(block) for block in segment["blocks"]]}
+        for segment in segments
+    ]
+
+
+def figures():
+    """All that torch.cuda.memory and torch.accelerator.memory tell."""
+    values = {}
+    for module in (torch.cuda.memory, getattr(torch.accelerator, "memory", None)):
+        for name in getattr(module, "__all__", ()):
+            function = getattr(module, name)
+            if callable(function) and name[0].islower() and not name.startswith(RESETS):
+                values[f"{module.__name__}.{name}"] = function()
+    segments = "torch.cuda.memory.memory_snapshot"
+    values[segments] = without_addresses(values[segments])
+    snapshot = torch.cuda.memory._snapshot()
+    values["_snapshot"] = without_addresses(snapshot["segments"])
+    values["events"] = [(it["action"], it["size"]) for it in snapshot["device_traces"][0]]
+    return json.loads(json.dumps(values, default=str))
+
+
+def leave():
+    """Leave memory behind, with free rooms in its segments."""
+    blocks = [torch.empty(size, device="cuda") for size in (100, 500_000, 900_000, 3_000_000)]
+    LEFT.extend(blocks[::2])
+    LEFT.append(torch.empty(20 << 20, device="cuda"))
+
+
+def steps():
+    readings = []
+    net = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096) for _ in range(8)]).to("cuda")
+    optimizer = torch.optim.SGD(net.parameters())
+    for rows in (4096, 64, 64):
+        net(torch.zeros(rows, 4096, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    readings.append(figures())
+    torch.cuda.reset_peak_memory_stats()
+    readings.append(figures())
+    torch.zeros(64 << 20, device="cuda")
+    optimizer.step()
+    readings.append(figures())
+    torch.cuda.reset_accumulated_memory_stats()
+    torch.cuda.empty_cache()
+    readings.append(figures())
+    torch.cuda.memory._record_memory_history("all", context=None)
+    torch.zeros(3 << 20, device="cuda")
+    optimizer.step()
+    readings.append(figures())
+    torch.cuda.memory._record_memory_history(None)
+    torch.cuda.set_per_process_memory_fraction(0.3)
+    held = []
+    try:
+        while True:
+            held.append(torch.zeros(64 << 20, device="cuda"))
+    except torch.OutOfMemoryError:
+        readings.append(len(held))
+    held.clear()
+    torch.cuda.empty_cache()
+    readings.append(figures())
+    if hasattr(torch.accelerator, "reset_peak_memory_stats"):
+        torch.accelerator.reset_peak_memory_stats()
+        torch.accelerator.reset_accumulated_memory_stats()
+        readings.append(figures())
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    return readings
+'''
+
+MARKED = """
+import json, pytest, program
+
+@pytest.mark.gpu_memory(card="T4", max_gib=12)
+def test_alone():
+    json.dump(program.steps(), open("alone.json", "w"))
+
+@pytest.mark.gpu_memory(card="T4")
+def test_leaves():
+    program.leave()
+
+@pytest.mark.gpu_memory(card="T4", max_gib=12)
+def test_beside():
+    json.dump(program.steps(), open("beside.json", "w"))
+"""
+
+
+def without_plugin(code, tmp_path):
+    """Run a program on a T4 that only the native library knows of; return what it prints."""
+    device = virtual_device()
+    device.library.set_card(CARDS["T4"])
+    try:
+        description = device.library.describe(1)
+    finally:
+        device.library.set_card(device.card)
+    process = run_python(
+        code,
+        PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
+        **{PRELOAD: LIBRARIES, INHERITED: description},
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def differences(expected, actual, path=""):
+    """Yield each figure that is another one."""
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        for key in sorted({*expected, *actual}):
+            yield from differences(expected.get(key), actual.get(key), f"{path}/{key}")
+    elif isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
+        for index, pair in enumerate(zip(expected, actual, strict=True)):
+            yield from differences(*pair, f"{path}/{index}")
+    elif expected != actual:
+        yield f"{path}: {expected!r:.200} here {actual!r:.200}"
+
+
+@pytest.mark.parametrize("name", ["alone", "beside"])
+def test_a_marked_test_reads_what_the_program_reads_without_the_plugin(suite, name):
+    """Of every function; all of tensors' memory where earlier tests left some as well."""
+    suite.write("program.py", PROGRAM)
+    suite.write("test_marked.py", "import pytest\n" + MARKED)
+    chosen = ["test_marked.py::test_alone"]
+    if name == "beside":
+        chosen = ["test_marked.py::test_leaves", "test_marked.py::test_beside"]
+    session = suite.run_apart("-p", "no:randomly", *chosen)
+    assert session.ret == 0, session.out
+    actual = json.loads((suite.path / f"{name}.json").read_text())
+    prepare = "program.leave()" if name == "beside" else "0"
+    expected = json.loads(
+        without_plugin(
+            f"import gc, json, torch, program; {prepare}\n"
+            "gc.collect(); torch.cuda.empty_cache()\n"
+            "print(json.dumps(program.steps()))",
+            suite.path,
+        )
+    )
+    assert expected[0]["torch.cuda.memory.max_memory_allocated"] > 1200 * MIB
+    names = list(differences(expected, actual))
+    if name == "beside":  # the step has segments of its own, so that these are others
+        names = [line for line in names if not SEGMENTS.search(line)]
+    assert names == []
+
+
+SEGMENTS = re.compile(
+    "napshot|summary|reserved|cached|segment|inactive_split|num_device|mem_get_info|memory_info|/events"
+)
+
+
+def test_three_steps_of_sgd_read_as_without_the_plugin(suite):
+    """Their peak lies between two steps of the optimizer, at which the meter resets the peaks."""
+    session = suite.run(
+        source="""
+        @pytest.mark.gpu_memory
+        def test_steps():
+            torch.cuda.reset_peak_memory_stats()
+            net = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096) for _ in range(8)]).to("cuda")
+            optimizer = torch.optim.SGD(net.parameters())
+            for _ in range(3):
+                net(torch.zeros(8192, 4096, device="cuda")).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            assert torch.cuda.max_memory_allocated() == 2017625600
+        """
+    )
+    assert session.outcomes == {"passed": 1}, session.out
+
+
+def test_a_fraction_of_the_tests_own_is_of_the_cards_memory_and_lifts_no_limit(suite):
+    session = suite.run(
+        "-v",
+        source="""
+        @pytest.mark.gpu_memory(card="T4")
+        def test_small_fraction():
+            torch.cuda.set_per_process_memory_fraction(0.05)
+            with pytest.raises(torch.OutOfMemoryError):
+                mib(1000)
+            mib(700)
+            assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(0.05)
+
+        @pytest.mark.gpu_memory(card="T4")
+        def test_next():
+            assert torch.cuda.get_per_process_memory_fraction() == 1.0
+            mib(1000)
+
+        @pytest.mark.gpu_memory(card="T4", max_gib=0.5)
+        def test_limited():
+            torch.cuda.set_per_process_memory_fraction(1.0)
+            mib(700)
+        """,
+    )
+    assert session.outcomes == {"passed": 2, "failed": 1}, session.out
+    assert session.verdicts()["test_limited"] == "out of memory"
+
+
+def test_the_wrapped_bindings_are_installed_once(virtual_gpu):
+    VIEW.install()
+    binding = virtual_gpu._C._cuda_memoryStats
+    VIEW.install()
+    assert virtual_gpu._C._cuda_memoryStats is binding
