@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Final
+
 from tabulate import tabulate
 
-from pytest_gpumem.devices.cards import CARDS, Card
+from pytest_gpumem.cli.outcome import Outcome
+from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.sizes import format_size
 
+if TYPE_CHECKING:
+    import argparse
 
-def cards_table() -> str:
-    """Return the table of ``gpumem cards``."""
+
+HELP: Final = "list the cards that the virtual GPU can be"
+DESCRIPTION: Final = f"{HELP.capitalize()}."
+
+
+def add_arguments(_parser: argparse.ArgumentParser) -> None:
+    """Add no argument: the list is always whole."""
+
+
+def run(_arguments: argparse.Namespace) -> Outcome:
+    """Return the table of all cards."""
     titles = ("card", "memory", "for a step", "capability", "SMs", "CUDA's name")
-    return tabulate([_card_row(card) for card in CARDS.values()], titles, disable_numparse=True)
-
-
-def _card_row(card: Card) -> tuple[str, ...]:
-    major, minor = card.capability
-    return (
-        card.name,
-        format_size(card.total_memory),
-        format_size(card.usable_memory),
-        f"{major}.{minor}",
-        str(card.sm_count),
-        card.device_name,
-    )
+    rows = [
+        (
+            card.name,
+            format_size(card.total_memory),
+            format_size(card.usable_memory),
+            "{}.{}".format(*card.capability),
+            str(card.sm_count),
+            card.device_name,
+        )
+        for card in CARDS.values()
+    ]
+    return Outcome(tabulate(rows, titles, disable_numparse=True))

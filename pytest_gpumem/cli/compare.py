@@ -1,4 +1,4 @@
-"""``gpumem compare``: what became of the figures between two sets of them."""
+"""``gpumem compare``: the changes between two sets of figures."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from pytest_gpumem.sizes import parse_tolerance
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
 
     from pytest_gpumem.baselines.changes import EntryChange
     from pytest_gpumem.cli.sources import Source
-    from pytest_gpumem.sizes import Tolerance
 
 HELP = "say what grew, shrank, appeared and vanished between two sets of figures"
 DESCRIPTION = f"""{HELP.capitalize()}: two reports (.json), two folders of baselines, two git
@@ -30,10 +28,10 @@ FOLDER = "baselines"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the subcommand takes."""
-    parser.add_argument("before", metavar="A", help="a report, a folder, or a git revision")
+    """Add the arguments of ``gpumem compare``."""
+    parser.add_argument("old", metavar="A", help="a report, a folder, or a git revision")
     parser.add_argument(
-        "after", metavar="B", nargs="?", help="another (the baselines of the working tree)"
+        "new", metavar="B", nargs="?", help="another (the baselines of the working tree)"
     )
     parser.add_argument(
         "--format", choices=tuple(rendering.RENDERERS), default="table", help="of what is printed"
@@ -63,61 +61,63 @@ def add_folder(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Compare, and say what became of the figures.
+    """Compare; return the changes in the chosen format.
 
     Raises:
-        GpuMemError: an argument that cannot be understood, or that nothing can be read of.
+        GpuMemError: an argument cannot be understood, or names nothing that can be read.
     """
-    limit = _limit(arguments.fail_on_growth)
+    limit = None
+    if arguments.fail_on_growth is not None:
+        try:
+            limit = parse_tolerance(arguments.fail_on_growth)
+        except SpecError as error:
+            given = f"--fail-on-growth={arguments.fail_on_growth}"
+            raise SpecError(given, error.problem, error.remedy) from error
     folder = Path(arguments.baseline_dir)
-    before = read_source(arguments.before, folder)
-    if arguments.after is not None:
-        after = read_source(arguments.after, folder)
-    elif before.of_report:
+    old = read_source(arguments.old, folder)
+    if arguments.new is not None:
+        new = read_source(arguments.new, folder)
+    elif old.of_report:
         problem = "a report is compared with another one"
-        raise SourceError(arguments.before, problem, "name that, or a folder or a git revision")
+        raise SourceError(arguments.old, problem, "name that, or a folder or a git revision")
     else:
-        after = read_directory(folder, arguments.baseline_dir)
-    sides = before, after
+        new = read_directory(folder, arguments.baseline_dir)
+    sides = old, new
     trouble = [f"gpumem: {error}" for side in sides for error in side.figures.errors]
     if not any(side.figures.files for side in sides):
         problem = "neither has a baseline to compare"
-        raise SourceError(f"{before.name}, {after.name}", problem, "look at --baseline-dir")
-    moves = _moves(before, after)
-    remarks = tuple(text for side in sides for text in side.remarks)
-    changes = Changes(before.name, after.name, tuple(moves), remarks, across=arguments.across)
-    status = BAD_INPUT if trouble else _status(moves, limit)
-    return Outcome(_rendered(changes, arguments.format), status, tuple(trouble))
+        raise SourceError(f"{old.name}, {new.name}", problem, "look at --baseline-dir")
+    entries = _pair(old, new)
+    remarks = tuple(remark for side in sides for remark in side.remarks)
+    changes = Changes(old.name, new.name, tuple(entries), remarks, across=arguments.across)
+    if arguments.format == "table":
+        text = rendering.table(changes, shutil.get_terminal_size().columns)
+    else:
+        text = rendering.RENDERERS[arguments.format](changes)
+    status = OK
+    if trouble:
+        status = BAD_INPUT
+    elif limit is not None and any(entry.grew_beyond(limit) for entry in entries):
+        status = FOUND
+    return Outcome(text, status, tuple(trouble))
 
 
-def _moves(before: Source, after: Source) -> list[EntryChange]:
-    """Pair what could be read: what is of a file that could not did not appear, or vanish."""
-    moves = pair_entries(
-        before.figures.entries,
-        after.figures.entries,
-        old_oom=before.out_of_memory,
-        new_oom=after.out_of_memory,
+def _pair(old: Source, new: Source) -> list[EntryChange]:
+    """Return the changes of all that could be read on both sides.
+
+    A test whose file could not be read on one side did not appear or vanish: it is left out.
+    """
+    changes = pair_entries(
+        old.figures.entries,
+        new.figures.entries,
+        old_oom=old.out_of_memory,
+        new_oom=new.out_of_memory,
     )
-    unread = before.figures.unread | after.figures.unread
+    unread = old.figures.unread | new.figures.unread
     if not unread:
-        return moves
-    return [it for it in moves if baseline_path(Path(), it.key.device, it.key.module) not in unread]
-
-
-def _limit(text: str | None) -> Tolerance | None:
-    if text is None:
-        return None
-    try:
-        return parse_tolerance(text)
-    except SpecError as error:
-        raise SpecError(f"--fail-on-growth={text}", error.problem, error.remedy) from error
-
-
-def _status(moves: Sequence[EntryChange], limit: Tolerance | None) -> int:
-    return FOUND if limit is not None and any(it.grew_beyond(limit) for it in moves) else OK
-
-
-def _rendered(changes: Changes, form: str) -> str:
-    if form == "table":
-        return rendering.table(changes, shutil.get_terminal_size().columns)
-    return rendering.RENDERERS[form](changes)
+        return changes
+    return [
+        change
+        for change in changes
+        if baseline_path(Path(), change.key.device, change.key.module) not in unread
+    ]

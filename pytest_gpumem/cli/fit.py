@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pytest_gpumem.cli.outcome import BAD_INPUT, FOUND, OK, Outcome, read_max_gib, show_error
+from pytest_gpumem.cli.outcome import (
+    BAD_INPUT,
+    FOUND,
+    OK,
+    PREDICTED,
+    Outcome,
+    read_max_gib,
+    show_error,
+)
 from pytest_gpumem.cli.step_function import find_function, takes_size
 from pytest_gpumem.devices.cards import find_card
 from pytest_gpumem.devices.select import DEFAULT_CARD, choose
@@ -18,7 +26,7 @@ from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from pytest_gpumem.devices.base import Device
     from pytest_gpumem.devices.cards import Card
@@ -30,23 +38,23 @@ DESCRIPTION: Final = (
     "something does not fit; 2: bad input, or the step failed."
 )
 HELP: Final = "say whether a step function fits on cards, and the largest size that does"
-MOST: Final = 10**9
+MOST: Final = 10**9  # the largest batch size of a marker as well
 
 
-class Row(NamedTuple):
-    """What became of one card."""
+class CardFit(NamedTuple):
+    """The answer for one card."""
 
     card: str
     capacity: int
     asked: Probe | None
-    """the run with the size that was asked for, or with none"""
+    """the run with ``--size``, or without any size"""
     largest: Largest | None
     notes: tuple[str, ...] = ()
-    """what a reader of these figures should know"""
+    """sentences that a reader of these figures should know"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what ``gpumem fit`` takes."""
+    """Add the arguments of ``gpumem fit``."""
     parser.add_argument(
         "function",
         metavar="MODULE:FUNCTION",
@@ -68,53 +76,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         choices=("auto", "cuda", "virtual"),
         default="virtual",
-        help="virtual, or a real GPU, capped to what each card has",
+        help="virtual, or a real GPU, capped to the memory of each card",
     )
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Find out and return the table.
+    """Try the function on every card; return the table.
 
     Raises:
-        SpecError: an argument that is no good.
-        DeviceError: there is no device.
+        SpecError: an argument that cannot be used.
+        DeviceError: no such device is here.
     """
-    _check_sizes(arguments)
-    cards = _cards(arguments.card)
-    room = read_max_gib(arguments.max_gib)
-    choice = choose(arguments.device, cards[0])  # before the module imports torch
-    if choice.device is None:
-        raise DeviceError(f"--device={arguments.device}", choice.reason, "use another machine")
-    if len(cards) > 1:
-        keep_no_plans()
-    text = arguments.function
-    step = find_function(text)
-    sized = takes_size(text, step)
-    if not sized and arguments.size is not None:
-        raise SpecError(
-            f"--size={arguments.size}",
-            f"{text} takes no argument",
-            "leave it out, or have the function take a size",
-        )
-    given = {name: getattr(arguments, name) for name in ("size", "start", "limit", "multiple")}
-    asked = _Asked(text, step, sized, **given, room=room)
-    try:
-        rows = [asked.of(choice.device, card) for card in cards]
-    except GpuMemError:
-        raise
-    except Exception as error:  # noqa: BLE001 - the step's own, recorded
-        show_error(error)
-        return Outcome(
-            "", BAD_INPUT, (f"gpumem: {text} failed: nothing is known of what it takes",)
-        )
-    fits = all(row.asked.fits if row.asked else row.largest and row.largest.value for row in rows)
-    answer = table(rows)
-    if not choice.device.computes:
-        answer += "\nmemory is predicted, kernels did not run"
-    return Outcome(answer, OK if fits else FOUND)
-
-
-def _check_sizes(arguments: argparse.Namespace) -> None:
     for name in ("size", "start", "limit", "multiple"):
         value = getattr(arguments, name)
         if value is not None and not 1 <= value <= MOST:
@@ -123,20 +95,57 @@ def _check_sizes(arguments: argparse.Namespace) -> None:
                 f"{name} must be a whole number from 1 to {MOST:,}",
                 f"write for example --{name}=8",
             )
-
-
-def _cards(names: list[str]) -> list[Card]:
-    given = [name.strip() for text in names for name in text.split(",") if name.strip()]
-    cards = [find_card(name) for name in given or [DEFAULT_CARD]]
-    return list({card.name: card for card in cards}.values())
+    names = [name.strip() for names in arguments.card for name in names.split(",")]
+    cards = list(dict.fromkeys(map(find_card, filter(None, names)))) or [find_card(DEFAULT_CARD)]
+    max_bytes = read_max_gib(arguments.max_gib)
+    choice = choose(arguments.device, cards[0])  # before the module imports torch
+    if choice.device is None:
+        raise DeviceError(f"--device={arguments.device}", choice.reason, "use another machine")
+    if len(cards) > 1:
+        keep_no_plans()  # cuDNN's choices for one card are not those for the next
+    target = arguments.function
+    step = find_function(target)
+    sized = takes_size(target, step)
+    if not sized and arguments.size is not None:
+        raise SpecError(
+            f"--size={arguments.size}",
+            f"{target} takes no argument",
+            "leave it out, or have the function take a size",
+        )
+    question = _Question(
+        target,
+        step,
+        sized,
+        arguments.size,
+        arguments.start,
+        arguments.limit,
+        arguments.multiple,
+        max_bytes,
+    )
+    try:
+        answers = [question.answer(choice.device, card) for card in cards]
+    except GpuMemError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the step's own, recorded
+        show_error(error)
+        trouble = f"gpumem: {target} failed: its memory is not known"
+        return Outcome("", BAD_INPUT, (trouble,))
+    fits = all(
+        answer.asked.fits if answer.asked else answer.largest and answer.largest.value
+        for answer in answers
+    )
+    text = fit_table(answers)
+    if not choice.device.computes:
+        text += f"\n{PREDICTED}"
+    return Outcome(text, OK if fits else FOUND)
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What is asked of each card."""
+class _Question:
+    """The question to each card."""
 
-    text: str
-    """the function, as it was given"""
+    target: str
+    """the function, as the command line names it"""
     step: Callable[..., object]
     sized: bool
     """whether it takes a size"""
@@ -144,15 +153,15 @@ class _Asked:
     start: int
     limit: int | None
     multiple: int
-    room: int | None
+    max_bytes: int | None
     """bytes that it is to fit in; None: the card's"""
 
-    def of(self, device: Device, card: Card) -> Row:
+    def answer(self, device: Device, card: Card) -> CardFit:
         """Answer for one card.
 
         Raises:
-            DeviceError: the step did what makes its figures worthless.
-            whatever the step raises, but for out-of-memory errors.
+            DeviceError: the step did something that makes its figures worthless.
+            Exception: any of the step's own but out of memory.
         """
         from pytest_gpumem.fit.prober import Prober
         from pytest_gpumem.meter.meter import Meter
@@ -160,17 +169,20 @@ class _Asked:
         meter = Meter(device, device.open(card, 1), 1)
         try:
             meter.start(count_held=True)
-            meter.cap(min(card.usable_memory, self.room or card.usable_memory))
-            prober = Prober(meter, Path.cwd(), lambda line: _tell(card, line), patience=1.0)
-            asked, largest = self._found(prober)
+            meter.cap(min(card.usable_memory, self.max_bytes or card.usable_memory))
+            prober = Prober(
+                meter, Path.cwd(), lambda line: _report_progress(card, line), patience=1.0
+            )
+            asked, largest = self._probe(prober)
             if trouble := device.trouble():
-                raise DeviceError(self.text, trouble, "run it on a real GPU (--device=cuda)")
+                raise DeviceError(self.target, trouble, "run it on a real GPU (--device=cuda)")
             notes = tuple(device.notes(Path.cwd()))
-            return Row(card.name, meter.capacity, asked, largest, notes)
+            return CardFit(card.name, meter.capacity, asked, largest, notes)
         finally:
             meter.stop()
 
-    def _found(self, prober: Prober) -> tuple[Probe | None, Largest | None]:
+    def _probe(self, prober: Prober) -> tuple[Probe | None, Largest | None]:
+        """Return the run with the asked size, and the search where that size does not fit."""
         if not self.sized:
             return prober.probe(lambda _: self.step(), 1), None
         if self.size is None:
@@ -184,45 +196,44 @@ class _Asked:
         return prober.largest(self.step, self.start, limit, multiple=self.multiple)
 
 
-def _tell(card: Card, line: str) -> None:
+def _report_progress(card: Card, line: str) -> None:
     sys.stderr.write(f"gpumem: {card.name}: {printable(line)}\n")
     sys.stderr.flush()
 
 
-def table(rows: list[Row]) -> str:
-    """Return the answer, a line a card."""
+def fit_table(answers: Sequence[CardFit]) -> str:
+    """Return the answers as a table, a line a card."""
     titles = ["card", "for a step", "fits", "allocated", "reserved", "left", "largest", "probes"]
-    lines = [list(_cells(row)) for row in rows]
-    kept = [i for i in range(len(titles)) if any(line[i] for line in lines)]
-    text = aligned_table(
-        [[line[i] for i in kept] for line in (titles, *lines)],
-        ["left", *("right" for _ in kept[1:])],
+    lines = [_cells(answer) for answer in answers]
+    filled = [column for column in range(len(titles)) if any(line[column] for line in lines)]
+    table = aligned_table(
+        [[line[column] for column in filled] for line in (titles, *lines)],
+        ["left", *("right" for _ in filled[1:])],
     )
-    said = [
-        f"{row.card}: {row.largest}" for row in rows if row.largest and not row.largest.monotonic
+    doubts = [
+        f"{answer.card}: {answer.largest}"
+        for answer in answers
+        if answer.largest and not answer.largest.monotonic
     ]
-    return "\n".join([text, *said, *_notes(rows)])
+    notes = []
+    for note in dict.fromkeys(note for answer in answers for note in answer.notes):
+        cards = [answer.card for answer in answers if note in answer.notes]
+        prefix = "" if len(cards) == len(answers) else f"{', '.join(cards)}: "
+        notes.append(f"note: {prefix}{note}")
+    return "\n".join([table, *doubts, *notes])
 
 
-def _notes(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield what is to be said, once where it is the same of all cards."""
-    for note in dict.fromkeys(note for row in rows for note in row.notes):
-        cards = [row.card for row in rows if note in row.notes]
-        where = "" if len(cards) == len(rows) else f"{', '.join(cards)}: "
-        yield f"note: {where}{note}"
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    largest = row.largest
-    taken = row.asked.peak if row.asked and row.asked.fits else largest.peak if largest else None
-    shown = taken if taken and taken.reserved else None
+def _cells(answer: CardFit) -> tuple[str, ...]:
+    asked, largest = answer.asked, answer.largest
+    peak = asked.peak if asked and asked.fits else largest.peak if largest else None
+    shown = peak if peak and peak.reserved else None
     return (
-        row.card,
-        format_size(row.capacity),
-        ("yes" if row.asked.fits else "no") if row.asked else "",
+        answer.card,
+        format_size(answer.capacity),
+        ("yes" if asked.fits else "no") if asked else "",
         format_size(shown.allocated) if shown else "",
         format_size(shown.reserved) if shown else "",
-        format_size(row.capacity - shown.reserved) if shown else "",
+        format_size(answer.capacity - shown.reserved) if shown else "",
         str(largest.value or "none") if largest else "",
         str(len(largest.probes)) if largest else "",
     )

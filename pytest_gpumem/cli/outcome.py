@@ -1,7 +1,7 @@
-"""What the ``gpumem`` command does besides running programs: one module a subcommand.
+"""The outcome of a subcommand of ``gpumem``, and helpers of several subcommands.
 
-None of them needs a device, and none imports torch. Each adds its arguments to the command's
-parser, and returns an :class:`Outcome` of what to print.
+Each subcommand is a module with HELP, DESCRIPTION, ``add_arguments`` and ``run``, which returns an
+:class:`Outcome` to print. Those about baselines need no device and import no torch.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ from pytest_gpumem.sizes import gib
 
 OK: Final = 0
 FOUND: Final = 1
-"""what was looked for is there: growth, or stale baselines"""
-BAD_INPUT: Final = 2
+"""growth, a misfit or stale baselines, as a CI job asks for them"""
+BAD_INPUT: Final = 2  # as argparse has it
 
-
-MOST_GIB: Final = 1e9
+MOST_GIB: Final = 1e9  # as for max_gib of the marker
+PREDICTED: Final = "memory is predicted, kernels did not run"
+"""below figures of the virtual GPU"""
 
 
 def read_max_gib(value: float | None) -> int | None:
-    """Return the bytes of ``--max-gib``; None where it was not given.
+    """Return the bytes of ``--max-gib``; None without it.
 
     Raises:
-        SpecError: it is no size.
+        SpecError: it is not a size.
     """
     if value is None:
         return None
     if not 0 < value < MOST_GIB:  # also refuses NaN
-        raise SpecError(f"--max-gib={value}", "that is no size", "write GiB, as --max-gib=8")
+        raise SpecError(f"--max-gib={value}", "that is not a size", "write GiB, as --max-gib=8")
     return gib(value)
 
 
 class Outcome(NamedTuple):
-    """What a subcommand has to say."""
+    """The output of a subcommand, and its exit status."""
 
     text: str
     """for the standard output"""
@@ -46,16 +47,16 @@ class Outcome(NamedTuple):
     """for the standard error, a line each"""
 
 
-_OWN: Final = Path(__file__).parents[1]
+_PACKAGE: Final = Path(__file__).parents[1]
 
 
 def show_error(error: BaseException) -> None:
-    """Print a user's error as Python would, without the frames that ran what raised it."""
+    """Print an error of the user's program as Python would, without this package's frames above."""
     frames = error.__traceback__
-    while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):
+    while frames is not None:
+        filename = frames.tb_frame.f_code.co_filename
+        starts_program = filename in {"<frozen runpy>", runpy.__file__}
+        if not starts_program and _PACKAGE not in Path(filename).parents:
+            break
         frames = frames.tb_next
     traceback.print_exception(type(error), error, frames)
-
-
-def _is_ours(filename: str) -> bool:
-    return filename in {"<frozen runpy>", runpy.__file__} or _OWN in Path(filename).parents

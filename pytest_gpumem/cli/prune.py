@@ -1,4 +1,4 @@
-"""``gpumem prune``: find baselines whose tests are gone, and delete them if asked to."""
+"""``gpumem prune``: list baselines of tests that are gone, and delete them if asked to."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ HELP = "list baselines whose tests are gone, and delete them if asked to"
 DESCRIPTION = f"""{HELP.capitalize()}: has pytest collect all tests, with the arguments given. The
 exit status is 1 if there are such baselines and they stay, 2 if not all tests could be collected,
 else 0. Of a test file that is there but was skipped or left out, no baseline is listed."""
-SAID: Final = 20
-"""last lines of pytest's output that a message shows"""
+SHOWN_LINES: Final = 20
+"""last lines of pytest's output, shown if it fails"""
 _COLLECTED: Final = (0, 1)
 """pytest's exit statuses with which all was collected: 1 is of --gpumem-stale=fail"""
 _NO_TESTS: Final = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the subcommand takes."""
+    """Add the arguments of ``gpumem prune``."""
     parser.add_argument("--delete", action="store_true", help="delete them, without asking")
-    parser.allow_abbrev = False  # the rest is pytest's, which has options that begin alike
+    parser.allow_abbrev = False  # all other options are pytest's, and some of these begin alike
     parser.usage = "gpumem prune [--delete] [argument for pytest ...]"
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """List what is stale; delete it if that was asked for, here or on the terminal.
+    """List stale baselines; delete them with ``--delete``, or after a yes on the terminal.
 
     Raises:
         BaselineError: not all tests could be collected.
     """
-    collected = _collected([it for it in arguments.rest if it != "--"])
+    collected = _collect([each for each in arguments.pytest_arguments if each != "--"])
     folder = Path(collected["directory"])
-    stale = [Key(*it) for it in collected["stale"]]
+    stale = [Key(*names) for names in collected["stale"]]
     if not stale:
         return Outcome("gpumem: every baseline has a test")
     lines = [printable(f"stale: {key.nodeid} on {key.device}") for key in stale]
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     lines.append(f"gpumem: {number} of tests that are gone, in {printable(str(folder))}")
     if not arguments.delete:
         print("\n".join(lines))
-        if not _agreed():
+        if not _confirmed():
             return Outcome("gpumem: nothing was deleted; --delete does", FOUND)
         lines = []
     errors = BaselineStore(folder).remove((key.device, key.module, key.test) for key in stale)
@@ -64,8 +64,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
     return Outcome("\n".join([*lines, "gpumem: deleted"]), OK)
 
 
-def _agreed() -> bool:
-    """Ask on the terminal, where there is one."""
+def _confirmed() -> bool:
+    """Ask on the terminal; without one the answer is no."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return False
     try:
@@ -74,14 +74,14 @@ def _agreed() -> bool:
         return False
 
 
-def _collected(arguments: Sequence[str]) -> dict[str, Any]:
-    """Have pytest collect all tests; return what it found.
+def _collect(arguments: Sequence[str]) -> dict[str, Any]:
+    """Have pytest collect all tests; return what the plugin in its session wrote.
 
     Raises:
         BaselineError: it could not, or was not asked to collect all.
     """
     with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder) / "found.json"
+        answer = Path(folder) / "collected.json"
         command = [
             sys.executable,
             "-m",
@@ -91,25 +91,25 @@ def _collected(arguments: Sequence[str]) -> dict[str, Any]:
             "-p",
             collect_plugin.__name__,
         ]
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, *arguments],
             env={**os.environ, collect_plugin.VARIABLE: str(answer)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             check=False,
         )
-        said = done.stdout.decode(errors="replace").splitlines()[-SAID:]
+        last_lines = process.stdout.decode(errors="replace").splitlines()[-SHOWN_LINES:]
         given = " ".join(["pytest --collect-only", *arguments])
-        told = json.loads(answer.read_text(encoding="ascii")) if answer.exists() else None
-    if done.returncode not in (*_COLLECTED, _NO_TESTS):
-        print("\n".join(map(printable, said)), file=sys.stderr)
-    if told is not None and told["partial"]:
+        collected = json.loads(answer.read_text(encoding="ascii")) if answer.exists() else None
+    if process.returncode not in (*_COLLECTED, _NO_TESTS):
+        print("\n".join(map(printable, last_lines)), file=sys.stderr)
+    if collected is not None and collected["partial"]:
         remedy = "run gpumem prune where pytest collects all tests, without naming any"
-        raise BaselineError(given, f"not all tests were collected: {told['partial']}", remedy)
-    if done.returncode not in _COLLECTED:
-        problem = f"ended with exit status {done.returncode}"
+        raise BaselineError(given, f"not all tests were collected: {collected['partial']}", remedy)
+    if process.returncode not in _COLLECTED:
+        problem = f"ended with exit status {process.returncode}"
         raise BaselineError(given, problem, "mend what pytest says above")
-    if told is None:
+    if collected is None:
         remedy = "run gpumem prune from pytest's root folder, or add --gpumem-baseline-dir=DIR"
         raise BaselineError(given, "there is no folder of baselines", remedy)
-    return dict(told)
+    return dict(collected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import runpy
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from tabulate import tabulate
 
-from pytest_gpumem.cli.outcome import read_max_gib, show_error
+from pytest_gpumem.cli.outcome import PREDICTED, Outcome, read_max_gib, show_error
 from pytest_gpumem.devices.cards import find_card
 from pytest_gpumem.devices.select import DEFAULT_CARD, choose
 from pytest_gpumem.errors import DeviceError, SpecError
@@ -20,36 +21,63 @@ from pytest_gpumem.sizes import format_size
 from pytest_gpumem.spec import MOST_DEVICES
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Sequence
 
     from pytest_gpumem.devices.base import Device
     from pytest_gpumem.measurement import Measurement
 
+HELP: Final = "run a program on a virtual GPU (or a real one) and print its peaks"
+DESCRIPTION: Final = f"{HELP.capitalize()}."
+INTERRUPTED: Final = 130
+"""128 and the number of SIGINT, as shells have it"""
 
-def run_program(arguments: argparse.Namespace) -> int:
-    """Run a program as the command line says; return its exit status."""
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``gpumem run``."""
+    parser.usage = "gpumem run [options] (SCRIPT | -m MODULE) [argument ...]"
+    parser.add_argument("--card", metavar="NAME", help=f"card of the virtual GPU ({DEFAULT_CARD})")
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cuda", "virtual"),
+        help="auto (a real GPU, else the virtual one; virtual if --card is given), cuda, virtual",
+    )
+    parser.add_argument("--devices", type=int, default=1, metavar="N", help="number of GPUs (1)")
+    parser.add_argument(
+        "--max-gib", type=float, metavar="GIB", help="limit of the memory that each may reserve"
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
+    parser.add_argument("script", metavar="SCRIPT")
+    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="argument")
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Run a program as the command line asks; print its peaks to the standard error.
+
+    Raises:
+        SpecError: an argument that cannot be used.
+        DeviceError: no such device is here.
+    """
     limit = read_max_gib(arguments.max_gib)
     if not 1 <= arguments.devices <= MOST_DEVICES:
         raise SpecError(
             f"--devices={arguments.devices}",
-            "there is no such number",
-            f"write 1 to {MOST_DEVICES}",
+            "this is not a number of devices",
+            f"write a number from 1 to {MOST_DEVICES}",
         )
     card = find_card(arguments.card or DEFAULT_CARD)
-    wanted = arguments.device or ("virtual" if arguments.card else "auto")
-    choice = choose(wanted, card)
+    kind = arguments.device or ("virtual" if arguments.card else "auto")
+    choice = choose(kind, card)
     if choice.device is None:
-        raise DeviceError(f"--device={wanted}", choice.reason, "run it on another machine")
+        raise DeviceError(f"--device={kind}", choice.reason, "run it on another machine")
     program = Program(arguments.script, arguments.args, module=arguments.module)
-    return measured(program, choice.device, arguments.devices, limit)
+    return Outcome("", measure_program(program, choice.device, arguments.devices, limit))
 
 
 class Program:
     """A Python program to run in this process, as ``python SCRIPT`` or ``python -m MODULE`` would.
 
     Raises:
-        SpecError: there is no such script.
+        SpecError: no such script exists.
     """
 
     def __init__(self, target: str, arguments: Sequence[str], *, module: bool) -> None:
@@ -60,7 +88,7 @@ class Program:
         self._module = module
 
     def run(self) -> int:
-        """Run it; return its exit status. Out-of-memory errors and all others pass through."""
+        """Run it; return its exit status. Its own errors pass through."""
         sys.argv = [self._target, *self._arguments]
         sys.path[0] = str(Path.cwd()) if self._module else str(Path(self._target).resolve().parent)
         try:
@@ -68,22 +96,15 @@ class Program:
                 runpy.run_module(self._target, run_name="__main__", alter_sys=True)
             else:
                 runpy.run_path(self._target, run_name="__main__")
-        except SystemExit as end:
-            return _exit_status(end)
+        except SystemExit as end:  # as Python ends with it
+            if end.code is None or isinstance(end.code, int):
+                return end.code or 0
+            print(end.code, file=sys.stderr)
+            return 1
         return 0
 
 
-def _exit_status(end: SystemExit) -> int:
-    """Return the status that Python would exit with, after printing what it would print."""
-    if end.code is None:
-        return 0
-    if isinstance(end.code, int):
-        return end.code
-    print(end.code, file=sys.stderr)
-    return 1
-
-
-def measured(program: Program, device: Device, count: int, limit: int | None) -> int:
+def measure_program(program: Program, device: Device, count: int, limit: int | None) -> int:
     """Run a program on ``count`` devices, print its peaks, return its exit status."""
     info = device.open(None, count)
     meter = Meter(device, info, count)
@@ -96,14 +117,14 @@ def measured(program: Program, device: Device, count: int, limit: int | None) ->
         status = INTERRUPTED
     except BaseException as error:  # noqa: BLE001 - the program's own; shown as Python shows it
         show_error(error)
-        shortage = _shortage(error)
+        shortage = _out_of_memory_of(error)
     finally:
         notes = device.notes(Path.cwd())
         measurement = meter.result(out_of_memory=shortage, notes=notes)
         trouble = device.trouble()
         meter.stop()
     if shortage is not None:
-        print(_shortage_text(shortage), file=sys.stderr)
+        print(shortage_text(shortage), file=sys.stderr)
     print(summary(measurement, limit), file=sys.stderr)
     if trouble is not None:
         print(f"gpumem: {trouble}: these figures mean nothing", file=sys.stderr)
@@ -111,7 +132,8 @@ def measured(program: Program, device: Device, count: int, limit: int | None) ->
     return status
 
 
-def _shortage(error: BaseException) -> OutOfMemory | None:
+def _out_of_memory_of(error: BaseException) -> OutOfMemory | None:
+    """Return the record of an out-of-memory error; None of any other error."""
     cause = find_out_of_memory(error)
     if cause is None:
         return None
@@ -121,7 +143,8 @@ def _shortage(error: BaseException) -> OutOfMemory | None:
     return OutOfMemory(refusal.requested, held.allocated, held.reserved, where, refusal.device)
 
 
-def _shortage_text(shortage: OutOfMemory) -> str:
+def shortage_text(shortage: OutOfMemory) -> str:
+    """Return an out-of-memory error in one line."""
     asked = format_size(shortage.requested) if shortage.requested else "memory"
     where = f", at {shortage.site}" if shortage.site else ""
     return (
@@ -132,7 +155,7 @@ def _shortage_text(shortage: OutOfMemory) -> str:
 
 
 def summary(measurement: Measurement, limit: int | None) -> str:
-    """Return what ``gpumem run`` prints at the end."""
+    """Return the peaks, as ``gpumem run`` prints them at the end."""
     info = measurement.device
     virtual = "virtual GPU " if info.kind == "virtual" else ""
     room = info.total_memory - info.context if limit is None else limit
@@ -149,10 +172,6 @@ def summary(measurement: Measurement, limit: int | None) -> str:
     table = tabulate(rows, titles, disable_numparse=True, stralign="right")
     lines = [f"gpumem: {virtual}{info.name}", table]
     if info.kind == "virtual":
-        lines.append("memory is predicted, kernels did not run")
+        lines.append(PREDICTED)
     lines += [f"note: {note}" for note in measurement.notes]
     return "\n".join(lines)
-
-
-INTERRUPTED: Final = 130
-"""128 and the number of SIGINT, as shells have it"""

@@ -15,7 +15,7 @@ from pytest_gpumem.report.baseline_listing import details, listing
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     from pytest_gpumem.baselines.key import Key
     from pytest_gpumem.measurement import BaselineEntry
@@ -27,7 +27,7 @@ MOST_NAMES: Final = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the subcommand takes."""
+    """Add the arguments of ``gpumem show``."""
     parser.add_argument(
         "nodeid", metavar="NODEID", nargs="?", help="a test, a test file, or a part of a name"
     )
@@ -36,10 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Show what is there of the baselines that are asked for.
+    """Return the baselines that were asked for, one in detail, several as a list.
 
     Raises:
-        BaselineError: there are none.
+        BaselineError: none matches.
     """
     folder = Path(arguments.baseline_dir)
     figures = read_folder(folder)
@@ -49,49 +49,41 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if not entries:
         if trouble:
             return Outcome("", status, trouble)
-        problem, remedy = "there are no baselines", _where(arguments.baseline_dir)
-        raise BaselineError(arguments.baseline_dir, problem, remedy)
+        remedy = "record some with pytest --gpumem-update-baselines"
+        if arguments.baseline_dir == FOLDER:
+            remedy = "run gpumem from pytest's root folder, or name the folder with --baseline-dir"
+        raise BaselineError(arguments.baseline_dir, "there are no baselines", remedy)
     if arguments.device:
-        entries = _of_device(entries, arguments.device)
-    found = _matching(entries, arguments.nodeid) if arguments.nodeid else entries
+        entries = _on_device(entries, arguments.device)
+    if arguments.nodeid:
+        entries = _matching(entries, arguments.nodeid)
     width = shutil.get_terminal_size().columns
-    if arguments.nodeid and len({key.nodeid for key in found}) == 1:
-        return Outcome(details(found, width), status, trouble)
-    return Outcome(listing(found, width), status, trouble)
+    if arguments.nodeid and len({key.nodeid for key in entries}) == 1:
+        return Outcome(details(entries, width), status, trouble)
+    return Outcome(listing(entries, width), status, trouble)
 
 
-def _where(folder: str) -> str:
-    if folder == FOLDER:
-        return "run gpumem from pytest's root folder, or name the folder with --baseline-dir"
-    return "record some with pytest --gpumem-update-baselines"
-
-
-def _of_device(entries: Mapping[Key, BaselineEntry], device: str) -> dict[Key, BaselineEntry]:
-    found = {key: entry for key, entry in entries.items() if key.device == device}
-    if not found:
+def _on_device(entries: Mapping[Key, BaselineEntry], device: str) -> dict[Key, BaselineEntry]:
+    chosen = {key: entry for key, entry in entries.items() if key.device == device}
+    if not chosen:
         devices = ", ".join(sorted({key.device for key in entries}))
         raise BaselineError(f"--device={device}", "it has no baselines", f"these have: {devices}")
-    return found
+    return chosen
 
 
-def _matching(entries: Mapping[Key, BaselineEntry], wanted: str) -> dict[Key, BaselineEntry]:
-    """Return what a name means: a test, a file, else all tests that have it in their names."""
-    wanted = wanted.removeprefix("./")
-    for found in (
-        {key for key in entries if key.nodeid == wanted},
-        {key for key in entries if key.module == wanted},
-        {key for key in entries if wanted in key.nodeid},
+def _matching(entries: Mapping[Key, BaselineEntry], name: str) -> dict[Key, BaselineEntry]:
+    """Return the entries that a name means: a test, a file, else any test with it in its name."""
+    name = name.removeprefix("./")
+    for keys in (
+        {key for key in entries if key.nodeid == name},
+        {key for key in entries if key.module == name},
+        {key for key in entries if name in key.nodeid},
     ):
-        if found:
-            return {key: entry for key, entry in entries.items() if key in found}
-    raise BaselineError(
-        wanted, "no test with a baseline has this in its name", _near(entries, wanted)
+        if keys:
+            return {key: entry for key, entry in entries.items() if key in keys}
+    nodeids, tests = {key.nodeid for key in entries}, {key.test for key in entries}
+    similar = get_close_matches(name, nodeids, MOST_NAMES) or get_close_matches(
+        name, tests, MOST_NAMES
     )
-
-
-def _near(entries: Collection[Key], wanted: str) -> str:
-    names = {key.nodeid for key in entries}
-    near = get_close_matches(wanted, names, MOST_NAMES) or get_close_matches(
-        wanted, {key.test for key in entries}, MOST_NAMES
-    )
-    return f"these do: {', '.join(near)}" if near else "gpumem show lists all"
+    remedy = f"these do: {', '.join(similar)}" if similar else "gpumem show lists all"
+    raise BaselineError(name, "no test with a baseline has this in its name", remedy)

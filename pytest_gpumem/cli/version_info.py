@@ -80,8 +80,8 @@ def run(_arguments: argparse.Namespace) -> Outcome:
 def rows() -> Iterator[tuple[str, str]]:
     """Yield the name and the version, or the description, of each thing that matters."""
     with ThreadPoolExecutor() as pool:  # importing torch takes seconds, in two processes
-        torch_facts = pool.submit(run_program, TORCH_PROGRAM)
-        virtual_facts = pool.submit(run_program, VIRTUAL_PROGRAM)
+        torch_facts = pool.submit(facts_of, TORCH_PROGRAM)
+        virtual_facts = pool.submit(facts_of, VIRTUAL_PROGRAM)
         yield "pytest-gpumem", __version__
         yield "Python", f"{platform.python_version()} ({platform.python_implementation()})"
         yield "system", f"{platform.platform()}, {os.cpu_count()} CPUs"
@@ -104,7 +104,7 @@ def _described(describe: Callable[[], str]) -> str:
         return f"cannot be told: {type(error).__name__}: {error}"
 
 
-def run_program(program: str) -> dict[str, Any]:
+def facts_of(program: str) -> dict[str, Any]:
     """Run a program in a process of its own; return the JSON that it prints, or its "error"."""
     try:
         process = subprocess.run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.fit.search import Probe, Search
@@ -18,8 +17,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.run import Run
 
 
-LONGEST_S: Final = 60.0
-"""seconds after which no further batch size is tried for the sake of advice"""
+MOST_TRIALS: Final = 12
+"""batch sizes that are tried for the sake of advice: a number, for a slow machine is to give the
+same advice as a fast one"""
 
 
 def advice(
@@ -68,9 +68,8 @@ def _smaller_batches(  # noqa: PLR0913 - a test, and all that is known of its fa
 
     search = Search(capacity, limit=declared - 1)
     search.add(Probe(declared, fits=False, peak=needed))
-    began = time.monotonic()
     value: int | None = min(max(1, declared * capacity // max(needed.reserved, 1)), declared - 1)
-    while value is not None and time.monotonic() - began < LONGEST_S:
+    while value is not None and len(search.probes) <= MOST_TRIALS:  # the declared one is in it
         probe = tried(value)
         if probe is None:
             break
@@ -91,7 +90,9 @@ def _smaller_batches(  # noqa: PLR0913 - a test, and all that is known of its fa
         if probe is None or not probe.fits or probe.peak is None:
             return
         peak = probe.peak
-    limit = "" if largest == even else f"; the largest batch size that fits is {largest}"
+    ended = value is None  # else the largest is only the largest that was tried
+    phrase = "the largest batch size that fits is {}" if ended else "{} fits as well"
+    limit = "" if largest == even else f"; {phrase.format(largest)}"
     yield (
         f"batch size {even} fits, with {format_size(peak.reserved)} of {format_size(capacity)} "
         f"reserved: {declared // even} accumulation steps of it make {declared}{limit}"

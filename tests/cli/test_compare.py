@@ -154,7 +154,7 @@ def test_a_link_in_a_revision_is_refused_by_name(repository, gpumem):
     commit("link")
     status, _, err = gpumem("compare", "main", "HEAD")
     assert status == 2
-    assert "HEAD:baselines/virtual-T4/tests/test_l.json: is a link there, no file" in err
+    assert "HEAD:baselines/virtual-T4/tests/test_l.json: is a link there, not a file" in err
 
 
 # Bad input

@@ -109,7 +109,7 @@ def test_limits_multiples_and_methods(fit):
         (["none.py:step"], "none.py:step: there is no file none.py"),
         (["none.at.all:step"], "none.at.all:step: there is no module none"),
         (["steps:step", "--card=Voodoo"], "no card has this name"),
-        (["steps:step", "--max-gib=-1"], "--max-gib=-1.0: that is no size"),
+        (["steps:step", "--max-gib=-1"], "--max-gib=-1.0: that is not a size"),
         (["steps:step", "--start=0"], "start must be a whole number"),
         (["steps:step", "--size=0"], "size must be a whole number"),
     ],
@@ -132,7 +132,7 @@ def test_an_error_of_the_step_is_shown_as_python_shows_it(fit, tmp_path):
     frames = [line.split(", ")[0] for line in err.splitlines() if line.startswith("  File ")]
     assert frames == [f'  File "{tmp_path / "steps.py"}"']
     assert "LookupError: mine" in err
-    assert err.endswith("gpumem: steps:step failed: nothing is known of what it takes\n")
+    assert err.endswith("gpumem: steps:step failed: its memory is not known\n")
 
 
 def test_what_a_prediction_leaves_out_is_said(fit, tmp_path):

@@ -65,8 +65,8 @@ def test_run_of_a_module_that_runs_out_of_memory_says_where_and_shows_its_own_fr
     [
         (["run", "absent.py"], "absent.py: there is no such file"),
         (["run", "--card", "T44", "program.py"], "T44"),
-        (["run", "--max-gib", "nan", "program.py"], "--max-gib=nan: that is no size"),
-        (["run", "--devices", "17", "program.py"], "write 1 to 16"),
+        (["run", "--max-gib", "nan", "program.py"], "--max-gib=nan: that is not a size"),
+        (["run", "--devices", "17", "program.py"], "write a number from 1 to 16"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_status_2(gpumem, arguments, said):

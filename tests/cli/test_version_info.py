@@ -13,8 +13,8 @@ from pytest_gpumem.cli.version_info import (
     describe_gpus,
     describe_torch,
     describe_virtual,
+    facts_of,
     format_cudnn,
-    run_program,
 )
 from pytest_gpumem.devices.torch_build import TorchBuild
 from pytest_gpumem.devices.virtual.native import BuildProblem
@@ -31,7 +31,7 @@ def quick(monkeypatch):
         version_info.TORCH_PROGRAM: FACTS,
         version_info.VIRTUAL_PROGRAM: {"cudnn": 92600},
     }
-    monkeypatch.setattr(version_info, "run_program", answers.get)
+    monkeypatch.setattr(version_info, "facts_of", answers.get)
     monkeypatch.setattr(version_info, "build_problem", lambda: None)
     return answers
 
@@ -146,7 +146,7 @@ def test_the_compiler_of_cc_and_none(monkeypatch, tmp_path):
     ],
 )
 def test_a_program_that_ends_badly_ends_alone(program, facts):
-    assert run_program(program) == facts
+    assert facts_of(program) == facts
 
 
 def test_a_program_without_an_end_is_ended(monkeypatch):
@@ -154,7 +154,7 @@ def test_a_program_without_an_end_is_ended(monkeypatch):
         raise subprocess.TimeoutExpired("python", 120)
 
     monkeypatch.setattr(version_info.subprocess, "run", run)
-    assert run_program("") == {"error": "no answer in 120 s"}
+    assert facts_of("") == {"error": "no answer in 120 s"}
 
 
 def test_it_runs_without_torch(tmp_path):

@@ -35,7 +35,7 @@ def test_the_base_modules_are_there():
 
 def test_the_way_of_a_test_names_modules():
     way = read(PAGE).partition("## One test's way")[2].split("```")[1]
-    modules = re.findall(r"^ *(\w+/[\w/]+)(?: |$)", way, re.MULTILINE)
+    modules = re.findall(r"\b(\w+/\w+)\b", way)
     assert len(modules) > 10
     missing = [name for name in modules if not (PACKAGE / f"{name}.py").is_file()]
     assert missing == []

@@ -89,3 +89,13 @@ def test_addresses_outside_are_encrypted():
     addresses = re.findall(r"https?://[^\s)>`\"']+", text)
     assert addresses
     assert [address for address in addresses if not address.startswith("https://")] == []
+
+
+def test_read_the_docs_installs_all_requirements_but_torch():
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads(read("pyproject.toml"))["project"]
+    required = [*project["dependencies"], *project["optional-dependencies"]["docs"]]
+    names = {re.match(r"[\w-]+", requirement)[0] for requirement in required}
+    commands = re.findall(r"- pip install (.*)", read(".readthedocs.yaml"))
+    installed = set(re.findall(r"[\w-]+", " ".join(commands)))
+    assert names - installed == {"torch"}

@@ -254,3 +254,32 @@ def test_what_threads_let_go_of_late_after_a_refusal_is_not_the_next_probes(mete
     assert meter.counted()[0] == Peak(0, 0)
     assert prober.probe(tensor, 1000).fits
     threads[0].join()
+
+
+# -- nothing depends on the clock --
+
+
+def test_the_collector_runs_alike_in_every_probe_whatever_is_shown_between(prober, meter):
+    def step(value):
+        for _ in range(value):
+            cycle = [tensor(1)]
+            cycle.append(cycle)
+
+    meter.cap(2000 * MIB)
+    shown = []
+    prober.tell = lambda line: shown.append([[line] for _ in range(300)])
+    prober.patience = 10**9
+    in_silence = [prober.scaling(step, [500, 600, 700]).points for _ in range(2)]
+    assert shown == []
+    prober.patience = -1
+    with_lines = [prober.scaling(step, [500, 600, 700]).points for _ in range(2)]
+    assert len(shown) == 6
+    assert in_silence + with_lines == [in_silence[0]] * 4
+
+
+def test_a_search_finds_the_same_whatever_the_clock_says(prober, meter, monkeypatch):
+    meter.cap(1000 * MIB)
+    largest = prober.largest(linear)
+    leaps = itertools.count(step=100)
+    monkeypatch.setattr("time.monotonic", lambda: next(leaps))
+    assert prober.largest(linear) == largest

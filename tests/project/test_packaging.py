@@ -231,7 +231,6 @@ def test_the_wheel_for_any_system_says_what_it_comes_without(tmp_path):
 
 @needs_linux
 def test_metadata_says_what_an_index_shows(sdist):
-    """And holds no address that nobody has."""
     with tarfile.open(sdist) as archive:
         (name,) = (it for it in archive.getnames() if it.count("/") == 1 and "PKG-INFO" in it)
         text = archive.extractfile(name).read().decode()
@@ -242,5 +241,6 @@ def test_metadata_says_what_an_index_shows(sdist):
     assert "License-File: LICENSE" in head
     assert "Framework :: Pytest" in head
     assert "Typing :: Typed" in head
-    assert "Project-URL" not in head
+    for name in ("Documentation", "Source", "Changelog", "Issues"):
+        assert f"Project-URL: {name}, https://" in head
     assert readme.strip() == (ROOT / "README.md").read_text(encoding="utf-8").strip()

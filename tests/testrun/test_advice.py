@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+
 from helpers.sources import SIZED
 
 STEP = f"""{SIZED.format(fixed=100, per_sample=10)}
@@ -150,3 +153,22 @@ def test_it(gpu_memory):
     assert "accumulation" not in session.flat.replace("gradient accumulation", "")
     assert "variant 'less'" not in session.flat
     assert "variant 'less'" in run(suite, body).flat
+
+
+def test_the_advice_is_the_same_whatever_the_clock_says(suite, monkeypatch):
+    def hints(session):
+        return [line for line in session.out.splitlines() if line.startswith("hint:")]
+
+    at_once = hints(run(suite, TEST))
+    leaps = itertools.count(step=100)
+    monkeypatch.setattr("time.monotonic", lambda: next(leaps))
+    assert hints(run(suite, TEST)) == at_once
+    assert len(at_once) == 1
+
+
+def test_where_the_search_is_cut_short_no_size_is_called_the_largest(suite, monkeypatch):
+    monkeypatch.setattr("pytest_gpumem.testrun.advice.MOST_TRIALS", 2)
+    session = run(suite, TEST)
+    assert "hint: batch size 64 fits" in session.flat
+    assert "the largest batch size that fits" not in session.flat
+    assert re.search(r"accumulation steps of it make 128; 84 fits as well", session.flat)

@@ -62,6 +62,19 @@ class _ManagedStruct(ctypes.Structure):
 
 
 @dataclass(frozen=True)
+class Values:
+    """The bytes that device memory holds.
+
+    Attributes:
+        known: bytes that a real GPU would hold there too.
+        backed: bytes of pages that may take the host's memory.
+    """
+
+    known: int
+    backed: int
+
+
+@dataclass(frozen=True)
 class Managed:
     """Managed memory of this process in bytes: it lies beside the devices' accounts."""
 
@@ -238,6 +251,34 @@ class NativeLibrary:
     def forget_managed_peak(self) -> None:
         """Let managed memory count its peak from now on."""
         self._lib.gpumem_forget_managed_peak()
+
+    def values(self) -> Values:
+        """Return how many bytes of device memory are known, and how many the host gives."""
+        raw = (ctypes.c_uint64 * 2)()
+        self._lib.gpumem_values(raw)
+        return Values(*raw)
+
+    def set_value_limits(self, copy: int, backing: int) -> None:
+        """Set the bytes of the largest copy that is carried out, and of all of the host's pages."""
+        self._lib.gpumem_set_value_limits(ctypes.c_uint64(copy), ctypes.c_uint64(backing))
+
+    def compute_values(self, *, on: bool) -> None:
+        """Say whether Python writes kernels' results: a launch makes nothing unknown then."""
+        self._lib.gpumem_compute_values(int(on))
+
+    def open_for_writing(self, address: int, size: int) -> bool:
+        """Make bytes of device memory known that are written now; False: they are too many."""
+        return bool(
+            self._lib.gpumem_open_for_writing(ctypes.c_void_p(address), ctypes.c_uint64(size))
+        )
+
+    def is_known(self, address: int, size: int) -> bool:
+        """Return whether all of these bytes of device memory are known."""
+        return bool(self._lib.gpumem_is_known(ctypes.c_void_p(address), ctypes.c_uint64(size)))
+
+    def forget(self, address: int, size: int) -> None:
+        """Make bytes of device memory unknown."""
+        self._lib.gpumem_forget(ctypes.c_void_p(address), ctypes.c_uint64(size))
 
     def forget_peak(self, device: int) -> None:
         """Let a device's account count its peak from now on."""

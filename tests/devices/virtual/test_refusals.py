@@ -1,11 +1,14 @@
 """Refusals are heard past the capture of pytest, and so is the end of a process in a test."""
 
+import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from helpers.native_sources import compiler
+from helpers.virtual_gpu import run_python
 
 EXITING = """
 #include <stdlib.h>
@@ -89,3 +92,30 @@ def test_a_forked_childs_end_is_not_reported(run):
     done = run("pid = os.fork(); pid or ctypes.CDLL(None).exit(5); assert os.waitpid(pid, 0)[1]")
     assert "2 passed" in done.stdout
     assert "ended with exit status" not in done.stderr
+
+
+def test_a_cuda_runtime_of_a_librarys_own_is_refused_by_name():
+    """As an extension has it that is linked statically, and ctypes or CuPy that load another."""
+    wheels = Path(importlib.util.find_spec("torch").origin).parents[1] / "nvidia"
+    found = sorted(wheels.rglob("libcudart.so.*"))
+    if not found:
+        pytest.skip("this torch brings NVIDIA's libraries inside its own wheel")
+    done = run_python(
+        """
+        import ctypes, sys
+        from pytest_gpumem.devices.virtual.library import NativeLibrary
+
+        library = NativeLibrary()
+        library.load_driver()
+        library.show(1)
+        runtime = ctypes.CDLL(sys.argv[1])
+        print(runtime.cudaFree(None))
+        print(*library.unsupported())
+        """,
+        str(found[0]),
+    )
+    assert done.returncode == 0, done.stderr
+    status, refused = done.stdout.splitlines()
+    assert status == "801"  # not supported, and not 36: call requires newer driver
+    assert refused.startswith(f"{found[0]}: it has a CUDA runtime of its own (")
+    assert f"does not support {refused}" in done.stderr

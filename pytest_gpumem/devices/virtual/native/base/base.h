@@ -1,12 +1,12 @@
 /* The virtual GPU: declarations that all of its folders share.
  *
  * The library answers for the CUDA runtime, the driver and NVIDIA's libraries so that PyTorch's own CUDA code
- * and caching allocator run on a machine without a GPU. No kernel is executed and no device memory is backed:
- * addresses are reserved, sizes are charged to the byte. All that is declared here follows the public
+ * and caching allocator run on a machine without a GPU. No kernel is executed. Device memory is address
+ * space, which takes host memory only where something small is written; sizes are charged to the byte. All that is declared here follows the public
  * documentation of CUDA's API (CUDA Runtime API and Driver API reference manuals).
  *
  * Folders include what is above them in this list only, and no two files need each other's functions:
- *   base       the card, the accounts, addresses, known bytes: no function of NVIDIA's
+ *   base       the card, the accounts, addresses, values: no function of NVIDIA's
  *   runtime    the CUDA runtime (cudaMalloc ...)
  *   driver     the CUDA driver (cuMemMap ...)
  *   cudnn      cuDNN
@@ -99,7 +99,7 @@ void gm_note_sizes(int library);
 
 /* ---- refusals.c ---- */
 
-/* Tells a function's name once, counts it for the report, and returns its library's own "not supported". */
+/* Tells a function's name once, counts it for the report (by a copy), and returns its library's own "not supported". */
 int gm_unsupported(const char *function, int status);
 
 /* ---- accounts.c: bytes charged against the capacity of each device ---- */
@@ -155,12 +155,34 @@ uintptr_t gm_addresses_end(uintptr_t address, gm_source source); /* of the range
 void gm_addresses_set_owner(uintptr_t address, int owner);
 int gm_owner(const void *address);
 
-/* ---- known_bytes.c: bytes of device memory that are known ---- */
+/* ---- intervals.c: a set of addresses ---- */
 
-enum { GM_MOST_REMEMBERED = 64 << 10 }; /* bytes of a copy: larger ones make what they write unknown */
-void gm_remember(const void *address, const void *bytes, uint64_t size); /* they are written there */
-void gm_forget(const void *address, uint64_t size);                      /* unknown bytes are written there */
-void gm_forget_all(void);                                      /* unknown bytes are written somewhere */
-bool gm_recall(const void *address, void *out, uint64_t size); /* false, and `out` spoiled: not all are known */
+typedef struct {
+    uintptr_t start, end;
+} gm_interval;
+typedef struct {
+    gm_interval *items; /* sorted, none touches another */
+    size_t count, room;
+    uint64_t total; /* of their lengths */
+} gm_intervals;
+size_t gm_intervals_first(const gm_intervals *set, uintptr_t address); /* index of the first that ends past it */
+bool gm_intervals_add(gm_intervals *set, uintptr_t start, uintptr_t end);
+void gm_intervals_cut(gm_intervals *set, uintptr_t start, uintptr_t end);
+bool gm_intervals_cover(const gm_intervals *set, uintptr_t start, uintptr_t end);
+
+/* ---- values.c: the bytes that device memory holds, and which of them are known ---- */
+
+void *gm_space_open(uint64_t size); /* addresses of a device; NULL: there are none */
+void gm_space_close(void *start, uint64_t size);
+void gm_space_release(const void *address, uint64_t size); /* it was freed: its pages go back to the host */
+void gm_write(void *address, const void *bytes, uint64_t size);
+void gm_fill(void *address, int value, uint64_t size);
+void gm_copy(void *to, const void *from, uint64_t size);        /* from device to device: its known parts */
+bool gm_read(const void *address, void *out, uint64_t size);    /* false: not all are known */
+bool gm_is_known(const void *address, uint64_t size);
+bool gm_open_for_writing(void *address, uint64_t size);         /* false: too much; the bytes are unknown then */
+void gm_forget(const void *address, uint64_t size);             /* unknown bytes are written there */
+void gm_forget_all(void);  /* kernels ran: unknown bytes are written somewhere */
+void gm_values_reset(void); /* none is known any more, and all pages go back to the host */
 
 #endif

@@ -44,14 +44,17 @@ int gm_unsupported(const char *function, int status) {
     for (int i = 0; i < refusal_count && first; i++) {
         if (strcmp(refusals[i].function, function) == 0) {
             refusals[i].calls++;
+            last_refused = refusals[i].function;
             first = false;
         }
     }
     if (first && refusal_count < ROOM) {
-        refusals[refusal_count].function = function;
-        refusals[refusal_count++].calls = 1;
+        char *copy = strdup(function); /* never freed: Python may hold it */
+        if (copy) {
+            refusals[refusal_count].function = last_refused = copy;
+            refusals[refusal_count++].calls = 1;
+        }
     }
-    last_refused = function;
     pthread_mutex_unlock(&lock);
     if (first) {
         char message[MESSAGE_ROOM];

@@ -338,7 +338,7 @@ GM_API int cudnnBackendGetAttribute(descriptor *d, int name, int type, int64_t r
         if (elements && room >= 3) memcpy(elements, "{}", 3);
         return GM_SUCCESS;
     default: {
-        static char function[64];
+        char function[64];
         snprintf(function, sizeof function, "cudnnBackendGetAttribute(%d)", name);
         return gm_unsupported(function, GM_CUDNN_NOT_SUPPORTED);
     }

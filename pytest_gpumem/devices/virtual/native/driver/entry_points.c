@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 #include <stdio.h>
+#include <string.h>
 
 /* CUdriverProcAddressQueryResult and cudaDriverEntryPointQueryResult: 0 found, 1 no such symbol. */
 static int look_up(const char *symbol, void **function, int *result) {
@@ -20,6 +21,28 @@ static int look_up(const char *symbol, void **function, int *result) {
     return *function ? GM_SUCCESS : GM_SYMBOL_NOT_FOUND;
 }
 
+/* The CUDA runtime asks for it, and nothing else does: its tables are not documented. A library that was linked with
+ * the runtime's static version has a copy of it inside, which goes on to fail with "call requires newer driver". */
+#define PRIVATE_TABLES "cuGetExportTable"
+
+static int refuse_runtime(const void *caller) {
+    char name[512];
+    Dl_info library;
+    const char *path = dladdr(caller, &library) ? library.dli_fname : "a library";
+    const char *file = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+    bool is_shared = strncmp(file, "libcudart.so", strlen("libcudart.so")) == 0;
+    snprintf(name, sizeof name, "%s: it has a CUDA runtime of its own (%s)", path,
+             is_shared ? "take the functions of the virtual GPU's: ctypes.CDLL(None), torch.cuda.cudart()"
+                       : "link it with the shared one: nvcc -cudart shared");
+    return gm_unsupported(name, GM_NOT_SUPPORTED);
+}
+
+GM_API int cuGetExportTable(const void **table, const void *id) {
+    (void)id;
+    *table = NULL;
+    return refuse_runtime(__builtin_return_address(0));
+}
+
 GM_API int cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
                                             unsigned long long flags, int *result) {
     (void)version, (void)flags;
@@ -33,10 +56,12 @@ GM_API int cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned
 
 GM_API int cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *result) {
     (void)version, (void)flags;
+    if (strcmp(symbol, PRIVATE_TABLES) == 0) refuse_runtime(__builtin_return_address(0));
     return look_up(symbol, function, result);
 }
 
 GM_API int cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags) {
     (void)version, (void)flags;
+    if (strcmp(symbol, PRIVATE_TABLES) == 0) refuse_runtime(__builtin_return_address(0));
     return look_up(symbol, function, NULL);
 }

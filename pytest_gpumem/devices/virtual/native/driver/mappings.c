@@ -1,10 +1,8 @@
 /* The driver's virtual memory management: reserve addresses, create memory (charged), map, unmap, release. */
-#define _GNU_SOURCE
 #include "runtime/runtime.h"
 
 #include <pthread.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
 typedef struct {
     int device;
@@ -27,13 +25,13 @@ GM_API int cuMemAddressReserve(uintptr_t *out, size_t size, size_t alignment, ui
     if (!gm_visible()) return GM_NO_DEVICE;
     if (!size || size % GRANULARITY) return GM_INVALID_VALUE;
     size_t room = size + GRANULARITY;
-    void *map = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (map == MAP_FAILED) return GM_OUT_OF_MEMORY;
+    void *map = gm_space_open(room);
+    if (!map) return GM_OUT_OF_MEMORY;
     uintptr_t start = ((uintptr_t)map + GRANULARITY - 1) & ~(uintptr_t)(GRANULARITY - 1);
-    if (start > (uintptr_t)map) munmap(map, start - (uintptr_t)map);
-    if ((uintptr_t)map + room > start + size) munmap((void *)(start + size), (uintptr_t)map + room - start - size);
+    if (start > (uintptr_t)map) gm_space_close(map, start - (uintptr_t)map);
+    if ((uintptr_t)map + room > start + size) gm_space_close((void *)(start + size), (uintptr_t)map + room - start - size);
     if (!gm_addresses_add(start, size, gm_current_device(), GM_FROM_RESERVE)) {
-        munmap((void *)start, size);
+        gm_space_close((void *)start, size);
         return GM_OUT_OF_MEMORY;
     }
     *out = start;
@@ -43,7 +41,7 @@ GM_API int cuMemAddressReserve(uintptr_t *out, size_t size, size_t alignment, ui
 GM_API int cuMemAddressFree(uintptr_t address, size_t size) {
     if (gm_addresses_end(address, GM_FROM_RESERVE) != address + size) return GM_INVALID_VALUE;
     if (gm_addresses_remove(address, GM_FROM_RESERVE) != size) return GM_INVALID_VALUE;
-    munmap((void *)address, size);
+    gm_space_close((void *)address, size);
     return GM_SUCCESS;
 }
 
@@ -109,7 +107,7 @@ GM_API int cuMemUnmap(uintptr_t address, size_t size) {
         }
         allocation *memory = (allocation *)mapping->tag;
         at = mapping->end;
-        gm_forget((void *)mapping->start, mapping->end - mapping->start);
+        gm_space_release((void *)mapping->start, mapping->end - mapping->start);
         gm_ranges_remove(&mappings, mapping);
         drop(memory);
     }

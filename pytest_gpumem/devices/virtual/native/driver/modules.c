@@ -101,14 +101,10 @@ GM_API int cuTensorMapEncodeIm2col(void *map, ...) {
 }
 
 GM_API int cuStreamWriteValue32(void *stream, uintptr_t address, uint32_t value, unsigned flags) {
-    (void)stream, (void)value, (void)flags;
-    gm_forget((void *)address, sizeof value);
-    return GM_SUCCESS;
-}
-
-GM_API int cuMemsetD32Async(uintptr_t address, unsigned value, size_t count, void *stream) {
-    (void)value, (void)stream;
-    gm_forget((void *)address, 4 * (uint64_t)count);
+    int capturing = 0;
+    (void)flags;
+    cudaStreamIsCapturing(stream, &capturing);
+    if (!capturing) gm_write((void *)address, &value, sizeof value);
     return GM_SUCCESS;
 }
 

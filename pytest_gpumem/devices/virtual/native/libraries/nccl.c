@@ -1,5 +1,5 @@
 /* NCCL: communicators are tokens, and a collective's result is not known, as a kernel's is not. But where this process
- * knows the bytes that it gives (known_bytes.c), small ones that a program compares or agrees on, every other rank is
+ * knows the bytes that it gives (values.c), small ones that a program compares or agrees on, every other rank is
  * taken to give the same: they run the same program. The device memory that NCCL takes for itself, outside of PyTorch's
  * allocator, is not charged.
  */
@@ -210,13 +210,11 @@ static bool reduce(unsigned char *bytes, size_t count, int type, int operation, 
 }
 
 GM_API int ncclAllReduce(const void *from, void *to, size_t count, int type, int operation, communicator *c, void *on) {
-    unsigned char bytes[GM_MOST_REMEMBERED];
     uint64_t size = count * width(type);
     if (started(c)) return INTERNAL_ERROR;
-    if (certain(c, on) && gm_recall(from, bytes, size) && reduce(bytes, count, type, operation, c->ranks))
-        gm_remember(to, bytes, size);
-    else
-        gm_forget(to, size);
+    bool known = certain(c, on) && gm_is_known(from, size);
+    if (known && from != to) gm_copy(to, from, size);
+    if (!known || !gm_open_for_writing(to, size) || !reduce(to, count, type, operation, c->ranks)) gm_forget(to, size);
     return GM_SUCCESS;
 }
 
@@ -230,7 +228,7 @@ GM_API int ncclReduce(const void *from, void *to, size_t count, int type, int op
 GM_API int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, communicator *c, void *on) {
     uint64_t size = count * width(type);
     if (started(c)) return INTERNAL_ERROR;
-    if (root == c->rank && from != to) gm_move(to, from, size);
+    if (root == c->rank && from != to) gm_copy(to, from, size);
     if (root != c->rank && (from != to || !certain(c, on))) gm_forget(to, size);
     return GM_SUCCESS;
 }
@@ -242,12 +240,12 @@ GM_API int ncclBcast(void *buffer, size_t count, int type, int root, communicato
 GM_API int ncclAllGather(const void *from, void *to, size_t count, int type, communicator *c, void *on) {
     uint64_t size = count * width(type);
     if (started(c)) return INTERNAL_ERROR;
-    if (!certain(c, on) || size * (uint64_t)c->ranks > GM_MOST_REMEMBERED) {
+    if (!certain(c, on) || !gm_is_known(from, size)) {
         if (c->kind == SPLIT) gm_forget_all();
         else gm_forget(to, size * (uint64_t)c->ranks);
         return GM_SUCCESS;
     }
-    for (int rank = 0; rank < c->ranks; rank++) gm_move((char *)to + size * (uint64_t)rank, from, size);
+    for (int rank = 0; rank < c->ranks; rank++) gm_copy((char *)to + size * (uint64_t)rank, from, size);
     return GM_SUCCESS;
 }
 

@@ -1,5 +1,5 @@
-/* Copies: into host memory come the bytes that are known (known_bytes.c), else zeros, since nothing was computed; each
- * copy of zeros is counted and reported. */
+/* Copies: into host memory come the bytes that are known (values.c), else zeros, since nothing was computed; each copy
+ * of unknown bytes is counted and reported. */
 #include "runtime/runtime.h"
 
 #include <stdatomic.h>
@@ -15,12 +15,6 @@ void gm_note_readback(size_t size) {
     if (callback && gm_visible()) callback(size);
 }
 
-void gm_move(void *to, const void *from, size_t size) {
-    unsigned char bytes[GM_MOST_REMEMBERED];
-    if (gm_recall(from, bytes, size)) gm_remember(to, bytes, size);
-    else gm_forget(to, size);
-}
-
 /* Whether a stream is being captured: nothing happens before its graph is launched, when nothing is known any more. */
 static bool captured(void *on) {
     int status = 0;
@@ -34,27 +28,39 @@ static int copy(void *to, const void *from, size_t size, bool later) {
     bool to_device = gm_owner(to) >= 0, from_device = gm_owner(from) >= 0;
     if (to_device) {
         if (later) return GM_SUCCESS;
-        if (from_device) gm_move(to, from, size);
-        else gm_remember(to, from, size);
+        if (from_device) gm_copy(to, from, size);
+        else gm_write(to, from, size);
     } else if (!from_device) {
         memmove(to, from, size);
-    } else if (later || !gm_recall(from, to, size)) {
+    } else if (later || !gm_read(from, to, size)) {
         memset(to, 0, size);
         gm_note_readback(size);
     }
     return GM_SUCCESS;
 }
 
+/* A memset of elements of 1, 2 or 4 bytes. */
+void gm_set_elements(void *address, unsigned value, unsigned width, size_t count, void *on) {
+    unsigned char bytes[4];
+    memcpy(bytes, &value, sizeof bytes);
+    bool same = width == 1 || (bytes[0] == bytes[1] && (width == 2 || (bytes[1] == bytes[2] && bytes[2] == bytes[3])));
+    uint64_t size = (uint64_t)width * count;
+    if (!size || captured(on)) return;
+    if (gm_owner(address) >= 0) {
+        if (same) gm_fill(address, bytes[0], size);
+        if (same || !gm_open_for_writing(address, size)) return;
+    }
+    for (size_t i = 0; i < count; i++) memcpy((char *)address + i * width, bytes, width);
+}
+
+int gm_copy_any(void *to, const void *from, size_t size, void *on) { return copy(to, from, size, captured(on)); }
+
 static int set(void *address, int value, size_t size, bool later) {
     if (!size) return GM_SUCCESS;
     if (gm_owner(address) < 0) {
         memset(address, value, size);
-    } else if (size > GM_MOST_REMEMBERED) {
-        if (!later) gm_forget(address, size);
     } else if (!later) {
-        unsigned char bytes[GM_MOST_REMEMBERED];
-        memset(bytes, value, size);
-        gm_remember(address, bytes, size);
+        gm_fill(address, value, size);
     }
     return GM_SUCCESS;
 }

@@ -8,9 +8,9 @@ int gm_free(void *address) {
     return status == GM_SUCCESS ? status : gm_free_pooled(address);
 }
 
-GM_API int cudaFree(void *address) {
-    return gm_error(gm_owner(address) == GM_MANAGED ? gm_managed_free(address) : gm_free(address));
-}
+int gm_free_any(void *address) { return gm_owner(address) == GM_MANAGED ? gm_managed_free(address) : gm_free(address); }
+
+GM_API int cudaFree(void *address) { return gm_error(gm_free_any(address)); }
 
 GM_API int cudaFreeAsync(void *address, void *stream) {
     (void)stream; /* streams are always idle */

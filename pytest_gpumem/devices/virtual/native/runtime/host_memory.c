@@ -6,7 +6,7 @@
 
 enum { HOST_PAGE = 4096 };
 
-static int host_alloc(void **address, size_t size) {
+int gm_host_alloc(void **address, size_t size) {
     if (!address) return GM_INVALID_VALUE;
     *address = NULL;
     if (size == 0) return GM_SUCCESS;
@@ -22,17 +22,19 @@ static int host_alloc(void **address, size_t size) {
 
 GM_API int cudaHostAlloc(void **address, size_t size, unsigned flags) {
     (void)flags;
-    return gm_error(host_alloc(address, size));
+    return gm_error(gm_host_alloc(address, size));
 }
 
-GM_API int cudaMallocHost(void **address, size_t size) { return gm_error(host_alloc(address, size)); }
+GM_API int cudaMallocHost(void **address, size_t size) { return gm_error(gm_host_alloc(address, size)); }
 
-GM_API int cudaFreeHost(void *address) {
+int gm_host_free(void *address) {
     if (!address) return GM_SUCCESS;
-    if (!gm_addresses_remove((uintptr_t)address, GM_FROM_HOST_ALLOC)) return gm_error(GM_INVALID_VALUE);
+    if (!gm_addresses_remove((uintptr_t)address, GM_FROM_HOST_ALLOC)) return GM_INVALID_VALUE;
     free(address);
     return GM_SUCCESS;
 }
+
+GM_API int cudaFreeHost(void *address) { return gm_error(gm_host_free(address)); }
 
 GM_API int cudaHostRegister(void *address, size_t size, unsigned flags) {
     (void)flags;

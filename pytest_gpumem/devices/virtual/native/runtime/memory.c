@@ -1,14 +1,12 @@
-/* cudaMalloc: address space is reserved, never backed; sizes are charged against the card's capacity.
+/* cudaMalloc: address space is reserved (values.c); sizes are charged against the card's capacity.
  *
  * Each device has one region of address space, handed out in pages of 2 MiB, the unit in which cudaMalloc takes
  * memory from the device, from its upper end downwards (pages.c says why). The same requests get the same
  * addresses: the figures of a step that starts with an empty device repeat exactly.
  */
-#define _GNU_SOURCE
 #include "runtime/runtime.h"
 
 #include <pthread.h>
-#include <sys/mman.h>
 
 #define PAGE_SHIFT 21
 #ifndef REGION_SHIFT
@@ -28,14 +26,14 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool region_open(region *r) {
     if (r->base) return true;
     size_t size = (size_t)1 << REGION_SHIFT;
-    void *map = mmap(NULL, size + PAGE_SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (map == MAP_FAILED) {
+    void *map = gm_space_open(size + PAGE_SIZE);
+    if (!map) {
         gm_unsupported("cudaMalloc without 1 TiB of address space (see ulimit -v)", GM_OUT_OF_MEMORY);
         return false;
     }
     uintptr_t base = ((uintptr_t)map + PAGE_SIZE - 1) & ~(PAGE_SIZE - 1);
     if (!gm_pages_open(&r->pages, LEVELS) || !gm_addresses_add(base, size, (int)(r - regions), GM_FROM_MALLOC)) {
-        munmap(map, size + PAGE_SIZE);
+        gm_space_close(map, size + PAGE_SIZE);
         return false;
     }
     r->base = base;
@@ -86,7 +84,7 @@ int gm_free_region(void *address) {
         uint64_t size = gm_pages_of(&r->pages, first) << PAGE_SHIFT;
         gm_discharge(device, size);
         gm_pages_give(&r->pages, first);
-        gm_forget(address, size);
+        gm_space_release(address, size);
         status = GM_SUCCESS;
     }
     pthread_mutex_unlock(&lock);

@@ -5,12 +5,10 @@
  * freed memory up to its release threshold. How the driver rounds is not documented: sizes go up to 512 bytes here, the
  * alignment of addresses, and a pool grows by 32 MiB while the device has them. The report says it is estimated.
  */
-#define _GNU_SOURCE
 #include "runtime/runtime.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <sys/mman.h>
 
 #ifdef REGION_SHIFT
 #define POOL_SHIFT REGION_SHIFT
@@ -44,13 +42,13 @@ static pool *pool_of(uintptr_t address) {
 
 static bool pool_open(pool *p) {
     if (p->base) return true;
-    void *map = mmap(NULL, (size_t)1 << POOL_SHIFT, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (map == MAP_FAILED) {
+    void *map = gm_space_open((uint64_t)1 << POOL_SHIFT);
+    if (!map) {
         gm_unsupported("cudaMallocAsync without 1 TiB of address space (see ulimit -v)", GM_OUT_OF_MEMORY);
         return false;
     }
     if (!gm_addresses_add((uintptr_t)map, (uint64_t)1 << POOL_SHIFT, (int)(p - pools), GM_FROM_POOL)) {
-        munmap(map, (size_t)1 << POOL_SHIFT);
+        gm_space_close(map, (uint64_t)1 << POOL_SHIFT);
         return false;
     }
     p->next = (uintptr_t)map;
@@ -112,7 +110,7 @@ int gm_free_pooled(void *address) {
     gm_range *block = gm_ranges_find(&p->live, (uintptr_t)address);
     if (block && block->start == (uintptr_t)address) {
         p->used -= block->end - block->start;
-        gm_forget((void *)block->start, block->end - block->start);
+        gm_space_release((void *)block->start, block->end - block->start);
         gm_ranges_remove(&p->live, block);
         if (p->reserved > p->threshold) pool_trim(p, p->threshold);
         status = GM_SUCCESS;

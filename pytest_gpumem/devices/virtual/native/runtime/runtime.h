@@ -36,6 +36,10 @@ int gm_free_pooled(void *address);
 /* graphs.c */
 void *gm_graph_new(void); /* NULL: no memory for it */
 
+/* host_memory.c */
+int gm_host_alloc(void **address, size_t size);
+int gm_host_free(void *address);
+
 /* managed.c: a device is an ordinal, or -1 for the host */
 int gm_managed_malloc(void **address, size_t size, unsigned flags);
 int gm_managed_free(void *address);
@@ -47,11 +51,13 @@ int gm_location_device(uint64_t location);
 
 /* frees.c */
 int gm_free(void *address);
+int gm_free_any(void *address); /* managed memory too */
 
 /* copies.c */
 GM_API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                              size_t height, int kind, void *on);
 void gm_note_readback(size_t size);
-void gm_move(void *to, const void *from, size_t size); /* from device to device: with what is known of it */
+int gm_copy_any(void *to, const void *from, size_t size, void *stream); /* in whatever memory the two are */
+void gm_set_elements(void *address, unsigned value, unsigned width, size_t count, void *stream);
 
 #endif

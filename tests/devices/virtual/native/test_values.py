@@ -1,13 +1,20 @@
-"""The native library alone: which bytes of device memory are known, and when they are no more."""
+"""The bytes that device memory holds: which are known, when they are no more, what they cost."""
 
 import ctypes
+import mmap
 import random
+from pathlib import Path
 
 import pytest
-from helpers.virtual_gpu import MIB, private_library, small_card
+from helpers.paths import ROOT, TESTS
+from helpers.virtual_gpu import MIB, private_library, run_python, small_card
 
-KEPT = 64 << 10
-"""bytes: larger copies are not kept"""
+from pytest_gpumem.devices.virtual.library import Values
+
+LARGEST = 512 << 10
+"""bytes: larger copies are not carried out"""
+BACKED = 256 * MIB
+"""bytes of the host's memory that device memory takes at most"""
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3
 INT32, FLOAT16, FLOAT32, FLOAT64 = 2, 6, 7, 8
 SUM, PROD, MAX, MIN, AVG = range(5)
@@ -59,8 +66,8 @@ def test_what_was_copied_there_is_read_back(library, block):
     assert get(library, block + 512, 1) is None
 
 
-@pytest.mark.parametrize(("size", "known"), [(KEPT, True), (KEPT + 1, False)])
-def test_large_copies_are_not_kept(library, block, size, known):
+@pytest.mark.parametrize(("size", "known"), [(LARGEST, True), (LARGEST + 1, False)])
+def test_large_copies_are_not_carried_out(library, block, size, known):
     put(library, block, b"x" * size)
     assert (get(library, block, 8) is not None) == known
 
@@ -135,8 +142,29 @@ def test_what_memset_writes_is_known(library, block):
     put(library, block, b"0123456789")
     assert library.call("cudaMemset", pointer(block + 2), 65, length(3)) == 0
     assert get(library, block, 10) == b"01AAA56789"
-    assert library.call("cudaMemset", pointer(block), 0, length(KEPT + 1)) == 0
+    assert library.call("cudaMemset", pointer(block), 1, length(LARGEST + 1)) == 0
     assert get(library, block, 10) is None
+    assert get(library, block + LARGEST, 1) is None
+
+
+def test_zeros_are_known_however_many_and_take_no_host_memory(library, block):
+    put(library, block, b"before")
+    put(library, block + 5 * MIB, b"inside")
+    put(library, block + 8 * MIB - 6, b"behind")
+    backed = library.values().backed
+    assert library.call("cudaMemset", pointer(block + 3), 0, length(8 * MIB - 6)) == 0
+    assert get(library, block, 8 * MIB) == b"bef" + bytes(8 * MIB - 6) + b"ind"
+    assert library.values().backed < backed
+    assert library.values().known == 8 * MIB
+
+
+@pytest.mark.parametrize(("bits", "element"), [(8, b"\x21"), (16, b"\x21C"), (32, b"\x21Ce\x87")])
+def test_the_drivers_memsets_write_elements(library, block, bits, element):
+    for name, more in ((f"cuMemsetD{bits}_v2", ()), (f"cuMemsetD{bits}Async", (None,))):
+        put(library, block, bytes(40))
+        value = ctypes.c_uint(0x87654321)
+        assert library.call(name, pointer(block + 8), value, length(4), *more) == 0
+        assert get(library, block, 40) == (bytes(8) + element * 4).ljust(40, b"\0")
 
 
 def test_a_captured_copy_writes_nothing_yet(library, block):
@@ -149,6 +177,119 @@ def test_a_captured_copy_writes_nothing_yet(library, block):
     assert get(library, block, 5) == b"known"
     library.call("cudaGraphLaunch", graph, stream)
     assert get(library, block, 5) is None
+
+
+def test_the_bytes_lie_at_their_addresses(library, block):
+    """A CPU tensor over them reads what a copy wrote, and zeros where nothing was written."""
+    put(library, block + 8, b"12345")
+    assert ctypes.string_at(block + 6, 9) == b"\0\x0012345\0\0"
+
+
+def test_freed_memory_goes_back_to_the_host(library, block):
+    for offset in range(0, 8 * MIB, LARGEST):
+        put(library, block + offset, b"x" * LARGEST)
+    assert library.values() == Values(known=8 * MIB, backed=8 * MIB)
+    assert library.free(block) == 0
+    assert library.values() == Values(known=0, backed=0)
+    _, again = library.malloc(8 * MIB)
+    assert again == block
+    assert ctypes.string_at(block, 8) == bytes(8)
+
+
+def test_copies_of_any_number_take_so_much_of_the_hosts_memory_and_no_more(tmp_path):
+    library = private_library(tmp_path, small_card(4 << 30))
+    _, block = library.malloc(2 << 30)
+    data = b"x" * LARGEST
+    for offset in range(0, 2 * BACKED, LARGEST):
+        put(library, block + offset, data)
+    assert library.values() == Values(known=BACKED, backed=BACKED)
+    assert get(library, block + BACKED - 1, 1) == b"x"
+    assert get(library, block + BACKED, 1) is None
+    library.call("cudaLaunchKernel", *[ctypes.c_void_p()] * 8)  # none is known any more
+    put(library, block + BACKED, data)
+    assert library.values() == Values(known=LARGEST, backed=LARGEST)
+
+
+def test_a_copy_of_a_large_model_takes_none(tmp_path):
+    library = private_library(tmp_path, small_card(80 << 30))
+    size = 60 << 30
+    _, block = library.malloc(size)
+    weights = ctypes.c_void_p()  # of the host, which are never written
+    assert library.call("cudaMallocManaged", ctypes.byref(weights), length(size), 1) == 0
+    before = resident()
+    args = pointer(block), weights, length(size)
+    assert library.call("cudaMemcpy", *args, TO_DEVICE) == 0
+    assert resident() - before < MIB
+    assert get(library, block, 8) is None
+
+
+def resident():
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * mmap.PAGESIZE
+
+
+def test_where_writable_memory_is_limited_there_is_memory_and_nothing_is_known(tmp_path):
+    """ulimit -d counts address space that was never used."""
+    code = """
+    import ctypes, resource, sys
+    from helpers.virtual_gpu import private_library
+
+    resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, 4 << 30))
+    library = private_library(sys.argv[1])
+    status, address = library.malloc(1 << 30)
+    pointer, size = ctypes.c_void_p(address), ctypes.c_size_t(5)
+    out = ctypes.create_string_buffer(5)
+    print(status, library.call("cudaMemcpy", pointer, b"known", size, 1))
+    print(library.call("cudaMemset", pointer, 0, size), library.counters().readbacks)
+    print(library.call("cudaMemcpy", out, pointer, size, 2), out.raw, library.counters().readbacks)
+    """
+    done = run_python(code, str(tmp_path), PYTHONPATH=f"{TESTS}:{ROOT}")
+    assert done.stdout.splitlines() == ["0 0", "0 0", f"0 {bytes(5)} 1"], done.stderr
+
+
+def test_mapped_memory_holds_bytes_until_it_is_unmapped(library):
+    address, memory = ctypes.c_uint64(), ctypes.c_void_p()
+    size, nothing = length(2 * MIB), ctypes.c_uint64(0)
+    assert (
+        library.call("cuMemAddressReserve", ctypes.byref(address), size, size, nothing, nothing)
+        == 0
+    )
+    properties = (ctypes.c_int * 8)(1, 0, 1, 0)
+    assert library.call("cuMemCreate", ctypes.byref(memory), size, properties, nothing) == 0
+    assert library.call("cuMemMap", address, size, length(0), memory, nothing) == 0
+    put(library, address.value, b"known")
+    assert get(library, address.value, 5) == b"known"
+    assert library.call("cuMemUnmap", address, size) == 0
+    assert library.values() == Values(known=0, backed=0)
+
+
+# -- values that Python computes over the same addresses --
+
+
+def test_while_values_are_computed_a_launch_leaves_them_known(library, block):
+    library.compute_values(on=True)
+    put(library, block, b"known")
+    library.call("cudaLaunchKernel", *[ctypes.c_void_p()] * 8)
+    assert get(library, block, 5) == b"known"
+    library.compute_values(on=False)
+    library.call("cudaLaunchKernel", *[ctypes.c_void_p()] * 8)
+    assert get(library, block, 5) is None
+
+
+def test_python_writes_where_the_limits_allow_it(library, block):
+    assert library.open_for_writing(block, LARGEST)
+    ctypes.memmove(block, b"computed", 8)
+    assert library.is_known(block, LARGEST)
+    assert get(library, block, 8) == b"computed"
+    assert not library.open_for_writing(block, LARGEST + 1)
+    assert not library.is_known(block, 1)
+    library.set_value_limits(copy=8 * MIB, backing=4 * MIB)
+    assert library.open_for_writing(block, 4 * MIB)
+    assert not library.open_for_writing(block, 8 * MIB)
+    assert library.open_for_writing(block, 8)
+    library.forget(block, 4)
+    assert not library.is_known(block, 5)
+    assert library.is_known(block + 4, 4)
 
 
 def test_it_knows_what_a_plain_array_of_bytes_would(library, block):
@@ -165,13 +306,15 @@ def test_it_knows_what_a_plain_array_of_bytes_would(library, block):
                 model[start : start + size] = data
             case 1:
                 source = chance.randrange(room - size + 1)
+                if abs(source - start) < size:
+                    continue  # they overlap, which CUDA does not define
                 args = (pointer(block + start), pointer(block + source), length(size))
                 assert library.call("cudaMemcpy", *args, ON_DEVICE) == 0
-                known = model[source : source + size]
-                model[start : start + size] = [None] * size if None in known else known
+                model[start : start + size] = model[source : source + size]
             case 2:
-                assert library.call("cuMemsetD32Async", pointer(block + start), 1, length(1)) == 0
-                model[start : start + 4] = [None] * len(model[start : start + 4])
+                value = chance.choice([0, 7])
+                assert library.call("cudaMemset", pointer(block + start), value, length(size)) == 0
+                model[start : start + size] = [value] * size
             case _:
                 found, known = get(library, block + start, size), model[start : start + size]
                 assert found == (None if None in known else bytes(known))

@@ -1,0 +1,252 @@
+/* The bytes that device memory holds, and which of them are known.
+ *
+ * A device's addresses are address space of this process, readable and writable: a page takes host memory when it is
+ * first written, and reads as zeros until then. So a copy is a copy and a memset a memset, up to a limit: the weights
+ * of a large model must not fill the host. Bytes beyond it are unknown, and their pages stay as they are.
+ *
+ * Kernels do not run and where they write cannot be known, so that a launch, or a call of a library that launches
+ * kernels, on any device, makes all bytes unknown. Copies, memsets and collectives say where they write: they make
+ * these bytes known or unknown and leave all others. So does freeing memory. Known bytes are those that a real GPU
+ * would hold.
+ */
+#define _GNU_SOURCE
+#include "base/base.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define PAGE ((uintptr_t)4096)
+
+enum { MOST_INTERVALS = 4096 }; /* known ones: beyond them all are forgotten */
+
+/* A copy of 512 KiB is 65,536 values of 8 bytes: masks, token ids, labels and lengths, which decide sizes and branches,
+ * are no larger; batches of images and weights are. The first copy to an address pays for its pages, 0.36 us each on
+ * the machine where this was chosen: 20 us for 64 KiB, 180 us for 512 KiB, 63 ms for 64 MiB. Again, it is a memcpy.
+ * With all of the second limit in use, a process is 256 MiB larger than without a virtual GPU. */
+static _Atomic uint64_t largest_copy = 512 << 10;
+static _Atomic uint64_t most_backed = 256 << 20;
+
+static gm_intervals known;  /* of bytes */
+static gm_intervals backed; /* of pages that may take host memory */
+static atomic_size_t known_count, backed_count; /* of the two: a look without the lock saves most calls the lock */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_bool computing; /* Python computes values: a launch writes nothing by itself */
+
+static uintptr_t page_of(uintptr_t address) { return address & ~(PAGE - 1); }
+static uintptr_t page_end(uintptr_t address) { return (address + PAGE - 1) & ~(PAGE - 1); }
+
+static void publish_counts(void) {
+    atomic_store_explicit(&known_count, known.count, memory_order_relaxed);
+    atomic_store_explicit(&backed_count, backed.count, memory_order_relaxed);
+}
+
+/* ---- address space ---- */
+
+/* Limits on writable memory (ulimit -d, vm.overcommit_memory=2) count address space that was never used. Under them it
+ * can still be reserved, and then holds nothing. */
+static gm_intervals unwritable;
+
+void *gm_space_open(uint64_t size) {
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void *map = mmap(NULL, size, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (map != MAP_FAILED) {
+        madvise(map, size, MADV_NOHUGEPAGE); /* four bytes would take 2 MiB */
+        madvise(map, size, MADV_DONTDUMP);
+        return map;
+    }
+    map = mmap(NULL, size, PROT_NONE, flags, -1, 0);
+    if (map == MAP_FAILED) return NULL;
+    pthread_mutex_lock(&lock);
+    bool ok = gm_intervals_add(&unwritable, (uintptr_t)map, (uintptr_t)map + size);
+    pthread_mutex_unlock(&lock);
+    if (ok) return map;
+    munmap(map, size);
+    return NULL;
+}
+
+void gm_space_close(void *start, uint64_t size) {
+    gm_space_release(start, size);
+    pthread_mutex_lock(&lock);
+    gm_intervals_cut(&unwritable, (uintptr_t)start, (uintptr_t)start + size);
+    pthread_mutex_unlock(&lock);
+    munmap(start, size);
+}
+
+/* Gives pages back to the host; the lock is held. They read as zeros from then on. */
+static void give_back(uintptr_t start, uintptr_t end) {
+    for (size_t i = gm_intervals_first(&backed, start); i < backed.count && backed.items[i].start < end; i++) {
+        uintptr_t from = backed.items[i].start > start ? backed.items[i].start : start;
+        uintptr_t to = backed.items[i].end < end ? backed.items[i].end : end;
+        madvise((void *)from, to - from, MADV_DONTNEED);
+    }
+    gm_intervals_cut(&backed, start, end);
+}
+
+void gm_space_release(const void *address, uint64_t size) {
+    uintptr_t start = (uintptr_t)address, end = start + size;
+    gm_forget(address, size);
+    if (!atomic_load_explicit(&backed_count, memory_order_relaxed)) return;
+    pthread_mutex_lock(&lock);
+    give_back(page_end(start), page_of(end));
+    publish_counts();
+    pthread_mutex_unlock(&lock);
+}
+
+/* Gives back all pages without a known byte; the lock is held. */
+static void give_back_unknown(void) {
+    uintptr_t from = 0;
+    for (size_t i = 0; i < known.count; i++) {
+        if (page_of(known.items[i].start) > from) give_back(from, page_of(known.items[i].start));
+        from = page_end(known.items[i].end);
+    }
+    give_back(from, UINTPTR_MAX & ~(PAGE - 1));
+}
+
+/* Whether so many bytes may be written there, which then may take host memory; the lock is held. */
+static bool back(uintptr_t start, uintptr_t end) {
+    size_t at = gm_intervals_first(&unwritable, start);
+    if (end - start > largest_copy || (at < unwritable.count && unwritable.items[at].start < end)) return false;
+    start = page_of(start);
+    end = page_end(end);
+    if (gm_intervals_cover(&backed, start, end)) return true;
+    if (backed.total + (end - start) > most_backed) give_back_unknown();
+    return backed.total + (end - start) <= most_backed && gm_intervals_add(&backed, start, end);
+}
+
+/* ---- known and unknown ---- */
+
+/* The lock is held. */
+static void mark(uintptr_t start, uintptr_t end) {
+    if (!gm_intervals_add(&known, start, end) || known.count > MOST_INTERVALS) {
+        known.count = 0;
+        known.total = 0;
+    }
+}
+
+static void forget_known(bool give_pages_back) {
+    pthread_mutex_lock(&lock);
+    known.count = 0;
+    known.total = 0;
+    if (give_pages_back) give_back_unknown();
+    publish_counts();
+    pthread_mutex_unlock(&lock);
+}
+
+void gm_forget_all(void) {
+    if (!atomic_load_explicit(&known_count, memory_order_relaxed)) return;
+    if (!atomic_load_explicit(&computing, memory_order_relaxed)) forget_known(false);
+}
+
+void gm_values_reset(void) { forget_known(true); }
+
+void gm_forget(const void *address, uint64_t size) {
+    if (!size || !atomic_load_explicit(&known_count, memory_order_relaxed)) return;
+    pthread_mutex_lock(&lock);
+    gm_intervals_cut(&known, (uintptr_t)address, (uintptr_t)address + size);
+    publish_counts();
+    pthread_mutex_unlock(&lock);
+}
+
+bool gm_is_known(const void *address, uint64_t size) {
+    if (!atomic_load_explicit(&known_count, memory_order_relaxed)) return size == 0;
+    pthread_mutex_lock(&lock);
+    bool covered = gm_intervals_cover(&known, (uintptr_t)address, (uintptr_t)address + size);
+    pthread_mutex_unlock(&lock);
+    return covered;
+}
+
+/* Makes bytes known that are there, or may be written there now: false where they cannot be. */
+bool gm_open_for_writing(void *address, uint64_t size) {
+    uintptr_t start = (uintptr_t)address, end = start + size;
+    pthread_mutex_lock(&lock);
+    bool ok = back(start, end);
+    if (ok) mark(start, end);
+    else gm_intervals_cut(&known, start, end);
+    publish_counts();
+    pthread_mutex_unlock(&lock);
+    return ok;
+}
+
+/* ---- copies and memsets ---- */
+
+void gm_write(void *address, const void *bytes, uint64_t size) {
+    if (size && gm_open_for_writing(address, size)) memmove(address, bytes, size);
+}
+
+bool gm_read(const void *address, void *out, uint64_t size) {
+    if (!gm_is_known(address, size)) return false;
+    memmove(out, address, size);
+    return true;
+}
+
+/* Of the source the known parts are copied, each by itself. */
+void gm_copy(void *to, const void *from, uint64_t size) {
+    uintptr_t start = (uintptr_t)from, end = start + size;
+    if (to == from) return;
+    if (gm_is_known(from, size)) { /* as a whole: the two may overlap */
+        gm_write(to, from, size);
+        return;
+    }
+    gm_forget(to, size);
+    while (start < end) {
+        pthread_mutex_lock(&lock);
+        size_t at = gm_intervals_first(&known, start);
+        gm_interval piece = at < known.count ? known.items[at] : (gm_interval){end, end};
+        pthread_mutex_unlock(&lock);
+        if (piece.start < start) piece.start = start;
+        if (piece.end > end) piece.end = end;
+        if (piece.start >= end) return;
+        gm_write((char *)to + (piece.start - (uintptr_t)from), (const void *)piece.start, piece.end - piece.start);
+        start = piece.end;
+    }
+}
+
+/* Zeros cost nothing: pages that were never written are zeros, and many whole pages that were are given back. */
+static void fill_zeros(uintptr_t start, uintptr_t end) {
+    pthread_mutex_lock(&lock);
+    size_t at = gm_intervals_first(&unwritable, start);
+    bool writable = at == unwritable.count || unwritable.items[at].start >= end;
+    if (end - start > largest_copy && end - start > 2 * PAGE) give_back(page_end(start), page_of(end));
+    for (size_t i = gm_intervals_first(&backed, start); i < backed.count && backed.items[i].start < end; i++) {
+        uintptr_t from = backed.items[i].start > start ? backed.items[i].start : start;
+        uintptr_t to = backed.items[i].end < end ? backed.items[i].end : end;
+        memset((void *)from, 0, to - from);
+    }
+    if (writable) mark(start, end);
+    publish_counts();
+    pthread_mutex_unlock(&lock);
+}
+
+void gm_fill(void *address, int value, uint64_t size) {
+    if (!size) return;
+    if (!(value & 0xff)) fill_zeros((uintptr_t)address, (uintptr_t)address + size);
+    else if (gm_open_for_writing(address, size)) memset(address, value, size);
+}
+
+/* ---- functions that Python calls ---- */
+
+/* Sets how many bytes a copy may have to be carried out, and how many pages' bytes may take host memory. */
+GM_API void gpumem_set_value_limits(uint64_t copy, uint64_t backing) {
+    largest_copy = copy;
+    most_backed = backing;
+}
+
+/* Bytes that are known now, and bytes of pages that may take host memory. */
+GM_API void gpumem_values(uint64_t out[2]) {
+    pthread_mutex_lock(&lock);
+    out[0] = known.total;
+    out[1] = backed.total;
+    pthread_mutex_unlock(&lock);
+}
+
+/* While Python computes values, it says itself which bytes are known: a launch changes nothing. */
+GM_API void gpumem_compute_values(int on) { atomic_store(&computing, on); }
+
+GM_API int gpumem_is_known(const void *address, uint64_t size) { return gm_is_known(address, size); }
+
+GM_API void gpumem_forget(const void *address, uint64_t size) { gm_forget(address, size); }
+
+/* Allows Python to write there, and makes it known; 0: it would take too much of the host's memory, or is no memory. */
+GM_API int gpumem_open_for_writing(void *address, uint64_t size) { return gm_open_for_writing(address, size); }

@@ -1,0 +1,91 @@
+"""The figures of the documents are those of the recorded results."""
+
+import re
+
+import pytest
+from helpers.pages import flat, read
+from helpers.paths import ROOT
+
+RESULTS = ROOT / "benchmarks/results"
+CLAIMS = {
+    "published.txt: transformers, torch 2.6.0: 40 rows, median 0.09 %, p95 0.67 %, worst 7.83 %": (
+        ("README.md", "Of 40 training runs of transformers"),
+        ("README.md", "within 0.7 % in 38, and 7.8 % too high in two"),
+        ("explanation/accuracy.md", "transformers, 40 training runs"),
+        (
+            "explanation/accuracy.md",
+            "within 0.7 % in 38, 7.8 % too high in two; median error 0.09 %",
+        ),
+    ),
+    "published.txt: xMem on 40 of them: median 3.21 %": (
+        ("explanation/accuracy.md", "with: 3.2 %"),
+    ),
+    "published.txt: GPT from scratch, torch 2.6.0: 6 rows, median 0.00 %, p95 0.20 %": (
+        ("explanation/accuracy.md", "GPT-2, six training runs"),
+        ("explanation/accuracy.md", "four exact to the MiB, two within 0.2 %"),
+    ),
+    "published.txt: conv nets, torch 2.6.0: 39 rows, median 3.30 %, p95 16.89 %, worst 17.46 %": (
+        ("explanation/accuracy.md", "convolution nets, 39 training runs"),
+        ("explanation/accuracy.md", "3.3 % off in the median, 17 % at worst"),
+        ("explanation/not-predicted.md", "3.3 % off in the median and 17 % at worst"),
+    ),
+    "published.txt: Whether it fits: 99 runs on real cards, 31 of them out of memory\n"
+    "    the virtual GPU says the same of 99": (
+        ("README.md", "right for all of 99 runs on real cards"),
+        ("explanation/accuracy.md", "all 99 right"),
+    ),
+    "measured_workspaces.txt: rows whose own cuDNN was asked: 11 of 11 as measured": (
+        ("explanation/accuracy.md", "11 of 11 as measured"),
+    ),
+    "published_fsdp.txt: the same in 48 of 48": (("explanation/accuracy.md", "at 48 moments"),),
+    "op_sweep.txt: runs                               682": (
+        ("explanation/accuracy.md", "682 run with torch 2.15"),
+    ),
+    "op_sweep.txt: operators                          703": (
+        ("explanation/accuracy.md", "703 operators"),
+    ),
+}
+
+
+@pytest.mark.parametrize("line", CLAIMS)
+def test_a_figure_is_that_of_its_result(line):
+    name, _, text = line.partition(": ")
+    assert text in (RESULTS / name).read_text(encoding="utf-8")
+    missing = [claim for page, claim in CLAIMS[line] if claim not in flat(read(page))]
+    assert missing == []
+
+
+def test_all_transformers_but_two_are_within_what_the_pages_say():
+    text = (RESULTS / "published.txt").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^(?:gpt|distilgpt2|T5|opt|Cerebras)\S* .*(?:RTX 3060|RTX 4060) +2\.6\.0 +\d+"
+        r" +2\.6\.0 +\d+ +(\S+)",
+        text,
+        re.MULTILINE,
+    )
+    errors = sorted(abs(float(error)) for error in rows)
+    assert len(errors) == 40
+    assert errors[37] < 0.7
+    assert 7.6 < errors[38] <= errors[39] < 7.85
+
+
+def test_versions_of_torch_are_those_that_were_tried():
+    text = (RESULTS / "torch_matrix.txt").read_text(encoding="utf-8")
+    versions = re.findall(r"^(\d+\.\d+)\.\d\+", text, re.MULTILINE)
+    assert len(versions) == 5
+    listed = f"{', '.join(versions[:-1])} and {versions[-1]}"
+    assert f"tests pass with torch {listed}" in flat(read("explanation/trust.md"))
+
+
+def test_versions_of_cudnn_agree_as_often_as_the_pages_say():
+    text = (RESULTS / "workspace_sweep.txt").read_text(encoding="utf-8")
+    overall = text.partition("The same, in percent, by card:")[0]
+    shares = [
+        float(row.split()[4])
+        for row in overall.splitlines()
+        if re.match(r"9\.\d+\.\d, 9\.\d+\.\d +\d", row)
+    ]
+    assert len(shares) > 10
+    assert (round(min(shares), -1), max(shares)) == (60, 100)
+    for page in ("explanation/accuracy.md", "how-to/toolchain-bumps.md"):
+        assert "60 to 100 % of cases" in flat(read(page))
