@@ -8,17 +8,17 @@ from contextlib import suppress
 from pathlib import Path
 
 TEMPORARY = ".gpumem.tmp"
-"""The file that replaces another is made under this name, beside it. One a folder is enough, as
-writers hold the lock; and one that a killed process left is found and replaced by the next."""
+"""The name of the new file, beside the old one, until it replaces that. One name a folder is
+enough, as writers hold the lock; and the next write replaces a file that a killed process left."""
 
 
 def write_whole(path: Path, content: bytes, temporary_name: str) -> None:
-    """Do what :func:`replace_file` does, for any file.
+    """Make ``content`` the content of a file, at once: readers get the old one or the new one.
 
     Args:
         path: the file; its folder is made.
         content: all of it.
-        temporary_name: of a file beside it that nobody else writes meanwhile.
+        temporary_name: of a file beside it that no other process writes meanwhile.
 
     Raises:
         OSError: it could not be written; the old content is as it was, and nothing is left.

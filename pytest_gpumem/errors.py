@@ -1,4 +1,4 @@
-"""The errors of pytest-gpumem: each says what was given, what is wrong, and what to do."""
+"""The errors of pytest-gpumem: each has the input, the problem and the remedy."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ class GpuMemError(Exception):
     """Base of every error that this package raises on purpose.
 
     Args:
-        given: what was given, as the user would recognise it (a marker, a file, an option).
-        problem: what is wrong with it.
-        remedy: what to write or do instead.
+        given: the input, as the user wrote it (a marker, a file's name, an option).
+        problem: a clause that follows it: "is not a size".
+        remedy: an instruction: "write 8GiB".
     """
 
     def __init__(self, given: str, problem: str, remedy: str) -> None:
@@ -35,8 +35,8 @@ class ReportError(GpuMemError):
 
 
 class DeviceError(GpuMemError, RuntimeError):
-    """A device that is not there, or that cannot do what a test asks of it."""
+    """A device that is missing, or lacks an ability that a test needs."""
 
 
 class TooSmallError(DeviceError):
-    """This machine's GPUs are too few, or too small, for what a test asks."""
+    """This machine's GPUs are too few, or too small, for a test."""

@@ -1,7 +1,7 @@
-"""What a measurement consists of: frozen records of integers and text, without behaviour.
+"""The parts of a measurement: frozen records of integers and text, without behaviour.
 
-All sizes are bytes. "Allocated" is what live tensors take, "reserved" what PyTorch's caching
-allocator holds from the device: the terms of ``torch.cuda.memory_stats``.
+All sizes are bytes. "Allocated" is the memory of live tensors, "reserved" the memory that PyTorch's
+caching allocator holds from the device: the terms of ``torch.cuda.memory_stats``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a measurement was made with; of the environment, the allocator's settings alone."""
+    """The versions and settings that a measurement was made with."""
 
     torch: str
     """``torch.__version__``"""
@@ -71,7 +71,7 @@ class OutOfMemory:
     """One out-of-memory error of PyTorch's allocator, in bytes."""
 
     requested: int | None
-    """what was asked for when it failed; None where it did not say"""
+    """the size of the failed request; None where the error does not tell it"""
     allocated: int
     """held by live tensors at that moment, of this test's"""
     reserved: int
@@ -96,7 +96,7 @@ Category = Literal[
     "other",
 ]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
-"""in the order in which they are shown; "other" is what cannot be told"""
+"""in the order in which they are shown; "other" is memory of unknown use"""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """What one device held when its peak allocated was reached, in bytes."""
+    """One device's memory at its peak allocated, in bytes."""
 
     categories: dict[Category, int]
     """without zeros; they add up to the peak allocated"""
@@ -146,12 +146,12 @@ class Phase:
 class Timeline:
     """One device's memory over a step, in bytes; all lists are of one length.
 
-    Points are moments at which memory was allocated or freed, in their order; where there were too
-    many, only some of them, the peaks among these.
+    Points are moments at which memory was allocated or freed, in their order; of too many, a
+    selection with the peaks in it.
     """
 
     categories: dict[Category, tuple[int, ...]]
-    """allocated, by category; stacked they are what was allocated"""
+    """allocated, by category; their sum is all that was allocated"""
     reserved: tuple[int, ...]
     phases: tuple[Phase, ...]
     peak: int
@@ -165,9 +165,9 @@ class Attribution:
     breakdown: Breakdown
     timeline: Timeline | None = None
     notes: tuple[str, ...] = ()
-    """what a reader of the figures should know"""
+    """sentences that a reader of the figures should know"""
     hints: tuple[str, ...] = ()
-    """what would lower the peak, or raises the next step's: each with its bytes"""
+    """changes that would lower the peak, and allocations that raise the next step's, with bytes"""
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class Slope:
 
 @dataclass(frozen=True)
 class Holder:
-    """Who refers to memory that stayed."""
+    """An object that refers to leaked memory."""
 
     text: str
     """in words: "global variable CACHE of test_it.py (list of 5)" """
@@ -192,35 +192,35 @@ class Holder:
 
 @dataclass(frozen=True)
 class Stayed:
-    """What one device still held after the test, or what its steps heaped up, in bytes."""
+    """A leak of one device: held after the test, or growing from step to step, in bytes."""
 
     device: int
     nbytes: int
     sites: tuple[Site, ...] = ()
-    """which lines allocated it, the largest first; none where no history was kept"""
+    """the lines that allocated it, the largest first; none without a recorded history"""
     holders: tuple[Holder, ...] = ()
-    """who refers to it, the largest first"""
+    """the objects that refer to it, the largest first"""
 
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """How full a device was while a step ran, by whomever, in bytes: what nvidia-smi shows."""
+    """A device's used memory during a step, of all processes, in bytes, as nvidia-smi shows it."""
 
     peak: int
-    """the highest that was seen"""
+    """the highest value seen"""
     besides: int
     """in use when the step began, besides what PyTorch's allocator had reserved: CUDA contexts,
     other libraries, other processes"""
     outside: int
-    """what came to that during the step, and was there when it ended"""
+    """growth of that during the step, as of its end"""
     others: int = 0
-    """held by other processes when the step ended, as far as that is told"""
+    """memory of other processes when the step ended, as far as it is known"""
     processes: int = 0
-    """how many these are"""
+    """number of these processes"""
     source: str = ""
-    """who was asked"""
+    """the interface that was read: "NVML" """
     every_ms: int = 0
-    """milliseconds between two looks; 0: nothing was missed, or only the ends were looked at"""
+    """milliseconds between two readings; 0: continuous, or only at both ends"""
 
 
 @dataclass(frozen=True)
@@ -234,11 +234,11 @@ class Measurement:
     device: DeviceInfo
     provenance: Provenance
     peaks: tuple[Peak, ...]
-    """highest memory of the step, what others held before it not counted"""
+    """highest memory of the step, without the memory that was held before it"""
     held: tuple[Peak, ...]
-    """what was held when the step began, by others: not part of the peaks"""
+    """memory held when the step began, by earlier tests: not part of the peaks"""
     retained: tuple[Peak, ...]
-    """what the step still held when it ended, after garbage collection"""
+    """memory that the step still held when it ended, after garbage collection"""
     alloc_retries: int = 0
     """how often the allocator emptied its cache to satisfy a request"""
     segments: int = 0
@@ -247,19 +247,19 @@ class Measurement:
     notes: tuple[str, ...] = ()
     """sentences that a reader of the figures should know"""
     attributions: tuple[Attribution, ...] = ()
-    """one a device; none where nobody asked for them"""
+    """one a device; empty if not asked for"""
     hints: tuple[str, ...] = ()
-    """what would lower a peak, found by running the test once more; attributions have others"""
+    """changes that would lower a peak, found by a second run; attributions have their own hints"""
     slope: Slope | None = None
     """of a test that runs with several batch sizes; its peaks are those of the largest"""
     steps: tuple[tuple[int, ...], ...] = ()
-    """of each device what was allocated after each step, where that has to stop growing"""
+    """of each device the memory allocated after each step, with ``steady=True``"""
     left: tuple[int, ...] = ()
-    """of each device what more was held once the test was torn down; none: nobody asked"""
+    """of each device the memory left behind after teardown; empty if not asked for"""
     device_use: tuple[DeviceUse, ...] = ()
-    """how full each device was, by whomever; no part of a baseline"""
+    """used memory of each device, of all processes; not in baselines"""
     stayed: Stayed | None = None
-    """what a leak consists of"""
+    """the leak, if the test failed by one"""
 
     @property
     def peak_allocated(self) -> int:
@@ -274,7 +274,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class BaselineEntry:
-    """What a baseline file keeps of one step's measurement."""
+    """The part of a measurement that a baseline file keeps."""
 
     peaks: tuple[Peak, ...]
     """one a device, in bytes"""
@@ -283,8 +283,8 @@ class BaselineEntry:
     world_size: int | None = None
     """number of ranks of the distributed run that it was one of"""
     rank: int | None = None
-    """which of them; None where there was no such run"""
+    """its rank among them; None of a test without ranks"""
     breakdowns: tuple[Breakdown, ...] = ()
-    """one a device, with the largest sites; none where there was no attribution"""
+    """one a device, with the largest sites; empty without attribution"""
     slope: Slope | None = None
     """of a test that runs with several batch sizes"""

@@ -1,7 +1,7 @@
-"""Sizes and tolerances as text and as numbers: whatever this package prints, it reads back.
+"""Sizes and tolerances as text and as numbers: each size that this package prints, it reads back.
 
 "GiB" is 2**30 bytes and "GB" is 10**9 bytes, here and everywhere else in the package. The letters'
-case is free; the "i" is what tells them apart. Arithmetic is exact, and sizes are integer bytes.
+case is free; the "i" tells them apart. Arithmetic is exact, and sizes are integer bytes.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ _BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 60
 
 
 def shown(value: object) -> str:
-    """Return ``repr(value)`` for an error message: short, on one line, come what may."""
+    """Return ``repr(value)`` for an error message: short, on one line, even if ``repr`` fails."""
     try:
-        text = _BRIEF.repr(value)
+        brief = _BRIEF.repr(value)
     except Exception:  # noqa: BLE001 - a __repr__ may raise anything
-        text = f"<{type(value).__name__}>"
-    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+        brief = f"<{type(value).__name__}>"
+    line = " ".join("".join(c if c.isprintable() else " " for c in brief).split())
     return line if len(line) <= _LONGEST_SHOWN else f"{line[:_LONGEST_SHOWN]}..."
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes that ``text`` says, rounded half to even where it says a fraction of one.
+    """Return the bytes of a size in text, a fraction of a byte rounded half to even.
 
     Args:
         text: a number and its unit, such as "1.5GiB", "64 MiB", "+512.00 KiB" or "8,519,680 B".
@@ -132,7 +132,7 @@ def gib(value: float) -> int:
 class Tolerance:
     """How far a measurement may be from its baseline before it counts as changed.
 
-    Where both a relative and an absolute part are given, the larger allowance holds, as in
+    Of a relative and an absolute part together, the larger allowance holds, as in
     ``pytest.approx``. :func:`parse_tolerance` reads ``str()`` of a tolerance back as the same one.
     """
 
@@ -159,7 +159,7 @@ class Tolerance:
 
 
 def parse_tolerance(value: object) -> Tolerance:
-    """Return the tolerance that ``value`` says.
+    """Return the tolerance that ``value`` describes.
 
     Args:
         value: "2%", "64MiB", "2%, 64MiB" in either order, the same in a tuple or list, or a
@@ -216,11 +216,12 @@ def _fraction(number: str) -> Fraction:
 
 
 def _hundredths(size: int, unit: int) -> int:
-    whole, rest = divmod(100 * size, unit)
-    return whole + (2 * rest > unit or (2 * rest == unit and whole % 2 == 1))  # half to even
+    whole, remainder = divmod(100 * size, unit)
+    half, odd = unit / 2, whole % 2 == 1
+    return whole + (remainder > half or (remainder == half and odd))  # half to even
 
 
 def _decimal(value: Fraction) -> str:
     """Write a fraction of 0 or more as a decimal, with no more places than are read back."""
-    whole, rest = divmod(round(value * 10**_PLACES), 10**_PLACES)
-    return f"{whole}.{rest:0{_PLACES}d}".rstrip("0").rstrip(".")
+    whole, decimals = divmod(round(value * 10**_PLACES), 10**_PLACES)
+    return f"{whole}.{decimals:0{_PLACES}d}".rstrip("0").rstrip(".")

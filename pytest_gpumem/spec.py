@@ -1,7 +1,7 @@
 """From the arguments of ``@pytest.mark.gpu_memory`` to a frozen MemorySpec, by one door.
 
-What is behind this door may rely on its values; every mistake ends here, as a SpecError that shows
-the marker and says what to write instead.
+Code behind this door may rely on the values; every mistake ends here, as a SpecError that shows the
+marker and a correction.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ _SIZES: Final = {"batch_size", "batch_sizes"}
 
 @dataclass(frozen=True)
 class MemorySpec:
-    """What a test declares about its GPU memory.
+    """A test's declaration about its GPU memory.
 
     Made by :func:`spec_from_marks` and :func:`spec_from_call`, which check the values; the class
     itself does not.
     """
 
     max_gib: int | float | None = None
-    """the step fits on a device with this much memory, in GiB: enforced while it runs"""
+    """the step has to fit in this much memory, in GiB: enforced while it runs"""
     max_allocated_gib: int | float | None = None
     """limit of the peak allocated memory, in GiB"""
     max_reserved_gib: int | float | None = None
     """limit of the peak reserved memory, in GiB"""
     card: str | None = None
-    """canonical name of the card whose memory the step must fit in"""
+    """canonical name of the card that the step has to fit on"""
     batch_size: int | None = None
     """number of samples in the step's batch"""
     tolerance: Tolerance | None = None
     """how far from its baseline is no change (None: the session's default)"""
     baseline: bool = True
-    """whether the measurement is held against a baseline"""
+    """whether the measurement is compared with a baseline"""
     devices: int = 1
     """number of GPUs that the step runs on"""
     warmup: int = 0
@@ -74,21 +74,21 @@ class MemorySpec:
     world_size: int | None = None
     """number of ranks of the distributed run that the test is one of; None: of none"""
     rank: int | None = None
-    """which of them; None exactly where world_size is"""
+    """its rank among them; None exactly if world_size is"""
     batch_sizes: tuple[int, ...] | None = None
     """batch sizes that the test runs with, ascending; ``batch_size`` is the last of them"""
     max_mib_per_sample: int | float | None = None
-    """limit of what one sample more takes, in MiB of peak allocated; with ``batch_sizes``"""
+    """limit of one more sample's memory, in MiB of peak allocated; with ``batch_sizes``"""
     max_fixed_gib: int | float | None = None
-    """limit of what the step takes without any sample, in GiB; with ``batch_sizes``"""
+    """limit of the step's memory without any sample, in GiB; with ``batch_sizes``"""
     ranks: str | tuple[int, ...] | None = None
     """ranks that the test runs as, one after the other; "all": all of ``world_size``"""
     variants: Mapping[str, Mapping[str, object]] = field(default_factory=dict, hash=False)
-    """what else is tried where the test does not fit: names, and what ``gpu_memory.variant`` is"""
+    """values of ``gpu_memory.variant`` that are tried where the test does not fit, by name"""
     max_leak_mib: int | float | None = None
-    """how much more than before may be held once the test is torn down, in MiB"""
+    """limit of the memory that the torn-down test leaves behind, in MiB"""
     steady: bool = False
-    """whether what is allocated after each step has to stop growing"""
+    """whether the memory allocated after each step has to stop growing"""
 
     @property
     def max_bytes(self) -> int | None:
@@ -124,7 +124,8 @@ class MemorySpec:
 
 
 _DEFAULTS: Final[dict[str, Any]] = {
-    it.name: {} if it.default is MISSING else it.default for it in fields(MemorySpec)
+    spec_field.name: {} if spec_field.default is MISSING else spec_field.default
+    for spec_field in fields(MemorySpec)
 }
 
 
@@ -133,16 +134,15 @@ def spec_from_marks(
     *,
     find_card: Callable[[str], str],
 ) -> MemorySpec:
-    """Return what a test's markers declare together.
+    """Return the declaration of a test's markers together.
 
-    They are merged field by field: the nearest marker that gives a field wins, and where it gives
-    None, the field is back at its default whatever outer markers say. Overridden values are checked
-    like the others.
+    They are merged field by field: the nearest marker with a field wins, and its None puts the
+    field back to its default against outer markers. Overridden values are checked as well.
 
     Args:
         marks: positional and named arguments of each marker, nearest first, in the order of
             ``Node.iter_markers``.
-        find_card: returns a card's canonical name; raises SpecError for one that nobody knows.
+        find_card: returns a card's canonical name; raises SpecError for an unknown one.
 
     Raises:
         SpecError: the first mistake found.
@@ -161,15 +161,15 @@ def spec_from_marks(
 
 
 def _refuse_unspread(merged: Mapping[str, Any]) -> None:
-    """Refuse what makes several tests of one, where pytest could not: in a unittest.TestCase."""
+    """Refuse several cards or ranks, of which pytest cannot make tests: in a unittest.TestCase."""
     card, ranks = merged.get("card"), merged.get("ranks")
     if ranks is not None:
-        given = f"@pytest.mark.gpu_memory(ranks={_as_written(ranks)})"
+        call_text = f"@pytest.mark.gpu_memory(ranks={_as_written(ranks)})"
         if merged.get("world_size") is None:
             raise SpecError(
-                given, "ranks are some of world_size ranks", "write world_size=8 as well"
+                call_text, "ranks are some of world_size ranks", "write world_size=8 as well"
             )
-        raise _no_several(given, "rank=0")
+        raise _no_several(call_text, "rank=0")
     if isinstance(card, tuple):
         raise _no_several(f"@pytest.mark.gpu_memory(card={_as_written(card)})", "card='T4'")
 
@@ -178,16 +178,16 @@ def _as_written(value: object) -> str:
     return repr(list(value) if isinstance(value, tuple) else value)
 
 
-def _no_several(given: str, single: str) -> SpecError:
+def _no_several(call_text: str, single: str) -> SpecError:
     return SpecError(
-        given,
+        call_text,
         "a method of a unittest.TestCase cannot be run as several tests",
         f"write {single}, or a plain class or function",
     )
 
 
 def _sized(spec: MemorySpec) -> MemorySpec:
-    """Return a spec whose batch size is the largest of its batch sizes, where there are several."""
+    """Return a spec with the largest of several batch sizes as its batch size."""
     limits = {
         name: getattr(spec, name)
         for name in ("max_mib_per_sample", "max_fixed_gib")
@@ -212,35 +212,39 @@ def _sized(spec: MemorySpec) -> MemorySpec:
 
 
 def _one_rank(spec: MemorySpec) -> MemorySpec:
-    """Return a spec whose rank is one of its world's, and the first where none is given."""
+    """Return a spec with a rank of its world, by default the first."""
     size, rank = spec.world_size, spec.rank
     if size is None and rank is None:
         return spec
-    given = ", ".join(
+    call_text = ", ".join(
         f"{name}={value}"
         for name, value in (("devices", spec.devices), ("world_size", size), ("rank", rank))
         if value not in {None, _DEFAULTS[name]}
     )
-    given = f"@pytest.mark.gpu_memory({given})"
+    call_text = f"@pytest.mark.gpu_memory({call_text})"
     if size is None:
         raise SpecError(
-            given, "rank is one of world_size ranks", f"write world_size={rank + 1 if rank else 8}"
+            call_text,
+            "rank is one of world_size ranks",
+            f"write world_size={rank + 1 if rank else 8}",
         )
     if spec.devices > 1:
         raise SpecError(
-            given,
+            call_text,
             "a rank runs on one device, and there is one rank in a test's process",
             "leave out devices, or world_size",
         )
     if rank is not None and rank >= size:
         raise SpecError(
-            given, f"rank must be below world_size ({size})", f"write for example rank={size - 1}"
+            call_text,
+            f"rank must be below world_size ({size})",
+            f"write for example rank={size - 1}",
         )
     return replace(spec, rank=rank or 0)
 
 
 def spec_from_call(name: object, kwargs: Mapping[str, object], base: MemorySpec) -> MemorySpec:
-    """Return what ``gpu_memory.measure(name, **kwargs)`` declares about one part of a test.
+    """Return the declaration of a part of a test, by ``gpu_memory.measure(name, **kwargs)``.
 
     A part has the test's devices and rank and, unless it says otherwise, its tolerance, batch size
     and baseline, but none of its budgets: those hold for the whole test. It has no warmup of its
@@ -250,15 +254,15 @@ def spec_from_call(name: object, kwargs: Mapping[str, object], base: MemorySpec)
         name: the part's name: text that is not blank.
         kwargs: of the marker's arguments max_gib, max_allocated_gib, max_reserved_gib, batch_size,
             tolerance and baseline.
-        base: what the whole test declares.
+        base: the declaration of the whole test.
 
     Raises:
         SpecError: the first mistake found.
     """
     if not isinstance(name, str) or not name.strip():
-        given = f"gpu_memory.measure({shown(name)})"
+        call_text = f"gpu_memory.measure({shown(name)})"
         raise SpecError(
-            given,
+            call_text,
             "a part of a test needs a name, as text",
             "write gpu_memory.measure('forward')",
         )
@@ -278,15 +282,15 @@ def _read_all(
     kwargs: Mapping[str, object], readers: Mapping[str, Reader], call: str
 ) -> dict[str, Any]:
     """Return the checked values of one call. Errors show it; ``call`` is how its text begins."""
-    others = ", ..." if len(kwargs) > 1 else ""
+    ellipsis = ", ..." if len(kwargs) > 1 else ""
 
     def read(name: str, value: object) -> object:
         try:
             _check_name(name, readers)
             return _DEFAULTS[name] if value is None else readers[name](name, value)
         except SpecError as error:
-            given = f"{call}{_brief(name)}={shown(value)}{others})"
-            raise SpecError(given, error.problem, error.remedy) from None
+            call_text = f"{call}{_brief(name)}={shown(value)}{ellipsis})"
+            raise SpecError(call_text, error.problem, error.remedy) from None
 
     return {name: read(name, value) for name, value in kwargs.items()}
 
@@ -311,17 +315,17 @@ def _check_name(name: str, readers: Mapping[str, Reader]) -> None:
 
 
 def _positional(args: tuple[object, ...]) -> SpecError:
-    others = ", ..." if len(args) > 1 else ""
+    ellipsis = ", ..." if len(args) > 1 else ""
     example = f"card={shown(args[0])}" if isinstance(args[0], str) else "max_gib=8"
     return SpecError(
-        f"@pytest.mark.gpu_memory({shown(args[0])}{others})",
+        f"@pytest.mark.gpu_memory({shown(args[0])}{ellipsis})",
         "the marker takes named arguments only",
         f"name each argument, for example {example}",
     )
 
 
 def _brief(name: str) -> str:
-    """Return an argument's name as it was written, or cut short where nobody wrote it by hand."""
+    """Return an argument's name as it was written; cut short where it is no name of a person's."""
     return name if name.isidentifier() and len(name) <= _LONGEST_NAME else shown(name)
 
 
@@ -329,16 +333,16 @@ _PART_READERS: Final[Mapping[str, Reader]] = {
     "max_gib": read_budget,
     "max_allocated_gib": read_budget,
     "max_reserved_gib": read_budget,
-    "batch_size": partial(read_whole_number, least=1, most=MOST_BATCH),
+    "batch_size": partial(read_whole_number, least=1, largest=MOST_BATCH),
     "tolerance": read_tolerance,
     "baseline": read_baseline,
 }
 _READERS: Final[Mapping[str, Reader]] = {
     **_PART_READERS,
-    "devices": partial(read_whole_number, least=1, most=MOST_DEVICES),
-    "warmup": partial(read_whole_number, least=0, most=_MOST_WARMUP),
-    "world_size": partial(read_whole_number, least=1, most=_MOST_RANKS),
-    "rank": partial(read_whole_number, least=0, most=_MOST_RANKS - 1),
+    "devices": partial(read_whole_number, least=1, largest=MOST_DEVICES),
+    "warmup": partial(read_whole_number, least=0, largest=_MOST_WARMUP),
+    "world_size": partial(read_whole_number, least=1, largest=_MOST_RANKS),
+    "rank": partial(read_whole_number, least=0, largest=_MOST_RANKS - 1),
     "batch_sizes": read_batch_sizes,
     "max_mib_per_sample": read_limit_per_sample,
     "max_fixed_gib": read_budget,

@@ -49,9 +49,9 @@ def read_budget(name: str, value: object) -> float:
 def _plain_gib(value: object) -> str:
     """Return the number to write for ``value``: "12" for "12GiB", "8" where that is not clear."""
     if isinstance(value, str):
-        for text in (value, f"{value}GiB"):
+        for size in (value, f"{value}GiB"):
             try:
-                meant = Fraction(parse_size(text), GIB)
+                meant = Fraction(parse_size(size), GIB)
             except SpecError:
                 continue
             if 0 < meant <= _MOST_GIB:
@@ -59,13 +59,13 @@ def _plain_gib(value: object) -> str:
     return "8"
 
 
-def read_whole_number(name: str, value: object, *, least: int, most: int) -> int:
+def read_whole_number(name: str, value: object, *, least: int, largest: int) -> int:
     """Return a whole number within bounds."""
     number = _integer(value)
-    if number is None or not least <= number <= most:
+    if number is None or not least <= number <= largest:
         raise SpecError(
             name,
-            f"{name} must be a whole number from {least} to {most:,}",
+            f"{name} must be a whole number from {least} to {largest:,}",
             f"write for example {name}={max(least, 1)}",
         )
     return number
@@ -77,7 +77,11 @@ def read_batch_sizes(name: str, value: object) -> tuple[int, ...]:
     if not isinstance(value, (str, bytes)):
         with suppress(TypeError):
             sizes = list(cast("Iterable[object]", value))
-    numbers = {it for it in map(_integer, sizes) if it is not None and 1 <= it <= MOST_BATCH}
+    numbers = {
+        number
+        for number in map(_integer, sizes)
+        if number is not None and 1 <= number <= MOST_BATCH
+    }
     if len(numbers) < 2 or len(numbers) < len(sizes):  # noqa: PLR2004 - a line has two points
         raise SpecError(
             name,
@@ -98,25 +102,25 @@ def read_limit_per_sample(name: str, value: object) -> float:
 
 
 def read_variants(name: str, value: object) -> dict[str, dict[str, object]]:
-    """Return variants, each with a dict of what it switches."""
+    """Return variants by name, each as a dict of its switches."""
     example = f'write for example {name}={{"amp": {{"amp": True}}}}'
     if not isinstance(value, dict) or not all(
         isinstance(key, str) and key.strip() for key in value
     ):
-        raise SpecError(name, f"{name} must be a dict from names to what they switch", example)
-    found = {}
+        raise SpecError(name, f"{name} must be a dict from names to their switches", example)
+    variants = {}
     for key, options in value.items():
-        if isinstance(options, dict) and all(isinstance(it, str) for it in options):
-            found[key] = dict(options)
+        if isinstance(options, dict) and all(isinstance(option, str) for option in options):
+            variants[key] = dict(options)
         elif options is True:
-            found[key] = {key: True}
+            variants[key] = {key: True}
         else:
             raise SpecError(
                 name,
-                f"what {name}[{key!r}] switches must be True or a dict with text keys",
+                f"the switches of {name}[{key!r}] must be True or a dict with text keys",
                 example,
             )
-    return found
+    return variants
 
 
 def read_tolerance(_name: str, value: object) -> Tolerance:
@@ -125,10 +129,12 @@ def read_tolerance(_name: str, value: object) -> Tolerance:
 
 
 def read_baseline(name: str, value: object) -> bool:
-    """Return whether there is to be a baseline."""
+    """Return whether the test has a baseline."""
     if not isinstance(value, bool):
         raise SpecError(
-            name, f"{name} must be True or False", f"write {name}=False to hold it against none"
+            name,
+            f"{name} must be True or False",
+            f"write {name}=False for a test without a baseline",
         )
     return value
 
@@ -151,7 +157,7 @@ def read_steady(name: str, value: object) -> bool:
         raise SpecError(
             name,
             f"{name} must be True or False",
-            f"write {name}=True if what is allocated after each step must stop growing",
+            f"write {name}=True if the memory allocated after each step must stop growing",
         )
     return value
 
@@ -162,8 +168,8 @@ def read_card(
     """Return a card's canonical name, or those of several."""
     if isinstance(value, str):
         return find_card(value)
-    if isinstance(value, (list, tuple)) and value and all(isinstance(it, str) for it in value):
-        return tuple(dict.fromkeys(find_card(it) for it in value))
+    if isinstance(value, (list, tuple)) and value and all(isinstance(card, str) for card in value):
+        return tuple(dict.fromkeys(map(find_card, value)))
     raise SpecError(
         name,
         f"{name} must be a card's name, as text, or a list of them",
@@ -175,19 +181,19 @@ def read_ranks(name: str, value: object) -> str | tuple[int, ...]:
     """Return "all", or ranks."""
     if value == "all":
         return "all"
-    ranks = [_integer(it) for it in value] if isinstance(value, (list, tuple, range)) else []
-    found = {it for it in ranks if it is not None and it >= 0}
-    if not found or len(found) < len(ranks):
+    ranks = [_integer(rank) for rank in value] if isinstance(value, (list, tuple, range)) else []
+    valid = {rank for rank in ranks if rank is not None and rank >= 0}
+    if not valid or len(valid) < len(ranks):
         raise SpecError(
             name,
             f'{name} must be "all", or a list of different ranks from 0',
             f'write {name}="all" or {name}=[0, 7]',
         )
-    return tuple(sorted(found))
+    return tuple(sorted(valid))
 
 
 def _integer(value: object) -> int | None:
-    """Return an int for what is one to Python, numpy's included; None for all else, a bool too."""
+    """Return an int for any integer, numpy's included; None for all else, a bool too."""
     if isinstance(value, bool):
         return None
     try:

@@ -1,8 +1,8 @@
-"""Under torchrun: which rank this process is, and how ranks of one machine tell each other.
+"""The rank of this process under torchrun.
 
-Every rank runs the whole pytest session. The first makes the report; the others leave their results
-in a folder in the temporary directory, as JSON, and stay until the first has done, for torchrun
-ends all ranks with the first that fails.
+Every rank runs the whole pytest session. The first makes the report; the other ranks leave their
+results in a folder in the temporary directory, as JSON, and stay until the first is done, as
+torchrun ends all ranks with the first that fails.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class TorchrunRank(NamedTuple):
     """among those of this machine"""
     local_size: int
     key: str
-    """the same in all ranks of a run, and in no others"""
+    """the same in all ranks of a run, different in every other run"""
 
     @property
     def reports(self) -> bool:
@@ -45,7 +45,7 @@ class TorchrunRank(NamedTuple):
 
 
 def current_rank(environ: Mapping[str, str] = os.environ) -> TorchrunRank | None:
-    """Return which rank of torchrun's this process is; None where it is the only one, or none."""
+    """Return this process's rank; None without torchrun, or with a single rank."""
     if "TORCHELASTIC_RUN_ID" not in environ:
         return None
     try:
@@ -55,6 +55,6 @@ def current_rank(environ: Mapping[str, str] = os.environ) -> TorchrunRank | None
     if size == 1:
         return None
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
-    text = "\0".join(environ.get(name, "") for name in names)
-    key = hashlib.sha256(text.encode()).hexdigest()[:16]
+    identity = "\0".join(environ.get(name, "") for name in names)
+    key = hashlib.sha256(identity.encode()).hexdigest()[:16]
     return TorchrunRank(rank, size, local_rank, local_size, key)

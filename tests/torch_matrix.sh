@@ -22,7 +22,7 @@ for version in "$@"; do
         "$venv/bin/pip" install -q "torch===$version" numpy setuptools wheel
         "$venv/bin/pip" install -q pytest pytest-xdist pytest-rerunfailures pytest-timeout hypothesis
     fi
-    "$venv/bin/pip" install -q -U tabulate msgspec filelock packaging "setuptools>=77" wheel
+    "$venv/bin/pip" install -q -U tabulate msgspec filelock "setuptools>=77" wheel
     "$venv/bin/pip" install -q --no-deps --no-build-isolation -e .
     log=$(mktemp)
     status=0

@@ -155,31 +155,31 @@ def decode(
     Raises:
         BaselineError: it is not, or it is not a baseline file that this version can read.
     """
-    given = str(path)
-    file = _convert(given, _read_document(given, content), _File, "$")
+    filename = str(path)
+    file = _convert(filename, _read_document(filename, content), _File, "$")
     for kind, value, expected in (
         ("device", file.device.key, device_key),
         ("module", file.module, module),
     ):
         if expected is not None and value != expected:
             raise BaselineError(
-                given,
+                filename,
                 f"is of {kind} {json.dumps(value)}, and lies where {json.dumps(expected)} belongs",
                 "move it back where it came from, or delete it",
             )
     provenances = {
-        label: Provenance(**msgspec.structs.asdict(_convert(given, value, _Provenance, place)))
+        label: Provenance(**msgspec.structs.asdict(_convert(filename, value, _Provenance, place)))
         for label, value, place in _places("$.provenance", file.provenance)
     }
     tests = {
-        name: _read_test(given, value, place, provenances)
+        name: _read_test(filename, value, place, provenances)
         for name, value, place in _places("$.tests", file.tests)
     }
     labels = {provenance: label for label, provenance in provenances.items()}
     return BaselineFile(file.device, file.module, tests, labels)
 
 
-def _read_document(given: str, content: bytes) -> object:
+def _read_document(filename: str, content: bytes) -> object:
     """Return the JSON of a file of this format, or of an older one."""
     try:
         document = parse_json(content, "a baseline")
@@ -190,14 +190,14 @@ def _read_document(given: str, content: bytes) -> object:
             remedy = f"{side} and run --gpumem-update-baselines"
         elif problem.encoding:
             remedy = f"save it as UTF-8, or {RESTORE}"
-        raise BaselineError(given, str(problem), remedy) from None
+        raise BaselineError(filename, str(problem), remedy) from None
     # The format's number comes first: a newer format may differ in any other field.
     number = document.get("format") if isinstance(document, dict) else None
     if type(number) is not int or number < 1:
-        raise BaselineError(given, 'is not a baseline: it has no "format" number', RESTORE)
+        raise BaselineError(filename, 'is not a baseline: it has no "format" number', RESTORE)
     if number > FORMAT:
         raise BaselineError(
-            given,
+            filename,
             f"was written by a newer pytest-gpumem (format {number}; this one reads {FORMAT})",
             "upgrade pytest-gpumem",
         )
@@ -207,13 +207,13 @@ def _read_document(given: str, content: bytes) -> object:
 _T = TypeVar("_T")
 
 
-def _convert(given: str, value: object, kind: type[_T], place: str) -> _T:
+def _convert(filename: str, value: object, kind: type[_T], place: str) -> _T:
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, UnicodeError) as error:
         problem, _, where = str(error).partition(" - at `$")
         shown = json.dumps(problem)[1:-1]  # a field's name may have any character
-        raise BaselineError(given, f"{shown} at {place}{where.rstrip('`')}", RESTORE) from None
+        raise BaselineError(filename, f"{shown} at {place}{where.rstrip('`')}", RESTORE) from None
 
 
 def _places(place: str, values: Mapping[str, _T]) -> Iterable[tuple[str, _T, str]]:
@@ -222,33 +222,33 @@ def _places(place: str, values: Mapping[str, _T]) -> Iterable[tuple[str, _T, str
 
 
 def _read_test(
-    given: str, value: object, place: str, provenances: Mapping[str, Provenance]
+    filename: str, value: object, place: str, provenances: Mapping[str, Provenance]
 ) -> dict[str, BaselineEntry]:
     """Return a test's entries by part."""
-    own = _convert(given, value, dict[str, Any], place)
-    parts = _convert(given, own.pop("parts", {}), dict[str, Any], f"{place}.parts")
+    own = _convert(filename, value, dict[str, Any], place)
+    parts = _convert(filename, own.pop("parts", {}), dict[str, Any], f"{place}.parts")
     if WHOLE_TEST in parts:
-        raise BaselineError(given, f"a part without a name at {place}.parts", RESTORE)
+        raise BaselineError(filename, f"a part without a name at {place}.parts", RESTORE)
     entries = {}
     if own or not parts:
-        entries[WHOLE_TEST] = _read_entry(given, own, place, provenances)
+        entries[WHOLE_TEST] = _read_entry(filename, own, place, provenances)
     for name, fields, part_place in _places(f"{place}.parts", parts):
-        entries[name] = _read_entry(given, fields, part_place, provenances)
+        entries[name] = _read_entry(filename, fields, part_place, provenances)
     return entries
 
 
 def _read_entry(
-    given: str, value: object, place: str, provenances: Mapping[str, Provenance]
+    filename: str, value: object, place: str, provenances: Mapping[str, Provenance]
 ) -> BaselineEntry:
-    entry = _convert(given, value, _Entry, place)
+    entry = _convert(filename, value, _Entry, place)
     if len(entry.peak_allocated) != len(entry.peak_reserved):
         problem = "peak_allocated and peak_reserved are not of the same devices"
-        raise BaselineError(given, f"{problem} at {place}", RESTORE)
+        raise BaselineError(filename, f"{problem} at {place}", RESTORE)
     if entry.provenance not in provenances:
         problem = f"provenance {json.dumps(entry.provenance)} is not in the file"
-        raise BaselineError(given, f"{problem} at {place}", RESTORE)
+        raise BaselineError(filename, f"{problem} at {place}", RESTORE)
     if entry.breakdown and len(entry.breakdown) != len(entry.peak_allocated):
-        raise BaselineError(given, f"breakdown is not of as many devices at {place}", RESTORE)
+        raise BaselineError(filename, f"breakdown is not of as many devices at {place}", RESTORE)
     peaks = map(Peak, entry.peak_allocated, entry.peak_reserved)
     breakdowns = tuple(
         Breakdown(
@@ -265,16 +265,16 @@ def _read_entry(
     return BaselineEntry(tuple(peaks), provenances[entry.provenance], *declared, breakdowns, slope)
 
 
-def check(given: str, device: DeviceInfo, parts: Mapping[str, BaselineEntry]) -> None:
+def check(filename: str, device: DeviceInfo, parts: Mapping[str, BaselineEntry]) -> None:
     """Refuse entries that could be written but not be read again, made by a hook for instance.
 
     Raises:
         BaselineError: a figure is not a whole number of bytes, or a name is not text.
     """
-    for name in (given, *parts):
+    for name in (filename, *parts):
         if not name.isascii() and json.loads(json.dumps(name)) != name:
             problem = f"{json.dumps(name)} has two surrogates that JSON reads as one character"
-            raise BaselineError(given, f"its baseline cannot be written: {problem}", "rename it")
+            raise BaselineError(filename, f"its baseline cannot be written: {problem}", "rename it")
     try:
         msgspec.convert(_device_fields(device), _Device)
         for entry in parts.values():
@@ -282,7 +282,7 @@ def check(given: str, device: DeviceInfo, parts: Mapping[str, BaselineEntry]) ->
             msgspec.convert(_entry_fields(entry, {entry.provenance: ""}), _Entry)
     except (msgspec.ValidationError, UnicodeError) as error:
         remedy = "look at the hooks that change measurements"
-        raise BaselineError(given, f"its baseline cannot be written: {error}", remedy) from None
+        raise BaselineError(filename, f"its baseline cannot be written: {error}", remedy) from None
 
 
 def encode(file: BaselineFile) -> bytes:

@@ -71,8 +71,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
         try:
             limit = parse_tolerance(arguments.fail_on_growth)
         except SpecError as error:
-            given = f"--fail-on-growth={arguments.fail_on_growth}"
-            raise SpecError(given, error.problem, error.remedy) from error
+            option = f"--fail-on-growth={arguments.fail_on_growth}"
+            raise SpecError(option, error.problem, error.remedy) from error
     folder = Path(arguments.baseline_dir)
     old = read_source(arguments.old, folder)
     if arguments.new is not None:

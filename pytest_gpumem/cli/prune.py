@@ -99,17 +99,19 @@ def _collect(arguments: Sequence[str]) -> dict[str, Any]:
             check=False,
         )
         last_lines = process.stdout.decode(errors="replace").splitlines()[-SHOWN_LINES:]
-        given = " ".join(["pytest --collect-only", *arguments])
+        command_text = " ".join(["pytest --collect-only", *arguments])
         collected = json.loads(answer.read_text(encoding="ascii")) if answer.exists() else None
     if process.returncode not in (*_COLLECTED, _NO_TESTS):
         print("\n".join(map(printable, last_lines)), file=sys.stderr)
     if collected is not None and collected["partial"]:
         remedy = "run gpumem prune where pytest collects all tests, without naming any"
-        raise BaselineError(given, f"not all tests were collected: {collected['partial']}", remedy)
+        raise BaselineError(
+            command_text, f"not all tests were collected: {collected['partial']}", remedy
+        )
     if process.returncode not in _COLLECTED:
         problem = f"ended with exit status {process.returncode}"
-        raise BaselineError(given, problem, "mend what pytest says above")
+        raise BaselineError(command_text, problem, "mend what pytest says above")
     if collected is None:
         remedy = "run gpumem prune from pytest's root folder, or add --gpumem-baseline-dir=DIR"
-        raise BaselineError(given, "there is no folder of baselines", remedy)
+        raise BaselineError(command_text, "there is no folder of baselines", remedy)
     return dict(collected)

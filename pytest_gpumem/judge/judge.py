@@ -117,7 +117,7 @@ def _updatable(case: Case, verdict: Verdict, purpose: str) -> Verdict:
 
 
 _TABLED = (Kind.OUT_OF_MEMORY, Kind.OVER_BUDGET, Kind.REGRESSED)
-"""verdicts whose reports have a table of all devices, the fullest among them"""
+"""kinds that reports show with a table of all devices, the fullest among them"""
 
 
 def _common_notes(case: Case, kind: Kind) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Many tests whose figures changed together, with the toolchain that measured them. Pure.
+"""Changes of many tests at once, together with the toolchain that measured them. Pure.
 
 A torch release that keeps 28 MiB more of a workspace is one event, and not forty regressions.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Two tests may change together by chance, or by one line of the user's that both run.
 FEWEST: Final = 3
-"""tests whose figures have to change together, before the toolchain is named as the cause"""
+"""tests that have to change together before the toolchain is named as the cause"""
 NEARBY: Final = 20
 """amounts are about the same within a 20th of their median, or 1 MiB"""
 

@@ -160,7 +160,7 @@ def test_json_that_is_no_baseline_is_called_that(content):
         ('{"a":' * 100_000, "is nested too deeply for a baseline"),
         ('{"format": NaN}', "is not a baseline: NaN is no number of bytes"),
         ('{"format": -Infinity}', "is not a baseline: -Infinity is no number of bytes"),
-        ('{"format": 1, "format": 1}', 'is not a baseline: "format" is there twice'),
+        ('{"format": 1, "format": 1}', 'is not a baseline: "format" is in one object twice'),
     ],
     ids=lambda it: repr(it[:15]),
 )
@@ -173,7 +173,7 @@ def test_a_number_of_endless_digits_is_refused():
 
 
 def test_a_test_that_is_there_twice_is_refused():
-    assert '"test_a" is there twice' in refused(TEXT.replace("test_b", "test_a")).problem
+    assert '"test_a" is in one object twice' in refused(TEXT.replace("test_b", "test_a")).problem
 
 
 FIGURE = ("tests", "test_a", "peak_allocated")
