@@ -92,18 +92,23 @@ def of_peak(scene: Scene) -> tuple[str, ...]:
 def fresh_optimizer(scene: Scene) -> str:
     """Tell the next step's need, where optimizers took their first step and no other."""
     steps = scene.passes("optimizer")
-    number = Counter(step.owner for step in steps)
-    lone = [step for step in steps if step.fresh and number[step.owner] == 1]
+    number = Counter(optimizer for step in steps for optimizer in step.fresh)
+    lone = [
+        (step, name)
+        for step in steps
+        for optimizer, name in step.fresh.items()
+        if name and number[optimizer] == 1
+    ]
     late = [
         block
         for block in scene.blocks
         if scene.device.categories[block] == "optimizer state"
-        and any(step.start <= block.time <= step.end for step in lone)
+        and any(step.start <= block.time <= step.end for step, _ in lone)
     ]
     increase = _peak_with(scene, late) - scene.peak
     if not scene.matters(increase):
         return ""
-    names = " and ".join(dict.fromkeys(step.fresh for step in lone))
+    names = " and ".join(dict.fromkeys(name for _, name in lone))
     state = format_size(sum(block.size for block in late))
     return (
         f"only {FRESH}{names}, whose state of {state} came last: the next step "

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 import sys
-import time
 import weakref
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pytest_gpumem.attribution.optimizer_watch import steps_around
+from pytest_gpumem.attribution.plain_tensors import place_of, plain_tensors
 from pytest_gpumem.attribution.recording import Call, Pass, Tag, beginning, now
 from pytest_gpumem.source_lines import users_line
 
@@ -230,10 +230,12 @@ class Observer:
             for parameter in group["params"]:
                 self._see_parameter(parameter, self._parameter_name(parameter))
         self._see_gradients()
-        if self._step is None:  # else a step within a step, as when a class's calls its base's
+        # Else a step within a step: of a class that calls its base's, or of an optimizer that
+        # steps another one.
+        if self._step is None:
             self._step = self._begin("optimizer")
-            self._step.owner = id(optimizer)
-            self._step.fresh = "" if optimizer.state else type(optimizer).__name__
+        fresh = "" if optimizer.state else type(optimizer).__name__
+        self._step.fresh.setdefault(id(optimizer), fresh)
 
     def end_step(self, optimizer: Optimizer, *_: object) -> None:
         """End an optimizer's step, and note its state."""
@@ -266,16 +268,10 @@ class Observer:
                 self._tag(parameter.grad, "gradients", name)
 
     def _tag(self, tensor: Tensor, category: Category, name: str = "") -> None:
-        tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
-        device = tensor.get_device()
-        if device < 0 or not tensor.is_cuda:
-            return
-        try:
-            address = tensor.untyped_storage().data_ptr()
-        except (RuntimeError, NotImplementedError):  # some have no storage
-            return
-        if address:
-            self._recording.tags.append(Tag(time.time_ns() / 1000, device, address, category, name))
+        for part in plain_tensors(tensor):
+            device, address = place_of(part)
+            if address and part.is_cuda:
+                self._recording.tags.append(Tag(now(), device, address, category, name))
 
 
 def nested_tensors(value: object, depth: int) -> list[Tensor]:

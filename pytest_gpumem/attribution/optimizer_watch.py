@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from pytest_gpumem.attribution.plain_tensors import plain_tensors
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class OptimizerWatch:
         self._compiling: Callable[[], bool] = lambda: False
         """whether torch.compile traces these hooks, rather than Python running them"""
         self._progress: dict[int, _Progress] = {}
+        self._under_way: list[int] = []
+        """ids of the optimizers with a step under way, one in another"""
         self._handles: list[Any] = []
 
     def start(self) -> None:
@@ -88,9 +91,13 @@ class OptimizerWatch:
             self._progress = outer
 
     def _before(self, optimizer: Optimizer, *_: object) -> None:
-        if self._compiling() or _is_inner(sys._getframe(1)):
+        if self._compiling():
             return
-        if self._tell_before is not None:
+        around = self._steps_around(sys._getframe(1))
+        self._under_way.append(id(optimizer))
+        if id(optimizer) in around:  # a class's step calls its base's
+            return
+        if self._tell_before is not None and not around:
             self._tell_before()
         progress = self._progress.get(id(optimizer))
         # Python gives a new object the id of a freed one.
@@ -100,9 +107,12 @@ class OptimizerWatch:
             )
 
     def _after(self, optimizer: Optimizer, *_: object) -> None:
-        if self._compiling() or _is_inner(sys._getframe(1)):
+        if self._compiling():
             return
-        if self._tell_after is not None:
+        around = self._steps_around(sys._getframe(1))
+        if id(optimizer) in around:
+            return
+        if self._tell_after is not None and not around:
             self._tell_after(optimizer)
         progress = self._progress[id(optimizer)]
         progress.steps += 1
@@ -110,11 +120,24 @@ class OptimizerWatch:
             import torch
 
             progress.state_bytes = sum(
-                value.nbytes
+                part.nbytes
                 for state in optimizer.state.values()
                 for value in (state.values() if isinstance(state, dict) else ())
-                if isinstance(value, torch.Tensor) and value.is_cuda
+                if isinstance(value, torch.Tensor)
+                for part in plain_tensors(value)
+                if part.is_cuda
             )
+
+    def _steps_around(self, wrapper: FrameType) -> list[int]:
+        """Return the ids of the optimizers with a step around this one.
+
+        An error ends a step without any hook's call: the frames tell how many are under way.
+        """
+        depth = steps_around(wrapper.f_back, wrapper.f_code)
+        del self._under_way[depth:]
+        # Steps that were under way when the watch began have had no hook's call.
+        self._under_way += [0] * (depth - len(self._under_way))
+        return list(self._under_way)
 
     def notes(self) -> list[str]:
         """Return a sentence for each optimizer that took its first step and no other."""
@@ -138,8 +161,3 @@ def steps_around(frame: FrameType | None, wrapper: CodeType | None) -> int:
         number += frame.f_code is wrapper
         frame = frame.f_back
     return number
-
-
-def _is_inner(wrapper: FrameType) -> bool:
-    """Return whether a step is part of another: of a class that calls its base's."""
-    return steps_around(wrapper.f_back, wrapper.f_code) > 0

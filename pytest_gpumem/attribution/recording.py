@@ -47,10 +47,9 @@ class Pass:
     line: Line | None = None
     """the user's line that called it"""
     end: float = float("inf")
-    owner: int = 0
-    """of an optimizer's step: the optimizer's id"""
-    fresh: str = ""
-    """of an optimizer's step: its class, if it had no state before"""
+    fresh: dict[int, str] = field(default_factory=dict)
+    """of an optimizer's step: the class of each optimizer that stepped, by its id; "" where it had
+    state before"""
 
 
 class Span(NamedTuple):

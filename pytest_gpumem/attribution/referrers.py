@@ -16,6 +16,7 @@ from pathlib import PurePath
 from types import CellType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
+from pytest_gpumem.attribution.plain_tensors import place_of
 from pytest_gpumem.measurement import Holder
 from pytest_gpumem.source_lines import is_users
 
@@ -52,15 +53,6 @@ def live_tensors() -> list[Tensor]:
         if issubclass(type(candidate), torch.Tensor) and candidate.is_cuda
     ]
     return [tensor for tensor in tensors if place_of(tensor)[1]]
-
-
-def place_of(tensor: Tensor) -> tuple[int, int]:
-    """Return the device of a tensor's storage and its address; 0 where it has none."""
-    tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
-    try:
-        return tensor.get_device(), tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return tensor.get_device(), 0
 
 
 def holders(blocks: Mapping[Place, int]) -> tuple[Holder, ...]:

@@ -6,8 +6,9 @@ import gc
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
+from pytest_gpumem.attribution.plain_tensors import place_of
 from pytest_gpumem.attribution.recording import now
-from pytest_gpumem.attribution.referrers import holders, live_tensors, place_of
+from pytest_gpumem.attribution.referrers import holders, live_tensors
 from pytest_gpumem.step_growth import WARM, growth
 
 if TYPE_CHECKING:

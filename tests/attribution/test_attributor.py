@@ -17,6 +17,7 @@ from helpers.recorded_runs import (
     train,
 )
 from helpers.virtual_gpu import CARD_80GIB, MIB, opened, virtual_device
+from helpers.wrapped_tensors import wrapped
 
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.spec import MemorySpec
@@ -322,6 +323,26 @@ def test_a_wide_fixtures_model_counts_with_what_it_is(torch):
         assert found["gradients"] == 3 * PARAMETERS
     finally:
         del model
+
+
+def test_tensor_subclasses_are_the_tensors_that_they_wrap(torch):
+    class Quantized(torch.optim.SGD):
+        def step(self):
+            for group in self.param_groups:
+                for param in group["params"]:
+                    codes = torch.zeros(param.numel() // 4, device="cuda")
+                    self.state[param]["codes"] = [wrapped(codes)]
+
+    with recorded() as run:
+        model = linears(torch, 1)
+        optimizer = Quantized(model.parameters())
+        model(data(torch)).sum().backward()
+        optimizer.step()
+        with run.part("after", {}):
+            pass
+        found = of_part(run, "after")
+        assert found["optimizer state"] == rounded(WIDTH * WIDTH // 4, WIDTH // 4)
+        del model, optimizer
 
 
 # ---- sites ----

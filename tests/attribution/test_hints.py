@@ -339,3 +339,25 @@ def test_hints_of_what_passed_are_for_those_who_ask(suite):
     assert session.out.count("hint: only") == 1
     assert "needs 24.00 MiB more (run two steps, or give warmup=1) (2 tests)" in session.flat
     assert "hint:" not in suite.run("-v").out
+
+
+def test_a_fresh_optimizer_that_another_one_steps_is_named(hints):
+    (hint,), _ = hints(
+        "fresh",
+        """
+        class Lookahead(torch.optim.Optimizer):
+            def __init__(self, base):
+                self.base, self.param_groups, self.state = base, base.param_groups, {1: 1}
+                self._optimizer_step_pre_hooks = self._optimizer_step_post_hooks = {}
+
+            def step(self):
+                self.base.step()
+
+        model, x = net(), batch()
+        optimizer = Lookahead(torch.optim.Adam(model.parameters(), foreach=False))
+        optimizer._patch_step_function()
+        model(x).sum().backward()
+        optimizer.step()
+        """,
+    )
+    assert hint.startswith("only one step ran with a fresh Adam, whose state of 24.00 MiB")

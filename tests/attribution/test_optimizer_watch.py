@@ -131,3 +131,71 @@ def test_a_step_that_calls_its_bases_is_one_step(watch):
     finally:
         watching.stop()
     assert told == ["before", "after"]
+
+
+class Lookahead:
+    """As timm's: it steps another optimizer, and PyTorch hooks its class later, if at all."""
+
+    def __new__(cls, base):
+        import torch
+
+        class Outer(torch.optim.Optimizer):
+            def __init__(self):
+                self.base = base
+                self.param_groups, self.state, self.defaults = base.param_groups, {}, {}
+                self._optimizer_step_pre_hooks = self._optimizer_step_post_hooks = {}
+
+            def step(self):
+                self.base.step()
+
+        return Outer()
+
+
+def test_steps_of_an_optimizer_that_another_one_steps_count_for_it(watch):
+    optimizer = Lookahead(made("RAdam"))
+    optimizer.step()
+    assert len(watch.notes()) == 1
+    optimizer._patch_step_function()  # as what is unpickled or copied is
+    optimizer.step()
+    assert watch.notes() == []
+
+
+def test_what_measures_is_told_of_the_outermost_step_alone(watch):
+    told = []
+    watching = OptimizerWatch(lambda: told.append("before"), lambda it: told.append(type(it)))
+    watching.start()
+    try:
+        optimizer = Lookahead(made("RAdam"))
+        optimizer._patch_step_function()
+        for _ in range(2):
+            optimizer.step()
+    finally:
+        watching.stop()
+    assert told == ["before", type(optimizer)] * 2
+
+
+def test_a_step_that_an_error_ended_is_around_no_later_one(watch):
+    optimizer = Lookahead(made("RAdam"))
+    optimizer._patch_step_function()
+    optimizer.base.param_groups[0]["params"].append(None)
+    with pytest.raises(AttributeError):
+        optimizer.step()
+    optimizer.base.param_groups[0]["params"].pop()
+    optimizer.base.step()
+    assert len(watch.notes()) == 1
+
+
+def test_the_state_of_a_tensor_subclass_is_that_of_the_tensors_it_wraps(watch):
+    import torch
+    from helpers.wrapped_tensors import wrapped
+
+    class Quantized(torch.optim.SGD):
+        def step(self):
+            for group in self.param_groups:
+                for param in group["params"]:
+                    self.state[param]["half"] = wrapped(torch.zeros_like(param)[: N // 4])
+
+    param = torch.nn.Parameter(torch.zeros(N, device="cuda"))
+    Quantized([param]).step()
+    (note,) = watch.notes()
+    assert "its state of 2.00 MiB came last" in note

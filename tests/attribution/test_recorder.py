@@ -70,7 +70,7 @@ def test_a_step_that_an_error_ended_swallows_no_later_one(torch):
     assert all(one.end < other.start for one, other in itertools.pairwise(steps))
     assert between < steps[0].end < recording.calls[4].end  # the next forward's
     assert steps[2].end < float("inf")
-    assert [it.fresh for it in steps] == ["Failing", "Failing", ""]
+    assert [list(it.fresh.values()) for it in steps] == [["Failing"], ["Failing"], [""]]
 
 
 def test_a_closure_runs_within_its_step(torch):

@@ -1,0 +1,43 @@
+"""The plain tensors in a tensor subclass that wraps others: DTensor, torchao's, nested tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+DEEPEST = 8
+"""wrappers in wrappers; a class that gives itself would never end"""
+
+
+def place_of(tensor: Tensor) -> tuple[int, int]:
+    """Return the device of a tensor's storage and its address; 0 where it has none."""
+    try:
+        return tensor.get_device(), tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return tensor.get_device(), 0
+
+
+def plain_tensors(tensor: Tensor, depth: int = DEEPEST) -> Iterator[Tensor]:
+    """Yield the tensors with the storage of a tensor: itself, or those that its class wraps.
+
+    ``__tensor_flatten__`` names them, as torch.compile asks for them (see
+    torch/utils/_python_dispatch.py).
+    """
+    import torch
+
+    flatten = getattr(type(tensor), "__tensor_flatten__", None)
+    if flatten is None or not depth:
+        yield tensor
+        return
+    try:
+        names, _ = flatten(tensor)
+        parts = [getattr(tensor, name) for name in names]
+    except Exception:  # noqa: BLE001 - a foreign class's code, which is not what is tested
+        parts = []
+    for part in parts:
+        if isinstance(part, torch.Tensor):
+            yield from plain_tensors(part, depth - 1)
