@@ -10,6 +10,7 @@ import pytest_gpumem
 
 PAGE = "architecture.md"
 PACKAGE = ROOT / "pytest_gpumem"
+TEMPLATES = ROOT / ".github/ISSUE_TEMPLATE"
 ROOMS = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
 
 
@@ -76,3 +77,23 @@ def test_the_new_names_of_the_changelog_are_there():
     files = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")}
     missing = [name for name in modules if not files & {f"{name}.py", f"{name}/__init__.py"}]
     assert missing == []
+
+
+def test_the_issue_templates_ask_for_the_versions():
+    yaml = pytest.importorskip("yaml")
+    forms = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in TEMPLATES.glob("*.yml")}
+    links = forms.pop("config")["contact_links"]
+    assert all(link["url"].startswith("https://") for link in links)
+    for form in forms.values():
+        assert {"name", "description", "body"} <= form.keys()
+        assert all(field["type"] == "textarea" for field in form["body"])
+    for name in ("bug", "wrong-figure"):
+        fields = {field["attributes"]["label"]: field for field in forms[name]["body"]}
+        assert fields["gpumem version"]["validations"] == {"required": True}
+
+
+def test_the_citation_is_of_this_version():
+    yaml = pytest.importorskip("yaml")
+    citation = yaml.safe_load(read("CITATION.cff"))
+    assert citation["version"] == pytest_gpumem.__version__
+    assert f"## {citation['version']} - {citation['date-released']}\n" in read("CHANGELOG.md")
