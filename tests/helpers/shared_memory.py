@@ -35,3 +35,30 @@ def in_another_process(folder, raw, pipe):
     library.show(1)
     found += [open_handle(library, raw)[0]]
     pipe.send(found)
+
+
+def exchange(folder, raw, pipe):
+    """Open memory, and do in it as the pipe asks: read, write, launch a kernel."""
+    library = private_library(folder, small_card(100 * MIB), count=2)
+    _, address = open_handle(library, raw)
+    while (task := pipe.recv()) != "end":
+        if task == "read":
+            pipe.send(read(library, address.value, 5))
+        elif task == "launch":
+            pipe.send(library.call("cudaLaunchKernel", *[ctypes.c_void_p()] * 8))
+        else:
+            pipe.send(write(library, address.value, task))
+
+
+def read(library, address, size):
+    """Return bytes of device memory, or None where they are unknown."""
+    counted = library.counters().readbacks
+    out = ctypes.create_string_buffer(size)
+    assert library.call("cudaMemcpy", out, ctypes.c_void_p(address), ctypes.c_size_t(size), 2) == 0
+    return out.raw if library.counters().readbacks == counted else None
+
+
+def write(library, address, data):
+    """Copy bytes to device memory; return the status."""
+    size = ctypes.c_size_t(len(data))
+    return library.call("cudaMemcpy", ctypes.c_void_p(address), data, size, 1)

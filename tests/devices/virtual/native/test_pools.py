@@ -5,7 +5,15 @@ import multiprocessing
 from itertools import pairwise
 
 import pytest
-from helpers.shared_memory import Handle, handle_of, in_another_process, open_handle
+from helpers.shared_memory import (
+    Handle,
+    exchange,
+    handle_of,
+    in_another_process,
+    open_handle,
+    read,
+    write,
+)
 from helpers.virtual_gpu import MIB, private_library, small_card
 
 INVALID_VALUE, OUT_OF_MEMORY, NO_DEVICE, INVALID_DEVICE, NOT_SUPPORTED = 1, 2, 100, 101, 801
@@ -168,6 +176,43 @@ def test_opened_memory_belongs_to_its_device_and_takes_none(library, tmp_path):
     closed = [0, 0, INVALID_VALUE]
     assert here.recv() == [0, 2, 1, 0, True, *closed, INVALID_DEVICE]
     child.join()
+
+
+def test_processes_see_each_others_bytes(library, tmp_path):
+    _, address = library.malloc(10 * MIB)
+    write(library, address, b"first")
+    _, raw = handle_of(library, address)
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    folder = tmp_path / "other"
+    folder.mkdir()
+    child = context.Process(target=exchange, args=(folder, raw, there))
+    child.start()
+
+    def ask(task):
+        here.send(task)
+        assert here.poll(60)
+        return here.recv()
+
+    assert read(library, address, 5) == b"first"  # the bytes moved with the memory
+    assert ask("read") == b"first"
+    assert ask(b"reply") == 0
+    assert read(library, address, 5) == b"reply"
+    library.call("cudaLaunchKernel", *[ctypes.c_void_p()] * 8)
+    assert ask("read") is None
+    write(library, address, b"again")
+    assert ask("read") == b"again"
+    assert ask("launch") == 0
+    assert read(library, address, 5) is None
+    write(library, address, b"after")
+    assert library.free(address) == 0
+    _, new = library.malloc(10 * MIB)
+    assert new == address
+    assert ctypes.string_at(new, 5) == bytes(5)  # it is another memory
+    assert read(library, new, 5) is None
+    here.send("end")
+    child.join()
+    assert child.exitcode == 0
 
 
 def test_a_process_cannot_open_its_own_memory(library):

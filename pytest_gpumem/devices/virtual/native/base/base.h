@@ -170,11 +170,26 @@ bool gm_intervals_add(gm_intervals *set, uintptr_t start, uintptr_t end);
 void gm_intervals_cut(gm_intervals *set, uintptr_t start, uintptr_t end);
 bool gm_intervals_cover(const gm_intervals *set, uintptr_t start, uintptr_t end);
 
+/* ---- shared.c: memory that several processes share; the lock of values.c is held ---- */
+
+bool gm_shared_any(void);
+int gm_shared_create(uint64_t size); /* a file for so many bytes; -1: it cannot be made */
+int gm_shared_open(uint64_t process, int file);
+bool gm_shared_map(void *start, uint64_t size, int file, bool own);
+bool gm_shared_covers(uintptr_t address);
+int gm_shared_file(uintptr_t address); /* -1: not shared, or another process's */
+bool gm_shared_unmap(uintptr_t start); /* false: no shared memory starts there; its addresses stay mapped */
+void gm_shared_pull(gm_intervals *known, uintptr_t start, uintptr_t end);
+void gm_shared_push(const gm_intervals *known, uintptr_t start, uintptr_t end);
+bool gm_shared_allow(uintptr_t start, uintptr_t end, uint64_t most); /* whether it is shared and may be written */
+
 /* ---- values.c: the bytes that device memory holds, and which of them are known ---- */
 
 void *gm_space_open(uint64_t size); /* addresses of a device; NULL: there are none */
 void gm_space_close(void *start, uint64_t size);
 void gm_space_release(const void *address, uint64_t size); /* it was freed: its pages go back to the host */
+int gm_space_share(void *address, uint64_t size); /* the file that holds it from now on; -1: it cannot be shared */
+void *gm_space_open_shared(uint64_t process, int file, uint64_t size);
 void gm_write(void *address, const void *bytes, uint64_t size);
 void gm_fill(void *address, int value, uint64_t size);
 void gm_copy(void *to, const void *from, uint64_t size);        /* from device to device: its known parts */

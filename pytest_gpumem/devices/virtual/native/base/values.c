@@ -16,6 +16,7 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define PAGE ((uintptr_t)4096)
 
@@ -37,9 +38,26 @@ static atomic_bool computing; /* Python computes values: a launch writes nothing
 static uintptr_t page_of(uintptr_t address) { return address & ~(PAGE - 1); }
 static uintptr_t page_end(uintptr_t address) { return (address + PAGE - 1) & ~(PAGE - 1); }
 
+/* Every use of the known bytes of some addresses begins and ends so. */
+static void begin(uintptr_t start, uintptr_t end) {
+    pthread_mutex_lock(&lock);
+    if (gm_shared_any()) gm_shared_pull(&known, start, end);
+}
+
 static void publish_counts(void) {
     atomic_store_explicit(&known_count, known.count, memory_order_relaxed);
     atomic_store_explicit(&backed_count, backed.count, memory_order_relaxed);
+}
+
+static void end_change(uintptr_t start, uintptr_t end) {
+    if (gm_shared_any()) gm_shared_push(&known, start, end);
+    publish_counts();
+    pthread_mutex_unlock(&lock);
+}
+
+/* A look without the lock: nothing can be known. */
+static bool nothing_known(void) {
+    return !atomic_load_explicit(&known_count, memory_order_relaxed) && !gm_shared_any();
 }
 
 /* ---- address space ---- */
@@ -74,6 +92,60 @@ void gm_space_close(void *start, uint64_t size) {
     munmap(start, size);
 }
 
+/* ---- memory shared with other processes ---- */
+
+int gm_space_share(void *address, uint64_t size) {
+    uintptr_t start = (uintptr_t)address, end = start + size;
+    pthread_mutex_lock(&lock);
+    int file = gm_shared_file(start);
+    if (file < 0 && (file = gm_shared_create(size)) >= 0) {
+        bool ok = true;
+        for (size_t i = gm_intervals_first(&backed, start); i < backed.count && backed.items[i].start < end; i++) {
+            uintptr_t from = backed.items[i].start > start ? backed.items[i].start : start;
+            uintptr_t to = backed.items[i].end < end ? backed.items[i].end : end;
+            ok &= pwrite(file, (void *)from, to - from, (off_t)(from - start)) == (ssize_t)(to - from);
+        }
+        if (ok && gm_shared_map(address, size, file, true)) {
+            gm_intervals_cut(&backed, start, end); /* the pages went with the old mapping */
+            gm_shared_push(&known, start, end);
+        } else {
+            close(file);
+            file = -1;
+        }
+    }
+    publish_counts();
+    pthread_mutex_unlock(&lock);
+    return file;
+}
+
+/* Where the file cannot be opened (another user's process), the addresses hold nothing of the other's. */
+void *gm_space_open_shared(uint64_t process, int file, uint64_t size) {
+    void *start = gm_space_open(size);
+    int opened = start ? gm_shared_open(process, file) : -1;
+    if (opened < 0) return start;
+    pthread_mutex_lock(&lock);
+    gm_shared_map(start, size, opened, false);
+    pthread_mutex_unlock(&lock);
+    close(opened);
+    return start;
+}
+
+static bool shares(const void *address) {
+    pthread_mutex_lock(&lock);
+    bool shared = gm_shared_covers((uintptr_t)address);
+    pthread_mutex_unlock(&lock);
+    return shared;
+}
+
+/* Puts addresses of its own in the place of a shared file's; the lock is held. */
+static void end_sharing(uintptr_t start, uint64_t size) {
+    if (!gm_shared_any() || !gm_shared_unmap(start)) return;
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    mmap((void *)start, size, PROT_READ | PROT_WRITE, flags, -1, 0);
+    madvise((void *)start, size, MADV_NOHUGEPAGE);
+    gm_intervals_cut(&known, start, start + size); /* the file keeps its own, for the processes that have it open */
+}
+
 /* Gives pages back to the host; the lock is held. They read as zeros from then on. */
 static void give_back(uintptr_t start, uintptr_t end) {
     for (size_t i = gm_intervals_first(&backed, start); i < backed.count && backed.items[i].start < end; i++) {
@@ -86,9 +158,10 @@ static void give_back(uintptr_t start, uintptr_t end) {
 
 void gm_space_release(const void *address, uint64_t size) {
     uintptr_t start = (uintptr_t)address, end = start + size;
-    gm_forget(address, size);
-    if (!atomic_load_explicit(&backed_count, memory_order_relaxed)) return;
+    if (nothing_known() && !atomic_load_explicit(&backed_count, memory_order_relaxed)) return;
     pthread_mutex_lock(&lock);
+    end_sharing(start, size);
+    gm_intervals_cut(&known, start, end);
     give_back(page_end(start), page_of(end));
     publish_counts();
     pthread_mutex_unlock(&lock);
@@ -108,6 +181,7 @@ static void give_back_unknown(void) {
 static bool back(uintptr_t start, uintptr_t end) {
     size_t at = gm_intervals_first(&unwritable, start);
     if (end - start > largest_copy || (at < unwritable.count && unwritable.items[at].start < end)) return false;
+    if (gm_shared_any() && gm_shared_covers(start)) return gm_shared_allow(start, end, most_backed);
     start = page_of(start);
     end = page_end(end);
     if (gm_intervals_cover(&backed, start, end)) return true;
@@ -129,30 +203,36 @@ static void forget_known(bool give_pages_back) {
     pthread_mutex_lock(&lock);
     known.count = 0;
     known.total = 0;
-    if (give_pages_back) give_back_unknown();
-    publish_counts();
-    pthread_mutex_unlock(&lock);
+    if (give_pages_back) {
+        give_back_unknown();
+        publish_counts();
+        pthread_mutex_unlock(&lock);
+    } else {
+        end_change(0, UINTPTR_MAX);
+    }
 }
 
 void gm_forget_all(void) {
-    if (!atomic_load_explicit(&known_count, memory_order_relaxed)) return;
+    if (nothing_known()) return;
     if (!atomic_load_explicit(&computing, memory_order_relaxed)) forget_known(false);
 }
 
+/* Memory that is shared stays as the other processes know it. */
 void gm_values_reset(void) { forget_known(true); }
 
 void gm_forget(const void *address, uint64_t size) {
-    if (!size || !atomic_load_explicit(&known_count, memory_order_relaxed)) return;
-    pthread_mutex_lock(&lock);
-    gm_intervals_cut(&known, (uintptr_t)address, (uintptr_t)address + size);
-    publish_counts();
-    pthread_mutex_unlock(&lock);
+    uintptr_t start = (uintptr_t)address, end = start + size;
+    if (!size || nothing_known()) return;
+    begin(start, end);
+    gm_intervals_cut(&known, start, end);
+    end_change(start, end);
 }
 
 bool gm_is_known(const void *address, uint64_t size) {
-    if (!atomic_load_explicit(&known_count, memory_order_relaxed)) return size == 0;
-    pthread_mutex_lock(&lock);
-    bool covered = gm_intervals_cover(&known, (uintptr_t)address, (uintptr_t)address + size);
+    uintptr_t start = (uintptr_t)address, end = start + size;
+    if (nothing_known()) return size == 0;
+    begin(start, end);
+    bool covered = gm_intervals_cover(&known, start, end);
     pthread_mutex_unlock(&lock);
     return covered;
 }
@@ -160,12 +240,11 @@ bool gm_is_known(const void *address, uint64_t size) {
 /* Makes bytes known that are there, or may be written there now: false where they cannot be. */
 bool gm_open_for_writing(void *address, uint64_t size) {
     uintptr_t start = (uintptr_t)address, end = start + size;
-    pthread_mutex_lock(&lock);
+    begin(start, end);
     bool ok = back(start, end);
     if (ok) mark(start, end);
     else gm_intervals_cut(&known, start, end);
-    publish_counts();
-    pthread_mutex_unlock(&lock);
+    end_change(start, end);
     return ok;
 }
 
@@ -191,7 +270,7 @@ void gm_copy(void *to, const void *from, uint64_t size) {
     }
     gm_forget(to, size);
     while (start < end) {
-        pthread_mutex_lock(&lock);
+        begin(start, end);
         size_t at = gm_intervals_first(&known, start);
         gm_interval piece = at < known.count ? known.items[at] : (gm_interval){end, end};
         pthread_mutex_unlock(&lock);
@@ -205,7 +284,7 @@ void gm_copy(void *to, const void *from, uint64_t size) {
 
 /* Zeros cost nothing: pages that were never written are zeros, and many whole pages that were are given back. */
 static void fill_zeros(uintptr_t start, uintptr_t end) {
-    pthread_mutex_lock(&lock);
+    begin(start, end);
     size_t at = gm_intervals_first(&unwritable, start);
     bool writable = at == unwritable.count || unwritable.items[at].start >= end;
     if (end - start > largest_copy && end - start > 2 * PAGE) give_back(page_end(start), page_of(end));
@@ -215,13 +294,13 @@ static void fill_zeros(uintptr_t start, uintptr_t end) {
         memset((void *)from, 0, to - from);
     }
     if (writable) mark(start, end);
-    publish_counts();
-    pthread_mutex_unlock(&lock);
+    end_change(start, end);
 }
 
 void gm_fill(void *address, int value, uint64_t size) {
     if (!size) return;
-    if (!(value & 0xff)) fill_zeros((uintptr_t)address, (uintptr_t)address + size);
+    bool shared = gm_shared_any() && shares(address); /* another process may have written its pages */
+    if (!(value & 0xff) && !shared) fill_zeros((uintptr_t)address, (uintptr_t)address + size);
     else if (gm_open_for_writing(address, size)) memset(address, value, size);
 }
 

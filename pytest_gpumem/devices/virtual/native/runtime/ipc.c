@@ -8,7 +8,6 @@
 
 #include <pthread.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 enum { HANDLE_SIZE = 64 };
@@ -18,7 +17,7 @@ enum { HANDLE_SIZE = 64 };
 typedef union {
     struct {
         uint64_t magic, process, address, size;
-        int32_t device;
+        int32_t device, file; /* file: of values, in that process; -1: there is none */
     } fields;
     char bytes[HANDLE_SIZE]; /* cudaIpcMemHandle_t and cudaIpcEventHandle_t */
 } ipc_handle;
@@ -30,7 +29,7 @@ static struct {
     uint64_t process, address; /* as the handle has them */
     uintptr_t start;           /* 0: a free place */
     size_t size;
-    int references;
+    int file, references;
 } opened[MOST_OPENED];
 static int opened_count; /* places that were ever taken */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -45,6 +44,7 @@ GM_API int cudaIpcGetMemHandle(ipc_handle *out, void *address) {
     out->fields.address = (uint64_t)(uintptr_t)base;
     out->fields.size = size;
     out->fields.device = gm_owner(address);
+    out->fields.file = gm_space_share(base, size);
     return GM_SUCCESS;
 }
 
@@ -53,7 +53,9 @@ static int place_of(const ipc_handle *handle) {
     int unused = -1;
     for (int i = 0; i < opened_count; i++) {
         if (!opened[i].start) unused = unused < 0 ? i : unused;
-        else if (opened[i].process == handle->fields.process && opened[i].address == handle->fields.address) return i;
+        else if (opened[i].process == handle->fields.process && opened[i].address == handle->fields.address &&
+                 opened[i].file == handle->fields.file)
+            return i;
     }
     if (unused < 0 && opened_count < MOST_OPENED) unused = opened_count++;
     return unused;
@@ -65,16 +67,17 @@ static int open_at(int place, const ipc_handle *handle) {
         opened[place].references++;
         return GM_SUCCESS;
     }
-    void *map = mmap(NULL, handle->fields.size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (map == MAP_FAILED) return GM_OUT_OF_MEMORY;
+    void *map = gm_space_open_shared(handle->fields.process, handle->fields.file, handle->fields.size);
+    if (!map) return GM_OUT_OF_MEMORY;
     if (!gm_addresses_add((uintptr_t)map, handle->fields.size, handle->fields.device, GM_FROM_IPC)) {
-        munmap(map, handle->fields.size);
+        gm_space_close(map, handle->fields.size);
         return GM_OUT_OF_MEMORY;
     }
     opened[place].process = handle->fields.process;
     opened[place].address = handle->fields.address;
     opened[place].start = (uintptr_t)map;
     opened[place].size = handle->fields.size;
+    opened[place].file = handle->fields.file;
     opened[place].references = 1;
     return GM_SUCCESS;
 }
@@ -100,7 +103,7 @@ GM_API int cudaIpcCloseMemHandle(void *address) {
         status = GM_SUCCESS;
         if (--opened[i].references) continue;
         gm_addresses_remove(opened[i].start, GM_FROM_IPC);
-        munmap(address, opened[i].size);
+        gm_space_close(address, opened[i].size);
         opened[i].start = 0;
     }
     pthread_mutex_unlock(&lock);
