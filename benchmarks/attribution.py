@@ -51,7 +51,7 @@ def main() -> None:
         for _ in range(options.repeats + 1):
             for kind in ("plain", "recorded"):
                 with Run.open(MemorySpec(), device, Path.cwd(), record=kind == "recorded") as run:
-                    run.start([])
+                    run.start()
                 step = steps.STEPS[name].build()
                 step()
                 torch.cuda.synchronize()

@@ -93,10 +93,10 @@ def test_a_rank_that_died_is_not_waited_for(pair):
 
 def test_nor_for_long_one_that_never_came(pair, monkeypatch):
     first, second = pair
-    monkeypatch.setattr(torchrun, "LATEST_S", 0.1)
+    monkeypatch.setattr(torchrun, "UNSEEN_RANK_S", 0.1)
     second._file("began").unlink()
     assert first.take() == {1: None}
-    monkeypatch.setattr(torchrun, "LONGEST_S", 0.1)
+    monkeypatch.setattr(torchrun, "LIVE_RANK_S", 0.1)
     second.begin()
     assert first.take() == {1: None}
 

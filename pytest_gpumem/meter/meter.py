@@ -296,15 +296,15 @@ class Meter:
             self.resettle()
 
     def adopt(self, peaks: Sequence[Peak]) -> None:
-        """Count memory that was taken as foreign, as from the beginning: one Peak a device."""
+        """Count memory that was taken as foreign for the step's own from now on."""
         self.fold()
         self._isolation.adopt(peaks)
-        for tally in self._open:
-            tally.add(peaks)
+        self.cap(self._limit)  # the cap is above less foreign memory than before
 
     def consider(self, peaks: Sequence[Peak]) -> None:
         """Count the peaks of a set-up that the step uses and another one ran."""
-        self._whole.raise_to(peaks)
+        for tally in self._open:
+            tally.raise_to(peaks)
 
     def restart(self, *, record: bool = False) -> None:
         """Begin anew with the memory held now: after a warm-up, or to run the step once more.

@@ -1,6 +1,6 @@
-"""The session's settings and its device, each read or chosen once, when somebody first needs it.
+"""The session's settings and its device, each read or chosen once, at its first use.
 
-The device has to be there before torch is imported, which a conftest file or another plugin may do
+The device has to be chosen before torch is imported, which a conftest file or another plugin may do
 before any test is known.
 """
 
@@ -32,15 +32,16 @@ def load_by_default() -> None:
     from pytest_gpumem.devices.cards import find_card
     from pytest_gpumem.devices.select import DEFAULT_CARD, choose
 
-    wanted = "virtual" if "--gpumem-device=virtual" in sys.argv else "auto"
-    choose(wanted, find_card(DEFAULT_CARD))
+    # Options are not parsed yet: only this spelling of the option is seen.
+    device = "virtual" if "--gpumem-device=virtual" in sys.argv else "auto"
+    choose(device, find_card(DEFAULT_CARD))
 
 
 def settings_of(config: pytest.Config, namespace: object) -> Settings:
     """Return the session's settings, read once.
 
     Raises:
-        UsageError: one that cannot be understood.
+        UsageError: an option that cannot be understood.
     """
     if SETTINGS in config.stash:
         return config.stash[SETTINGS]
@@ -65,35 +66,29 @@ def choose_early(config: pytest.Config) -> None:
 
 
 def choice_of(config: pytest.Config) -> Choice:
-    """Return the session's device, chosen when somebody first needs it or imports torch.
+    """Return the session's device, chosen at its first use or when torch is imported.
 
     Raises:
-        UsageError: one that nobody makes.
+        UsageError: a name that no hook makes a device of.
     """
     if CHOICE in config.stash:
         return config.stash[CHOICE]
     from pytest_gpumem.devices.cards import find_card
-    from pytest_gpumem.devices.select import choose
+    from pytest_gpumem.devices.select import Choice, choose
 
-    GUARD.remove()
+    GUARD.remove()  # it chooses at the import of torch, which choosing itself may do
     settings = config.stash[SETTINGS]
     if settings.device in DEVICES:
         worker = getattr(config, "workerinput", {}).get("workerid", "")
         card, rank = find_card(settings.card), current_rank()
         choice = choose(settings.device, card, worker=worker, rank=rank)
     else:
-        choice = _made_by_hook(config, settings)
+        device = config.hook.pytest_gpumem_make_device(config=config, name=settings.device)
+        if device is None:
+            raise pytest.UsageError(
+                f"--gpumem-device={settings.device}: no plugin makes such a device; write "
+                f"{', '.join(DEVICES)}, or implement pytest_gpumem_make_device"
+            )
+        choice = Choice(device, demanded=True)
     config.stash[CHOICE] = choice
     return choice
-
-
-def _made_by_hook(config: pytest.Config, settings: Settings) -> Choice:
-    from pytest_gpumem.devices.select import Choice
-
-    device = config.hook.pytest_gpumem_make_device(config=config, name=settings.device)
-    if device is None:
-        raise pytest.UsageError(
-            f"--gpumem-device={settings.device}: nobody makes such a device; write "
-            f"{', '.join(DEVICES)}, or implement pytest_gpumem_make_device"
-        )
-    return Choice(device, demanded=True)

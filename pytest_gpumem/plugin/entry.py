@@ -1,7 +1,7 @@
 """The pytest plugin's module-level hooks: options, the marker, the fixture, the session's plugins.
 
-Every pytest session of a machine that has the plugin runs this: what costs time to import is
-imported when a marked test is there.
+Every pytest session of a machine that has the plugin imports this: slow imports wait for the first
+marked test.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker, and what runs the session."""
+    """Register the marker, and the plugins of the session and of its tests."""
     config.addinivalue_line("markers", MARKER_HELP)
     settings = settings_of(config, config.option)
     if settings.device not in DEVICES:
@@ -78,8 +78,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if settings.baseline_dir.is_dir():
         from pytest_gpumem.plugin import stale_hooks
 
-        watching = stale_hooks.Collecting(config, settings)
-        config.pluginmanager.register(watching, stale_hooks.NAME)
+        collecting = stale_hooks.StaleHooks(config, settings)
+        config.pluginmanager.register(collecting, stale_hooks.NAME)
 
 
 @pytest.hookimpl(trylast=True)

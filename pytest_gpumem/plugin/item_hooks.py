@@ -11,7 +11,7 @@ import pytest
 
 from pytest_gpumem.errors import GpuMemError, TooSmallError
 from pytest_gpumem.plugin.device_choice import SETTINGS, choice_of
-from pytest_gpumem.plugin.pytest_item import MARKER, PytestItem, is_marked
+from pytest_gpumem.plugin.pytest_item import MARKER, PytestItem, is_marked, unwatch_uses, watch_uses
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -37,7 +37,7 @@ class Failed(pytest.fail.Exception):  # type: ignore[name-defined, misc] # it is
 
 
 def _out_of_memory_failure(message: str, error: BaseException) -> BaseException:
-    """Return a failure that is also what the test raised, for ``xfail(raises=...)``."""
+    """Return a failure that is also an error of the test's class, for ``xfail(raises=...)``."""
     import torch
 
     classes: tuple[type, ...] = (type(error), torch.OutOfMemoryError)
@@ -55,8 +55,9 @@ class ItemHooks:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self._session: MemorySession | None = None
+        self._marked_fixtures: set[pytest.FixtureDef[Any]] = set()
         self._errors: list[BaseException] = []
-        """errors of the test that runs, whose frames keep its tensors alive"""
+        """errors of the test that runs: their frames keep its tensors alive"""
 
     @property
     def session(self) -> MemorySession:
@@ -75,7 +76,7 @@ class ItemHooks:
         return self._session.run if self._session else None
 
     def _show_progress(self, line: str) -> None:
-        """Show a line to the user who waits, past pytest's capture; workers have no terminal."""
+        """Show the waiting user a line, past pytest's capture; workers have no terminal."""
         manager = self.config.pluginmanager
         terminal = manager.get_plugin("terminalreporter")
         capture = manager.get_plugin("capturemanager")
@@ -91,6 +92,13 @@ class ItemHooks:
         """Let go of the device, also after an interrupted test."""
         if self._session is not None:
             self._session.end()
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Note the fixtures of marked tests: an unmarked test may set them up first."""
+        marked = filter(is_marked, session.items)
+        self._marked_fixtures = {
+            definition for item in marked for definition in PytestItem(item).requested_fixtures()
+        }
 
     # -- a test's protocol --
 
@@ -148,7 +156,7 @@ class ItemHooks:
 
     @staticmethod
     def _skip_or_fail(item: pytest.Item, reason: str, *, skip: bool) -> None:
-        """End the set-up of a test for which there is no device."""
+        """End the set-up of a test without a device."""
         if not skip:
             raise Failed(f"gpumem: {reason}")
         item.user_properties.append(("gpumem_skipped", reason))
@@ -169,23 +177,29 @@ class ItemHooks:
     def pytest_fixture_setup(
         self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
     ) -> Generator[None, object, object]:
-        """Note what fixtures of wider scope than a test retain."""
-        if self.run is None or fixturedef.scope == "function":
+        """Note the memory that fixtures of wider scope than a test retain."""
+        if fixturedef.scope == "function" or not (
+            self.run is not None or fixturedef in self._marked_fixtures
+        ):
             return (yield)
+        runner = self.session.runner
         try:
-            with self.session.runner.fixture(fixturedef.argname, fixturedef):
-                return (yield)
+            with runner.fixture(fixturedef.argname, fixturedef):
+                value = yield
         except Exception as error:
             from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 
             if find_out_of_memory(error) is not None:  # the next test may have room for it
                 fixturedef.finish(request)  # type: ignore[arg-type] # it is a SubRequest
             raise
+        watch_uses(fixturedef, lambda: runner.use(fixturedef))
+        return value
 
     def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
         """Forget a fixture that was torn down."""
         if self._session is not None:
-            self._session.runner.fixtures.pop(fixturedef, None)
+            unwatch_uses(fixturedef)
+            self._session.runner.forget(fixturedef)
 
     # -- call --
 
@@ -217,7 +231,7 @@ class ItemHooks:
         return None
 
     def _report_error(self, item: pytest.Item, error: BaseException) -> None:
-        """Raise a verdict in place of running out of memory, with what the step would have needed.
+        """Raise a verdict in place of running out of memory, with the peak without limits.
 
         Raises:
             Failed: it did; any other error is left to the caller.
@@ -246,7 +260,7 @@ class ItemHooks:
     def pytest_runtest_teardown_leaks(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> None:
-        """Judge what a test left behind: its own fixtures torn down, wider ones alive.
+        """Judge the memory that a test left behind: its own fixtures torn down, wider ones alive.
 
         An error here keeps pytest from tearing down, so that is done as well.
         """

@@ -1,4 +1,4 @@
-"""The reports of a session: what they are about, and the files that they become."""
+"""The files of a session's reports: JSON, Markdown, the page, and GitHub's summary."""
 
 from __future__ import annotations
 
@@ -26,46 +26,50 @@ SHOWN = (
     *("device", "card", "cards", "missing_baseline", "shrinkage", "provenance", "tolerance"),
     *("update_baselines", "against", "against_tolerance"),
 )
-"""options that the reports tell, where they were given"""
+"""options that reports show, where they were given"""
 NAMES: Final = {"html": "page", "json": "JSON report", "markdown": "Markdown report"}
-"""what the files of options are"""
+"""the kinds of file, by their options"""
 SUMMARY: Final = "GITHUB_STEP_SUMMARY"
 
 
 class Published(NamedTuple):
-    """What became of a report."""
+    """The outcome of writing a report."""
 
     line: str
-    """what the terminal says"""
+    """for the terminal"""
     failed: bool = False
-    """whether that fails the session"""
+    """whether it fails the session"""
 
 
 def publish(
     session_results: SessionResults, settings: Settings, header: str, updates: UpdateSummary | None
 ) -> list[Published]:
-    """Write the reports that are wanted; what goes wrong with one changes nothing about others.
+    """Write the reports that are asked for; an error with one of them changes no other.
 
     Args:
         session_results: the results.
-        settings: what the session was told, files among it, whose folders are made where missing.
+        settings: the session's options, with the files, whose folders are made where missing.
         header: the lines that the session began with, "" where no test was marked.
-        updates: what became of the baselines, in a run that updates them.
+        updates: the outcome of writing baselines, in a run that does.
     """
     report = Report(
         tuple(session_results.results()),
         updates,
         "; ".join(line.removeprefix("gpumem: ") for line in header.splitlines()),
-        _given(settings),
+        _changed_options(settings),
         tuple(_remarks(session_results)),
     )
-    now = datetime.now(timezone.utc)
-    wanted = {name: getattr(settings, name) for name in FILES}
-    found = [_written(name, path, report, now) for name, path in wanted.items() if path is not None]
+    created = datetime.now(timezone.utc)
+    paths = {name: getattr(settings, name) for name in FILES}
+    published = [
+        _write_report(name, path, report, created)
+        for name, path in paths.items()
+        if path is not None
+    ]
     summary = os.environ.get(SUMMARY, "")
     if session_results and summary and settings.github == "auto":
-        found += _summarised(Path(summary), report, now)
-    return found
+        published += _add_to_summary(Path(summary), report, created)
+    return published
 
 
 def github_lines(session_results: SessionResults, root: Path) -> Iterator[str]:
@@ -80,26 +84,26 @@ def github_lines(session_results: SessionResults, root: Path) -> Iterator[str]:
         yield from error_lines(session_results.results(), root=root, workspace=workspace)
 
 
-def _written(name: str, path: Path, report: Report, now: datetime) -> Published:
+def _write_report(name: str, path: Path, report: Report, created: datetime) -> Published:
     """Write one file."""
-    what = NAMES[name]
+    title = NAMES[name]
 
     def write() -> None:
-        content = _rendered(name, report, now).encode("utf-8", "backslashreplace")
+        content = _rendered(name, report, created).encode("utf-8", "backslashreplace")
         write_whole(path, content, f"{TEMPORARY}-{os.getpid()}")
 
     problem = _problem(write)
     if problem:
-        return Published(f"gpumem: no {what} written to {path}: {problem}", failed=True)
-    return Published(f"gpumem: {what} written to {path}")
+        return Published(f"gpumem: no {title} written to {path}: {problem}", failed=True)
+    return Published(f"gpumem: {title} written to {path}")
 
 
-def _rendered(name: str, report: Report, now: datetime) -> str:
-    when = now.strftime("%Y-%m-%d %H:%M UTC")
+def _rendered(name: str, report: Report, created: datetime) -> str:
+    when = created.strftime("%Y-%m-%d %H:%M UTC")
     if name == "json":
         from pytest_gpumem.report.json_report import dumps
 
-        return dumps(report, created=now.strftime("%Y-%m-%dT%H:%M:%SZ"))
+        return dumps(report, created=created.strftime("%Y-%m-%dT%H:%M:%SZ"))
     if name == "markdown":
         return markdown(report, when=when)
     from pytest_gpumem.report.page.html import page
@@ -107,45 +111,49 @@ def _rendered(name: str, report: Report, now: datetime) -> str:
     return page(report, when=when)
 
 
-def _summarised(path: Path, report: Report, now: datetime) -> Iterator[Published]:
-    """Add the report to what GitHub shows of the step, shortened to what GitHub still takes.
+def _add_to_summary(path: Path, report: Report, created: datetime) -> Iterator[Published]:
+    """Add the report to the summary of GitHub's step, shortened to what GitHub still takes.
 
-    Nobody asked for it, so that what goes wrong is said and fails nothing.
+    No option asks for it, so that an error is shown and fails nothing.
     """
     skipped = False
 
     def write() -> None:
         nonlocal skipped
         room = SUMMARY_LIMIT - (path.stat().st_size if path.exists() else 0)
-        text = markdown(report, when=now.strftime("%Y-%m-%d %H:%M UTC"), limit=room - 1)
-        skipped = not text
-        with path.open("ab") as stream:
-            stream.write(f"\n{text}".encode("utf-8", "backslashreplace") if text else b"")
+        when = created.strftime("%Y-%m-%d %H:%M UTC")
+        rendered = markdown(report, when=when, limit=room - 1)
+        skipped = not rendered
+        if not skipped:
+            with path.open("ab") as stream:
+                stream.write(f"\n{rendered}".encode("utf-8", "backslashreplace"))
 
     problem = _problem(write)
     if skipped and not problem:
-        problem = "GitHub takes 1 MiB of a step, and others have written almost that much"
+        problem = "GitHub takes 1 MiB of a step, and its earlier output is almost that long"
     if problem:
         yield Published(f"gpumem: nothing added to {SUMMARY}: {problem}")
 
 
 def _problem(write: Callable[[], None]) -> str:
-    """Do it; return what went wrong, "" where nothing did."""
+    """Call a function that writes a file; return the error in words, "" where all went well."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # not the tests': a suite may make errors of warnings
             write()
     except OSError as error:
         return error.strerror or str(error)
-    except Exception as error:  # noqa: BLE001 - the step's own, recorded
+    except Exception as error:  # noqa: BLE001 - a renderer's bug must not hide the tests' results
         return f"{type(error).__name__}: {error}"
     return ""
 
 
-def _given(settings: Settings) -> dict[str, str]:
+def _changed_options(settings: Settings) -> dict[str, str]:
     """Return the options that are not at their defaults, as on the command line."""
     values = {
-        it.flag: (getattr(settings, it.name), it.default) for it in OPTIONS if it.name in SHOWN
+        option.flag: (getattr(settings, option.name), option.default)
+        for option in OPTIONS
+        if option.name in SHOWN
     }
     return {
         flag: ",".join(value) if isinstance(value, tuple) else str(value)
@@ -155,7 +163,7 @@ def _given(settings: Settings) -> dict[str, str]:
 
 
 def _remarks(session_results: SessionResults) -> Iterator[str]:
-    yield from (it.sentence for it in moved_together(session_results.results()))
+    yield from (change.sentence for change in moved_together(session_results.results()))
     yield from session_results.problems
     for reason in dict.fromkeys(session_results.skipped):
         yield f"{session_results.skipped.count(reason)} skipped: {reason}"

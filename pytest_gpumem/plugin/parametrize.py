@@ -18,22 +18,22 @@ MOST_RANKS: Final = 4096
 
 
 def spread(metafunc: Any, cards: Sequence[str]) -> None:  # noqa: ANN401 - a pytest.Metafunc
-    """Make several tests of one whose marker names several cards or ranks.
+    """Make several tests of one with several cards or ranks in its marker.
 
-    What is wrong with a marker is said when the test is set up.
+    Mistakes in a marker are errors of the test's set-up, not of this.
 
     Args:
         metafunc: the test.
-        cards: those that every marked test is to run on; none: what the markers say.
+        cards: the session's, that every marked test runs on; empty: those of the markers.
     """
     declared = [mark.kwargs for mark in metafunc.definition.iter_markers(MARKER)]
     if not declared and FIXTURE not in metafunc.fixturenames:
         return
     fields = {name: value for kwargs in reversed(declared) for name, value in kwargs.items()}
-    wanted = list(cards) or _cards(fields.get("card"))
-    if wanted:
-        _parametrize(metafunc, CARD, wanted, wanted)
-    ranks = _ranks(fields.get("ranks"), fields.get("world_size"))
+    names = list(cards) or _marker_cards(fields.get("card"))
+    if names:
+        _parametrize(metafunc, CARD, names, names)
+    ranks = _marker_ranks(fields.get("ranks"), fields.get("world_size"))
     if ranks:
         _parametrize(metafunc, RANK, ranks, [f"rank{rank}" for rank in ranks])
 
@@ -49,14 +49,14 @@ def _parametrize(
     metafunc.parametrize(name, values, indirect=True, ids=ids)
 
 
-def _cards(value: object) -> list[str]:
-    if not isinstance(value, (list, tuple)) or not all(isinstance(it, str) for it in value):
+def _marker_cards(value: object) -> list[str]:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(name, str) for name in value):
         return []
-    return list(dict.fromkeys(map(canonical, value)))
+    return list(dict.fromkeys(map(canonical_or_given, value)))
 
 
-def canonical(name: str) -> str:
-    """Return a card's name as the table has it, or as it was given where nobody knows it."""
+def canonical_or_given(name: str) -> str:
+    """Return a card's name as the table has it, or as it was given where the table has none."""
     from pytest_gpumem.devices.cards import find_card
 
     try:
@@ -65,16 +65,16 @@ def canonical(name: str) -> str:
         return name
 
 
-def _ranks(value: object, world_size: object) -> list[int]:
+def _marker_ranks(value: object, world_size: object) -> list[int]:
     if value == "all" and isinstance(world_size, int) and 1 <= world_size <= MOST_RANKS:
         return list(range(world_size))
-    if isinstance(value, (list, tuple, range)) and all(type(it) is int for it in value):
+    if isinstance(value, (list, tuple, range)) and all(type(rank) is int for rank in value):
         return list(dict.fromkeys(value))
     return []
 
 
 def spread_fields(item: Any) -> dict[str, object]:  # noqa: ANN401 - a pytest.Item
-    """Return what a test's parameters say in its markers' stead."""
+    """Return the marker's arguments that are a test's parameters."""
     params = getattr(getattr(item, "callspec", None), "params", {})
     fields: dict[str, object] = {}
     if CARD in params:
@@ -85,7 +85,7 @@ def spread_fields(item: Any) -> dict[str, object]:  # noqa: ANN401 - a pytest.It
 
 
 def cards_of(items: Iterable[Any]) -> set[str | None]:
-    """Return what cards tests name; None stands for one that names none."""
+    """Return the cards that tests name; None stands for a test that names none."""
     named: set[str | None] = set()
     for item in items:
         fields = spread_fields(item)
@@ -93,5 +93,5 @@ def cards_of(items: Iterable[Any]) -> set[str | None]:
             for mark in item.iter_markers(MARKER):
                 fields = mark.kwargs | fields
         card = fields.get("card")
-        named.add(canonical(card) if isinstance(card, str) else None)
+        named.add(canonical_or_given(card) if isinstance(card, str) else None)
     return named

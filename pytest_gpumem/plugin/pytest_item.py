@@ -1,4 +1,4 @@
-"""pytest's items as marked tests: all that is needed of pytest and has no public name stands here.
+"""pytest's items as marked tests: every use of a name that pytest keeps private stands here.
 
 Each use of a private name is tested.
 """
@@ -26,6 +26,26 @@ FIXTURE: Final = "gpu_memory"
 def is_marked(item: pytest.Item) -> bool:
     """Return whether a test is to be measured: by its marker, or by the fixture alone."""
     return item.get_closest_marker(MARKER) is not None or FIXTURE in _fixture_names(item)
+
+
+def watch_uses(definition: Any, used: Callable[[], None]) -> None:  # noqa: ANN401 - see below
+    """Call a function whenever a test or a fixture asks for a fixture that is set up already.
+
+    pytest has no hook for that: a definition's private ``execute`` gives the cached value.
+    """
+    execute = definition.execute
+
+    def watched(request: object) -> object:
+        value = execute(request)
+        used()
+        return value
+
+    definition.execute = watched
+
+
+def unwatch_uses(definition: Any) -> None:  # noqa: ANN401 - its method is replaced
+    """End that."""
+    vars(definition).pop("execute", None)
 
 
 def _fixture_names(item: pytest.Item) -> list[str]:
@@ -64,11 +84,6 @@ class PytestItem:
                 yield definition
                 if name not in definition.argnames:  # it does not ask for the one it overrides
                     break
-
-    def used_fixtures(self) -> list[pytest.FixtureDef[Any]]:
-        """Return the fixtures that the test has used, those of ``request.getfixturevalue`` too."""
-        request = getattr(self.item, "_request", None)
-        return list(getattr(request, "_fixture_defs", {}).values())
 
     def finish_replaced(self, live: Collection[FixtureKey]) -> None:
         """Tear down the live instances of parametrized fixtures that this test replaces.
@@ -156,18 +171,18 @@ class PytestItem:
         """Tear the test down, with all that pytest keeps of it, and nothing of a wider scope.
 
         Raises:
-            BaseException: what its tear-down raises.
+            BaseException: an error of its tear-down.
         """
         self._private.session._setupstate.teardown_exact(self.item.parent)
         self._forget_instance()
         getattr(self.item, "funcargs", {}).clear()
 
     def finish_for(self, following: pytest.Item | None) -> None:
-        """Tear down what the item that comes next has no use for."""
+        """Tear down the fixtures that the item that comes next has no use for."""
         self._private.session._setupstate.teardown_exact(following)
 
     def _forget_instance(self) -> None:
-        """Have a method run on an instance of its own, without what the first run kept in self."""
+        """Have a method run on an instance of its own, without the attributes of the first run."""
         if self.item.__dict__.pop("_instance", None) is not None:
             self.item.__dict__.pop("_obj", None)
 

@@ -1,4 +1,4 @@
-"""The results of a session's tests, gathered from their reports; light, until there is one.
+"""The results of a session's tests, gathered from their reports; imports wait for a result.
 
 Under torchrun those of all ranks are joined: a test's result is then the worst rank's.
 """
@@ -86,9 +86,9 @@ class SessionResults:
         with without_collections():
             while self._unread:
                 nodeid = next(iter(self._unread))
-                text, expected = self._unread.pop(nodeid)
+                serialized, expected = self._unread.pop(nodeid)
                 try:
-                    results = from_text(text)
+                    results = from_text(serialized)
                 except GpuMemError as error:
                     self._problems.append(str(error))
                     continue
@@ -142,8 +142,8 @@ class SessionResults:
         try:
             session_results._failed = set(map(str, data["failed"]))
             session_results._complete = set(map(str, data["complete"]))
-            for nodeid, text in data["results"].items():
-                session_results._read[nodeid] = from_text(text)
+            for nodeid, serialized in data["results"].items():
+                session_results._read[nodeid] = from_text(serialized)
         except (GpuMemError, KeyError, TypeError, AttributeError) as error:
             session_results._problems.append(str(error))
         return session_results

@@ -49,7 +49,7 @@ class MemorySession:
             settings: the session's options.
             choice: its device.
             root: pytest's root folder.
-            progress: shows a line to the user who waits for a test.
+            progress: shows the waiting user a line.
         """
         self.settings = settings
         self.runner = Runner(choice, root, progress)
@@ -102,7 +102,7 @@ class MemorySession:
             debugging: a debugger is to see the error's frames: the test is not run again.
 
         Returns:
-            the results; none where an error ended the test that is no want of memory.
+            the results; none where the error is not one of running out of memory.
 
         Raises:
             GpuMemError: the test passed, and its measurement means nothing.
@@ -115,7 +115,7 @@ class MemorySession:
         return self._finish_out_of_memory(item, error, shortage, debugging=debugging)
 
     def _finish_passed(self, item: MarkedItem) -> list[Result]:
-        run = self.runner.ended(item)
+        run = self.runner.ended()
         parts = run.part_measurements()
         measured = {"": (run.spec, run.measurement()), **parts}
         trouble = run.device.trouble()
@@ -149,7 +149,7 @@ class MemorySession:
         self, item: MarkedItem, error: BaseException, shortage: BaseException, *, debugging: bool
     ) -> list[Result]:
         """Judge a test that ran out of memory; ``shortage`` is PyTorch's error behind its own."""
-        run = self.runner.ended(item)
+        run = self.runner.ended()
         record = run.out_of_memory(shortage)
         if error is not shortage:
             run.notes.append(f"the test raised it as {shown_error(error)}")
@@ -181,7 +181,7 @@ class MemorySession:
         return self.explainer.follow_up(item, run, [result], recording, uncapped=True)
 
     def finish_torn_down(self, item: MarkedItem, results: Sequence[Result]) -> list[Result]:
-        """Judge what a test that passed left behind, once it is torn down.
+        """Judge the memory that a test left behind, once it has passed and is torn down.
 
         Returns:
             its results, with a leak in the whole test's; none where it did not leak.

@@ -14,7 +14,7 @@ from pytest_gpumem.plugin.device_choice import GUARD, choice_of
 from pytest_gpumem.plugin.parametrize import cards_of
 from pytest_gpumem.plugin.pytest_item import is_marked
 from pytest_gpumem.plugin.results import SessionResults
-from pytest_gpumem.plugin.torchrun import joining
+from pytest_gpumem.plugin.torchrun import open_rank_session
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -55,7 +55,7 @@ class GpuMemPlugin:
         self._worker = hasattr(config, "workerinput")
         self._listing = any(map(config.getoption, LISTINGS))
         try:
-            self._ranks = None if self._worker or self._listing else joining()
+            self._ranks = None if self._worker or self._listing else open_rank_session()
         except GpuMemError as error:
             raise pytest.UsageError(f"gpumem: {error}") from error
 
@@ -82,7 +82,7 @@ class GpuMemPlugin:
         return self._device_header.splitlines() if distributed else []
 
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
-        """Show it where there are marked tests."""
+        """Show it where marked tests were collected."""
         quiet = self.config.get_verbosity() < 0 or self.config.getoption("no_header", default=False)
         return self._device_header.splitlines() if not quiet and any(map(is_marked, items)) else []
 
@@ -184,8 +184,8 @@ class GpuMemPlugin:
         if terminalreporter.verbosity >= 0:
             terminalreporter.section("GPU memory", sep="=")
         for results in self.results.failed_elsewhere:
-            text = failure_text(results, self.config.get_verbosity())
-            terminalreporter.write_line(f"{results[0].nodeid}\n{text}\n")
+            failure = failure_text(results, self.config.get_verbosity())
+            terminalreporter.write_line(f"{results[0].nodeid}\n{failure}\n")
         for paragraph in paragraphs:
             terminalreporter.write_line(paragraph)
 

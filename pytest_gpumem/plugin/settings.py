@@ -1,7 +1,7 @@
 """The options: each on the command line as --gpumem-NAME and in the ini file as gpumem_NAME.
 
-Every pytest session of a machine that has the plugin runs this: what costs time to import is
-imported where a value needs it.
+Every pytest session of a machine that has the plugin imports this: slow imports wait for a value
+that needs them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Option(NamedTuple):
 
 
 DEVICES: Final = ("auto", "cuda", "virtual", "none")
-"""what ``--gpumem-device`` takes, besides the names that a plugin's hook knows"""
+"""values of ``--gpumem-device``, besides the names that a plugin's hook knows"""
 NOTE_OR_FAIL: Final = ("note", "fail")
 
 OPTIONS: Final = (
@@ -157,13 +157,13 @@ FILES: Final = {"html": "gpumem.html", "json": "gpumem.json", "markdown": "gpume
 
 
 class Settings(NamedTuple):
-    """What a session was told."""
+    """The options of a session, checked."""
 
     device: str
     card: str
     """a card's canonical name"""
     cards: tuple[str, ...]
-    """canonical names of those that every marked test is to run on; none: what markers say"""
+    """canonical names of the cards that every marked test runs on; empty: those of the markers"""
     update_baselines: bool
     baseline_dir: Path
     missing_baseline: Literal["note", "fail"]
@@ -172,7 +172,7 @@ class Settings(NamedTuple):
     stale: Literal["note", "fail"]
     attribution: Literal["auto", "on", "off"]
     snapshots: Path | None
-    """the folder for them; None: nobody wants any"""
+    """the folder for them; None: no option asks for any"""
     snapshot_when: Literal["failure", "always"]
     tolerance: Tolerance | None
     html: Path | None
@@ -199,7 +199,7 @@ class Settings(NamedTuple):
 
     @property
     def policy(self) -> Policy:
-        """What of it bears on verdicts."""
+        """The options that bear on verdicts."""
         from pytest_gpumem.judge.verdict import Policy
 
         return Policy(
@@ -227,7 +227,7 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
     values = {option.name: _read(option, *get(option), root) for option in OPTIONS}
     values["cards"] = values["cards"] or ()
     values["baseline_dir"] = root / str(values["baseline_dir"])
-    _check_apart({it: values[it] for it in FILES})
+    _check_apart({name: values[name] for name in FILES})
     _check_against(values)
     folder = str(values["snapshots"]).strip()
     values["snapshots"] = root / folder if folder else None
@@ -252,34 +252,34 @@ def _read(option: Option, value: object, where: str, root: Path) -> object:
         raise SpecError(f"{where}={value}", error.problem, error.remedy) from error
 
 
-def _output_path(option: str, text: str, where: str, root: Path) -> Path | None:
-    """Return where a report goes; None where nobody asked for it."""
+def _output_path(option: str, value: str, where: str, root: Path) -> Path | None:
+    """Return the path of a report; None where no option asks for it."""
     on_command_line = where.startswith("--")
-    if not text.strip() and not on_command_line:
+    if not value.strip() and not on_command_line:
         return None
-    name = os.path.expanduser(text.strip())  # noqa: PTH111 - a "~" that names nobody stays
+    name = os.path.expanduser(value.strip())  # noqa: PTH111 - a "~" that names no user stays
     path = Path(name) if on_command_line else root / name
-    if not text.strip() or name.endswith(os.sep) or path.is_dir():
-        raise SpecError(f"{where}={text}", "this is no file", f"write {where}={FILES[option]}")
+    if not value.strip() or name.endswith(os.sep) or path.is_dir():
+        raise SpecError(f"{where}={value}", "this is no file", f"write {where}={FILES[option]}")
     if option == "html":
-        _check_libraries(text, where)
+        _check_page_libraries(value, where)
     return path.absolute()
 
 
-def _check_libraries(text: str, where: str) -> None:
+def _check_page_libraries(value: str, where: str) -> None:
     from importlib.util import find_spec
 
     missing = [name for name in ("jinja2", "matplotlib") if find_spec(name) is None]
     if missing:
         raise SpecError(
-            f"{where}={text}",
+            f"{where}={value}",
             f"the page is made with {' and '.join(missing)}, not installed here",
             "run pip install 'pytest-gpumem[html]'",
         )
 
 
 def _check_against(values: Mapping[str, object]) -> None:
-    """Refuse options that go with no other, or not with each other."""
+    """Refuse ``--gpumem-against`` with options that contradict it, and its tolerance alone."""
     if values["against"] and values["update_baselines"]:
         raise SpecError(
             "--gpumem-against with --gpumem-update-baselines",
@@ -296,52 +296,58 @@ def _check_against(values: Mapping[str, object]) -> None:
 
 def _check_apart(paths: Mapping[str, object]) -> None:
     """Refuse two reports of one file, of which the second would replace the first."""
-    given = [(name, path) for name, path in paths.items() if path is not None]
-    for index, (name, path) in enumerate(given):
-        for other, same in given[:index]:
-            if path == same:
-                raise SpecError(
-                    f"--gpumem-{name}={path}",
-                    f"this is the file of --gpumem-{other} as well",
-                    "name two files",
-                )
+    options: dict[object, str] = {}
+    for name, path in paths.items():
+        if path is not None and path in options:
+            raise SpecError(
+                f"--gpumem-{name}={path}",
+                f"this is the file of --gpumem-{options[path]} as well",
+                "name two files",
+            )
+        options[path] = name
 
 
-def _card(name: str) -> str:
+def _read_card(name: str) -> str:
     from pytest_gpumem.devices.cards import find_card
 
+    if "," in name:
+        raise SpecError(
+            name,
+            "this names several cards, and the virtual GPU is one",
+            f"to run every marked test on each of them, write --gpumem-cards={name}",
+        )
     return find_card(name).name
 
 
-def _against(text: str) -> str:
+def _read_against(device: str) -> str:
     """Return the key of the baselines of a device that is given as KIND:NAME."""
     from pytest_gpumem.measurement import device_key
 
-    kind, _, name = text.strip().partition(":")
+    kind, _, name = device.strip().partition(":")
     if kind == "virtual" and name.strip():
-        return device_key("virtual", _card(name.strip()))
+        return device_key("virtual", _read_card(name.strip()))
     if kind == "cuda" and name.strip():
         return device_key("cuda", name.strip())
-    raise SpecError(text, "this names no device", "write virtual:L4, or cuda:NVIDIA L4")
+    raise SpecError(device, "this names no device", "write virtual:L4, or cuda:NVIDIA L4")
 
 
-def _tolerance(text: str) -> Tolerance | None:
-    if not text:
+def _read_tolerance(tolerance: str) -> Tolerance | None:
+    if not tolerance:
         return None
     from pytest_gpumem.sizes import parse_tolerance
 
-    return parse_tolerance(text)
+    return parse_tolerance(tolerance)
 
 
-def _cards(text: str) -> tuple[str, ...]:
-    names = [name.strip() for name in text.split(",")]
-    return tuple(dict.fromkeys(_card(name) for name in names if name))
+def _read_cards(cards: str) -> tuple[str, ...]:
+    names = [name.strip() for name in cards.split(",")]
+    return tuple(dict.fromkeys(_read_card(name) for name in names if name))
 
 
 _READERS: Final[Mapping[str, Callable[[str], object]]] = {
-    "card": _card,
-    "cards": _cards,
-    "tolerance": _tolerance,
-    "against": _against,
-    "against_tolerance": _tolerance,
+    "card": _read_card,
+    "cards": _read_cards,
+    "tolerance": _read_tolerance,
+    "against": _read_against,
+    "against_tolerance": _read_tolerance,
 }

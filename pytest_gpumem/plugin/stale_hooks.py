@@ -1,6 +1,6 @@
 """The hooks that find stale baselines: they watch the collection, and look once it was full.
 
-Under pytest-xdist the workers collect, and each sends what it found to the controller.
+Under pytest-xdist the workers collect, and each sends its stale baselines to the controller.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "gpumem-collecting"
 SENT: Final = "gpumem_stale"
-"""what a worker's answer is called"""
+"""the name of a worker's answer in its output"""
 NARROWING: Final = {
     "keyword": "-k",
     "markexpr": "-m",
@@ -35,7 +35,7 @@ NARROWING: Final = {
 }
 """options that may leave tests out"""
 NARROWING_INI: Final = ("python_", "testpaths", "norecursedirs", "collect_", "gpumem_cards")
-"""and what such ini options begin with"""
+"""the beginnings of ini options that may do so"""
 _UNFINISHED: Final = (
     pytest.ExitCode.INTERRUPTED,
     pytest.ExitCode.INTERNAL_ERROR,
@@ -45,8 +45,8 @@ _UNFINISHED: Final = (
 _OK: Final = pytest.ExitCode.OK
 
 
-class Collecting:
-    """What the session has collected, and which baselines have no test in it."""
+class StaleHooks:
+    """The tests that the session has collected, and the baselines without a test among them."""
 
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self.config = config
@@ -64,7 +64,7 @@ class Collecting:
         self.collection.take(report.nodeid, report.outcome)
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
-        """Note that this is not all that there is."""
+        """Note that the collection is not complete."""
         if items:
             self.collection.partial = "tests were deselected"
 
@@ -75,8 +75,8 @@ class Collecting:
             self.collection.partial = self.collection.partial or "the session was interrupted"
         output: dict[str, Any] | None = getattr(self.config, "workeroutput", None)
         if output is not None:
-            found = self._find()
-            output[SENT] = None if self.collection.partial else [tuple(key) for key in found]
+            stale = self._find()
+            output[SENT] = None if self.collection.partial else [tuple(key) for key in stale]
             return
         self.collection.partial = narrowed(self.config) or self.collection.partial
         workers = self.config.pluginmanager.hasplugin("dsession")
@@ -97,11 +97,11 @@ class Collecting:
         return find_stale(self.collection, keys, lambda module: (root / module).exists())
 
     def _gathered(self) -> list[Key]:
-        """Return what all workers agree on."""
+        """Return the stale baselines that all workers agree on."""
         if self.collection.partial or not self._answers or None in self._answers:
             return []
-        found = [set(answer) for answer in self._answers if answer is not None]
-        agreed = set.intersection(*found)
+        answers = [set(answer) for answer in self._answers if answer is not None]
+        agreed = set.intersection(*answers)
         return [key for key in self._answers[0] or () if key in agreed]
 
     @pytest.hookimpl(optionalhook=True)
@@ -112,7 +112,7 @@ class Collecting:
         output = getattr(node, "workeroutput", None) or {}
         if SENT in output:
             answer = output[SENT]
-            self._answers.append(None if answer is None else [Key(*it) for it in answer])
+            self._answers.append(None if answer is None else [Key(*fields) for fields in answer])
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Name the stale baselines."""
@@ -144,6 +144,6 @@ def narrowed(config: pytest.Config) -> str:
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         return "" if here == root else f"pytest was not run in {root}"
     whole = [root, *(root / path for path in config.getini("testpaths"))]
-    given = {(here / arg).absolute() for arg in config.args}
-    covered = root in given or (len(whole) > 1 and given.issuperset(whole[1:]))
+    folders = {(here / arg).absolute() for arg in config.args}
+    covered = root in folders or (len(whole) > 1 and folders.issuperset(whole[1:]))
     return "" if covered else "tests, files or folders were named"

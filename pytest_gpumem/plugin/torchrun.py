@@ -1,4 +1,7 @@
-"""This session among those of torchrun's other ranks: where their results come together."""
+"""The sessions of torchrun's ranks: the first makes one report of all their results.
+
+The ranks of a machine leave files for each other in a folder of the temporary directory.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.plugin.results import SessionResults
 
 
-class Joining:
-    """This rank's session."""
+class RankSession:
+    """The session of one rank."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -31,7 +34,7 @@ class Joining:
         return self._exchange.rank.reports
 
     def join(self, results: SessionResults, *, shrinkage_fails: bool) -> bool:
-        """Leave the results for the first rank; or, where that is this one, take the others'.
+        """Leave the results for the first rank; the first rank itself takes those of its peers.
 
         Returns:
             whether they are all here.
@@ -43,24 +46,27 @@ class Joining:
         elsewhere = self._exchange.rank.elsewhere
         if elsewhere:
             results.problems.append(
-                f"ranks {elsewhere[0]} to {elsewhere[-1]} ran on other machines: they are not told "
-                "of here, and no baselines are written"
+                f"ranks {elsewhere[0]} to {elsewhere[-1]} ran on other machines: their results are "
+                "not shown here, and no baselines are written"
             )
         return True
 
     def end(self) -> None:
-        """Let the others go, or wait to be let go: with the first to fail torchrun ends all."""
+        """Let the other ranks end, or wait until they may.
+
+        torchrun ends all ranks with the first that fails.
+        """
         if self.reports:
             self._exchange.done()
         else:
             self._exchange.wait_until_done()
 
 
-def joining() -> Joining | None:
-    """Return this rank's session; None where torchrun started no others.
+def open_rank_session() -> RankSession | None:
+    """Return this rank's session; None where torchrun started no other ranks.
 
     Raises:
-        GpuMemError: ranks cannot tell each other.
+        GpuMemError: ranks cannot leave files for each other.
     """
     rank = current_rank()
     if rank is None:
@@ -70,24 +76,23 @@ def joining() -> Joining | None:
         exchange.begin()
     except OSError as error:
         raise GpuMemError(
-            "torchrun's ranks", f"they cannot tell each other: {error}", "set TMPDIR to a folder"
+            "torchrun's ranks", f"they cannot exchange results: {error}", "set TMPDIR to a folder"
         ) from error
-    return Joining(exchange)
+    return RankSession(exchange)
 
 
-LONGEST_S: Final = 600.0
+LIVE_RANK_S: Final = 600.0
 """seconds that one rank waits for another that is alive"""
-
-
-LATEST_S: Final = 30.0
+UNSEEN_RANK_S: Final = 30.0
 """seconds that it waits for one that was never seen"""
+POLL_S: Final = 0.05
 
 
-EVERY_S: Final = 0.05
-
-
+# Not torch.distributed.FileStore: it would import torch in every rank's session, marked tests or
+# not, and a rank that has died keeps its readers waiting for the whole time-out, as it knows no
+# process ids. Not filelock: a lock says that a rank lives, but carries no results.
 class Exchange:
-    """What ranks of one machine leave for each other."""
+    """Files that ranks of one machine leave for each other."""
 
     def __init__(self, rank: TorchrunRank) -> None:
         self.rank = rank
@@ -96,7 +101,7 @@ class Exchange:
         self._folder = Path(tempfile.gettempdir()) / name
 
     def begin(self) -> None:
-        """Say that this rank runs; forget what an earlier run with the same key left.
+        """Note that this rank runs; remove the files of an earlier run with the same key.
 
         Raises:
             OSError: the folder cannot be made, or is another user's.
@@ -121,16 +126,16 @@ class Exchange:
     def _awaited(self, rank: int) -> dict[str, Any] | None:
         path = self._file("result", rank)
         self._wait(path.exists, rank)
-        found = _read(path)
+        data = _read_json(path)
         path.unlink(missing_ok=True)
-        return found
+        return data
 
     def done(self) -> None:
-        """Say that the report is made."""
+        """Note that the report is made."""
         self._write(self._folder / "done", {})
 
     def wait_until_done(self) -> None:
-        """Wait for that, where somebody of this machine makes it."""
+        """Wait until the report is made, where a rank of this machine makes it."""
         if self.rank.rank < self.rank.local_size:
             self._wait((self._folder / "done").exists, 0)
         self._file("began").unlink(missing_ok=True)
@@ -140,14 +145,14 @@ class Exchange:
         began = time.monotonic()
         while not ready():
             waited = time.monotonic() - began
-            process = _read(self._file("began", rank))
-            limit = LATEST_S if process is None else LONGEST_S
+            process = _read_json(self._file("began", rank))
+            limit = UNSEEN_RANK_S if process is None else LIVE_RANK_S
             if waited > limit or (process is not None and not _lives(process.get("pid"))):
                 return
-            time.sleep(EVERY_S)
+            time.sleep(POLL_S)
 
-    def _file(self, what: str, rank: int | None = None) -> Path:
-        return self._folder / f"{what}-{self.rank.rank if rank is None else rank}.json"
+    def _file(self, kind: str, rank: int | None = None) -> Path:
+        return self._folder / f"{kind}-{self.rank.rank if rank is None else rank}.json"
 
     @staticmethod
     def _write(path: Path, data: dict[str, Any]) -> None:
@@ -156,12 +161,12 @@ class Exchange:
         temporary.replace(path)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return data if isinstance(data, dict) else None
 
 
 def _lives(pid: object) -> bool:

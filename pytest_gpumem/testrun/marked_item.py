@@ -32,12 +32,6 @@ class MarkedItem(Protocol):
     def location(self) -> tuple[str, int]:
         """Return the test's file and the line of its marker, from 1."""
 
-    def requested_fixtures(self) -> Iterable[FixtureKey]:
-        """Return the fixtures that the test is known to use before it runs."""
-
-    def used_fixtures(self) -> Iterable[FixtureKey]:
-        """Return the fixtures that the test has used, those of ``request.getfixturevalue`` too."""
-
     def finish_replaced(self, live: Collection[FixtureKey]) -> None:
         """Tear down the live instances of parametrized fixtures that this test replaces."""
 

@@ -11,13 +11,14 @@ from pytest_gpumem.testrun.marked_item import Attempt
 from pytest_gpumem.torchrun_env import current_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pytest_gpumem.devices.select import Choice
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.marked_item import FixtureKey, MarkedItem
-    from pytest_gpumem.testrun.run import Inputs, Retained, Run
+    from pytest_gpumem.testrun.run import Inputs, Run
+    from pytest_gpumem.testrun.wide_fixture import Retained
 
 
 LONGEST_ERROR: Final = 200
@@ -45,7 +46,7 @@ class Runner:
         Args:
             choice: the session's device.
             root: pytest's root folder, for the names of files.
-            progress: shows a line to the user who waits for a test.
+            progress: shows the waiting user a line.
         """
         self.choice = choice
         self.root = root
@@ -77,23 +78,52 @@ class Runner:
 
         with Run.open(spec, device, self.root, record=record, progress=progress) as run:
             item.finish_replaced(self.fixtures)
-            run.start(self._live(item.requested_fixtures()))
+            run.start()
         self.run, self._nodeid = run, nodeid
         activate(run.meter)
 
-    def _live(self, fixtures: Iterable[FixtureKey]) -> list[Retained]:
-        used = set(fixtures)
-        return [retained for fixture, retained in self.fixtures.items() if fixture in used]
-
     @contextmanager
     def fixture(self, name: str, fixture: FixtureKey) -> Iterator[None]:
-        """Note the memory that a fixture of wider scope retains after its set-up in the block."""
-        if self.run is None:
+        """Note the memory of a fixture of wider scope, which is set up in the block.
+
+        An unmarked test may set up a fixture of marked ones: then the device is opened for that.
+        """
+        if self.run is None and self.choice.device is None:
             yield
             return
-        with self.run.fixture(name) as retained:
+        with self._run_for_set_up() as run, run.fixture(name) as retained:
             yield
         self.fixtures[fixture] = retained
+
+    @contextmanager
+    def _run_for_set_up(self) -> Iterator[Run]:
+        if self.run is not None:
+            yield self.run
+            return
+        from pytest_gpumem.spec import MemorySpec
+        from pytest_gpumem.testrun.run import Run
+
+        assert self.choice.device is not None  # noqa: S101 - for the type checker
+        with Run.open(MemorySpec(), self.choice.device, self.root) as run:
+            run.start()
+        self.run = run
+        try:
+            yield run
+        finally:
+            self.run = None
+            run.close()
+
+    def use(self, fixture: FixtureKey) -> None:
+        """Count a live fixture for the test that runs, if one does."""
+        retained = self.fixtures.get(fixture)
+        if retained is not None and self.run is not None:
+            self.run.use(retained)
+
+    def forget(self, fixture: FixtureKey) -> None:
+        """Forget a fixture that was torn down."""
+        retained = self.fixtures.pop(fixture, None)
+        if retained is not None:
+            retained.forget()
 
     def end(self) -> None:
         """Let go of the device, and note the memory that the test left behind."""
@@ -126,11 +156,10 @@ class Runner:
 
     # -- a test that has ended --
 
-    def ended(self, item: MarkedItem) -> Run:
-        """Return the run of a test that has ended, with all the fixtures that it has used."""
+    def ended(self) -> Run:
+        """Return the run of a test that has ended, with a note of memory that is not counted."""
         assert self.run is not None  # noqa: S101 - for the type checker
         run = self.run
-        run.adopt(self._live(item.used_fixtures()))
         uncounted = sum(held.allocated for held in run.meter.foreign)
         if uncounted:
             holders = [
@@ -230,8 +259,8 @@ class Runner:
             with self.again(item, record=record, inputs=inputs) as attempt:
                 error = attempt.error
                 short = error is not None and find_out_of_memory(error, handled) is not None
-                text = shown_error(error) if error is not None else ""
-                yield Trial(run, passed=attempt.passed, out_of_memory=short, error=text)
+                shown = shown_error(error) if error is not None else ""
+                yield Trial(run, passed=attempt.passed, out_of_memory=short, error=shown)
         finally:
             run.inputs = declared
 

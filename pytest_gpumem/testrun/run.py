@@ -12,11 +12,12 @@ from pytest_gpumem.devices.lone_rank import joined
 from pytest_gpumem.measurement import OutOfMemory, Peak
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory, site_of
-from pytest_gpumem.meter.peaks import minus, plus
+from pytest_gpumem.meter.peaks import minus
 from pytest_gpumem.spec import MemorySpec, spec_from_call
+from pytest_gpumem.testrun.wide_fixture import Retained, SetUpWatch, no_memory, padded, sums
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pytest_gpumem.attribution.recording import Span
@@ -38,25 +39,9 @@ def canonical_card(name: str) -> str:
     """Return a card's name as the table has it.
 
     Raises:
-        SpecError: nobody knows it.
+        SpecError: there is no such card.
     """
     return find_card(name).name
-
-
-@dataclass
-class Retained:
-    """The memory of an instance of a fixture of wider scope than a test; one Peak a device."""
-
-    name: str
-    held: tuple[Peak, ...] = ()
-    """bytes that it holds since its set-up"""
-    peaks: tuple[Peak, ...] = ()
-    """the peaks of its set-up, above the memory held when that began"""
-
-    @property
-    def holds_memory(self) -> bool:
-        """Whether it holds any."""
-        return any(peak.allocated for peak in self.held)
 
 
 class Inputs(NamedTuple):
@@ -85,7 +70,7 @@ class Run:
     root: Path
     inputs: Inputs
     progress: Callable[[str], None] = _no_progress
-    """shows a line to the user who waits for the test"""
+    """shows the waiting user a line"""
     parts: dict[str, Part] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     owned: list[Retained] = field(default_factory=list)
@@ -98,6 +83,8 @@ class Run:
     """whether limits are lifted"""
     _failed_part: tuple[BaseException, str] | None = None
     """the error that a part ended with, and the part's name"""
+    _set_ups: list[SetUpWatch] = field(default_factory=list)
+    """fixtures that are being set up, each asked for by the one before"""
 
     @classmethod
     @contextmanager
@@ -117,7 +104,7 @@ class Run:
             device: where it runs.
             root: the project's folder, for the names of files.
             record: whether the run is recorded, so that its peaks can be explained.
-            progress: shows a line to the user who waits.
+            progress: shows the waiting user a line.
 
         Raises:
             DeviceError: the device cannot be what the test asks for.
@@ -135,43 +122,12 @@ class Run:
             yield run
             run._stack = stack.pop_all()
 
-    def start(self, owned: Iterable[Retained]) -> None:
-        """Settle, cap the device, begin to count.
-
-        Args:
-            owned: the live fixtures of wider scope that the test uses, in the order in which they
-                were set up.
-        """
-        self.owned = list(owned)
-        self.meter.start(self.owned_peaks())
+    def start(self) -> None:
+        """Settle, cap the device, begin to count."""
+        self.meter.start()
         self.meter.cap(self.limit)
         if self.spec.max_leak_mib is not None:
             self.excused_blocks = set(self.meter.blocks())
-        before = [Peak(0, 0)] * self.spec.devices
-        for fixture in self.owned:
-            tops = zip(before, self._padded(fixture.peaks), strict=True)
-            self.meter.consider([plus(base, top) for base, top in tops])
-            held = zip(before, self._padded(fixture.held), strict=True)
-            before = [plus(base, more) for base, more in held]
-
-    def adopt(self, used: Iterable[Retained]) -> None:
-        """Count the live fixtures that the test used besides those that it was known to use.
-
-        They were there all the time, as what others hold.
-        """
-        late = [fixture for fixture in used if fixture not in self.owned]
-        if not late:
-            return
-        before = self.owned_peaks()
-        self.owned.extend(late)
-        more = [minus(*pair) for pair in zip(self.owned_peaks(), before, strict=True)]
-        self.meter.adopt(more)
-        for part in self.parts.values():
-            part.tally.add(more)
-
-    def _padded(self, peaks: Sequence[Peak]) -> list[Peak]:
-        """Return one Peak for each of this test's devices, whatever test made the fixture."""
-        return [*peaks, *[Peak(0, 0)] * self.spec.devices][: self.spec.devices]
 
     def close(self) -> None:
         """Let go of the device."""
@@ -210,70 +166,109 @@ class Run:
         limits = [self.spec.max_bytes, self.card.usable_memory if self.card else None]
         return min((limit for limit in limits if limit is not None), default=None)
 
+    # -- fixtures of wider scope --
+
     def owned_peaks(self) -> list[Peak]:
-        """Return what the test's fixtures of wider scope hold, one Peak a device."""
-        total = [Peak(0, 0)] * self.spec.devices
+        """Return the memory of the test's fixtures of wider scope, one Peak a device."""
+        total = no_memory(self.spec.devices)
         for fixture in self.owned:
-            held = self._padded(fixture.held)
-            total = [plus(one, other) for one, other in zip(total, held, strict=True)]
+            total = sums(total, padded(fixture.held, self.spec.devices))
         return total
 
-    def held_besides(self, alive: Sequence[Retained]) -> list[int]:
-        """Return the bytes held on each device besides what some fixtures hold."""
+    def held_besides(self, fixtures: Sequence[Retained]) -> list[int]:
+        """Return the bytes held on each device besides the memory of some fixtures."""
         held = [peak.allocated for peak in self.meter.counted()]
-        for fixture in alive:
-            peaks = self._padded(fixture.held)
-            held = [all_ - peak.allocated for all_, peak in zip(held, peaks, strict=True)]
+        for fixture in fixtures:
+            peaks = padded(fixture.held, self.spec.devices)
+            held = [nbytes - peak.allocated for nbytes, peak in zip(held, peaks, strict=True)]
         return held
 
     @contextmanager
     def fixture(self, name: str) -> Iterator[Retained]:
-        """Note what the set-up of a fixture of wider scope retains, and its peak.
+        """Note the memory of a fixture of wider scope, which is set up in the block.
 
-        Its memory counts for every test that uses it, whichever ran first. So that the first one
-        has the same figures as the others, the device is settled before and after.
+        It counts for every test that uses the fixture, in every order of tests as in the test
+        alone. For that the device is settled before and after.
         """
-        self.meter.resettle()
-        before = self.meter.counted()
-        leaks = self.spec.max_leak_mib is not None
-        blocks = set(self.meter.blocks()) if leaks else set()
         retained = Retained(name)
-        with self.meter.part() as tally:
-            yield retained
-        self.meter.resettle()
-        self.excused_blocks |= set(self.meter.blocks()) - blocks if leaks else set()
-        after = self.meter.counted()
-        retained.held = tuple(minus(*pair) for pair in zip(after, before, strict=True))
-        retained.peaks = tuple(minus(*pair) for pair in zip(tally.peaks, before, strict=True))
-        self.owned.append(retained)
+        leaks = self.spec.max_leak_mib is not None
+        with self._nested(retained):
+            blocks = set(self.meter.blocks()) if leaks else set()
+            set_up = SetUpWatch(self.meter)
+            self._set_ups.append(set_up)
+            try:
+                yield retained
+            finally:
+                self._set_ups.remove(set_up)
+                set_up.close()
+            retained.held, retained.stages = set_up.result()
+            self.excused_blocks |= set(self.meter.blocks()) - blocks if leaks else set()
+            self.owned.append(retained)
+
+    def use(self, fixture: Retained) -> None:
+        """Count a live fixture's memory from now on, and its set-up's peaks as if that ran now.
+
+        The figure is then that of the test alone, which sets the fixture up itself.
+        """
+        with self._nested(fixture):
+            if fixture in self.owned:
+                return
+            self._replay(fixture, no_memory(self.spec.devices))
+            if not self._uncapped:
+                self.device.make_room([foreign.reserved for foreign in self.meter.foreign])
+
+    @contextmanager
+    def _nested(self, fixture: Retained) -> Iterator[None]:
+        """Keep the memory of a fixture apart from the one whose set-up asks for it, if any does."""
+        asking = self._set_ups[-1] if self._set_ups else None
+        if asking is None:
+            self.meter.resettle()
+            yield
+            return
+        asking.pause(fixture)
+        try:
+            yield
+        finally:
+            asking.resume()
+
+    def _replay(self, fixture: Retained, held_by_asking: Sequence[Peak]) -> None:
+        """Count the stages of a fixture's set-up; ``held_by_asking`` is not counted as yet."""
+        count = self.spec.devices
+        self.owned.append(fixture)
+        for stage in fixture.stages:
+            held = sums(self.meter.counted(), held_by_asking)
+            self.meter.consider(sums(held, padded(stage.peaks, count)))
+            if stage.then is not None and stage.then not in self.owned:
+                self._replay(stage.then, sums(held_by_asking, padded(stage.held, count)))
+        self.meter.adopt(padded(fixture.held, count))
 
     @contextmanager
     def part(self, name: str, declared: dict[str, object]) -> Iterator[PartFigures]:
         """Measure a named part; the same name again counts to the same part.
 
         Raises:
-            SpecError: the name or the declaration is no good.
+            SpecError: a mistake in the name or the declaration.
         """
         spec = spec_from_call(name, declared, self.spec)
         limits = () if self._uncapped else (self.limit, spec.max_bytes)
-        before = self.meter.cap(min((it for it in limits if it is not None), default=None))
+        tightest = min((limit for limit in limits if limit is not None), default=None)
+        outer_cap = self.meter.cap(tightest)
         figures = PartFigures()
         try:
             with self.meter.part() as tally:
                 yield figures
         except BaseException as error:
-            if (
-                self._failed_part is None or self._failed_part[0] is not error
-            ):  # else an inner part has it
+            # An error passes an inner part first, whose limit it is then.
+            if self._failed_part is None or self._failed_part[0] is not error:
                 self._failed_part = error, name
             raise
         finally:
-            self.meter.cap(before)
-            known = self.parts.setdefault(name, Part(spec, tally))
-            known.spec = spec
-            if known.tally is not tally:
-                known.tally.raise_to(tally.peaks)
-                known.tally.windows += tally.windows
+            self.meter.cap(outer_cap)
+            part = self.parts.setdefault(name, Part(spec, tally))
+            part.spec = spec
+            if part.tally is not tally:
+                part.tally.raise_to(tally.peaks)
+                part.tally.windows += tally.windows
             figures.peaks = tuple(tally.peaks)
 
     def measurement(self, out_of_memory: OutOfMemory | None = None) -> Measurement:
@@ -309,11 +304,11 @@ class Run:
     def short_measurement(
         self, error: BaseException, record: OutOfMemory
     ) -> tuple[str, MemorySpec, Measurement]:
-        """Return what ran out of memory: a part if it was at a limit of its own, else the test.
+        """Return the part that ran out of memory, if it was at a limit of its own, else the test.
 
         Args:
             error: PyTorch's error.
-            record: what it says.
+            record: its figures.
 
         Returns:
             the part's name ("" is the test), its spec and its measurement.
@@ -345,21 +340,20 @@ class Run:
     def lift_limits(self) -> None:
         """Lift every limit, to see how much a step needs."""
         self._uncapped = True
-        others = self.meter.foreign
-        self.device.make_room([other.reserved + BOUNDLESS for other in others])
+        self.device.make_room([peak.reserved + BOUNDLESS for peak in self.meter.foreign])
         self.meter.cap(None)
 
     def restore_limits(self) -> None:
         """Have every limit hold again, where they were lifted."""
         if self._uncapped:
             self._uncapped = False
-            self.device.make_room([other.reserved for other in self.meter.foreign])
+            self.device.make_room([peak.reserved for peak in self.meter.foreign])
             self.meter.cap(self.limit)
 
 
 @dataclass
 class PartFigures:
-    """What ``with gpu_memory.measure(...) as figures`` gives: complete once the block has ended."""
+    """The figures of a part: ``with gpu_memory.measure(...) as figures``, once the block ends."""
 
     peaks: tuple[Peak, ...] = ()
     """one a device, in bytes"""

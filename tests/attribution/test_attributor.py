@@ -21,7 +21,8 @@ from helpers.wrapped_tensors import wrapped
 
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.spec import MemorySpec
-from pytest_gpumem.testrun.run import Retained, Run
+from pytest_gpumem.testrun.run import Run
+from pytest_gpumem.testrun.wide_fixture import Retained
 
 # ---- the memory equation ----
 
@@ -223,7 +224,7 @@ def rank_of_four(torch):
     with opened(CARD_80GIB) as device:
         spec = MemorySpec(world_size=4, rank=1)
         with Run.open(spec, device, ROOT, record=True) as run:
-            run.start([])
+            run.start()
         try:
             yield run
         finally:
@@ -292,7 +293,7 @@ def test_what_others_hold_is_in_no_category(torch):
         device = virtual_device()
         spec = MemorySpec()
         with Run.open(spec, device, ROOT, record=True) as run:
-            run.start([])
+            run.start()
         assert run.meter.foreign[0].allocated > 0
         model(data(torch)).sum().backward()
         with run.part("after", {}):
@@ -310,10 +311,11 @@ def test_a_wide_fixtures_model_counts_with_what_it_is(torch):
         model = linears(torch)
     try:
         held = Peak(3 * PARAMETERS, 0)
-        fixture = Retained("model", (held,), (held,))
+        fixture = Retained("model", (held,))
         device = virtual_device()
         with Run.open(MemorySpec(), device, ROOT, record=True) as run:
-            run.start([fixture])
+            run.start()
+            run.use(fixture)
         model(data(torch)).sum().backward()
         with run.part("after", {}):
             pass

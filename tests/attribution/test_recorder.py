@@ -121,7 +121,7 @@ def test_calls_that_end_in_another_order_are_told_apart(torch):
 def test_a_test_that_is_not_recorded_has_no_attribution(torch):
     with opened(CARD_80GIB) as device:
         with Run.open(MemorySpec(), device, ROOT) as run:
-            run.start([])
+            run.start()
         measurement = run.measurement()
         found = explain(run, [""], ROOT, timelines=False)
         run.close()
@@ -134,7 +134,7 @@ def test_recording_changes_no_figure(torch):
     def peaks(*, record):
         with opened(CARD_80GIB) as device:
             with Run.open(MemorySpec(), device, ROOT, record=record) as run:
-                run.start([])
+                run.start()
             model = linears(torch, 5)
             adam = torch.optim.AdamW(model.parameters())
             train(torch, run, model, adam, rows=4096)
@@ -152,7 +152,7 @@ def test_recording_breaks_no_graph_of_torch_compile(torch):
         torch._dynamo.reset()
         with opened(CARD_80GIB) as device:
             with Run.open(MemorySpec(), device, ROOT, record=record) as run:
-                run.start([])
+                run.start()
             layers = [layer for one in linears(torch, 3) for layer in (one, torch.nn.GELU())]
             model = torch.compile(torch.nn.Sequential(*layers), backend="aot_eager")
             adam = torch.optim.AdamW(model.parameters())

@@ -12,12 +12,12 @@ ROOT = TESTS
 
 
 @contextmanager
-def recorded(devices=1, owned=()):
+def recorded(devices=1):
     """A run that is recorded, on a card of 80 GiB."""
     with opened(CARD_80GIB, devices) as device:
         spec = MemorySpec(devices=devices)
         with Run.open(spec, device, ROOT, record=True) as run:
-            run.start(owned)
+            run.start()
         try:
             yield run
         finally:

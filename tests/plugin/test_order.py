@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import re
+
 import pytest
 
 STEP = """
@@ -189,6 +192,81 @@ def test_a_wide_fixture_counts_for_each_test_that_uses_it_whichever_ran_first(su
         assert suite.run("-v", f"test_it.py::{name}").figures() == {name: figures}
     back = [f"test_it.py::{name}" for name in reversed(whole)]
     assert suite.run("-v", *back).figures() == whole
+
+
+SET_UP_PEAKS = """
+@pytest.fixture(scope="module")
+def data():
+    mib(100)
+    return mib(60)
+
+@pytest.fixture(scope="module")
+def model():
+    mib(300)
+    return mib(40)
+
+@pytest.fixture(scope="module")
+def trainer(request):
+    first = mib(30)
+    model = request.getfixturevalue("model")
+    mib(90)
+    return first, mib(20)
+
+@pytest.mark.gpu_memory
+def test_both(data, model): mib(10)
+
+@pytest.mark.gpu_memory
+def test_the_other_way(model, data): mib(10)
+
+@pytest.mark.gpu_memory
+def test_asks(request):
+    kept = mib(50)
+    request.getfixturevalue("model")
+    mib(20)
+    request.getfixturevalue("data")
+
+@pytest.mark.gpu_memory
+def test_asks_in_a_part(request, gpu_memory):
+    mib(25)
+    with gpu_memory.measure("part"):
+        request.getfixturevalue("model")
+    with gpu_memory.measure("end"):
+        mib(5)
+
+@pytest.mark.gpu_memory
+def test_trainer(trainer): mib(10)
+
+@pytest.mark.gpu_memory
+def test_trainer_with_its_model(model, trainer): mib(10)
+
+@pytest.mark.gpu_memory
+def test_trainer_first(trainer, model): mib(10)
+
+def test_unmarked(model, data): pass
+"""
+
+
+def test_set_up_peaks_of_wide_fixtures_are_those_of_the_test_alone_in_every_order(suite):
+    suite.write("test_it.py", SET_UP_PEAKS)
+    names = re.findall(r"def (test_\w+)", SET_UP_PEAKS)
+    alone = {}
+    for name in names:
+        alone |= suite.run("-v", f"test_it.py::{name}").figures()
+    assert {name: allocated for name, (allocated, _) in alone.items()} == {
+        "test_both": 360,  # data's 60 under model's 300
+        "test_the_other_way": 300,
+        "test_asks": 350,
+        "test_asks_in_a_part": 300,
+        "test_asks_in_a_part (part)": 300,
+        "test_asks_in_a_part (end)": 45,
+        "test_trainer": 330,
+        "test_trainer_with_its_model": 300,
+        "test_trainer_first": 330,
+    }
+    for seed in range(6):
+        order = random.Random(seed).sample(names, len(names))
+        assert suite.run("-v", *(f"test_it.py::{name}" for name in order)).figures() == alone, order
+    assert suite.run("-v", *(f"test_it.py::{name}" for name in reversed(names))).figures() == alone
 
 
 def test_a_parametrized_wide_fixture_counts_with_its_own_parameter_only(suite):

@@ -143,7 +143,7 @@ def test_device_names_are_those_that_can_be_chosen():
     ("argument", "words"),
     [
         ("--gpumem-card=T5", "--gpumem-card=T5: "),
-        ("--gpumem-device=cuda0", "--gpumem-device=cuda0: nobody makes such a device"),
+        ("--gpumem-device=cuda0", "--gpumem-device=cuda0: no plugin makes such a device"),
         ("--gpumem-missing-baseline=ignore", "write --gpumem-missing-baseline=note or"),
         ("--gpumem-shrinkage=no", "write --gpumem-shrinkage=note or --gpumem-shrinkage=fail"),
         ("--gpumem-tolerance=lots", "--gpumem-tolerance=lots: "),

@@ -181,4 +181,4 @@ def pytest_gpumem_make_device(config, name):
     assert "gpumem: virtual GPU L4" in session.out
     session = suite.run("--gpumem-device=bench")
     assert session.ret == pytest.ExitCode.USAGE_ERROR
-    assert "--gpumem-device=bench: nobody makes such a device; write auto" in session.err
+    assert "--gpumem-device=bench: no plugin makes such a device; write auto" in session.err

@@ -8,9 +8,9 @@ import subprocess
 import pytest
 from helpers.warm import warm_python
 
+from pytest_gpumem import atomic_file
 from pytest_gpumem.attribution.recording import Recording
 from pytest_gpumem.attribution.snapshots import LONGEST_NAME, VIEWER, snapshot_name, write_snapshot
-from pytest_gpumem.baselines import paths
 from pytest_gpumem.plugin.settings import OPTIONS
 from pytest_gpumem.sizes import MIB
 
@@ -228,7 +228,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     def full(_number):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(paths.os, "fsync", full)
+    monkeypatch.setattr(atomic_file.os, "fsync", full)
     with pytest.raises(Exception, match="test_a.py--test.pickle: cannot be written: No space left"):
         write_snapshot(Recording(), tmp_path, "test_a.py::test")
     assert [it.name for it in tmp_path.iterdir()] == [path.name]
