@@ -103,8 +103,8 @@ def read_names(directory: Path) -> list[Key]:
     for path in baseline_files(directory):
         try:
             names = msgspec.json.decode(read_file(path) or b"", type=_Names)
-        except (BaselineError, msgspec.DecodeError, UnicodeError):
-            continue
+        except (BaselineError, msgspec.DecodeError, UnicodeError, RecursionError):
+            continue  # a RecursionError is of brackets in thousands
         if baseline_path(directory, names.device.key, names.module) == path:
             keys += [Key(names.device.key, names.module, test) for test in names.tests]
     return keys

@@ -8,9 +8,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.baselines.key import Key
+import msgspec
+
+from pytest_gpumem.baselines.key import Key  # noqa: TC001 - msgspec reads the annotation
 from pytest_gpumem.baselines.store import BaselineStore
 from pytest_gpumem.cli import collect_plugin
 from pytest_gpumem.cli.outcome import BAD_INPUT, FOUND, OK, Outcome
@@ -46,8 +48,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
         BaselineError: not all tests could be collected.
     """
     collected = _collect([each for each in arguments.pytest_arguments if each != "--"])
-    folder = Path(collected["directory"])
-    stale = [Key(*names) for names in collected["stale"]]
+    folder = Path(collected.directory)
+    stale = collected.stale
     if not stale:
         return Outcome("gpumem: every baseline has a test")
     lines = [printable(f"stale: {key.nodeid} on {key.device}") for key in stale]
@@ -74,7 +76,16 @@ def _confirmed() -> bool:
         return False
 
 
-def _collect(arguments: Sequence[str]) -> dict[str, Any]:
+class Collected(msgspec.Struct, forbid_unknown_fields=True):
+    """The list that :mod:`pytest_gpumem.cli.collect_plugin` writes."""
+
+    directory: str
+    partial: str
+    """why not all tests were collected"""
+    stale: list[Key]
+
+
+def _collect(arguments: Sequence[str]) -> Collected:
     """Have pytest collect all tests; return what the plugin in its session wrote.
 
     Raises:
@@ -100,13 +111,19 @@ def _collect(arguments: Sequence[str]) -> dict[str, Any]:
         )
         last_lines = process.stdout.decode(errors="replace").splitlines()[-SHOWN_LINES:]
         command_text = " ".join(["pytest --collect-only", *arguments])
-        collected = json.loads(answer.read_text(encoding="ascii")) if answer.exists() else None
+        collected = None
+        if answer.exists():
+            try:
+                collected = msgspec.convert(json.loads(answer.read_bytes()), Collected)
+            except (ValueError, RecursionError, msgspec.ValidationError) as error:
+                problem = f"its list of baselines cannot be read: {error}"
+                raise BaselineError(command_text, problem, "run gpumem prune again") from None
     if process.returncode not in (*_COLLECTED, _NO_TESTS):
         print("\n".join(map(printable, last_lines)), file=sys.stderr)
-    if collected is not None and collected["partial"]:
+    if collected is not None and collected.partial:
         remedy = "run gpumem prune where pytest collects all tests, without naming any"
         raise BaselineError(
-            command_text, f"not all tests were collected: {collected['partial']}", remedy
+            command_text, f"not all tests were collected: {collected.partial}", remedy
         )
     if process.returncode not in _COLLECTED:
         problem = f"ended with exit status {process.returncode}"
@@ -114,4 +131,4 @@ def _collect(arguments: Sequence[str]) -> dict[str, Any]:
     if collected is None:
         remedy = "run gpumem prune from pytest's root folder, or add --gpumem-baseline-dir=DIR"
         raise BaselineError(command_text, "there is no folder of baselines", remedy)
-    return dict(collected)
+    return collected

@@ -42,7 +42,7 @@ def from_text(content: object) -> list[Result]:
             raise
         except msgspec.DecodeError:  # msgspec knows no half of a surrogate pair
             return msgspec.convert(json.loads(content), list[Result])
-    except (msgspec.DecodeError, ValueError, TypeError) as error:
+    except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
         raise GpuMemError(
             "results of tests",
             f"cannot be understood: {error}",

@@ -6,7 +6,9 @@ import json
 import time
 from pathlib import Path
 
+import pytest
 from helpers.command_line import T4, write
+from helpers.damage import DEPTHS, nested, places
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,6 +70,25 @@ def test_whatever_a_file_holds_is_read_or_refused_by_name(content):
     for error in figures.errors:
         assert error.given == str(path)
         assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("bracket", "[{")
+def test_brackets_of_any_depth_cost_one_file(tmp_path, bracket, depth):
+    """Such a file ended the session once, and no baseline was written."""
+    write(tmp_path, {"test_a": (1, 2)})
+    write(tmp_path, {"test_b": (1, 2)}, module="deep.py")
+    deep = tmp_path / "virtual-T4/deep.json"
+    text = deep.read_text()
+    for place in places(json.loads(text)):
+        deep.write_text(nested(text, place, depth, bracket=bracket))
+        figures = read_folder(tmp_path)
+        assert [key.test for key in figures.entries] == ["test_a"]
+        assert [error.given for error in figures.errors] == [str(deep)]
+        names = {key.test for key in read_names(tmp_path)}
+        assert "test_a" in names
+        assert names <= {"test_a", "test_b", "a"}
+        assert not BaselineStore(tmp_path).update([]).errors
 
 
 def test_ten_thousand_names_are_read_in_a_second(tmp_path):

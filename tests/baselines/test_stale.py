@@ -95,3 +95,10 @@ def test_the_line_names_three():
     assert five.endswith(
         "a.py::0 on virtual-T4, a.py::1 on virtual-T4, a.py::2 on virtual-T4, 2 more"
     )
+
+
+def test_a_module_too_long_for_any_path_is_gone(tmp_path):
+    """It is in a baseline file, whose own name is cut."""
+    collection = Collection(tests={"a.py::x"}, files={"a.py"})
+    long = key(f"{'a' * 300}.py::x")
+    assert find_stale(collection, [long], lambda module: (tmp_path / module).exists()) == [long]

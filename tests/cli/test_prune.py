@@ -195,6 +195,22 @@ def test_workers_in_addopts_are_no_obstacle(project, gpumem):
 # What removes
 
 
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"directory": "x"}', b"\xff", b"[" * 100_000, b'{"stale": 1}']
+)
+def test_a_broken_list_of_baselines_is_refused(project, gpumem, content):
+    """As a conftest's clean-up may leave it, or a full disk."""
+    (project / "conftest.py").write_text(
+        "import os, pathlib, pytest\n"
+        "@pytest.hookimpl(trylast=True)\n"
+        "def pytest_unconfigure():\n"
+        f"    pathlib.Path(os.environ['PYTEST_GPUMEM_COLLECTED']).write_bytes({content!r})\n"
+    )
+    status, out, err = gpumem("prune", "--delete")
+    assert (status, out) == (2, "")
+    assert "its list of baselines cannot be read" in err
+
+
 def test_removing_reads_anew_keeps_the_rest_and_reports_what_it_cannot(tmp_path):
     entry = BaselineEntry((Peak(MIB, MIB),), Provenance("2.15.0", "13.2", "9", "virtual", ""))
     store = BaselineStore(tmp_path)

@@ -14,6 +14,19 @@ JSON = st.recursive(
 )
 
 
+DEPTHS = (10, 900, 1000, 5_000, 100_000)
+"""of brackets: what every reader takes, about what Python's stack takes, and far beyond"""
+
+
+def nested(text, place, depth, *, bracket="["):
+    """The document with one value of it inside of so many brackets."""
+    marker = "the place of the brackets"
+    opening, closing = {"[": ("[", "]"), "{": ('{"a": ', "}")}[bracket]
+    inner = "0" if bracket == "{" else ""
+    brackets = opening * depth + inner + closing * depth
+    return with_value(text, marker, place).replace(json.dumps(marker), brackets)
+
+
 def damages(length):
     """Some pieces of a text of so many bytes, each with others in its place."""
     piece = st.tuples(st.integers(0, length), st.integers(0, 4), st.binary(max_size=4))

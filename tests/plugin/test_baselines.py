@@ -180,6 +180,17 @@ def test_a_broken_file_is_an_error_that_names_it_and_it_is_never_overwritten(sui
         assert list(suite.baselines()) == [FILE, "virtual-H100/test_other.json"]
 
 
+def test_a_deep_file_of_another_device_does_not_stop_an_update(suite):
+    """It ended the session with a RecursionError once, before a baseline was written."""
+    path = suite.write("baselines/virtual-L4/test_it.json", '{"tests": ' + "[" * 100_000)
+    content = path.read_bytes()
+    session = suite.run(UPDATE, source=THREE)
+    assert session.outcomes == {"passed": 3}
+    assert session.ret == pytest.ExitCode.OK
+    assert FILE in suite.baselines()
+    assert path.read_bytes() == content
+
+
 def test_a_folder_that_cannot_be_written_fails_the_session_in_one_line(suite):
     """A permission would not do: who runs the tests may be root."""
     (suite.path / "baselines/.gpumem.lock").mkdir(parents=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 
-from helpers.damage import JSON, damaged, damages, places
+import pytest
+from helpers.damage import DEPTHS, JSON, damaged, damages, nested, places
 from helpers.damage import with_value as text_with_value
 from helpers.sample_report import sample
 from hypothesis import given, settings
@@ -67,6 +68,13 @@ def test_any_damage_to_a_report_is_an_error_or_a_report(pieces):
 @given(JSON | st.just(...), st.sampled_from(PLACES[1:]))
 def test_any_json_in_any_place_is_an_error_or_a_report(value, place):
     read_or_refused(text_with_value(TEXT, value, place))
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("bracket", "[{")
+def test_brackets_of_any_depth_are_an_error(bracket, depth):
+    for place in PLACES[:: max(len(PLACES) // 40, 1)]:
+        read_or_refused(nested(TEXT, place, depth, bracket=bracket))
 
 
 @settings(deadline=None, max_examples=60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from helpers.damage import DEPTHS, nested, places
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -119,3 +120,11 @@ def test_what_is_no_result_is_refused_with_its_place(text, place):
     with pytest.raises(GpuMemError, match="same version of pytest-gpumem") as caught:
         from_text(text)
     assert place in str(caught.value).lower()
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_brackets_of_any_depth_are_refused(depth):
+    text = to_text([Result("a.py::test_a", Verdict(Kind.WITHIN, failed=False, headline=""))])
+    for place in places(json.loads(text)):
+        with pytest.raises(GpuMemError, match="cannot be understood"):
+            from_text(nested(text, place, depth))
