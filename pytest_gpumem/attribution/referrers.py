@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import PurePath
 from types import CellType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
@@ -37,8 +36,8 @@ MOST_OBJECTS: Final = 500
 """objects of one level from which the search climbs on"""
 MOST_HOLDERS: Final = 5
 """holders that are reported"""
-LONGEST_S: Final = 2.0
-"""seconds after which no further level is begun"""
+MOST_VISITED: Final = 2000
+"""objects after which no further level is begun: a number, for a slow machine finds the same"""
 UNNAMED: Final = "PyTorch itself, an autograd graph or a .grad"
 
 
@@ -121,10 +120,9 @@ class _Climb:
 
     def run(self) -> Iterator[tuple[str, int]]:
         """Yield the holder's description and the bytes of each tensor."""
-        end = time.monotonic() + LONGEST_S
         self._look_at_locals(self._level)
         for _ in range(DEEPEST):
-            if not self._level or time.monotonic() > end:
+            if not self._level or len(self._visited) > MOST_VISITED:
                 break
             self._level = self._next(self._level)
             self._look_at_locals(self._level)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gc
-import time
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.attribution.optimizer_watch import OptimizerWatch
@@ -16,6 +15,7 @@ from pytest_gpumem.devices.memory_use import shared
 from pytest_gpumem.measurement import DeviceInfo, Measurement, Peak
 from pytest_gpumem.meter.allocator import (
     alloc_retries,
+    await_autograd,
     collect_all,
     current_in,
     own_garbage_only,
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.memory_use import UseWatch
     from pytest_gpumem.measurement import OutOfMemory
     from pytest_gpumem.meter.allocator import Stats
-
-LATEST_S: Final = 0.3
-"""seconds that autograd's threads may take to free their memory once an error has ended a step"""
 
 
 class Meter:
@@ -283,16 +280,14 @@ class Meter:
     def await_release(self, allocated: int) -> None:
         """Wait until a step that an error ended has freed its memory, and settle.
 
-        Autograd's threads free theirs a little later than the error is caught.
+        Autograd's threads free theirs later than the error is caught: they are waited for, however
+        long that takes. Memory that is still held then has a reference.
 
         Args:
             allocated: bytes on all devices together that will stay, unless a reference remains.
         """
-        end = time.monotonic() + LATEST_S
-        while sum(peak.allocated for peak in self.counted()) > allocated:
-            if time.monotonic() > end:  # something refers to it
-                return
-            time.sleep(LATEST_S / 100)
+        if sum(peak.allocated for peak in self.counted()) > allocated:
+            await_autograd()
             self.resettle()
 
     def adopt(self, peaks: Sequence[Peak]) -> None:

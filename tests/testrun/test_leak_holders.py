@@ -68,3 +68,11 @@ def test_without_attribution_the_holder_is_told_and_no_line(suite):
     session = suite.run("--gpumem-attribution=off", source=LEAKS)
     assert "held by global variable CACHE" in session.flat
     assert "of which" not in session.flat
+
+
+def test_the_search_ends_by_a_number_of_objects_and_not_by_the_clock(suite, monkeypatch):
+    monkeypatch.setattr("pytest_gpumem.attribution.referrers.MOST_VISITED", -1)
+    head, body, words = KEEPERS["global"]
+    session = leaked(suite, *body, head=head)
+    assert words not in session.flat
+    assert "held by PyTorch itself" in session.flat

@@ -1,0 +1,36 @@
+"""A backward pass that keeps autograd's thread of a device at work until it is told to end."""
+
+import threading
+
+from helpers.warm import HANGS
+
+
+def busy_backward(index=0, hold=lambda: None):
+    """Start it in a thread; return that thread, and the event that ends the work.
+
+    ``hold`` returns an object that autograd's thread holds meanwhile.
+    """
+    import torch
+
+    begun, go = threading.Event(), threading.Event()
+
+    class Works(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            held = hold()
+            begun.set()
+            assert go.wait(HANGS)
+            del held
+            return grad
+
+    def backward():
+        Works.apply(torch.ones(4, device=f"cuda:{index}", requires_grad=True)).sum().backward()
+
+    caller = threading.Thread(target=backward)
+    caller.start()
+    assert begun.wait(HANGS)
+    return caller, go
