@@ -26,6 +26,9 @@ STATS: Final = ("_cuda_memoryStats", "_accelerator_getDeviceStats")
 PEAK_RESETS: Final = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
 TOTAL_RESETS: Final = ("_cuda_resetAccumulatedMemoryStats", "_accelerator_resetAccumulatedStats")
 SNAPSHOT: Final = "_cuda_memorySnapshot"
+HISTORY: Final = "_cuda_record_memory_history"
+MOST_EVENTS: Final = 1_000_000
+"""allocations and frees that a history keeps; of more the first are lost"""
 RETRIES: Final = "num_alloc_retries"
 TOTALS: Final = ("allocated", "freed")
 """figures of a statistic that only grow, until they are reset"""
@@ -58,6 +61,16 @@ class AllocatorView:
         self._earlier_retries: defaultdict[int, int] = defaultdict(int)
         """of each device: retries before the test's own last reset"""
         self._listeners: list[Callable[[], object]] = []
+        self._histories: list[bool] = []
+        """the measurement's histories under way: whether each needs frames"""
+        self.history_number = 0
+        """grows when the real history begins anew"""
+        self._test_history: tuple[Any, ...] | None = None
+        """arguments with which the test's own code switched the history on"""
+        self._test_start = 0
+        """microseconds since 1970: when it did"""
+        self._test_events: list[list[dict[str, Any]]] = []
+        """of each device: the test's events that the real history no longer has"""
         self._shows_all = False
         self.plugs: set[Plug] = set()
         """blocks that snapshots show as free"""
@@ -68,7 +81,10 @@ class AllocatorView:
             return
         import torch
 
-        wrappers: dict[str, Callable[..., Any]] = {SNAPSHOT: self._show_snapshot}
+        wrappers: dict[str, Callable[..., Any]] = {
+            SNAPSHOT: self._show_snapshot,
+            HISTORY: self._set_history_of_test,
+        }
         wrappers |= dict.fromkeys(STATS, self._show_stats)
         for names, reset in (
             (PEAK_RESETS, self._reset_peaks_of_test),
@@ -112,11 +128,14 @@ class AllocatorView:
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
+        start = time.time_ns() // 1000
         self._shows_all = True
         try:
             yield
         finally:
             self._shows_all = False
+            if self._test_history is not None:  # a snapshot is an event of its own
+                self._hidden_times.append((start, time.time_ns() // 1000 + 1))
 
     def reset_peaks(self, device: int) -> None:
         """Reset the real peaks; the test's code goes on reading the highest."""
@@ -153,15 +172,58 @@ class AllocatorView:
                     if selects(path) and value != figures.get(path, 0):
                         self._hidden[device][path] += value - figures.get(path, 0)
 
+    def begin_history(self, *, frames: bool) -> None:
+        """Switch the allocator's history on; the test's code sees events of its own history only.
+
+        Args:
+            frames: record the Python frames of each allocation.
+        """
+        self._notify()
+        self._histories.append(frames)
+        self.clear_history()
+
+    def end_history(self, *, frames: bool) -> None:
+        """End a history that was begun so."""
+        self._notify()
+        self._histories.remove(frames)
+        self.clear_history()
+
+    @property
+    def clearable(self) -> bool:
+        """Whether no recording would lose events if the history began anew."""
+        return not any(self._histories)
+
+    def clear_history(self) -> None:
+        """Begin the real history anew, with all that the histories under way need."""
+        import torch
+
+        self.install()
+        if self._test_history is not None:
+            self._test_events = self._events_of_test(self.snapshot()["device_traces"])
+        record = torch.cuda.memory._record_memory_history
+        with self._unchanged():
+            record(None)  # else older events stay
+            if any(self._histories) or (self._histories and self._test_history is not None):
+                record("all", context="alloc", stacks="python", max_entries=MOST_EVENTS)
+            elif self._histories:
+                record("all", context=None, max_entries=MOST_EVENTS)
+            elif self._test_history is not None:
+                self._real[HISTORY](*self._test_history)
+        self.history_number += 1
+
     @contextmanager
     def watched_resets(self, notify: Callable[[], object]) -> Iterator[None]:
-        """Call ``notify`` just before the test's own code resets statistics, which are global."""
+        """Call ``notify`` just before statistics or the history are reset, which are global."""
         self.install()
         self._listeners.append(notify)
         try:
             yield
         finally:
             self._listeners.remove(notify)
+
+    def _notify(self) -> None:
+        for notify in self._listeners:
+            notify()
 
     def _note_peaks(self, device: int) -> None:
         peaks, hidden = self._peaks[device], self._hidden[device]
@@ -189,15 +251,13 @@ class AllocatorView:
         return stats
 
     def _reset_peaks_of_test(self, binding: Callable[..., Any], device: int) -> object:
-        for notify in self._listeners:
-            notify()
+        self._notify()
         result: object = binding(device)
         self._peaks[device].clear()
         return result
 
     def _reset_totals_of_test(self, binding: Callable[..., Any], device: int) -> object:
-        for notify in self._listeners:
-            notify()
+        self._notify()
         self._earlier_retries[device] = self.stats(device).get(RETRIES, 0)
         result: object = binding(device)
         hidden = self._hidden[device]
@@ -206,6 +266,37 @@ class AllocatorView:
                 hidden[path] = min(hidden[path], value)  # nothing of 0 is hidden
         return result
 
+    def _set_history_of_test(self, binding: Callable[..., Any], *arguments: Any) -> object:  # noqa: ANN401 - the binding's
+        if self._shows_all:
+            return binding(*arguments)
+        began = self._test_history is None
+        self._test_history = arguments if arguments and arguments[0] else None
+        if began or self._test_history is None:
+            self._test_start = time.time_ns() // 1000
+            self._test_events = []
+        if not self._histories:
+            return binding(*arguments)
+        if self.clearable:  # a recording of the measurement's has all that the test's needs
+            self._notify()
+            self.clear_history()
+        return None
+
+    def _events_of_test(self, traces: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+        """Return the events that the test's own history has, of the real one's."""
+        if self._histories and self._test_history is None:
+            return [[] for _ in traces]
+        start = self._test_start if self._histories else 0
+        shown = []
+        for device, events in enumerate(traces):
+            earlier = self._test_events[device] if device < len(self._test_events) else []
+            own = [
+                event
+                for event in events
+                if event["time_us"] >= start and not self._is_hidden(event)
+            ]
+            shown.append([*earlier, *own])
+        return shown
+
     def _show_snapshot(self, binding: Callable[..., Any], *arguments: object) -> dict[str, Any]:
         snapshot: dict[str, Any] = binding(*arguments)
         if self._shows_all:
@@ -213,11 +304,7 @@ class AllocatorView:
         for segment in snapshot["segments"]:
             if any(plug.device == segment["device"] for plug in self.plugs):
                 self._hide_plugs(segment)
-        if self._hidden_times:
-            snapshot["device_traces"] = [
-                [event for event in events if not self._is_hidden(event)] if events else events
-                for events in snapshot.get("device_traces", ())
-            ]
+        snapshot["device_traces"] = self._events_of_test(snapshot.get("device_traces", []))
         return snapshot
 
     def _hide_plugs(self, segment: dict[str, Any]) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpumem.allocator_view import VIEW
+from pytest_gpumem.allocator_view import MOST_EVENTS, VIEW
 from pytest_gpumem.attribution.observer import Observer
-from pytest_gpumem.attribution.recording import MOST_EVENTS, Recording, Span, beginning, now
+from pytest_gpumem.attribution.recording import Recording, Span, beginning, now
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -35,14 +36,8 @@ class Recorder:
         import torch
 
         self._recording = Recording(plugs=list(plugs))
-        memory = torch.cuda.memory
-        memory._record_memory_history(
-            None
-        )  # ends a history of before: its events are not the run's
-        memory._record_memory_history(
-            "all", context="alloc", stacks="python", max_entries=MOST_EVENTS
-        )
-        self._stack.callback(memory._record_memory_history, None)
+        VIEW.begin_history(frames=True)
+        self._stack.callback(partial(VIEW.end_history, frames=True))
         self._recording.initial_segments = VIEW.snapshot()["segments"]
         self._recording.capability = torch.cuda.get_device_capability(0)
         Observer(self._recording).install(self._stack)
@@ -82,17 +77,13 @@ class Recorder:
 @contextmanager
 def history() -> Iterator[list[list[dict[str, Any]]]]:
     """Give a list that has, at the end, the allocator's events of each device, without frames."""
-    import torch
-
-    memory = torch.cuda.memory
     events: list[list[dict[str, Any]]] = []
-    memory._record_memory_history(None)
-    memory._record_memory_history("all", context=None, max_entries=MOST_EVENTS)
+    VIEW.begin_history(frames=False)
     try:
         yield events
         events.extend(VIEW.snapshot()["device_traces"])
     finally:
-        memory._record_memory_history(None)
+        VIEW.end_history(frames=False)
 
 
 def _history(snapshot: dict[str, Any]) -> dict[str, Any]:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from pytest_gpumem.measurement import Category
     from pytest_gpumem.source_lines import Line
-
-MOST_EVENTS: Final = 1_000_000
-"""events that the allocator's history keeps: of a longer run the first are lost, and without them
-the recording tells nothing"""
 
 
 class Tag(NamedTuple):

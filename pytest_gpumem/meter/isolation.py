@@ -12,11 +12,14 @@ from pytest_gpumem.meter.allocator import (
     current,
     current_in,
     live_blocks,
+    peak_in,
+    settle,
 )
-from pytest_gpumem.meter.peaks import NOTHING, minus
+from pytest_gpumem.meter.foreign import ForeignMemory, no_foreign_memory
+from pytest_gpumem.meter.peaks import NOTHING, minus, plus
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from pytest_gpumem.meter.allocator import Stats
 
@@ -30,18 +33,36 @@ class Isolation:
     def __init__(self, devices: range) -> None:
         self.devices = devices
         self.plugs = Plugs(devices)
-        self.foreign = [NOTHING] * len(devices)
-        """memory held by earlier tests and the like, without plugs"""
+        self.initial_foreign = [NOTHING] * len(devices)
+        """memory held by earlier tests and the like when the step began, without plugs"""
+        self._foreign = no_foreign_memory(devices)
 
     def stats(self) -> list[Stats]:
         """Return the allocator's statistics of each device: asking takes most of a measurement."""
         return [allocator_stats(device) for device in self.devices]
 
-    def separate(self, owned: Sequence[Peak] | None, *, count_held: bool) -> list[Stats]:
+    @property
+    def foreign(self) -> list[Peak]:
+        """Foreign memory that is still held."""
+        return self._foreign.peaks
+
+    @property
+    def follows_foreign(self) -> bool:
+        """Whether there is foreign memory whose frees have to be seen."""
+        return self._foreign.follows
+
+    def separate(
+        self,
+        owned: Sequence[Peak] | None,
+        owned_blocks: Collection[tuple[int, int]],
+        *,
+        count_held: bool,
+    ) -> list[Stats]:
         """Take the memory held now as foreign, on settled devices; return the statistics then.
 
         Args:
             owned: memory held now that belongs to the step.
+            owned_blocks: device and address of its blocks.
             count_held: all of it does.
         """
         all_stats = self.stats()
@@ -49,21 +70,59 @@ class Isolation:
         full = any(peak.reserved for peak in held)
         if count_held:
             owned = held
-        self.foreign = held if owned is None else list(map(minus, held, owned))
-        if not full or count_held:  # the free rooms are the step's own
-            return all_stats
-        self.plugs.fill()
-        return self.stats()
+        foreign = held if owned is None else list(map(minus, held, owned))
+        if full and not count_held:  # else the free rooms are the step's own
+            self.plugs.fill()
+            all_stats = self.stats()
+        blocks = {}
+        if any(peak.allocated for peak in foreign):
+            blocks = {
+                place: size for place, size in self.blocks().items() if place not in owned_blocks
+            }
+        self.initial_foreign = foreign
+        self._foreign = ForeignMemory(self.devices, foreign, blocks, self.plugs.sizes)
+        return all_stats
 
-    def adopt(self, peaks: Sequence[Peak]) -> None:
+    def stop(self) -> None:
+        """Give the rooms back, and follow foreign memory no longer."""
+        self._foreign.stop()
+        self.plugs.release()
+
+    def adopt(self, peaks: Sequence[Peak], blocks: Collection[tuple[int, int]]) -> None:
         """Count memory that was taken as foreign for the step's own."""
-        self.foreign = list(map(minus, self.foreign, peaks))
+        self.initial_foreign = list(map(minus, self.initial_foreign, peaks))
+        self._foreign.own(blocks, peaks)
+
+    def own_peaks(self, all_stats: Sequence[Stats]) -> list[Peak]:
+        """Return the step's own peaks, from the allocators' peaks or from their history."""
+        own = self.own([peak_in(stats) for stats in all_stats])
+        replayed = self._foreign.read(self.plugs.sizes)
+        for device, peak in zip(self.devices, replayed, strict=True):
+            if (
+                peak is not None
+            ):  # the allocator's peak may lie before a free, and is of no more use
+                VIEW.reset_peaks(device)
+        return [peak or plain for peak, plain in zip(replayed, own, strict=True)]
+
+    def settle(self) -> None:
+        """Settle the devices, with the free rooms filled anew."""
+        self.plugs.release()
+        settle(self.devices)
+        self._foreign.skip(self.plugs.sizes)
+        self.plugs.fill()
+        self._foreign.skip(self.plugs.sizes)
+
+    def notes(self) -> list[str]:
+        """Return sentences about figures that are not exact."""
+        return self._foreign.notes()
 
     def own(self, peaks: Sequence[Peak]) -> list[Peak]:
         """Subtract foreign memory and the plugs from the allocators' figures."""
         return [
-            minus(minus(peak, foreign), Peak(plug, 0))
-            for peak, foreign, plug in zip(peaks, self.foreign, self.plugs.sizes, strict=True)
+            plus(minus(minus(peak, foreign), Peak(plug, 0)), Peak(0, borrowed))
+            for peak, foreign, plug, borrowed in zip(
+                peaks, self.foreign, self.plugs.sizes, self._foreign.borrowed(), strict=True
+            )
         ]
 
     def own_now(self) -> list[Peak]:

@@ -19,7 +19,6 @@ from pytest_gpumem.meter.allocator import (
     collect_all,
     current_in,
     own_garbage_only,
-    peak_in,
     require_native_allocator,
     reset_peaks,
     segments_held,
@@ -32,7 +31,7 @@ from pytest_gpumem.meter.provenance import provenance
 from pytest_gpumem.meter.step_watch import Steps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from torch.optim import Optimizer
 
@@ -85,12 +84,19 @@ class Meter:
         self._apart: list[Span] = []
         """the spans of time of runs that are no part of the step"""
 
-    def start(self, owned: Sequence[Peak] | None = None, *, count_held: bool = False) -> None:
+    def start(
+        self,
+        owned: Sequence[Peak] | None = None,
+        owned_blocks: Collection[tuple[int, int]] = (),
+        *,
+        count_held: bool = False,
+    ) -> None:
         """Settle, and begin to count.
 
         Args:
             owned: memory held now that belongs to the step (of a module's fixtures that it uses),
                 one Peak a device.
+            owned_blocks: device and address of its blocks.
             count_held: all memory held now belongs to it.
 
         Raises:
@@ -99,19 +105,19 @@ class Meter:
         require_native_allocator()
         self._isolation.plugs.release()
         settle(self.devices)
-        all_stats = self._isolation.separate(owned, count_held=count_held)
+        all_stats = self._isolation.separate(owned, owned_blocks, count_held=count_held)
         self.device.make_room([peak.reserved for peak in self.foreign])
         self._retries = alloc_retries(all_stats)
-        self._stack.callback(self._isolation.plugs.release)
+        self._stack.callback(self._isolation.stop)
         self._stack.enter_context(kept_fractions(self.devices))
         self._stack.enter_context(own_garbage_only())
         self._stack.enter_context(VIEW.watched_resets(self.note))
         self._optimizers.start()
         self._stack.callback(self._optimizers.stop)
-        if self._recorder is not None:
-            self._record(self._recorder)
         self._use = self.device.watch(self.devices)
         self._stack.callback(self._use.stop)
+        if self._recorder is not None:
+            self._record(self._recorder)
         self._begin(all_stats)
 
     def _record(self, recorder: Recorder) -> None:
@@ -138,11 +144,13 @@ class Meter:
 
     def counted(self) -> list[Peak]:
         """Return the step's own memory now, one Peak a device."""
+        if self._isolation.follows_foreign:  # what of it has been freed is known after a reading
+            self.note()
         return self._isolation.own_now()
 
     @property
     def foreign(self) -> tuple[Peak, ...]:
-        """Memory of earlier tests and the like, which is not counted, one Peak a device."""
+        """Memory of earlier tests that is still held and not counted, one Peak a device."""
         return tuple(self._isolation.foreign)
 
     def note(self) -> None:
@@ -150,7 +158,10 @@ class Meter:
         self._note(self._isolation.stats())
 
     def _note(self, all_stats: Sequence[Stats]) -> None:
-        peaks = self._isolation.own([peak_in(stats) for stats in all_stats])
+        foreign = self.foreign
+        peaks = self._isolation.own_peaks(all_stats)
+        if self.foreign != foreign:
+            self.cap(self._limit)
         for tally in self._open:
             tally.raise_to(peaks, stepping=self._stepping)
         self._use.look()
@@ -267,9 +278,7 @@ class Meter:
         """Settle in the midst of a step: its live memory stays counted, its cache goes."""
         self.fold()
         with self._recorder.ours() if self._recorder else nullcontext():
-            self._isolation.plugs.release()
-            settle(self.devices)
-            self._isolation.plugs.fill()
+            self._isolation.settle()
         reset_peaks(self.devices)
 
     def release(self) -> None:
@@ -290,10 +299,15 @@ class Meter:
             await_autograd()
             self.resettle()
 
-    def adopt(self, peaks: Sequence[Peak]) -> None:
-        """Count memory that was taken as foreign for the step's own from now on."""
+    def adopt(self, peaks: Sequence[Peak], blocks: Collection[tuple[int, int]]) -> None:
+        """Count memory that was taken as foreign for the step's own from now on.
+
+        Args:
+            peaks: the memory, one Peak a device.
+            blocks: device and address of its blocks.
+        """
         self.fold()
-        self._isolation.adopt(peaks)
+        self._isolation.adopt(peaks, blocks)
         self.cap(self._limit)  # the cap is above less foreign memory than before
 
     def consider(self, peaks: Sequence[Peak]) -> None:
@@ -374,6 +388,8 @@ class Meter:
             gc.collect()
             retained = self.counted()
         sentences = [*notes, *shared(use, self.info.name)]
+        if whole:
+            sentences.extend(self._isolation.notes())
         ended = whole and out_of_memory is None
         if ended:
             sentences.extend(self._optimizers.notes())
@@ -383,7 +399,7 @@ class Meter:
             device=self.info,
             provenance=provenance(self.device),
             peaks=tuple((tally or self._whole).peaks),
-            held=self.foreign,
+            held=tuple(self._isolation.initial_foreign),
             retained=tuple(retained),
             alloc_retries=alloc_retries(all_stats) - self._retries,
             segments=segments,

@@ -6,9 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from pytest_gpumem.allocator_view import MOST_EVENTS
 from pytest_gpumem.attribution.attributor import Attributor, Subject
 from pytest_gpumem.attribution.hints import fragmentation, is_fragmented
-from pytest_gpumem.attribution.recording import MOST_EVENTS
 from pytest_gpumem.attribution.snapshots import write_snapshot
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.judge.verdict import Kind

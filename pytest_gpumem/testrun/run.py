@@ -191,9 +191,8 @@ class Run:
         alone. For that the device is settled before and after.
         """
         retained = Retained(name)
-        leaks = self.spec.max_leak_mib is not None
         with self._nested(retained):
-            blocks = set(self.meter.blocks()) if leaks else set()
+            blocks = set(self.meter.blocks())
             set_up = SetUpWatch(self.meter)
             self._set_ups.append(set_up)
             try:
@@ -202,7 +201,9 @@ class Run:
                 self._set_ups.remove(set_up)
                 set_up.close()
             retained.held, retained.stages = set_up.result()
-            self.excused_blocks |= set(self.meter.blocks()) - blocks if leaks else set()
+            retained.blocks = frozenset(set(self.meter.blocks()) - blocks)
+            if self.spec.max_leak_mib is not None:
+                self.excused_blocks |= retained.blocks
             self.owned.append(retained)
 
     def use(self, fixture: Retained) -> None:
@@ -240,7 +241,7 @@ class Run:
             self.meter.consider(sums(held, padded(stage.peaks, count)))
             if stage.then is not None and stage.then not in self.owned:
                 self._replay(stage.then, sums(held_by_asking, padded(stage.held, count)))
-        self.meter.adopt(padded(fixture.held, count))
+        self.meter.adopt(padded(fixture.held, count), fixture.blocks)
 
     @contextmanager
     def part(self, name: str, declared: dict[str, object]) -> Iterator[PartFigures]:

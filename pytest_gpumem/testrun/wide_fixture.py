@@ -60,6 +60,8 @@ class Retained:
     held: tuple[Peak, ...] = ()
     """the memory that it holds since its set-up, one Peak a device"""
     stages: tuple[Stage, ...] = field(default=(), repr=False)
+    blocks: frozenset[tuple[int, int]] = field(default=frozenset(), repr=False)
+    """device and address of its blocks"""
 
     @property
     def holds_memory(self) -> bool:
@@ -68,7 +70,7 @@ class Retained:
 
     def forget(self) -> None:
         """Note that it was torn down."""
-        self.held, self.stages = (), ()
+        self.held, self.stages, self.blocks = (), (), frozenset()
 
 
 class SetUpWatch:
