@@ -45,13 +45,15 @@ def _lead_to_github(app, doctree):  # noqa: ANN001, ANN202, ARG001 - Sphinx's ho
     """Let links to files and folders outside of the pages lead to the repository."""
     folder = Path(doctree["source"]).parent
     for node in [*doctree.findall(download_reference), *doctree.findall(pending_xref)]:
-        path = (folder / node["reftarget"]).resolve()
-        if path.exists() and (
-            path.is_dir() or path.suffix != ".md" or ROOT / "docs" not in path.parents
-        ):
-            kind = "tree" if path.is_dir() else "blob"
-            address = f"{REPOSITORY}/{kind}/main/{relpath(path, ROOT)}"
-            node.replace_self(nodes.reference("", "", *node.children, refuri=address))
+        target = node["reftarget"]
+        # MyST leaves the ending of a page out; pages of the root folder are included in pages here.
+        candidates = [base / f"{target}{end}" for base in (folder, ROOT) for end in ("", ".md")]
+        path = next((path.resolve() for path in candidates if path.exists()), None)
+        if path is None or (path.suffix == ".md" and ROOT / "docs" in path.parents):
+            continue
+        kind = "tree" if path.is_dir() else "blob"
+        address = f"{REPOSITORY}/{kind}/main/{relpath(path, ROOT)}"
+        node.replace_self(nodes.reference("", "", *node.children, refuri=address))
 
 
 def _find_public_name(app, env, node, contnode):  # noqa: ANN001, ANN202 - Sphinx's hook

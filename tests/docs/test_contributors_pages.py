@@ -29,9 +29,9 @@ def test_the_files_to_begin_with_are_there():
             assert (PACKAGE / room / name).is_file(), (room, name)
 
 
-def test_the_base_modules_are_there():
-    for name, _ in table(PAGE, 1):
-        assert (PACKAGE / f"{name}.py").is_file()
+def test_the_table_of_base_modules_is_complete():
+    named = {name for row in table(PAGE, 1) for name in re.findall(r"\w+", row[0])}
+    assert named == {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
 
 
 def test_the_way_of_a_test_names_modules():
