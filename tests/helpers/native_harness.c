@@ -121,7 +121,7 @@ static void host(unsigned *seed, void *device) {
         memset(memory, 7, size);
         CHECK(cudaMemcpy((char *)device + next(seed) % 9000, memory, size, 4) == 0);
         CHECK(cudaMemset((char *)device + next(seed) % 9000, 7, size) == 0);
-        if (round % 50 == 0) CHECK(cudaLaunchKernelExC(NULL, NULL, NULL) == 0);
+        if (round % 50 == 0) CHECK(cudaLaunchKernelExC((char[64]){0}, NULL, NULL) == 0);
         CHECK(cudaFreeHost(memory) == 0);
     }
 }

@@ -27,6 +27,7 @@ enum {
     GM_SUCCESS = 0,
     GM_INVALID_VALUE = 1,
     GM_OUT_OF_MEMORY = 2,
+    GM_INVALID_CONFIGURATION = 9, /* of a launch, in the runtime; the driver says GM_INVALID_VALUE */
     GM_NO_DEVICE = 100,
     GM_DEVICE_UNINITIALIZED = 201,
     GM_INVALID_DEVICE = 101,

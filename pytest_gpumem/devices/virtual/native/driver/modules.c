@@ -60,24 +60,34 @@ GM_API int cuFuncSetCacheConfig(void *function, int config) {
     return GM_SUCCESS;
 }
 
-static int launched(void) {
+/* The leading fields of CUlaunchConfig. */
+typedef struct {
+    gm_dim3 grid, block;
+    unsigned shared;
+} launch_config;
+
+static int launched(const launch_config *config) {
+    int status = gm_launch_status(config->grid, config->block, config->shared);
     gm_count_launch();
-    return gm_visible() ? GM_SUCCESS : GM_NO_DEVICE;
+    return status == GM_INVALID_CONFIGURATION ? GM_INVALID_VALUE : status;
 }
 
-GM_API int cuLaunchKernel(void *function, ...) {
-    (void)function;
-    return launched();
+GM_API int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                          unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **args,
+                          void **extra) {
+    (void)function, (void)stream, (void)args, (void)extra;
+    return launched(&(launch_config){{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared});
 }
 
-GM_API int cuLaunchKernelEx(const void *config, void *function, void **args, void **extra) {
-    (void)config, (void)function, (void)args, (void)extra;
-    return launched();
+GM_API int cuLaunchKernelEx(const launch_config *config, void *function, void **args, void **extra) {
+    (void)function, (void)args, (void)extra;
+    return config ? launched(config) : GM_INVALID_VALUE;
 }
 
-GM_API int cuLaunchCooperativeKernel(void *function, ...) {
-    (void)function;
-    return launched();
+GM_API int cuLaunchCooperativeKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                                     unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+                                     void *stream, void **args) {
+    return cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, args, NULL);
 }
 
 GM_API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int block_size, size_t shared) {

@@ -12,6 +12,7 @@ static const struct {
     {GM_SUCCESS, "cudaSuccess", "no error"},
     {GM_INVALID_VALUE, "cudaErrorInvalidValue", "invalid argument"},
     {GM_OUT_OF_MEMORY, "cudaErrorMemoryAllocation", "out of memory"},
+    {GM_INVALID_CONFIGURATION, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
     {GM_NO_DEVICE, "cudaErrorNoDevice",
      "no GPU here: the virtual GPU is visible inside tests marked gpu_memory only"},
     {GM_INVALID_DEVICE, "cudaErrorInvalidDevice",

@@ -3,9 +3,7 @@
 
 #include <stdatomic.h>
 
-typedef struct {
-    unsigned x, y, z;
-} dim3;
+typedef gm_dim3 dim3;
 
 static atomic_ullong launches;
 
@@ -20,30 +18,53 @@ void gm_count_launch(void) {
     gm_forget_all();
 }
 
-static int launched(void) {
+/* Every card since compute capability 3.0 has these limits (CUDA Programming Guide, "Technical Specifications"). */
+enum { MOST_THREADS = 1024, MOST_DEPTH = 64, MOST_ROWS = 65535 };
+#define MOST_COLUMNS 2147483647u
+
+/* The status of a launch. A dimension of zero is let through, although CUDA refuses it: here it may come of a size that
+ * was read back from the device, which is zero for no kernel has computed it. */
+int gm_launch_status(gm_dim3 grid, gm_dim3 block, size_t shared) {
+    uint64_t threads = (uint64_t)block.x * block.y * block.z;
+    if (!gm_visible()) return GM_NO_DEVICE;
+    if (grid.x > MOST_COLUMNS || grid.y > MOST_ROWS || grid.z > MOST_ROWS) return GM_INVALID_CONFIGURATION;
+    if (block.x > MOST_THREADS || block.y > MOST_THREADS || block.z > MOST_DEPTH || threads > MOST_THREADS)
+        return GM_INVALID_CONFIGURATION;
+    return shared > gm_profile.shared_memory_per_block_optin ? GM_INVALID_VALUE : GM_SUCCESS;
+}
+
+static int launched(dim3 grid, dim3 block, size_t shared) {
+    int status = gm_launch_status(grid, block, shared);
     gm_count_launch();
-    return gm_visible() ? GM_SUCCESS : gm_error(GM_NO_DEVICE);
+    return gm_error(status);
 }
 
 GM_API int cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void **args, size_t shared, void *on) {
-    (void)function, (void)grid, (void)block, (void)args, (void)shared, (void)on;
-    return launched();
+    (void)function, (void)args, (void)on;
+    return launched(grid, block, shared);
 }
 
 GM_API int __cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **args, size_t shared, void *on) {
-    (void)kernel, (void)grid, (void)block, (void)args, (void)shared, (void)on;
-    return launched();
+    (void)kernel, (void)args, (void)on;
+    return launched(grid, block, shared);
 }
 
 GM_API int cudaLaunchCooperativeKernel(const void *function, dim3 grid, dim3 block, void **args, size_t shared,
                                        void *on) {
-    (void)function, (void)grid, (void)block, (void)args, (void)shared, (void)on;
-    return launched();
+    (void)function, (void)args, (void)on;
+    return launched(grid, block, shared);
 }
 
-GM_API int cudaLaunchKernelExC(const void *config, const void *function, void **args) {
-    (void)config, (void)function, (void)args;
-    return launched();
+/* The leading fields of cudaLaunchConfig_t. */
+typedef struct {
+    dim3 grid, block;
+    size_t shared;
+} launch_config;
+
+GM_API int cudaLaunchKernelExC(const launch_config *config, const void *function, void **args) {
+    (void)function, (void)args;
+    if (!config) return gm_error(GM_INVALID_VALUE);
+    return launched(config->grid, config->block, config->shared);
 }
 
 GM_API int cudaFuncSetAttribute(const void *function, int attribute, int value) {

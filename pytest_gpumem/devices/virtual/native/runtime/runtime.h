@@ -16,6 +16,10 @@ GM_API int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void
 
 /* launches.c */
 void gm_count_launch(void);
+typedef struct {
+    unsigned x, y, z;
+} gm_dim3;
+int gm_launch_status(gm_dim3 grid, gm_dim3 block, size_t shared);
 uint64_t gm_launches(void);
 void gm_count_plan(void); /* of cuDNN's: they launch kernels of their own */
 uint64_t gm_plans_run(void); /* on this thread */
