@@ -38,7 +38,7 @@ from pytest_gpumem.report import json_schema
 from pytest_gpumem.report.json_report import dumps, loads, read_report, schema
 from pytest_gpumem.report.model import Report
 
-DOCS = ROOT / "docs" / "reference"
+DOCS = ROOT / "docs"
 WHEN = "2026-11-21T15:06:07Z"
 
 
@@ -172,7 +172,7 @@ def test_the_schema_in_the_documentation_is_up_to_date():
 
 
 def test_the_documentation_names_every_field():
-    text = (DOCS / "json-report.md").read_text(encoding="utf-8")
+    text = (DOCS / "reference/json-report.md").read_text(encoding="utf-8")
     forms = (json_schema.Document, json_schema.Result, json_schema.Verdict, json_schema.Measurement)
     names = {name for form in forms for name in form.__struct_encode_fields__}
     assert [name for name in sorted(names) if f"`{name}`" not in text] == []
