@@ -69,7 +69,7 @@ def markdown(report: Report, *, when: str = "", limit: int | None = None) -> str
 
 def _document(report: Report, when: str, most: _Most) -> str:
     results = sorted(report.results, key=urgency)
-    failures = [it for it in results if it.verdict.failed and not it.expected]
+    failures = [result for result in results if result.verdict.failed and not result.expected]
     blocks = [
         *_head(report, failures, when),
         *_failures(failures, most),

@@ -72,8 +72,10 @@ def comparison_lines(results: Sequence[Result], *, width: int = 80) -> list[str]
 
 def snapshots(results: Sequence[Result], *, width: int = 80) -> list[str]:
     """Return lines with the folder of the snapshots, and why some could not be written."""
-    files = list(dict.fromkeys(it.snapshot for it in results if it.snapshot))
-    errors = list(dict.fromkeys(it.snapshot_error for it in results if it.snapshot_error))
+    files = list(dict.fromkeys(result.snapshot for result in results if result.snapshot))
+    errors = list(
+        dict.fromkeys(result.snapshot_error for result in results if result.snapshot_error)
+    )
     lines = []
     if files:
         number = "1 snapshot" if len(files) == 1 else f"{len(files)} snapshots"
@@ -89,10 +91,10 @@ def next_command(results: Sequence[Result], *, updating: bool = False) -> str | 
 
     It never covers a test that regressed: to accept that is a decision of its own.
     """
-    missing = list(dict.fromkeys(it.nodeid for it in results if _needs_baseline(it)))
+    missing = list(dict.fromkeys(result.nodeid for result in results if _needs_baseline(result)))
     if updating or not missing:
         return None
-    regressed = {it.nodeid for it in results if it.verdict.kind is Kind.REGRESSED}
+    regressed = {result.nodeid for result in results if result.verdict.kind is Kind.REGRESSED}
     spared = regressed | {module_of(nodeid) for nodeid in regressed}
     files = list(dict.fromkeys(map(module_of, missing)))
     for targets, longest in ((missing, LONG), (files, LONG), (missing, sys.maxsize)):

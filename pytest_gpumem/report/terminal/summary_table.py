@@ -75,8 +75,11 @@ def summary_table(
             "\n".join(_device_use_lines(listed, width)),
             "\n".join(_provenance_lines(listed, width)),
         ]
-    passed = [it for it in listed if not it.verdict.failed]  # a failure has a section of its own
-    lines = list(_counted("note", (note for it in passed for note in it.verdict.notes), width))
+    # A failure has a section of its own, with its notes.
+    passed = [result for result in listed if not result.verdict.failed]
+    lines = list(
+        _counted("note", (note for result in passed for note in result.verdict.notes), width)
+    )
     if verbosity > 0:
         lines += _counted("hint", (hint for it in passed for hint in hints_of(it)), width)
     blocks.append("\n".join(lines))
@@ -229,7 +232,7 @@ def _device_use_lines(results: Sequence[Result], width: int) -> Iterator[str]:
 
 def _provenance_lines(results: Sequence[Result], width: int) -> Iterator[str]:
     """Yield a line for each different provenance."""
-    counter = Counter(it.measurement.provenance for it in results if it.measurement)
+    counter = Counter(result.measurement.provenance for result in results if result.measurement)
     for provenance, number in counter.items():
         tests = f" ({tests_text(number)})" if len(counter) > 1 else ""
         yield wrapped("made with: ", f"{provenance_text(provenance)}{tests}", width)

@@ -61,7 +61,9 @@ def lead_lines(
     groups = moved_together(results)
     sentences = [group.sentence for group in groups]
     regressed = {
-        it.name for it in results if it.verdict.kind is Kind.REGRESSED and it.verdict.failed
+        result.name
+        for result in results
+        if result.verdict.kind is Kind.REGRESSED and result.verdict.failed
     }
     moved = _names(groups)
     alone = len(regressed - moved)
@@ -89,4 +91,4 @@ def short_texts(results: Sequence[Result]) -> dict[str, str]:
 
 def _names(groups: Iterable[CommonChange]) -> set[str]:
     shifts = (shift for group in groups for shift in group.changes)
-    return {f"{it.nodeid} ({it.part})" if it.part else it.nodeid for it in shifts}
+    return {f"{shift.nodeid} ({shift.part})" if shift.part else shift.nodeid for shift in shifts}
