@@ -323,4 +323,14 @@ class ItemHooks:
 
             report.__dict__["gpumem"] = to_text(results)
             del item.stash[RESULTS]
+            crash = getattr(report.longrepr, "reprcrash", None)
+            if (
+                crash is not None
+                and call.excinfo is not None
+                and call.excinfo.errisinstance(Failed)
+            ):
+                from pytest_gpumem.report.causes import short_message
+
+                # pytest's short summary shows it; in CI all of it, the whole text once more.
+                crash.message = short_message(results)
         return report

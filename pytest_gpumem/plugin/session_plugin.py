@@ -17,29 +17,44 @@ from pytest_gpumem.plugin.results import SessionResults
 from pytest_gpumem.plugin.torchrun import open_rank_session
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
     from pytest_gpumem.baselines.store import UpdateSummary
     from pytest_gpumem.plugin.item_hooks import ItemHooks
     from pytest_gpumem.plugin.outputs import Published
     from pytest_gpumem.plugin.settings import Settings
+    from pytest_gpumem.report.terminal.brief_text import Line
 
 NAME: Final = "gpumem-session"
 LISTINGS: Final = ("collectonly", "showfixtures", "show_fixtures_per_test")
 """options of pytest with which no test is run"""
 
 
-class BriefRepr:
-    """A failure in a line, in place of a report's ``longrepr``."""
+STYLES: Final[dict[str, dict[str, bool]]] = {
+    "headline": {"red": True, "bold": True},
+    "command": {"bold": True},
+    "": {},
+}
+"""markup of a failure's lines, where the terminal has colours"""
 
-    def __init__(self, line: str, longrepr: object) -> None:
-        self.line = line
+
+class BriefRepr:
+    """A failure in a few lines, in place of a report's ``longrepr``."""
+
+    def __init__(self, lines: Sequence[Line], longrepr: object) -> None:
+        self.lines = lines
         self.reprcrash = getattr(longrepr, "reprcrash", None)
         """the place and the message, which pytest's short summary shows"""
 
     def toterminal(self, tw: Any) -> None:  # noqa: ANN401 - pytest's TerminalWriter
-        """Write the line, as pytest asks of every ``longrepr``."""
-        tw.line(self.line)
+        """Write the lines, as pytest asks of every ``longrepr``."""
+        for line in self.lines:
+            tw.line(line.text, **STYLES[line.style])
+
+
+def terminal_encoding(terminalreporter: pytest.TerminalReporter) -> str:
+    """Return the encoding of the terminal, or of the file that stands in for it."""
+    return getattr(terminalreporter._tw._file, "encoding", None) or "utf-8"
 
 
 class GpuMemPlugin:
@@ -138,19 +153,24 @@ class GpuMemPlugin:
     def pytest_terminal_summary_shortened(
         self, terminalreporter: pytest.TerminalReporter
     ) -> Generator[None, None, None]:
-        """Show one line of each test that only moved together with the toolchain.
+        """Show the cause of each failure, and of several failures of one cause the first.
 
         The terminal gets copies of their reports: the reports themselves stay whole.
         """
         if self.results and not self._worker and terminalreporter.verbosity <= 0:
-            from pytest_gpumem.report.terminal.toolchain_lead import short_texts
+            from pytest_gpumem.plugin.terminal_summary import brief_texts
 
-            lines = short_texts(self.results.results())
-            failed = terminalreporter.stats.get("failed", [])
-            for index, report in enumerate(failed):
-                if report.nodeid in lines and report.when == "call":
-                    failed[index] = copy.copy(report)
-                    failed[index].longrepr = BriefRepr(lines[report.nodeid], report.longrepr)
+            texts = brief_texts(
+                self.results.results(),
+                width=terminalreporter._tw.fullwidth,
+                encoding=terminal_encoding(terminalreporter),
+            )
+            for reports in (terminalreporter.stats.get(name, []) for name in ("failed", "error")):
+                for index, report in enumerate(reports):
+                    # Of a test that failed for another reason the report has no results.
+                    if report.nodeid in texts and hasattr(report, "gpumem"):
+                        reports[index] = copy.copy(report)
+                        reports[index].longrepr = BriefRepr(texts[report.nodeid], report.longrepr)
         return (yield)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -170,6 +190,7 @@ class GpuMemPlugin:
 
     def _show_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         from pytest_gpumem.plugin.terminal_summary import failure_text, session_summary
+        from pytest_gpumem.report.terminal.brief_text import brief_failures
 
         paragraphs = session_summary(
             self.results,
@@ -177,15 +198,19 @@ class GpuMemPlugin:
             updating=self.settings.update_baselines,
             verbosity=terminalreporter.verbosity,
             width=terminalreporter._tw.fullwidth,
-            encoding=getattr(terminalreporter._tw._file, "encoding", None) or "utf-8",
+            encoding=terminal_encoding(terminalreporter),
         )
         if not paragraphs:
             return
         if terminalreporter.verbosity >= 0:
             terminalreporter.section("GPU memory", sep="=")
         for results in self.results.failed_elsewhere:
-            failure = failure_text(results, self.config.get_verbosity())
-            terminalreporter.write_line(f"{results[0].nodeid}\n{failure}\n")
+            terminalreporter.write_line(results[0].nodeid)
+            if terminalreporter.verbosity > 0:
+                terminalreporter.write_line(failure_text(results, terminalreporter.verbosity))
+            for line in brief_failures(results) if terminalreporter.verbosity <= 0 else ():
+                terminalreporter.write_line(line.text, **STYLES[line.style])
+            terminalreporter.write_line("")
         for paragraph in paragraphs:
             terminalreporter.write_line(paragraph)
 

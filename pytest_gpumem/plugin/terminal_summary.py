@@ -6,11 +6,13 @@ import shutil
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.report.card_matrix import cards_matrix
+from pytest_gpumem.report.causes import cause_lines
 from pytest_gpumem.report.terminal import session_text, update_text
+from pytest_gpumem.report.terminal.brief_text import Line, brief_failures, repeated_lines
 from pytest_gpumem.report.terminal.failure_text import MOST_ROWS, failure_sections
 from pytest_gpumem.report.terminal.summary_table import summary_table
-from pytest_gpumem.report.terminal.toolchain_lead import lead_lines
-from pytest_gpumem.report.text import can_encode
+from pytest_gpumem.report.terminal.toolchain_lead import lead_lines, short_texts
+from pytest_gpumem.report.text import can_encode, encodable, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +48,31 @@ def failure_text(results: Sequence[Result], verbosity: int) -> str:
     )
 
 
+def brief_texts(results: Sequence[Result], *, width: int, encoding: str) -> dict[str, list[Line]]:
+    """Return the few lines in place of each failed test's report, by its nodeid.
+
+    Args:
+        results: of the session.
+        width: columns of the terminal.
+        encoding: of the terminal.
+    """
+    ascii_only = not can_encode("…→", encoding)
+    by_test: dict[str, list[Result]] = {}
+    for result in results:
+        by_test.setdefault(result.nodeid, []).append(result)
+    texts = {
+        nodeid: brief_failures(members, width=width, ascii_only=ascii_only)
+        for nodeid, members in by_test.items()
+    }
+    toolchain = {
+        nodeid: [Line(line, "headline") for line in text.splitlines()]
+        for nodeid, text in short_texts(results).items()
+    }
+    rest = [result for result in results if result.nodeid not in toolchain]
+    repeated = repeated_lines(rest, width=width)
+    return {nodeid: lines for nodeid, lines in (texts | repeated | toolchain).items() if lines}
+
+
 def session_summary(  # noqa: PLR0913 - the results, and all that their layout depends on
     session_results: SessionResults,
     updates: UpdateSummary | None,
@@ -68,7 +95,13 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
     results = session_results.results()
     ascii_only = not can_encode("…→", encoding)
     paragraphs = [f"gpumem: {problem}" for problem in session_results.problems]
-    paragraphs += lead_lines(results, width, ascii_only=ascii_only)
+    leads = lead_lines(results, width, ascii_only=ascii_only)
+    if not leads:  # a new toolchain moves many tests at one line: it is the cause, not the line
+        leads = [
+            encodable(wrapped("gpumem: ", sentence, width), ascii_only=ascii_only)
+            for sentence in cause_lines(results)
+        ]
+    paragraphs += leads
     if verbosity >= 0:
         if paragraphs:
             paragraphs.append("")

@@ -10,12 +10,15 @@ from pytest_gpumem.judge.judge import judge
 from pytest_gpumem.judge.result import Result, describe_budget
 from pytest_gpumem.judge.verdict import Lookup, Policy
 from pytest_gpumem.measurement import (
+    Attribution,
     BaselineEntry,
+    Breakdown,
     DeviceInfo,
     Measurement,
     OutOfMemory,
     Peak,
     Provenance,
+    Site,
 )
 from pytest_gpumem.sizes import MIB
 from pytest_gpumem.spec import MemorySpec
@@ -132,3 +135,17 @@ NASTY = "\x1b[31mred\x07\r\n\u202egnp\udcff"
 
 def entry(*peaks, batch_size=32):
     return BaselineEntry(peaks, NOW, batch_size)
+
+
+LINE = Site("model.py", 29, "Tiny.forward", "return self.head(x)", "", "activations", 64 * MIB, 2)
+USUAL = Breakdown({"activations": 64 * MIB, "parameters": 36 * MIB}, 0, (LINE,))
+
+
+def grown(test, by=250, *, line=LINE, part=""):
+    """A test whose line of the model allocates so many MiB more."""
+    site = replace(line, nbytes=(64 + by) * MIB)
+    now = Breakdown({"activations": site.nbytes, "parameters": 36 * MIB}, 0, (site,))
+    baseline = replace(entry(peak(100, 120)), breakdowns=(USUAL,))
+    measurement = replace(measured(peak(100 + by, 120 + by)), attributions=(Attribution(now),))
+    judged = result(test, measurement, Lookup(baseline), part=part)
+    return replace(judged, baseline_entry=baseline)

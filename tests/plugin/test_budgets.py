@@ -33,7 +33,7 @@ def test_it():
     assert "Traceback" not in session.out
     assert "def test_it" not in session.out
     assert session.out.count("said once") == 1  # what the second run prints is not shown
-    assert "FAILED test_it.py::test_it - Failed: out of memory: batch size 64" in session.flat
+    assert "FAILED test_it.py::test_it - out of memory: needs 1500.00 MiB, does not" in session.flat
     assert "to go on" not in session.out
     assert session.table["test_it"] == {
         "allocated": "1500.00",

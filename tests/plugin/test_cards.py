@@ -13,7 +13,7 @@ def test_it(gib):
 def test_it_is_a_test_on_each_card_and_a_table_says_who_fits_where(suite):
     session = suite.run(source=STEP)
     assert session.outcomes == {"passed": 5, "failed": 1}
-    assert "test_it.py::test_it[18-T4] - Failed: out of memory" in session.out
+    assert "test_it.py::test_it[18-T4] - out of memory: needs " in session.out
     lines = [line for line in session.out.splitlines() if "GiB left on each card" in line]
     start = session.out.splitlines().index(lines[0])
     table = [line.rstrip() for line in session.out.splitlines()[start : start + 4]]

@@ -57,7 +57,9 @@ def test_the_summary_leads_with_a_change_of_toolchain_and_no_section_repeats_it(
     assert f"if this is intended, run pytest {UPDATE}" in session.flat
     assert session.out.count("it moved together with other tests, see the summary") == 5
     assert session.out.count("FAILED test_it.py::test_one[") == 5
-    assert "FAILED test_it.py::test_one[0] - Failed: regressed: other +28.00" in session.flat
+    assert (
+        "FAILED test_it.py::test_one[0] - +28.00 MiB (+28.0%): other, test_it.py:" in session.flat
+    )
     assert "peak allocated 100.00 MiB" not in session.flat
     assert set(session.verdicts().values()) == {"regressed", "within"}
     full = known.run("-v")
@@ -74,7 +76,7 @@ def test_a_regression_of_its_own_keeps_its_section_and_is_pointed_to(known, monk
     assert "gpumem: 1 more regressed for another reason: look there first" in session.flat
     assert "if this is intended, run pytest --gpumem-update" not in session.flat
     assert session.out.count("see the summary") == 5
-    assert "peak allocated 60.00 MiB 560.00 MiB" in session.flat
+    assert "(+833.3%): 60.00 -> 560.00 MiB" in session.flat
 
 
 def test_reports_lead_with_it_as_well(known, monkeypatch):

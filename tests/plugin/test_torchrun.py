@@ -218,5 +218,5 @@ def test_a_rank_is_not_run_again_alone_and_says_where_its_peak_is_from(second):
         """,
     )
     assert session.outcomes == {"failed": 2, "passed": 1}
-    assert "at the peak now" in session.flat
+    assert "20.00 MiB other test_it.py:" in session.flat
     assert "it needs" not in session.flat

@@ -26,10 +26,9 @@ def test_growth_is_a_regression_that_fails_with_its_figures(known, monkeypatch):
     monkeypatch.setenv("SIZE", "150")
     session = known.run()
     assert session.outcomes == {"failed": 1}
-    assert "regressed: other +50.00 MiB, of which test_it.py:" in session.flat
-    assert "in 1 block; peak allocated grew by 50.00 MiB (+50.0%)" in session.flat
-    assert "peak allocated 100.00 MiB 150.00 MiB +50.00 MiB" in session.flat
-    assert "FAILED test_it.py::test_it - Failed: regressed: other +50.00 MiB" in session.flat
+    figures = "peak allocated grew by 50.00 MiB (+50.0%): 100.00 -> 150.00 MiB, tolerance 1.00 MiB"
+    assert f"regressed: {figures} +50.00 MiB other test_it.py:" in session.flat
+    assert "FAILED test_it.py::test_it - +50.00 MiB (+50.0%): other, test_it.py:" in session.flat
     assert "pytest test_it.py::test_it --gpumem-update-baselines" in session.out
     assert "Traceback" not in session.out
     assert "def test_it" not in session.out

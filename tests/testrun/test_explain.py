@@ -1,6 +1,7 @@
 """Why it grew: what a failed test's report says of it, and what baselines keep."""
 
 import json
+import re
 
 import pytest
 
@@ -83,20 +84,24 @@ def test_a_regression_leads_with_its_cause_and_shows_what_grew(recorded, monkeyp
     assert session.outcomes == {"failed": 1}
     written = (recorded.path / "test_it.py").read_text().splitlines()
     line = next(i for i, it in enumerate(written, 1) if "x.exp()" in it)
+    assert "regressed: peak allocated grew by " in session.flat
+    assert f" activations test_it.py:{line} in Block.forward: " in session.flat
+    assert re.search(r"FAILED test_it.py::test_train - [+][0-9.]+ MiB .* activations", session.flat)
+    assert "at the peak" not in session.out
+    session = recorded.run("-v")
     assert "regressed: activations +" in session.flat
     assert "(Block.forward) +" in session.flat
     assert f"test_it.py:{line} (Block.forward) 0 B" in session.flat
     assert "activations, 3 blocks, Sequential.*" in session.flat
     titles = [it for it in session.out.splitlines() if it.startswith("at the peak")]
     assert titles[0].split() == ["at", "the", "peak", "baseline", "now", "difference"]
-    assert "FAILED test_it.py::test_train - Failed: regressed: activations +" in session.flat
 
 
 def test_only_the_failing_test_runs_again(recorded, monkeypatch):
     monkeypatch.setenv("KEEP", "1")
     recorded.write("test_it.py", TEST.replace("    train()\n", "    print('ran')\n    train()\n"))
     for option, runs in (("auto", 1), ("off", 1), ("on", 1)):
-        session = recorded.run("-s", f"--gpumem-attribution={option}")
+        session = recorded.run("-s", "-v", f"--gpumem-attribution={option}")
         assert session.out.count("ran\n") == runs, option  # the second is quiet
         assert ("at the peak" in session.out) == (option != "off")
 
@@ -104,7 +109,7 @@ def test_only_the_failing_test_runs_again(recorded, monkeypatch):
 def test_the_option_is_read_from_the_ini_file_too(recorded, monkeypatch):
     monkeypatch.setenv("KEEP", "1")
     recorded.write("pytest.ini", "[pytest]\ngpumem_attribution = off")
-    session = recorded.run()
+    session = recorded.run("-v")
     assert session.outcomes == {"failed": 1}
     assert "at the peak" not in session.out
     session = recorded.run("--gpumem-attribution=sometimes")
@@ -113,7 +118,7 @@ def test_the_option_is_read_from_the_ini_file_too(recorded, monkeypatch):
 
 def test_over_budget_shows_what_takes_the_memory(suite):
     session = suite.run(
-        source=TEST.replace("batch_size=8192", "batch_size=8192, max_allocated_gib=0.1")
+        "-v", source=TEST.replace("batch_size=8192", "batch_size=8192, max_allocated_gib=0.1")
     )
     assert session.outcomes == {"failed": 1}
     assert "at the peak now" in session.flat
@@ -122,7 +127,9 @@ def test_over_budget_shows_what_takes_the_memory(suite):
 
 
 def test_out_of_memory_shows_what_the_step_needs(suite):
-    session = suite.run(source=TEST.replace("batch_size=8192", "batch_size=8192, max_gib=0.2"))
+    source = TEST.replace("batch_size=8192", "batch_size=8192, max_gib=0.2")
+    assert " optimizer state test_it.py:" in suite.run(source=source).flat
+    session = suite.run("-v")
     assert session.outcomes == {"failed": 1}
     assert "out of memory" in session.flat
     assert "at the peak now" in session.flat
@@ -145,7 +152,7 @@ def test_it(gpu_memory):
     assert "gradients" not in forward
     assert backward["gradients"] > 0
     monkeypatch.setenv("KEEP", "1")
-    session = suite.run()
+    session = suite.run("-v")
     assert session.out.index("part forward") < session.out.index("part backward")
     assert session.out.count("at the peak") == 3
 
@@ -155,7 +162,9 @@ def test_a_long_list_is_cut_unless_asked_for(suite):
     source = (
         f"@pytest.mark.gpu_memory(max_allocated_gib=0.05)\ndef test_it():\n    kept = []\n{lines}"
     )
-    session = suite.run(source=source.replace("mib(", "torch.zeros(2**18, device='cuda').repeat("))
+    source = source.replace("mib(", "torch.zeros(2**18, device='cuda').repeat(")
+    assert "more with -vv" not in suite.run(source=source).out
+    session = suite.run("-v")
     assert "(5 more with -vv)" in session.out
     session = suite.run("-vv")
     assert "more with -vv" not in session.out
@@ -172,7 +181,7 @@ def test_it():
     assert len(runs) == 1
     kept = mib(100)
 """
-    session = suite.run(source=source)
+    session = suite.run("-v", source=source)
     assert session.outcomes == {"failed": 1}
     assert "over budget: peak allocated of 100.00 MiB" in session.flat
     assert "at the peak" not in session.out
@@ -203,7 +212,7 @@ def test_it():
     kept["model"](torch.zeros(8192, WIDTH, device="cuda")).sum().backward()
     kept["adam"].step()
 """
-    session = suite.run(source=source)
+    session = suite.run("-v", source=source)
     assert "optimizer state 8.01 MiB" in session.flat
     assert "second run" not in session.flat
 
@@ -211,7 +220,8 @@ def test_it():
 def test_workers_explain_as_well(recorded, monkeypatch):
     monkeypatch.setenv("KEEP", "1")
     session = recorded.run("-n", "1")
-    assert "regressed: activations +" in session.flat
+    assert "regressed: peak allocated grew by " in session.flat
+    assert re.search(r"[+][0-9.]+ MiB activations test_it.py:\d+ in Block.forward", session.flat)
 
 
 def test_a_broken_breakdown_is_named(recorded):

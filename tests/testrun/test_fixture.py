@@ -60,7 +60,7 @@ def test_parts_have_figures_budgets_and_baselines_of_their_own(suite):
         "test_it (one)": "regressed",
         "test_it (two)": "within",
     }
-    assert "step: part one" in session.flat
+    assert "part one: regressed: " in session.flat
 
     session = suite.run("-m", "gpu_memory", source=source.replace("LIMIT", "0.1"))
     assert session.outcomes == {"passed": 1}  # the last declaration of a part counts

@@ -23,7 +23,7 @@ def test_what_a_global_list_keeps_is_a_leak_with_its_line_and_its_holder(suite):
         "note: held by global variable CACHE of test_it.py (list of 5): 80.00 MiB in 5 blocks"
     ) in session.flat
     assert "note: run once more it left 80.00 MiB more" in session.flat
-    assert "ERROR test_it.py::test_leaks - Failed: leaked: 80.00 MiB still held" in session.flat
+    assert "ERROR test_it.py::test_leaks - leaked: 80.00 MiB still held" in session.flat
 
 
 def test_a_leak_is_no_baseline(suite):

@@ -45,7 +45,7 @@ def test_what_each_step_keeps_is_growth_with_its_line_and_its_holder(suite):
     assert "leaked: allocated grew by 16.00 MiB in each of 4 steps (" in session.flat
     assert f"of which test_it.py:{line} (test_it.each) 48.00 MiB in 3 blocks" in session.flat
     assert "note: held by local variable kept of test_it, test_it.py:" in session.flat
-    assert "stayed, allocated by" in session.out
+    assert "stayed, allocated by" in suite.run("-v").out
 
 
 def test_losses_that_are_kept_are_growth_with_their_graphs(suite):

@@ -1,0 +1,165 @@
+"""The cause of a failure in one line: the category and the source line that grew most.
+
+Failures of the same category, source line and code have one cause, and are told as one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pytest_gpumem.judge.breakdown_diff import category_rows, site_name, site_rows
+from pytest_gpumem.judge.verdict import Kind
+from pytest_gpumem.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pytest_gpumem.judge.breakdown_diff import BreakdownRow
+    from pytest_gpumem.judge.result import Result
+    from pytest_gpumem.judge.verdict import Comparison
+    from pytest_gpumem.measurement import Breakdown
+
+FEWEST: Final = 3
+"""tests that fail of one cause, before they are told as one"""
+
+CauseKey = tuple[str, str, str, str]
+"""category, file, function and code: the same line in all tests, though it is edited"""
+
+
+class SharedCause(NamedTuple):
+    """Failures of one cause."""
+
+    row: BreakdownRow
+    """the source line, as the first of the tests has it"""
+    results: tuple[Result, ...]
+
+    @property
+    def sentence(self) -> str:
+        """The failures in words, without their number.
+
+        "share model.py:29 (Tiny.forward): activations +250.00 MiB each"
+        """
+        amounts = sorted(growth_rows(result)[0].difference or 0 for result in self.results)
+        least, most = (format_size(amounts[index], signed=True) for index in (0, -1))
+        growth = f"{least} each" if least == most else f"{least} to {most}"
+        category = self.row.site.category if self.row.site else ""
+        return f"share {self.row.name}: {category} {growth}"
+
+
+def growth_rows(result: Result) -> list[BreakdownRow]:
+    """Return the source lines of a regressed test that allocated more, the largest growth first.
+
+    Categories stand in for lines that are not known; nothing of a test without both breakdowns, or
+    of one that did not regress.
+    """
+    lead = result.leading_comparison
+    if result.verdict.kind is not Kind.REGRESSED or lead is None or lead.peak == "reserved":
+        return []
+    pair = compared_breakdowns(result, lead.device)
+    if pair is None:
+        return []
+    sites = [row for row in site_rows(*pair) if (row.difference or 0) > 0]
+    if sites:
+        return sites
+    return [row for row in category_rows(*pair)[:-1] if (row.difference or 0) > 0]
+
+
+def compared_breakdowns(result: Result, device: int) -> tuple[Breakdown, Breakdown] | None:
+    """Return a device's breakdown and its baseline's; None where one is not known."""
+    attributions = result.measurement.attributions if result.measurement else ()
+    baselines = result.breakdowns_before
+    if min(len(attributions), len(baselines)) <= device:
+        return None
+    return attributions[device].breakdown, baselines[device]
+
+
+def short_cause(result: Result) -> str:
+    """Return a failure in one line: "+250.00 MiB (+12.4%): activations, model.py:29"."""
+    verdict, measurement = result.verdict, result.measurement
+    lead = result.leading_comparison
+    part = f"part {result.part}: " if result.part else ""
+    if verdict.kind is Kind.REGRESSED and lead is not None:
+        rows = growth_rows(result)
+        cause = ""
+        if rows:
+            site = rows[0].site
+            place = f", {site.path}:{site.line}" if site and site.path else ""
+            cause = f": {site.category if site else rows[0].name}{place}"
+        return f"{part}{change_words(lead)}{cause}"
+    oom = measurement.out_of_memory if measurement else None
+    if verdict.kind is Kind.OUT_OF_MEMORY and oom is not None:
+        limit = result.budget or f"{result.device_key}'s memory"
+        needs = f"needs {format_size(oom.needed.reserved)}, " if oom.needed else ""
+        at = f", at {oom.site}" if oom.site else ""
+        return f"{part}out of memory: {needs}does not fit in {limit}{at}"
+    return f"{part}{verdict.headline}"
+
+
+def short_message(results: Iterable[Result]) -> str:
+    """Return a failed test in one line: the whole test's cause, or else that of a part."""
+    failed = sorted(
+        (result for result in results if result.verdict.failed),
+        key=lambda result: bool(result.part),
+    )
+    return short_cause(failed[0]) if failed else ""
+
+
+def change_words(row: Comparison) -> str:
+    """Return a difference in words: "+250.00 MiB (+12.4%)", with the peak unless allocated."""
+    difference = row.difference or 0
+    share = f" ({100 * difference / row.baseline:+.1f}%)" if row.baseline else ""
+    peak = "" if row.peak == "allocated" else f" {row.peak}"
+    return f"{format_size(difference, signed=True)}{peak}{share}"
+
+
+def shared_causes(results: Iterable[Result]) -> list[SharedCause]:
+    """Return the causes that several failed tests have, that of most tests first."""
+    failed = [result for result in results if result.verdict.failed and not result.expected]
+    failures_of = Counter(result.nodeid for result in failed)
+    groups: dict[CauseKey, list[Result]] = {}
+    for result in failed:
+        if failures_of[result.nodeid] > 1:  # its parts tell more
+            continue
+        rows = growth_rows(result)
+        site = rows[0].site if rows else None
+        if site is not None and site.path:
+            key = (site.category, site.path, site.function, site.code)
+            groups.setdefault(key, []).append(result)
+    causes = [
+        SharedCause(growth_rows(members[0])[0], tuple(members))
+        for members in groups.values()
+        if len(members) >= FEWEST
+    ]
+    return sorted(causes, key=lambda cause: -len(cause.results))
+
+
+def cause_lines(results: Sequence[Result]) -> list[str]:
+    """Return a sentence for each cause that several failures share."""
+    failed = sum(result.verdict.failed and not result.expected for result in results)
+    return [
+        f"{len(cause.results)} of {failed} failures {cause.sentence}"
+        for cause in shared_causes(results)
+    ]
+
+
+def largest_sites(result: Result, number: int) -> list[BreakdownRow]:
+    """Return the source lines that hold most of a peak; nothing without an attribution."""
+    measurement = result.measurement
+    if measurement is None or not measurement.attributions:
+        return []
+    oom = measurement.out_of_memory
+    device = oom.device_index if oom else 0
+    device = device if device < len(measurement.attributions) else 0
+    rows = site_rows(measurement.attributions[device].breakdown)
+    return sorted(rows, key=lambda row: -row.nbytes)[:number]
+
+
+def place_words(row: BreakdownRow) -> str:
+    """Return a row's source line with its code: "model.py:29 in Tiny.forward: x = self.head(x)"."""
+    site = row.site
+    if site is None or not site.path:
+        return row.name if site is None else site_name(site)
+    function = f" in {site.function}" if site.function else ""
+    code = f": {site.code}" if site.code else ""
+    return f"{site.path}:{site.line}{function}{code}"

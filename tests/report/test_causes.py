@@ -1,0 +1,69 @@
+"""The cause of a failure in one line, and failures of one cause."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from helpers.terminal_results import (
+    CACHE_GREW,
+    GROWN,
+    LINE,
+    MODULE,
+    NEW,
+    OVER,
+    TOO_LARGE,
+    TOO_LARGE_BY,
+    WITHIN,
+    grown,
+)
+
+from pytest_gpumem.report.causes import cause_lines, shared_causes, short_cause, short_message
+
+
+@pytest.mark.parametrize(
+    ("failed", "sentence"),
+    [
+        (grown("test"), "+250.00 MiB (+250.0%): activations, model.py:29"),
+        (grown("test", part="forward"), "part forward: +250.00 MiB (+250.0%): activations, model"),
+        (GROWN, "+512.00 MiB (+17.2%)"),
+        (CACHE_GREW, "+100.00 MiB reserved (+3.0%)"),
+        (TOO_LARGE, "out of memory: does not fit in max_gib=8, at examples/test_mlp.py:31 in step"),
+        (TOO_LARGE_BY, "out of memory: needs 9534.00 MiB, does not fit in max_gib=8, at examples"),
+        (OVER, "over budget: peak allocated of 7987.00 MiB is 3379.00 MiB over max_allocated_"),
+        (NEW, "no baseline: 100.00 MiB allocated"),
+    ],
+)
+def test_a_failure_is_told_in_one_line(failed, sentence):
+    assert short_cause(failed).startswith(sentence)
+    assert "\n" not in short_cause(failed)
+
+
+def test_the_whole_test_speaks_for_its_parts():
+    part, whole = grown("test", 10, part="forward"), grown("test", 20)
+    assert short_message([part, whole]) == short_cause(whole)
+    assert short_message([part, WITHIN]) == short_cause(part)
+    assert short_message([WITHIN]) == ""
+
+
+def test_failures_of_one_line_are_told_as_one():
+    moved = [grown(f"test_{i}", line=replace(LINE, line=29 + i)) for i in range(4)]
+    elsewhere = grown("test_b", line=replace(LINE, code="return self.body(x)"))
+    assert cause_lines([WITHIN, *moved, elsewhere]) == [
+        "4 of 5 failures share model.py:29 (Tiny.forward): activations +250.00 MiB each"
+    ]
+    assert cause_lines([*moved[:2], grown("test_more", 300)])[0].endswith(
+        "activations +250.00 MiB to +300.00 MiB"
+    )
+    assert cause_lines(moved[:2]) == []
+
+
+def test_what_fails_in_a_part_as_well_is_told_by_itself():
+    moved = [grown(f"test_{i}") for i in range(4)]
+    (shared,) = shared_causes([*moved, grown("test_0", part="forward")])
+    assert [it.nodeid for it in shared.results] == [f"{MODULE}::test_{i}" for i in (1, 2, 3)]
+
+
+def test_what_fails_as_expected_is_no_failure():
+    moved = [replace(grown(f"test_{i}"), expected=True) for i in range(4)]
+    assert cause_lines(moved) == []
