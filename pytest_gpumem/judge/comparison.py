@@ -111,7 +111,7 @@ class Case:
         if self.mismatch:
             return f"of another step ({self.mismatch})"
         if self.lookup.other_devices:
-            return f"only of {' and '.join(self.lookup.other_devices)}"
+            return f"recorded on {' and '.join(self.lookup.other_devices)} only"
         return MISSING
 
     @cached_property

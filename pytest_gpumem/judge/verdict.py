@@ -176,7 +176,7 @@ class Verdict:
     command: str = ""
     """the command to type, as part of the remedy; already quoted for a shell"""
     uncompared: str = ""
-    """why no baseline was compared: "only of virtual-T4"; "" where one was"""
+    """why no baseline was compared: "recorded on virtual-T4 only"; "" where one was"""
     held_to: str = ""
     """the key of another device, if that one's baseline was compared"""
 

@@ -146,10 +146,11 @@ def test_which_were_compared_which_not_and_why(suite):
     session = suite.run("--gpumem-card=T4", "--gpumem-html=a.html", source=source)
     line = (
         "gpumem: baselines on virtual-T4: 0 of 4 compared, 1 of another step (batch size: 4 in "
-        "the baseline, 8 here), 1 only of virtual-L4, 1 not wanted (baseline=False), 1 missing"
+        "the baseline, 8 here), 1 recorded on virtual-L4 only, 1 not wanted (baseline=False), "
+        "1 missing"
     )
     assert line in session.flat
-    assert "1 only of virtual-L4" in (suite.path / "a.html").read_text()
+    assert "1 recorded on virtual-L4 only" in (suite.path / "a.html").read_text()
 
 
 def test_where_all_is_plain_nothing_is_said_of_it(suite):

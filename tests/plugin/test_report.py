@@ -83,7 +83,7 @@ EFFECTS = {
     "shrinkage": ("fail", {"failed": 2}, "improved: peak allocated shrank by 100.00 MiB"),
     "tolerance": ("300MiB", {"passed": 1, "failed": 1}, "gpumem: 1 within, 1 over budget"),
     "html": ("page.html", {"passed": 1, "failed": 1}, "gpumem: page written to"),
-    "against": ("virtual:T4", {"passed": 1, "failed": 1}, "baselines of virtual-H100 only"),
+    "against": ("virtual:T4", {"passed": 1, "failed": 1}, "recorded on virtual-H100 only"),
     "json": ("a.json", {"passed": 1, "failed": 1}, "gpumem: JSON report written to"),
     "markdown": ("a.md", {"passed": 1, "failed": 1}, "gpumem: Markdown report written to"),
 }
