@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.attribution.recording import Call, Pass
     from pytest_gpumem.measurement import Breakdown, Peak
 
+STILL_HELD: Final = "were still held at the peak"
+"""words of the hints that name what keeps memory: they explain growth as well"""
 LEAST_PERCENT: Final = 1
 """of the peak: less gives no hint"""
 LEAST_FORWARDS: Final = 2
@@ -166,8 +168,8 @@ def kept_gradients(scene: Scene) -> str:
     if not scene.matters(nbytes):
         return ""
     return (
-        f"gradients of {format_size(nbytes)} that the optimizer had used already were still held "
-        "at the peak: zero_grad() before the forward frees them (set_to_none=False keeps them)"
+        f"gradients of {format_size(nbytes)} that the optimizer had used already {STILL_HELD}: "
+        "zero_grad() before the forward frees them (set_to_none=False keeps them)"
     )
 
 
@@ -206,9 +208,9 @@ def kept_graphs(scene: Scene) -> str:
     if forwards < LEAST_FORWARDS or not scene.matters(nbytes):
         return ""
     return (
-        f"activations of {format_size(nbytes)} from {forwards} earlier forward passes were still "
-        "held at the peak: a tensor keeps their graph; loss.item() or loss.detach() does not, and "
-        "torch.no_grad() makes none"
+        f"activations of {format_size(nbytes)} from {forwards} earlier forward passes "
+        f"{STILL_HELD}: a tensor keeps their graph; loss.item() or loss.detach() does not, "
+        "and torch.no_grad() makes none"
     )
 
 

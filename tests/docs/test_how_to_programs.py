@@ -155,13 +155,14 @@ def grown():
 
 def test_a_regression_prints_what_the_page_shows(same_torch, training, grown):
     training.write("test_training.py", grown)
-    session = training.run()
-    assert session.ret == 1
     shown = [it for it in blocks(FAILURE, "text") if "524288" not in it]
     assert len(shown) == 6
-    places = [session.out.find(it) for it in shown]
-    assert -1 not in places
-    assert places == sorted(places)
+    for options, texts in (((), shown[:3]), (("-v",), shown[3:])):
+        session = training.run(*options)
+        assert session.ret == 1
+        places = [session.out.find(it) for it in texts]
+        assert -1 not in places
+        assert places == sorted(places)
 
 
 def test_the_mend_that_the_page_names_brings_the_baseline_back(training, grown):

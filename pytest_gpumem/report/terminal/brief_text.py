@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+from pytest_gpumem.attribution.hints import STILL_HELD
 from pytest_gpumem.attribution.optimizer_watch import FRESH
 from pytest_gpumem.judge.breakdown_diff import site_name
 from pytest_gpumem.judge.result import hints_of
 from pytest_gpumem.judge.verdict import Comparison, Kind, beyond_tolerance
 from pytest_gpumem.report.causes import growth_rows, largest_sites, place_words, shared_causes
-from pytest_gpumem.report.text import encodable, printable, wrapped
+from pytest_gpumem.report.text import columns, encodable, printable, wrapped
 from pytest_gpumem.sizes import MIB, format_size
 
 if TYPE_CHECKING:
@@ -22,10 +23,8 @@ MOST_LINES: Final = 15
 """lines of a failure; a remedy and its command are never cut"""
 MOST_SITES: Final = 3
 """source lines of a failure"""
-LONGEST_PLACE: Final = 2
-"""lines that a source line takes with its code"""
 HINTED: Final = {Kind.OUT_OF_MEMORY, Kind.OVER_BUDGET}
-"""failures that a hint helps with: the others are changes, and have a cause"""
+"""failures that every hint helps with; a change has a cause, and needs the hints that explain it"""
 
 
 class Line(NamedTuple):
@@ -56,31 +55,35 @@ def _brief_lines(result: Result, width: int, *, next_step: bool) -> list[Line]:
     verdict = result.verdict
     part = f"part {result.part}: " if result.part else ""
     head = wrapped("", f"{part}{_headline(result)}", width).splitlines()
+    causes = _cause_lines(result, width)
     ending = list(_next_lines(result, width)) if next_step else []
-    middle = list(_cause_lines(result, width))
+    hints = hints_of(result)
+    if verdict.kind not in HINTED:
+        hints = [hint for hint in hints if STILL_HELD in hint]
     notes = list(verdict.notes)
-    hints = hints_of(result) if verdict.kind in HINTED else []
     if any(FRESH in hint for hint in hints):  # the hint says the same, with its bytes
         notes = [note for note in notes if not note.startswith(FRESH)]
-    sentences = [("note: ", note) for note in notes] + [("hint: ", hint) for hint in hints]
-    room = MOST_LINES - len(head) - len(middle) - len(ending) - 1
-    hidden = 0
-    for label, sentence in sentences:
-        lines = wrapped(f"  {label}", sentence, width).splitlines()
-        if len(lines) > room:
-            hidden += 1
-            continue
-        middle += lines
-        room -= len(lines)
-    tables = bool(result.measurement and result.measurement.attributions)
-    more = f"{hidden} more notes and hints" if hidden > 1 else "1 more note" * hidden
-    more = " and ".join(filter(None, [more, "all figures" * tables]))
-    if more:
-        middle.append(f"  ({more} with -v)")
+    paragraphs = [wrapped("note: ", note, width).splitlines() for note in notes]
+    paragraphs += [wrapped("hint: ", hint, width).splitlines() for hint in hints]
+    # The first cause is always shown, and one line is left to say that more is known.
+    room = MOST_LINES - len(head) - len(causes[:1]) - len(ending) - 1
+    shown: list[str] = []
+    for lines in paragraphs:
+        if len(shown) + len(lines) <= room:
+            shown += lines
+    causes = causes[: 1 + room - len(shown)]
+    hidden = len(paragraphs) - sum(lines[0] in shown for lines in paragraphs)
+    left_out = []
+    if hidden:
+        left_out.append("1 more note" if hidden == 1 else f"{hidden} more notes and hints")
+    if result.measurement and result.measurement.attributions:
+        left_out.append("all figures")
+    if left_out:
+        shown.append(f"({' and '.join(left_out)} with -v)")
     command = f"    {printable(verdict.command)}"
     return [
         *(Line(line, "headline") for line in head),
-        *(Line(line, "command" if line == command else "") for line in (*middle, *ending)),
+        *(Line(line, "command" if line == command else "") for line in (*causes, *shown, *ending)),
     ]
 
 
@@ -106,40 +109,47 @@ def _from_to(row: Comparison) -> str:
     return f"{old.rpartition(' ')[0] if old[-3:] == new[-3:] else old} -> {new}"
 
 
-def _cause_lines(result: Result, width: int) -> Iterator[str]:
-    """Yield the source lines that grew, or that hold most where a limit was met."""
-    if result.verdict.kind is Kind.REGRESSED:
+def _cause_lines(result: Result, width: int) -> list[str]:
+    """Return the source lines that grew, or that hold most where a limit was met."""
+    kind, measurement = result.verdict.kind, result.measurement
+    if kind is Kind.REGRESSED:
         rows = growth_rows(result)
-        shown = rows[:MOST_SITES]
-        for row in shown:
-            yield from _site_lines(row, format_size(row.difference or 0, signed=True), width)
-        hidden = len(rows) - len(shown)
-        if hidden:
-            bytes_hidden = sum(row.difference or 0 for row in rows[MOST_SITES:])
-            growth = format_size(bytes_hidden, signed=True)
-            yield f"  {growth} at {hidden} more line{'s' * (hidden > 1)}"
-    elif result.verdict.kind in HINTED:
-        oom = result.measurement.out_of_memory if result.measurement else None
-        if oom is not None and oom.site:
-            yield from wrapped("  asked for at ", oom.site, width).splitlines()
-        for row in largest_sites(result, MOST_SITES):
-            if row.nbytes >= MIB:
-                yield from _site_lines(row, format_size(row.nbytes), width)
-    else:
-        stayed = result.measurement.stayed if result.measurement else None
-        sites = stayed.sites if stayed else ()
-        if len(sites) > 1:  # the headline names the only one
-            for site in sites[:MOST_SITES]:
-                yield f"  {format_size(site.nbytes)}  {printable(site_name(site))}"
+        lines = _site_lines(rows[:MOST_SITES], width, growth=True)
+        if len(rows) > MOST_SITES:
+            growth = sum(row.difference or 0 for row in rows[MOST_SITES:])
+            number = len(rows) - MOST_SITES
+            places = "1 more line" if number == 1 else f"{number} more lines"
+            lines.append(f"  {format_size(growth, signed=True)} at {places}")
+        return lines
+    if kind in HINTED:
+        oom = measurement.out_of_memory if measurement else None
+        request = [f"  asked for at {printable(oom.site)}"] if oom is not None and oom.site else []
+        large = [row for row in largest_sites(result, MOST_SITES) if row.nbytes >= MIB]
+        return [*request, *_site_lines(large, width, growth=False)]
+    sites = measurement.stayed.sites if measurement and measurement.stayed else ()
+    if len(sites) < 2:  # noqa: PLR2004 - the headline names the only one
+        return []
+    return [
+        f"  {format_size(site.nbytes)}  {printable(site_name(site))}" for site in sites[:MOST_SITES]
+    ]
 
 
-def _site_lines(row: BreakdownRow, amount: str, width: int) -> list[str]:
-    """Return a source line with its bytes, its category and its code."""
-    category = row.site.category if row.site else ""
-    label = f"  {amount}  " + (f"{category}  " if category else "")
-    lines = wrapped(label, place_words(row), width).splitlines()
-    if len(lines) > LONGEST_PLACE:
-        lines = [*lines[: LONGEST_PLACE - 1], f"{lines[LONGEST_PLACE - 1][: width - 4]} ..."]
+def _site_lines(rows: Sequence[BreakdownRow], width: int, *, growth: bool) -> list[str]:
+    """Return a line for each source line: its bytes, its category, its code as far as it fits."""
+    amounts = [
+        format_size(row.difference or 0, signed=True) if growth else format_size(row.nbytes)
+        for row in rows
+    ]
+    # What keeps the blocks alive belongs below its line, once attribution knows it.
+    categories = [row.site.category if row.site else "" for row in rows]
+    amount_width, category_width = (
+        max(map(len, column), default=0) for column in (amounts, categories)
+    )
+    lines = []
+    for row, amount, category in zip(rows, amounts, categories, strict=True):
+        place = printable(place_words(row))
+        line = f"  {amount:>{amount_width}}  {category:<{category_width}}  {place}".rstrip()
+        lines.append(line if columns(line) <= width else f"{line[: width - 4]} ...")
     return lines
 
 
@@ -152,16 +162,16 @@ def _next_lines(result: Result, width: int) -> Iterator[str]:
         result.budget,
         f"on {result.device_key}",
     ]
-    yield from wrapped("  step: ", ", ".join(filter(None, circumstances)), width).splitlines()
+    yield from wrapped("step: ", ", ".join(filter(None, circumstances)), width).splitlines()
     if result.snapshot:
-        yield f"  snapshot: {printable(result.snapshot)}"
+        yield f"snapshot: {printable(result.snapshot)}"
     if verdict.command:
         yield from wrapped(
-            "  next: ", verdict.remedy.removesuffix(verdict.command), width
+            "next: ", verdict.remedy.removesuffix(verdict.command), width
         ).splitlines()
         yield f"    {printable(verdict.command)}"
     elif verdict.remedy:
-        yield from wrapped("  next: ", verdict.remedy, width).splitlines()
+        yield from wrapped("next: ", verdict.remedy, width).splitlines()
 
 
 def repeated_lines(results: Iterable[Result], *, width: int = 80) -> dict[str, list[Line]]:

@@ -22,6 +22,7 @@ from helpers.terminal_results import (
     matches_gold,
 )
 
+from pytest_gpumem.attribution.hints import STILL_HELD
 from pytest_gpumem.measurement import Attribution, Breakdown
 from pytest_gpumem.report.terminal.brief_text import MOST_LINES, brief_failures, repeated_lines
 from pytest_gpumem.sizes import MIB
@@ -68,13 +69,17 @@ def test_more_notes_than_fit_are_counted():
     assert brief.endswith(GROWN.verdict.command)
 
 
-def test_hints_are_for_what_does_not_fit():
+def test_hints_are_for_what_does_not_fit_or_explain_a_change():
     measurement = replace(TOO_LARGE.measurement, attributions=(EXPLAINED,))
     assert "hint: batch size 16 fits" in text(replace(TOO_LARGE, measurement=measurement))
     changed = grown("test")
-    attribution = replace(changed.measurement.attributions[0], hints=EXPLAINED.hints)
+    kept = f"activations of 64.00 MiB {STILL_HELD}: a tensor keeps their graph"
+    hints = (*EXPLAINED.hints, kept)
+    attribution = replace(changed.measurement.attributions[0], hints=hints)
     measurement = replace(changed.measurement, attributions=(attribution,))
-    assert "hint" not in text(replace(changed, measurement=measurement))
+    brief = text(replace(changed, measurement=measurement))
+    assert "hint: activations of 64.00 MiB were still held" in brief
+    assert brief.count("hint: ") == 1
 
 
 def test_what_holds_most_is_named_where_a_limit_was_met():
