@@ -114,7 +114,8 @@ def fresh_optimizer(scene: Scene) -> str:
     state = format_size(sum(block.size for block in late))
     return (
         f"only {FRESH}{names}, whose state of {state} came last: the next step "
-        f"needs {format_size(increase)} more (run two steps, or give warmup=1)"
+        f"needs {format_size(increase)} more (run two steps, or make the optimizer in a fixture "
+        "and give warmup=1)"
     )
 
 

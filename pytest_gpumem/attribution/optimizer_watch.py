@@ -143,7 +143,8 @@ class OptimizerWatch:
         """Return a sentence for each optimizer that took its first step and no other."""
         return [
             f"{FRESH}{progress.name}: its state of {format_size(progress.state_bytes)} "
-            "came last, the next step's peak has it as well; run two steps, or give warmup=1"
+            "came last, the next step's peak has it as well; run two steps, or make the "
+            "optimizer in a fixture and give warmup=1"
             for progress in self._progress.values()
             if progress.fresh and progress.steps == 1 and progress.state_bytes
         ]

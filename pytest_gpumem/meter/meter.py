@@ -331,6 +331,11 @@ class Meter:
         self._begin(self._isolation.stats())
 
     @property
+    def ran_apart(self) -> bool:
+        """Whether code ran apart (a search's probes), whose memory is not the step's."""
+        return bool(self._apart)
+
+    @property
     def records(self) -> bool:
         """Whether a recording is under way."""
         return self._recorder is not None

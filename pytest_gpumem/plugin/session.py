@@ -20,6 +20,7 @@ from pytest_gpumem.testrun import batch_sizes, leaks
 from pytest_gpumem.testrun.advice import advice
 from pytest_gpumem.testrun.explain import Explainer, ExplainPolicy
 from pytest_gpumem.testrun.rerun import Runner, shown_error
+from pytest_gpumem.testrun.unused_device import check_unused, is_unused
 from pytest_gpumem.torchrun_env import current_rank
 
 if TYPE_CHECKING:
@@ -121,6 +122,10 @@ class MemorySession:
         trouble = run.device.trouble()
         if trouble is not None:
             raise WorthlessError(trouble)
+        unused = is_unused(run, measured[""][1])
+        if unused:
+            check_unused(run)
+            measured[""] = run.spec, run.measurement()
         leaks.require_steps(run)
         explanations = self.explainer.explain(run, measured)
         if run.spec.max_leak_mib is not None:
@@ -143,6 +148,8 @@ class MemorySession:
                 self._judged(item, run, part, spec, explanations.attached(part, measurement))
                 for part, spec, measurement in cases
             ]
+        if unused:  # the next run, on the device, would be held to nothing
+            results = [replace(result, baseline=False) for result in results]
         return self.explainer.follow_up(item, run, results, explanations.recording, uncapped=False)
 
     def _finish_out_of_memory(

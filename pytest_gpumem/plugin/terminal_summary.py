@@ -114,6 +114,10 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
         for reason in dict.fromkeys(session_results.skipped):
             number = session_results.skipped.count(reason)
             paragraphs.append(f"gpumem: {number} skipped: {reason}")
+    else:  # no head and no notes, but a row of each test that fails the session
+        failed = [result for result in results if result.verdict.failed and not result.expected]
+        table = summary_table(failed, 0, width, ascii_only=ascii_only)
+        paragraphs += [table, ""] if table else []
     paragraphs += session_text.snapshots(results, width=width)
     if updates is not None:
         paragraphs.append(

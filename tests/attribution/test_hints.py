@@ -30,7 +30,8 @@ def test_the_hint_of_a_fresh_optimizer_has_what_the_next_step_needs_more(hints):
     (hint,), one = hints("fresh", STEPS.replace("STEPS", "1"))
     assert hint == (
         "only one step ran with a fresh Adam, whose state of 24.00 MiB came last: the next step "
-        "needs 24.00 MiB more (run two steps, or give warmup=1)"
+        "needs 24.00 MiB more (run two steps, or make the optimizer in a fixture and "
+        "give warmup=1)"
     )
     found, two = hints("fresh", STEPS.replace("STEPS", "2"))
     assert found == []
@@ -337,7 +338,7 @@ def test_hints_of_what_passed_are_for_those_who_ask(suite):
     assert "note: one step ran with a fresh Adam" in session.flat
     session = suite.run("--gpumem-attribution=on", "-v")
     assert session.out.count("hint: only") == 1
-    assert "needs 24.00 MiB more (run two steps, or give warmup=1) (2 tests)" in session.flat
+    assert "and give warmup=1) (2 tests)" in session.flat
     assert "hint:" not in suite.run("-v").out
 
 

@@ -32,7 +32,7 @@ def test_one_step_with_a_fresh_optimizer_is_noted_with_its_states_size(watch):
     (note,) = watch.notes()
     assert note == (
         "one step ran with a fresh Adam: its state of 16.00 MiB came last, the next step's peak "
-        "has it as well; run two steps, or give warmup=1"
+        "has it as well; run two steps, or make the optimizer in a fixture and give warmup=1"
     )
 
 

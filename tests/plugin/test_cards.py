@@ -39,6 +39,7 @@ def test_marked():
 
 def test_by_its_fixture(gpu_memory):
     assert gpu_memory.card in {"L4", "H100"}
+    mib(1)
 
 def test_unmarked():
     pass

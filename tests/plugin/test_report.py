@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from pytest_gpumem.plugin.settings import DEVICES, OPTIONS
@@ -32,8 +34,9 @@ def test_the_report_by_verbosity(suite):
         assert "gpumem: 1 within, 1 over budget" in outs[flag]
     assert "made with: torch" in outs["-vv"]
     assert "made with: torch" not in outs["-v"]
-    for text in (HEAD, "Peak memory", "gpumem: 1 within", "GPU memory"):
+    for text in (HEAD, "gpumem: 1 within", "GPU memory", "test_good"):
         assert text not in outs["-q"]
+    assert re.search(r"^test_bad +100.00 +100.00 .* over budget$", outs["-q"], re.MULTILINE)
     for out in outs.values():
         assert "over budget: peak allocated of 100.00 MiB" in out
         assert "step: max_allocated_gib=0.05, on virtual-H100" in out
@@ -143,6 +146,10 @@ def test_device_names_are_those_that_can_be_chosen():
     ("argument", "words"),
     [
         ("--gpumem-card=T5", "--gpumem-card=T5: "),
+        (
+            "--gpumem-card=H100,T4",
+            "to run every marked test on each of them, write --gpumem-cards=H100,T4",
+        ),
         ("--gpumem-device=cuda0", "--gpumem-device=cuda0: no plugin makes such a device"),
         ("--gpumem-missing-baseline=ignore", "write --gpumem-missing-baseline=note or"),
         ("--gpumem-shrinkage=no", "write --gpumem-shrinkage=note or --gpumem-shrinkage=fail"),

@@ -1,0 +1,68 @@
+"""A test that takes no memory of its device is never silent: it fails its limit, or has a note."""
+
+from __future__ import annotations
+
+import pytest
+
+NOTE = "the test took no memory on H100; outside of marked tests no virtual GPU is seen"
+TOP = """
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+def step():
+    return torch.zeros(1000, 1000, device=DEVICE)
+"""
+
+
+@pytest.mark.parametrize("limit", ["max_gib=8", "max_allocated_gib=8", "card='T4'"])
+def test_with_a_limit_it_fails_and_the_cause_is_named(suite, limit):
+    session = suite.run(
+        "--gpumem-update-baselines",
+        source=f"{TOP}\n@pytest.mark.gpu_memory({limit})\ndef test_it(): step()",
+    )
+    assert session.outcomes == {"failed": 1}
+    assert f"@pytest.mark.gpu_memory({limit}" in session.flat
+    assert NOTE.replace("H100", "T4" if "T4" in limit else "H100") in session.flat
+    assert "torch.cuda.is_available() at the top of a file is False" in session.flat
+    assert "make the model and its data on gpu_memory.device" in session.flat
+    assert suite.baselines() == {}
+
+
+def test_without_one_it_has_a_note_and_makes_no_baseline(suite):
+    session = suite.run(
+        "--gpumem-update-baselines",
+        source=f"{TOP}\n@pytest.mark.gpu_memory\ndef test_it(): step()",
+    )
+    assert session.outcomes == {"passed": 1}
+    assert NOTE in session.flat
+    assert "no baseline is made of it" in session.flat
+    assert suite.baselines() == {}
+
+
+def test_a_library_that_chose_the_cpu_at_its_import_is_the_cause(suite):
+    suite.write("bitsandbytes/__init__.py", "from bitsandbytes import cextension")
+    suite.write("bitsandbytes/cextension.py", "class lib:\n    compiled_with_cuda = False")
+    session = suite.run_apart(
+        source="import sys\nsys.path.insert(0, '.')\nimport bitsandbytes\n"
+        "@pytest.mark.gpu_memory(max_gib=8)\ndef test_it(): torch.zeros(10)",
+    )
+    assert "bitsandbytes was imported outside of the test" in session.flat
+    assert "import it in the test or in a fixture" in session.flat
+
+
+def test_memory_of_fixtures_probes_and_parts_is_the_tests(suite):
+    session = suite.run(
+        source="""
+        @pytest.fixture(scope="module")
+        def weights():
+            return mib(10)
+
+        @pytest.mark.gpu_memory(max_gib=1)
+        def test_fixture(weights): pass
+
+        @pytest.mark.gpu_memory(max_gib=1)
+        def test_search(gpu_memory):
+            assert gpu_memory.largest(lambda n: mib(n), limit=5).value == 5
+        """,
+    )
+    assert session.outcomes == {"passed": 2}
+    assert "took no memory" not in session.out
