@@ -17,6 +17,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
+from helpers.hidden_heap import hide_objects
 from helpers.sources import HELPER, WITHOUT
 from helpers.virtual_gpu import CARD_80GIB, opened, virtual_device
 from helpers.warm import HANGS, warm_python
@@ -59,6 +60,8 @@ def virtual_gpu(request):
     for module in pkgutil.walk_packages(pytest_gpumem.__path__, "pytest_gpumem."):
         if ".native." not in module.name:  # a library, no module
             importlib.import_module(module.name)
+    importlib.import_module("torch._dynamo")  # which the first optimizer imports
+    hide_objects()
     return torch
 
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from helpers.paths import HELPERS, ROOT
+from helpers.paths import HELPERS, ROOT, TESTS
 
 SERVER = HELPERS / "warm_server.py"
 HANGS = 900
@@ -28,7 +28,7 @@ def warm_python() -> str:
     """Return the path of the interpreter; the first call of a process starts the warm process."""
     folder = Path(tempfile.mkdtemp(prefix="warm-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(ROOT), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {name: value for name, value in os.environ.items() if name[:7] != "PYTEST_"}
     # numpy's OpenBLAS starts no threads then: a process that forks is to have none
     environment |= {"PYTHONPATH": os.pathsep.join(paths), "OPENBLAS_NUM_THREADS": "1"}

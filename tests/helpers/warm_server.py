@@ -7,7 +7,6 @@ its own that was forked from this one. It prints that path, and ends when its st
 
 import atexit
 import contextlib
-import gc
 import io
 import os
 import runpy
@@ -19,6 +18,8 @@ import sys
 import threading
 import types
 from pathlib import Path
+
+from helpers.hidden_heap import hide_objects
 
 READ_AT_LOAD = (
     "LD_", "PYTHON", "GPUMEM_VIRTUAL", "PYTORCH_", "TORCH_LOGS", "TORCH_COMPILE", "CUDA_",
@@ -71,8 +72,7 @@ def warm_up(folder):
         sys.exit(f"the warm-up session ended with {status!r}")
     os.dup2(output, 1)
     os.close(output)
-    gc.collect()
-    gc.freeze()  # or each collection in a fork goes through, and copies, all of torch's objects
+    hide_objects()  # or each collection in a fork goes through, and copies, all of torch's objects
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads > 1:
         sys.exit(f"a fork of a process of {threads} threads may hang")
