@@ -147,7 +147,7 @@ def test_a_marked_test_reads_what_the_program_reads_without_the_plugin(suite, na
     chosen = ["test_marked.py::test_alone"]
     if name == "beside":
         chosen = ["test_marked.py::test_leaves", "test_marked.py::test_beside"]
-    session = suite.run_apart("-p", "no:randomly", *chosen)
+    session = suite.run_warm("-p", "no:randomly", *chosen)
     assert session.ret == 0, session.out
     actual = json.loads((suite.path / f"{name}.json").read_text())
     prepare = "program.leave()" if name == "beside" else "0"

@@ -6,6 +6,7 @@ import re
 
 import pytest
 from helpers.hint_suite import HEAD, recorded_hints
+from helpers.warm import warm_python
 
 from pytest_gpumem.attribution.hints import fragmentation, is_fragmented
 from pytest_gpumem.measurement import Peak
@@ -108,7 +109,7 @@ def test_fragmentation_is_told_with_what_expandable_segments_reserve(suite, hint
     {FRAGMENTED.replace(chr(10), chr(10) + "    ")}
     print(measured.peak_reserved)
     """
-    assert int(suite.python(program).out) == reserved * MIB
+    assert int(suite.python(program, python=warm_python()).out) == reserved * MIB
     suite.pytester._monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     assert int(suite.python(program).out) == with_them * MIB
 

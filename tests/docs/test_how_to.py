@@ -4,6 +4,7 @@ import re
 
 import pytest
 from helpers.pages import Place, blocks, files, flat, read, shows
+from helpers.warm import warm_python
 
 FITS = "how-to/will-it-fit.md"
 LEAKS = "how-to/find-leaks.md"
@@ -182,7 +183,7 @@ def test_parts_have_rows_of_their_own(virtual_gpu, suite):
 
 def test_the_program_prints_what_its_comment_says(same_torch, suite):
     (program,) = blocks(PROGRAMS, "python")
-    done = suite.python(program)
+    done = suite.python(program, python=warm_python())
     assert done.ret == 0, done.err
     assert done.out.strip() == re.search(r"# (\d+ \d+)$", program, re.MULTILINE)[1]
 

@@ -6,6 +6,7 @@ from dataclasses import MISSING, fields
 
 import pytest
 from helpers.pages import PAGES, blocks, flat, read, table
+from helpers.warm import warm_python
 
 import pytest_gpumem
 from pytest_gpumem.cli import main
@@ -139,7 +140,7 @@ def test_a_report_is_read_as_the_page_shows(virtual_gpu, suite):
             mib(1)
     """
     assert suite.run("--gpumem-json=gpumem.json", source=source).ret == 0
-    output = suite.python(blocks("reference/json-report.md", "python")[0]).out
+    output = suite.python(blocks("reference/json-report.md", "python")[0], python=warm_python()).out
     assert output.strip() == "test_it.py::test_it no baseline 1048576"
 
 

@@ -219,7 +219,7 @@ def test_it():
 
 def test_workers_explain_as_well(recorded, monkeypatch):
     monkeypatch.setenv("KEEP", "1")
-    session = recorded.run("-n", "1")
+    session = recorded.run_warm("-n", "1")
     assert "regressed: peak allocated grew by " in session.flat
     assert re.search(r"[+][0-9.]+ MiB activations test_it.py:\d+ in Block.forward", session.flat)
 

@@ -34,7 +34,7 @@ def test_a_leak_is_no_baseline(suite):
 
 def test_workers_say_so_as_well(suite):
     pytest.importorskip("xdist")
-    session = suite.run("-n", "1", source=LEAKS)
+    session = suite.run_warm("-n", "1", source=LEAKS)
     assert session.verdicts()["test_leaks"] == "leaked"
 
 
