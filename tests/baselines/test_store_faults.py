@@ -46,7 +46,7 @@ FILES = [BaselineStore(folder).path("virtual-T4", module) for module in MODULES]
 def update(size):
     entry = BaselineEntry((Peak(size, size),), MADE)
     tests = [(module, f"test_{i}") for module in MODULES for i in range(30)]
-    store = BaselineStore(folder, lock_timeout=10)
+    store = BaselineStore(folder, lock_timeout=600)
     return store.update([NewBaseline(T4, *test, {"": entry}) for test in tests]).errors
 
 def content():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import filelock
 import pytest
+from helpers.warm import HANGS
 
 import pytest_gpumem.errors
 from pytest_gpumem.baselines.store import BaselineStore, NewBaseline
@@ -110,7 +111,7 @@ from pytest_gpumem.measurement import BaselineEntry, DeviceInfo, Peak, Provenanc
 
 MADE = Provenance("2.15.0", "13.2", "92600", "virtual", "")
 T4 = DeviceInfo("virtual", "T4", 15_828_320_256, (7, 5), 40)
-store = BaselineStore(Path(sys.argv[1]), lock_timeout=30)
+store = BaselineStore(Path(sys.argv[1]), lock_timeout=600)
 
 def change(test, allocated):
     entry = BaselineEntry((Peak(allocated, allocated),), MADE)
@@ -119,7 +120,7 @@ def change(test, allocated):
 
 
 def output(process):
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=HANGS)
     assert process.returncode == 0, err
     return json.loads(out)
 

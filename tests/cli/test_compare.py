@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.command_line import BEFORE, NOW, T4, flat, write
+from helpers.warm import HANGS
 
 from pytest_gpumem.judge.judge import judge
 from pytest_gpumem.judge.result import Result
@@ -229,7 +230,9 @@ def test_no_output_is_lost_and_no_traceback_shown_where_the_reader_stops(two):
     command = [sys.executable, "-m", "pytest_gpumem.cli.main", "compare", "old", "new"]
     read, written = os.pipe()
     os.close(read)
-    done = subprocess.run(command, stdout=written, stderr=subprocess.PIPE, check=False, timeout=60)
+    done = subprocess.run(
+        command, stdout=written, stderr=subprocess.PIPE, check=False, timeout=HANGS
+    )
     os.close(written)
     assert b"Traceback" not in done.stderr
     assert b"Exception ignored" not in done.stderr
@@ -240,7 +243,7 @@ def test_what_ascii_cannot_show_is_escaped(repository, monkeypatch):
     write(repository / "mine", {"test_größe": (7, 8)})
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=60
+        command, env=environment, capture_output=True, text=True, check=False, timeout=HANGS
     )
     assert done.returncode == 0, done.stderr
     assert "test_gr\\xf6\\xdfe" in done.stdout
@@ -375,4 +378,4 @@ def test_nothing_here_imports_torch(two):
         "cli(['compare', 'old', 'new']); cli(['show', '--baseline-dir', 'new'])\n"
         "assert 'torch' not in sys.modules and 'pytest' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=HANGS)

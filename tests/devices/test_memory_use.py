@@ -53,11 +53,11 @@ def empty(mib):
     return torch.empty(int(mib * MIB), dtype=torch.uint8, device="cuda")
 
 
-def spike():
+def spike(wait=lambda: None):
     import torch
 
     empty(300)
-    time.sleep(0.05)
+    wait()
     torch.cuda.empty_cache()
     return empty(20)
 
@@ -105,11 +105,21 @@ def test_the_virtual_gpu_needs_no_thread(gpu):
 # -- a real GPU: the virtual one stands in for it --
 
 
-def test_nvml_is_asked_all_the_while_by_a_thread_that_ends(gpu):
-    pytest.importorskip("pynvml")
+def test_nvml_is_asked_all_the_while_by_a_thread_that_ends(gpu, monkeypatch):
+    pynvml = pytest.importorskip("pynvml")
+    ask, calls = pynvml.nvmlDeviceGetMemoryInfo, []
+    monkeypatch.setattr(
+        pynvml, "nvmlDeviceGetMemoryInfo", lambda handle: calls.append(handle) or ask(handle)
+    )
+
+    def wait():
+        enough = len(calls) + 2
+        while len(calls) < enough:
+            time.sleep(0.001)
+
     device = CudaDevice()
     before = threading.active_count()
-    (use,) = measured(device, device.open(None, 1), spike).device_use
+    (use,) = measured(device, device.open(None, 1), lambda: spike(wait)).device_use
     assert use == DeviceUse(
         peak=CONTEXT + 300 * MIB,
         besides=CONTEXT,

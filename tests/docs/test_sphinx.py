@@ -10,6 +10,7 @@ import sys
 import pytest
 from helpers.pages import PAGES, read
 from helpers.paths import ROOT
+from helpers.warm import HANGS
 
 pytest.importorskip("sphinx", reason="pip install 'pytest-gpumem[docs]'")
 pytest.importorskip("myst_parser", reason="pip install 'pytest-gpumem[docs]'")
@@ -23,7 +24,7 @@ def build(root, out):
         cwd=root,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGS,
         check=False,
     )
     return sphinx.returncode, sphinx.stderr

@@ -73,7 +73,7 @@ def test_a_verdict_is_rerun_like_any_failure(suite):
 
 def test_a_timeout_and_errors_for_warnings(suite):
     pytest.importorskip("pytest_timeout")
-    session = suite.run("--timeout=60", "-W", "error", source=STEP + "\ndef test_plain(): pass\n")
+    session = suite.run("--timeout=900", "-W", "error", source=STEP + "\ndef test_plain(): pass\n")
     assert session.outcomes == {"failed": 1, "passed": 1}
     assert session.verdicts() == {"test_it": "out of memory"}
 

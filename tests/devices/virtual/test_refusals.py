@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.native_sources import compiler
 from helpers.virtual_gpu import run_python
+from helpers.warm import HANGS
 
 EXITING = """
 #include <stdlib.h>
@@ -50,7 +51,7 @@ def run(tmp_path):
             env={**os.environ, "NO_COLOR": "1"},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=HANGS,
             check=False,
         )
 

@@ -6,6 +6,7 @@ import subprocess
 import pytest
 from helpers.native_sources import NATIVE, SOURCES, compiler
 from helpers.paths import HELPERS
+from helpers.warm import HANGS
 
 HARNESS = HELPERS / "native_harness.c"
 STAND_IN = HELPERS / "stand_in_cudnn.c"
@@ -51,7 +52,7 @@ def test_no_sanitizer_finds_a_fault(tmp_path, sanitizers, asked):
         env={**os.environ, **options, "LD_PRELOAD": ""},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGS,
         check=False,
     )
     assert done.stdout == "clean\n", done.stderr[-4000:]
