@@ -2,7 +2,8 @@
 
 Python's collector knows the references between objects. From a tensor the search climbs upwards,
 level by level, until it reaches a name: a global variable, a local variable of a function that
-runs, a class. Nothing here keeps a tensor alive, and little time is spent.
+runs, a class. Memory of an autograd graph counts for the tensor with that graph. Nothing here keeps
+a tensor alive.
 """
 
 from __future__ import annotations
@@ -11,10 +12,20 @@ import gc
 import inspect
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import PurePath
-from types import CellType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
+from types import (
+    CellType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    MethodType,
+    ModuleType,
+    TracebackType,
+)
 from typing import TYPE_CHECKING, Any, Final
 
+from pytest_gpumem.attribution.graphs import graph_tensors
 from pytest_gpumem.attribution.plain_tensors import place_of
 from pytest_gpumem.measurement import Holder
 from pytest_gpumem.source_lines import is_users
@@ -32,12 +43,13 @@ DEEPEST: Final = 12
 DEEPEST_MODULE: Final = 100
 MOST_TENSORS: Final = 200
 """tensors to find holders for, the largest first"""
-MOST_OBJECTS: Final = 500
-"""objects of one level from which the search climbs on"""
+MOST_OBJECTS: Final = 200
+"""objects of one level from which the search climbs on, those of the largest tensors first"""
+MOST_VISITED: Final = 1_000
+"""objects from which the search climbs in all: for each the collector looks at every reference of
+the process. A number and not a time, so that the answer does not depend on the machine's speed"""
 MOST_HOLDERS: Final = 5
 """holders that are reported"""
-MOST_VISITED: Final = 2000
-"""objects after which no further level is begun: a number, for a slow machine finds the same"""
 UNNAMED: Final = "PyTorch itself, an autograd graph or a .grad"
 
 
@@ -55,33 +67,100 @@ def live_tensors() -> list[Tensor]:
 
 
 def holders(blocks: Mapping[Place, int]) -> tuple[Holder, ...]:
-    """Return the holders of live tensors, the largest first.
+    """Return the holders of live memory, by the bytes that each holds in all, the largest first.
 
     Args:
         blocks: device and address of each block in question, and its bytes.
     """
     gc.unfreeze()  # the collector tells nothing of frozen objects
     try:
-        sizes: dict[str, list[int]] = {}
-        for text, size in _Climb(blocks).run():
-            sizes.setdefault(text, []).append(size)
+        kept = _Climb(blocks).run()
     finally:
         gc.freeze()
-    merged = [Holder(text, sum(of_holder), len(of_holder)) for text, of_holder in sizes.items()]
+    # All that one name holds is one holder's, described by the beginning that all ways to it share.
+    groups: dict[str, list[tuple[_Kept, _Kept]]] = {}
+    for memory in kept:
+        keeper = memory.keeper()
+        name = keeper.root or ", ".join(keeper.way) or UNNAMED
+        groups.setdefault(name, []).append((keeper, memory))
+    merged = []
+    for name, members in groups.items():
+        text = name
+        if members[0][0].root:
+            ways = [keeper.way for keeper, _ in members]
+            shared = min(ways, key=len)
+            while any(way[: len(shared)] != shared for way in ways):
+                shared = shared[:-1]
+            text += f" ({', '.join(shared)})" if shared else ""
+        graph = next((keeper.graph for keeper, _ in members if keeper.graph), "")
+        text += f", with its autograd graph ({graph})" if graph else ""
+        nbytes, number = (
+            sum(memory.nbytes for _, memory in members),
+            sum(memory.blocks for _, memory in members),
+        )
+        merged.append(Holder(text, nbytes, number))
     return tuple(sorted(merged, key=lambda holder: (-holder.nbytes, holder.text)))[:MOST_HOLDERS]
+
+
+class _Kept:
+    """Memory that one tensor keeps: its own, and of its graph what has no Python object."""
+
+    __slots__ = ("blocks", "crossings", "graph", "graph_owner", "nbytes", "root", "way")
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self.blocks = 0
+        self.graph = ""
+        """the node of autograd's that made the tensor"""
+        self.graph_owner: _Kept | None = None
+        """memory of a tensor that keeps this one by its graph, or as its gradient"""
+        self.root = ""
+        """the name that refers to the tensor"""
+        self.way: tuple[str, ...] = ()
+        """objects on the way from the name; without a name, on the longest way that was found"""
+        self.crossings: list[tuple[_Node, tuple[str, ...]]] = []
+        """objects that ways to other tensors had reached before, and the way down from there"""
+
+    def add(self, nbytes: int) -> None:
+        """Add a block."""
+        self.nbytes += nbytes
+        self.blocks += 1
+
+    def name_by_crossings(self) -> bool:
+        """Take the name that another tensor's way has found; return whether it was taken now."""
+        if self.root:
+            return False
+        for node, words in self.crossings:
+            if not node.kept.root:
+                continue
+            # The other way's names are those above the crossing, and those below it.
+            below = len(tuple(filter(None, node.words)))
+            above = node.kept.way[: max(0, len(node.kept.way) - below)]
+            self.root, self.way = node.kept.root, (*above, *filter(None, words))
+            return True
+        return False
+
+    def keeper(self) -> _Kept:
+        """Return this, or where it has no name, the first with a name that keeps it by a graph."""
+        passed: list[_Kept] = []
+        keeper = self
+        while not keeper.root and keeper.graph_owner is not None and keeper not in passed:
+            passed.append(keeper)
+            keeper = keeper.graph_owner
+        return keeper if keeper.root else self
 
 
 class _Node:
     """An object on the way up from a tensor."""
 
-    __slots__ = ("below", "place", "value", "words")
+    __slots__ = ("below", "kept", "value", "words")
 
-    def __init__(self, value: object, below: object, place: Place, words: tuple[str, ...]) -> None:
+    def __init__(self, value: object, below: object, kept: _Kept, words: tuple[str, ...]) -> None:
         self.value = value
         self.below = below
         """the object that this one refers to, one level down"""
-        self.place = place
-        """the tensor's storage"""
+        self.kept = kept
+        """the tensor's memory"""
         self.words = words
         """names of the objects on the way down to the tensor"""
 
@@ -91,12 +170,10 @@ class _Climb:
 
     def __init__(self, blocks: Mapping[Place, int]) -> None:
         self._blocks = blocks
-        self._graphs: dict[Place, str] = {}
+        self._kept: dict[Place, _Kept] = {}
         self._level = self._tensors()
-        self._longest_way: dict[Place, tuple[str, ...]] = {}
-        """of tensors without a name"""
-        self._named: dict[Place, str] = {}
-        self._visited: set[int] = set()
+        self._climbed: dict[int, _Node] = {}
+        """of each object from which the search has climbed on, by its id: the first way to it"""
         # Some libraries put objects into sys.modules that are no modules.
         entries: list[Any] = list(sys.modules.values())
         self._globals = {
@@ -106,148 +183,170 @@ class _Climb:
         self._parents = _parents()
 
     def _tensors(self) -> list[_Node]:
-        """Return a node for each tensor whose memory it is, the largest first."""
-        nodes = []
-        for tensor in live_tensors():
+        """Return a node for each tensor that keeps any of the blocks, the largest first."""
+        import torch
+
+        tensors = live_tensors()
+        nodes: list[_Node] = []
+        by_place: dict[Place, _Kept] = {}
+        for tensor in tensors:
             place = place_of(tensor)
-            if place in self._blocks:
-                nodes.append(_Node(tensor, None, place, ()))
-                graph: Any = tensor.grad_fn
-                if graph is not None:
-                    self._graphs[place] = graph.name()
-        nodes.sort(key=lambda node: -self._blocks[node.place])
+            if place in self._blocks and place not in by_place:
+                by_place[place] = _Kept()
+                by_place[place].add(self._blocks[place])
+            if place in by_place:  # another view of the same memory may have the name
+                nodes.append(_Node(tensor, None, by_place[place], ()))
+        visited: set[Any] = set()
+        with torch._C.DisableTorchFunctionSubclass():
+            graphs = [tensor for tensor in tensors if tensor.grad_fn is not None]
+            # Of memory that several graphs share, the latest has all: a loss before its summands.
+            graphs.sort(key=lambda tensor: -_sequence_number(tensor))
+            graphs += [tensor for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
+            for tensor in graphs:
+                memory = by_place.get(place_of(tensor)) or _Kept()
+                memory.graph = tensor.grad_fn.name() if tensor.grad_fn is not None else ""
+                keeps = memory.nbytes > 0
+                for saved in graph_tensors(tensor, visited):
+                    place = place_of(saved)
+                    if place not in self._blocks:
+                        continue
+                    if place not in by_place:
+                        by_place[place] = _Kept()
+                        by_place[place].add(self._blocks[place])
+                    if by_place[place].graph_owner is None and by_place[place] is not memory:
+                        by_place[place].graph_owner = memory
+                        keeps = True
+                if keeps and not memory.nbytes:
+                    nodes.append(_Node(tensor, None, memory, ()))
+        nodes.sort(key=lambda node: -node.kept.nbytes)
+        self._kept = by_place
         return nodes[:MOST_TENSORS]
 
-    def run(self) -> Iterator[tuple[str, int]]:
-        """Yield the holder's description and the bytes of each tensor."""
+    def run(self) -> list[_Kept]:
+        """Return the memory of all blocks, each with a name, or with the longest way to it."""
+        climbed = 0
         self._look_at_locals(self._level)
         for _ in range(DEEPEST):
-            if not self._level or len(self._visited) > MOST_VISITED:
+            # Where a level has too many, the largest come first; ties as the collector has them.
+            nodes = [node for node in self._level if not node.kept.root]
+            nodes.sort(key=lambda node: -node.kept.nbytes)
+            nodes = nodes[: min(MOST_OBJECTS, MOST_VISITED - climbed)]
+            if not nodes:
                 break
-            self._level = self._next(self._level)
+            climbed += len(nodes)
+            self._level = self._referrers(nodes)
             self._look_at_locals(self._level)
         self._level = []
-        for place, size in self._blocks.items():
-            way = self._longest_way.get(place, ())
-            holder = self._named.get(place) or ", ".join(way) or UNNAMED
-            graph = self._graphs.get(place)
-            yield f"{holder}, with its autograd graph ({graph})" if graph else holder, size
+        # A name may pass from one to the next by several crossings.
+        while any(memory.name_by_crossings() for memory in self._kept.values()):
+            pass
+        unreached = [size for place, size in self._blocks.items() if place not in self._kept]
+        for size in unreached:  # the driver's, a library's, or kept by C++ alone
+            self._kept[-1, len(self._kept)] = memory = _Kept()
+            memory.add(size)
+        return list(self._kept.values())
 
     def _look_at_locals(self, level: Iterable[_Node]) -> None:
         for node in level:
             name = self._locals.get(id(node.value))
             if name is not None:
-                self._name(node, name)
+                _name(node, name)
 
-    def _name(self, node: _Node, root: str) -> None:
-        """Note a tensor's name: the first is the shortest."""
-        way = ", ".join(filter(None, node.words))
-        self._named.setdefault(node.place, f"{root} ({way})" if way else root)
-
-    def _next(self, level: list[_Node]) -> list[_Node]:
+    def _referrers(self, nodes: list[_Node]) -> list[_Node]:
         """Return the referrers of the objects of a level, where these have no name."""
-        nodes = [node for node in level if node.place not in self._named][:MOST_OBJECTS]
         below: dict[int, list[_Node]] = {}
         for node in nodes:
             below.setdefault(id(node.value), []).append(node)
-        self._visited.update(below)
+            self._climbed.setdefault(id(node.value), node)
         above: list[_Node] = []
         targets = [group[0].value for group in below.values()]
-        skipped = {id(container) for container in (targets, level, nodes, below, above)}
+        skipped = {id(container) for container in (targets, self._level, nodes, below, above)}
         for referrer in gc.get_referrers(*targets):
-            if id(referrer) in skipped or id(referrer) in self._visited or _is_ours(referrer):
+            if id(referrer) in skipped or _is_ours(referrer):
                 continue
+            earlier = self._climbed.get(id(referrer))
             for child in gc.get_referents(referrer):
                 for node in below.get(id(child), ()):
-                    self._visit(referrer, node, above)
+                    if earlier is None:
+                        self._visit(referrer, node, above)
+                    elif earlier.kept is not node.kept:
+                        node.kept.crossings.append((earlier, _words(referrer, node)))
         return above
 
-    def _outermost(self, module: object) -> object:
-        """Return the outermost of the modules around a module."""
-        for _ in range(DEEPEST_MODULE):  # a module may be in itself
-            if id(module) not in self._parents:
-                break
-            module = self._parents[id(module)]
-        return module
-
     def _visit(self, referrer: object, node: _Node, above: list[_Node]) -> None:
+        """Name a node by a referrer, or note the referrer as a node of the next level."""
         module = self._globals.get(id(referrer))
         if module is not None:
-            key = _key_of(referrer, node.value)
-            self._name(node, f"global variable {key} of {_file_of(module)}")
-            return
-        if isinstance(referrer, FrameType):
-            name = _local_name(referrer, node.value)
-            if name:
-                self._name(node, name)
+            file = getattr(module, "__file__", None)
+            place = PurePath(file).name if file else module.__name__
+            _name(node, f"global variable {_key_of(referrer, node.value)} of {place}")
             return
         if isinstance(referrer, type):
-            key = _key_of(
-                vars(referrer), node.below if isinstance(node.value, dict) else node.value
-            )
-            words = node.words[1:] if isinstance(node.value, dict) else node.words
-            named = _Node(node.value, None, node.place, words)
-            self._name(named, f"class attribute {key} of {referrer.__qualname__}")
+            in_namespace = isinstance(node.value, dict)
+            key = _key_of(vars(referrer), node.below if in_namespace else node.value)
+            words = node.words[1:] if in_namespace else node.words
+            named = _Node(node.value, None, node.kept, words)
+            _name(named, f"class attribute {key} of {referrer.__qualname__}")
             return
         words = _words(referrer, node)
-        if id(referrer) in self._parents:
-            referrer = self._outermost(referrer)
+        for _ in range(DEEPEST_MODULE):  # up to the outermost module; one may be in itself
+            if id(referrer) not in self._parents:
+                break
+            referrer = self._parents[id(referrer)]
             words = (type(referrer).__name__,)
         way = tuple(filter(None, words))
-        self._longest_way[node.place] = max(self._longest_way.get(node.place, ()), way, key=len)
-        above.append(_Node(referrer, node.value, node.place, words))
+        if not node.kept.root:
+            node.kept.way = max(node.kept.way, way, key=len)
+        above.append(_Node(referrer, node.value, node.kept, words))
+
+
+def _name(node: _Node, root: str) -> None:
+    """Note the name of a tensor's memory: the first is the shortest."""
+    if not node.kept.root:
+        node.kept.root = root
+        node.kept.way = tuple(filter(None, node.words))
+
+
+def _sequence_number(tensor: Tensor) -> int:
+    """Return autograd's number of the node that made a tensor: later nodes have larger ones."""
+    number: int = tensor.grad_fn._sequence_nr()  # type: ignore[union-attr] # it has one
+    return number
 
 
 def _words(referrer: object, node: _Node) -> tuple[str, ...]:
     """Return the names on the way down from a referrer of a node's object."""
     child, words = node.value, node.words
+    first: str | None = None
     if isinstance(referrer, FunctionType):
-        return (_function_words(referrer, child), *_without_container(child, words))
-    word = _word(referrer)
-    if word is not None:
-        return (word, *words)
-    attributes = _dict_of(referrer)
+        kind = "closure" if child is referrer.__closure__ else "default argument"
+        first = f"{kind} of {referrer.__qualname__}, {_place(referrer.__code__)}"
+        # Without the word for the tuple of a function's cells or defaults.
+        words = words[1:] if isinstance(child, (tuple, dict)) else words
+    elif isinstance(referrer, FrameType):  # it does not run: a traceback or a generator has it
+        first = next((name for key, name in _locals_of(referrer) if key == id(child)), "")
+    elif isinstance(referrer, (CellType, TracebackType)):
+        first = ""
+    elif isinstance(referrer, (Mapping, list, tuple, set, frozenset)):
+        first = f"{type(referrer).__name__} of {len(referrer)}"
+    elif isinstance(referrer, (MethodType, GeneratorType)):
+        first = f"{type(referrer).__name__} {referrer.__qualname__}"
+    return _of_attribute(referrer, node) if first is None else (first, *words)
+
+
+def _of_attribute(owner: object, node: _Node) -> tuple[str, ...]:
+    """Return the names on the way down from an object with attributes."""
+    child, words = node.value, node.words
+    attributes: Any = None
+    with suppress(AttributeError):
+        attributes = object.__getattribute__(owner, "__dict__")
     if attributes is child:  # its __dict__, which the first word stands for
-        return _attribute(referrer, _key_of(child, node.below), words[1:])
-    key = _key_of(attributes, child) if attributes is not None else ""
-    return _attribute(referrer, key, words)
-
-
-def _word(referrer: object) -> str | None:
-    """Return the description of a container or a callable; None for an object with attributes."""
-    if isinstance(referrer, (Mapping, list, tuple, set, frozenset)):
-        return f"{type(referrer).__name__} of {len(referrer)}"
-    if isinstance(referrer, CellType):
-        return ""
-    if isinstance(referrer, (MethodType, GeneratorType)):
-        return f"{type(referrer).__name__} {referrer.__qualname__}"
-    return None
-
-
-def _attribute(owner: object, key: str, words: tuple[str, ...]) -> tuple[str, ...]:
+        key, words = _key_of(child, node.below), words[1:]
+    else:
+        key = _key_of(attributes, child)
     kind = type(owner).__name__
     if key in {"_parameters", "_buffers", "_modules"}:  # a module's, without the dict
         return (kind, *words[1:])
     return (f"attribute {key} of {kind}" if key else kind, *words)
-
-
-def _function_words(function: FunctionType, child: object) -> str:
-    place = f"{PurePath(function.__code__.co_filename).name}:{function.__code__.co_firstlineno}"
-    kind = "closure" if child is function.__closure__ else "default argument"
-    return f"{kind} of {function.__qualname__}, {place}"
-
-
-def _without_container(child: object, words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return words without the word for the tuple of a function's cells or defaults."""
-    return words[1:] if isinstance(child, (tuple, dict)) else words
-
-
-def _dict_of(owner: object) -> dict[str, Any] | None:
-    try:
-        attributes = object.__getattribute__(owner, "__dict__")
-    except AttributeError:
-        return None
-    return attributes if isinstance(attributes, dict) else None
 
 
 def _key_of(mapping: object, value: object) -> str:
@@ -257,14 +356,9 @@ def _key_of(mapping: object, value: object) -> str:
     return next((str(key) for key, member in list(mapping.items()) if member is value), "")
 
 
-def _file_of(module: ModuleType) -> str:
-    file = getattr(module, "__file__", None)
-    return PurePath(file).name if file else module.__name__
-
-
 def _is_ours(referrer: object) -> bool:
     """Return whether an object belongs to this search alone."""
-    if isinstance(referrer, (_Node, _Climb)):
+    if isinstance(referrer, (_Node, _Climb, _Kept)):
         return True
     return isinstance(referrer, FrameType) and referrer.f_code.co_filename == __file__
 
@@ -282,7 +376,7 @@ def _parents() -> dict[int, object]:
     }
 
 
-# -- local variables of functions that run: the collector does not know of them --
+# -- local variables: of functions that run the collector does not know them --
 
 
 def _running() -> Iterator[tuple[int, str]]:
@@ -296,18 +390,14 @@ def _running() -> Iterator[tuple[int, str]]:
 
 
 def _locals_of(frame: FrameType) -> Iterator[tuple[int, str]]:
+    """Yield id and name of the values of a frame's local variables."""
     values = frame.f_locals
+    place = _place(frame.f_code)
     for name, value in list(values.items()):
-        yield id(value), _local(frame, name)
+        yield id(value), f"local variable {name} of {frame.f_code.co_name}, {place}"
     if isinstance(values, dict):  # before Python 3.13 it is a copy, which would keep them alive
         values.clear()
 
 
-def _local_name(frame: FrameType, value: object) -> str:
-    return next((name for key, name in _locals_of(frame) if key == id(value)), "")
-
-
-def _local(frame: FrameType, name: str) -> str:
-    code = frame.f_code
-    place = f"{PurePath(code.co_filename).name}:{code.co_firstlineno}"
-    return f"local variable {name} of {code.co_name}, {place}"
+def _place(code: Any) -> str:  # noqa: ANN401 - a code object
+    return f"{PurePath(code.co_filename).name}:{code.co_firstlineno}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from helpers.marked_sessions import LEAKS, leaked
 
@@ -35,6 +37,49 @@ KEEPERS = {
             "KEPT.append({'model': model})",
         ],
         "global variable KEPT of test_it.py (list of 1, dict of 1, Sequential): 8.00 MiB",
+    ),
+    "stored exception": (
+        "ERRORS = []\ndef fails():\n    big = mib(8)\n    raise ValueError",
+        ["try: fails()", "except ValueError as error: ERRORS.append(error)"],
+        "global variable ERRORS of test_it.py (list of 1, ValueError, local variable big of fails,",
+    ),
+    "module with an exception": (
+        (
+            "class Model(torch.nn.Module):\n    def forward(self, x):\n        big = mib(8)\n"
+            "        try: raise KeyError\n        except KeyError as error: self.error = error\n"
+            "MODEL = Model()"
+        ),
+        ["MODEL(1)"],
+        (
+            "global variable MODEL of test_it.py (attribute error of Model, KeyError, "
+            "local variable big of forward,"
+        ),
+    ),
+    "generator": (
+        "def batches():\n    big = mib(8)\n    yield big\nBATCHES = []",
+        ["BATCHES.append(batches())", "next(BATCHES[0])"],
+        "global variable BATCHES of test_it.py (list of 1, generator batches): 8.00 MiB",
+    ),
+    "dict with several ways": (
+        "CACHE = {}",
+        ["CACHE['a'] = [mib(4), mib(1)]", "CACHE['b'] = mib(3)"],
+        "global variable CACHE of test_it.py (dict of 2): 8.00 MiB in 3 blocks",
+    ),
+    "graph without Python objects": (
+        (
+            "LOSSES = []\nclass Net(torch.nn.Module):\n    def forward(self, x):\n"
+            "        return x.exp().sin()"
+        ),
+        [
+            "x = mib(2).float().requires_grad_()",
+            "loss = Net()(x).sum()",
+            "loss.backward(retain_graph=True)",
+            "LOSSES.append(loss)",
+        ],
+        (
+            "global variable LOSSES of test_it.py (list of 1), with its autograd graph "
+            "(SumBackward0): 24.00 MiB in 4 blocks"
+        ),
     ),
     "graph": (
         "KEPT = []",
@@ -71,8 +116,15 @@ def test_without_attribution_the_holder_is_told_and_no_line(suite):
 
 
 def test_the_search_ends_by_a_number_of_objects_and_not_by_the_clock(suite, monkeypatch):
-    monkeypatch.setattr("pytest_gpumem.attribution.referrers.MOST_VISITED", -1)
+    monkeypatch.setattr("pytest_gpumem.attribution.referrers.MOST_VISITED", 0)
     head, body, words = KEEPERS["global"]
     session = leaked(suite, *body, head=head)
     assert words not in session.flat
     assert "held by PyTorch itself" in session.flat
+
+
+def test_the_holder_is_the_same_whatever_the_clock_says(suite, monkeypatch):
+    leaps = itertools.count(step=100)
+    monkeypatch.setattr("time.monotonic", lambda: next(leaps))
+    session = suite.run(source=LEAKS)
+    assert "held by global variable CACHE of test_it.py (list of 5): 80.00 MiB" in session.flat
