@@ -31,6 +31,9 @@ extern int cudaStreamWaitEvent(void *stream, void *event, unsigned flags);
 extern int cudaGraphInstantiate(void **out, void *graph, unsigned long long flags);
 extern int cudaGraphLaunch(void *graph, void *stream), cudaGraphDestroy(void *), cudaGraphExecDestroy(void *);
 extern int cudaEventCreate(void **out), cudaEventRecord(void *, void *), cudaEventDestroy(void *);
+extern int cudaMallocManaged(void **, size_t, unsigned), cudaMemAdvise(const void *, size_t, int, uint64_t);
+extern int cudaUserObjectCreate(void **, void *, void (*)(void *), unsigned, unsigned);
+extern int cudaGraphRetainUserObject(void *, void *, unsigned, unsigned);
 extern int cuMemAddressReserve(uintptr_t *, size_t, size_t, uintptr_t, unsigned long long);
 extern int cuMemAddressFree(uintptr_t, size_t), cuMemUnmap(uintptr_t, size_t), cuMemRelease(void *);
 extern int cuMemCreate(void **, size_t, const void *, unsigned long long);
@@ -123,6 +126,25 @@ static void host(unsigned *seed, void *device) {
         CHECK(cudaMemset((char *)device + next(seed) % 9000, 7, size) == 0);
         if (round % 50 == 0) CHECK(cudaLaunchKernelExC((char[64]){0}, NULL, NULL) == 0);
         CHECK(cudaFreeHost(memory) == 0);
+    }
+}
+
+static void count(void *calls) { ++*(int *)calls; }
+
+static void managed(void) {
+    for (int round = 0; round < 200; round++) {
+        void *memory, *stream, *graph, *executable, *object;
+        int calls = 0;
+        CHECK(cudaMallocManaged(&memory, 10000, 1) == 0);
+        memset(memory, 7, 10000);
+        CHECK(cudaMemAdvise(memory, 10000, 1, 1) == 0);
+        CHECK(cudaFree(memory) == 0);
+        CHECK(cudaStreamCreate(&stream) == 0 && cudaStreamBeginCapture(stream, 0) == 0);
+        CHECK(cudaStreamEndCapture(stream, &graph) == 0);
+        CHECK(cudaUserObjectCreate(&object, &calls, count, 1, 1) == 0);
+        CHECK(cudaGraphRetainUserObject(graph, object, 1, 1) == 0);
+        CHECK(cudaGraphInstantiate(&executable, graph, 0) == 0 && cudaGraphDestroy(graph) == 0 && calls == 0);
+        CHECK(cudaGraphExecDestroy(executable) == 0 && calls == 1 && cudaStreamDestroy(stream) == 0);
     }
 }
 
@@ -277,6 +299,7 @@ static void *work(void *number) {
     host(&seed, block);
     shared(block);
     CHECK(cudaFree(block) == 0);
+    managed();
     captures();
     descriptors();
     convolutions();

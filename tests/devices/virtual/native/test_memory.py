@@ -190,6 +190,18 @@ def test_memory_of_the_callers_own_is_pinned_while_it_is_registered(library):
     assert library.call("cudaHostUnregister", address) == 713  # cudaErrorHostMemoryNotRegistered
 
 
+def test_memory_is_registered_once(library):
+    data = ctypes.create_string_buffer(10_000)
+    start = ctypes.addressof(data)
+    whole = ctypes.c_void_p(start), ctypes.c_size_t(10_000), 0
+    part = ctypes.c_void_p(start + 9_000), ctypes.c_size_t(100), 0
+    assert library.call("cudaHostRegister", *whole) == 0
+    assert library.call("cudaHostRegister", *whole) == 712
+    assert library.call("cudaHostRegister", *part) == 712
+    assert library.call("cudaHostUnregister", ctypes.c_void_p(start)) == 0
+    assert library.call("cudaHostRegister", *part) == 0
+
+
 def test_copies_of_what_nobody_wrote_are_zeros_and_counted(library):
     _, address = library.malloc(PAGE)
     here, there = ctypes.create_string_buffer(b"12345678"), ctypes.create_string_buffer(9)

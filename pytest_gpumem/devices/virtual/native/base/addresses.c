@@ -10,13 +10,15 @@
 static gm_ranges ranges; /* tag: the owner; extra: the source */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* The system hands out addresses only once: an older range of host memory there was freed without a call to CUDA. */
+/* The system hands out addresses only once: an older range of host memory there was freed without a call to CUDA.
+ * Memory that a program registers must not be registered in part already. */
 bool gm_addresses_add(uintptr_t start, uint64_t size, int owner, gm_source source) {
     uintptr_t end = start + size;
     pthread_mutex_lock(&lock);
-    for (gm_range *stale; source != GM_FROM_HOST_REGISTER && (stale = gm_ranges_overlap(&ranges, start, end));)
-        gm_ranges_remove(&ranges, stale);
-    bool ok = gm_ranges_add(&ranges, (gm_range){start, end, owner, source});
+    gm_range *overlap = gm_ranges_overlap(&ranges, start, end);
+    bool ok = !(overlap && source == GM_FROM_HOST_REGISTER);
+    for (; ok && overlap; overlap = gm_ranges_overlap(&ranges, start, end)) gm_ranges_remove(&ranges, overlap);
+    ok = ok && gm_ranges_add(&ranges, (gm_range){start, end, owner, source});
     pthread_mutex_unlock(&lock);
     return ok;
 }

@@ -23,6 +23,7 @@ static const struct {
     {GM_SYMBOL_NOT_FOUND, "cudaErrorSymbolNotFound", "named symbol not found"},
     {GM_NOT_READY, "cudaErrorNotReady", "device not ready"},
     {GM_CONTEXT_IS_CURRENT, "cudaErrorPeerAccessAlreadyEnabled", "peer access is already enabled"},
+    {GM_HOST_ALREADY_REGISTERED, "cudaErrorHostMemoryAlreadyRegistered", "this host memory is registered already"},
     {GM_HOST_NOT_REGISTERED, "cudaErrorHostMemoryNotRegistered", "this host memory is not registered"},
     {GM_NOT_SUPPORTED, "cudaErrorNotSupported", "the virtual GPU does not support this (standard error names it)"},
     {GM_STREAM_CAPTURE_UNSUPPORTED, "cudaErrorStreamCaptureUnsupported",

@@ -40,7 +40,7 @@ GM_API int cudaHostRegister(void *address, size_t size, unsigned flags) {
     (void)flags;
     if (!address || !size) return gm_error(GM_INVALID_VALUE);
     bool ok = gm_addresses_add((uintptr_t)address, size, GM_PINNED, GM_FROM_HOST_REGISTER);
-    return gm_error(ok ? GM_SUCCESS : GM_OUT_OF_MEMORY);
+    return gm_error(ok ? GM_SUCCESS : GM_HOST_ALREADY_REGISTERED);
 }
 
 GM_API int cudaHostUnregister(void *address) {
