@@ -1,0 +1,413 @@
+"""Random suites of memory tests, whose figures are compared with those of each test alone.
+
+A suite has fixtures of every scope and tests that allocate, free, leak, fail, catch out of memory,
+reset statistics, use streams and measure parts. Its reference is plain: each test alone in a fresh
+process. The same figures have to come from any order, and from workers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import textwrap
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from helpers.sources import WITHOUT
+from helpers.warm import HANGS, warm_python
+
+SCOPES = ("function", "class", "module", "session")
+SIZES = (0.01, 0.3, 1, 1.5, 3, 7, 12, 20, 33, 64, 100)
+"""MiB: of both of the allocator's pools, and on each side of its limits at 1, 10 and 20 MiB"""
+RESULTS = "RANDOM_SUITE_RESULTS"
+"""the environment's name for the file of a session's figures"""
+
+CONFTEST = f"""
+import dataclasses, json, os
+
+def pytest_gpumem_judged(item, result):
+    measurement = result.measurement
+    row = {{
+        "test": item.nodeid,
+        "part": result.part,
+        "kind": str(result.verdict.kind),
+        "failed": result.verdict.failed,
+        "peaks": [dataclasses.astuple(peak) for peak in measurement.peaks],
+        "left": list(measurement.left),
+        "out_of_memory": None,
+    }}
+    if measurement.out_of_memory is not None:
+        row["out_of_memory"] = dataclasses.asdict(measurement.out_of_memory)
+        row["out_of_memory"].pop("site")
+    with open(os.environ[{RESULTS!r}], "a") as stream:
+        stream.write(json.dumps(row) + "\\n")
+"""
+HEAD = """
+import gc
+import pytest
+import torch
+
+leaked = []
+
+def mib(n):
+    return torch.empty(int(n * 2**20), dtype=torch.uint8, device="cuda")
+
+def train(width, optimizer, steps):
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(2))).cuda()
+    optimizer = optimizer(model.parameters())
+    for _ in range(steps):
+        model(torch.zeros(16, width, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+class Holder(torch.nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.data = mib(n)
+        self.register_forward_hook(lambda module, inputs, output: None)
+
+    def forward(self, n):
+        return mib(n)
+"""
+
+
+@dataclass(frozen=True)
+class Fixture:
+    name: str
+    scope: str
+    size: float
+    uses: tuple[str, ...] = ()
+    ends: bool = False
+    """whether it frees its memory itself"""
+    autouse: bool = False
+
+    def source(self):
+        lines = [
+            f'@pytest.fixture(scope="{self.scope}", autouse={self.autouse})',
+            f"def {self.name}({', '.join(self.uses)}):",
+            f"    blocks = [mib({self.size}), mib(0.3)]",
+        ]
+        lines += ["    yield blocks", "    blocks.clear()"] if self.ends else ["    return blocks"]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Test:
+    __test__ = False
+
+    name: str
+    marker: str | None
+    fixtures: tuple[str, ...]
+    operations: tuple[str, ...]
+
+    def source(self):
+        body = textwrap.indent("\n".join(self.operations) or "pass", "    ")
+        names = ", ".join(dict.fromkeys((*self.fixtures, "request", "gpu_memory")))
+        if self.marker is None:
+            names = ", ".join(dict.fromkeys((*self.fixtures, "request")))
+            return f"def {self.name}({names}):\n{body}"
+        return f"@pytest.mark.gpu_memory({self.marker})\ndef {self.name}({names}):\n{body}"
+
+
+@dataclass(frozen=True)
+class File:
+    name: str
+    fixtures: tuple[Fixture, ...] = field(default=())
+    tests: tuple[Test, ...] = field(default=())
+
+    def source(self):
+        parts = [*(it.source() for it in self.fixtures), *(it.source() for it in self.tests)]
+        return "\n\n".join([HEAD, *parts]) + "\n"
+
+
+def random_suite(seed):
+    """Return the files of a suite, which the seed decides."""
+    chance = random.Random(seed)
+    files = []
+    for letter in "ab"[: chance.choice((1, 1, 2))]:
+        fixtures = []
+        for number in range(chance.choice((0, 1, 2, 3))):
+            scope = chance.choice(SCOPES)
+            wider = [it.name for it in fixtures if SCOPES.index(it.scope) >= SCOPES.index(scope)]
+            uses = tuple(chance.sample(wider, 1)) if wider and chance.random() < 0.4 else ()
+            fixtures.append(
+                Fixture(
+                    f"fixture_{number}",
+                    scope,
+                    chance.choice(SIZES),
+                    uses,
+                    ends=chance.random() < 0.5,
+                    autouse=chance.random() < 0.1,
+                )
+            )
+        tests = tuple(
+            random_test(chance, f"test_{number}", [it.name for it in fixtures])
+            for number in range(chance.randint(2, 5))
+        )
+        files.append(File(f"test_{letter}.py", tuple(fixtures), tests))
+    return tuple(files)
+
+
+def random_test(chance, name, fixtures):
+    marker = None
+    if chance.random() < 0.85:
+        options = {"max_gib=1": 0.2, "max_leak_mib=0": 0.15, "warmup=1": 0.1, 'card="T4"': 0.05}
+        marker = ", ".join(text for text, share in options.items() if chance.random() < share)
+    used = tuple(chance.sample(fixtures, chance.randint(0, len(fixtures))))
+    operations = []
+    for _ in range(chance.randint(1, 6)):
+        operations += random_operation(chance, fixtures, marked=marker is not None, depth=0)
+    if chance.random() < 0.15:
+        operations.append(
+            chance.choice(
+                (
+                    "raise ValueError",
+                    "last = mib(12); raise KeyError",
+                    "Holder(7)(200_000)",
+                    "pytest.skip('half-way')",
+                )
+            )
+        )
+    return Test(name, marker, used, tuple(operations))
+
+
+def random_operation(chance, fixtures, *, marked, depth):
+    """Return the lines of one operation."""
+    size, other = chance.choice(SIZES), chance.choice(SIZES)
+    number = chance.randrange(1000)
+    choices = [
+        [f"kept_{number} = mib({size})"],
+        [f"kept_{number} = mib({size})"],
+        [f"mib({size})"],
+        [f"kept_{number} = [mib({size}), mib({other})]", f"del kept_{number}[0]"],
+        [f"leaked.append(mib({size}))"],
+        ["leaked.clear()"],
+        ["del leaked[::2]"],
+        ["torch.cuda.empty_cache()"],
+        ["torch.cuda.reset_peak_memory_stats()"],
+        ["gc.collect()"],
+        [f"cycle = [mib({size})]", "cycle.append(cycle)", "del cycle"],
+        [
+            "with torch.cuda.stream(torch.cuda.Stream()):",
+            f"    streamed = mib({size})",
+            "streamed.record_stream(torch.cuda.current_stream())",
+        ],
+        [
+            "try:",
+            f"    big_{number} = [mib({size}), mib(200_000)]",
+            "except torch.OutOfMemoryError:",
+            f"    small_{number} = mib({other})",
+        ],
+        [f"train({chance.choice((64, 256, 700))}, torch.optim.Adam, {chance.choice((1, 2))})"],
+        [f"train(256, torch.optim.SGD, {chance.choice((1, 2, 3))})"],
+    ]
+    if fixtures:
+        choices.append([f"late_{number} = request.getfixturevalue('{chance.choice(fixtures)}')"])
+    if marked and depth == 0:
+        inner = [
+            line
+            for _ in range(chance.randint(1, 3))
+            for line in random_operation(chance, fixtures, marked=marked, depth=1)
+        ]
+        part = [f"with gpu_memory.measure('part {number}'):", *(f"    {line}" for line in inner)]
+        choices += [part, part]
+    return chance.choice(choices)
+
+
+PROGRAM = """
+import gc, json, os, sys
+import pytest
+
+class Plans:
+    '''Runs the collected tests once a plan, each time in a fork of this process.'''
+
+    def __init__(self, plans):
+        self.plans = plans
+        self.forked = False
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session):
+        items = {item.nodeid: item for item in session.items}
+        plans = self.plans or [[name] for name in items]
+        for number, names in enumerate(plans):
+            process = os.fork()
+            if process == 0:
+                os.environ["RANDOM_SUITE_RESULTS"] = f"results-{number}"
+                session.items[:] = [items[name] for name in names]
+                self.forked = True
+                return None
+            _, status = os.waitpid(process, 0)
+            with open(f"status-{number}", "w") as stream:
+                stream.write(f"{os.waitstatus_to_exitcode(status)} {json.dumps(names)}")
+        return True
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, exitstatus):
+        if self.forked:  # the figures are written
+            sys.stdout.flush()
+            os._exit(exitstatus)
+
+kind, plans, *options = sys.argv[1:]
+if kind == "cheap":
+    gc.freeze = gc.unfreeze = lambda: None
+sys.exit(pytest.main(options, plugins=[Plans(json.loads(plans))]))
+"""
+OPTIONS = (
+    *WITHOUT,
+    *("-q", "--tb=no", "--no-header", "-p", "no:cacheprovider", "--gpumem-device=virtual"),
+    *("-p", "no:unraisableexception", "-p", "no:threadexception"),
+)
+BROKEN = "broken"
+"""in place of figures: the session itself ended wrongly"""
+
+
+class Runner:
+    """Runs suites in a folder, in forks of the warm process.
+
+    Args:
+        folder: an empty one.
+        cheap: leave torch's own objects out of the garbage collector for good. A collection then
+            takes a millisecond and not a fifth of a second; the suites' own objects are collected
+            as ever.
+    """
+
+    def __init__(self, folder, *, cheap=True):
+        self.folder = Path(folder)
+        self.cheap = cheap
+        self.sessions = 0
+        self.program = self.folder / "program.py"
+        self.program.write_text(PROGRAM, encoding="utf-8")
+
+    def write(self, files):
+        for path in self.folder.glob("*"):
+            if path != self.program and path.is_file():
+                path.unlink()
+        (self.folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+        (self.folder / "conftest.py").write_text(CONFTEST, encoding="utf-8")
+        for file in files:
+            (self.folder / file.name).write_text(file.source(), encoding="utf-8")
+
+    def figures(self, plans):
+        """The figures of each plan, a list of nodeids; without plans, of each test alone."""
+        for path in [*self.folder.glob("results-*"), *self.folder.glob("status-*")]:
+            path.unlink()
+        kind = "cheap" if self.cheap else "plain"
+        self._run(self.program, kind, json.dumps(plans), *OPTIONS)
+        found = []
+        for number in range(len(list(self.folder.glob("status-*")))):
+            text = (self.folder / f"status-{number}").read_text(encoding="utf-8")
+            status, _, names = text.partition(" ")
+            self.sessions += 1
+            rows = read_rows(self.folder / f"results-{number}")
+            if int(status) not in (0, 1):
+                rows = dict.fromkeys(json.loads(names), BROKEN)
+            found.append(rows)
+        return found
+
+    def figures_of_workers(self):
+        """The figures of a session with two workers."""
+        path = self.folder / "results-workers"
+        done = self._run("-m", "pytest", *OPTIONS, "-n", "2", results=path)
+        self.sessions += 1
+        rows = read_rows(path)
+        return rows if done.returncode in (0, 1) else dict.fromkeys(rows, BROKEN)
+
+    def _run(self, *arguments, results="unused"):
+        environment = {**os.environ, RESULTS: str(results)}
+        for name in ("CI", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST"):
+            environment.pop(name, None)
+        self.output = subprocess.run(
+            [warm_python(), *map(str, arguments)],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=HANGS,
+            check=False,
+        )
+        return self.output
+
+
+def read_rows(path):
+    """The figures of a session: of each test and part, in the order of their verdicts."""
+    rows = {}
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            part = row.pop("part")
+            name = f"{row.pop('test')} ({part})" if part else row.pop("test")
+            rows.setdefault(name, []).append(row)
+    return rows
+
+
+def differences(runner, files, seed, *, workers=False):
+    """What differs between a suite's sessions and its tests alone: sentences; none if nothing."""
+    runner.write(files)
+    alone = {}
+    for rows in runner.figures([]):
+        alone |= rows
+    names = [f"{file.name}::{test.name}" for file in files for test in file.tests]
+    chance = random.Random(seed)
+    orders = [names, chance.sample(names, len(names))]
+    sessions = [
+        (" ".join(it.rpartition("/")[2] for it in order), rows)
+        for order, rows in zip(orders, runner.figures(orders), strict=False)
+    ]
+    if len(sessions) < len(orders):
+        return [f"the session ended with {runner.output.returncode}: {runner.output.stderr[-500:]}"]
+    if workers:
+        sessions.append(("-n 2", runner.figures_of_workers()))
+    return [
+        f"{name}: {rows.get(name)} in {order}, {alone.get(name)} alone"
+        for order, rows in sessions
+        for name in sorted({*rows, *alone})
+        if rows.get(name) != alone.get(name)
+    ]
+
+
+def smaller(files):
+    """Suites with a test, a fixture or an operation less."""
+    for number, file in enumerate(files):
+        for index in range(len(file.tests)):
+            tests = file.tests[:index] + file.tests[index + 1 :]
+            yield put(files, number, replace(file, tests=tests))
+    for number, file in enumerate(files):
+        for index, test in enumerate(file.tests):
+            for at in range(len(test.operations)):
+                operations = test.operations[:at] + test.operations[at + 1 :]
+                less = replace(test, operations=operations)
+                tests = (*file.tests[:index], less, *file.tests[index + 1 :])
+                if compiles(less.source()):
+                    yield put(files, number, replace(file, tests=tests))
+
+
+def put(files, number, file):
+    changed = (*files[:number], file, *files[number + 1 :])
+    return tuple(it for it in changed if it.tests)
+
+
+def compiles(source):
+    try:
+        compile(source, "test", "exec")
+    except SyntaxError:
+        return False
+    return True
+
+
+def shrunk(runner, files, seed, *, workers=False):
+    """A suite as small as dropping one thing at a time makes it, whose figures still differ."""
+    again = True
+    while again:
+        again = False
+        for candidate in smaller(files):
+            if candidate and differences(runner, candidate, seed, workers=workers):
+                files, again = candidate, True
+                break
+    return files
+
+
+def source_of(files):
+    return "\n".join(f"# {file.name}\n{file.source().removeprefix(HEAD).strip()}" for file in files)

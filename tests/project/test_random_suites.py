@@ -1,0 +1,40 @@
+"""Figures of random suites are those of each test alone; benchmarks/random_suites.py has many."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.random_suites import File, Runner, Test, differences, random_suite, shrunk
+
+SEEDS = (*range(200, 207), 208)
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory):
+    return Runner(tmp_path_factory.mktemp("suites"))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_figures_of_a_random_suite_are_those_of_each_test_alone(runner, seed):
+    assert differences(runner, random_suite(seed), seed) == []
+
+
+def test_so_they_are_in_workers_and_with_all_of_the_garbage_collector(runner, tmp_path):
+    pytest.importorskip("xdist")
+    assert differences(Runner(tmp_path, cheap=False), random_suite(7), 7, workers=True) == []
+
+
+def test_a_suite_whose_figures_depend_on_the_order_is_seen_and_made_smaller(runner):
+    """A test that takes more with each leak before it."""
+    tests = (
+        Test("test_a", "", (), ("leaked.append(mib(3))", "kept = mib(7)")),
+        Test("test_b", "", (), ("mib(3)",)),
+        Test("test_c", "", (), ("mib(1 + len(leaked))", "gc.collect()")),
+    )
+    files = (File("test_a.py", (), tests),)
+    assert any("test_c" in sentence for sentence in differences(runner, files, 0))
+    (file,) = shrunk(runner, files, 0)
+    assert [test.name for test in file.tests] == ["test_a", "test_c"]
+    assert [test.operations for test in file.tests] == [
+        ("leaked.append(mib(3))",),
+        ("mib(1 + len(leaked))",),
+    ]
