@@ -11,7 +11,14 @@ import pytest
 
 from pytest_gpumem.errors import GpuMemError, TooSmallError
 from pytest_gpumem.plugin.device_choice import SETTINGS, choice_of
-from pytest_gpumem.plugin.pytest_item import MARKER, PytestItem, is_marked, unwatch_uses, watch_uses
+from pytest_gpumem.plugin.pytest_item import (
+    MARKER,
+    PytestItem,
+    is_marked,
+    unique_nodeid,
+    unwatch_uses,
+    watch_uses,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -317,6 +324,9 @@ class ItemHooks:
         report = yield
         if call.excinfo is not None:
             self._errors.append(call.excinfo.value)
+        nodeid = unique_nodeid(item)
+        if nodeid != report.nodeid:
+            report.__dict__["gpumem_nodeid"] = nodeid
         results = item.stash.get(RESULTS, None)
         if results:
             from pytest_gpumem.report.serialize import to_text

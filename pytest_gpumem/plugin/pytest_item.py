@@ -6,6 +6,7 @@ Each use of a private name is tested.
 from __future__ import annotations
 
 import io
+import os
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +27,18 @@ FIXTURE: Final = "gpu_memory"
 def is_marked(item: pytest.Item) -> bool:
     """Return whether a test is to be measured: by its marker, or by the fixture alone."""
     return item.get_closest_marker(MARKER) is not None or FIXTURE in _fixture_names(item)
+
+
+def unique_nodeid(item: pytest.Item) -> str:
+    """Return a test's nodeid; of a test outside of the root folder with its path from there.
+
+    pytest names such tests from the folder on its command line: two of them may share a nodeid.
+    """
+    path, root = item.path, item.config.rootpath
+    if path.is_relative_to(root):
+        return item.nodeid
+    _, separator, test = item.nodeid.partition("::")
+    return f"{os.path.relpath(path, root).replace(os.sep, '/')}{separator}{test}"
 
 
 def watch_uses(definition: Any, used: Callable[[], None]) -> None:  # noqa: ANN401 - see below
@@ -62,8 +75,8 @@ class PytestItem:
 
     @property
     def nodeid(self) -> str:
-        """The test's name, as pytest has it."""
-        return self.item.nodeid
+        """The test's name, as pytest has it, but unique outside of the root folder too."""
+        return unique_nodeid(self.item)
 
     def location(self) -> tuple[str, int]:
         """Return the test's file and the line of its marker, from 1."""

@@ -15,7 +15,7 @@ from pytest_gpumem.judge.judge import judge
 from pytest_gpumem.judge.result import Result, describe_budget
 from pytest_gpumem.judge.verdict import Lookup
 from pytest_gpumem.meter.out_of_memory import find_out_of_memory
-from pytest_gpumem.nodeids import split_nodeid
+from pytest_gpumem.nodeids import module_of, split_nodeid
 from pytest_gpumem.testrun import batch_sizes, leaks
 from pytest_gpumem.testrun.advice import advice
 from pytest_gpumem.testrun.explain import Explainer, ExplainPolicy
@@ -117,6 +117,12 @@ class MemorySession:
 
     def _finish_passed(self, item: MarkedItem) -> list[Result]:
         run = self.runner.ended()
+        module = module_of(item.nodeid)
+        if module.startswith("../") and run.spec.baseline:
+            path = self.store.path(run.info.key, module)
+            run.notes.append(
+                f"the test lies outside of pytest's root folder: its baseline is {path}"
+            )
         parts = run.part_measurements()
         measured = {"": (run.spec, run.measurement()), **parts}
         trouble = run.device.trouble()

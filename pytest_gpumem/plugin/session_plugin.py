@@ -110,7 +110,7 @@ class GpuMemPlugin:
             return
         expected = report.skipped and hasattr(report, "wasxfail")
         self.results.add(
-            report.nodeid,
+            getattr(report, "gpumem_nodeid", report.nodeid),
             report.when or "",
             passed=report.passed and not hasattr(report, "wasxfail"),
             data=getattr(report, "gpumem", None),
