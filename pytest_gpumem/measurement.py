@@ -202,6 +202,10 @@ class Stayed:
     """the objects that refer to it, the largest first"""
 
 
+LEAST_OUTSIDE = 4 << 20
+"""bytes beside PyTorch's allocator from which on a report speaks of them"""
+
+
 @dataclass(frozen=True)
 class DeviceUse:
     """A device's used memory during a step, of all processes, in bytes, as nvidia-smi shows it."""
@@ -212,7 +216,8 @@ class DeviceUse:
     """in use when the step began, besides what PyTorch's allocator had reserved: CUDA contexts,
     other libraries, other processes"""
     outside: int
-    """growth of that during the step, as of its end"""
+    """the most of it besides PyTorch's memory that came during the step: exact at its end, and on
+    the virtual GPU at least so much at its highest"""
     others: int = 0
     """memory of other processes when the step ended, as far as it is known"""
     processes: int = 0

@@ -13,7 +13,7 @@ import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from pytest_gpumem.measurement import DeviceUse
+from pytest_gpumem.measurement import LEAST_OUTSIDE, DeviceUse
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
@@ -30,8 +30,16 @@ class UseWatch(Protocol):
     def start(self, reserved: Sequence[int]) -> None:
         """Begin anew; ``reserved``: the bytes that PyTorch's allocator holds on each device."""
 
-    def look(self) -> None:
-        """Read now: a part or a step has just ended."""
+    def look(self, reserved: Sequence[int], peaks: Sequence[int]) -> None:
+        """Read now: a part or a step has just ended.
+
+        Args:
+            reserved: bytes that PyTorch's allocator holds on each device.
+            peaks: its peaks since the last look, or earlier.
+        """
+
+    def forget(self) -> None:
+        """Leave out the time since the last look: the measurement itself has used memory."""
 
     def result(self, reserved: Sequence[int]) -> tuple[DeviceUse, ...]:
         """Return each device's readings since ``start``; ``reserved`` as there."""
@@ -58,6 +66,8 @@ class Watch:
         self._besides = dict.fromkeys(devices, 0)
         """bytes in use besides PyTorch's at the beginning"""
         self._peaks = dict.fromkeys(devices, 0)
+        self._outside = dict.fromkeys(devices, 0)
+        """the most besides PyTorch's memory that came since the beginning, as far as it was seen"""
 
     def used(self, device: int) -> int:
         """Return the bytes that are in use on a device now."""
@@ -72,15 +82,22 @@ class Watch:
         self._peaks = {device: self.used(device) for device in self.devices}
         pairs = zip(self._peaks.items(), reserved, strict=True)
         self._besides = {device: used - own for (device, used), own in pairs}
+        self._outside = dict.fromkeys(self.devices, 0)
 
-    def look(self) -> None:
+    def look(self, reserved: Sequence[int], peaks: Sequence[int]) -> None:  # noqa: ARG002 - the account's
         """See :meth:`UseWatch.look`."""
+        self._read()
+
+    def _read(self) -> None:
         for device in self.devices:
             self._peaks[device] = max(self._peaks[device], self.used(device))
 
+    def forget(self) -> None:
+        """See :meth:`UseWatch.forget`."""
+
     def result(self, reserved: Sequence[int]) -> tuple[DeviceUse, ...]:
         """See :meth:`UseWatch.result`."""
-        self.look()
+        self._read()
         return tuple(map(self._use, self.devices, reserved))
 
     def _use(self, device: int, reserved: int) -> DeviceUse:
@@ -89,7 +106,7 @@ class Watch:
         return DeviceUse(
             peak=self._peaks[device],
             besides=self._besides[device],
-            outside=max(0, growth),
+            outside=max(growth, self._outside[device]),
             others=processes.nbytes,
             processes=processes.number,
             source=self.source,
@@ -159,7 +176,7 @@ class NvmlWatch(Watch):
 
     def _run(self) -> None:
         while not self._end.wait(EVERY_S):
-            self.look()
+            self._read()
 
     def stop(self) -> None:
         """See :meth:`UseWatch.stop`."""
@@ -204,6 +221,16 @@ def _nvml() -> Any:  # noqa: ANN401 - a module without types
             return importlib.import_module("pynvml")
         except ImportError:
             return None
+
+
+def beside(use: Sequence[DeviceUse], name: str) -> Iterator[str]:
+    """Yield a sentence if other libraries of this process took memory of a virtual device."""
+    outside = max((device.outside for device in use), default=0)
+    if outside >= LEAST_OUTSIDE:
+        yield (
+            f"at least {format_size(outside)} of {name}'s memory were taken beside PyTorch's "
+            "allocator: they are in no peak, and have to fit as well"
+        )
 
 
 LARGEST_CONTEXT: Final = 1 << 30

@@ -23,6 +23,7 @@ from pytest_gpumem.judge.verdict import (
     Verdict,
     beyond_tolerance,
 )
+from pytest_gpumem.measurement import LEAST_OUTSIDE
 from pytest_gpumem.sizes import GIB, MIB, format_size
 from pytest_gpumem.step_growth import growth
 
@@ -155,7 +156,12 @@ def _out_of_memory(case: Case) -> Verdict | None:
     notes = []
     segment = DEFAULT_TOLERANCES["reserved"].absolute
     if oom.requested is not None and oom.reserved + oom.requested + segment <= size:
-        notes.append("that much was left for this test: others hold the device's memory")
+        uses = case.measurement.device_use[oom.device_index : oom.device_index + 1]
+        if any(use.outside >= LEAST_OUTSIDE for use in uses):
+            outside = format_size(uses[0].outside)
+            notes.append(f"{outside} of the device were taken beside PyTorch's allocator")
+        else:
+            notes.append("that much was left for this test: others hold the device's memory")
     if case.entry is not None and oom.needed is None:
         notes.append(f"the baseline is {both_sizes(case.entry.peaks[oom.device_index])}")
     verdict = _verdict(case, Kind.OUT_OF_MEMORY, finding, notes, failed=True)
@@ -176,7 +182,7 @@ def _over_budget(case: Case) -> Verdict | None:
         if row.peak == limit.peak and row.measured > limit.nbytes
     ]
     if not excesses:
-        return None
+        return _over_budget_outside(case)
     excesses.sort(key=lambda item: -item[0])
     texts = [
         f"{row.title} of {format_size(row.measured)}{case.on_device(row.device)} "
@@ -187,6 +193,34 @@ def _over_budget(case: Case) -> Verdict | None:
     verdict = _verdict(case, Kind.OVER_BUDGET, texts[0], notes, failed=True)
     _, worst, limit = excesses[0]
     larger_limit = "" if limit.name == "card" else _declare(limit.name, worst.measured)
+    return replace(verdict, remedy=f"try {USE_LESS}{larger_limit}")
+
+
+def _over_budget_outside(case: Case) -> Verdict | None:
+    """Judge memory that was taken beside PyTorch's allocator, together with what that reserved."""
+    measurement = case.measurement
+    if measurement.device.kind != "virtual":  # a GPU's driver takes memory there when it wants
+        return None
+    totals = [
+        (use.peak - use.besides - held.reserved, use.outside, device)
+        for device, (use, held) in enumerate(
+            zip(measurement.device_use, measurement.held, strict=False)
+        )
+        if use.outside >= LEAST_OUTSIDE
+    ]
+    limits = [limit for limit in case.limits if limit.peak == "reserved"]
+    if not totals or not limits:
+        return None
+    total, outside, device = max(totals)
+    limit = min(limits, key=lambda limit: limit.nbytes)
+    if total <= limit.nbytes:
+        return None
+    finding = (
+        f"{format_size(total)} in use{case.on_device(device)}, {format_size(outside)} of it beside "
+        f"PyTorch's allocator, is {format_size(total - limit.nbytes)} over {limit}"
+    )
+    verdict = _verdict(case, Kind.OVER_BUDGET, finding, failed=True)
+    larger_limit = "" if limit.name == "card" else _declare(limit.name, total)
     return replace(verdict, remedy=f"try {USE_LESS}{larger_limit}")
 
 

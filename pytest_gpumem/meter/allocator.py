@@ -6,9 +6,10 @@ All functions expect torch to be imported and CUDA initialised.
 from __future__ import annotations
 
 import gc
+import os
 import warnings
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices.memory_cap import device_range
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
+NO_CACHING: Final = "PYTORCH_NO_CUDA_MEMORY_CACHING"
+"""an environment variable; its presence counts, whatever its value"""
 Stats = dict[str, Any]
 """the allocator's statistics of one device, nested as ``memory_stats_as_nested_dict`` has them"""
 
@@ -92,6 +95,12 @@ def require_native_allocator() -> None:
             f"PyTorch's allocator {backend}",
             "a measurement needs its snapshots and its refused requests, and it has neither",
             "leave backend: out of PYTORCH_ALLOC_CONF for these tests",
+        )
+    if NO_CACHING in os.environ or not torch._C._cuda_cudaCachingAllocator_is_enabled():
+        raise DeviceError(
+            f"{NO_CACHING} or caching_allocator_enable(False)",
+            "PyTorch then allocates beside the allocator that counts and that limits hold for",
+            f"leave {NO_CACHING} out of the environment of these tests",
         )
 
 

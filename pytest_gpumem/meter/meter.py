@@ -11,7 +11,7 @@ from pytest_gpumem.attribution.optimizer_watch import OptimizerWatch
 from pytest_gpumem.attribution.recorder import Recorder, history
 from pytest_gpumem.attribution.recording import Span, beginning, now
 from pytest_gpumem.devices.memory_cap import kept_fractions, set_cap
-from pytest_gpumem.devices.memory_use import shared
+from pytest_gpumem.devices.memory_use import beside, shared
 from pytest_gpumem.measurement import DeviceInfo, Measurement, Peak
 from pytest_gpumem.meter.allocator import (
     alloc_retries,
@@ -19,6 +19,7 @@ from pytest_gpumem.meter.allocator import (
     collect_all,
     current_in,
     own_garbage_only,
+    peak_in,
     require_native_allocator,
     reset_peaks,
     segments_held,
@@ -164,7 +165,10 @@ class Meter:
             self.cap(self._limit)
         for tally in self._open:
             tally.raise_to(peaks, stepping=self._stepping)
-        self._use.look()
+        self._use.look(
+            [current_in(stats).reserved for stats in all_stats],
+            [peak_in(stats).reserved for stats in all_stats],
+        )
 
     def blocks(self) -> dict[tuple[int, int], int]:
         """Return device, address and bytes of each live block, foreign ones included."""
@@ -279,6 +283,7 @@ class Meter:
         self.fold()
         with self._recorder.ours() if self._recorder else nullcontext():
             self._isolation.settle()
+        self._use.forget()
         reset_peaks(self.devices)
 
     def release(self) -> None:
@@ -393,6 +398,8 @@ class Meter:
             gc.collect()
             retained = self.counted()
         sentences = [*notes, *shared(use, self.info.name)]
+        if self.info.kind == "virtual":  # a GPU's driver loads kernels there, when it wants
+            sentences.extend(beside(use, self.info.name))
         if whole:
             sentences.extend(self._isolation.notes())
         ended = whole and out_of_memory is None

@@ -237,11 +237,11 @@ SOURCE = "@pytest.mark.gpu_memory\ndef test_it(): mib(20)"
 
 def test_the_details_have_it(suite):
     session = suite.run("-vv", source=SOURCE)
-    details = session.out.partition("Held by others and retained")[2].splitlines()
+    details = session.out.partition("Held before the test and retained")[2].splitlines()
     assert details[2].split()[-2:] == ["device", "outside"]
     context = CARDS["H100"].context / MIB
     assert details[4].split()[-2:] == [f"{context + 20:.2f}", "0.00"]
-    assert "device, outside: what nvidia-smi shows at most" in session.flat
+    assert "device, outside: the most that nvidia-smi shows" in session.flat
     assert "(the virtual GPU's account)" in session.flat
     assert "nvidia-smi" not in suite.run("-v").out
 
@@ -258,3 +258,56 @@ def test_a_note_says_of_any_run_that_the_device_is_shared(suite, monkeypatch):
 def test_it_is_no_part_of_a_baseline(suite):
     suite.run("--gpumem-update-baselines", source=SOURCE)
     assert "device_use" not in str(suite.baselines())
+
+
+def test_memory_beside_the_allocator_that_is_freed_again_is_seen(gpu):
+    """At least the device's peak less PyTorch's own, which may be of another moment."""
+
+    def step():
+        outside(64 * MIB)()
+        return empty(20)
+
+    measurement = measured(gpu, gpu.open(CARDS["L4"], 1), step)
+    assert measurement.device_use[0].outside == (64 - 20) * MIB
+    assert any("at least 44.00 MiB of L4's memory" in note for note in measurement.notes)
+
+
+def test_tensors_alone_are_nothing_beside_the_allocator(gpu):
+    def step():
+        import torch
+
+        empty(300)
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.empty_cache()
+        return empty(20)
+
+    measurement = measured(gpu, gpu.open(CARDS["L4"], 1), step)
+    assert measurement.device_use[0].outside == 0
+    assert not any("beside" in note for note in measurement.notes)
+
+
+OUTSIDE = """
+import ctypes
+
+def outside(size):
+    address = ctypes.c_void_p()
+    runtime = ctypes.CDLL(None)
+    assert runtime.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(size)) == 0
+    assert runtime.cudaFree(address) == 0
+
+@pytest.mark.gpu_memory(max_gib=1)
+def test_too_much():
+    outside(5 << 30)
+
+@pytest.mark.gpu_memory(max_gib=6)
+def test_fits():
+    outside(5 << 30)
+"""
+
+
+def test_memory_beside_the_allocator_belongs_to_the_tests_limit(suite):
+    session = suite.run("-v", source=OUTSIDE)
+    assert session.outcomes == {"passed": 1, "failed": 1}, session.out
+    assert session.verdicts()["test_too_much"] == "over budget"
+    assert "5120.00 MiB in use, 5120.00 MiB of it beside PyTorch's allocator" in session.flat
+    assert "at least 5120.00 MiB of H100's memory were taken beside" in session.flat

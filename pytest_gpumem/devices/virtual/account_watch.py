@@ -32,7 +32,25 @@ class AccountWatch(Watch):
             self._library.forget_peak(device)
         super().start(reserved)
 
-    def look(self) -> None:
-        """See :meth:`UseWatch.look`."""
+    def look(self, reserved: Sequence[int], peaks: Sequence[int]) -> None:
+        """See :meth:`UseWatch.look`.
+
+        The account's peak and PyTorch's may be of two moments: their difference is the least that
+        was taken besides.
+        """
+        for device, own, peak in zip(self.devices, reserved, peaks, strict=True):
+            highest = self._context + self._library.account(device).peak_charged
+            outside = max(highest - peak, self.used(device) - own) - self._besides[device]
+            self._outside[device] = max(self._outside[device], outside)
+        self.forget()
+
+    def _read(self) -> None:
         for device in self.devices:
-            self._peaks[device] = self._context + self._library.account(device).peak_charged
+            highest = self._context + self._library.account(device).peak_charged
+            self._peaks[device] = max(self._peaks[device], highest)
+
+    def forget(self) -> None:
+        """See :meth:`UseWatch.forget`."""
+        self._read()
+        for device in self.devices:
+            self._library.forget_peak(device)

@@ -151,6 +151,60 @@ def test_a_measurement_of_another_allocator_is_refused_by_name():
     assert "DeviceError: PyTorch's allocator cudaMallocAsync: a measurement needs" in done.stderr
 
 
+def test_a_measurement_without_the_caching_allocator_is_refused_by_name():
+    done = run_python(
+        """
+        import pytest_gpumem
+
+        pytest_gpumem.use_virtual_gpu("T4")
+        with pytest_gpumem.measure():
+            pass
+        """,
+        PYTORCH_NO_CUDA_MEMORY_CACHING="1",
+    )
+    assert done.returncode != 0
+    assert "DeviceError: PYTORCH_NO_CUDA_MEMORY_CACHING" in done.stderr
+
+
+EXPANDABLE = """
+import torch
+import pytest_gpumem
+
+pytest_gpumem.use_virtual_gpu("H100")
+from pytest_gpumem.devices.virtual.device import VirtualDevice
+from pytest_gpumem.meter.meter import Meter
+
+MIB = 1 << 20
+device = VirtualDevice.loaded()
+
+
+def tensor(size):
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
+def figures():
+    meter = Meter(device, device.open(device.card, 1), 1)
+    meter.start()
+    held = [tensor(size) for size in (700, 12 * MIB, 5 * MIB, 600_000, 88 * MIB, 30 * MIB)]
+    peak = meter.result().peaks[0]
+    meter.stop()
+    return peak
+
+
+alone = figures()
+left = [tensor(8 * MIB), tensor(300)]
+assert figures() == alone, (figures(), alone)
+"""
+
+
+def test_rooms_in_expandable_segments_are_filled_as_well():
+    done = run_python(
+        EXPANDABLE.replace("import torch\n", "", 1).replace("MIB = 1", "import torch\nMIB = 1"),
+        PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True",
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_marked_test_of_another_allocator_is_refused_by_name(pytester, monkeypatch):
     monkeypatch.setenv(*next(iter(ASYNC.items())))
     pytester.makepyfile(
