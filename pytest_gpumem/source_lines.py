@@ -69,14 +69,14 @@ def shown_path(filename: str, root: Path) -> str:
     file it is the name alone.
     """
     path = Path(filename)
-    for folder in (root, *_import_foreign_folders()):
+    for folder in (root, *_import_folders()):
         if path.is_relative_to(folder):
             return path.relative_to(folder).as_posix()
     return path.name
 
 
 @functools.cache
-def _import_foreign_folders() -> tuple[Path, ...]:
+def _import_folders() -> tuple[Path, ...]:
     """Return the folders that packages are imported from, the deepest first."""
     folders = {Path(entry).absolute() for entry in sys.path if entry and Path(entry).is_dir()}
     return tuple(sorted(folders, key=lambda folder: -len(folder.parts)))

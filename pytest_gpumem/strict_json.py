@@ -42,21 +42,16 @@ def parse_json(content: str | bytes, kind: str) -> Any:  # noqa: ANN401 - JSON
     except RecursionError:
         raise JsonProblem(f"is nested too deeply for {kind}") from None
     except json.JSONDecodeError as error:
-        raise _syntax_problem(decoded, error) from None
+        if not decoded.strip():
+            raise JsonProblem("is empty") from None
+        if conflict := CONFLICT.search(decoded):
+            line = decoded.count("\n", 0, conflict.start()) + 1
+            problem = f"has a merge-conflict marker ({conflict[0]}) in line {line}"
+            raise JsonProblem(problem, conflict=True) from None
+        problem = f"is not JSON: {error.msg} in line {error.lineno}, column {error.colno}"
+        raise JsonProblem(problem) from None
     except ValueError as error:
         raise JsonProblem(f"is not {kind}: {error}") from None
-
-
-def _syntax_problem(content: str, error: json.JSONDecodeError) -> JsonProblem:
-    """Return the fault of a text that is not JSON."""
-    if not content.strip():
-        return JsonProblem("is empty")
-    if conflict := CONFLICT.search(content):
-        line = content.count("\n", 0, conflict.start()) + 1
-        problem = f"has a merge-conflict marker ({conflict[0]}) in line {line}"
-        return JsonProblem(problem, conflict=True)
-    where = f"line {error.lineno}, column {error.colno}"
-    return JsonProblem(f"is not JSON: {error.msg} in {where}")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

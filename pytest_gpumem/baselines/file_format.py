@@ -310,10 +310,11 @@ def _render(value: object, indent: str = "") -> str:
         return str(value)
     inner = f"{indent} "
     if isinstance(value, list) and any(isinstance(element, dict) for element in value):
-        lines = [
-            f"{inner}{_render(element, inner) if _nested(element) else _one_line(element)}"
-            for element in value
-        ]
+        lines = []
+        for element in value:
+            fields = element.values() if isinstance(element, dict) else ()
+            nested = any(isinstance(field, (dict, list)) for field in fields)
+            lines.append(f"{inner}{_render(element, inner) if nested else _one_line(element)}")
         return "[\n" + ",\n".join(lines) + f"\n{indent}]"
     if not isinstance(value, dict) or not value:
         return json.dumps(value)
@@ -322,12 +323,6 @@ def _render(value: object, indent: str = "") -> str:
         for name, field in sorted(value.items())
     ]
     return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
-
-
-def _nested(value: object) -> bool:
-    return isinstance(value, dict) and any(
-        isinstance(field, (dict, list)) for field in value.values()
-    )
 
 
 def _device_fields(device: DeviceInfo | _Device) -> dict[str, Any]:

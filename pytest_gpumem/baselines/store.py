@@ -8,7 +8,7 @@ has the content of a file, :mod:`~pytest_gpumem.baselines.paths` its path and ho
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -128,8 +128,12 @@ class BaselineStore:
 
         A file that cannot be read does not count, and raises nothing.
         """
-        keys = (key for key in device_keys(self.directory) if key != device_key)
-        return tuple(key for key in keys if self._has(key, module, test, part))
+        keys = []
+        for key in device_keys(self.directory):
+            with suppress(BaselineError):
+                if key != device_key and self.get(key, module, test, part) is not None:
+                    keys.append(key)
+        return tuple(keys)
 
     def update(self, baselines: Iterable[NewBaseline]) -> UpdateSummary:
         """Write the entries that changed; return the update of each. One process may call it.
@@ -150,8 +154,14 @@ class BaselineStore:
         # Thousands of entries are made and none is garbage: collections would only cost time.
         with without_collections():
             log = _Log(self._same)
+            by_file: dict[tuple[str, str], list[NewBaseline]] = {}
+            for baseline in baselines:
+                with log.errors_of_file():  # one that cannot be written is not written
+                    nodeid = f"{baseline.module}::{baseline.test}"
+                    check(nodeid, baseline.device, baseline.parts)
+                    by_file.setdefault((baseline.device.key, baseline.module), []).append(baseline)
             pending = []
-            for group in _by_file(baselines, log):
+            for _, group in sorted(by_file.items()):
                 with log.errors_of_file():
                     revision = self._revise(group)
                     if revision.changed:
@@ -178,19 +188,19 @@ class BaselineStore:
         with log.errors_of_file(), self._lock():
             for (device_key, module), tests in sorted(groups.items()):
                 with log.errors_of_file():
-                    self._remove(device_key, module, tests)
+                    self._files.pop((device_key, module), None)
+                    file, path = self._read(device_key, module), self.path(device_key, module)
+                    if file is None or tests.isdisjoint(file.tests):
+                        continue
+                    remaining = {
+                        name: parts for name, parts in file.tests.items() if name not in tests
+                    }
+                    if remaining:
+                        kept_file = BaselineFile(file.device, module, remaining, file.labels)
+                        replace_file(path, encode(kept_file))
+                    else:
+                        remove_file(path, self.directory)
         return log.errors
-
-    def _remove(self, device_key: str, module: str, tests: set[str]) -> None:
-        self._files.pop((device_key, module), None)
-        file, path = self._read(device_key, module), self.path(device_key, module)
-        if file is None or tests.isdisjoint(file.tests):
-            return
-        remaining = {name: parts for name, parts in file.tests.items() if name not in tests}
-        if remaining:
-            replace_file(path, encode(BaselineFile(file.device, module, remaining, file.labels)))
-        else:
-            remove_file(path, self.directory)
 
     def _read(self, device_key: str, module: str) -> BaselineFile | None:
         path = self.path(device_key, module)
@@ -202,12 +212,6 @@ class BaselineStore:
             file = decode(path, content, device_key, module)
             self._decoded[device_key, module] = content, file
         return file
-
-    def _has(self, device_key: str, module: str, test: str, part: str) -> bool:
-        try:
-            return self.get(device_key, module, test, part) is not None
-        except BaselineError:
-            return False
 
     def _revise(self, group: list[NewBaseline]) -> _Revision:
         device, module = group[-1].device, group[-1].module
@@ -291,16 +295,6 @@ class _Log:
             errors=tuple(self.errors),
             files=tuple(self.files),
         )
-
-
-def _by_file(baselines: Iterable[NewBaseline], log: _Log) -> Iterable[list[NewBaseline]]:
-    """The new baselines of each file, without those that cannot be written."""
-    groups: dict[tuple[str, str], list[NewBaseline]] = {}
-    for baseline in baselines:
-        with log.errors_of_file():
-            check(f"{baseline.module}::{baseline.test}", baseline.device, baseline.parts)
-            groups.setdefault((baseline.device.key, baseline.module), []).append(baseline)
-    return [group for _, group in sorted(groups.items())]
 
 
 @dataclass(frozen=True)

@@ -325,14 +325,12 @@ def _key(name: str) -> str:
     return re.sub(r"(16|32|40|80)gi?b?$", r"\1gb", compact)
 
 
-def _keys() -> dict[str, Card]:
-    named = {_key(alias): CARDS[name] for alias, name in _ALIASES.items()}
-    for card in CARDS.values():
-        named |= {_key(card.device_name): card, _key(card.name): card}
-    return named
-
-
-_BY_KEY = _keys()
+# A card's own name wins over CUDA's name of another one, and that over an alias.
+_BY_KEY: Mapping[str, Card] = {
+    **{_key(alias): CARDS[name] for alias, name in _ALIASES.items()},
+    **{_key(card.device_name): card for card in CARDS.values()},
+    **{_key(card.name): card for card in CARDS.values()},
+}
 
 
 def find_card(name: str) -> Card:
@@ -344,27 +342,19 @@ def find_card(name: str) -> Card:
     key = _key(name)
     if key in _BY_KEY:
         return _BY_KEY[key]
-    meant = _beginning_with(key)
-    if len(meant) > 1:
-        raise SpecError(f"card {name!r}", "several cards could be meant", f"write {_one_of(meant)}")
-    raise SpecError(f"card {name!r}", "no card has this name", _suggestion(meant or _like(key)))
-
-
-def _suggestion(likely: list[str]) -> str:
+    # "a100" is the beginning of two cards' keys: each is named, in the order of the table.
+    with_prefix = {
+        card.name for card_key, card in _BY_KEY.items() if key and card_key.startswith(key)
+    }
+    candidates = [card_name for card_name in CARDS if card_name in with_prefix]
+    if len(candidates) > 1:
+        remedy = f"write {', '.join(candidates[:-1])} or {candidates[-1]}"
+        raise SpecError(f"card {name!r}", "several cards could be meant", remedy)
+    candidates = candidates or [
+        _BY_KEY[similar].name for similar in difflib.get_close_matches(key, _BY_KEY, n=1)
+    ]
     names = ", ".join(card_names())
-    return (
-        f"did you mean {likely[0]!r}? The cards are {names}" if likely else f"write one of {names}"
-    )
-
-
-def _beginning_with(key: str) -> list[str]:
-    found = {card.name for known, card in _BY_KEY.items() if key and known.startswith(key)}
-    return [name for name in CARDS if name in found]
-
-
-def _like(key: str) -> list[str]:
-    return [_BY_KEY[match].name for match in difflib.get_close_matches(key, _BY_KEY, n=1)]
-
-
-def _one_of(names: list[str]) -> str:
-    return f"{', '.join(names[:-1])} or {names[-1]}"
+    remedy = f"write one of {names}"
+    if candidates:
+        remedy = f"did you mean {candidates[0]!r}? The cards are {names}"
+    raise SpecError(f"card {name!r}", "no card has this name", remedy)

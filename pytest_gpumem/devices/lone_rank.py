@@ -57,8 +57,22 @@ def joined(rank: int, size: int, kind: DeviceKind) -> Iterator[None]:
             "install a CUDA build of torch for Linux, as PyPI has it",
         )
     _register_fake_backend(distributed)
+    environment = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": str(rank),
+        "GROUP_WORLD_SIZE": str(size),
+        "TORCH_NCCL_RANKS_PER_ROOT": str(size),  # one id, which one rank makes, is enough here
+        # From torch 2.8 on a thread frees the collectives' buffers every 100 ms, in which many
+        # steps are over here. With blocking waits PyTorch frees them at once.
+        "TORCH_NCCL_BLOCKING_WAIT": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": os.environ.get("MASTER_PORT", "29500"),
+    }
     with ExitStack() as stack:
-        for name, value in _environment(rank, size).items():
+        for name, value in environment.items():
             set_variable(stack, name, value)
         if not real:
             stack.enter_context(_seeded(distributed.distributed_c10d))
@@ -73,23 +87,6 @@ def joined(rank: int, size: int, kind: DeviceKind) -> Iterator[None]:
         # get the parts' sizes, which the other ranks would tell.
         distributed.distributed_c10d._get_default_group().bound_device_id = None
         yield
-
-
-def _environment(rank: int, size: int) -> dict[str, str]:
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "GROUP_RANK": str(rank),
-        "GROUP_WORLD_SIZE": str(size),
-        "TORCH_NCCL_RANKS_PER_ROOT": str(size),  # one id, which one rank makes, is enough here
-        # From torch 2.8 on a thread frees the collectives' buffers every 100 ms, in which many
-        # steps are over here. With blocking waits PyTorch frees them at once.
-        "TORCH_NCCL_BLOCKING_WAIT": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": os.environ.get("MASTER_PORT", "29500"),
-    }
 
 
 def _destroy_groups(distributed: Any) -> None:  # noqa: ANN401 - a module
@@ -125,33 +122,37 @@ def _seeded(c10d: Any) -> Iterator[None]:  # noqa: ANN401 - a module
     Ranks meet by an id that the first one makes and leaves in a store, under a key that PyTorch
     chooses.
     """
+
+    def with_ids(group_class: Any) -> Any:  # noqa: ANN401 - classes of PyTorch's extension module
+        class Seeded(group_class):  # type: ignore[misc] # a base class without types
+            """A process group of NCCL without its other ranks."""
+
+            def __init__(
+                self,
+                store: Any,  # noqa: ANN401
+                rank: int,
+                size: int,
+                options: Any,  # noqa: ANN401
+                *arguments: Any,  # noqa: ANN401
+            ) -> None:
+                # ProcessGroupNCCL.cpp's keys of the whole group: the communicators' counter, with
+                # newer versions in words and behind the group's name ...
+                group = getattr(options, "group_name", "")
+                keys = ["0", "nccl_storekey_0", f"{group}/nccl_storekey_0"]
+                # ... and of each pair that this rank is in: both ranks, the lower one first.
+                keys += [f"{min(rank, peer)}:{max(rank, peer)}" for peer in range(size)]
+                for key in keys:
+                    store.set(key, _UNIQUE_ID)
+                super().__init__(store, rank, size, options, *arguments)
+
+        Seeded.__name__ = group_class.__name__
+        return Seeded
+
     classes = {name: getattr(c10d, name) for name in _NCCL if hasattr(c10d, name)}
     try:
         for name, group_class in classes.items():
-            setattr(c10d, name, _with_ids(group_class))
+            setattr(c10d, name, with_ids(group_class))
         yield
     finally:
         for name, group_class in classes.items():
             setattr(c10d, name, group_class)
-
-
-def _with_ids(group_class: Any) -> Any:  # noqa: ANN401 - classes of PyTorch's extension module
-    class Seeded(group_class):  # type: ignore[misc] # a base class without types
-        """A process group of NCCL without its other ranks."""
-
-        def __init__(self, store: Any, rank: int, size: int, options: Any, *arguments: Any) -> None:  # noqa: ANN401
-            for key in _store_keys(rank, size, getattr(options, "group_name", "")):
-                store.set(key, _UNIQUE_ID)
-            super().__init__(store, rank, size, options, *arguments)
-
-    Seeded.__name__ = group_class.__name__
-    return Seeded
-
-
-def _store_keys(rank: int, size: int, group: str) -> Iterator[str]:
-    """Yield the keys of the ids: of the whole group, and of each pair that this rank is in."""
-    # ProcessGroupNCCL.cpp: the communicators' counter, with newer versions in words and behind the
-    # group's name; for a pair both ranks, the lower one first
-    yield from ("0", "nccl_storekey_0", f"{group}/nccl_storekey_0")
-    for peer in range(size):
-        yield f"{min(rank, peer)}:{max(rank, peer)}"
