@@ -27,6 +27,8 @@ from tabulate import tabulate
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+START_S = 600.0
+"""seconds that a process may take to its first operator"""
 SLOWEST_S = 60.0
 """seconds after which an operator counts as hanging"""
 CHUNK = 60
@@ -170,8 +172,9 @@ def told(names: list[str], kinds: list[str], most: int) -> Iterator[dict[str, An
         assert process.stdout is not None
         selector = selectors.DefaultSelector()
         selector.register(process.stdout, selectors.EVENT_READ)
-        rest = b""
-        while selector.select(SLOWEST_S):
+        rest, limit = b"", START_S
+        while selector.select(limit):
+            limit = SLOWEST_S
             read = os.read(process.stdout.fileno(), 1 << 16)
             if not read:
                 break
@@ -179,7 +182,7 @@ def told(names: list[str], kinds: list[str], most: int) -> Iterator[dict[str, An
             yield from (json.loads(it) for it in lines if it.startswith(b"{"))
         else:
             process.kill()
-            yield {"ended": f"hangs (more than {SLOWEST_S:.0f} s)"}
+            yield {"ended": f"hangs (more than {limit:.0f} s)"}
             return
         status = process.wait()
     if status:

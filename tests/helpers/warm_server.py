@@ -249,7 +249,7 @@ def ended_by(error):
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
         traceback = traceback.tb_next
-    sys.excepthook(type(error), error, traceback)
+    sys.excepthook(type(error), error.with_traceback(traceback), traceback)
     return 1
 
 

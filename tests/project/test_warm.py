@@ -1,0 +1,124 @@
+"""The tests' own tools: the warm process and its forks, and the hidden objects."""
+
+import gc
+import os
+import select
+import signal
+import subprocess
+import sys
+import weakref
+
+import pytest
+from helpers.hidden_heap import hide_objects
+from helpers.warm import HANGS, warm_python
+
+KIND = "import sys; print('fork' if 'torch' in sys.modules else 'new', *sys.argv[1:])"
+
+
+def run(*arguments, **environment):
+    """Run the warm interpreter to its end."""
+    return subprocess.run(
+        [warm_python(), *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=HANGS,
+        check=False,
+    )
+
+
+@pytest.fixture(autouse=True)
+def possible(virtual_gpu):
+    """Skips where the warm process has no virtual GPU."""
+
+
+def test_a_fork_has_torch_its_callers_arguments_and_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("-c", KIND, "a", "b c").stdout == "fork a b c\n"
+    (tmp_path / "program.py").write_text(f"{KIND}\nimport os; print(os.getcwd(), __file__)\n")
+    assert run("-u", "program.py").stdout == f"fork\n{tmp_path} program.py\n"
+    assert run("-m", "program", "x").stdout.startswith(f"fork x\n{tmp_path}")
+
+
+@pytest.mark.parametrize("options", [["-X", "dev"], ["-I"], ["-W", "error"]])
+def test_other_options_take_a_new_interpreter(options):
+    assert run(*options, "-c", KIND).stdout == "new\n"
+
+
+@pytest.mark.parametrize("name", ["LD_BIND_NOW", "PYTORCH_CUDA_ALLOC_CONF", "PYTHONUNBUFFERED"])
+def test_variables_that_are_read_at_load_take_a_new_interpreter(name):
+    assert run("-c", KIND, **{name: ""}).stdout == "new\n"
+
+
+def test_a_fork_has_its_callers_environment_and_no_other(monkeypatch):
+    monkeypatch.setenv("WARM_TEST", "1")
+    code = "import os; print(os.environ['WARM_TEST'], os.environ.get('OPENBLAS_NUM_THREADS'))"
+    assert run("-c", code).stdout == "1 None\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "error"),
+    [
+        ("pass", 0, ""),
+        ("raise SystemExit(3)", 3, ""),
+        ("import sys; sys.exit('a reason')", 1, "a reason\n"),
+        ("import os; os.kill(os.getpid(), 9)", -9, ""),
+        ("import os; os.abort()", -6, ""),
+    ],
+)
+def test_it_ends_as_its_fork_does(code, status, error):
+    done = run("-c", code)
+    assert (done.returncode, done.stderr) == (status, error)
+
+
+def test_an_error_is_shown_without_frames_of_the_server():
+    done = run("-c", "def f(): raise LookupError('mine')\nf()")
+    assert done.returncode == 1
+    assert done.stderr.startswith('Traceback (most recent call last):\n  File "<string>", line 2')
+    assert done.stderr.endswith("LookupError: mine\n")
+
+
+def test_signals_reach_the_fork_and_its_end_ends_it():
+    code = (
+        "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit(7))\n"
+        "print('ready', flush=True); time.sleep(1000)"
+    )
+    with subprocess.Popen([warm_python(), "-c", code], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+    assert process.returncode == 7
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
+    with subprocess.Popen(
+        [warm_python(), "-c", code], stdout=subprocess.PIPE, text=True
+    ) as process:
+        fork = os.pidfd_open(int(process.stdout.readline()))
+        process.kill()
+    assert select.select([fork], [], [], HANGS)[0]  # readable when that process has ended
+    os.close(fork)
+
+
+def test_processes_that_a_fork_starts_are_forks_as_well():
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {KIND!r}])"
+    assert run("-c", code).stdout == "fork\n"
+
+
+def test_hidden_objects_cost_no_collection_and_others_are_collected():
+    if not hide_objects():
+        pytest.skip("not of this Python")
+    assert len(gc.get_objects()) < 10_000
+    assert sys.modules not in gc.get_objects()
+
+    class Node:
+        pass
+
+    node = Node()
+    node.self = node
+    reference = weakref.ref(node)
+    gc.freeze()
+    del node
+    gc.collect()
+    assert reference() is not None
+    gc.unfreeze()
+    gc.collect()
+    assert reference() is None
+    assert gc.get_freeze_count() == 0
