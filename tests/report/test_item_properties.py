@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import xml.etree.ElementTree as ET
 from dataclasses import replace
 
+import pytest
 from helpers.sample_report import T4, attribution, measured, result
 
 from pytest_gpumem.measurement import OutOfMemory, Peak
@@ -53,3 +55,13 @@ def test_lines_have_sizes_in_words_and_nothing_of_others():
         "gpumem_peak_reserved: 2097152 (2.00 MiB)",
         "gpumem_batch_size: 8",
     ]
+
+
+@pytest.mark.parametrize("part", ["a\0b", "\x1b[31mred", "\udcff", "\ufffe", "two\nlines", "größe"])
+def test_a_parts_name_is_fit_for_xml(part):
+    names = [name for name, _ in properties([result("t", SMALL, part=part)])]
+    document = ET.Element("properties")
+    for name in names:
+        ET.SubElement(document, "property", name=name)
+    read = ET.fromstring(ET.tostring(document, encoding="utf-8"))
+    assert [element.get("name") for element in read] == names
