@@ -21,10 +21,12 @@ from pytest_gpumem.judge.breakdown_diff import provenance_text
 from pytest_gpumem.judge.result import urgency
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.report.breakdown_rows import DeviceRows, device_rows
+from pytest_gpumem.report.causes import cause_lines, short_cause
 from pytest_gpumem.report.compared import comparison_sentences, tells_more_than_table
 from pytest_gpumem.report.page import timeline_svg
 from pytest_gpumem.report.terminal.failure_text import circumstances, shortage_facts
 from pytest_gpumem.report.terminal.summary_table import budget_cell, change_cell, peak_cells
+from pytest_gpumem.report.terminal.toolchain_lead import moved_together
 from pytest_gpumem.report.terminal.update_text import update_summary
 from pytest_gpumem.report.text import printable, signed_size, size
 
@@ -49,6 +51,8 @@ MOST_EXPLAINED = 1000
 """results with their breakdowns and source lines, failures first: each takes about 1 ms"""
 MOST_SITES = 12
 """source lines that a section lists, of each device"""
+MOST_CAUSES = 5
+"""failures that the page begins with, each with its cause"""
 PACK = 100_000
 """characters of sections that are packed together, at least"""
 
@@ -87,6 +91,11 @@ class Entry(NamedTuple):
     def word(self) -> str:
         """The verdict, as the table has it."""
         return f"{self.result.verdict.kind}{' (xfail)' if self.result.expected else ''}"
+
+    @property
+    def cause(self) -> str:
+        """Why it failed, in one line."""
+        return short_cause(self.result)
 
     @property
     def mark(self) -> str:
@@ -169,12 +178,18 @@ def page(report: Report, *, when: str = "") -> str:
         for entry, row in zip(entries, rows, strict=True)
     ]
     counter = Counter((entry.word, entry.tone) for entry in entries)
+    # A new toolchain moves many tests at one line: it is the cause then, and not the line.
+    toolchains = [change.sentence for change in moved_together(report.results)]
+    causes = toolchains or cause_lines(report.results)
     return (
         _environment()
         .get_template("page.html.j2")
         .render(
             report=report,
-            remarks=_remarks(report),
+            causes=causes,
+            failures=[entry for entry in entries if entry.failed],
+            most_causes=MOST_CAUSES,
+            remarks=[remark for remark in _remarks(report) if remark not in causes],
             when=when,
             counts=[_Count(word, number, tone) for (word, tone), number in counter.items()],
             devices=len({result.device_key for result in report.results}),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from pytest_gpumem.attribution.hints import STILL_HELD
 from pytest_gpumem.attribution.optimizer_watch import FRESH
+from pytest_gpumem.attribution.snapshots import VIEWER
 from pytest_gpumem.judge.breakdown_diff import site_name
 from pytest_gpumem.judge.result import hints_of
 from pytest_gpumem.judge.verdict import Comparison, Kind, beyond_tolerance
@@ -47,7 +49,10 @@ def brief_failures(
         # A command that accepts the whole test accepts its parts: it stands below the last.
         command = result.verdict.command
         repeated = any(command == later.verdict.command for later in failed[index + 1 :])
-        lines += _brief_lines(result, width, next_step=not (command and repeated))
+        # So does the snapshot, which is of the whole test.
+        last = index == len(failed) - 1
+        shown = result if last else replace(result, snapshot="")
+        lines += _brief_lines(shown, width, next_step=not (command and repeated))
     return [line._replace(text=encodable(line.text, ascii_only=ascii_only)) for line in lines]
 
 
@@ -164,7 +169,7 @@ def _next_lines(result: Result, width: int) -> Iterator[str]:
     ]
     yield from wrapped("step: ", ", ".join(filter(None, circumstances)), width).splitlines()
     if result.snapshot:
-        yield f"snapshot: {printable(result.snapshot)}"
+        yield f"snapshot: {printable(result.snapshot)} (open it at {VIEWER})"
     if verdict.command:
         yield from wrapped(
             "next: ", verdict.remedy.removesuffix(verdict.command), width

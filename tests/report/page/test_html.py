@@ -16,14 +16,16 @@ import pytest
 from helpers import sample_report
 from helpers.html_pages import Page, index_of, sections_of
 from helpers.sample_report import EVIL, MODULE, attribution, entry, many, measured, result, sample
+from helpers.terminal_results import grown
 
 from pytest_gpumem.judge.breakdown_diff import site_rows
-from pytest_gpumem.judge.result import SEVERITY
+from pytest_gpumem.judge.result import SEVERITY, urgency
 from pytest_gpumem.judge.verdict import Kind, Lookup
 from pytest_gpumem.measurement import Attribution, Breakdown, Phase, Site, Timeline
+from pytest_gpumem.report.causes import short_cause
 from pytest_gpumem.report.model import Report
 from pytest_gpumem.report.page import html, timeline_svg
-from pytest_gpumem.report.page.html import page
+from pytest_gpumem.report.page.html import MOST_CAUSES, anchor, page
 from pytest_gpumem.sizes import MIB
 
 pytest.importorskip("matplotlib", reason="pip install 'pytest-gpumem[html]'")
@@ -76,6 +78,26 @@ def test_head_says_device_date_and_remarks(parsed):
     assert "virtual GPU T4 (14.57 GiB, capability 7.5, 40 SMs)" in head
     assert "2026-11-21 12:40 UTC" in head
     assert "2 skipped: needs 4 devices, <b>this machine</b> has 1" in head
+
+
+def test_it_begins_with_what_failed_and_why(parsed):
+    (failures,) = parsed.texts("ol", class_="failures")
+    causes = [short_cause(it) for it in sorted(sample().results, key=urgency)[:4]]
+    places = [failures.index(" ".join(cause.split())) for cause in causes]
+    assert places == sorted(places)
+    failed = [f"#{anchor(it)}" for it in sorted(sample().results, key=urgency)[:4]]
+    links = [it.attributes["href"] for it in parsed.all("a", class_="failure")]
+    assert links == failed
+    (session,) = parsed.texts("details", class_="session")
+    assert "2 skipped: " in session
+    assert "baselines on virtual-T4: 8 of 10 compared" in session
+
+
+def test_failures_of_one_cause_are_told_as_one():
+    moved = tuple(grown(f"test_{i}") for i in range(7))
+    (head,) = Page(page(Report(moved))).texts("header", class_="page")
+    assert "7 of 7 failures share model.py:29 (Tiny.forward): activations +250.00 MiB" in head
+    assert f"and {7 - MOST_CAUSES} more failures in the table" in head
 
 
 def test_a_row_has_the_figures_of_the_terminals_table(parsed):
