@@ -114,7 +114,7 @@ def test_the_keyboard_alone_sorts_filters_and_opens(show):
     press = shown.tab.keyboard.press
     shown.tab.focus("#theme")
     seen = []
-    for _ in range(12):
+    for _ in range(20):
         press("Tab")
         seen.append(shown.ask("document.activeElement.id || document.activeElement.innerText"))
         if seen[-1].startswith("allocated"):
