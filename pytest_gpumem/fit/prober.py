@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.attribution.attributor import Attributor, Subject
@@ -72,11 +72,15 @@ class Prober:
             multiple=multiple,
             oracle=rehearsal.largest,
         )
+        left = 0
         began = time.monotonic()
         try:
             while (value := search.next()) is not None:
+                held = self._held()
                 probe, tally = self._run(step, value, script=True)
                 search.add(probe)
+                if not probe.fits:
+                    left = max(left, self._held() - held)
                 if probe.fits:
                     rehearsal.learn(value, [script_of(events) for events in tally.events])
                 if time.monotonic() - began > self.patience:
@@ -84,7 +88,11 @@ class Prober:
         except KeyboardInterrupt:
             self.tell(str(search.result(interrupted=True)))
             raise
-        return search.result()
+        return replace(search.result(), left=left)
+
+    def _held(self) -> int:
+        """Return the bytes that are held on all devices."""
+        return sum(peak.allocated for peak in self.meter.counted())
 
     def scaling(self, step: Step, sizes: Iterable[int], predict: int | None = None) -> Scaling:
         """Measure the growth of ``step(size)``'s memory; see ``gpu_memory.scaling``."""

@@ -82,6 +82,8 @@ class Largest:
     stopped: Stop
     """reason of the end: the next value does not fit, or is over the limit; or memory does not grow
     with the value"""
+    left: int = 0
+    """bytes that a refused probe left behind, and which counted for the probes after it"""
 
     @property
     def peak(self) -> Peak:
@@ -139,6 +141,8 @@ class Largest:
             sentence += "; memory does not grow with the value"
         elif refused:
             sentence += f"; {min(refused)} does not"
+        if self.left:
+            sentence += f"; {format_size(self.left)} that a refused probe left count for later ones"
         return f"{sentence} ({number})"
 
 

@@ -132,7 +132,9 @@ def measure(*, devices: int = 1) -> Measuring:
 
     All memory that this process holds is counted, also that of a model made before the block: all
     of it has to fit. Before the block, garbage is collected, and the cuBLAS workspaces and cached
-    segments are released, so that the figures do not depend on earlier work.
+    segments are released, so that the figures do not depend on earlier work. In a marked test, and
+    in another such block, this is a part of it: nothing is collected or released, for the figures
+    of the whole would change, and garbage of before that is still allocated counts.
 
     Args:
         devices: how many devices to measure, from the first.

@@ -16,6 +16,7 @@ from pytest_gpumem.judge.result import Result, describe_budget
 from pytest_gpumem.judge.verdict import Lookup
 from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 from pytest_gpumem.nodeids import module_of, split_nodeid
+from pytest_gpumem.sizes import format_size
 from pytest_gpumem.testrun import batch_sizes, leaks
 from pytest_gpumem.testrun.advice import advice
 from pytest_gpumem.testrun.explain import Explainer, ExplainPolicy
@@ -182,6 +183,10 @@ class MemorySession:
                         part, replace(measurement, out_of_memory=record)
                     )
                     recording = explanations.recording
+                    if attempt.left:
+                        note = f"{format_size(attempt.left)} that the first run left behind"
+                        notes = (*measurement.notes, f"{note} are in what it needs")
+                        measurement = replace(measurement, notes=notes)
                 else:
                     recording = run.meter.recording()
             if peaks and not part and self.explainer.enabled:

@@ -58,9 +58,10 @@ def _smaller_batches(  # noqa: PLR0913 - a test, and all that is known of its fa
     capacity = run.meter.capacity
 
     def tried(size: int) -> Probe | None:
-        """Run the test with another batch size; return None if it fails by another error."""
+        """Run the test with another batch size; return None where it fails otherwise."""
         with runner.trial(item, run.inputs._replace(batch_size=size), handled=error) as trial:
-            if not trial.passed and not trial.out_of_memory:
+            # What earlier runs left may be what it lacks: that it does not fit is not known then.
+            if not trial.passed and (trial.left or not trial.out_of_memory):
                 return None
             return Probe(
                 size, trial.passed, fullest(run.meter.peaks()), fullest(run.meter.passes())
@@ -117,6 +118,9 @@ def _variants(runner: Runner, item: MarkedItem, run: Run, error: BaseException) 
                     f"{format_size(run.meter.capacity)} reserved, "
                     f"{format_size(peak.allocated)} allocated"
                 )
+            elif trial.out_of_memory and trial.left:
+                left = f"{format_size(trial.left)} that earlier runs left behind"
+                yield f"variant {name!r} does not fit beside {left}"
             elif trial.out_of_memory:
                 yield f"variant {name!r} does not fit"
             else:

@@ -39,6 +39,7 @@ def with_slope(
     passes = run.meter.passes()
     device = passes.index(max(passes, key=lambda peak: peak.allocated))
     points = {sizes[-1]: passes[device]}
+    left = 0
     for size in sizes[:-1]:
         with runner.trial(item, run.inputs._replace(batch_size=size)) as trial:
             if not trial.passed:
@@ -49,8 +50,14 @@ def with_slope(
                     "make it pass with every one of them, or leave out those with which it cannot",
                 )
             points[size] = run.meter.passes()[device]
+            left = max(left, trial.left)
     scaling = Scaling.of(points)
     notes = list(measurement.notes)
+    if left:
+        notes.append(
+            f"{format_size(left)} that runs with other batch sizes left behind are in the figures "
+            "of smaller ones: the growth is larger than shown"
+        )
     if name_lines and not grows_evenly(scaling):
         breakdowns = {size: _breakdown(runner, item, run, size, device) for size in sizes}
         lines = uneven({size: found for size, found in breakdowns.items() if found is not None})

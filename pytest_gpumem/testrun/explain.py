@@ -160,7 +160,11 @@ class Explainer:
     ) -> dict[str, Peak | None]:
         """Run a test once more; return the fullest peak of each of its parts, none if it fails."""
         with self._runner.again(item, record=False, uncapped=uncapped) as attempt:
-            return {part: _fullest(run.peaks_of(part)) for part in parts if attempt.passed}
+            return {
+                part: _fullest(run.peaks_of(part))
+                for part in parts
+                if attempt.passed and not attempt.left
+            }
 
 
 def _needed_peak(result: Result) -> Peak | None:

@@ -20,6 +20,8 @@ class Attempt(NamedTuple):
     passed: bool
     error: BaseException | None = None
     """the error that it failed with, its frames cleared; None where it could not be run again"""
+    left: int = 0
+    """bytes that earlier runs of the test had left behind, and which count for this one too"""
 
 
 class MarkedItem(Protocol):

@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.sizes import format_size
+from pytest_gpumem.sizes import MIB, format_size
 from pytest_gpumem.testrun.marked_item import Attempt
 from pytest_gpumem.torchrun_env import current_rank
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 LONGEST_ERROR: Final = 200
 """characters of an error that are shown"""
+LEAST_LEFT: Final = MIB
+"""bytes that a run has to leave behind to be told: generators' states and the like are less"""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Trial:
     """whether it failed by running out of memory"""
     error: str
     """the error that it failed with, as text"""
+    left: int
+    """bytes that earlier runs of the test had left behind, and which count for this one too"""
 
 
 class Runner:
@@ -202,8 +206,10 @@ class Runner:
             return
         assert self.run is not None  # noqa: S101 - for the type checker
         run, fixtures_before = self.run, set(self.fixtures)
+        left = 0
 
         def prepare() -> None:
+            nonlocal left
             run.meter.await_release(sum(peak.allocated for peak in run.owned_peaks()))
             if inputs is not None:
                 run.inputs = inputs
@@ -211,6 +217,7 @@ class Runner:
             if uncapped:
                 run.lift_limits()
             run.begin_again(record=record)
+            left = sum(self.left_by(run))
 
         def execute() -> None:
             if not warm:
@@ -218,6 +225,7 @@ class Runner:
             item.runtest()
 
         attempt = item.run_again(error, prepare, execute)
+        attempt = attempt._replace(left=left if left >= LEAST_LEFT else 0)
         try:
             yield attempt
         finally:
@@ -260,7 +268,7 @@ class Runner:
                 error = attempt.error
                 short = error is not None and find_out_of_memory(error, handled) is not None
                 shown = shown_error(error) if error is not None else ""
-                yield Trial(run, passed=attempt.passed, out_of_memory=short, error=shown)
+                yield Trial(run, attempt.passed, short, shown, attempt.left)
         finally:
             run.inputs = declared
 

@@ -283,3 +283,22 @@ def test_a_search_finds_the_same_whatever_the_clock_says(prober, meter, monkeypa
     leaps = itertools.count(step=100)
     monkeypatch.setattr("time.monotonic", lambda: next(leaps))
     assert prober.largest(linear) == largest
+
+
+def test_what_a_refused_probe_left_is_told(prober, meter):
+    kept = []
+
+    def step(value):
+        tensors = [tensor(10 * value)]
+        if value > 50:
+            kept.append(tensor(7))
+            tensors.append(tensor(1000))
+        assert tensors
+
+    meter.cap(1000 * MIB)
+    largest = prober.largest(step)
+    assert largest.value == 50
+    assert largest.left == 7 * MIB
+    assert "7.00 MiB that a refused probe left count for later ones" in str(largest)
+    meter.cap(1000 * MIB)
+    assert prober.largest(linear).left == 0

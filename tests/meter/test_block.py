@@ -48,6 +48,22 @@ def test_what_the_process_held_before_counts_and_its_cache_does_not(device):
     del model
 
 
+def test_garbage_of_before_counts_in_a_part_alone(device):
+    """A block collects garbage first; a part does not, for it would change the whole's figures."""
+
+    def garbage():
+        cycle = [tensor(8 * MIB)]
+        cycle.append(cycle)
+
+    garbage()
+    with pytest_gpumem.measure() as whole:
+        tensor(2 * MIB)
+        garbage()
+        with pytest_gpumem.measure() as part:
+            tensor(4 * MIB)
+    assert part.peak_allocated == whole.peak_allocated == 12 * MIB
+
+
 def test_several_devices_are_measured_each(device):
     with pytest_gpumem.measure(devices=2) as m:
         tensor(30 * MIB, 0), tensor(40 * MIB, 1)
