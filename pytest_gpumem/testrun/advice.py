@@ -25,7 +25,7 @@ same advice as a fast one"""
 def advice(
     runner: Runner, item: MarkedItem, needed: Peak, error: BaseException, *, batch_norm: bool
 ) -> list[str]:
-    """Return hints at what would make a test fit, each tried by running it.
+    """Return hints at ways to make a test fit, each tried by running it.
 
     Args:
         runner: runs the test.

@@ -22,8 +22,8 @@ def with_slope(
 ) -> Measurement:
     """Run a test with its smaller batch sizes; return its measurement with its slope.
 
-    The line is through what it took outside of optimizers' steps, on the device that took most: an
-    optimizer's step does not grow with the batch, and at small batches would hide what does.
+    The line is through the peaks outside of optimizers' steps, on the fullest device: an
+    optimizer's step does not grow with the batch, and at small batches would hide the growth.
 
     Args:
         runner: runs the test.
@@ -60,7 +60,7 @@ def with_slope(
         )
     if name_lines and not grows_evenly(scaling):
         breakdowns = {size: _breakdown(runner, item, run, size, device) for size in sizes}
-        lines = uneven({size: found for size, found in breakdowns.items() if found is not None})
+        lines = uneven({size: parts for size, parts in breakdowns.items() if parts is not None})
         off = f"{format_size(scaling.residual)} off the line through batch sizes"
         listed = ", ".join(map(str, sizes))
         notes.append(f"{off} {listed}{': ' if lines else ''}{'; '.join(lines)}")

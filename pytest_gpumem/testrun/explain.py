@@ -1,4 +1,4 @@
-"""Where a test's peaks come from, and what is added to its results: snapshots, hints."""
+"""The origin of a test's peaks; snapshots of its memory, and hints from running it again."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ class Explainer:
 
     def reruns(self, results: Iterable[Result]) -> bool:
         """Whether a test without a recording is run once more to say where its peak comes from."""
-        wanted = self.policy.attribution == "auto" or self.policy.snapshots is not None
-        return wanted and too_much(results)
+        enabled = self.policy.attribution == "auto" or self.policy.snapshots is not None
+        return enabled and too_much(results)
 
     def explain(self, run: Run, parts: Iterable[str]) -> Explanations:
         """End a run's recording, and say where its peaks come from."""
@@ -110,7 +110,7 @@ class Explainer:
         *,
         uncapped: bool,
     ) -> list[Result]:
-        """Write a test's snapshot; add what expandable segments would give fragmented memory.
+        """Write a test's snapshot; add hints at fragmented memory, tried with expandable segments.
 
         Args:
             item: the test.
@@ -121,10 +121,10 @@ class Explainer:
         """
         results = self._with_snapshot(results, recording)
         policy = self.policy
-        wanted = policy.attribution == "on" or (self.enabled and too_much(results))
+        hinted = policy.attribution == "on" or (self.enabled and too_much(results))
         peaks = {result.part: peak for result in results if (peak := _needed_peak(result))}
         peaks = {part: peak for part, peak in peaks.items() if is_fragmented(peak)}
-        if not wanted or not peaks:
+        if not hinted or not peaks:
             return list(results)
         expandable: dict[str, Peak | None] = {}
         if not run.device.computes:  # a run on a real GPU may take long
@@ -144,8 +144,8 @@ class Explainer:
         self, results: Sequence[Result], recording: Recording | None
     ) -> Sequence[Result]:
         folder = self.policy.snapshots
-        wanted = self.policy.snapshot_always or too_much(results)
-        if folder is None or recording is None or not wanted:
+        is_kept = self.policy.snapshot_always or too_much(results)
+        if folder is None or recording is None or not is_kept:
             return results
         try:
             path = write_snapshot(recording, folder, results[0].nodeid)
@@ -168,7 +168,7 @@ class Explainer:
 
 
 def _needed_peak(result: Result) -> Peak | None:
-    """Return the peak of the device that reserved most; of what ran out of memory, what it needs.
+    """Return the peak of the device that reserved most; after out of memory the peak it needs.
 
     None where it is not known.
     """
@@ -184,39 +184,42 @@ def _fullest(peaks: Sequence[Peak]) -> Peak | None:
 
 
 class Explanations:
-    """Where the peaks of a test and of its parts come from, one attribution a device."""
+    """Attributions of the peaks of a test and of its parts, one a device."""
 
     def __init__(self) -> None:
-        self._found: dict[str, tuple[Attribution, ...]] = {}
+        self._attributions: dict[str, tuple[Attribution, ...]] = {}
         self._peaks: dict[str, tuple[Peak, ...]] = {}
-        self._why_not = ""
+        self._obstacle = ""
+        """the reason why there are none"""
         self.recording: Recording | None = None
 
-    def add(self, part: str, found: Sequence[Attribution | None], peaks: tuple[Peak, ...]) -> None:
-        """Take what was found for a part; with any of its devices missing it is of no use."""
-        known = tuple(it for it in found if it is not None)
-        if known and len(known) == len(found):
-            self._found[part], self._peaks[part] = known, peaks
-        elif not self._why_not:
-            self._why_not = "where the peak comes from cannot be told of this recording"
+    def add(
+        self, part: str, attributions: Sequence[Attribution | None], peaks: tuple[Peak, ...]
+    ) -> None:
+        """Add the attributions of a part; with one of its devices missing they are of no use."""
+        complete = [attribution for attribution in attributions if attribution is not None]
+        if complete and len(complete) == len(attributions):
+            self._attributions[part], self._peaks[part] = tuple(complete), peaks
+        elif not self._obstacle:
+            self._obstacle = "where the peak comes from cannot be told of this recording"
 
     def useless(self, reason: str) -> None:
-        """Note that a recording says nothing, and why."""
-        self._why_not = reason
+        """Note that a recording explains nothing, and why."""
+        self._obstacle = reason
 
     def attached(self, part: str, measurement: Measurement) -> Measurement:
-        """Return the measurement of a part with what explains it."""
-        found = self._found.get(part)
-        if found is None:
-            if not self._why_not:
+        """Return the measurement of a part with its attributions, or with a note of the reason."""
+        attributions = self._attributions.get(part)
+        if attributions is None:
+            if not self._obstacle:
                 return measurement
-            return replace(measurement, notes=(*measurement.notes, self._why_not))
+            return replace(measurement, notes=(*measurement.notes, self._obstacle))
         oom = measurement.out_of_memory
         if oom is None and self._peaks[part] != measurement.peaks:
-            again = format_size(max(peak.allocated for peak in self._peaks[part]))
-            note = f"the breakdown is that of a second run, which peaked at {again} allocated"
+            peak = format_size(max(peak.allocated for peak in self._peaks[part]))
+            note = f"the breakdown is that of a second run, which peaked at {peak} allocated"
             measurement = replace(measurement, notes=(*measurement.notes, note))
-        return replace(measurement, attributions=found)
+        return replace(measurement, attributions=attributions)
 
 
 def explain(run: Run, parts: Iterable[str], root: Path, *, timelines: bool) -> Explanations:
@@ -226,7 +229,7 @@ def explain(run: Run, parts: Iterable[str], root: Path, *, timelines: bool) -> E
         run: with a recording or without.
         parts: names; "" is the whole test.
         root: the project's folder, for the names of files.
-        timelines: whether they are wanted.
+        timelines: whether a report shows them.
     """
     explanations = Explanations()
     if not run.meter.records:
@@ -245,11 +248,11 @@ def explain(run: Run, parts: Iterable[str], root: Path, *, timelines: bool) -> E
         return explanations
     attributor = Attributor(recording, root)
     for part, spans in windows.items():
-        found = [
-            attributor.attribution(Subject(index, peak, other, spans), timeline=timelines)
-            for index, peak, other in zip(
+        attributions = [
+            attributor.attribution(Subject(index, peak, foreign, spans), timeline=timelines)
+            for index, peak, foreign in zip(
                 run.meter.devices, peaks[part], run.meter.foreign, strict=True
             )
         ]
-        explanations.add(part, found, peaks[part])
+        explanations.add(part, attributions, peaks[part])
     return explanations

@@ -1,4 +1,4 @@
-"""The fixture ``gpu_memory``: what a test can ask of its own measurement."""
+"""The fixture ``gpu_memory``: a test's access to its own measurement."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class GpuMemory:
-    """The fixture ``gpu_memory``: what a test can ask of its own measurement while it runs."""
+    """The fixture ``gpu_memory``: a test's access to its own measurement while it runs."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -56,7 +56,7 @@ class GpuMemory:
 
     @property
     def variant(self) -> Mapping[str, object]:
-        """What the marker's ``variants`` has for the variant that is tried; else empty.
+        """The options of the variant that is tried, of the marker's ``variants``; else empty.
 
         A test passes it on: ``train(**gpu_memory.variant)``, or looks into it:
         ``with torch.autocast("cuda", enabled="amp" in gpu_memory.variant)``.
@@ -84,7 +84,7 @@ class GpuMemory:
 
     @property
     def computes(self) -> bool:
-        """Whether kernels run. False on the virtual GPU, where what they write reads as zero."""
+        """Whether kernels run. False on the virtual GPU, where all values read as zero."""
         return self._run.device.computes
 
     @property
@@ -136,7 +136,7 @@ class GpuMemory:
             a context manager that gives :class:`PartFigures`.
 
         Raises:
-            SpecError: the name or the declaration is no good.
+            SpecError: a mistake in the name or the declaration.
         """
         return self._run.part(name, declared)
 
@@ -151,9 +151,9 @@ class GpuMemory:
         """Find the largest value for which ``step(value)`` fits.
 
         It fits within the test's ``max_gib`` or card, else on the device. Every probe runs on a
-        clean allocator, on which what lives on in the test counts. The answer was seen to fit, and
-        the next value was seen not to; where what fits is not monotonic, as far as probes showed,
-        the result says so. The probes count neither for the test's figures nor for its baseline.
+        clean allocator, where the test's live tensors count. The answer was seen to fit, and the
+        next value was seen not to; if probes showed a larger value that fits beyond one that does
+        not, the result says so. The probes count neither for the test's figures nor for its baseline.
 
         Args:
             step: takes one training step (two, if its optimizer is made in it) with a batch size,
@@ -163,12 +163,12 @@ class GpuMemory:
             multiple: only multiples of this are tried.
 
         Returns:
-            the value (0: none fits), its peak, every probe, and what ended the search; as text a
+            the value (0: none fits), its peak, every probe, and the end of the search; as text a
             sentence.
 
         Raises:
-            SpecError: an argument that is no good. What the step raises passes through, but for
-                out-of-memory errors.
+            SpecError: a mistake in an argument. Errors of the step pass through, but for those of
+                running out of memory.
         """
         return self._prober().largest(step, start, limit, multiple=multiple)
 
@@ -178,7 +178,7 @@ class GpuMemory:
         """Find how a step's memory grows: peak allocated = fixed + per_sample * size.
 
         The line is by least squares through the sizes that fit, each run on a clean allocator. If
-        three or more are not on a line, the source lines are named whose memory is not. The probes
+        three or more are not on a line, the source lines are named that are the reason. The probes
         count neither for the test's figures nor for its baseline.
 
         Args:
@@ -191,7 +191,7 @@ class GpuMemory:
             bytes.
 
         Raises:
-            SpecError: an argument that is no good.
+            SpecError: a mistake in an argument.
             GpuMemError: fewer than two of the sizes fit.
         """
         return self._prober().scaling(step, sizes, predict)

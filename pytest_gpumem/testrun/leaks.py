@@ -1,4 +1,4 @@
-"""What a test left behind, and what its steps heaped up: found, explained, judged."""
+"""Leaks: memory that a test leaves behind, and growth from step to step; found and judged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ Place = tuple[int, int]
 """device and address of a block"""
 
 MOST_SHARE: Final = 8
-"""a test that left a larger part of the device's memory behind is not run again"""
+"""a test that left more than one part in so many of the device's memory is not run again: the
+second run would have to fit beside that"""
 
 # -- growth --
 
@@ -40,7 +41,7 @@ def require_steps(run: Run) -> None:
     """Refuse to judge a test that is to be steady and has too few steps.
 
     Raises:
-        SpecError: so it is.
+        SpecError: it has too few.
     """
     number = len(run.meter.steps.allocated)
     if run.spec.steady and number < LEAST_STEPS:
@@ -55,49 +56,50 @@ def require_steps(run: Run) -> None:
 def with_growth(
     run: Run, measurement: Measurement, recording: Recording | None, root: Path
 ) -> Measurement:
-    """Return a test's measurement, with the lines whose memory makes its steps grow."""
+    """Return a test's measurement, with the lines that allocate the growth of its steps."""
     steps = run.meter.steps
-    grown = [(it.final - it.initial if (it := growth(one)) else 0) for one in measurement.steps]
-    most = max(grown, default=0)
-    if not run.spec.steady or not most:
+    growths = [growth(allocated) for allocated in measurement.steps]
+    grown = [step.final - step.initial if step else 0 for step in growths]
+    largest = max(grown, default=0)
+    if not run.spec.steady or not largest:
         return measurement
-    device = grown.index(most)
-    found = _heaped(recording, run.meter.devices[device], steps.times, root) if recording else ()
-    return replace(measurement, stayed=Stayed(device, most, found, steps.holders))
-
-
-def _heaped(
-    recording: Recording, device: int, times: Sequence[float], root: Path
-) -> tuple[Site, ...]:
-    """Return the sites of what was allocated in later steps and outlived the next one."""
+    device, times = grown.index(largest), steps.times
 
     def outlived(block: Block) -> bool:
+        """Whether a block was allocated after the first steps and outlived the next one."""
         ends = [time for time in times if time >= block.time]
         return block.time > times[WARM] and len(ends) > 1 and block.end_time > ends[1]
 
-    return _sites(recording, device, outlived, root)
+    lines: tuple[Site, ...] = ()
+    if recording is not None:
+        lines = _sites(recording, run.meter.devices[device], outlived, root)
+    return replace(measurement, stayed=Stayed(device, largest, lines, steps.holders))
 
 
 def _sites(
-    recording: Recording, device: int, wanted: Callable[[Block], bool], root: Path
+    recording: Recording, device: int, leaked: Callable[[Block], bool], root: Path
 ) -> tuple[Site, ...]:
+    """Return the source lines of the blocks that leaked."""
     if recording.overflowed:
         return ()
-    known = Blocks(recording, device)
-    origins = [origin_of(known, it) for it in known.blocks if it.start >= 0 and wanted(it)]
+    scene = Blocks(recording, device)
+    # Blocks that were live before the recording have no line.
+    origins = [
+        origin_of(scene, block) for block in scene.blocks if block.start >= 0 and leaked(block)
+    ]
     return sites(origins, root)[:MOST_SITES]
 
 
-# -- what is left --
+# -- memory that is left --
 
 
-class _Left(NamedTuple):
-    """What one run of a test left behind."""
+class _Leftover(NamedTuple):
+    """The memory that one run of a test left behind."""
 
     sizes: tuple[int, ...]
     """bytes, one figure a device"""
     blocks: dict[Place, int]
-    """what there was not before, and how large each is"""
+    """bytes of each block"""
 
 
 def judged(  # noqa: PLR0913 - a test, its run, and all that came of it
@@ -111,22 +113,34 @@ def judged(  # noqa: PLR0913 - a test, its run, and all that came of it
 ) -> Result | None:
     """Return the result of a test that left too much behind; None if it did not.
 
-    A test with a warm-up is run once more: what counts is what that leaves. So are others, to say
-    whether each run leaves as much.
+    A leaking test is run once more. With a warm-up the leftover of the second run counts, as the
+    first one fills caches; else a note says whether each run leaves as much.
     """
-    assert whole.measurement is not None  # noqa: S101 - judge_left was asked for a measured test
-    left = _left(runner, run, run.excused_blocks)
+    assert whole.measurement is not None  # noqa: S101 - the caller has a measured test
+    left = _leftover(runner, run, run.excused_blocks)
     measurement = replace(whole.measurement, left=left.sizes)
     if judge_left(measurement, run.spec) is None:
         return None
-    stayed = _stayed(run, left, recording, runner.root)  # now: a second run leaves more
-    again, recorded = _left_again(runner, item, run, left, record=record)
-    if run.spec.warmup and again is not None:
-        measurement = replace(measurement, left=again.sizes)
-        stayed = _stayed(run, again, recorded, runner.root)
+    stayed = _stayed(run, left, recording, runner.root)  # before the second run, which leaves more
+    left_again: _Leftover | None = None
+    recorded: Recording | None = None
+    if max(left.sizes) <= run.info.total_memory // MOST_SHARE:
+        with runner.again(item, record=record, warm=True) as attempt:
+            recorded = run.meter.recording()
+        if attempt.passed:
+            excused = {*run.excused_blocks, *left.blocks}
+            left_again = _leftover(runner, run, excused, left.sizes)
+    if run.spec.warmup and left_again is not None:
+        measurement = replace(measurement, left=left_again.sizes)
+        stayed = _stayed(run, left_again, recorded, runner.root)
         note = ""
+    elif left_again is None:
+        note = "with what the warm-up left: a second run did not pass, or was not tried"
+        note = note if run.spec.warmup else ""
+    elif size := max(left_again.sizes, default=0):
+        note = f"run once more it left {format_size(size)} more"
     else:
-        note = _compared(again, warmup=run.spec.warmup)
+        note = "run once more it left nothing more: something is kept once, as a cache is"
     measurement = replace(measurement, stayed=stayed)
     verdict = judge_left(measurement, run.spec)
     if verdict is None:
@@ -135,44 +149,22 @@ def judged(  # noqa: PLR0913 - a test, its run, and all that came of it
     return replace(whole, measurement=measurement, verdict=replace(verdict, notes=notes))
 
 
-def _left(runner: Runner, run: Run, known: Collection[Place], before: Sequence[int] = ()) -> _Left:
+def _leftover(
+    runner: Runner, run: Run, excused: Collection[Place], held_before: Sequence[int] = ()
+) -> _Leftover:
+    """Return the memory that is left, besides some blocks and the bytes that were held before."""
     run.meter.release()
     held = runner.left_by(run)
-    more = [now - past for now, past in zip(held, before or [0] * len(held), strict=True)]
-    blocks = {it: size for it, size in run.meter.blocks().items() if it not in known}
-    return _Left(tuple(max(0, it) for it in more), blocks)
+    sizes = [
+        max(0, size - size_before)
+        for size, size_before in zip(held, held_before or [0] * len(held), strict=True)
+    ]
+    blocks = {place: size for place, size in run.meter.blocks().items() if place not in excused}
+    return _Leftover(tuple(sizes), blocks)
 
 
-def _left_again(
-    runner: Runner,
-    item: MarkedItem,
-    run: Run,
-    first: _Left,
-    *,
-    record: bool,
-) -> tuple[_Left | None, Recording | None]:
-    """Return what a second run of the test leaves besides; None if there was none that passed."""
-    if max(first.sizes) > run.info.total_memory // MOST_SHARE:
-        return None, None
-    with runner.again(item, record=record, warm=True) as attempt:
-        recording = run.meter.recording()
-    if not attempt.passed:
-        return None, recording
-    known = {*run.excused_blocks, *first.blocks}
-    return _left(runner, run, known, first.sizes), recording
-
-
-def _compared(again: _Left | None, *, warmup: int) -> str:
-    if again is None:
-        tried = "with what the warm-up left: a second run did not pass, or was not tried"
-        return tried if warmup else ""
-    size = max(again.sizes, default=0)
-    if size:
-        return f"run once more it left {format_size(size)} more"
-    return "run once more it left nothing more: something is kept once, as a cache is"
-
-
-def _stayed(run: Run, left: _Left, recording: Recording | None, root: Path) -> Stayed:
+def _stayed(run: Run, left: _Leftover, recording: Recording | None, root: Path) -> Stayed:
+    """Return the lines and the holders of the memory that is left on the fullest device."""
     index = left.sizes.index(max(left.sizes))
     device = run.meter.devices[index]
     blocks = {place: size for place, size in left.blocks.items() if place[0] == device}
@@ -180,5 +172,5 @@ def _stayed(run: Run, left: _Left, recording: Recording | None, root: Path) -> S
     def stays(block: Block) -> bool:
         return block.end is None and (device, block.address) in blocks
 
-    found = _sites(recording, device, stays, root) if recording else ()
-    return Stayed(index, left.sizes[index], found, holders(blocks))
+    lines = _sites(recording, device, stays, root) if recording else ()
+    return Stayed(index, left.sizes[index], lines, holders(blocks))

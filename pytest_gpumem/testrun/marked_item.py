@@ -49,7 +49,7 @@ class MarkedItem(Protocol):
         prepare: Callable[[], None],
         execute: Callable[[], None],
     ) -> Attempt:
-        """Tear the test down, set it up and run it once more; what it prints is dropped.
+        """Tear the test down, set it up and run it once more; its output is dropped.
 
         Afterwards it has to be torn down (:meth:`tear_down`).
 

@@ -39,7 +39,7 @@ def canonical_card(name: str) -> str:
     """Return a card's name as the table has it.
 
     Raises:
-        SpecError: there is no such card.
+        SpecError: the table has no such card.
     """
     return find_card(name).name
 

@@ -95,7 +95,7 @@ class SetUpWatch:
         self._stages.append(Stage(peaks, held, asked_for))
 
     def resume(self) -> None:
-        """Begin the next stage: what was counted meanwhile is the other fixture's."""
+        """Begin the next stage: memory counted since the pause is the other fixture's."""
         self._base = sums(self._base, differences(self._meter.counted(), self._paused_at))
         self._tally = self._stack.enter_context(self._meter.part())
 
