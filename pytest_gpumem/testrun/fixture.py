@@ -153,7 +153,8 @@ class GpuMemory:
         It fits within the test's ``max_gib`` or card, else on the device. Every probe runs on a
         clean allocator, where the test's live tensors count. The answer was seen to fit, and the
         next value was seen not to; if probes showed a larger value that fits beyond one that does
-        not, the result says so. The probes count neither for the test's figures nor for its baseline.
+        not, the result says so. The probes count neither for the test's figures nor for its
+        baseline.
 
         Args:
             step: takes one training step (two, if its optimizer is made in it) with a batch size,
