@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.plugin.item_hooks import ItemHooks
     from pytest_gpumem.plugin.outputs import Published
     from pytest_gpumem.plugin.settings import Settings
-    from pytest_gpumem.report.terminal.brief_text import Line
+    from pytest_gpumem.report.terminal.brief_text import FailureLine
 
 NAME: Final = "gpumem-session"
 LISTINGS: Final = ("collectonly", "showfixtures", "show_fixtures_per_test")
@@ -41,7 +41,7 @@ STYLES: Final[dict[str, dict[str, bool]]] = {
 class BriefRepr:
     """A failure in a few lines, in place of a report's ``longrepr``."""
 
-    def __init__(self, lines: Sequence[Line], longrepr: object) -> None:
+    def __init__(self, lines: Sequence[FailureLine], longrepr: object) -> None:
         self.lines = lines
         self.reprcrash = getattr(longrepr, "reprcrash", None)
         """the place and the message, which pytest's short summary shows"""

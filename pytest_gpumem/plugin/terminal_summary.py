@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from pytest_gpumem.report.card_matrix import cards_matrix
 from pytest_gpumem.report.causes import cause_lines
 from pytest_gpumem.report.terminal import session_text, update_text
-from pytest_gpumem.report.terminal.brief_text import Line, brief_failures, repeated_lines
+from pytest_gpumem.report.terminal.brief_text import FailureLine, brief_failures, repeated_lines
 from pytest_gpumem.report.terminal.failure_text import MOST_ROWS, failure_sections
 from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.report.terminal.toolchain_lead import lead_lines, short_texts
@@ -48,7 +48,9 @@ def failure_text(results: Sequence[Result], verbosity: int) -> str:
     )
 
 
-def brief_texts(results: Sequence[Result], *, width: int, encoding: str) -> dict[str, list[Line]]:
+def brief_texts(
+    results: Sequence[Result], *, width: int, encoding: str
+) -> dict[str, list[FailureLine]]:
     """Return the few lines in place of each failed test's report, by its nodeid.
 
     Args:
@@ -65,7 +67,7 @@ def brief_texts(results: Sequence[Result], *, width: int, encoding: str) -> dict
         for nodeid, members in by_test.items()
     }
     toolchain = {
-        nodeid: [Line(line, "headline") for line in text.splitlines()]
+        nodeid: [FailureLine(line, "headline") for line in text.splitlines()]
         for nodeid, text in short_texts(results).items()
     }
     rest = [result for result in results if result.nodeid not in toolchain]

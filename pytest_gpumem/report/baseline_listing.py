@@ -12,7 +12,7 @@ from pytest_gpumem.report.text import aligned_table, printable, shortened, size,
 from pytest_gpumem.sizes import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from pytest_gpumem.baselines.key import Key
     from pytest_gpumem.measurement import BaselineEntry
@@ -64,9 +64,21 @@ def details(entries: Mapping[Key, BaselineEntry], width: int = 80) -> str:
             for index, peak in enumerate(entry.peaks)
         ]
         rows = [["", "peak allocated", "peak reserved"], *rows]
+        facts = []
+        if entry.batch_size is not None:
+            facts.append(f"batch size {entry.batch_size}")
+        if entry.slope is not None:
+            sizes = ", ".join(map(str, entry.slope.sizes))
+            grows = f"{size(entry.slope.per_sample)} a sample and {size(entry.slope.fixed)} fixed"
+            facts.append(wrapped("", f"{grows}, over batch sizes {sizes}", width))
+        if entry.world_size is not None:
+            facts.append(f"rank {entry.rank} of {entry.world_size}")
+        facts.append(wrapped("made with: ", provenance_text(entry.provenance), width))
+        if not entry.breakdowns:
+            facts.append("no breakdown: --gpumem-update-baselines adds one")
         blocks = [
             wrapped("", f"{key.nodeid}{part} on {key.device}", width),
-            "\n".join(_facts(entry, width)),
+            "\n".join(facts),
             aligned_table(rows, ["left", "right", "right"])
             if several
             else aligned_table([row[1:] for row in rows], ["right", "right"]),
@@ -79,18 +91,3 @@ def details(entries: Mapping[Key, BaselineEntry], width: int = 80) -> str:
             ]
         texts.append("\n\n".join(filter(None, blocks)))
     return "\n\n\n".join(texts)
-
-
-def _facts(entry: BaselineEntry, width: int) -> Iterator[str]:
-    """Yield lines about a baseline other than its peaks."""
-    if entry.batch_size is not None:
-        yield f"batch size {entry.batch_size}"
-    if entry.slope is not None:
-        sizes = ", ".join(map(str, entry.slope.sizes))
-        grows = f"{size(entry.slope.per_sample)} a sample and {size(entry.slope.fixed)} fixed"
-        yield wrapped("", f"{grows}, over batch sizes {sizes}", width)
-    if entry.world_size is not None:
-        yield f"rank {entry.rank} of {entry.world_size}"
-    yield wrapped("made with: ", provenance_text(entry.provenance), width)
-    if not entry.breakdowns:
-        yield "no breakdown: --gpumem-update-baselines adds one"

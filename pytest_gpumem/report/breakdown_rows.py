@@ -9,7 +9,6 @@ from pytest_gpumem.judge.breakdown_diff import BreakdownRow, category_rows, site
 
 if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.measurement import Attribution, Breakdown
 
 
 @dataclass(frozen=True)
@@ -35,26 +34,24 @@ def device_rows(result: Result) -> list[DeviceRows]:
     """Return where each device's peak comes from; nothing without attributions."""
     baselines = dict(enumerate(result.breakdowns_before))
     attributions = result.measurement.attributions if result.measurement else ()
-    return [
-        _rows_of(index, attribution, baselines.get(index))
-        for index, attribution in enumerate(attributions)
-    ]
-
-
-def _rows_of(index: int, attribution: Attribution, baseline: Breakdown | None) -> DeviceRows:
-    breakdown = attribution.breakdown
-    *categories, cached = category_rows(breakdown, baseline)
-    total = BreakdownRow(
-        "peak allocated",
-        sum(breakdown.categories.values()),
-        None if baseline is None else sum(baseline.categories.values()),
-    )
-    return DeviceRows(
-        index,
-        baseline is not None,
-        categories,
-        total,
-        replace(cached, name="cached besides"),
-        site_rows(breakdown, baseline),
-        attribution.notes,
-    )
+    devices = []
+    for index, attribution in enumerate(attributions):
+        breakdown, baseline = attribution.breakdown, baselines.get(index)
+        *categories, cached = category_rows(breakdown, baseline)
+        total = BreakdownRow(
+            "peak allocated",
+            sum(breakdown.categories.values()),
+            None if baseline is None else sum(baseline.categories.values()),
+        )
+        rows = DeviceRows(
+            index,
+            baseline is not None,
+            categories,
+            total,
+            # Not of the peak that was allocated: the allocator held it besides.
+            replace(cached, name="cached besides"),
+            site_rows(breakdown, baseline),
+            attribution.notes,
+        )
+        devices.append(rows)
+    return devices

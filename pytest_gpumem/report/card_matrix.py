@@ -41,7 +41,18 @@ def cards_matrix(results: Sequence[Result], width: int = 80) -> str:
         name: {card: _cell(result) for card, result in on_cards.items()}
         for name, on_cards in rows.items()
     }
-    return "\n\n".join(_table(cells, group, width) for group in _groups(cells, cards, width))
+    tables = []
+    for group in _groups(cells, cards, width):
+        rows_of_group = [[row.get(card, "") for card in group] for row in cells.values()]
+        wide = sum(
+            2 + max(map(columns, column)) for column in zip(group, *rows_of_group, strict=True)
+        )
+        room = max(width - wide, LEAST_NAME)
+        names = [shortened(printable(name), room) for name in cells]
+        lines = [[shortened(TITLE, room), *group]]
+        lines += ([name, *row] for name, row in zip(names, rows_of_group, strict=True))
+        tables.append(aligned_table(lines, ["left", *("right" for _ in group)]))
+    return "\n\n".join(tables)
 
 
 def headroom(result: Result) -> int | None:
@@ -77,12 +88,3 @@ def _groups(cells: dict[str, dict[str, str]], cards: Iterable[str], width: int) 
         groups[-1].append(card)
         used += wide
     return groups
-
-
-def _table(cells: dict[str, dict[str, str]], cards: Sequence[str], width: int) -> str:
-    rows = [[row.get(card, "") for card in cards] for row in cells.values()]
-    wide = sum(2 + max(map(columns, column)) for column in zip(cards, *rows, strict=True))
-    names = [shortened(printable(name), max(width - wide, LEAST_NAME)) for name in cells]
-    lines = [[TITLE, *cards], *([name, *row] for name, row in zip(names, rows, strict=True))]
-    lines[0][0] = shortened(TITLE, max(width - wide, LEAST_NAME))
-    return aligned_table(lines, ["left", *("right" for _ in cards)])

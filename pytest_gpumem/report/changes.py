@@ -9,7 +9,7 @@ from pytest_gpumem.baselines.changes import ChangeKind, count_changes
 from pytest_gpumem.judge.breakdown_diff import provenance_text
 from pytest_gpumem.report.markdown_syntax import code, pipe_table, prose
 from pytest_gpumem.report.terminal.summary_table import named_table
-from pytest_gpumem.report.text import printable, shortened, wrapped
+from pytest_gpumem.report.text import mib, printable, shortened, wrapped
 from pytest_gpumem.sizes import MIB
 
 if TYPE_CHECKING:
@@ -65,17 +65,17 @@ def _grouped_rows(moves: Sequence[EntryChange], width: int) -> list[tuple[str, .
         rows.append((f"{shortened(printable(module), max(width - len(on), 1))}{on}",))
         for move in members:
             name = f"  {printable(move.key.name)}"
-            for cells in _cells(move):
+            for cells in _peak_cells(move):
                 rows.append((name, *cells))
                 name = ""  # of the first of its rows alone
     return rows
 
 
-def _cells(move: EntryChange) -> list[tuple[str, ...]]:
+def _peak_cells(move: EntryChange) -> list[tuple[str, ...]]:
     """Return the cells of a move, without its name: a row for each peak that moved."""
     if not move.rows:
         highest = (
-            "" if entry is None else _mib(max(peak.allocated for peak in entry.peaks))
+            "" if entry is None else mib(max(peak.allocated for peak in entry.peaks))
             for entry in (move.old, move.new)
         )
         return [("allocated", *highest, "", "")]
@@ -83,17 +83,13 @@ def _cells(move: EntryChange) -> list[tuple[str, ...]]:
     return [
         (
             f"{row.peak}, device {row.device}" if several else row.peak,
-            _mib(row.baseline),
-            _mib(row.measured),
+            mib(row.baseline),
+            mib(row.measured),
             f"{(row.difference or 0) / MIB:+.2f}",
             f"{100 * (row.difference or 0) / row.baseline:+.1f}" if row.baseline else "",
         )
         for row in move.rows
     ]
-
-
-def _mib(nbytes: int | None) -> str:
-    return "" if nbytes is None else f"{nbytes / MIB:.2f}"
 
 
 def _causes(changes: Changes) -> list[str]:
@@ -127,7 +123,7 @@ def _notes(changes: Changes) -> Iterator[str]:
 # -- markdown --
 
 
-def markdown(changes: Changes) -> str:
+def changes_markdown(changes: Changes) -> str:
     """Return the comparison as GitHub's Markdown, which shows names as they are."""
     blocks = [f"{code(changes.old_name)} → {code(changes.new_name)}: {_counts(changes)}"]
     if changes.across:
@@ -140,7 +136,7 @@ def markdown(changes: Changes) -> str:
                 continue
             name = f"{move.key.nodeid} ({move.key.part})" if move.key.part else move.key.nodeid
             names = [code(name), move.key.device]
-            for cells in _cells(move):
+            for cells in _peak_cells(move):
                 rows.append((*names, *cells))
                 names = ["", ""]
         if rows:
@@ -170,8 +166,8 @@ def to_json(changes: Changes) -> str:
                 "nodeid": move.key.nodeid,
                 "part": move.key.part,
                 "device": move.key.device,
-                "before": _entry_fields(move.old),
-                "after": _entry_fields(move.new),
+                "before": _entry_json(move.old),
+                "after": _entry_json(move.new),
                 "cause": move.cause,
                 "reason": move.mismatch,
                 "together": group_numbers.get((move.key.nodeid, move.key.part, move.key.device)),
@@ -197,7 +193,7 @@ def to_json(changes: Changes) -> str:
     return json.dumps(document, indent=1)
 
 
-def _entry_fields(entry: BaselineEntry | None) -> dict[str, Any] | None:
+def _entry_json(entry: BaselineEntry | None) -> dict[str, Any] | None:
     if entry is None:
         return None
     return {
@@ -213,6 +209,6 @@ def _entry_fields(entry: BaselineEntry | None) -> dict[str, Any] | None:
 
 RENDERERS: Final[dict[str, Callable[[Changes], str]]] = {
     "table": table,
-    "markdown": markdown,
+    "markdown": changes_markdown,
     "json": to_json,
 }

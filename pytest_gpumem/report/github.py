@@ -38,8 +38,12 @@ def error_lines(results: Iterable[Result], *, root: Path, workspace: Path) -> It
         properties = {"title": f"GPU memory: {result.name}"}
         if result.location is not None:
             path, line = result.location
-            file = _from_workspace(root / path, workspace)
-            properties = {"file": file, "line": str(line), **properties}
+            # GitHub names files from the repository's folder, which may be reached by a link.
+            file = Path(os.path.realpath(root / path))
+            repository = os.path.realpath(workspace)
+            inside = file.is_relative_to(repository)
+            name = file.relative_to(repository).as_posix() if inside else str(file)
+            properties = {"file": name, "line": str(line), **properties}
         # In a property these two end a value or a name.
         encoded = {
             name: _message(value).replace(":", "%3A").replace(",", "%2C")
@@ -48,12 +52,6 @@ def error_lines(results: Iterable[Result], *, root: Path, workspace: Path) -> It
         fields = ",".join(f"{name}={value}" for name, value in encoded.items())
         message = f"{result.verdict.headline} ({result.device_key})"
         yield f"::error {fields}::{_message(message[:_LONGEST])}"
-
-
-def _from_workspace(path: Path, workspace: Path) -> str:
-    """Return a file as GitHub names it: by its path from the repository's folder."""
-    path, workspace = (Path(os.path.realpath(folder)) for folder in (path, workspace))
-    return path.relative_to(workspace).as_posix() if path.is_relative_to(workspace) else str(path)
 
 
 def _message(sentence: str) -> str:

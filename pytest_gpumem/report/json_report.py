@@ -61,7 +61,7 @@ def dumps(report: Report, *, created: str, gpumem: str = __version__) -> str:
     if report.updates is not None:
         fields = {name: getattr(report.updates, name) for name in (*_GROUPS, "errors")}
         fields["files"] = tuple(map(str, report.updates.files))
-        updates = _checked(fields, json_schema.Updates, "the update of the baselines")
+        updates = _checked(fields, json_schema.UpdatesJson, "the update of the baselines")
     head = {
         "format": FORMAT,
         "gpumem": gpumem,
@@ -73,7 +73,7 @@ def dumps(report: Report, *, created: str, gpumem: str = __version__) -> str:
     }
     lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
     rows = [
-        _checked(result, json_schema.Result, f"the result of {result.name}")
+        _checked(result, json_schema.ResultJson, f"the result of {result.name}")
         for result in report.results
     ]
     results = ",\n".join(f"  {json.dumps(row)}" for row in rows)
@@ -161,7 +161,7 @@ def _checked(record: object, kind: type, name: str) -> object:
 # -- reading --
 
 
-def _summary(updates: json_schema.Updates) -> UpdateSummary:
+def _summary(updates: json_schema.UpdatesJson) -> UpdateSummary:
     entries = {
         name: tuple(
             EntryUpdate(
@@ -185,7 +185,7 @@ def _summary(updates: json_schema.Updates) -> UpdateSummary:
     )
 
 
-def _entry(figures: json_schema.Figures | None) -> BaselineEntry | None:
+def _entry(figures: json_schema.FiguresJson | None) -> BaselineEntry | None:
     if figures is None:
         return None
     return msgspec.convert(figures, BaselineEntry, from_attributes=True)

@@ -29,15 +29,19 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 class Strict(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """A JSON object that has these fields and no other."""
 
+    def __init_subclass__(cls) -> None:
+        """Name the form as its record is: the published schema's definitions have these names."""
+        cls.__name__ = cls.__name__.removesuffix("Json")
 
-class Peak(Strict, frozen=True):
+
+class PeakJson(Strict, frozen=True):
     """Memory of one device: in live tensors, and held by PyTorch's allocator."""
 
     allocated: Bytes
     reserved: Bytes
 
 
-class Provenance(Strict, frozen=True):
+class ProvenanceJson(Strict, frozen=True):
     """Versions and settings that a measurement was made with."""
 
     torch: str
@@ -47,7 +51,7 @@ class Provenance(Strict, frozen=True):
     allocator: str
 
 
-class Device(Strict, frozen=True):
+class DeviceJson(Strict, frozen=True):
     """The device that a step ran on; ``key`` is the name of its baselines."""
 
     key: str
@@ -59,7 +63,7 @@ class Device(Strict, frozen=True):
     context: Bytes
 
 
-class OutOfMemory(Strict, frozen=True):
+class OutOfMemoryJson(Strict, frozen=True):
     """A request that was refused."""
 
     requested: Bytes | None
@@ -67,10 +71,10 @@ class OutOfMemory(Strict, frozen=True):
     reserved: Bytes
     site: str
     device_index: Count
-    needed: Peak | None
+    needed: PeakJson | None
 
 
-class Site(Strict, frozen=True, rename={"nbytes": "bytes"}):
+class SiteJson(Strict, frozen=True, rename={"nbytes": "bytes"}):
     """A source line, and its blocks of one category that were alive at the peak."""
 
     path: str
@@ -83,23 +87,23 @@ class Site(Strict, frozen=True, rename={"nbytes": "bytes"}):
     blocks: Count
 
 
-class Breakdown(Strict, frozen=True):
+class BreakdownJson(Strict, frozen=True):
     """One device's memory at its peak, by category and by source line."""
 
     categories: dict[Category, Bytes]
     cached: Bytes
-    sites: tuple[Site, ...]
+    sites: tuple[SiteJson, ...]
 
 
-class Attribution(Strict, frozen=True):
+class AttributionJson(Strict, frozen=True):
     """Where one device's peak comes from."""
 
-    breakdown: Breakdown
+    breakdown: BreakdownJson
     notes: tuple[str, ...]
     hints: tuple[str, ...]
 
 
-class Slope(Strict, frozen=True):
+class SlopeJson(Strict, frozen=True):
     """How memory grows with the batch size, optimizers' steps left out: a line over sizes."""
 
     sizes: tuple[Count, ...]
@@ -107,7 +111,7 @@ class Slope(Strict, frozen=True):
     per_sample: Signed
 
 
-class Holder(Strict, frozen=True, rename={"nbytes": "bytes"}):
+class HolderJson(Strict, frozen=True, rename={"nbytes": "bytes"}):
     """A variable, attribute or list that refers to memory that stayed."""
 
     text: str
@@ -115,16 +119,16 @@ class Holder(Strict, frozen=True, rename={"nbytes": "bytes"}):
     blocks: Count
 
 
-class Stayed(Strict, frozen=True, rename={"nbytes": "bytes"}):
+class StayedJson(Strict, frozen=True, rename={"nbytes": "bytes"}):
     """Memory that one device still held after the test, or that its steps piled up."""
 
     device: Count
     nbytes: Signed
-    sites: tuple[Site, ...]
-    holders: tuple[Holder, ...]
+    sites: tuple[SiteJson, ...]
+    holders: tuple[HolderJson, ...]
 
 
-class DeviceUse(Strict, frozen=True):
+class DeviceUseJson(Strict, frozen=True):
     """How full a device was while a step ran, all processes counted, as nvidia-smi shows it."""
 
     peak: Bytes
@@ -136,28 +140,28 @@ class DeviceUse(Strict, frozen=True):
     every_ms: Count
 
 
-class Measurement(Strict, frozen=True):
+class MeasurementJson(Strict, frozen=True):
     """One step's memory; all lists but notes and hints have one entry a device."""
 
-    device: Device
-    provenance: Provenance
-    peaks: tuple[Peak, ...]
-    held: tuple[Peak, ...]
-    retained: tuple[Peak, ...]
+    device: DeviceJson
+    provenance: ProvenanceJson
+    peaks: tuple[PeakJson, ...]
+    held: tuple[PeakJson, ...]
+    retained: tuple[PeakJson, ...]
     alloc_retries: Count
     segments: Count
-    out_of_memory: OutOfMemory | None
+    out_of_memory: OutOfMemoryJson | None
     notes: tuple[str, ...]
-    attributions: tuple[Attribution, ...]
+    attributions: tuple[AttributionJson, ...]
     hints: tuple[str, ...]
-    slope: Slope | None
+    slope: SlopeJson | None
     steps: tuple[tuple[Signed, ...], ...]
     left: tuple[Signed, ...]
-    device_use: tuple[DeviceUse, ...]
-    stayed: Stayed | None
+    device_use: tuple[DeviceUseJson, ...]
+    stayed: StayedJson | None
 
 
-class Comparison(Strict, frozen=True):
+class ComparisonJson(Strict, frozen=True):
     """One figure of one device beside its baseline and its limit."""
 
     device: Count
@@ -168,13 +172,13 @@ class Comparison(Strict, frozen=True):
     budget: Bytes | None
 
 
-class Verdict(Strict, frozen=True):
+class VerdictJson(Strict, frozen=True):
     """The judgement of one measurement."""
 
     kind: Kind
     failed: bool
     headline: str
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[ComparisonJson, ...]
     notes: tuple[str, ...]
     remedy: str
     command: str
@@ -182,29 +186,31 @@ class Verdict(Strict, frozen=True):
     held_to: str
 
 
-class Figures(Strict, frozen=True):
+class FiguresJson(Strict, frozen=True):
     """A baseline's figures, without its breakdowns."""
 
-    peaks: tuple[Peak, ...]
-    provenance: Provenance
+    peaks: tuple[PeakJson, ...]
+    provenance: ProvenanceJson
     batch_size: Count | None
     world_size: Count | None
     rank: Count | None
-    slope: Slope | None
+    slope: SlopeJson | None
 
 
-class Baseline(Figures, frozen=True):
+class BaselineJson(FiguresJson, frozen=True):
     """A baseline."""
 
-    breakdowns: tuple[Breakdown, ...]
+    breakdowns: tuple[BreakdownJson, ...]
 
 
-class Result(Strict, frozen=True, rename={"baseline": "baselined", "baseline_entry": "baseline"}):
+class ResultJson(
+    Strict, frozen=True, rename={"baseline": "baselined", "baseline_entry": "baseline"}
+):
     """One judged measurement: of a whole test, or of a part of it."""
 
     nodeid: str
     part: str
-    verdict: Verdict
+    verdict: VerdictJson
     expected: bool
     location: tuple[str, Count] | None
     batch_size: Count | None
@@ -213,24 +219,24 @@ class Result(Strict, frozen=True, rename={"baseline": "baselined", "baseline_ent
     card: str
     budget: str
     baseline: bool
-    measurement: Measurement | None
-    baseline_entry: Baseline | None
+    measurement: MeasurementJson | None
+    baseline_entry: BaselineJson | None
     snapshot: str
     snapshot_error: str
 
 
-class EntryUpdate(Strict, frozen=True):
+class EntryUpdateJson(Strict, frozen=True):
     """The update of one entry of the baselines."""
 
     device_key: str
     module: str
     test: str
     part: str
-    old: Figures | None
-    new: Figures | None
+    old: FiguresJson | None
+    new: FiguresJson | None
 
 
-class Problem(Strict, frozen=True):
+class ProblemJson(Strict, frozen=True):
     """An error: the value or file, its problem, the remedy."""
 
     given: str
@@ -238,14 +244,14 @@ class Problem(Strict, frozen=True):
     remedy: str
 
 
-class Updates(Strict, frozen=True):
+class UpdatesJson(Strict, frozen=True):
     """The update of the baselines, by the fate of their entries."""
 
-    created: tuple[EntryUpdate, ...]
-    changed: tuple[EntryUpdate, ...]
-    unchanged: tuple[EntryUpdate, ...]
-    removed: tuple[EntryUpdate, ...]
-    errors: tuple[Problem, ...]
+    created: tuple[EntryUpdateJson, ...]
+    changed: tuple[EntryUpdateJson, ...]
+    unchanged: tuple[EntryUpdateJson, ...]
+    removed: tuple[EntryUpdateJson, ...]
+    errors: tuple[ProblemJson, ...]
     files: tuple[str, ...]
 
 
@@ -258,5 +264,5 @@ class Document(Strict, frozen=True):
     device: str
     options: dict[str, str]
     remarks: tuple[str, ...]
-    updates: Updates | None
-    results: tuple[Result, ...]
+    updates: UpdatesJson | None
+    results: tuple[ResultJson, ...]

@@ -10,7 +10,11 @@ from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.report.breakdown_rows import DeviceRows, device_rows
 from pytest_gpumem.report.compared import comparison_sentences
 from pytest_gpumem.report.markdown_syntax import code, fenced, pipe_table, prose
-from pytest_gpumem.report.terminal.failure_text import circumstances, shortage_facts
+from pytest_gpumem.report.terminal.failure_text import (
+    circumstances,
+    comparison_cells,
+    shortage_facts,
+)
 from pytest_gpumem.report.terminal.session_text import counts, next_command
 from pytest_gpumem.report.terminal.summary_table import budget_cell, change_cell, peak_cells
 from pytest_gpumem.report.terminal.update_text import update_summary
@@ -70,28 +74,30 @@ def markdown(report: Report, *, when: str = "", limit: int | None = None) -> str
 def _document(report: Report, when: str, most: _Most) -> str:
     results = sorted(report.results, key=urgency)
     failures = [result for result in results if result.verdict.failed and not result.expected]
-    blocks = [
-        *_head(report, failures, when),
-        *_failures(failures, most),
-        *_tables(results, most),
-        *_end(report, most),
-    ]
-    if most != _ALL:
-        blocks.append("*This report was shortened to the size that is shown here.*")
-    return "\n\n".join(blocks) + "\n"
-
-
-def _head(report: Report, failures: Sequence[Result], when: str) -> Iterator[str]:
-    number = len(report.results)
+    number = len(results)
     title = f"{len(failures)} of {number} failed" if failures else f"{number} measured, none failed"
-    yield f"## GPU memory: {title if number else 'no test was measured'}"
-    yield from ([prose(report.device)] if report.device else [])
+    blocks = [f"## GPU memory: {title if number else 'no test was measured'}"]
+    if report.device:
+        blocks.append(prose(report.device))
     kinds = counts(report.results).removeprefix("gpumem: ")
     facts = [kinds, *(f"{name}={value}" for name, value in report.options.items()), when]
     if any(facts):
-        yield " · ".join(prose(fact) for fact in facts if fact)
+        blocks.append(" · ".join(prose(fact) for fact in facts if fact))
     if report.remarks:
-        yield "\n".join(f"- {prose(remark)}" for remark in report.remarks)
+        blocks.append("\n".join(f"- {prose(remark)}" for remark in report.remarks))
+    blocks += _failures(failures, most)
+    blocks += _device_tables(results, most)
+    if report.updates is not None:
+        account = update_summary(report.updates, width=_UPDATE_WIDTH, brief=most != _ALL)
+        # Fenced: it has lines of its own, and paths in which nothing is markup.
+        account = fenced(account.removeprefix("gpumem: baselines: "), "text")
+        blocks += ["### Baselines", account]
+    command = next_command(report.results, updating=report.updates is not None)
+    if command:
+        blocks += ["To record baselines:", fenced(command, "sh")]
+    if most != _ALL:
+        blocks.append("*This report was shortened to the size that is shown here.*")
+    return "\n\n".join(blocks) + "\n"
 
 
 # -- failures --
@@ -125,10 +131,12 @@ def _details(result: Result) -> Iterator[str]:
     oom = measurement.out_of_memory if measurement else None
     facts = [(title, prose(fact)) for title, fact in shortage_facts(result, oom)]
     measured = "needed" if oom else "measured"
-    tables = [pipe_table(("", ""), facts), _comparison_table(result, measured)]
+    titles = ("", "budget", "baseline", measured, "difference")
+    comparisons = pipe_table(titles, comparison_cells(result.verdict.comparisons))
+    tables = [pipe_table(("", ""), facts), comparisons]
     several = len(measurement.peaks if measurement else ()) > 1
     for device in device_rows(result):
-        tables += _device_tables(device, f", device {device.index}" if several else "")
+        tables += _breakdown_tables(device, f", device {device.index}" if several else "")
     if any(tables):
         yield "<details><summary>Figures, and where they come from</summary>"
         yield prose(f"Step: {circumstances(result)}")
@@ -136,23 +144,7 @@ def _details(result: Result) -> Iterator[str]:
         yield "</details>"
 
 
-def _comparison_table(result: Result, measured: str) -> str:
-    comparisons = result.verdict.comparisons
-    several = len({row.device for row in comparisons}) > 1
-    rows = [
-        (
-            row.title + (f", device {row.device}" if several else ""),
-            size(row.budget),
-            size(row.baseline),
-            size(row.measured),
-            signed_size(row.difference),
-        )
-        for row in comparisons
-    ]
-    return pipe_table(("", "budget", "baseline", measured, "difference"), rows)
-
-
-def _device_tables(device: DeviceRows, where: str) -> Iterator[str]:
+def _breakdown_tables(device: DeviceRows, where: str) -> Iterator[str]:
     """Yield a device's categories and source lines, and notes on them."""
     titles = ("baseline", "now", "difference")
     categories = [*device.categories, device.total, device.cached]
@@ -182,7 +174,7 @@ def _size_cells(row: BreakdownRow) -> tuple[str, str, str]:
 # -- every test --
 
 
-def _tables(results: Sequence[Result], most: _Most) -> Iterator[str]:
+def _device_tables(results: Sequence[Result], most: _Most) -> Iterator[str]:
     """Yield a table for each device."""
     sentences = comparison_sentences(results)
     titles = ("", "test", "verdict", "allocated, MiB", "reserved, MiB", "change", "budget")
@@ -192,33 +184,22 @@ def _tables(results: Sequence[Result], most: _Most) -> Iterator[str]:
         yield f"### {key}"
         if key in sentences:
             yield f"Baselines: {prose(sentences[key])}."
-        yield pipe_table(titles, map(_row, shown))
+        rows = []
+        for result in shown:
+            name = code(result.nodeid) + (f" {code(result.part)}" if result.part else "")
+            kind, measurement = result.verdict.kind, result.measurement
+            allocated, reserved = peak_cells(measurement) if measurement else ("", "")
+            passed = {Kind.WITHIN: "✓", Kind.IMPROVED: "↓"}.get(kind, "○")
+            cells = (
+                "✕" if result.verdict.failed else passed,
+                name,
+                f"{kind}{' (xfail)' if result.expected else ''}",
+                escape(allocated),
+                escape(reserved),
+                change_cell(result),
+                escape(budget_cell(result)),
+            )
+            rows.append(cells)
+        yield pipe_table(titles, rows)
         if len(shown) < len(members):
             yield f"And {len(members) - len(shown)} more."
-
-
-def _row(result: Result) -> tuple[str, ...]:
-    name = code(result.nodeid) + (f" {code(result.part)}" if result.part else "")
-    allocated, reserved = peak_cells(result.measurement) if result.measurement else ("", "")
-    passed = {Kind.WITHIN: "✓", Kind.IMPROVED: "↓"}.get(result.verdict.kind, "○")
-    return (
-        "✕" if result.verdict.failed else passed,
-        name,
-        f"{result.verdict.kind}{' (xfail)' if result.expected else ''}",
-        escape(allocated),
-        escape(reserved),
-        change_cell(result),
-        escape(budget_cell(result)),
-    )
-
-
-def _end(report: Report, most: _Most) -> Iterator[str]:
-    """Yield the fate of the baselines, and the command that records missing ones."""
-    if report.updates is not None:
-        account = update_summary(report.updates, width=_UPDATE_WIDTH, brief=most != _ALL)
-        yield "### Baselines"
-        yield fenced(account.removeprefix("gpumem: baselines: "), "text")
-    command = next_command(report.results, updating=report.updates is not None)
-    if command:
-        yield "To record baselines:"
-        yield fenced(command, "sh")

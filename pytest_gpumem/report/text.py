@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
-from pytest_gpumem.sizes import format_size
+from pytest_gpumem.sizes import MIB, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 def size(nbytes: int | None) -> str:
     """Return a size in words; "" for None."""
     return "" if nbytes is None else format_size(nbytes)
+
+
+def mib(nbytes: int | None) -> str:
+    """Return a size as a table's cell in MiB, without the unit; "" for None."""
+    return "" if nbytes is None else f"{nbytes / MIB:.2f}"
 
 
 def signed_size(nbytes: int | None) -> str:

@@ -71,7 +71,7 @@ def test_a_comparison_on_the_terminal(across):
 
 
 def test_a_comparison_in_markdown():
-    text = rendering.markdown(made(across=True))
+    text = rendering.changes_markdown(made(across=True))
     assert matches_gold("compare_markdown", text, width=400)
 
 
@@ -122,7 +122,7 @@ def test_what_comes_from_outside_is_shown_and_not_obeyed():
     changes = Changes(
         NASTY, NASTY, tuple(pair_entries({nasty: entry((1, 1))}, {nasty: entry((2, 2))})), (NASTY,)
     )
-    for text in (rendering.table(changes, 200), rendering.markdown(changes)):
+    for text in (rendering.table(changes, 200), rendering.changes_markdown(changes)):
         assert all(line.isprintable() for line in text.splitlines())
         assert "\\x1b" in text.replace("&#92;", "\\").replace("\\\\", "\\")
     assert json.loads(rendering.to_json(changes))["before"] == NASTY
@@ -131,7 +131,7 @@ def test_what_comes_from_outside_is_shown_and_not_obeyed():
 def test_names_are_no_markup():
     name = "test_<b>|x|`y`*z*_[a](b)@me #1"
     moves = pair_entries({}, {key(name, module="a.py"): entry((1, 1))})
-    text = rendering.markdown(Changes("<b>a</b>", "b|c", tuple(moves), ("<i>x</i> | y",)))
+    text = rendering.changes_markdown(Changes("<b>a</b>", "b|c", tuple(moves), ("<i>x</i> | y",)))
     row = next(line for line in text.splitlines() if "test&#95;" in line)
     assert row.count("|") == 5  # four columns have anything in them
     assert "<b>" not in text.replace("`<b>a</b>`", "")
@@ -140,7 +140,7 @@ def test_names_are_no_markup():
 
 def test_nothing_to_compare_is_said():
     assert rendering.table(Changes("a", "b", ())) == "gpumem: a -> b: no figures"
-    assert rendering.markdown(Changes("a", "b", ())) == "`a` → `b`: no figures"
+    assert rendering.changes_markdown(Changes("a", "b", ())) == "`a` → `b`: no figures"
 
 
 def test_causes_are_few():
@@ -159,6 +159,6 @@ def test_ten_thousand_moves_are_rendered_in_seconds():
     start = time.process_time()
     changes = Changes("a", "b", tuple(pair_entries(old, new)), across=True)
     assert "test_9999 " in rendering.table(changes)
-    rendering.markdown(changes)
+    rendering.changes_markdown(changes)
     rendering.to_json(changes)
     assert time.process_time() - start < 10

@@ -147,15 +147,15 @@ def test_names_of_markup_and_of_no_unicode_travel():
 @pytest.mark.parametrize(
     ("record", "form", "left_out"),
     [
-        (Result, json_schema.Result, set()),
-        (Verdict, json_schema.Verdict, set()),
-        (Comparison, json_schema.Comparison, set()),
-        (Measurement, json_schema.Measurement, set()),
-        (DeviceInfo, json_schema.Device, {"key"}),
-        (Attribution, json_schema.Attribution, {"timeline"}),
-        (BaselineEntry, json_schema.Baseline, set()),
-        (EntryUpdate, json_schema.EntryUpdate, set()),
-        (UpdateSummary, json_schema.Updates, set()),
+        (Result, json_schema.ResultJson, set()),
+        (Verdict, json_schema.VerdictJson, set()),
+        (Comparison, json_schema.ComparisonJson, set()),
+        (Measurement, json_schema.MeasurementJson, set()),
+        (DeviceInfo, json_schema.DeviceJson, {"key"}),
+        (Attribution, json_schema.AttributionJson, {"timeline"}),
+        (BaselineEntry, json_schema.BaselineJson, set()),
+        (EntryUpdate, json_schema.EntryUpdateJson, set()),
+        (UpdateSummary, json_schema.UpdatesJson, set()),
     ],
 )
 def test_no_field_of_a_record_is_forgotten(record, form, left_out):
@@ -173,7 +173,12 @@ def test_the_schema_in_the_documentation_is_up_to_date():
 
 def test_the_documentation_names_every_field():
     text = (DOCS / "reference/json-report.md").read_text(encoding="utf-8")
-    forms = (json_schema.Document, json_schema.Result, json_schema.Verdict, json_schema.Measurement)
+    forms = (
+        json_schema.Document,
+        json_schema.ResultJson,
+        json_schema.VerdictJson,
+        json_schema.MeasurementJson,
+    )
     names = {name for form in forms for name in form.__struct_encode_fields__}
     assert [name for name in sorted(names) if f"`{name}`" not in text] == []
 

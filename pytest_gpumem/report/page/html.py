@@ -127,6 +127,15 @@ class Entry(NamedTuple):
         }
 
     @property
+    def sort_keys(self) -> list[str | float | None]:
+        """The keys by which the table's columns are sorted; None goes last."""
+        keys: list[str | float | None] = [printable(self.result.name)]
+        for name, cell in self.cells.items():
+            figure = _FIGURE.search(cell)
+            keys.append(cell if name == "device" else float(figure[0]) if figure else None)
+        return [*keys, self.rank]
+
+    @property
     def devices(self) -> list[DeviceSection]:
         """Where the peak of each device comes from; it draws, so a template asks once."""
         if not self.explained:
@@ -158,8 +167,8 @@ def page(report: Report, *, when: str = "") -> str:
         report: the session's.
         when: date and time of the session, as the page's head says it.
     """
-    entries = _entries(report.results)
-    parts: Any = _environment().get_template("parts.html.j2").module
+    entries = _ranked_entries(report.results)
+    parts: Any = _template_environment().get_template("parts.html.j2").module
     rows = [str(parts.row(entry)) for entry in entries]
     few = len(entries) <= MOST_SECTIONS
     shown = [entry for entry in entries if entry.failed or few][:MOST_SECTIONS]
@@ -171,7 +180,7 @@ def page(report: Report, *, when: str = "") -> str:
         {
             "id": entry.anchor,
             "row": row,
-            "keys": _sort_keys(entry),
+            "keys": entry.sort_keys,
             "failed": entry.failed,
             "pack": places.get(entry.anchor),
         }
@@ -182,7 +191,7 @@ def page(report: Report, *, when: str = "") -> str:
     toolchains = [change.sentence for change in moved_together(report.results)]
     causes = toolchains or cause_lines(report.results)
     return (
-        _environment()
+        _template_environment()
         .get_template("page.html.j2")
         .render(
             report=report,
@@ -224,7 +233,7 @@ def anchor(result: Result) -> str:
     return f"t-{digest[:12]}"
 
 
-def _entries(results: Sequence[Result]) -> list[Entry]:
+def _ranked_entries(results: Sequence[Result]) -> list[Entry]:
     """Return the results in the order of the table, each with an id of its own."""
     times_used: dict[str, int] = {}
     ranked = []
@@ -247,15 +256,6 @@ def _entries(results: Sequence[Result]) -> list[Entry]:
 
 def _attributions(result: Result) -> Sequence[Attribution]:
     return result.measurement.attributions if result.measurement else ()
-
-
-def _sort_keys(entry: Entry) -> list[str | float | None]:
-    """Return the keys by which the table's columns are sorted; None goes last."""
-    keys: list[str | float | None] = [printable(entry.result.name)]
-    for name, cell in entry.cells.items():
-        figure = _FIGURE.search(cell)
-        keys.append(cell if name == "device" else float(figure[0]) if figure else None)
-    return [*keys, entry.rank]
 
 
 class _Count(NamedTuple):
@@ -298,7 +298,7 @@ def _hash(source: str) -> str:
 
 
 @cache
-def _environment() -> Environment:
+def _template_environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -317,8 +317,8 @@ def _environment() -> Environment:
         most_sites=MOST_SITES,
         most_drawn=MOST_DRAWN,
         most_explained=MOST_EXPLAINED,
-        size=_size_cell,
-        difference=_difference_cell,
+        size=size_cell,
+        difference=difference_cell,
     )
     return environment
 
@@ -333,7 +333,7 @@ def _printed(value: object) -> object:
     return printable(value) if type(value) is str else value
 
 
-def _size_cell(nbytes: int | None, label: str = "", kind: str = "") -> Markup:
+def size_cell(nbytes: int | None, label: str = "", kind: str = "") -> Markup:
     """Return a cell of a table, a section's most frequent part: a macro takes ten times as long.
 
     Args:
@@ -347,7 +347,7 @@ def _size_cell(nbytes: int | None, label: str = "", kind: str = "") -> Markup:
     return _markup(f'<td class="n{kind}"{label}{title}>{size(nbytes)}</td>')
 
 
-def _difference_cell(nbytes: int | None, label: str = "difference") -> Markup:
+def difference_cell(nbytes: int | None, label: str = "difference") -> Markup:
     """Return the cell of a difference, with the way that it goes as its class."""
     way = "" if not nbytes else " up" if nbytes > 0 else " down"
     title = "" if nbytes is None else f' title="{nbytes:+,} B"'
@@ -365,6 +365,6 @@ def _markup(html: str) -> Markup:
 @cache
 def _source(name: str) -> str:
     """Return a file beside the templates."""
-    loader = _environment().loader
+    loader = _template_environment().loader
     assert loader is not None  # noqa: S101 - for the type checker
-    return loader.get_source(_environment(), name)[0].strip()
+    return loader.get_source(_template_environment(), name)[0].strip()

@@ -10,7 +10,7 @@ from pytest_gpumem.attribution.optimizer_watch import FRESH
 from pytest_gpumem.attribution.snapshots import VIEWER
 from pytest_gpumem.judge.breakdown_diff import site_name
 from pytest_gpumem.judge.result import hints_of
-from pytest_gpumem.judge.verdict import Comparison, Kind, beyond_tolerance
+from pytest_gpumem.judge.verdict import Kind, beyond_tolerance
 from pytest_gpumem.report.causes import growth_rows, largest_sites, place_words, shared_causes
 from pytest_gpumem.report.text import columns, encodable, printable, wrapped
 from pytest_gpumem.sizes import MIB, format_size
@@ -29,7 +29,7 @@ HINTED: Final = {Kind.OUT_OF_MEMORY, Kind.OVER_BUDGET}
 """failures that every hint helps with; a change has a cause, and needs the hints that explain it"""
 
 
-class Line(NamedTuple):
+class FailureLine(NamedTuple):
     """A line of a failure."""
 
     text: str
@@ -38,13 +38,13 @@ class Line(NamedTuple):
 
 def brief_failures(
     results: Sequence[Result], *, width: int = 80, ascii_only: bool = False
-) -> list[Line]:
+) -> list[FailureLine]:
     """Return the lines of one test's failures, its parts' first; none where nothing failed."""
     failed = sorted(
         (result for result in results if result.verdict.failed),
         key=lambda result: not result.part,
     )
-    lines: list[Line] = []
+    lines: list[FailureLine] = []
     for index, result in enumerate(failed):
         # A command that accepts the whole test accepts its parts: it stands below the last.
         command = result.verdict.command
@@ -56,7 +56,7 @@ def brief_failures(
     return [line._replace(text=encodable(line.text, ascii_only=ascii_only)) for line in lines]
 
 
-def _brief_lines(result: Result, width: int, *, next_step: bool) -> list[Line]:
+def _brief_lines(result: Result, width: int, *, next_step: bool) -> list[FailureLine]:
     verdict = result.verdict
     part = f"part {result.part}: " if result.part else ""
     head = wrapped("", f"{part}{_headline(result)}", width).splitlines()
@@ -87,8 +87,11 @@ def _brief_lines(result: Result, width: int, *, next_step: bool) -> list[Line]:
         shown.append(f"({' and '.join(left_out)} with -v)")
     command = f"    {printable(verdict.command)}"
     return [
-        *(Line(line, "headline") for line in head),
-        *(Line(line, "command" if line == command else "") for line in (*causes, *shown, *ending)),
+        *(FailureLine(line, "headline") for line in head),
+        *(
+            FailureLine(line, "command" if line == command else "")
+            for line in (*causes, *shown, *ending)
+        ),
     ]
 
 
@@ -102,16 +105,13 @@ def _headline(result: Result) -> str:
     several = len({row.device for row in verdict.comparisons}) > 1
     share = f" ({100 * (row.difference or 0) / row.baseline:+.1f}%)" if row.baseline else ""
     device = f" of device {row.device}" if several else ""
+    old, new = format_size(row.baseline or 0), format_size(row.measured)
+    if old[-3:] == new[-3:]:  # one unit is said once: "2014.44 -> 2264.44 MiB"
+        old = old.rpartition(" ")[0]
     return (
         f"{verdict.kind}: {row.title}{device} grew by {format_size(row.difference or 0)}{share}: "
-        f"{_from_to(row)}, tolerance {format_size(row.allowance or 0)}"
+        f"{old} -> {new}, tolerance {format_size(row.allowance or 0)}"
     )
-
-
-def _from_to(row: Comparison) -> str:
-    """Return both figures with one unit: "2014.44 -> 2264.44 MiB"."""
-    old, new = format_size(row.baseline or 0), format_size(row.measured)
-    return f"{old.rpartition(' ')[0] if old[-3:] == new[-3:] else old} -> {new}"
 
 
 def _cause_lines(result: Result, width: int) -> list[str]:
@@ -179,14 +179,14 @@ def _next_lines(result: Result, width: int) -> Iterator[str]:
         yield from wrapped("next: ", verdict.remedy, width).splitlines()
 
 
-def repeated_lines(results: Iterable[Result], *, width: int = 80) -> dict[str, list[Line]]:
+def repeated_lines(results: Iterable[Result], *, width: int = 80) -> dict[str, list[FailureLine]]:
     """Return the lines of tests whose cause an earlier test's failure has shown, by nodeid."""
-    lines: dict[str, list[Line]] = {}
+    lines: dict[str, list[FailureLine]] = {}
     for cause in shared_causes(results):
         first, *later = cause.results
         for result in later:
             sentence = f"{result.verdict.kind}: same cause as {first.nodeid}: {cause.row.name}"
             lines[result.nodeid] = [
-                Line(line, "headline") for line in wrapped("", sentence, width).splitlines()
+                FailureLine(line, "headline") for line in wrapped("", sentence, width).splitlines()
             ]
     return lines

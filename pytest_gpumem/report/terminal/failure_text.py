@@ -29,7 +29,7 @@ from pytest_gpumem.report.text import (
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.judge.verdict import Comparison
@@ -67,33 +67,52 @@ def failure_section(
     verdict = result.verdict
     oom = result.measurement.out_of_memory if result.measurement else None
     facts = tabulate(shortage_facts(result, oom), tablefmt="plain", disable_numparse=True)
+    comparisons = ""
+    cells = comparison_cells(verdict.comparisons)
+    if cells:
+        titles = ("", "budget", "baseline", "needed" if oom else "measured", "difference")
+        used = [i for i in range(len(titles)) if any(row[i] for row in cells)]
+        rows = [[row[i] for i in used] for row in (titles, *cells)]
+        comparisons = aligned_table(rows, ["left", *("right" for _ in used[1:])])
+    lines = []
+    if verdict.kind is not Kind.OUT_OF_MEMORY:  # its facts have them
+        lines.append(wrapped("step: ", circumstances(result), width))
+    hints = hints_of(result)
+    notes = verdict.notes
+    if any(FRESH in hint for hint in hints):  # the hint says the same, with its bytes
+        notes = tuple(note for note in notes if not note.startswith(FRESH))
+    lines += [wrapped("note: ", note, width) for note in notes]
+    lines += [wrapped("hint: ", hint, width) for hint in hints]
+    if result.snapshot:
+        lines.append(f"snapshot: {printable(result.snapshot)} (open it at {VIEWER})")
+    if verdict.command:
+        lines.append(wrapped("next: ", verdict.remedy.removesuffix(verdict.command), width))
+        lines.append(f"    {printable(verdict.command)}")
+    elif verdict.remedy:
+        lines.append(wrapped("next: ", verdict.remedy, width))
     blocks = [
         wrapped("", verdict.headline, width),
         facts if oom else "",
-        _comparison_table(verdict.comparisons, "needed" if oom else "measured"),
+        comparisons,
         *_explanation(result, width, most_rows),
-        "\n".join(_advice(result, width)),
+        "\n".join(lines),
     ]
     return encodable("\n\n".join(filter(None, blocks)), ascii_only=ascii_only)
 
 
-def _comparison_table(comparisons: Sequence[Comparison], measured: str) -> str:
-    """Return the figures beside their budgets and baselines, without empty columns."""
+def comparison_cells(comparisons: Sequence[Comparison]) -> list[tuple[str, ...]]:
+    """Return a row for each figure: its name, budget, baseline, measured size and difference."""
     several = len({row.device for row in comparisons}) > 1
-    cells = [
-        [
+    return [
+        (
             row.title + (f", device {row.device}" if several else ""),
             size(row.budget),
             size(row.baseline),
             size(row.measured),
             signed_size(row.difference),
-        ]
+        )
         for row in comparisons
     ]
-    titles = ["", "budget", "baseline", measured, "difference"]
-    used = [i for i in range(len(titles)) if any(row[i] for row in cells)]
-    rows = [[row[i] for i in used] for row in (titles, *cells)]
-    return aligned_table(rows, ["left", *("right" for _ in used[1:])]) if cells else ""
 
 
 def _explanation(result: Result, width: int, most_rows: int | None) -> list[str]:
@@ -149,8 +168,15 @@ def rows_table(title: str, rows: Sequence[BreakdownRow], width: int, most: int |
 def _with_subjects(
     table: list[list[str]], rows: Sequence[BreakdownRow], width: int
 ) -> list[list[str]]:
-    """Add a column of what each line allocated, as much of it as the width allows."""
-    subjects = ["of", *map(_subject, rows)]
+    """Add a column with each line's memory: "activations, 12 blocks, GPT2.h.*.attn".
+
+    Where the width does not allow all of that, only the category.
+    """
+    subjects = ["of"]
+    for row in rows:
+        blocks = "" if not row.blocks else "1 block" if row.blocks == 1 else f"{row.blocks} blocks"
+        words = (row.site.category, blocks, row.site.module) if row.site else ()
+        subjects.append(printable(", ".join(filter(None, words))))
     sizes = sum(2 + max(map(columns, column)) for column in list(zip(*table, strict=True))[1:])
     names = max(columns(row[0]) for row in table)
     if names + sizes + 2 + max(map(columns, subjects)) > width:
@@ -161,35 +187,6 @@ def _with_subjects(
         [shortened(name if columns(name) <= room else name.rpartition("/")[2], room), *cells, it]
         for (name, *cells), it in zip(table, subjects, strict=True)
     ]
-
-
-def _subject(row: BreakdownRow) -> str:
-    """Return what a line allocated: "activations, 12 blocks, GPT2.h.*.attn"."""
-    if row.site is None:
-        return ""
-    blocks = "" if not row.blocks else "1 block" if row.blocks == 1 else f"{row.blocks} blocks"
-    return printable(", ".join(filter(None, [row.site.category, blocks, row.site.module])))
-
-
-def _advice(result: Result, width: int) -> Iterator[str]:
-    """Yield the step's circumstances, notes, hints, the snapshot and the next step."""
-    verdict = result.verdict
-    if verdict.kind is not Kind.OUT_OF_MEMORY:  # its facts have them
-        yield wrapped("step: ", circumstances(result), width)
-    hints = hints_of(result)
-    for note in verdict.notes:
-        # The hint says the same as the note, with its bytes.
-        if not (note.startswith(FRESH) and any(FRESH in hint for hint in hints)):
-            yield wrapped("note: ", note, width)
-    for hint in hints:
-        yield wrapped("hint: ", hint, width)
-    if result.snapshot:
-        yield f"snapshot: {printable(result.snapshot)} (open it at {VIEWER})"
-    if verdict.command:
-        yield wrapped("next: ", verdict.remedy.removesuffix(verdict.command), width)
-        yield f"    {printable(verdict.command)}"
-    elif verdict.remedy:
-        yield wrapped("next: ", verdict.remedy, width)
 
 
 def circumstances(result: Result) -> str:

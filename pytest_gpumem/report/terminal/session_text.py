@@ -91,10 +91,16 @@ def next_command(results: Sequence[Result], *, updating: bool = False) -> str | 
 
     It never covers a test that regressed: to accept that is a decision of its own.
     """
-    missing = list(dict.fromkeys(result.nodeid for result in results if _needs_baseline(result)))
+    regressed = {result.nodeid for result in results if result.verdict.kind is Kind.REGRESSED}
+    # A result that asks for a baseline for another reason than a regression.
+    asking = (
+        result.nodeid
+        for result in results
+        if result.verdict.command and result.verdict.kind is not Kind.REGRESSED
+    )
+    missing = list(dict.fromkeys(asking))
     if updating or not missing:
         return None
-    regressed = {result.nodeid for result in results if result.verdict.kind is Kind.REGRESSED}
     spared = regressed | {module_of(nodeid) for nodeid in regressed}
     files = list(dict.fromkeys(map(module_of, missing)))
     for targets, longest in ((missing, LONG), (files, LONG), (missing, sys.maxsize)):
@@ -102,8 +108,3 @@ def next_command(results: Sequence[Result], *, updating: bool = False) -> str | 
         if len(targets) <= FEW and len(command) <= longest and spared.isdisjoint(targets):
             return command
     return None if regressed else f"pytest {UPDATE_OPTION}"
-
-
-def _needs_baseline(result: Result) -> bool:
-    """Whether the verdict asks for a new baseline, for another reason than a regression."""
-    return bool(result.verdict.command) and result.verdict.kind is not Kind.REGRESSED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pytest_gpumem.judge.breakdown_diff import provenance_text
 from pytest_gpumem.judge.result import hints_of
@@ -14,6 +14,7 @@ from pytest_gpumem.report.text import (
     aligned_table,
     columns,
     encodable,
+    mib,
     printable,
     shortened,
     wrapped,
@@ -55,9 +56,8 @@ def summary_table(
         listed = [result for result in listed if result.verdict.kind is not Kind.WITHIN]
     if verbosity < 0 or not listed:
         return ""
-    groups = _groups(listed)
-    modules = {group.module for group in groups}
-    devices = {group.device_key for group in groups}
+    modules = {result.module for result in listed}
+    devices = {result.device_key for result in listed}
     hidden = len(results) - len(listed)
     title = "".join(
         [
@@ -67,59 +67,48 @@ def summary_table(
             f" ({len(listed)} of {len(results)}, -v lists all)" if hidden else "",
         ]
     )
-    blocks = [wrapped("", title, width), named_table(_TITLES, _rows(groups, _summary_row), width)]
+    blocks = [wrapped("", title, width), named_table(_TITLES, _rows(listed, _summary_row), width)]
     if verbosity > 1:
         blocks += [
             "Held before the test and retained after it, in MiB",
-            named_table(_DETAIL_TITLES, _rows(groups, _detail_row), width),
-            "\n".join(_device_use_lines(listed, width)),
-            "\n".join(_provenance_lines(listed, width)),
+            named_table(_DETAIL_TITLES, _rows(listed, _detail_row), width),
+            *_source_notes(listed, width),
         ]
     # A failure has a section of its own, with its notes.
     passed = [result for result in listed if not result.verdict.failed]
     lines = list(
-        _counted("note", (note for result in passed for note in result.verdict.notes), width)
+        _counted_lines("note", (note for result in passed for note in result.verdict.notes), width)
     )
     if verbosity > 0:
-        lines += _counted("hint", (hint for it in passed for hint in hints_of(it)), width)
+        lines += _counted_lines("hint", (hint for it in passed for hint in hints_of(it)), width)
     blocks.append("\n".join(lines))
     return encodable("\n\n".join(filter(None, blocks)), ascii_only=ascii_only)
 
 
-class _Group(NamedTuple):
-    """The results of one file on one device."""
+def _rows(
+    results: Sequence[Result], cells: Callable[[Result], tuple[str, ...]]
+) -> list[tuple[str, ...]]:
+    """Return a row for each result, by file and device in the order of their first results.
 
-    module: str
-    device_key: str
-    results: list[Result]
-
-
-def _groups(results: Sequence[Result]) -> list[_Group]:
-    """Return the results by file and device, in the order of their first."""
+    Above each such group stand its file and device, where they differ.
+    """
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         groups.setdefault((result.module, result.device_key), []).append(result)
-    return [_Group(module, key, members) for (module, key), members in groups.items()]
-
-
-def _rows(
-    groups: Sequence[_Group], cells: Callable[[Result], tuple[str, ...]]
-) -> list[tuple[str, ...]]:
-    """Return a row for each result; above each group its file and device, where they differ."""
-    several_modules = len({group.module for group in groups}) > 1
-    several_devices = len({group.device_key for group in groups}) > 1
+    several_modules = len({module for module, _ in groups}) > 1
+    several_devices = len({device_key for _, device_key in groups}) > 1
     rows: list[tuple[str, ...]] = []
-    for group in groups:
-        module = printable(group.module) if several_modules else ""
-        device = f"on {group.device_key}" if several_devices else ""
-        head = " ".join(filter(None, [module, device]))
+    for (module, device_key), members in groups.items():
+        file = printable(module) if several_modules else ""
+        device = f"on {device_key}" if several_devices else ""
+        head = " ".join(filter(None, [file, device]))
         if head:
             rows.append((head,))
         whole_test = ""  # the last row of a whole test: its parts stand below it
-        for result in group.results:
+        for result in members:
             below = bool(result.part) and result.nodeid == whole_test
             whole_test = whole_test if result.part else result.nodeid
-            name = f"({result.part})" if below else result.name.removeprefix(f"{group.module}::")
+            name = f"({result.part})" if below else result.name.removeprefix(f"{module}::")
             indent = "  " * (bool(head) + below)
             rows.append((f"{indent}{printable(name)}", *cells(result)))
     return rows
@@ -164,11 +153,7 @@ def peak_cells(measurement: Measurement) -> tuple[str, str]:
         allocated, reserved = oom.needed.allocated, oom.needed.reserved
     elif oom:
         sign = ">"
-    return f"{sign}{_mib(allocated)}", f"{sign}{_mib(reserved)}"
-
-
-def _mib(nbytes: int) -> str:
-    return f"{nbytes / MIB:.2f}"
+    return f"{sign}{mib(allocated)}", f"{sign}{mib(reserved)}"
 
 
 _MARKS: dict[FigureName, str] = {
@@ -203,42 +188,40 @@ def _detail_row(result: Result) -> tuple[str, ...]:
     if measurement is None:
         return ("",) * (len(_DETAIL_TITLES) - 1)
     held, retained = (
-        " + ".join(_mib(peak.allocated) for peak in peaks)
+        " + ".join(mib(peak.allocated) for peak in peaks)
         for peaks in (measurement.held, measurement.retained)
     )
     device, outside = (
-        " + ".join(_mib(getattr(use, name)) for use in measurement.device_use)
+        " + ".join(mib(getattr(use, name)) for use in measurement.device_use)
         for name in ("peak", "outside")
     )
     counts = (str(measurement.segments), str(measurement.alloc_retries))
     return (held, retained, *counts, device, outside)
 
 
-def _device_use_lines(results: Sequence[Result], width: int) -> Iterator[str]:
-    """Yield what the columns about the device mean, for each source of their figures."""
+def _source_notes(results: Sequence[Result], width: int) -> Iterator[str]:
+    """Yield what the columns about the device mean, and what the figures were made with."""
     sources = {
         f"{use.source}, every {use.every_ms} ms" if use.every_ms else use.source
         for result in results
         if result.measurement
         for use in result.measurement.device_use
     }
-    for source in sorted(sources):
-        meaning = (
-            "the most that nvidia-smi shows, and what came during the step besides PyTorch's "
-            f"allocator ({source})"
-        )
-        yield wrapped("device, outside: ", meaning, width)
-
-
-def _provenance_lines(results: Sequence[Result], width: int) -> Iterator[str]:
-    """Yield a line for each different provenance."""
+    meaning = (
+        "the most that nvidia-smi shows, and what came during the step besides PyTorch's allocator"
+    )
+    yield "\n".join(
+        wrapped("device, outside: ", f"{meaning} ({source})", width) for source in sorted(sources)
+    )
     counter = Counter(result.measurement.provenance for result in results if result.measurement)
+    lines = []
     for provenance, number in counter.items():
         tests = f" ({tests_text(number)})" if len(counter) > 1 else ""
-        yield wrapped("made with: ", f"{provenance_text(provenance)}{tests}", width)
+        lines.append(wrapped("made with: ", f"{provenance_text(provenance)}{tests}", width))
+    yield "\n".join(lines)
 
 
-def _counted(kind: str, sentences: Iterable[str], width: int) -> Iterator[str]:
+def _counted_lines(kind: str, sentences: Iterable[str], width: int) -> Iterator[str]:
     """Yield notes or hints, each once, with the number of tests that have it."""
     counter = Counter(sentences)
     for sentence, number in counter.most_common(MOST_NOTES):

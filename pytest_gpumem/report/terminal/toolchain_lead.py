@@ -24,34 +24,34 @@ _ELSEWHERE = "(it moved together with other tests, see the summary; -v shows all
 
 def moved_together(results: Iterable[Result]) -> list[CommonChange]:
     """Return the figures that moved beyond tolerance together with their toolchain."""
-    return find_common_changes(filter(None, map(_shift, results)))
-
-
-def _shift(result: Result) -> ToolchainChange | None:
-    """Return a result as a change of toolchain; None where there was none."""
-    entry, measurement, lead = result.baseline_entry, result.measurement, result.leading_comparison
-    if entry is None or measurement is None or lead is None or measurement.out_of_memory:
-        return None
-    if entry.provenance == measurement.provenance:
-        return None
-    if result.verdict.held_to:  # another device's baseline: all of it differs anyhow
-        return None
-    shift = ToolchainChange(
-        result.nodeid,
-        result.part,
-        measurement.device.key,
-        entry.provenance,
-        measurement.provenance,
-    )
-    if not lead.excess:
-        return shift
-    breakdowns = [attribution.breakdown for attribution in measurement.attributions]
-    return replace(
-        shift,
-        peak=lead.peak,
-        difference=lead.difference or 0,
-        categories=moved_categories(entry.breakdowns, breakdowns, lead.device),
-    )
+    toolchain_changes = []
+    for result in results:
+        entry, measurement = result.baseline_entry, result.measurement
+        lead = result.leading_comparison
+        if entry is None or measurement is None or lead is None or measurement.out_of_memory:
+            continue
+        if entry.provenance == measurement.provenance:
+            continue
+        if result.verdict.held_to:  # another device's baseline: all of it differs anyhow
+            continue
+        change = ToolchainChange(
+            result.nodeid,
+            result.part,
+            measurement.device.key,
+            entry.provenance,
+            measurement.provenance,
+        )
+        if lead.excess:
+            breakdowns = [attribution.breakdown for attribution in measurement.attributions]
+            change = replace(
+                change,
+                peak=lead.peak,
+                difference=lead.difference or 0,
+                categories=moved_categories(entry.breakdowns, breakdowns, lead.device),
+            )
+        # One within tolerance counts as well: it says that not all tests of a toolchain moved.
+        toolchain_changes.append(change)
+    return find_common_changes(toolchain_changes)
 
 
 def lead_lines(

@@ -302,8 +302,8 @@ def test_timelines_of_failures_are_drawn_first_and_the_others_say_so(monkeypatch
 
 def test_breakdowns_of_failures_are_shown_first_and_the_others_say_so(monkeypatch):
     monkeypatch.setattr(html, "MOST_EXPLAINED", 3)
-    monkeypatch.setitem(html._environment().globals, "most_explained", 3)
-    html._environment().cache.clear()
+    monkeypatch.setitem(html._template_environment().globals, "most_explained", 3)
+    html._template_environment().cache.clear()
     told = Page(page(sample())).texts("section", class_="result")
     assert sum("At the peak" in it for it in told[:3]) == 3
     assert not any("At the peak" in it for it in told[3:])
