@@ -1,4 +1,4 @@
-"""GPU models as data: what CUDA reports of each card, and what a compute capability allows.
+"""GPU models as data: CUDA's report of each card, and the limits of a compute capability.
 
 Total memory is ``cudaDeviceProp.totalGlobalMem``, which ``torch.cuda.get_device_properties``
 gives as ``total_memory``. It is less than the size on the box, and moves by up to one per cent
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ArchLimits:
-    """What one compute capability allows; shared memory in bytes, registers of 32 bits.
+    """The limits of one compute capability; shared memory in bytes, registers of 32 bits.
 
     Attributes:
-        shared_memory_per_block: what a block has without opting in.
-        shared_memory_per_block_optin: what a kernel can have by ``cudaFuncSetAttribute``.
-        reserved_shared_memory_per_block: what CUDA takes for itself from each block.
+        shared_memory_per_block: of a block that does not opt in.
+        shared_memory_per_block_optin: the most by ``cudaFuncSetAttribute``.
+        reserved_shared_memory_per_block: taken by CUDA itself from each block.
     """
 
     max_threads_per_sm: int
@@ -83,7 +83,7 @@ class Card:
     """One GPU model, as CUDA reports it.
 
     Attributes:
-        name: what users write, such as ``A100-80GB``.
+        name: as users write it, such as ``A100-80GB``.
         device_name: ``cudaDeviceProp.name``.
         total_memory: ``cudaDeviceProp.totalGlobalMem``, in bytes.
         capability: compute capability, major and minor.

@@ -1,4 +1,4 @@
-"""The caps on what PyTorch's caching allocator may reserve: the test's own, and the measurement's.
+"""The caps on PyTorch's caching allocator: the test's own, and the measurement's.
 
 PyTorch knows one cap a device, a fraction of its memory. While something is measured, the lower
 one of two holds: the fraction that the test's code sets, of the card's memory, and a limit in

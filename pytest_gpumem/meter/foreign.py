@@ -67,7 +67,7 @@ class _Device:
         return any(start <= address < end for start, end in self.ranges)
 
     def _drop_range(self, start: int, end: int) -> None:
-        """Forget that some addresses are of foreign segments: others may come to lie there."""
+        """Forget that some addresses are of foreign segments: new segments may get them."""
         pieces = [
             piece
             for low, high in self.ranges
@@ -201,7 +201,8 @@ class ForeignMemory:
             peak = None
             if device.freed:
                 peak = device.replay(events, snapshot.get("allocator_settings", {}), plug)
-            device.rebase([it for it in snapshot["segments"] if it["device"] == number])
+            segments = snapshot["segments"]
+            device.rebase([segment for segment in segments if segment["device"] == number])
             peaks.append(peak)
         events_in_all = sum(device.events_read for device in self._devices.values())
         if events_in_all > CLEARED_AT and VIEW.clearable:
@@ -214,13 +215,13 @@ class ForeignMemory:
     def skip(self, plugs: Sequence[int]) -> None:
         """Read the history of the measurement's own work: no figure of the step's changes by it."""
         states = [(device, dict(device.borrowed)) for device in self._devices.values()]
-        mosts = self.borrowed()
+        highest = self.borrowed()
         self.read(plugs)
-        for (device, borrowed), most in zip(states, mosts, strict=True):
-            device.borrowed, device.most_borrowed = borrowed, most
+        for (device, borrowed), most_borrowed in zip(states, highest, strict=True):
+            device.borrowed, device.most_borrowed = borrowed, most_borrowed
 
     def borrowed(self) -> list[int]:
-        """Return the bytes of each device's reserved figure that segments of others served."""
+        """Return the bytes of each device's reserved figure that foreign segments served."""
         return [device.most_borrowed for device in self._devices.values()]
 
     def notes(self) -> list[str]:

@@ -48,7 +48,7 @@ class Isolation:
 
     @property
     def follows_foreign(self) -> bool:
-        """Whether there is foreign memory whose frees have to be seen."""
+        """Whether frees of foreign memory have to be seen, because some is held."""
         return self._foreign.follows
 
     def separate(
