@@ -39,13 +39,9 @@ def write_whole(path: Path, content: bytes, temporary_name: str) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(target.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Have the new name survive a loss of power, where the system can do that for a folder."""
+    # Have the new name survive a loss of power, where the system can do that for a folder.
     with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(target.parent, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:

@@ -11,9 +11,12 @@ import re
 import reprlib
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.errors import SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 KIB: Final = 2**10
 MIB: Final = 2**20
@@ -150,7 +153,10 @@ class Tolerance:
         """Return "2%", "64.00 MiB" or "2%, 64.00 MiB"."""
         parts = []
         if self.relative or not self.absolute:
-            parts.append(f"{_decimal(self.relative * 100)}%")
+            # No more places than are read back.
+            whole, decimals = divmod(round(self.relative * 100 * 10**_PLACES), 10**_PLACES)
+            percentage = f"{whole}.{decimals:0{_PLACES}d}".rstrip("0").rstrip(".")
+            parts.append(f"{percentage}%")
         if self.absolute:
             brief = format_size(self.absolute)
             exact = parse_size(brief) == self.absolute
@@ -172,7 +178,14 @@ def parse_tolerance(value: object) -> Tolerance:
         return value
     relative: Fraction | None = None
     absolute: int | None = None
-    for part in _tolerance_parts(value):
+    pieces: Sequence[object]
+    if isinstance(value, str):
+        pieces = [piece.strip() for piece in _BETWEEN_PARTS.split(value)]
+    elif isinstance(value, (tuple, list)) and value:
+        pieces = value
+    else:
+        raise _bad_tolerance(value, "this is not a tolerance")
+    for part in pieces:
         amount = _tolerance_part(part, value)
         if amount < 0:
             raise _bad_tolerance(value, f"{shown(part)} is negative")
@@ -185,14 +198,6 @@ def parse_tolerance(value: object) -> Tolerance:
                 raise _bad_tolerance(value, "this has two sizes")
             absolute = amount
     return Tolerance(relative or Fraction(0), absolute or 0)
-
-
-def _tolerance_parts(value: object) -> list[object]:
-    if isinstance(value, str):
-        return [part.strip() for part in _BETWEEN_PARTS.split(value)]
-    if isinstance(value, (tuple, list)) and value:
-        return list(value)
-    raise _bad_tolerance(value, "this is not a tolerance")
 
 
 def _tolerance_part(part: object, whole: object) -> Fraction | int:
@@ -219,9 +224,3 @@ def _hundredths(size: int, unit: int) -> int:
     whole, remainder = divmod(100 * size, unit)
     half, odd = unit / 2, whole % 2 == 1
     return whole + (remainder > half or (remainder == half and odd))  # half to even
-
-
-def _decimal(value: Fraction) -> str:
-    """Write a fraction of 0 or more as a decimal, with no more places than are read back."""
-    whole, decimals = divmod(round(value * 10**_PLACES), 10**_PLACES)
-    return f"{whole}.{decimals:0{_PLACES}d}".rstrip("0").rstrip(".")

@@ -288,12 +288,17 @@ def check(filename: str, device: DeviceInfo, parts: Mapping[str, BaselineEntry])
 def encode(file: BaselineFile) -> bytes:
     """The file as JSON: keys sorted, a figure a line, the provenance that an entry refers to."""
     labels = _choose_labels(file)
+    tests = {}
+    for name, parts in file.tests.items():
+        fields = {part: _entry_fields(entry, labels) for part, entry in parts.items()}
+        whole = fields.pop(WHOLE_TEST, {})
+        tests[name] = {**whole, "parts": fields} if fields else whole
     document = {
         "format": FORMAT,
         "device": _device_fields(file.device),
         "module": file.module,
         "provenance": {label: vars(provenance) for provenance, label in labels.items()},
-        "tests": {name: _test_fields(parts, labels) for name, parts in file.tests.items()},
+        "tests": tests,
     }
     return f"{_render(document)}\n".encode()
 
@@ -329,14 +334,6 @@ def _device_fields(device: DeviceInfo | _Device) -> dict[str, Any]:
     return {name: getattr(device, name) for name in _Device.__struct_fields__}
 
 
-def _test_fields(
-    parts: Mapping[str, BaselineEntry], labels: Mapping[Provenance, str]
-) -> dict[str, Any]:
-    fields = {name: _entry_fields(entry, labels) for name, entry in parts.items()}
-    whole = fields.pop(WHOLE_TEST, {})
-    return {**whole, "parts": fields} if fields else whole
-
-
 def _entry_fields(entry: BaselineEntry, labels: Mapping[Provenance, str]) -> dict[str, Any]:
     declared = {name: getattr(entry, name) for name in ("batch_size", "world_size", "rank")}
     fields = {
@@ -348,17 +345,15 @@ def _entry_fields(entry: BaselineEntry, labels: Mapping[Provenance, str]) -> dic
     if entry.slope is not None:
         fields["slope"] = {**vars(entry.slope), "sizes": list(entry.slope.sizes)}
     if entry.breakdowns:
-        fields["breakdown"] = [_breakdown_fields(breakdown) for breakdown in entry.breakdowns]
-    return fields
-
-
-def _breakdown_fields(breakdown: Breakdown) -> dict[str, Any]:
-    fields = {"categories": dict(breakdown.categories), "cached": breakdown.cached}
-    if breakdown.sites:
-        names = _Site.__struct_fields__
-        fields["sites"] = [
-            dict(zip(names, vars(site).values(), strict=True)) for site in breakdown.sites
-        ]
+        fields["breakdown"] = breakdowns = []
+        for breakdown in entry.breakdowns:
+            parts = {"categories": dict(breakdown.categories), "cached": breakdown.cached}
+            if breakdown.sites:
+                names = _Site.__struct_fields__
+                parts["sites"] = [
+                    dict(zip(names, vars(site).values(), strict=True)) for site in breakdown.sites
+                ]
+            breakdowns.append(parts)
     return fields
 
 
@@ -367,17 +362,11 @@ def _choose_labels(file: BaselineFile) -> dict[Provenance, str]:
     used = {entry.provenance for parts in file.tests.values() for entry in parts.values()}
     labels = {provenance: label for provenance, label in file.labels.items() if provenance in used}
     for provenance in sorted(used - labels.keys(), key=astuple):
+        name = f"torch-{provenance.torch}"
+        if "+" not in name:
+            name += f"+cu{provenance.cuda.replace('.', '')}"
+        digest = hashlib.sha256(json.dumps(astuple(provenance)).encode()).hexdigest()
+        candidates = [name, *(f"{name}-{digest[:length]}" for length in range(8, len(digest) + 1))]
         taken = set(labels.values())
-        labels[provenance] = next(
-            label for label in _possible_labels(provenance) if label not in taken
-        )
+        labels[provenance] = next(label for label in candidates if label not in taken)
     return labels
-
-
-def _possible_labels(provenance: Provenance) -> Iterable[str]:
-    label = f"torch-{provenance.torch}"
-    if "+" not in label:
-        label += f"+cu{provenance.cuda.replace('.', '')}"
-    yield label
-    digest = hashlib.sha256(json.dumps(astuple(provenance)).encode()).hexdigest()
-    yield from (f"{label}-{digest[:length]}" for length in range(8, len(digest) + 1))

@@ -124,14 +124,13 @@ class CudaDevice:
         properties = map(torch.cuda.get_device_properties, opened)
         with ExitStack() as stack:
             # in one order in all processes, so that no two wait for each other
-            for path in sorted({lock_path(_identity(gpu)) for gpu in properties}):
+            # Before 2.5 torch gives no UUID: GPUs of one name then share a lock.
+            identities = {
+                str(getattr(gpu, "uuid", None) or getattr(gpu, "name", "gpu")) for gpu in properties
+            }
+            for path in sorted(map(lock_path, identities)):
                 stack.enter_context(FileLock(path))
             yield
-
-
-def _identity(properties: object) -> str:
-    """Return a GPU's UUID, its name where torch gives none (before 2.5)."""
-    return str(getattr(properties, "uuid", None) or getattr(properties, "name", "gpu"))
 
 
 def lock_path(identity: str) -> Path:

@@ -82,17 +82,16 @@ def joined(rank: int, size: int, kind: DeviceKind) -> Iterator[None]:
             rank=rank,
             world_size=size,
         )
-        stack.callback(_destroy_groups, distributed)
+
+        @stack.callback
+        def destroy_groups() -> None:
+            if distributed.is_initialized():  # the test may have done so itself
+                distributed.destroy_process_group()
+
         # A group that is bound to a device is split for its subgroups, and ncclCommSplit does not
         # get the parts' sizes, which the other ranks would tell.
         distributed.distributed_c10d._get_default_group().bound_device_id = None
         yield
-
-
-def _destroy_groups(distributed: Any) -> None:  # noqa: ANN401 - a module
-    """Destroy all process groups, unless the test has done so itself."""
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
 
 
 def _register_fake_backend(distributed: Any) -> None:  # noqa: ANN401 - a module

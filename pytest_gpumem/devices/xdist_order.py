@@ -45,7 +45,8 @@ def take_turns(worker: str, environment: MutableMapping[str, str] = os.environ) 
         environment: the variables with the list, which is changed in place.
     """
     number = re.search(r"\d+", worker)
-    if number is None or torch_is_imported() or not _several(environment.get(VISIBLE)):
+    several = "," in environment.get(VISIBLE, ",")  # where it is unset, all GPUs are visible
+    if number is None or torch_is_imported() or not several:
         return
     turned = turn(environment.get(VISIBLE), names(environment), int(number[0]))
     if turned is not None:
@@ -85,7 +86,3 @@ def names(environment: Mapping[str, str]) -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return process.stdout.decode("ascii", "replace").split()
-
-
-def _several(visible: str | None) -> bool:
-    return visible is None or "," in visible

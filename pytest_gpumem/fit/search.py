@@ -218,12 +218,14 @@ class Search:
     def next(self) -> int | None:
         """Return the value to try; None when the answer is known."""
         limited = self._limit is not None and self._low >= self._limit
+        last = [probe.passes.allocated for probe in self._points()[-FLAT_PROBES:]]
+        flat = len(last) == FLAT_PROBES and last[0] >= last[-1]  # no growth with the value
         unit: int | None
         if not self.probes:
             unit = self._first
         elif self._high is not None and self._high - self._low <= 1:
             unit = self._check(self._high)
-        elif limited or (self._high is None and self._is_flat()):
+        elif limited or (self._high is None and flat):
             unit = None
         elif (predicted := self._predicted()) is not None:
             unit = predicted
@@ -325,11 +327,6 @@ class Search:
             return None
         end: int = x1 + (self.capacity - y1) * (x1 - x0) // (y1 - y0)
         return end
-
-    def _is_flat(self) -> bool:
-        """Return whether the probes so far show no growth with the value."""
-        last = [probe.passes.allocated for probe in self._points()[-FLAT_PROBES:]]
-        return len(last) == FLAT_PROBES and last[0] >= last[-1]
 
     def _stride(self) -> int:
         """Return the distance to go beside the line's value: twice as far each time."""

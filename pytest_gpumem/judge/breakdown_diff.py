@@ -144,13 +144,11 @@ def _keyed(sites: Iterable[Site]) -> dict[SiteKey, Site]:
     for site in sites:
         key = site.path, site.function, site.code, site.category
         first = by_key.get(key)
-        by_key[key] = site if first is None else _sum_of(first, site)
+        if first is not None:
+            nbytes, blocks = first.nbytes + site.nbytes, first.blocks + site.blocks
+            site = replace(first, nbytes=nbytes, blocks=blocks)  # noqa: PLW2901 - one site of the key
+        by_key[key] = site
     return by_key
-
-
-def _sum_of(first: Site, second: Site) -> Site:
-    nbytes, blocks = first.nbytes + second.nbytes, first.blocks + second.blocks
-    return replace(first, nbytes=nbytes, blocks=blocks)
 
 
 def _follow_edits(

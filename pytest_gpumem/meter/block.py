@@ -69,7 +69,8 @@ class Measuring:
             tally = self._stack.enter_context(meter.part())
             self._stack.push(lambda *_: self._finish(meter, tally))
             return self
-        device = _device()
+        virtual = VirtualDevice.loaded()
+        device: Device = virtual if virtual is not None else CudaDevice()
         import torch
 
         visible = torch.cuda.device_count()
@@ -164,8 +165,3 @@ def _too_few(devices: int, visible: int) -> DeviceError:
         "for a virtual one call pytest_gpumem.use_virtual_gpu() before torch is imported, or "
         "measure in a test marked gpu_memory",
     )
-
-
-def _device() -> Device:
-    virtual = VirtualDevice.loaded()
-    return virtual if virtual is not None else CudaDevice()

@@ -147,11 +147,6 @@ SMALL: Final = 1 << 20
 """bytes: larger requests get no memory of a small segment (kSmallSize of PyTorch's allocator)"""
 
 
-def _pieces(room: int, largest: int) -> list[int]:
-    """Return sizes that fill a room, none above ``largest``."""
-    return [largest] * (room // largest) + [room % largest] * (room % largest > 0)
-
-
 class Plugs:
     """Blocks that fill the free rooms of foreign segments.
 
@@ -183,7 +178,8 @@ class Plugs:
                 continue
             rooms = [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
             if segment["segment_type"] == "small":  # it serves no more than this at a time
-                rooms = [size for room in rooms for size in _pieces(room, SMALL)]
+                full = [SMALL for room in rooms for _ in range(room // SMALL)]
+                rooms = full + [room % SMALL for room in rooms if room % SMALL]
             elif segment.get("is_expandable"):  # a request as small goes to a small segment
                 self.unfilled |= any(size <= SMALL for size in rooms)
                 rooms = [size for size in rooms if size > SMALL]

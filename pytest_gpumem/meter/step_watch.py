@@ -84,7 +84,12 @@ class Steps:
             for birth, reference in self._fresh
             if birth < number and (tensor := reference()) is not None
         ]
-        self._note_fresh(number)  # before the search, which has the collector forget them
+        # Before the search for holders, which has the collector forget what is fresh.
+        noted = {id(tensor) for _, reference in self._fresh if (tensor := reference()) is not None}
+        for tensor in live_tensors():
+            lasting: Any = self._lasting.get(id(tensor))
+            if id(tensor) not in noted and (lasting is None or lasting() is not tensor):
+                self._fresh.append((number, weakref.ref(tensor)))
         blocks = {place_of(tensor): tensor.untyped_storage().nbytes() for tensor in outlived}
         outlived.clear()  # the search must not see this list among the holders
         if blocks:
@@ -99,10 +104,3 @@ class Steps:
     def by_device(self) -> tuple[tuple[int, ...], ...]:
         """Return the bytes allocated after each step, for each device."""
         return tuple(zip(*self.allocated, strict=True))
-
-    def _note_fresh(self, number: int) -> None:
-        noted = {id(tensor) for _, reference in self._fresh if (tensor := reference()) is not None}
-        for tensor in live_tensors():
-            lasting: Any = self._lasting.get(id(tensor))
-            if id(tensor) not in noted and (lasting is None or lasting() is not tensor):
-                self._fresh.append((number, weakref.ref(tensor)))

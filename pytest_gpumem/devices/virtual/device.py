@@ -168,7 +168,14 @@ class VirtualDevice:
         self._curtain = Curtain(torch)
         if torch.version.cuda:
             major, minor = (int(part) for part in torch.version.cuda.split(".")[:2])
-            self._library.set_versions(major * 1000 + minor * 10, _cudnn_version(torch))
+            cudnn = 0
+            with suppress(AttributeError):  # a build without cuDNN
+                # As cudnnGetVersion would answer, of the cuDNN that PyTorch was compiled for.
+                parts = map(int, torch._C._cudnn.getCompileVersion())
+                cudnn = sum(
+                    part * weight for part, weight in zip(parts, (10000, 100, 1), strict=True)
+                )
+            self._library.set_versions(major * 1000 + minor * 10, cudnn)
 
     def expected(self) -> DeviceInfo:
         """See :meth:`pytest_gpumem.devices.base.Device.expected`."""
@@ -204,9 +211,13 @@ class VirtualDevice:
         self._curtain.show(count)
         try:
             if not torch.cuda.is_initialized():
-                self._library.set_architectures(_architectures(torch))
+                # The capabilities of PyTorch's kernels: 80 and 90 of "sm_80 sm_90a compute_90".
+                flags = torch._C._cuda_getArchFlags() or ""
+                self._library.set_architectures(list(map(int, re.findall(r"sm_(\d+)", flags))))
                 self._library.set_card(replace(card, total_memory=FIRST_TOTAL))
-                _initialise(torch)
+                with warnings.catch_warnings():  # PyTorch warns of cards its kernels do not run on
+                    warnings.simplefilter("ignore")
+                    torch.cuda.init()
             torch.cuda.set_device(self.first)
             VIEW.install()
             CAPS.install()
@@ -252,8 +263,13 @@ class VirtualDevice:
         if not os.environ.get("CUBLAS_WORKSPACE_CONFIG"):
             # PyTorch with a function to set it keeps its choice for the first card of the process,
             # and its own reset goes back to that; older PyTorch reads the card each time
+            # The size is that of getChosenWorkspaceSize, aten/src/ATen/cuda/CublasHandlePool.cpp:
+            # 4096 * 8 * 1024 and 4096 * 1024 * 2 + 16 * 1024 * 8 there; a B200 got the larger one
+            # when this was written.
+            large = card.capability[0] in {9, 10}
+            workspace = 4096 * 8 * KIB if large else 4096 * 2 * KIB + 16 * 8 * KIB
             with suppress(AttributeError):
-                torch._C._cuda_setCublasWorkspaceSize(_cublas_workspace(card))
+                torch._C._cuda_setCublasWorkspaceSize(workspace)
 
     def close(self) -> None:
         """See :meth:`pytest_gpumem.devices.base.Device.close`."""
@@ -348,37 +364,6 @@ def _info(card: Card) -> DeviceInfo:
         sm_count=card.sm_count,
         context=card.context,
     )
-
-
-def _cublas_workspace(card: Card) -> int:
-    """Return the bytes of a cuBLAS workspace, as getChosenWorkspaceSize has them.
-
-    See aten/src/ATen/cuda/CublasHandlePool.cpp of PyTorch, where this is 4096 * 8 * 1024 and
-    4096 * 1024 * 2 + 16 * 1024 * 8; a B200 got the larger one when this was written.
-    """
-    return 4096 * 8 * KIB if card.capability[0] in {9, 10} else 4096 * 2 * KIB + 16 * 8 * KIB
-
-
-def _cudnn_version(torch: ModuleType) -> int:
-    """Return the cuDNN version that PyTorch was compiled for, as ``cudnnGetVersion`` would."""
-    try:
-        major, minor, patch = torch._C._cudnn.getCompileVersion()
-    except AttributeError:  # a build without cuDNN
-        return 0
-    return int(major) * 10000 + int(minor) * 100 + int(patch)
-
-
-def _architectures(torch: ModuleType) -> list[int]:
-    """Return the capabilities of PyTorch's kernels: 80 and 90 of "sm_80 sm_90a compute_90"."""
-    flags = torch._C._cuda_getArchFlags() or ""
-    return list(map(int, re.findall(r"sm_(\d+)", flags)))
-
-
-def _initialise(torch: ModuleType) -> None:
-    """Initialise CUDA without PyTorch's warnings about cards that its kernels do not run on."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.cuda.init()
 
 
 def _let_threads_end() -> None:
