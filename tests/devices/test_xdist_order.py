@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from itertools import pairwise
 from unittest.mock import patch
 
@@ -110,8 +111,11 @@ def test_a_test_on_several_gpus_holds_the_locks_of_all(monkeypatch, tmp_path):
         device = CudaDevice(shared=True)
         for count in (2, 3, 1):
             device.open(None, count)
-            assert len(device._locks()) == count
-            assert device._locks() == sorted(device._locks())
+            with patch("filelock.FileLock", side_effect=lambda path: nullcontext(path)) as lock:
+                with device.exclusive():
+                    paths = [call.args[0] for call in lock.call_args_list]
+            assert len(set(paths)) == count
+            assert paths == sorted(paths)
         device.open(None, 2)
         with device.exclusive():
             assert len(list(tmp_path.glob("*.lock"))) == 2
