@@ -111,9 +111,9 @@ def test_a_test_on_several_gpus_holds_the_locks_of_all(monkeypatch, tmp_path):
         device = CudaDevice(shared=True)
         for count in (2, 3, 1):
             device.open(None, count)
-            with patch("filelock.FileLock", side_effect=lambda path: nullcontext(path)) as lock:
-                with device.exclusive():
-                    paths = [call.args[0] for call in lock.call_args_list]
+            fake_lock = patch("filelock.FileLock", side_effect=nullcontext)
+            with fake_lock as lock, device.exclusive():
+                paths = [call.args[0] for call in lock.call_args_list]
             assert len(set(paths)) == count
             assert paths == sorted(paths)
         device.open(None, 2)
