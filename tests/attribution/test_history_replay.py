@@ -21,7 +21,12 @@ SETTINGS = [
 PROGRAM = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
+import torch
 import test_history_replay
+from pytest_gpumem.meter.allocator import _set_allocator
+standard = torch.cuda.memory._snapshot()["allocator_settings"]
+_set_allocator(sys.argv[2])
+assert torch.cuda.memory._snapshot()["allocator_settings"] != standard
 print(json.dumps([test_history_replay.wild(seed) for seed in range(3)]))
 """
 
@@ -89,7 +94,7 @@ def test_every_allocated_figure_is_that_of_the_allocator(seed):
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_it_is_so_with_other_settings_of_the_allocator(settings):
     here = str(Path(__file__).parent)
-    for found in json.loads(child(PROGRAM, args=[here], PYTORCH_CUDA_ALLOC_CONF=settings)):
+    for found in json.loads(child(PROGRAM, args=[here, settings], warm=True)):
         assert all(one == other for one, other in found.values()), found
 
 

@@ -158,7 +158,7 @@ def test_a_regression_prints_what_the_page_shows(same_torch, training, grown):
     shown = [it for it in blocks(FAILURE, "text") if "524288" not in it]
     assert len(shown) == 6
     for options, texts in (((), shown[:3]), (("-v",), shown[3:])):
-        session = training.run_apart(*options)  # which reads the changed lines anew
+        session = training.run_warm(*options)  # which reads the changed lines anew
         assert session.ret == 1
         places = [session.out.find(it) for it in texts]
         assert -1 not in places

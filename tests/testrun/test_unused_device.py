@@ -41,7 +41,7 @@ def test_without_one_it_has_a_note_and_makes_no_baseline(suite):
 def test_a_library_that_chose_the_cpu_at_its_import_is_the_cause(suite):
     suite.write("bitsandbytes/__init__.py", "from bitsandbytes import cextension")
     suite.write("bitsandbytes/cextension.py", "class lib:\n    compiled_with_cuda = False")
-    session = suite.run_apart(
+    session = suite.run_warm(
         source="import sys\nsys.path.insert(0, '.')\nimport bitsandbytes\n"
         "@pytest.mark.gpu_memory(max_gib=8)\ndef test_it(): torch.zeros(10)",
     )
