@@ -21,26 +21,25 @@ static int look_up(const char *symbol, void **function, int *result) {
     return *function ? GM_SUCCESS : GM_SYMBOL_NOT_FOUND;
 }
 
-/* The CUDA runtime asks for it, and nothing else does: its tables are not documented. A library that was linked with
- * the runtime's static version has a copy of it inside, which goes on to fail with "call requires newer driver". */
+/* The CUDA runtime asks for it, and nothing else does: its tables are not documented, and are not there. A library that
+ * was linked with the runtime's static version has a copy of it inside, which then fails with "the API call is not
+ * supported in the installed CUDA driver" (36). NVIDIA's own libraries have such copies too, and get on without. */
 #define PRIVATE_TABLES "cuGetExportTable"
+static const char *const nvidias[] = {"libcudnn", "libcublas", "libcusolver", "libcusparse", "libcufft", "libcurand",
+                                      "libnccl", "libcupti", "libcufile", "libnv", "libtorch", "libc10"};
 
-static int refuse_runtime(const void *caller) {
+static void refuse_runtime(const void *caller) {
     char name[512];
     Dl_info library;
     const char *path = dladdr(caller, &library) ? library.dli_fname : "a library";
     const char *file = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+    for (size_t i = 0; i < sizeof nvidias / sizeof *nvidias; i++)
+        if (strncmp(file, nvidias[i], strlen(nvidias[i])) == 0) return;
     bool is_shared = strncmp(file, "libcudart.so", strlen("libcudart.so")) == 0;
     snprintf(name, sizeof name, "%s: it has a CUDA runtime of its own (%s)", path,
              is_shared ? "take the functions of the virtual GPU's: ctypes.CDLL(None), torch.cuda.cudart()"
                        : "link it with the shared one: nvcc -cudart shared");
-    return gm_unsupported(name, GM_NOT_SUPPORTED);
-}
-
-GM_API int cuGetExportTable(const void **table, const void *id) {
-    (void)id;
-    *table = NULL;
-    return refuse_runtime(__builtin_return_address(0));
+    gm_unsupported(name, GM_NOT_SUPPORTED);
 }
 
 GM_API int cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
