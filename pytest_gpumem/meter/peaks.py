@@ -55,11 +55,6 @@ class Tally:
         if not stepping:
             self.passes = list(map(maximum, self.passes, peaks))
 
-    def add(self, held: Sequence[Peak]) -> None:
-        """Add memory that was held all the time."""
-        self.peaks = list(map(plus, self.peaks, held))
-        self.passes = list(map(plus, self.passes, held))
-
 
 class Apart(Tally):
     """The tally of a run that is no part of the step, such as a search's try."""
