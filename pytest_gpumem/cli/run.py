@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 from tabulate import tabulate
 
+from pytest_gpumem.cli.children import read_children, watched_children
 from pytest_gpumem.cli.outcome import PREDICTED, Outcome, read_max_gib, show_error
 from pytest_gpumem.devices.cards import find_card
-from pytest_gpumem.devices.select import DEFAULT_CARD, choose
+from pytest_gpumem.devices.select import DEFAULT_CARD, RUN_CARD, RUN_DEVICE, choose
 from pytest_gpumem.errors import DeviceError, SpecError
 from pytest_gpumem.measurement import OutOfMemory, Peak
 from pytest_gpumem.meter.meter import Meter
@@ -23,6 +25,7 @@ from pytest_gpumem.spec import MOST_DEVICES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pytest_gpumem.cli.children import Child
     from pytest_gpumem.devices.base import Device
     from pytest_gpumem.measurement import Measurement
 
@@ -70,6 +73,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if choice.device is None:
         raise DeviceError(f"--device={kind}", choice.reason, "run it on another machine")
     program = Program(arguments.script, arguments.args, module=arguments.module)
+    # A session of pytest in the program takes this device and card for its marked tests.
+    os.environ[RUN_DEVICE], os.environ[RUN_CARD] = choice.device.kind, card.name
     return Outcome("", measure_program(program, choice.device, arguments.devices, limit))
 
 
@@ -111,8 +116,13 @@ def measure_program(program: Program, device: Device, count: int, limit: int | N
     meter.start(count_held=True)
     meter.cap(limit)
     status, shortage = 1, None
+    children: list[Child] = []
     try:
-        status = program.run()
+        with watched_children() as folder:
+            try:
+                status = program.run()
+            finally:
+                children = read_children(folder)
     except KeyboardInterrupt:
         status = INTERRUPTED
     except BaseException as error:  # noqa: BLE001 - the program's own; shown as Python shows it
@@ -125,7 +135,7 @@ def measure_program(program: Program, device: Device, count: int, limit: int | N
         meter.stop()
     if shortage is not None:
         print(shortage_text(shortage), file=sys.stderr)
-    print(summary(measurement, limit), file=sys.stderr)
+    print(summary(measurement, limit, children), file=sys.stderr)
     if trouble is not None:
         print(f"gpumem: {trouble}: these figures mean nothing", file=sys.stderr)
         return status or 1
@@ -154,24 +164,45 @@ def shortage_text(shortage: OutOfMemory) -> str:
     )
 
 
-def summary(measurement: Measurement, limit: int | None) -> str:
-    """Return the peaks, as ``gpumem run`` prints them at the end."""
+def summary(measurement: Measurement, limit: int | None, children: Sequence[Child] = ()) -> str:
+    """Return the peaks, as ``gpumem run`` prints them at the end.
+
+    A launcher's own process, which used no GPU where its children did, has no row.
+    """
     info = measurement.device
     virtual = "virtual GPU " if info.kind == "virtual" else ""
     room = info.total_memory - info.context if limit is None else limit
+    peaks = [("program", index, peak) for index, peak in enumerate(measurement.peaks)]
+    if children and not measurement.peak_reserved:
+        peaks = []
+    peaks += [(child.name, *entry) for child in children for entry in child.peaks.items()]
     rows = [
         (
+            name,
             f"cuda:{index}",
             format_size(peak.allocated),
             format_size(peak.reserved),
             f"{peak.reserved / room:.0%}" if room else "",
         )
-        for index, peak in enumerate(measurement.peaks)
+        for name, index, peak in peaks
     ]
-    titles = ("device", "peak allocated", "peak reserved", f"of {format_size(room)}")
-    table = tabulate(rows, titles, disable_numparse=True, stralign="right")
+    titles = ("process", "device", "peak allocated", "peak reserved", f"of {format_size(room)}")
+    first = 0 if children else 1  # one process needs no name
+    table = tabulate(
+        [row[first:] for row in rows],
+        titles[first:],
+        disable_numparse=True,
+        colalign=("left", "right", "right", "right", "right")[first:] if rows else None,
+    )
     lines = [f"gpumem: {virtual}{info.name}", table]
     if info.kind == "virtual":
         lines.append(PREDICTED)
     lines += [f"note: {note}" for note in measurement.notes]
+    lines += [
+        f"note: {child.name} used a GPU and was ended before it told its peaks"
+        for child in children
+        if not child.ended
+    ]
+    if children and limit is not None:
+        lines.append("note: --max-gib limits the program's own process, not its child processes")
     return "\n".join(lines)

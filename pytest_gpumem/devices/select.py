@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.torchrun_env import TorchrunRank
 
 KINDS: Final = ("auto", "cuda", "virtual", "none")
+RUN_DEVICE: Final = "GPUMEM_RUN_DEVICE"
+RUN_CARD: Final = "GPUMEM_RUN_CARD"
+"""variables by which ``gpumem run`` hands its device and card to pytest sessions in its program"""
 DEFAULT_CARD: Final = "H100"
 """the virtual GPU's card where none is named"""
 

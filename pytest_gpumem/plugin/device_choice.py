@@ -6,6 +6,7 @@ before any test is known.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 SETTINGS = pytest.StashKey[Settings]()
 CHOICE = pytest.StashKey["Choice"]()
 
+OF_RUN = {"gpumem_device": "GPUMEM_RUN_DEVICE", "gpumem_card": "GPUMEM_RUN_CARD"}
+"""options and the variables of ``gpumem run``; see devices/select.py, which imports too much"""
 GUARD = TorchGuard()
 """chooses when torch is imported"""
 
@@ -50,6 +53,10 @@ def settings_of(config: pytest.Config, namespace: object) -> Settings:
         value = getattr(namespace, option.ini, None)
         if value is not None:
             return value, option.flag
+        # Below `gpumem run --card T4` marked tests run on a T4, unless pytest's settings differ.
+        variable = OF_RUN.get(option.ini, "")
+        if variable in os.environ and option.ini not in config.inicfg:
+            return os.environ[variable], variable
         return config.getini(option.ini), option.ini
 
     try:

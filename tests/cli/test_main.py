@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
+import sys
 
 import pytest
 from helpers.warm import HANGS, warm_python
@@ -58,6 +61,91 @@ def test_run_of_a_module_that_runs_out_of_memory_says_where_and_shows_its_own_fr
     assert "of 4608.00 MiB" in text
     assert "runpy" not in ended.stderr
     assert "pytest_gpumem" not in ended.stderr
+
+
+CHILD = """
+import os, sys, torch
+rank = int(os.environ.get("RANK", 0))
+block = torch.empty((rank + 1) * 40 << 20, dtype=torch.uint8, device="cuda:0")
+del block
+torch.cuda.empty_cache()
+torch.cuda.reset_peak_memory_stats()
+kept = torch.empty(10 << 20, dtype=torch.uint8, device="cuda:0")
+if "kill" in sys.argv:
+    os._exit(0)
+"""
+PARENT = """
+import subprocess, sys
+import torch.multiprocessing as multiprocessing
+
+def work(index):
+    import torch
+    kept = torch.empty(26 << 20, dtype=torch.uint8, device="cuda")
+
+if __name__ == "__main__":
+    if "spawn" in sys.argv:
+        multiprocessing.spawn(work, nprocs=1)
+    else:
+        subprocess.run([sys.executable, "child.py", *sys.argv[1:]], check=True)
+"""
+
+
+@pytest.fixture
+def run_apart(gpumem, tmp_path):
+    """Run ``gpumem run`` in a new interpreter, whose children are new ones as well."""
+    (tmp_path / "child.py").write_text(CHILD, encoding="utf-8")
+    (tmp_path / "parent.py").write_text(PARENT, encoding="utf-8")
+    (tmp_path / "sitecustomize.py").write_text('print("here as well")', encoding="utf-8")
+
+    def run(*arguments, **variables):
+        command = [sys.executable, "-m", "pytest_gpumem.cli.main", "run", "--card=T4", *arguments]
+        ended = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=HANGS,
+        )
+        assert ended.returncode == 0, ended.stderr
+        return re.sub(r"pid \d+", "pid N", " ".join(ended.stderr.split())), ended.stdout
+
+    return run
+
+
+def test_run_of_a_launcher_tells_the_peaks_of_each_rank(run_apart):
+    """Also those before a reset of the statistics; the launcher itself used no GPU."""
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node=2", "child.py")
+    text, _ = run_apart(*torchrun)
+    assert re.search(r"process device peak allocated peak reserved of [\d.]+ GiB", text)
+    assert "rank 0 (pid N) cuda:0 40.00 MiB 40.00 MiB 0%" in text
+    assert "rank 1 (pid N) cuda:0 80.00 MiB 80.00 MiB 1%" in text
+    assert "program" not in text
+
+
+def test_run_tells_the_peaks_of_child_processes(run_apart, tmp_path):
+    text, out = run_apart("parent.py", PYTHONPATH=str(tmp_path))
+    assert "child.py (pid N) cuda:0 40.00 MiB 40.00 MiB 0%" in text
+    assert out.count("here as well") == 2
+    text, _ = run_apart("parent.py", "spawn")
+    assert "(pid N) cuda:0 26.00 MiB 26.00 MiB 0%" in text
+
+
+def test_run_tells_of_a_child_that_was_ended_and_that_it_has_no_limit(run_apart):
+    text, _ = run_apart("--max-gib=2", "parent.py", "kill")
+    assert "note: child.py (pid N) used a GPU and was ended before it told its peaks" in text
+    assert "note: --max-gib limits the program's own process, not its child processes" in text
+
+
+@pytest.mark.parametrize(("options", "card"), [([], "T4"), (["--gpumem-card=L4"], "L4")])
+def test_marked_tests_below_run_take_its_card(run_apart, tmp_path, options, card):
+    (tmp_path / "test_it.py").write_text(
+        "import pytest, torch\n@pytest.mark.gpu_memory\ndef test_it(): torch.empty(9).cuda()\n",
+        encoding="utf-8",
+    )
+    _, out = run_apart("-m", "pytest", "-v", "-p", "no:cacheprovider", *options, "test_it.py")
+    assert f"virtual-{card}" in out or f"virtual GPU {card}" in out
 
 
 @pytest.mark.parametrize(
