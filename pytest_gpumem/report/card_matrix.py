@@ -1,4 +1,4 @@
-"""Which test fits on which card, and how much memory is left there."""
+"""Which test fits on which card, and how much memory it leaves."""
 
 from __future__ import annotations
 

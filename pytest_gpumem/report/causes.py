@@ -41,8 +41,8 @@ class SharedCause(NamedTuple):
         "share model.py:29 (Tiny.forward): activations +250.00 MiB each"
         """
         amounts = sorted(growth_rows(result)[0].difference or 0 for result in self.results)
-        least, most = (format_size(amounts[index], signed=True) for index in (0, -1))
-        growth = f"{least} each" if least == most else f"{least} to {most}"
+        smallest, largest = (format_size(amounts[index], signed=True) for index in (0, -1))
+        growth = f"{smallest} each" if smallest == largest else f"{smallest} to {largest}"
         category = self.row.site.category if self.row.site else ""
         return f"share {self.row.name}: {category} {growth}"
 

@@ -33,7 +33,7 @@ _UPDATE_WIDTH = 100
 """columns of the account of updated baselines"""
 
 
-class _Most(NamedTuple):
+class _Limits(NamedTuple):
     """How much of the report is shown; None: all."""
 
     failures: int | None
@@ -44,14 +44,14 @@ class _Most(NamedTuple):
     """tests in the tables, of each device"""
 
 
-_ALL = _Most(None, None, None)
+_ALL = _Limits(None, None, None)
 _SHORTER = (
-    _Most(None, 100, 2000),
-    _Most(200, 20, 500),
-    _Most(50, 5, 100),
-    _Most(10, 0, 20),
-    _Most(3, 0, 0),
-    _Most(0, 0, 0),
+    _Limits(None, 100, 2000),
+    _Limits(200, 20, 500),
+    _Limits(50, 5, 100),
+    _Limits(10, 0, 20),
+    _Limits(3, 0, 0),
+    _Limits(0, 0, 0),
 )
 """lengths that are tried in turn until one keeps the limit"""
 
@@ -67,11 +67,11 @@ def markdown(report: Report, *, when: str = "", limit: int | None = None) -> str
     document = _document(report, when, _ALL)
     if limit is None or len(document.encode()) <= limit:
         return document
-    shorter = (_document(report, when, most) for most in _SHORTER)
-    return next((it for it in shorter if len(it.encode()) <= limit), "")
+    shorter = (_document(report, when, limits) for limits in _SHORTER)
+    return next((text for text in shorter if len(text.encode()) <= limit), "")
 
 
-def _document(report: Report, when: str, most: _Most) -> str:
+def _document(report: Report, when: str, limits: _Limits) -> str:
     results = sorted(report.results, key=urgency)
     failures = [result for result in results if result.verdict.failed and not result.expected]
     number = len(results)
@@ -85,17 +85,17 @@ def _document(report: Report, when: str, most: _Most) -> str:
         blocks.append(" · ".join(prose(fact) for fact in facts if fact))
     if report.remarks:
         blocks.append("\n".join(f"- {prose(remark)}" for remark in report.remarks))
-    blocks += _failures(failures, most)
-    blocks += _device_tables(results, most)
+    blocks += _failures(failures, limits)
+    blocks += _device_tables(results, limits)
     if report.updates is not None:
-        account = update_summary(report.updates, width=_UPDATE_WIDTH, brief=most != _ALL)
+        account = update_summary(report.updates, width=_UPDATE_WIDTH, brief=limits != _ALL)
         # Fenced: it has lines of its own, and paths in which nothing is markup.
         account = fenced(account.removeprefix("gpumem: baselines: "), "text")
         blocks += ["### Baselines", account]
     command = next_command(report.results, updating=report.updates is not None)
     if command:
         blocks += ["To record baselines:", fenced(command, "sh")]
-    if most != _ALL:
+    if limits != _ALL:
         blocks.append("*This report was shortened to the size that is shown here.*")
     return "\n\n".join(blocks) + "\n"
 
@@ -103,14 +103,14 @@ def _document(report: Report, when: str, most: _Most) -> str:
 # -- failures --
 
 
-def _failures(failures: Sequence[Result], most: _Most) -> Iterator[str]:
-    shown = failures[: most.failures]
+def _failures(failures: Sequence[Result], limits: _Limits) -> Iterator[str]:
+    shown = failures[: limits.failures]
     for index, result in enumerate(shown):
         verdict = result.verdict
         part = f" part {code(result.part)}" if result.part else ""
         yield f"### ✕ {code(result.nodeid)}{part}"
         yield f"**{result.device_key}**: {prose(verdict.headline)}"
-        if most.details is None or index < most.details:
+        if limits.details is None or index < limits.details:
             yield from _details(result)
         lines = [f"- note: {prose(note)}" for note in verdict.notes]
         lines += [f"- hint: {prose(hint)}" for hint in hints_of(result)]
@@ -174,13 +174,13 @@ def _size_cells(row: BreakdownRow) -> tuple[str, str, str]:
 # -- every test --
 
 
-def _device_tables(results: Sequence[Result], most: _Most) -> Iterator[str]:
+def _device_tables(results: Sequence[Result], limits: _Limits) -> Iterator[str]:
     """Yield a table for each device."""
     sentences = comparison_sentences(results)
     titles = ("", "test", "verdict", "allocated, MiB", "reserved, MiB", "change", "budget")
     for key in dict.fromkeys(result.device_key for result in results):
         members = [result for result in results if result.device_key == key]
-        shown = members[: most.rows]
+        shown = members[: limits.rows]
         yield f"### {key}"
         if key in sentences:
             yield f"Baselines: {prose(sentences[key])}."

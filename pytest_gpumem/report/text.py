@@ -75,7 +75,7 @@ def wrapped(label: str, sentence: str, width: int) -> str:
 
 
 def aligned_table(rows: Sequence[Sequence[str]], align: Sequence[str]) -> str:
-    """Return a table whose first row is its head, its columns aligned "left" or "right"."""
+    """Return a table: the first row is its head, the columns aligned "left" or "right"."""
     # tabulate's own heads make every column at least two columns wider: 80 are few.
     rule = ["-" * max(map(columns, column)) for column in zip(*rows, strict=True)]
     table = tabulate(

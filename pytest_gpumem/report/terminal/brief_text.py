@@ -1,4 +1,4 @@
-"""A failed test in at most fifteen lines: the cause, what to know, the next step."""
+"""A failed test in at most fifteen lines: the cause, notes, the next step."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def _site_lines(rows: Sequence[BreakdownRow], width: int, *, growth: bool) -> li
 
 
 def _next_lines(result: Result, width: int) -> Iterator[str]:
-    """Yield the step's circumstances, and what to do about the failure."""
+    """Yield the step's circumstances, and the remedy."""
     verdict = result.verdict
     circumstances = [
         "" if result.batch_size is None else f"batch size {result.batch_size}",
@@ -180,7 +180,7 @@ def _next_lines(result: Result, width: int) -> Iterator[str]:
 
 
 def repeated_lines(results: Iterable[Result], *, width: int = 80) -> dict[str, list[FailureLine]]:
-    """Return the lines of tests whose cause an earlier test's failure has shown, by nodeid."""
+    """Return a line for each test that fails of the same cause as an earlier one, by nodeid."""
     lines: dict[str, list[FailureLine]] = {}
     for cause in shared_causes(results):
         first, *later = cause.results

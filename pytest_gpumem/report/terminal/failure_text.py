@@ -48,11 +48,16 @@ def failure_sections(
 
     A command that is the next step of several results, and their snapshot, stand in the last.
     """
-    failed = sorted((it for it in results if it.verdict.failed), key=lambda it: not it.part)
+    failed = sorted(
+        (result for result in results if result.verdict.failed),
+        key=lambda result: not result.part,
+    )
     sections = []
     for index, result in enumerate(failed):
         command = result.verdict.command
-        repeated = command and any(command == it.verdict.command for it in failed[index + 1 :])
+        repeated = command and any(
+            command == later.verdict.command for later in failed[index + 1 :]
+        )
         verdict = replace(result.verdict, command="", remedy="") if repeated else result.verdict
         snapshot = "" if failed[index + 1 :] else result.snapshot
         shown = replace(result, verdict=verdict, snapshot=snapshot)

@@ -34,9 +34,9 @@ def header(device: DeviceInfo | None, *, driver: str = "", reason: str = "") -> 
     """Return the lines for the head of the session.
 
     Args:
-        device: that marked tests run on; None if there is none.
+        device: that marked tests run on; None without one.
         driver: the NVIDIA driver's version, of a real GPU.
-        reason: why there is no device.
+        reason: why marked tests have no device.
     """
     if device is None:
         return f"gpumem: no device, marked tests are skipped: {printable(reason)}"

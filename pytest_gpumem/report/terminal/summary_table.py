@@ -42,7 +42,7 @@ _DETAIL_TITLES = ("test", "held before", "retained", "segments", "retries", "dev
 def summary_table(
     results: Sequence[Result], verbosity: int = 0, width: int = 80, *, ascii_only: bool = False
 ) -> str:
-    """Return the table for the end of the session; "" where there is nothing to show.
+    """Return the table for the end of the session; "" without rows.
 
     Args:
         results: of every test, in the order of the rows.
@@ -146,7 +146,7 @@ def _summary_row(result: Result) -> tuple[str, ...]:
 
 
 def peak_cells(measurement: Measurement) -> tuple[str, str]:
-    """Return both peaks in MiB; after out of memory what the step needs, or ">" what it got."""
+    """Return both peaks in MiB; of out of memory the needs, or ">" the last figures."""
     oom, sign = measurement.out_of_memory, ""
     allocated, reserved = measurement.peak_allocated, measurement.peak_reserved
     if oom and oom.needed:
@@ -175,7 +175,7 @@ def change_cell(result: Result) -> str:
 
 def budget_cell(result: Result) -> str:
     """Return the share used of a test's tightest budget, never rounded across the limit."""
-    budgeted = [(it.measured, it.budget) for it in result.verdict.comparisons if it.budget]
+    budgeted = [(row.measured, row.budget) for row in result.verdict.comparisons if row.budget]
     if not budgeted:
         return ">100%" if result.verdict.kind is Kind.OUT_OF_MEMORY else ""
     measured, budget = max(budgeted, key=lambda pair: Fraction(*pair))
@@ -200,7 +200,7 @@ def _detail_row(result: Result) -> tuple[str, ...]:
 
 
 def _source_notes(results: Sequence[Result], width: int) -> Iterator[str]:
-    """Yield what the columns about the device mean, and what the figures were made with."""
+    """Yield the meaning of the columns about the device, and the provenances."""
     sources = {
         f"{use.source}, every {use.every_ms} ms" if use.every_ms else use.source
         for result in results
