@@ -7,6 +7,7 @@ its own that was forked from this one. It prints that path, and ends when its st
 
 import atexit
 import contextlib
+import gc
 import io
 import os
 import runpy
@@ -72,7 +73,10 @@ def warm_up(folder):
         sys.exit(f"the warm-up session ended with {status!r}")
     os.dup2(output, 1)
     os.close(output)
-    hide_objects()  # or each collection in a fork goes through, and copies, all of torch's objects
+    # or each collection in a fork goes through, and copies, all of torch's objects
+    if not hide_objects():
+        gc.collect()
+        gc.freeze()
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads > 1:
         sys.exit(f"a fork of a process of {threads} threads may hang")
