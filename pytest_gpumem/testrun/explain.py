@@ -130,7 +130,9 @@ class Explainer:
         if not run.device.computes:  # a run on a real GPU may take long
             with expandable_segments() as switched:
                 if switched:
-                    expandable = self._peaks_again(item, run, peaks, uncapped=uncapped)
+                    with self._runner.again(item, record=False, uncapped=uncapped) as attempt:
+                        if attempt.passed and not attempt.left:
+                            expandable = {part: _fullest(run.peaks_of(part)) for part in peaks}
         explained = []
         for result in results:
             measurement, peak = result.measurement, peaks.get(result.part)
@@ -154,17 +156,6 @@ class Explainer:
         with suppress(ValueError):
             path = path.relative_to(self._runner.root)
         return [replace(result, snapshot=str(path)) for result in results]
-
-    def _peaks_again(
-        self, item: MarkedItem, run: Run, parts: Iterable[str], *, uncapped: bool
-    ) -> dict[str, Peak | None]:
-        """Run a test once more; return the fullest peak of each of its parts, none if it fails."""
-        with self._runner.again(item, record=False, uncapped=uncapped) as attempt:
-            return {
-                part: _fullest(run.peaks_of(part))
-                for part in parts
-                if attempt.passed and not attempt.left
-            }
 
 
 def _needed_peak(result: Result) -> Peak | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -138,20 +139,15 @@ class Runner:
 
         deactivate(run.meter)
         with suppress(Exception):  # the device may be in no state to answer
-            self._note_leftover(run)
-        run.close()
-
-    def _note_leftover(self, run: Run) -> None:
-        import gc
-
-        leftover = sum(self.left_by(run))
-        if leftover > 0:
-            gc.collect()
             leftover = sum(self.left_by(run))
-        if not any(held.allocated for held in run.meter.foreign):
-            self._leftovers.clear()  # all that earlier tests left has been freed since
-        if leftover > 0:
-            self._leftovers.append((self._nodeid, leftover))
+            if leftover > 0:
+                gc.collect()  # cycles of garbage hold nothing for good
+                leftover = sum(self.left_by(run))
+            if not any(held.allocated for held in run.meter.foreign):
+                self._leftovers.clear()  # all that earlier tests left has been freed since
+            if leftover > 0:
+                self._leftovers.append((self._nodeid, leftover))
+        run.close()
 
     def left_by(self, run: Run) -> list[int]:
         """Return the bytes that a test still holds on each device, live fixtures' not counted."""

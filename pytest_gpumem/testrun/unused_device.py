@@ -36,7 +36,20 @@ def check_unused(run: Run) -> None:
     Raises:
         UnusedDeviceError: it declares a limit, which would hold whatever the step takes.
     """
-    problem = f"the test took no memory on {run.info.name}{_cause(run)}"
+    problem = f"the test took no memory on {run.info.name}"
+    if not run.device.computes:  # the step may have run on the CPU
+        loaded = getattr(sys.modules.get("bitsandbytes.cextension"), "lib", None)
+        # A library of CPU code that was chosen at its import stays for the whole process.
+        if "bitsandbytes" in sys.modules and not getattr(loaded, "compiled_with_cuda", True):
+            problem += (
+                "; bitsandbytes was imported outside of the test, where no GPU is seen, and has "
+                "loaded its CPU library for good: import it in the test or in a fixture"
+            )
+        else:
+            problem += (
+                "; outside of marked tests no virtual GPU is seen, so that "
+                "torch.cuda.is_available() at the top of a file is False"
+            )
     if any(getattr(run.spec, name) is not None for name in MEMORY_LIMITS):
         raise UnusedDeviceError(
             f"@pytest.mark.gpu_memory({describe_budget(run.spec)})",
@@ -44,24 +57,3 @@ def check_unused(run: Run) -> None:
             "make the model and its data on gpu_memory.device, or leave out the marker",
         )
     run.notes.append(f"{problem}: no baseline is made of it")
-
-
-def _cause(run: Run) -> str:
-    """Return why a step may have run on the CPU, as the end of a sentence; "" if unknown."""
-    if run.device.computes:
-        return ""
-    # A library of CPU code that was chosen at its import stays for the whole process.
-    if "bitsandbytes" in sys.modules and not _has_cuda_library("bitsandbytes.cextension"):
-        return (
-            "; bitsandbytes was imported outside of the test, where no GPU is seen, and has loaded "
-            "its CPU library for good: import it in the test or in a fixture"
-        )
-    return (
-        "; outside of marked tests no virtual GPU is seen, so that torch.cuda.is_available() at "
-        "the top of a file is False"
-    )
-
-
-def _has_cuda_library(name: str) -> bool:
-    library = getattr(sys.modules.get(name), "lib", None)
-    return bool(getattr(library, "compiled_with_cuda", True))
