@@ -166,13 +166,15 @@ class _Question:
         from pytest_gpumem.fit.prober import Prober
         from pytest_gpumem.meter.meter import Meter
 
+        def show(line: str) -> None:
+            sys.stderr.write(f"gpumem: {card.name}: {printable(line)}\n")
+            sys.stderr.flush()
+
         meter = Meter(device, device.open(card, 1), 1)
         try:
             meter.start(count_held=True)
             meter.cap(min(card.usable_memory, self.max_bytes or card.usable_memory))
-            prober = Prober(
-                meter, Path.cwd(), lambda line: _report_progress(card, line), patience=1.0
-            )
+            prober = Prober(meter, Path.cwd(), show, patience=1.0)
             asked, largest = self._probe(prober)
             if trouble := device.trouble():
                 raise DeviceError(self.target, trouble, "run it on a real GPU (--device=cuda)")
@@ -196,15 +198,25 @@ class _Question:
         return prober.largest(self.step, self.start, limit, multiple=self.multiple)
 
 
-def _report_progress(card: Card, line: str) -> None:
-    sys.stderr.write(f"gpumem: {card.name}: {printable(line)}\n")
-    sys.stderr.flush()
-
-
 def fit_table(answers: Sequence[CardFit]) -> str:
     """Return the answers as a table, a line a card."""
     titles = ["card", "for a step", "fits", "allocated", "reserved", "left", "largest", "probes"]
-    lines = [_cells(answer) for answer in answers]
+    lines = []
+    for answer in answers:
+        asked, largest = answer.asked, answer.largest
+        peak = asked.peak if asked and asked.fits else largest.peak if largest else None
+        shown = peak if peak and peak.reserved else None
+        cells = (
+            answer.card,
+            format_size(answer.capacity),
+            ("yes" if asked.fits else "no") if asked else "",
+            format_size(shown.allocated) if shown else "",
+            format_size(shown.reserved) if shown else "",
+            format_size(answer.capacity - shown.reserved) if shown else "",
+            str(largest.value or "none") if largest else "",
+            str(len(largest.probes)) if largest else "",
+        )
+        lines.append(cells)
     filled = [column for column in range(len(titles)) if any(line[column] for line in lines)]
     table = aligned_table(
         [[line[column] for column in filled] for line in (titles, *lines)],
@@ -221,19 +233,3 @@ def fit_table(answers: Sequence[CardFit]) -> str:
         prefix = "" if len(cards) == len(answers) else f"{', '.join(cards)}: "
         notes.append(f"note: {prefix}{note}")
     return "\n".join([table, *doubts, *notes])
-
-
-def _cells(answer: CardFit) -> tuple[str, ...]:
-    asked, largest = answer.asked, answer.largest
-    peak = asked.peak if asked and asked.fits else largest.peak if largest else None
-    shown = peak if peak and peak.reserved else None
-    return (
-        answer.card,
-        format_size(answer.capacity),
-        ("yes" if asked.fits else "no") if asked else "",
-        format_size(shown.allocated) if shown else "",
-        format_size(shown.reserved) if shown else "",
-        format_size(answer.capacity - shown.reserved) if shown else "",
-        str(largest.value or "none") if largest else "",
-        str(len(largest.probes)) if largest else "",
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -57,23 +58,17 @@ def run(arguments: argparse.Namespace) -> Outcome:
     lines.append(f"gpumem: {number} of tests that are gone, in {printable(str(folder))}")
     if not arguments.delete:
         print("\n".join(lines))
-        if not _confirmed():
+        answer = ""
+        if sys.stdin.isatty() and sys.stdout.isatty():  # without a terminal the answer is no
+            with contextlib.suppress(EOFError):
+                answer = input("delete them? [y/N] ")
+        if answer.strip().lower() not in {"y", "yes"}:
             return Outcome("gpumem: nothing was deleted; --delete does", FOUND)
         lines = []
     errors = BaselineStore(folder).remove((key.device, key.module, key.test) for key in stale)
     if errors:
         return Outcome("\n".join(lines), BAD_INPUT, tuple(f"gpumem: {error}" for error in errors))
     return Outcome("\n".join([*lines, "gpumem: deleted"]), OK)
-
-
-def _confirmed() -> bool:
-    """Ask on the terminal; without one the answer is no."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        return False
-    try:
-        return input("delete them? [y/N] ").strip().lower() in {"y", "yes"}
-    except EOFError:
-        return False
 
 
 class Collected(msgspec.Struct, forbid_unknown_fields=True):

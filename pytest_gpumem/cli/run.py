@@ -127,7 +127,14 @@ def measure_program(program: Program, device: Device, count: int, limit: int | N
         status = INTERRUPTED
     except BaseException as error:  # noqa: BLE001 - the program's own; shown as Python shows it
         show_error(error)
-        shortage = _out_of_memory_of(error)
+        cause = find_out_of_memory(error)
+        if cause is not None:
+            refusal = WATCH.last(cause)
+            held = refusal.held or Peak(0, 0)
+            where = site_of(cause.__traceback__, Path.cwd())
+            shortage = OutOfMemory(
+                refusal.requested, held.allocated, held.reserved, where, refusal.device
+            )
     finally:
         notes = device.notes(Path.cwd())
         measurement = meter.result(out_of_memory=shortage, notes=notes)
@@ -140,17 +147,6 @@ def measure_program(program: Program, device: Device, count: int, limit: int | N
         print(f"gpumem: {trouble}: these figures mean nothing", file=sys.stderr)
         return status or 1
     return status
-
-
-def _out_of_memory_of(error: BaseException) -> OutOfMemory | None:
-    """Return the record of an out-of-memory error; None of any other error."""
-    cause = find_out_of_memory(error)
-    if cause is None:
-        return None
-    refusal = WATCH.last(cause)
-    held = refusal.held or Peak(0, 0)
-    where = site_of(cause.__traceback__, Path.cwd())
-    return OutOfMemory(refusal.requested, held.allocated, held.reserved, where, refusal.device)
 
 
 def shortage_text(shortage: OutOfMemory) -> str:

@@ -54,21 +54,20 @@ def run(arguments: argparse.Namespace) -> Outcome:
             remedy = "run gpumem from pytest's root folder, or name the folder with --baseline-dir"
         raise BaselineError(arguments.baseline_dir, "there are no baselines", remedy)
     if arguments.device:
-        entries = _on_device(entries, arguments.device)
+        devices = sorted({key.device for key in entries})
+        entries = {key: entry for key, entry in entries.items() if key.device == arguments.device}
+        if not entries:
+            raise BaselineError(
+                f"--device={arguments.device}",
+                "it has no baselines",
+                f"these have: {', '.join(devices)}",
+            )
     if arguments.nodeid:
         entries = _matching(entries, arguments.nodeid)
     width = shutil.get_terminal_size().columns
     if arguments.nodeid and len({key.nodeid for key in entries}) == 1:
         return Outcome(details(entries, width), status, trouble)
     return Outcome(listing(entries, width), status, trouble)
-
-
-def _on_device(entries: Mapping[Key, BaselineEntry], device: str) -> dict[Key, BaselineEntry]:
-    chosen = {key: entry for key, entry in entries.items() if key.device == device}
-    if not chosen:
-        devices = ", ".join(sorted({key.device for key in entries}))
-        raise BaselineError(f"--device={device}", "it has no baselines", f"these have: {devices}")
-    return chosen
 
 
 def _matching(entries: Mapping[Key, BaselineEntry], name: str) -> dict[Key, BaselineEntry]:

@@ -16,7 +16,7 @@ from pytest_gpumem.nodeids import split_nodeid
 from pytest_gpumem.report.json_report import read_report
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 _REMEDY: Final = "name a report (.json), a folder of baselines, or a git revision"
 _FILES: Final = ("100644", "100755")
@@ -107,7 +107,15 @@ def _read_revision(revision: str, directory: Path) -> Source:
         raise SourceError(revision, problem, "name the baselines' folder with --baseline-dir")
     prefix = "" if folder == os.curdir else f"{folder}/"
     listing = _git(revision, "-C", str(root), "ls-tree", "-r", "-z", "--full-tree", commit, prefix)
-    blobs = dict(_blobs(listing))
+    blobs: dict[Path, str] = {}
+    """files, each with its object's name; "" of a link"""
+    for line in filter(None, listing.split(b"\0")):
+        # mode, kind, object, tab, path
+        fields, _, name = line.partition(b"\t")
+        mode, *_, blob = fields.decode().split()
+        path = Path(os.fsdecode(name))
+        if path.suffix == ENDING:
+            blobs[path] = blob if mode in _FILES else ""
     # All contents from one process of git: there may be a thousand files.
     blob_contents = _contents(revision, root, [name for name in blobs.values() if name])
     paths = [path for path, name in blobs.items() if name]
@@ -125,17 +133,6 @@ def _read_revision(revision: str, directory: Path) -> Source:
     ]
     remarks = [] if figures.files else [f"{revision} has no baselines in {folder}"]
     return Source(revision, figures, remarks)
-
-
-def _blobs(listing: bytes) -> Iterator[tuple[Path, str]]:
-    """Yield the files of a ``git ls-tree -z``, each with its object's name; "" of a link."""
-    for line in filter(None, listing.split(b"\0")):
-        # mode, kind, object, tab, path
-        fields, _, name = line.partition(b"\t")
-        mode, *_, blob = fields.decode().split()
-        path = Path(os.fsdecode(name))
-        if path.suffix == ENDING:
-            yield path, blob if mode in _FILES else ""
 
 
 def _contents(revision: str, root: Path, names: Sequence[str]) -> list[bytes]:
