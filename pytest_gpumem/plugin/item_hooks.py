@@ -225,7 +225,11 @@ class ItemHooks:
             raise
         hidden = marked.hidden_error()
         if hidden is not None:
-            self._report_hidden(item, hidden)
+            # unittest keeps the error to itself: the verdict takes its place there.
+            try:
+                self._report_error(item, hidden)
+            except Failed:
+                item._excinfo = [pytest.ExceptionInfo.from_current()]  # type: ignore[attr-defined]
             return None
         try:
             results = self.session.finish(marked, None)
@@ -253,13 +257,6 @@ class ItemHooks:
         self._attach(item, results)
         if not debugging:  # a debugger is to see the frames of the error itself
             raise _out_of_memory_failure(self._failure_text(results), error) from None
-
-    def _report_hidden(self, item: pytest.Item, error: BaseException) -> None:
-        """Do the same where unittest keeps the error to itself, and the verdict has to be so."""
-        try:
-            self._report_error(item, error)
-        except Failed:
-            item._excinfo = [pytest.ExceptionInfo.from_current()]  # type: ignore[attr-defined]
 
     # -- tear-down --
 

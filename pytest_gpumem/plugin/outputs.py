@@ -52,13 +52,19 @@ def publish(
         header: the lines that the session began with, "" where no test was marked.
         updates: the outcome of writing baselines, in a run that does.
     """
-    report = Report(
-        tuple(session_results.results()),
-        updates,
-        "; ".join(line.removeprefix("gpumem: ") for line in header.splitlines()),
-        _changed_options(settings),
-        tuple(_remarks(session_results)),
-    )
+    results = session_results.results()
+    options = {}
+    for option in OPTIONS:
+        value = getattr(settings, option.name)
+        if option.name in SHOWN and value not in {option.default, None, ()}:
+            # As on the command line.
+            options[option.flag] = ",".join(value) if isinstance(value, tuple) else str(value)
+    remarks = [change.sentence for change in moved_together(results)]
+    remarks += session_results.problems
+    for reason in dict.fromkeys(session_results.skipped):
+        remarks.append(f"{session_results.skipped.count(reason)} skipped: {reason}")
+    device = "; ".join(line.removeprefix("gpumem: ") for line in header.splitlines())
+    report = Report(tuple(results), updates, device, options, tuple(remarks))
     created = datetime.now(timezone.utc)
     paths = {name: getattr(settings, name) for name in FILES}
     published = [
@@ -87,28 +93,27 @@ def github_lines(session_results: SessionResults, root: Path) -> Iterator[str]:
 def _write_report(name: str, path: Path, report: Report, created: datetime) -> Published:
     """Write one file."""
     title = NAMES[name]
+    when = created.strftime("%Y-%m-%d %H:%M UTC")
 
     def write() -> None:
-        content = _rendered(name, report, created).encode("utf-8", "backslashreplace")
-        write_whole(path, content, f"{TEMPORARY}-{os.getpid()}")
+        # Only the format that is asked for is imported: the page needs jinja2 and matplotlib.
+        if name == "json":
+            from pytest_gpumem.report.json_report import dumps
+
+            content = dumps(report, created=created.strftime("%Y-%m-%dT%H:%M:%SZ"))
+        elif name == "markdown":
+            content = markdown(report, when=when)
+        else:
+            from pytest_gpumem.report.page.html import page
+
+            content = page(report, when=when)
+        encoded = content.encode("utf-8", "backslashreplace")
+        write_whole(path, encoded, f"{TEMPORARY}-{os.getpid()}")
 
     problem = _problem(write)
     if problem:
         return Published(f"gpumem: no {title} written to {path}: {problem}", failed=True)
     return Published(f"gpumem: {title} written to {path}")
-
-
-def _rendered(name: str, report: Report, created: datetime) -> str:
-    when = created.strftime("%Y-%m-%d %H:%M UTC")
-    if name == "json":
-        from pytest_gpumem.report.json_report import dumps
-
-        return dumps(report, created=created.strftime("%Y-%m-%dT%H:%M:%SZ"))
-    if name == "markdown":
-        return markdown(report, when=when)
-    from pytest_gpumem.report.page.html import page
-
-    return page(report, when=when)
 
 
 def _add_to_summary(path: Path, report: Report, created: datetime) -> Iterator[Published]:
@@ -146,24 +151,3 @@ def _problem(write: Callable[[], None]) -> str:
     except Exception as error:  # noqa: BLE001 - a renderer's bug must not hide the tests' results
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-def _changed_options(settings: Settings) -> dict[str, str]:
-    """Return the options that are not at their defaults, as on the command line."""
-    values = {
-        option.flag: (getattr(settings, option.name), option.default)
-        for option in OPTIONS
-        if option.name in SHOWN
-    }
-    return {
-        flag: ",".join(value) if isinstance(value, tuple) else str(value)
-        for flag, (value, default) in values.items()
-        if value not in {default, None, ()}
-    }
-
-
-def _remarks(session_results: SessionResults) -> Iterator[str]:
-    yield from (change.sentence for change in moved_together(session_results.results()))
-    yield from session_results.problems
-    for reason in dict.fromkeys(session_results.skipped):
-        yield f"{session_results.skipped.count(reason)} skipped: {reason}"

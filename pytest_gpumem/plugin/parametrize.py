@@ -30,12 +30,18 @@ def spread(metafunc: Any, cards: Sequence[str]) -> None:  # noqa: ANN401 - a pyt
     if not declared and FIXTURE not in metafunc.fixturenames:
         return
     fields = {name: value for kwargs in reversed(declared) for name, value in kwargs.items()}
-    names = list(cards) or _marker_cards(fields.get("card"))
+    names, card = list(cards), fields.get("card")
+    if not names and isinstance(card, (list, tuple)) and all(isinstance(n, str) for n in card):
+        names = list(dict.fromkeys(map(canonical_or_given, card)))
     if names:
         _parametrize(metafunc, CARD, names, names)
-    ranks = _marker_ranks(fields.get("ranks"), fields.get("world_size"))
-    if ranks:
-        _parametrize(metafunc, RANK, ranks, [f"rank{rank}" for rank in ranks])
+    ranks, world_size = fields.get("ranks"), fields.get("world_size")
+    if ranks == "all" and isinstance(world_size, int) and 1 <= world_size <= MOST_RANKS:
+        ranks = range(world_size)
+    if isinstance(ranks, (list, tuple, range)) and all(type(rank) is int for rank in ranks):
+        ranks = list(dict.fromkeys(ranks))
+        if ranks:
+            _parametrize(metafunc, RANK, ranks, [f"rank{rank}" for rank in ranks])
 
 
 def _parametrize(
@@ -49,12 +55,6 @@ def _parametrize(
     metafunc.parametrize(name, values, indirect=True, ids=ids)
 
 
-def _marker_cards(value: object) -> list[str]:
-    if not isinstance(value, (list, tuple)) or not all(isinstance(name, str) for name in value):
-        return []
-    return list(dict.fromkeys(map(canonical_or_given, value)))
-
-
 def canonical_or_given(name: str) -> str:
     """Return a card's name as the table has it, or as it was given where the table has none."""
     from pytest_gpumem.devices.cards import find_card
@@ -63,14 +63,6 @@ def canonical_or_given(name: str) -> str:
         return find_card(name).name
     except SpecError:
         return name
-
-
-def _marker_ranks(value: object, world_size: object) -> list[int]:
-    if value == "all" and isinstance(world_size, int) and 1 <= world_size <= MOST_RANKS:
-        return list(range(world_size))
-    if isinstance(value, (list, tuple, range)) and all(type(rank) is int for rank in value):
-        return list(dict.fromkeys(value))
-    return []
 
 
 def spread_fields(item: Any) -> dict[str, object]:  # noqa: ANN401 - a pytest.Item

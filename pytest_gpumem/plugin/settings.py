@@ -224,17 +224,37 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
     Raises:
         SpecError: a value that cannot be understood.
     """
-    values = {option.name: _read(option, *get(option), root) for option in OPTIONS}
+    values = {option.name: _read_option(option, *get(option), root) for option in OPTIONS}
     values["cards"] = values["cards"] or ()
     values["baseline_dir"] = root / str(values["baseline_dir"])
-    _check_apart({name: values[name] for name in FILES})
-    _check_against(values)
+    option_of: dict[object, str] = {}
+    for name in FILES:
+        path = values[name]
+        if path is not None and path in option_of:  # the second would replace the first
+            raise SpecError(
+                f"--gpumem-{name}={path}",
+                f"this is the file of --gpumem-{option_of[path]} as well",
+                "name two files",
+            )
+        option_of[path] = name
+    if values["against"] and values["update_baselines"]:
+        raise SpecError(
+            "--gpumem-against with --gpumem-update-baselines",
+            "what is held to another device's baselines is not recorded",
+            "write one of them",
+        )
+    if values["against_tolerance"] is not None and not values["against"]:
+        raise SpecError(
+            f"--gpumem-against-tolerance={values['against_tolerance']}",
+            "this is the tolerance of --gpumem-against",
+            "write that as well, as --gpumem-against=virtual:L4, or --gpumem-tolerance",
+        )
     folder = str(values["snapshots"]).strip()
     values["snapshots"] = root / folder if folder else None
     return Settings(**values)  # type: ignore[arg-type] # each was read above
 
 
-def _read(option: Option, value: object, where: str, root: Path) -> object:
+def _read_option(option: Option, value: object, where: str, root: Path) -> object:
     """Return an option's checked value."""
     if option.name in FILES:
         return _output_path(option.name, str(value), where, root)
@@ -254,6 +274,8 @@ def _read(option: Option, value: object, where: str, root: Path) -> object:
 
 def _output_path(option: str, value: str, where: str, root: Path) -> Path | None:
     """Return the path of a report; None where no option asks for it."""
+    from importlib.util import find_spec
+
     on_command_line = where.startswith("--")
     if not value.strip() and not on_command_line:
         return None
@@ -261,50 +283,15 @@ def _output_path(option: str, value: str, where: str, root: Path) -> Path | None
     path = Path(name) if on_command_line else root / name
     if not value.strip() or name.endswith(os.sep) or path.is_dir():
         raise SpecError(f"{where}={value}", "this is no file", f"write {where}={FILES[option]}")
-    if option == "html":
-        _check_page_libraries(value, where)
-    return path.absolute()
-
-
-def _check_page_libraries(value: str, where: str) -> None:
-    from importlib.util import find_spec
-
-    missing = [name for name in ("jinja2", "matplotlib") if find_spec(name) is None]
+    libraries = ("jinja2", "matplotlib") if option == "html" else ()
+    missing = [name for name in libraries if find_spec(name) is None]
     if missing:
         raise SpecError(
             f"{where}={value}",
             f"the page is made with {' and '.join(missing)}, not installed here",
             "run pip install 'pytest-gpumem[html]'",
         )
-
-
-def _check_against(values: Mapping[str, object]) -> None:
-    """Refuse ``--gpumem-against`` with options that contradict it, and its tolerance alone."""
-    if values["against"] and values["update_baselines"]:
-        raise SpecError(
-            "--gpumem-against with --gpumem-update-baselines",
-            "what is held to another device's baselines is not recorded",
-            "write one of them",
-        )
-    if values["against_tolerance"] is not None and not values["against"]:
-        raise SpecError(
-            f"--gpumem-against-tolerance={values['against_tolerance']}",
-            "this is the tolerance of --gpumem-against",
-            "write that as well, as --gpumem-against=virtual:L4, or --gpumem-tolerance",
-        )
-
-
-def _check_apart(paths: Mapping[str, object]) -> None:
-    """Refuse two reports of one file, of which the second would replace the first."""
-    options: dict[object, str] = {}
-    for name, path in paths.items():
-        if path is not None and path in options:
-            raise SpecError(
-                f"--gpumem-{name}={path}",
-                f"this is the file of --gpumem-{options[path]} as well",
-                "name two files",
-            )
-        options[path] = name
+    return path.absolute()
 
 
 def _read_card(name: str) -> str:

@@ -79,8 +79,13 @@ class StaleHooks:
             output[SENT] = None if self.collection.partial else [tuple(key) for key in stale]
             return
         self.collection.partial = narrowed(self.config) or self.collection.partial
-        workers = self.config.pluginmanager.hasplugin("dsession")
-        self.stale = self._gathered() if workers else self._find()
+        if not self.config.pluginmanager.hasplugin("dsession"):
+            self.stale = self._find()
+        elif self._answers and None not in self._answers and not self.collection.partial:
+            # Stale is what all workers of pytest-xdist agree on.
+            answers = [set(answer) for answer in self._answers if answer is not None]
+            agreed = set.intersection(*answers)
+            self.stale = [key for key in self._answers[0] or () if key in agreed]
         if self.stale and self.settings.stale == "fail" and session.exitstatus == _OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -95,14 +100,6 @@ class StaleHooks:
         root = Path(self.config.rootpath)
         keys = read_names(self.settings.baseline_dir)
         return find_stale(self.collection, keys, lambda module: (root / module).exists())
-
-    def _gathered(self) -> list[Key]:
-        """Return the stale baselines that all workers agree on."""
-        if self.collection.partial or not self._answers or None in self._answers:
-            return []
-        answers = [set(answer) for answer in self._answers if answer is not None]
-        agreed = set.intersection(*answers)
-        return [key for key in self._answers[0] or () if key in agreed]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:  # noqa: ANN401 - of pytest-xdist

@@ -121,14 +121,13 @@ class Exchange:
 
     def take(self) -> dict[int, dict[str, Any] | None]:
         """Wait for the results of the other ranks of this machine; None of one that gave none."""
-        return {rank: self._awaited(rank) for rank in self.rank.peers}
-
-    def _awaited(self, rank: int) -> dict[str, Any] | None:
-        path = self._file("result", rank)
-        self._wait(path.exists, rank)
-        data = _read_json(path)
-        path.unlink(missing_ok=True)
-        return data
+        results = {}
+        for rank in self.rank.peers:
+            path = self._file("result", rank)
+            self._wait(path.exists, rank)
+            results[rank] = _read_json(path)
+            path.unlink(missing_ok=True)
+        return results
 
     def done(self) -> None:
         """Note that the report is made."""
