@@ -292,7 +292,8 @@ class AllocatorView:
             own = [
                 event
                 for event in events
-                if event["time_us"] >= start and not self._is_hidden(event)
+                if event["time_us"] >= start
+                and not any(hidden <= event["time_us"] < end for hidden, end in self._hidden_times)
             ]
             shown.append([*earlier, *own])
         return shown
@@ -328,9 +329,6 @@ class AllocatorView:
             else:
                 blocks.append(block)
         segment["blocks"] = blocks
-
-    def _is_hidden(self, event: dict[str, Any]) -> bool:
-        return any(start <= event["time_us"] < end for start, end in self._hidden_times)
 
 
 def _is_counter(path: Path) -> bool:

@@ -151,7 +151,13 @@ def spec_from_marks(
     merged: dict[str, Any] = {}
     for args, kwargs in marks:
         if args:
-            raise _positional(args)
+            ellipsis = ", ..." if len(args) > 1 else ""
+            example = f"card={shown(args[0])}" if isinstance(args[0], str) else "max_gib=8"
+            raise SpecError(
+                f"@pytest.mark.gpu_memory({shown(args[0])}{ellipsis})",
+                "the marker takes named arguments only",
+                f"name each argument, for example {example}",
+            )
         decided = _SIZES & merged.keys()
         for name, value in _read_all(kwargs, readers, "@pytest.mark.gpu_memory(").items():
             if not (decided and name in _SIZES):  # a nearer marker has batch_size or batch_sizes
@@ -312,16 +318,6 @@ def _check_name(name: str, readers: Mapping[str, Reader]) -> None:
     else:
         remedy = f"write {close[0]}"
     raise SpecError(name, f"there is no argument named {_brief(name)}", remedy)
-
-
-def _positional(args: tuple[object, ...]) -> SpecError:
-    ellipsis = ", ..." if len(args) > 1 else ""
-    example = f"card={shown(args[0])}" if isinstance(args[0], str) else "max_gib=8"
-    return SpecError(
-        f"@pytest.mark.gpu_memory({shown(args[0])}{ellipsis})",
-        "the marker takes named arguments only",
-        f"name each argument, for example {example}",
-    )
 
 
 def _brief(name: str) -> str:

@@ -39,7 +39,15 @@ def clear(error: BaseException | None) -> None:
         frames.update((id(frame), frame) for frame, _ in traceback.walk_tb(current.__traceback__))
         pending += [current.__cause__, current.__context__, *getattr(current, "exceptions", ())]
     for frame in frames.values():
-        _clear_frame(frame)
+        # Not one that is to go on: clearing a coroutine that waits ends it. Such a coroutine is a
+        # runner in another task that handed the error on.
+        waits = frame.f_code.co_flags & _SUSPENDABLE and any(
+            getattr(owner, _FRAME_ATTRIBUTES.get(type(owner), ""), None) is frame
+            for owner in gc.get_referrers(frame)
+        )
+        if not waits:
+            with suppress(RuntimeError):  # it runs
+                frame.clear()
     for frame in frames.values():
         # Before Python 3.13 f_locals is a copy that an earlier reader (a debugger, a report) made
         # and the frame keeps: clearing does not reach it, reading it again updates it.
@@ -47,20 +55,6 @@ def clear(error: BaseException | None) -> None:
     for frame in list(frames.values()):
         frames.update((id(caller), caller) for caller in _cleared_callers(frame))
     _empty_cells(frames.values())
-
-
-def _clear_frame(frame: FrameType) -> None:
-    """Clear a frame, unless it runs or is to go on: clearing a coroutine that waits ends it.
-
-    Such a coroutine is a runner in another task that handed the error on.
-    """
-    if frame.f_code.co_flags & _SUSPENDABLE and any(
-        getattr(owner, _FRAME_ATTRIBUTES.get(type(owner), ""), None) is frame
-        for owner in gc.get_referrers(frame)
-    ):
-        return
-    with suppress(RuntimeError):  # it runs
-        frame.clear()
 
 
 def _cleared_callers(frame: FrameType) -> Iterator[FrameType]:

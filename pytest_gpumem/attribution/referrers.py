@@ -179,7 +179,14 @@ class _Climb:
         self._globals = {
             id(vars(module)): module for module in entries if isinstance(module, ModuleType)
         }
-        self._locals = dict(_running())
+        self._locals: dict[int, str] = {}
+        for top in sys._current_frames().values():
+            frame: FrameType | None = top
+            while frame is not None:
+                code = frame.f_code
+                if is_users(code.co_filename) and code.co_flags & inspect.CO_OPTIMIZED:
+                    self._locals.update(_locals_of(frame))
+                frame = frame.f_back
         self._parents = _parents()
 
     def _tensors(self) -> list[_Node]:
@@ -200,7 +207,8 @@ class _Climb:
         with torch._C.DisableTorchFunctionSubclass():
             graphs = [tensor for tensor in tensors if tensor.grad_fn is not None]
             # Of memory that several graphs share, the latest has all: a loss before its summands.
-            graphs.sort(key=lambda tensor: -_sequence_number(tensor))
+            # Autograd numbers its nodes: later ones have larger numbers.
+            graphs.sort(key=lambda tensor: -tensor.grad_fn._sequence_nr())  # type: ignore[union-attr] # they have one
             graphs += [tensor for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
             for tensor in graphs:
                 memory = by_place.get(place_of(tensor)) or _Kept()
@@ -307,12 +315,6 @@ def _name(node: _Node, root: str) -> None:
         node.kept.way = tuple(filter(None, node.words))
 
 
-def _sequence_number(tensor: Tensor) -> int:
-    """Return autograd's number of the node that made a tensor: later nodes have larger ones."""
-    number: int = tensor.grad_fn._sequence_nr()  # type: ignore[union-attr] # it has one
-    return number
-
-
 def _words(referrer: object, node: _Node) -> tuple[str, ...]:
     """Return the names on the way down from a referrer of a node's object."""
     child, words = node.value, node.words
@@ -377,16 +379,6 @@ def _parents() -> dict[int, object]:
 
 
 # -- local variables: of functions that run the collector does not know them --
-
-
-def _running() -> Iterator[tuple[int, str]]:
-    """Yield id and name of the values of local variables of the user's functions that run."""
-    for top in sys._current_frames().values():
-        frame: FrameType | None = top
-        while frame is not None:
-            if is_users(frame.f_code.co_filename) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-                yield from _locals_of(frame)
-            frame = frame.f_back
 
 
 def _locals_of(frame: FrameType) -> Iterator[tuple[int, str]]:

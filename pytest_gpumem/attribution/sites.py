@@ -64,24 +64,24 @@ def sites(origins: Iterable[Origin], root: Path) -> tuple[Site, ...]:
     for block_origin in origins:
         key = (block_origin.filename, block_origin.line, block_origin.category)
         groups.setdefault(key, []).append(block_origin)
-    merged = [_site(group, root) for group in groups.values()]
+    merged = []
+    for group in groups.values():
+        first = group[0]
+        merged.append(
+            Site(
+                path=shown_path(first.filename, root) if first.filename else "",
+                line=first.line,
+                function=qualified(first.filename, first.line) or first.function,
+                code=linecache.getline(first.filename, first.line).strip()[:LONGEST_CODE],
+                module=merged_paths(member.module for member in group),
+                category=first.category,
+                nbytes=sum(member.nbytes for member in group),
+                blocks=len(group),
+            )
+        )
     # Ties are broken by place, so that two runs tell the same.
     return tuple(
         sorted(merged, key=lambda site: (-site.nbytes, site.path, site.line, site.category))
-    )
-
-
-def _site(group: Sequence[Origin], root: Path) -> Site:
-    first = group[0]
-    return Site(
-        path=shown_path(first.filename, root) if first.filename else "",
-        line=first.line,
-        function=qualified(first.filename, first.line) or first.function,
-        code=linecache.getline(first.filename, first.line).strip()[:LONGEST_CODE],
-        module=merged_paths(member.module for member in group),
-        category=first.category,
-        nbytes=sum(member.nbytes for member in group),
-        blocks=len(group),
     )
 
 

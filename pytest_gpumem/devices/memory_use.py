@@ -98,20 +98,22 @@ class Watch:
     def result(self, reserved: Sequence[int]) -> tuple[DeviceUse, ...]:
         """See :meth:`UseWatch.result`."""
         self._read()
-        return tuple(map(self._use, self.devices, reserved))
-
-    def _use(self, device: int, reserved: int) -> DeviceUse:
-        processes = self.other_processes(device, reserved)
-        growth = self.used(device) - reserved - self._besides[device]
-        return DeviceUse(
-            peak=self._peaks[device],
-            besides=self._besides[device],
-            outside=max(growth, self._outside[device]),
-            others=processes.nbytes,
-            processes=processes.number,
-            source=self.source,
-            every_ms=self.every_ms,
-        )
+        figures = []
+        for device, segments in zip(self.devices, reserved, strict=True):
+            processes = self.other_processes(device, segments)
+            growth = self.used(device) - segments - self._besides[device]
+            figures.append(
+                DeviceUse(
+                    peak=self._peaks[device],
+                    besides=self._besides[device],
+                    outside=max(growth, self._outside[device]),
+                    others=processes.nbytes,
+                    processes=processes.number,
+                    source=self.source,
+                    every_ms=self.every_ms,
+                )
+            )
+        return tuple(figures)
 
     def stop(self) -> None:
         """See :meth:`UseWatch.stop`."""

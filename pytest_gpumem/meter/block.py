@@ -75,7 +75,18 @@ class Measuring:
 
         visible = torch.cuda.device_count()
         if self._devices > visible:
-            raise _too_few(self._devices, visible)
+            if visible:
+                raise DeviceError(
+                    f"measure(devices={self._devices})",
+                    f"{visible} GPU{'s' * (visible != 1)} can be seen here",
+                    "ask for fewer",
+                )
+            raise DeviceError(
+                "measure()",
+                "no GPU can be seen here",
+                "for a virtual one call pytest_gpumem.use_virtual_gpu() before torch is imported, "
+                "or measure in a test marked gpu_memory",
+            )
         info = device.open(None, visible)
         meter = Meter(device, info, self._devices)
         with ExitStack() as stack:
@@ -150,18 +161,3 @@ def measure(*, devices: int = 1) -> Measuring:
             f"measure(devices={devices!r})", "it is no number of devices", "write devices=1 or more"
         )
     return Measuring(devices)
-
-
-def _too_few(devices: int, visible: int) -> DeviceError:
-    if visible:
-        return DeviceError(
-            f"measure(devices={devices})",
-            f"{visible} GPU{'s' * (visible != 1)} can be seen here",
-            "ask for fewer",
-        )
-    return DeviceError(
-        "measure()",
-        "no GPU can be seen here",
-        "for a virtual one call pytest_gpumem.use_virtual_gpu() before torch is imported, or "
-        "measure in a test marked gpu_memory",
-    )

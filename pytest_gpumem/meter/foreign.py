@@ -66,15 +66,6 @@ class _Device:
         """Return whether an address lies in a segment that held foreign blocks at first."""
         return any(start <= address < end for start, end in self.ranges)
 
-    def _drop_range(self, start: int, end: int) -> None:
-        """Forget that some addresses are of foreign segments: new segments may get them."""
-        pieces = [
-            piece
-            for low, high in self.ranges
-            for piece in ((low, min(high, start)), (max(low, end), high))
-        ]
-        self.ranges = [(low, high) for low, high in pieces if low < high]
-
     def replay(self, events: Sequence[dict[str, Any]], settings: dict[str, Any], plug: int) -> Peak:
         """Return the step's peak over some events, and forget the foreign blocks freed in them.
 
@@ -110,7 +101,14 @@ class _Device:
             action = event["action"]
             if action in {"segment_free", "segment_unmap"} and self.is_foreign(event["addr"]):
                 foreign = minus(foreign, Peak(0, event["size"]))
-                self._drop_range(event["addr"], event["addr"] + event["size"])
+                # These addresses are no foreign segments' any more: others may come to lie there.
+                start, end = event["addr"], event["addr"] + event["size"]
+                pieces = [
+                    piece
+                    for low, high in self.ranges
+                    for piece in ((low, min(high, start)), (max(low, end), high))
+                ]
+                self.ranges = [(low, high) for low, high in pieces if low < high]
             own_reserved = reserved + held + self.foreign.reserved - foreign.reserved
             peak = Peak(
                 max(peak.allocated, allocated),

@@ -56,8 +56,18 @@ class ConvolutionWatch:
         sentences = []
         if ran.unknown:
             self._largest = max(self._largest, self._library.largest_convolution())
+            version = self._library.cudnn_found()
+            if not version:
+                reason = "cuDNN was not asked for its workspaces"
+            elif version < LEAST_CUDNN:
+                reason = (
+                    f"cuDNN {self._version()} cannot be asked for its workspaces "
+                    "(9.8 and later can)"
+                )
+            else:
+                reason = "cuDNN cannot be asked for the workspaces of some convolutions that ran"
             sentences.append(
-                f"{self._why_unknown()}, which are not in a prediction: on real GPUs they were "
+                f"{reason}, which are not in a prediction: on real GPUs they were "
                 f"copies of a convolution's tensors, here {format_size(self._largest + PLAN)} or "
                 "less"
             )
@@ -78,14 +88,6 @@ class ConvolutionWatch:
                 "here, the one that its heuristics rank first is taken"
             )
         return sentences
-
-    def _why_unknown(self) -> str:
-        version = self._library.cudnn_found()
-        if not version:
-            return "cuDNN was not asked for its workspaces"
-        if version < LEAST_CUDNN:
-            return f"cuDNN {self._version()} cannot be asked for its workspaces (9.8 and later can)"
-        return "cuDNN cannot be asked for the workspaces of some convolutions that ran"
 
     def _version(self) -> str:
         version = self._library.cudnn_found()

@@ -291,7 +291,7 @@ def test_cudnn_is_told_of_the_card_and_of_no_device(tmp_path):
             "l2CacheSize": card.l2_cache_size,
         }.items()
     )
-    assert notes[0].startswith("cuDNN 9.10.2 (GPUMEM_CUDNN) was asked for its workspaces: another")
+    assert notes[0].startswith("cuDNN 9.10.2 (GPUMEM_CUDNN) was asked for its workspaces: torch's")
     # CUDA_ERROR_NO_DEVICE while it is asked, and the real NVRTC
     assert "devices 0, cuInit 100, NVRTC 0, some 1" in told
     assert [line for line in told if line.endswith(" as 0")] == []  # no handle
