@@ -5,7 +5,6 @@ Everything here is pure: :func:`judge` takes records and gives a record. Sizes a
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ from pytest_gpumem.judge.verdict import (
     Policy,
     Verdict,
     beyond_tolerance,
+    update_command,
 )
 from pytest_gpumem.measurement import LEAST_OUTSIDE
 from pytest_gpumem.sizes import GIB, MIB, format_size
@@ -113,7 +113,7 @@ def _updatable(case: Case, verdict: Verdict, purpose: str) -> Verdict:
     if case.policy.updating:
         notes = (*verdict.notes, "this run writes the baseline anew")
         return replace(verdict, failed=False, notes=notes)
-    command = shlex.join(filter(None, ("pytest", case.nodeid, UPDATE_OPTION)))
+    command = update_command([case.nodeid], case.policy.repeated)
     return replace(verdict, remedy=f"{purpose}, run {command}", command=command)
 
 

@@ -5,6 +5,7 @@ Everything here is pure. Sizes are bytes.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
@@ -108,6 +109,10 @@ class Policy:
     """for a baseline of another toolchain: compare as with any; or pass with a note where the
     measurement is beyond tolerance; or fail as incomparable"""
 
+    repeated: tuple[str, ...] = ()
+    """options of this session's command line that decide what is compared with what: a command in
+    a remedy repeats them, or it would record another device's baselines"""
+
     def tolerance_of(self, peak: PeakName, declared: Tolerance | None) -> Tolerance:
         """Return how far a peak may be from its baseline.
 
@@ -179,6 +184,21 @@ class Verdict:
     """why no baseline was compared: "recorded on virtual-T4 only"; "" where one was"""
     held_to: str = ""
     """the key of another device, if that one's baseline was compared"""
+
+
+def update_command(targets: Iterable[str], options: Iterable[str]) -> str:
+    """Return the command that writes baselines, quoted for a shell.
+
+    Args:
+        targets: nodeids and files; none: all tests.
+        options: those of :attr:`Policy.repeated`.
+    """
+    return shlex.join(["pytest", *filter(None, targets), *options, UPDATE_OPTION])
+
+
+def repeated_options(command: str) -> list[str]:
+    """Return the options of an :func:`update_command`; each is one word."""
+    return [word for word in shlex.split(command)[1:-1] if word.startswith("-")]
 
 
 def beyond_tolerance(comparisons: Iterable[Comparison]) -> list[Comparison]:

@@ -15,7 +15,7 @@ import pytest
 
 from pytest_gpumem.devices.torch_import import TorchGuard
 from pytest_gpumem.errors import SpecError
-from pytest_gpumem.plugin.settings import DEVICES, Option, Settings, read_settings
+from pytest_gpumem.plugin.settings import DEVICES, REPEATED, Option, Settings, read_settings
 from pytest_gpumem.torchrun_env import current_rank
 
 if TYPE_CHECKING:
@@ -63,6 +63,15 @@ def settings_of(config: pytest.Config, namespace: object) -> Settings:
         settings = config.stash[SETTINGS] = read_settings(get, Path(config.rootpath))
     except SpecError as error:
         raise pytest.UsageError(str(error)) from error
+    # "-o gpumem_card=T4" decides as much as "--gpumem-card=T4".
+    overridden = getattr(namespace, "override_ini", None) or ()
+    own = tuple(
+        f"-o{setting}"
+        for setting in overridden
+        if setting.partition("=")[0].removeprefix("gpumem_") in REPEATED
+    )
+    if own:
+        settings = config.stash[SETTINGS] = settings._replace(repeated=settings.repeated + own)
     return settings
 
 

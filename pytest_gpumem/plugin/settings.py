@@ -152,6 +152,8 @@ OPTIONS: Final = (
     ),
 )
 
+REPEATED: Final = {"device", "card", "cards", "baseline_dir"}
+"""options that decide which baselines a test is compared with"""
 FILES: Final = {"html": "gpumem.html", "json": "gpumem.json", "markdown": "gpumem.md"}
 """the options that name a file to write, and what it may be called"""
 
@@ -185,6 +187,8 @@ class Settings(NamedTuple):
     against: str
     """the key of the device whose baselines tests are held to; "" is their own"""
     against_tolerance: Tolerance | None
+    repeated: tuple[str, ...] = ()
+    """the options of the command line that decide which baselines are compared"""
 
     @property
     def writes(self) -> bool:
@@ -210,6 +214,7 @@ class Settings(NamedTuple):
             updating=self.update_baselines,
             against=self.against,
             against_tolerance=self.against_tolerance,
+            repeated=self.repeated,
         )
 
 
@@ -224,7 +229,13 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
     Raises:
         SpecError: a value that cannot be understood.
     """
-    values = {option.name: _read_option(option, *get(option), root) for option in OPTIONS}
+    read = {option: get(option) for option in OPTIONS}
+    values = {option.name: _read_option(option, *read[option], root) for option in OPTIONS}
+    repeated = tuple(
+        f"{where}={value}"
+        for option, (value, where) in read.items()
+        if option.name in REPEATED and where == option.flag
+    )
     values["cards"] = values["cards"] or ()
     values["baseline_dir"] = root / str(values["baseline_dir"])
     option_of: dict[object, str] = {}
@@ -251,7 +262,7 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
         )
     folder = str(values["snapshots"]).strip()
     values["snapshots"] = root / folder if folder else None
-    return Settings(**values)  # type: ignore[arg-type] # each was read above
+    return Settings(**values, repeated=repeated)  # type: ignore[arg-type] # each was read above
 
 
 def _read_option(option: Option, value: object, where: str, root: Path) -> object:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 
 import pytest
 from helpers.sources import HELPER, WITHOUT
@@ -284,3 +286,32 @@ def test_workers_measure_the_same_and_the_controller_alone_writes(three, monkeyp
     assert three.baselined() == {**before, "test_it.py::test_one": (150, 150)}
     assert session.figures() == {"test_one": (150, 150), "test_two": (200, 200)}
     assert sorted(p.name for p in three.path.iterdir() if "baseline" in p.name) == ["baselines"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--gpumem-card=T4"],
+        ["--gpumem-cards=T4,L4", "--gpumem-baseline-dir=of cards"],
+        ["--gpumem-device=virtual", "-ogpumem_card=T4"],
+    ],
+)
+def test_the_command_that_records_repeats_the_options_that_decide_what_is_compared(suite, options):
+    """Without them it recorded for another card, and the next growth passed as incomparable."""
+    session = suite.run(*options, "--gpumem-markdown=a.md", "--gpumem-html=a.html", source=THREE)
+    (line,) = re.findall("to record baselines: pytest (.*)", session.out)
+    arguments = shlex.split(line)
+    assert set(options) <= set(arguments)
+    assert line in (suite.path / "a.md").read_text()
+    suite.run(*arguments)
+    again = suite.run(*options)
+    assert set(again.verdicts().values()) == {"within"}
+    grown = suite.run(*options, source=THREE.replace("mib(", "mib(9 + "))
+    assert set(grown.verdicts().values()) == {"regressed"}
+    for option in options:
+        assert shlex.quote(option) in grown.flat.split("if this is intended, run ")[1]
+
+
+def test_options_of_the_ini_file_are_not_repeated(suite):
+    suite.write("pytest.ini", "[pytest]\ngpumem_card = T4\n")
+    assert "--gpumem-card" not in suite.run(source=THREE).out

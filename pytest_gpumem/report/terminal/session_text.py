@@ -7,12 +7,11 @@ allow; names from outside are shown with their control characters escaped.
 from __future__ import annotations
 
 import posixpath
-import shlex
 import sys
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.judge.result import count_kinds
-from pytest_gpumem.judge.verdict import UPDATE_OPTION, Kind
+from pytest_gpumem.judge.verdict import Kind, repeated_options, update_command
 from pytest_gpumem.nodeids import module_of
 from pytest_gpumem.report.compared import comparison_sentences, tells_more_than_table
 from pytest_gpumem.report.text import printable, wrapped
@@ -93,18 +92,19 @@ def next_command(results: Sequence[Result], *, updating: bool = False) -> str | 
     """
     regressed = {result.nodeid for result in results if result.verdict.kind is Kind.REGRESSED}
     # A result that asks for a baseline for another reason than a regression.
-    asking = (
-        result.nodeid
+    asking = {
+        result.nodeid: result.verdict.command
         for result in results
         if result.verdict.command and result.verdict.kind is not Kind.REGRESSED
-    )
-    missing = list(dict.fromkeys(asking))
+    }
+    missing = list(asking)
     if updating or not missing:
         return None
+    options = repeated_options(asking[missing[0]])
     spared = regressed | {module_of(nodeid) for nodeid in regressed}
     files = list(dict.fromkeys(map(module_of, missing)))
     for targets, longest in ((missing, LONG), (files, LONG), (missing, sys.maxsize)):
-        command = printable(shlex.join(["pytest", *targets, UPDATE_OPTION]))
+        command = printable(update_command(targets, options))
         if len(targets) <= FEW and len(command) <= longest and spared.isdisjoint(targets):
             return command
-    return None if regressed else f"pytest {UPDATE_OPTION}"
+    return None if regressed else printable(update_command([], options))

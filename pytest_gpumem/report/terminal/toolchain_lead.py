@@ -10,7 +10,7 @@ from pytest_gpumem.judge.toolchain_change import (
     find_common_changes,
     moved_categories,
 )
-from pytest_gpumem.judge.verdict import UPDATE_OPTION, Kind
+from pytest_gpumem.judge.verdict import Kind, repeated_options, update_command
 from pytest_gpumem.report.text import encodable, wrapped
 
 if TYPE_CHECKING:
@@ -70,7 +70,9 @@ def lead_lines(
     if regressed & moved and alone:
         sentences.append(f"{alone} more regressed for another reason: look there first")
     elif regressed & moved:
-        sentences.append(f"if this is intended, run pytest {UPDATE_OPTION}")
+        commands = (result.verdict.command for result in results if result.name in moved)
+        options = repeated_options(next(filter(None, commands), ""))
+        sentences.append(f"if this is intended, run {update_command([], options)}")
     return [encodable(wrapped("gpumem: ", it, width), ascii_only=ascii_only) for it in sentences]
 
 
