@@ -32,7 +32,7 @@ from pytest_gpumem.devices.virtual.readbacks import Readbacks
 from pytest_gpumem.devices.virtual.visibility import Curtain
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.measurement import DeviceInfo, DeviceKind
-from pytest_gpumem.sizes import KIB
+from pytest_gpumem.sizes import KIB, format_size
 from pytest_gpumem.spec import MOST_DEVICES
 
 if TYPE_CHECKING:
@@ -235,6 +235,7 @@ class VirtualDevice:
         self._unsupported = self._library.unsupported()
         self._convolutions.begin()
         self._guesses = self._library.guesses()
+        self._library.forget_managed_peak()
         self._readbacks.clear()
         self._library.on_readback(self._readbacks.seen)
         self._stack.callback(self._library.on_readback, None)
@@ -344,6 +345,12 @@ class VirtualDevice:
             for library, questions in self._library.guesses().items()
             if questions > self._guesses.get(library, 0)
         ]
+        managed = self._library.managed().peak_bytes
+        if managed:
+            sentences.append(
+                f"{format_size(managed)} of managed memory (cudaMallocManaged), beside PyTorch's "
+                "allocator, are not in the peaks: a GPU that is full moves them to the host"
+            )
         return sentences
 
     def watch(self, devices: range) -> AccountWatch:

@@ -1,5 +1,7 @@
 """Fourier transforms, linear algebra and sparse matrices on the virtual GPU: PyTorch's own code."""
 
+import ctypes
+
 import pytest
 from helpers.virtual_gpu import CARD_80GIB, opened
 
@@ -320,3 +322,23 @@ def test_sorting_and_embeddings_run_on_every_card(card):
         torch.cuda.synchronize()
         del embedding, tokens
         device.open(CARDS[card], 1)
+
+
+def test_managed_memory_is_a_cpu_tensors_and_beside_the_peaks(device, notes):
+    """As bitsandbytes' paged optimizers use it, with more than the card has."""
+    import torch
+
+    cuda, size = ctypes.CDLL(None), 200 << 30
+    address = ctypes.c_void_p()
+    assert cuda.cudaMallocManaged(ctypes.byref(address), ctypes.c_size_t(size), 2) == 0
+    state = torch.frombuffer((ctypes.c_float * 1024).from_address(address.value))
+    state += 1
+    cuda.cudaMemPrefetchAsync(address, ctypes.c_size_t(4096), ctypes.c_uint64(1), 0, None)
+    assert state.cuda().cpu().sum() == 1024
+    assert torch.cuda.max_memory_reserved() == 2 << 20
+    (note,) = notes()
+    assert note == (
+        "200.00 GiB of managed memory (cudaMallocManaged), beside PyTorch's allocator, are not in "
+        "the peaks: a GPU that is full moves them to the host"
+    )
+    assert cuda.cudaFree(address) == 0
