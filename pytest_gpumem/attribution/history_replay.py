@@ -194,7 +194,9 @@ class Replay:
         block = self._placed[self._addresses[at]] if at >= 0 else None
         if block is None or block.end is not None or tag.address >= block.address + block.size:
             return
-        if all((tag.category, tag.name) != (known.category, known.name) for known in block.tags):
+        if all(
+            (tag.category, tag.name) != (earlier.category, earlier.name) for earlier in block.tags
+        ):
             block.tags += (tag,)
 
 

@@ -60,7 +60,7 @@ class Observer:
         """classes that normalize over a whole batch"""
 
     def install(self, stack: ExitStack) -> None:
-        """Install the hooks, and what removes them on a stack."""
+        """Install the hooks, with their removal on a stack."""
         from torch import autograd, nn
         from torch.nn.modules import module as modules
         from torch.optim.optimizer import (

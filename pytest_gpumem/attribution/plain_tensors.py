@@ -1,4 +1,4 @@
-"""The plain tensors in a tensor subclass that wraps others: DTensor, torchao's, nested tensors."""
+"""The plain tensors that a tensor subclass wraps: DTensor, torchao's, nested tensors."""
 
 from __future__ import annotations
 

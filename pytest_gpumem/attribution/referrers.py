@@ -74,31 +74,31 @@ def holders(blocks: Mapping[Place, int]) -> tuple[Holder, ...]:
     """
     gc.unfreeze()  # the collector tells nothing of frozen objects
     try:
-        kept = _Climb(blocks).run()
+        memories = _Climb(blocks).run()
     finally:
         gc.freeze()
     # All that one name holds is one holder's, described by the beginning that all ways to it share.
     groups: dict[str, list[tuple[_Kept, _Kept]]] = {}
-    for memory in kept:
+    for memory in memories:
         keeper = memory.keeper()
         name = keeper.root or ", ".join(keeper.way) or UNNAMED
         groups.setdefault(name, []).append((keeper, memory))
     merged = []
     for name, members in groups.items():
-        text = name
+        description = name
         if members[0][0].root:
             ways = [keeper.way for keeper, _ in members]
             shared = min(ways, key=len)
             while any(way[: len(shared)] != shared for way in ways):
                 shared = shared[:-1]
-            text += f" ({', '.join(shared)})" if shared else ""
+            description += f" ({', '.join(shared)})" if shared else ""
         graph = next((keeper.graph for keeper, _ in members if keeper.graph), "")
-        text += f", with its autograd graph ({graph})" if graph else ""
+        description += f", with its autograd graph ({graph})" if graph else ""
         nbytes, number = (
             sum(memory.nbytes for _, memory in members),
             sum(memory.blocks for _, memory in members),
         )
-        merged.append(Holder(text, nbytes, number))
+        merged.append(Holder(description, nbytes, number))
     return tuple(sorted(merged, key=lambda holder: (-holder.nbytes, holder.text)))[:MOST_HOLDERS]
 
 
@@ -131,12 +131,12 @@ class _Kept:
         if self.root:
             return False
         for node, words in self.crossings:
-            if not node.kept.root:
+            if not node.memory.root:
                 continue
             # The other way's names are those above the crossing, and those below it.
             below = len(tuple(filter(None, node.words)))
-            above = node.kept.way[: max(0, len(node.kept.way) - below)]
-            self.root, self.way = node.kept.root, (*above, *filter(None, words))
+            above = node.memory.way[: max(0, len(node.memory.way) - below)]
+            self.root, self.way = node.memory.root, (*above, *filter(None, words))
             return True
         return False
 
@@ -153,13 +153,13 @@ class _Kept:
 class _Node:
     """An object on the way up from a tensor."""
 
-    __slots__ = ("below", "kept", "value", "words")
+    __slots__ = ("below", "memory", "value", "words")
 
-    def __init__(self, value: object, below: object, kept: _Kept, words: tuple[str, ...]) -> None:
+    def __init__(self, value: object, below: object, memory: _Kept, words: tuple[str, ...]) -> None:
         self.value = value
         self.below = below
         """the object that this one refers to, one level down"""
-        self.kept = kept
+        self.memory = memory
         """the tensor's memory"""
         self.words = words
         """names of the objects on the way down to the tensor"""
@@ -226,7 +226,7 @@ class _Climb:
                         keeps = True
                 if keeps and not memory.nbytes:
                     nodes.append(_Node(tensor, None, memory, ()))
-        nodes.sort(key=lambda node: -node.kept.nbytes)
+        nodes.sort(key=lambda node: -node.memory.nbytes)
         self._kept = by_place
         return nodes[:MOST_TENSORS]
 
@@ -236,8 +236,8 @@ class _Climb:
         self._look_at_locals(self._level)
         for _ in range(DEEPEST):
             # Where a level has too many, the largest come first; ties as the collector has them.
-            nodes = [node for node in self._level if not node.kept.root]
-            nodes.sort(key=lambda node: -node.kept.nbytes)
+            nodes = [node for node in self._level if not node.memory.root]
+            nodes.sort(key=lambda node: -node.memory.nbytes)
             nodes = nodes[: min(MOST_OBJECTS, MOST_VISITED - climbed)]
             if not nodes:
                 break
@@ -277,8 +277,8 @@ class _Climb:
                 for node in below.get(id(child), ()):
                     if earlier is None:
                         self._visit(referrer, node, above)
-                    elif earlier.kept is not node.kept:
-                        node.kept.crossings.append((earlier, _words(referrer, node)))
+                    elif earlier.memory is not node.memory:
+                        node.memory.crossings.append((earlier, _words(referrer, node)))
         return above
 
     def _visit(self, referrer: object, node: _Node, above: list[_Node]) -> None:
@@ -293,7 +293,7 @@ class _Climb:
             in_namespace = isinstance(node.value, dict)
             key = _key_of(vars(referrer), node.below if in_namespace else node.value)
             words = node.words[1:] if in_namespace else node.words
-            named = _Node(node.value, None, node.kept, words)
+            named = _Node(node.value, None, node.memory, words)
             _name(named, f"class attribute {key} of {referrer.__qualname__}")
             return
         words = _words(referrer, node)
@@ -303,16 +303,16 @@ class _Climb:
             referrer = self._parents[id(referrer)]
             words = (type(referrer).__name__,)
         way = tuple(filter(None, words))
-        if not node.kept.root:
-            node.kept.way = max(node.kept.way, way, key=len)
-        above.append(_Node(referrer, node.value, node.kept, words))
+        if not node.memory.root:
+            node.memory.way = max(node.memory.way, way, key=len)
+        above.append(_Node(referrer, node.value, node.memory, words))
 
 
 def _name(node: _Node, root: str) -> None:
     """Note the name of a tensor's memory: the first is the shortest."""
-    if not node.kept.root:
-        node.kept.root = root
-        node.kept.way = tuple(filter(None, node.words))
+    if not node.memory.root:
+        node.memory.root = root
+        node.memory.way = tuple(filter(None, node.words))
 
 
 def _words(referrer: object, node: _Node) -> tuple[str, ...]:
