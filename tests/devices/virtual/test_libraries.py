@@ -331,7 +331,9 @@ def test_managed_memory_is_a_cpu_tensors_and_beside_the_peaks(device, notes):
     cuda, size = ctypes.CDLL(None), 200 << 30
     address = ctypes.c_void_p()
     assert cuda.cudaMallocManaged(ctypes.byref(address), ctypes.c_size_t(size), 2) == 0
-    state = torch.frombuffer((ctypes.c_float * 1024).from_address(address.value))
+    state = torch.frombuffer(
+        (ctypes.c_float * 1024).from_address(address.value), dtype=torch.float32
+    )
     state += 1
     cuda.cudaMemPrefetchAsync(address, ctypes.c_size_t(4096), ctypes.c_uint64(1), 0, None)
     assert state.cuda().cpu().sum() == 1024
