@@ -118,11 +118,6 @@ CATALOGUE = {
         keeper=r"\blosses\b",
         line="losses.append(",
     ),
-    "a validation without no_grad, once": Planted(
-        "        with torch.no_grad():\n            losses.append(loss_of(model(tokens), tokens))",
-        "        losses.append(loss_of(model(tokens), tokens).item() * torch.ones(()))",
-        line="losses.append(",
-    ),
     "a logging list of outputs": Planted(
         "        del logits, loss, frames",
         "        LOG.append(logits)\n        del logits, loss, frames",
@@ -134,11 +129,6 @@ CATALOGUE = {
         "        CACHE['best'] = logits.detach()\n        del logits, loss, frames",
         line="CACHE['best']",
         keeper=r"\bCACHE\b",
-    ),
-    "outputs that live until the next step": Planted(
-        "        del logits, loss, frames",
-        "        del loss, frames",
-        keeper=r"\blogits\b",
     ),
     "a forward hook that captures": Planted(
         "    train(model, optimizer)\n",
@@ -155,9 +145,9 @@ CATALOGUE = {
     ),
     "a closure over a batch": Planted(
         "        optimizer.zero_grad()\n",
-        "        LOG.append(lambda: frames.mean())\n        optimizer.zero_grad()\n",
+        "        LOG.append(lambda batch=frames: batch.mean())\n        optimizer.zero_grad()\n",
         line="LOG.append(lambda",
-        keeper=r"\bLOG\b|closure",
+        keeper=r"\bLOG\b",
     ),
     "a stored exception": Planted(
         "        optimizer.zero_grad()\n",
@@ -219,12 +209,6 @@ CATALOGUE = {
         line="optimizer.step()",
         keeper="amsgrad",
     ),
-    "an optimizer that takes all tensors at once": Planted(
-        "torch.optim.AdamW(weights, foreach=False)",
-        "torch.optim.AdamW(weights, foreach=True)",
-        line="optimizer.step()",
-        keeper="foreach",
-    ),
     "weights that are frozen no longer": Planted(
         "        self.embed.requires_grad_(False)\n",
         "        self.embed.requires_grad_(True)\n",
@@ -240,8 +224,9 @@ CATALOGUE = {
         keeper=r"model = Model\(\).cuda\(\)|h = self.up\(x\)|optimizer.step\(\)",
     ),
     "a larger intermediate": Planted(
-        "        h = F.gelu(h)\n",
-        "        h = torch.cat([h, h, h, h], -1)[..., : h.shape[-1]]\n        h = F.gelu(h)\n",
+        "        return self.head(self.features(tokens))",
+        "        logits = self.head(self.features(tokens))\n"
+        "        return torch.cat([logits, logits], -1)[..., :VOCAB]",
         line="torch.cat(",
     ),
     "a lost checkpoint": Planted(
@@ -276,11 +261,13 @@ CATALOGUE = {
         "    return -chances.log().gather(1, tokens.flatten()[:, None]).mean()",
         line="chances",
     ),
-    "a mask that is made": Planted(
-        "        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)\n",
-        "        mask = torch.ones(BATCH, HEADS, LENGTH, LENGTH, device=x.device).tril().log()\n"
-        "        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)\n",
-        line="mask",
+    "a mask in every block": Planted(
+        "        self.up = nn.Linear(WIDTH, 4 * WIDTH)\n",
+        "        self.up = nn.Linear(WIDTH, 4 * WIDTH)\n"
+        "        mask = torch.ones(BATCH, HEADS, LENGTH, LENGTH).tril()\n"
+        "        self.register_buffer('mask', mask)\n",
+        line="self.register_buffer('mask'",
+        keeper=r"\bmask\b|buffers",
     ),
     "batches that are fetched before": Planted(
         "def batches(number):\n    for _ in range(number):\n",
@@ -293,12 +280,6 @@ CATALOGUE = {
         "512, 512, device=",
         "512, 512, dtype=torch.float64, device=",
         line="frames = torch.zeros(",
-    ),
-    "gradients for a batch": Planted(
-        "            logits = model(tokens)\n",
-        "            logits = model(tokens) + frames.requires_grad_().mean()\n",
-        line="loss.backward()",
-        keeper=r"requires_grad_\(\).mean",
     ),
     "a second forward for a metric": Planted(
         "            loss = loss_of(logits, tokens)\n",
