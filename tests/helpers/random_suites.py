@@ -7,6 +7,7 @@ process. The same figures have to come from any order, and from workers.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -230,7 +231,7 @@ class Plans:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session):
         items = {item.nodeid: item for item in session.items}
-        plans = self.plans or [[name] for name in items]
+        plans = self.plans
         for number, names in enumerate(plans):
             process = os.fork()
             if process == 0:
@@ -290,7 +291,7 @@ class Runner:
             (self.folder / file.name).write_text(file.source(), encoding="utf-8")
 
     def figures(self, plans):
-        """The figures of each plan, a list of nodeids; without plans, of each test alone."""
+        """The figures of each plan, a list of nodeids."""
         for path in [*self.folder.glob("results-*"), *self.folder.glob("status-*")]:
             path.unlink()
         kind = "cheap" if self.cheap else "plain"
@@ -346,17 +347,12 @@ def read_rows(path):
 def differences(runner, files, seed, *, workers=False):
     """What differs between a suite's sessions and its tests alone: sentences; none if nothing."""
     runner.write(files)
-    alone = {}
-    for rows in runner.figures([]):
-        alone |= rows
     names = [f"{file.name}::{test.name}" for file in files for test in file.tests]
-    chance = random.Random(seed)
-    orders = [names, chance.sample(names, len(names))]
-    sessions = [
-        (" ".join(it.rpartition("/")[2] for it in order), rows)
-        for order, rows in zip(orders, runner.figures(orders), strict=False)
-    ]
-    if len(sessions) < len(orders):
+    orders = [names, random.Random(seed).sample(names, len(names))]
+    *singles, first, second = [{}, {}, *runner.figures([*([name] for name in names), *orders])]
+    alone = {name: rows for figures in singles for name, rows in figures.items()}
+    sessions = list(zip(map(" ".join, orders), (first, second), strict=True))
+    if len(singles) < len(names) + 2:
         return [f"the session ended with {runner.output.returncode}: {runner.output.stderr[-500:]}"]
     if workers:
         sessions.append(("-n 2", runner.figures_of_workers()))
@@ -369,7 +365,14 @@ def differences(runner, files, seed, *, workers=False):
 
 
 def smaller(files):
-    """Suites with a test, a fixture or an operation less."""
+    """Suites of two tests; and those with a test or an operation less."""
+    tests = [(file.name, test.name) for file in files for test in file.tests]
+    for pair in itertools.combinations(tests, min(len(tests) - 1, 2)):
+        less = [
+            replace(file, tests=tuple(it for it in file.tests if (file.name, it.name) in pair))
+            for file in files
+        ]
+        yield tuple(file for file in less if file.tests)
     for number, file in enumerate(files):
         for index in range(len(file.tests)):
             tests = file.tests[:index] + file.tests[index + 1 :]
