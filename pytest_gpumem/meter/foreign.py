@@ -216,7 +216,16 @@ class ForeignMemory:
         highest = self.borrowed()
         self.read(plugs)
         for (device, borrowed), most_borrowed in zip(states, highest, strict=True):
-            device.borrowed, device.most_borrowed = borrowed, most_borrowed
+            # frees of the step's blocks count, allocations of the measurement's own do not
+            device.borrowed = {
+                address: size for address, size in borrowed.items() if address in device.borrowed
+            }
+            device.most_borrowed = most_borrowed
+
+    def begin_anew(self) -> None:
+        """Forget the foreign segments that earlier runs of the step used."""
+        for device in self._devices.values():
+            device.most_borrowed = sum(device.borrowed.values())
 
     def borrowed(self) -> list[int]:
         """Return the bytes of each device's reserved figure that foreign segments served."""

@@ -112,6 +112,10 @@ class Isolation:
         self.plugs.fill()
         self._foreign.skip(self.plugs.sizes)
 
+    def begin_anew(self) -> None:
+        """Forget earlier runs of the step: after a settling, which saw their blocks freed."""
+        self._foreign.begin_anew()
+
     def notes(self) -> list[str]:
         """Return sentences about figures that are not exact."""
         sentences = self._foreign.notes()

@@ -149,6 +149,17 @@ class Meter:
             self.note()
         return self._isolation.own_now()
 
+    def own_part(self, held: Peak, device: int) -> Peak:
+        """Return the step's own part of the memory that one device held a moment ago.
+
+        Args:
+            held: all of it, plugs and memory of earlier tests included.
+            device: its index among the step's.
+        """
+        if self._isolation.follows_foreign:
+            self.note()
+        return self._isolation.own([held] * self.count)[device]
+
     @property
     def foreign(self) -> tuple[Peak, ...]:
         """Memory of earlier tests that is still held and not counted, one Peak a device."""
@@ -327,6 +338,7 @@ class Meter:
         """
         collect_all()
         self.resettle()
+        self._isolation.begin_anew()
         self._optimizers.forget()
         if record:
             if self._recorder is not None:

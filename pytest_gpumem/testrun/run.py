@@ -12,7 +12,6 @@ from pytest_gpumem.devices.lone_rank import joined
 from pytest_gpumem.measurement import OutOfMemory, Peak
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory, site_of
-from pytest_gpumem.meter.peaks import minus
 from pytest_gpumem.spec import MemorySpec, spec_from_call
 from pytest_gpumem.testrun.wide_fixture import Retained, SetUpWatch, no_memory, padded, sums
 
@@ -293,7 +292,7 @@ class Run:
         if refusal.held is None:
             held = self.meter.counted()[device]
         else:
-            held = minus(refusal.held, self.meter.foreign[device])
+            held = self.meter.own_part(refusal.held, device)
         return OutOfMemory(
             requested=refusal.requested,
             allocated=held.allocated,

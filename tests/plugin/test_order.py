@@ -398,3 +398,34 @@ def torch_is_itself_again():
     import torch
 
     return torch.cuda.reset_peak_memory_stats.__module__ == "torch.cuda.memory"
+
+
+RECORD = """
+def pytest_gpumem_judged(item, result):
+    if result.measurement.out_of_memory:
+        (item.config.rootpath / "short").write_text(repr(result.measurement.out_of_memory))
+"""
+
+
+def test_an_out_of_memory_error_tells_the_tests_own_memory_in_any_order(suite):
+    """Rooms that earlier tests left and that are filled, and memory of theirs that is freed."""
+    source = """
+        leaked = []
+
+        @pytest.mark.gpu_memory
+        def test_leaks():
+            blocks = [mib(n) for n in (1.5, 7, 40, 0.3)]
+            leaked.extend(blocks[::2])
+
+        @pytest.mark.gpu_memory(max_gib=1)
+        def test_short():
+            leaked.clear()
+            kept = mib(30)
+            mib(2000)
+    """
+    suite.write("conftest.py", RECORD)
+    suite.run("-k", "test_short", source=source)
+    alone = (suite.path / "short").read_text()
+    suite.run()
+    assert (suite.path / "short").read_text() == alone
+    assert f"allocated={30 << 20}" in alone
