@@ -47,7 +47,7 @@ def is_users(filename: str) -> bool:
     """
     if filename.startswith("<") or GENERATED in filename:
         return False
-    if filename.startswith(_foreign_folders()):
+    if filename.startswith(foreign_folders()):
         return False
     library = f"{sysconfig.get_path('stdlib')}/"
     # Packages are installed below the folder of Python's own library.
@@ -55,7 +55,7 @@ def is_users(filename: str) -> bool:
 
 
 @functools.cache
-def _foreign_folders() -> tuple[str, ...]:
+def foreign_folders() -> tuple[str, ...]:
     """Return the folders of the packages of no interest, this package's too."""
     specs = (importlib.util.find_spec(name) for name in _FOREIGN)
     files = [spec.origin for spec in specs if spec is not None and spec.origin is not None]
@@ -69,14 +69,14 @@ def shown_path(filename: str, root: Path) -> str:
     file it is the name alone.
     """
     path = Path(filename)
-    for folder in (root, *_import_folders()):
+    for folder in (root, *import_folders()):
         if path.is_relative_to(folder):
             return path.relative_to(folder).as_posix()
     return path.name
 
 
 @functools.cache
-def _import_folders() -> tuple[Path, ...]:
+def import_folders() -> tuple[Path, ...]:
     """Return the folders that packages are imported from, the deepest first."""
     folders = {Path(entry).absolute() for entry in sys.path if entry and Path(entry).is_dir()}
     return tuple(sorted(folders, key=lambda folder: -len(folder.parts)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.attribution import hints
@@ -51,18 +50,27 @@ class Attributor:
         device = self._devices.get(subject.device)
         if device is None:
             device = self._devices[subject.device] = Blocks(self._recording, subject.device)
-        counted = _counted(device, subject)
-        deltas = device.deltas(counted.blocks)
-        totals = device.totals(deltas, counted.unseen_initial)
+        blocks = {block for block in device.blocks if block.start >= 0}
+        initial = [block for block in device.blocks if block.start < 0]
+        unseen = sum(block.size for block in initial) - subject.foreign.allocated
+        # It is known how much of the initial memory is the step's, not which blocks: blocks with a
+        # tag were in use, and are taken for the step's if they are no more than that.
+        tagged = [block for block in initial if block.tags]
+        tagged_bytes = sum(block.size for block in tagged)
+        if unseen > 0 and tagged_bytes <= unseen:
+            blocks |= set(tagged)
+            unseen -= tagged_bytes
+        deltas = device.deltas(blocks)
+        totals = device.totals(deltas, unseen)
         indices = [i for span in subject.windows for i in device.history.events_in(span)]
         if not indices:
             return None
         top = max(indices, key=lambda index: (totals[index + 1], -index))
-        alive = [block for block in device.blocks if block in counted.blocks and block.alive(top)]
+        alive = [block for block in device.blocks if block in blocks and block.alive(top)]
         categories: Counter[Category] = Counter()
         for block in alive:
             categories[device.categories[block]] += block.size
-        categories["other"] += counted.unseen_initial
+        categories["other"] += unseen
         residue = subject.peak.allocated - sum(categories.values())
         notes = []
         if residue:
@@ -78,34 +86,9 @@ class Attributor:
             cached=max(0, device.reserved(top) - subject.foreign.reserved - subject.peak.allocated),
             sites=sites((origin_of(device, block) for block in alive), self._root)[:MOST_SITES],
         )
-        scene = hints.Scene(device, counted.blocks, totals, indices, top, breakdown)
+        scene = hints.Scene(device, blocks, totals, indices, top, breakdown)
         drawn = drawn_timeline(scene, deltas, subject.foreign.reserved) if timeline else None
         return Attribution(breakdown, drawn, tuple(notes), hints.of_peak(scene))
-
-
-@dataclass
-class _Counted:
-    """The memory that counts for a subject."""
-
-    blocks: set[Block]
-    unseen_initial: int
-    """bytes of the step's own that were there at the beginning, in blocks without a tag"""
-
-
-def _counted(device: Blocks, subject: Subject) -> _Counted:
-    """Return the blocks that were allocated since the beginning, and the step's own of before.
-
-    It is known how much of the initial memory is the step's, not which blocks: blocks with a tag
-    were in use, and are taken for the step's if they are no more than that.
-    """
-    initial = [block for block in device.blocks if block.start < 0]
-    own = sum(block.size for block in initial) - subject.foreign.allocated
-    tagged = [block for block in initial if block.tags]
-    tagged_bytes = sum(block.size for block in tagged)
-    blocks = {block for block in device.blocks if block.start >= 0}
-    if own > 0 and tagged_bytes <= own:
-        return _Counted(blocks | set(tagged), own - tagged_bytes)
-    return _Counted(blocks, own)
 
 
 def origin_of(device: Blocks, block: Block) -> Origin:

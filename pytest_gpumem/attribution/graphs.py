@@ -36,7 +36,7 @@ def graph_tensors(tensor: Tensor, visited: set[Any]) -> Iterator[Tensor]:
             continue
         visited.add(node)
         number += 1
-        yield from _saved_tensors(node)
+        yield from saved_tensors(node)
         leaf = getattr(node, "variable", None)  # of AccumulateGrad
         if leaf is not None:
             yield leaf
@@ -45,7 +45,8 @@ def graph_tensors(tensor: Tensor, visited: set[Any]) -> Iterator[Tensor]:
         pending.extend(successor for successor, _ in node.next_functions)
 
 
-def _saved_tensors(node: Any) -> Iterator[Tensor]:  # noqa: ANN401 - one of autograd's many types
+def saved_tensors(node: Any) -> Iterator[Tensor]:  # noqa: ANN401 - one of autograd's many types
+    """Yield the tensors that a node of a graph has saved for its backward."""
     import torch
 
     for name in dir(type(node)):

@@ -107,7 +107,7 @@ def fresh_optimizer(scene: Scene) -> str:
         if scene.device.categories[block] == "optimizer state"
         and any(step.start <= block.time <= step.end for step, _ in lone)
     ]
-    increase = _peak_with(scene, late) - scene.peak
+    increase = peak_with(scene, late) - scene.peak
     if not scene.matters(increase):
         return ""
     names = " and ".join(dict.fromkeys(name for _, name in lone))
@@ -119,7 +119,7 @@ def fresh_optimizer(scene: Scene) -> str:
     )
 
 
-def _peak_with(scene: Scene, late: Iterable[Block]) -> int:
+def peak_with(scene: Scene, late: Iterable[Block]) -> int:
     """Return the peak of the same step with these blocks alive from its beginning."""
     recording, times = scene.device.recording, scene.device.history.times
     first_call = min((call.start for call in recording.calls), default=_INFINITY)
@@ -197,32 +197,11 @@ def kept_graphs(scene: Scene) -> str:
     begun = [call for call in scene.forwards if call.start <= scene.time]
     if not begun:
         return ""
-    held = _held_for_nothing(scene, begun)
-    # An output, which has a tag, can be kept without its graph: inner activations cannot.
-    number = Counter(
-        call.path
-        for call, blocks in held
-        if any(all(tag.category != "activations" for tag in block.tags) for block in blocks)
-    )
-    forwards = max(number.values(), default=0)
-    nbytes = sum(block.size for _, blocks in held for block in blocks)
-    if forwards < LEAST_FORWARDS or not scene.matters(nbytes):
-        return ""
-    return (
-        f"activations of {format_size(nbytes)} from {forwards} earlier forward passes "
-        f"{STILL_HELD}: a tensor keeps their graph; loss.item() or loss.detach() does not, "
-        "and torch.no_grad() makes none"
-    )
-
-
-def _held_for_nothing(scene: Scene, begun: Sequence[Call]) -> list[tuple[Call, list[Block]]]:
-    """Return earlier forwards, with their activations that outlived the last one as well.
-
-    A backward that frees them later has use for them.
-    """
     newest = {call.path: call.start for call in begun}
     starts = [call.start for call in begun]
     backwards = scene.passes("backward")
+    # Activations of earlier forwards that outlived the last one as well. A backward that frees
+    # them later has use for them.
     held: dict[int, list[Block]] = {}
     for block in scene.alive:
         at = bisect_right(starts, block.time) - 1
@@ -233,7 +212,21 @@ def _held_for_nothing(scene: Scene, begun: Sequence[Call]) -> list[tuple[Call, l
             continue
         if not any(running.start <= block.end_time <= running.end for running in backwards):
             held.setdefault(at, []).append(block)
-    return [(begun[at], blocks) for at, blocks in held.items()]
+    # An output, which has a tag, can be kept without its graph: inner activations cannot.
+    number = Counter(
+        begun[at].path
+        for at, blocks in held.items()
+        if any(all(tag.category != "activations" for tag in block.tags) for block in blocks)
+    )
+    forwards = max(number.values(), default=0)
+    nbytes = sum(block.size for blocks in held.values() for block in blocks)
+    if forwards < LEAST_FORWARDS or not scene.matters(nbytes):
+        return ""
+    return (
+        f"activations of {format_size(nbytes)} from {forwards} earlier forward passes "
+        f"{STILL_HELD}: a tensor keeps their graph; loss.item() or loss.detach() does not, "
+        "and torch.no_grad() makes none"
+    )
 
 
 # -- memory that could be less --

@@ -157,8 +157,14 @@ class Replay:
         """Place a block, with the remainder of its room where the allocator does not split."""
         address = event["addr"]
         size = rounded_size(event["size"], self._divisions)
-        room = self._room(address)
-        if room is not None:
+        at = bisect_right(self._bases, address) - 1
+        if at >= 0 and address < self._ends[self._bases[at]]:
+            # the room is from the address to the next block or the end of its segment
+            end = self._ends[self._bases[at]]
+            following = bisect_right(self._addresses, address)
+            if following < len(self._addresses):
+                end = min(end, self._addresses[following])
+            room = end - address
             if size <= SMALL or self._expandable:
                 splits = room - size >= BLOCK
             else:
@@ -168,17 +174,6 @@ class Replay:
         self._remove(address)  # the allocator gives an address again once its block is freed
         frames = event.get("frames") or ()
         self._place(Block(address, size, index, event["time_us"], frames))
-
-    def _room(self, address: int) -> int | None:
-        """Return the bytes from an address to the next block or the end of its segment."""
-        at = bisect_right(self._bases, address) - 1
-        if at < 0 or self._ends[self._bases[at]] <= address:
-            return None
-        end = self._ends[self._bases[at]]
-        following = bisect_right(self._addresses, address)
-        if following < len(self._addresses):
-            end = min(end, self._addresses[following])
-        return end - address
 
     def _place(self, block: Block) -> None:
         self.blocks.append(block)

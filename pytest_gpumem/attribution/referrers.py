@@ -270,7 +270,10 @@ class _Climb:
         targets = [group[0].value for group in below.values()]
         skipped = {id(container) for container in (targets, self._level, nodes, below, above)}
         for referrer in gc.get_referrers(*targets):
-            if id(referrer) in skipped or _is_ours(referrer):
+            # This search's own containers, records and frames refer to the objects as well.
+            if id(referrer) in skipped or isinstance(referrer, (_Node, _Climb, _Kept)):
+                continue
+            if isinstance(referrer, FrameType) and referrer.f_code.co_filename == __file__:
                 continue
             earlier = self._climbed.get(id(referrer))
             for child in gc.get_referents(referrer):
@@ -356,13 +359,6 @@ def _key_of(mapping: object, value: object) -> str:
     if not isinstance(mapping, Mapping):
         return ""
     return next((str(key) for key, member in list(mapping.items()) if member is value), "")
-
-
-def _is_ours(referrer: object) -> bool:
-    """Return whether an object belongs to this search alone."""
-    if isinstance(referrer, (_Node, _Climb, _Kept)):
-        return True
-    return isinstance(referrer, FrameType) and referrer.f_code.co_filename == __file__
 
 
 def _parents() -> dict[int, object]:

@@ -168,8 +168,22 @@ class Changes:
     @cached_property
     def common_changes(self) -> tuple[CommonChange, ...]:
         """Tests that changed together, from one toolchain to another."""
-        changes = map(_toolchain_change, self.entries)
-        return tuple(find_common_changes(change for change in changes if change is not None))
+        changes = []
+        for entry in self.entries:
+            old, new, key = entry.old, entry.new, entry.key
+            if old is None or new is None or entry.mismatch or entry.out_of_memory:
+                continue  # only one set has a full figure
+            change = ToolchainChange(
+                key.nodeid, key.part, key.device, old.provenance, new.provenance
+            )
+            if entry.rows:
+                row = entry.rows[0]
+                categories = moved_categories(old.breakdowns, new.breakdowns, row.device)
+                change = replace(
+                    change, peak=row.peak, difference=row.difference or 0, categories=categories
+                )
+            changes.append(change)
+        return tuple(find_common_changes(changes))
 
     @cached_property
     def alone(self) -> tuple[EntryChange, ...]:
@@ -186,16 +200,3 @@ class Changes:
             for entry in self.entries
             if (entry.key.nodeid, entry.key.part, entry.key.device) not in grouped
         )
-
-
-def _toolchain_change(change: EntryChange) -> ToolchainChange | None:
-    """Return a change as one between toolchains; None where only one set has a full figure."""
-    old, new, key = change.old, change.new, change.key
-    if old is None or new is None or change.mismatch or change.out_of_memory:
-        return None
-    plain = ToolchainChange(key.nodeid, key.part, key.device, old.provenance, new.provenance)
-    if not change.rows:
-        return plain
-    row = change.rows[0]
-    categories = moved_categories(old.breakdowns, new.breakdowns, row.device)
-    return replace(plain, peak=row.peak, difference=row.difference or 0, categories=categories)

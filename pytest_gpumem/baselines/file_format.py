@@ -287,7 +287,17 @@ def check(filename: str, device: DeviceInfo, parts: Mapping[str, BaselineEntry])
 
 def encode(file: BaselineFile) -> bytes:
     """The file as JSON: keys sorted, a figure a line, the provenance that an entry refers to."""
-    labels = _choose_labels(file)
+    used = {entry.provenance for parts in file.tests.values() for entry in parts.values()}
+    labels = {provenance: label for provenance, label in file.labels.items() if provenance in used}
+    # A new provenance is "torch-2.15.0+cu132", or that and a hash where another one has that name.
+    for provenance in sorted(used - labels.keys(), key=astuple):
+        name = f"torch-{provenance.torch}"
+        if "+" not in name:
+            name += f"+cu{provenance.cuda.replace('.', '')}"
+        digest = hashlib.sha256(json.dumps(astuple(provenance)).encode()).hexdigest()
+        candidates = [name, *(f"{name}-{digest[:length]}" for length in range(8, len(digest) + 1))]
+        taken = set(labels.values())
+        labels[provenance] = next(label for label in candidates if label not in taken)
     tests = {}
     for name, parts in file.tests.items():
         fields = {part: _entry_fields(entry, labels) for part, entry in parts.items()}
@@ -355,18 +365,3 @@ def _entry_fields(entry: BaselineEntry, labels: Mapping[Provenance, str]) -> dic
                 ]
             breakdowns.append(parts)
     return fields
-
-
-def _choose_labels(file: BaselineFile) -> dict[Provenance, str]:
-    """A name for each provenance in use: its own, or "torch-2.15.0+cu132", or that and a hash."""
-    used = {entry.provenance for parts in file.tests.values() for entry in parts.values()}
-    labels = {provenance: label for provenance, label in file.labels.items() if provenance in used}
-    for provenance in sorted(used - labels.keys(), key=astuple):
-        name = f"torch-{provenance.torch}"
-        if "+" not in name:
-            name += f"+cu{provenance.cuda.replace('.', '')}"
-        digest = hashlib.sha256(json.dumps(astuple(provenance)).encode()).hexdigest()
-        candidates = [name, *(f"{name}-{digest[:length]}" for length in range(8, len(digest) + 1))]
-        taken = set(labels.values())
-        labels[provenance] = next(label for label in candidates if label not in taken)
-    return labels

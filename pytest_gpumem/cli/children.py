@@ -97,17 +97,17 @@ class _Watch:
             self._fold()
             return binding(device)
 
+        def announce() -> None:
+            import atexit
+            from multiprocessing.util import Finalize
+
+            self._write(None)
+            # multiprocessing's children end without Python's exit functions, but run these.
+            Finalize(None, self._end, exitpriority=0)
+            atexit.register(self._end)
+
         self._torch._C._cuda_resetPeakMemoryStats = reset_peaks
-        self._torch.cuda._lazy_call(self._began)
-
-    def _began(self) -> None:
-        import atexit
-        from multiprocessing.util import Finalize
-
-        self._write(None)
-        # multiprocessing's children end without Python's exit functions, but run these.
-        Finalize(None, self._end, exitpriority=0)
-        atexit.register(self._end)
+        self._torch.cuda._lazy_call(announce)
 
     def _end(self) -> None:
         with suppress(Exception):  # at an interpreter's end anything may be gone

@@ -175,24 +175,22 @@ class _Question:
             meter.start(count_held=True)
             meter.cap(min(card.usable_memory, self.max_bytes or card.usable_memory))
             prober = Prober(meter, Path.cwd(), show, patience=1.0)
-            asked, largest = self._probe(prober)
+            asked: Probe | None = None
+            largest: Largest | None = None
+            if not self.sized:
+                asked = prober.probe(lambda _: self.step(), 1)
+            elif self.size is None:
+                largest = self._largest(prober, self.limit)
+            else:
+                asked = prober.probe(self.step, self.size)
+                if not asked.fits and self.size > 1:
+                    largest = self._largest(prober, self.size - 1)
             if trouble := device.trouble():
                 raise DeviceError(self.target, trouble, "run it on a real GPU (--device=cuda)")
             notes = tuple(device.notes(Path.cwd()))
             return CardFit(card.name, meter.capacity, asked, largest, notes)
         finally:
             meter.stop()
-
-    def _probe(self, prober: Prober) -> tuple[Probe | None, Largest | None]:
-        """Return the run with the asked size, and the search where that size does not fit."""
-        if not self.sized:
-            return prober.probe(lambda _: self.step(), 1), None
-        if self.size is None:
-            return None, self._largest(prober, self.limit)
-        asked = prober.probe(self.step, self.size)
-        if asked.fits or self.size == 1:  # nothing smaller is left
-            return asked, None
-        return asked, self._largest(prober, self.size - 1)
 
     def _largest(self, prober: Prober, limit: int | None) -> Largest:
         return prober.largest(self.step, self.start, limit, multiple=self.multiple)

@@ -44,22 +44,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     arguments.pytest_arguments = unknown
     try:
-        return _print_outcome(COMMANDS[arguments.command].run(arguments))
+        outcome: Outcome = COMMANDS[arguments.command].run(arguments)
+        for line in outcome.trouble:
+            print(printable(line), file=sys.stderr)
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        if outcome.text:
+            output = encodable(outcome.text, ascii_only=not can_encode("…→", encoding))
+            with contextlib.suppress(BrokenPipeError):  # of a reader that has seen enough
+                print(output, flush=True)
     except GpuMemError as error:
         print(f"gpumem: {printable(str(error))}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
-
-
-def _print_outcome(outcome: Outcome) -> int:
-    """Print the output of a subcommand; return its status."""
-    for line in outcome.trouble:
-        print(printable(line), file=sys.stderr)
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    if outcome.text:
-        with contextlib.suppress(BrokenPipeError):  # of a reader that has seen enough
-            print(encodable(outcome.text, ascii_only=not can_encode("…→", encoding)), flush=True)
     return outcome.status
 
 

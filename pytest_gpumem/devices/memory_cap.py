@@ -68,7 +68,21 @@ class MemoryCaps:
             return
         import torch
 
-        for name, wrapper in ((SET_FRACTION, self._set_fraction), (GET_FRACTION, self._fraction)):
+        def set_fraction(fraction: float, device: int) -> None:
+            self.cap(device).fraction = fraction
+            self.apply(device)
+
+        def get_fraction(device: int) -> float:
+            cap = self.cap(device)
+            if cap.fraction >= 1.0:
+                return 1.0
+            return int(cap.fraction * cap.memory) / cap.memory  # as PyTorch computes it, from bytes
+
+        wrappers: dict[str, Callable[..., Any]] = {
+            SET_FRACTION: set_fraction,
+            GET_FRACTION: get_fraction,
+        }
+        for name, wrapper in wrappers.items():
             if hasattr(torch._C, name):  # torch 2.6 cannot be asked for the fraction
                 self._real[name] = getattr(torch._C, name)
                 setattr(torch._C, name, wrapper)
@@ -100,16 +114,6 @@ class MemoryCaps:
             self._real[SET_FRACTION](fraction, device)
         finally:
             torch.cuda.set_device(current)  # older versions of PyTorch make another one current
-
-    def _set_fraction(self, fraction: float, device: int) -> None:
-        self.cap(device).fraction = fraction
-        self.apply(device)
-
-    def _fraction(self, device: int) -> float:
-        cap = self.cap(device)
-        if cap.fraction >= 1.0:
-            return 1.0
-        return int(cap.fraction * cap.memory) / cap.memory  # as PyTorch computes it, from bytes
 
 
 CAPS: Final = MemoryCaps()

@@ -173,12 +173,13 @@ class NvmlWatch(Watch):
         """See :meth:`UseWatch.start`."""
         super().start(reserved)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="gpumem-nvml", daemon=True)
-            self._thread.start()
 
-    def _run(self) -> None:
-        while not self._end.wait(EVERY_S):
-            self._read()
+            def read_until_end() -> None:
+                while not self._end.wait(EVERY_S):
+                    self._read()
+
+            self._thread = threading.Thread(target=read_until_end, name="gpumem-nvml", daemon=True)
+            self._thread.start()
 
     def stop(self) -> None:
         """See :meth:`UseWatch.stop`."""

@@ -72,13 +72,14 @@ class TorchImportHook(MetaPathFinder):
             spec = importlib.util.find_spec(fullname)
         finally:
             sys.meta_path.insert(0, self)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _CallingLoader(spec.loader, self._done)
-        return spec
 
-    def _done(self, module: ModuleType) -> None:
-        sys.meta_path.remove(self)
-        self._imported(module)
+        def loaded(module: ModuleType) -> None:
+            sys.meta_path.remove(self)
+            self._imported(module)
+
+        if spec is not None and spec.loader is not None:
+            spec.loader = _CallingLoader(spec.loader, loaded)
+        return spec
 
 
 class _CallingLoader(Loader):
@@ -92,16 +93,13 @@ class _CallingLoader(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        self._put_back(module)
-        self._loader.exec_module(module)
-        self._loaded(module)
-
-    def _put_back(self, module: ModuleType) -> None:
-        """Make the wrapped loader the module's own, also if another hook wraps this one."""
+        # The wrapped loader becomes the module's own, also if another hook wraps this one.
         if module.__loader__ is self:
             module.__loader__ = self._loader
         if module.__spec__ is not None and module.__spec__.loader is self:
             module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._loaded(module)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - stands for any loader
         return getattr(self._loader, name)

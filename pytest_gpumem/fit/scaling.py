@@ -16,7 +16,7 @@ from pytest_gpumem.sizes import MIB, format_size
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pytest_gpumem.fit.search import Line
+    from pytest_gpumem.fit.search import MemoryLine
     from pytest_gpumem.measurement import Breakdown, Peak
 
 EVEN: Final = Fraction(1, 100)
@@ -53,9 +53,9 @@ class Scaling:
 
     points: tuple[tuple[int, Peak], ...]
     """sizes, ascending, with their peaks"""
-    allocated: Line
+    allocated: MemoryLine
     """through peak allocated"""
-    reserved: Line
+    reserved: MemoryLine
     """through peak reserved, which grows by whole segments"""
     uneven: tuple[str, ...] = ()
     """source lines that do not grow in proportion, the worst first"""

@@ -231,8 +231,15 @@ class Search:
             unit = predicted
         elif self._high is None:
             unit = self._further()
+        elif self._low:
+            unit = self._between(self._low, self._high)
+        elif self._high < LEAST_DOWN:  # from here on none has fitted
+            unit = _middle(0, self._high)
+        elif len(self.probes) <= len(DOWN):
+            first = max(probe.value for probe in self.probes) // self._multiple
+            unit = min(first * DOWN[len(self.probes) - 1], self._high * DOWN[0]) // 10
         else:
-            unit = self._between(self._low, self._high) if self._low else self._down(self._high)
+            unit = self._high // FAR_DOWN
         return None if unit is None else unit * self._multiple
 
     def result(self, *, interrupted: bool = False) -> Largest:
@@ -297,16 +304,6 @@ class Search:
             return _middle(low, high)
         return max(high - self._stride(), low + 1)  # the line ends a little too high
 
-    def _down(self, high: int) -> int:
-        """Return a smaller value, where none has fitted; ``high`` is above 1."""
-        if high < LEAST_DOWN:
-            return _middle(0, high)
-        number = len(self.probes)
-        first = max(probe.value for probe in self.probes) // self._multiple
-        if number <= len(DOWN):
-            return min(first * DOWN[number - 1], high * DOWN[0]) // 10
-        return high // FAR_DOWN
-
     def _safe(self) -> int:
         """Return the value that fits even if all memory of the largest so far is in proportion."""
         peak = self._points()[-1].peak
@@ -360,7 +357,7 @@ def _middle(low: int, high: int) -> int:
 
 
 @dataclass(frozen=True)
-class Line:
+class MemoryLine:
     """Memory = fixed + slope * value, by least squares."""
 
     fixed: Fraction
@@ -375,7 +372,7 @@ class Line:
         return round(self.fixed + self.slope * value)
 
 
-def fit_line(points: Mapping[int, int]) -> Line:
+def fit_line(points: Mapping[int, int]) -> MemoryLine:
     """Return the line through points, value to bytes; exact for two points.
 
     Args:
@@ -388,4 +385,4 @@ def fit_line(points: Mapping[int, int]) -> Line:
     slope = sum(((v - mean) * (b - level) for v, b in points.items()), Fraction(0)) / spread
     fixed = level - slope * mean
     residual = max(abs(fixed + slope * v - b) for v, b in points.items())
-    return Line(fixed, slope, residual)
+    return MemoryLine(fixed, slope, residual)

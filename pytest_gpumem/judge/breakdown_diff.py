@@ -9,7 +9,7 @@ from pytest_gpumem.measurement import CATEGORIES, Provenance, Site
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from pytest_gpumem.judge.verdict import Comparison
     from pytest_gpumem.measurement import Breakdown
@@ -77,7 +77,14 @@ def site_rows(current: Breakdown, baseline: Breakdown | None = None) -> list[Bre
     smallest = 0 if complete else min(old_sizes, default=0)
     # Sites that the baseline would have kept, had they been this large: their absence means zero.
     comparable = {key for key, site in new.items() if complete or site.nbytes > smallest > 0}
-    old = _follow_edits(old, new.keys(), comparable)
+    gone_places = _by_function(old.keys() - new.keys())
+    added_places = _by_function(comparable - old.keys())
+    edited = {
+        keys[0]: added_places[place][0]
+        for place, keys in gone_places.items()
+        if len(keys) == len(added_places.get(place, ())) == 1
+    }
+    old = {edited.get(key, key): site for key, site in old.items()}
     compared, uncompared = [], []
     for key, site in new.items():
         if key in old or key in comparable:
@@ -149,26 +156,6 @@ def _keyed(sites: Iterable[Site]) -> dict[SiteKey, Site]:
             site = replace(first, nbytes=nbytes, blocks=blocks)  # noqa: PLW2901 - one site of the key
         by_key[key] = site
     return by_key
-
-
-def _follow_edits(
-    old: dict[SiteKey, Site], new: Collection[SiteKey], comparable: Collection[SiteKey]
-) -> dict[SiteKey, Site]:
-    """Return the old sites, those of edited lines by their new keys.
-
-    Args:
-        old: the baseline's sites.
-        new: the keys of the measured ones.
-        comparable: those of ``new`` that the baseline would have kept.
-    """
-    gone = _by_function(old.keys() - set(new))
-    added = _by_function(set(comparable) - old.keys())
-    edited = {
-        keys[0]: added[place][0]
-        for place, keys in gone.items()
-        if len(keys) == len(added.get(place, ())) == 1
-    }
-    return {edited.get(key, key): site for key, site in old.items()}
 
 
 def _by_function(keys: Iterable[SiteKey]) -> dict[tuple[str, str, str], list[SiteKey]]:

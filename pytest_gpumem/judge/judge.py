@@ -86,14 +86,25 @@ def _verdict(
     case: Case, kind: Kind, finding: str, notes: Iterable[str] = (), *, failed: bool = False
 ) -> Verdict:
     """Return a verdict with the notes that every kind has, and no remedy as yet."""
-    notes = (*notes, *_common_notes(case, kind))
+    measurement, entry, error = case.measurement, case.entry, case.lookup.error
+    notes = [*notes, *measurement.notes]
+    if case.fullest is not None and kind not in _TABLED:
+        notes.append(f"device {case.fullest} of {len(measurement.peaks)} is the fullest")
+    if measurement.alloc_retries and kind is not Kind.OUT_OF_MEMORY:
+        times = "once" if measurement.alloc_retries == 1 else f"{measurement.alloc_retries} times"
+        notes.append(f"the allocator had to empty its cache {times} to go on")
+    if error is not None and case.spec.baseline and kind is not Kind.INCOMPARABLE:
+        notes.append(f"cannot read the baseline: {error}")
+    if entry and (old := provenance_text(entry.provenance, measurement.provenance)):
+        new = provenance_text(measurement.provenance, entry.provenance)
+        notes.append(f"baseline made with {old}; measured with {new}")
     held_to = "" if case.uncompared else case.policy.against
     return Verdict(
         kind,
         failed,
         f"{kind}: {finding}",
         case.comparisons,
-        notes,
+        tuple(notes),
         uncompared=case.uncompared,
         held_to=held_to,
     )
@@ -119,22 +130,6 @@ def _updatable(case: Case, verdict: Verdict, purpose: str) -> Verdict:
 
 _TABLED = (Kind.OUT_OF_MEMORY, Kind.OVER_BUDGET, Kind.REGRESSED)
 """kinds that reports show with a table of all devices, the fullest among them"""
-
-
-def _common_notes(case: Case, kind: Kind) -> Iterator[str]:
-    """Yield the notes of a measurement that do not depend on the verdict."""
-    measurement, entry, error = case.measurement, case.entry, case.lookup.error
-    yield from measurement.notes
-    if case.fullest is not None and kind not in _TABLED:
-        yield f"device {case.fullest} of {len(measurement.peaks)} is the fullest"
-    if measurement.alloc_retries and kind is not Kind.OUT_OF_MEMORY:
-        times = "once" if measurement.alloc_retries == 1 else f"{measurement.alloc_retries} times"
-        yield f"the allocator had to empty its cache {times} to go on"
-    if error is not None and case.spec.baseline and kind is not Kind.INCOMPARABLE:
-        yield f"cannot read the baseline: {error}"
-    if entry and (old := provenance_text(entry.provenance, measurement.provenance)):
-        new = provenance_text(measurement.provenance, entry.provenance)
-        yield f"baseline made with {old}; measured with {new}"
 
 
 def _out_of_memory(case: Case) -> Verdict | None:

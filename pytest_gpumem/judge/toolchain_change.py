@@ -114,26 +114,21 @@ def find_common_changes(changes: Iterable[ToolchainChange]) -> list[CommonChange
     for (old, new), candidates in by_toolchains.items():
         for peak in ("allocated", "reserved"):
             changed = [each for each in candidates if each.peak == peak and each.difference]
-            group = _about_equal(changed)
+            if not changed:
+                continue
+            median = median_low(each.difference for each in changed)
+            distance = max(abs(median) // NEARBY, MIB)
+            group = [  # the changes near the median, and of its sign
+                each
+                for each in changed
+                if abs(each.difference - median) <= distance and each.difference * median > 0
+            ]
             if not _enough(group, len(candidates)):
                 directions = {each.difference > 0 for each in changed}
                 group = changed if len(directions) == 1 else []
             if _enough(group, len(candidates)):
                 groups.append(CommonChange(old, new, tuple(group), len(candidates) - len(group)))
     return sorted(groups, key=lambda group: -len(group.changes))
-
-
-def _about_equal(changed: Sequence[ToolchainChange]) -> list[ToolchainChange]:
-    """Return the changes near the median of all of them, and of its sign."""
-    if not changed:
-        return []
-    median = median_low(change.difference for change in changed)
-    distance = max(abs(median) // NEARBY, MIB)
-    return [
-        change
-        for change in changed
-        if abs(change.difference - median) <= distance and change.difference * median > 0
-    ]
 
 
 def _enough(changes: Sequence[ToolchainChange], candidates: int) -> bool:

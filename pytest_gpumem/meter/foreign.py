@@ -37,7 +37,7 @@ def segment_size(size: int) -> int:
     return -(-size // (2 * MIB)) * 2 * MIB
 
 
-class _Device:
+class _DeviceState:
     """One device's foreign blocks, and its state when the history was last read."""
 
     def __init__(self, foreign: Peak, blocks: dict[int, int]) -> None:
@@ -137,7 +137,7 @@ class ForeignMemory:
             plugs: bytes of plugs on each device.
         """
         self._devices = {
-            device: _Device(
+            device: _DeviceState(
                 peak,
                 {address: size for (number, address), size in blocks.items() if number == device},
             )

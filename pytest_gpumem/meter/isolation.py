@@ -170,25 +170,25 @@ class Plugs:
 
     def fill(self) -> None:
         """Fill every free room."""
-        if any(current(device).reserved for device in self._devices):
-            with VIEW.hidden(self._devices):
-                self._fill()
-            VIEW.plugs.update(self.blocks)
-
-    def _fill(self) -> None:
-        for segment in VIEW.segments():
-            device, private = segment["device"], tuple(segment.get("segment_pool_id", (0, 0)))
-            if device not in self._devices or private != (0, 0):
-                continue
-            rooms = [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
-            if segment["segment_type"] == "small":  # it serves no more than this at a time
-                full = [SMALL for room in rooms for _ in range(room // SMALL)]
-                rooms = full + [room % SMALL for room in rooms if room % SMALL]
-            elif segment.get("is_expandable"):  # a request as small goes to a small segment
-                self.unfilled |= any(size <= SMALL for size in rooms)
-                rooms = [size for size in rooms if size > SMALL]
-            for size in sorted(rooms, reverse=True):  # the best fit of each is then its own room
-                self._take(size, device, segment["stream"])
+        if not any(current(device).reserved for device in self._devices):
+            return
+        with VIEW.hidden(self._devices):
+            for segment in VIEW.segments():
+                device, private = segment["device"], tuple(segment.get("segment_pool_id", (0, 0)))
+                if device not in self._devices or private != (0, 0):
+                    continue
+                rooms = [
+                    block["size"] for block in segment["blocks"] if block["state"] == "inactive"
+                ]
+                if segment["segment_type"] == "small":  # it serves no more than this at a time
+                    full = [SMALL for room in rooms for _ in range(room // SMALL)]
+                    rooms = full + [room % SMALL for room in rooms if room % SMALL]
+                elif segment.get("is_expandable"):  # a request as small goes to a small segment
+                    self.unfilled |= any(size <= SMALL for size in rooms)
+                    rooms = [size for size in rooms if size > SMALL]
+                for size in sorted(rooms, reverse=True):  # the best fit of each is its own room
+                    self._take(size, device, segment["stream"])
+        VIEW.plugs.update(self.blocks)
 
     def _take(self, size: int, device: int, stream: int) -> None:
         import torch

@@ -48,14 +48,14 @@ class OutOfMemoryWatch:
         """Forget earlier errors."""
         import torch
 
+        def observe(device: int, requested: int, _limit: int, _free: int) -> None:
+            self._refusals.append(Refusal(device, requested, current(device)))
+
         self._refusals.clear()
         # PyTorch has no call that detaches an observer: one for the life of the process
         if not self._attached and hasattr(torch._C, "_cuda_attach_out_of_memory_observer"):
-            torch._C._cuda_attach_out_of_memory_observer(self._observe)
+            torch._C._cuda_attach_out_of_memory_observer(observe)
             self._attached = True
-
-    def _observe(self, device: int, requested: int, _limit: int, _free: int) -> None:
-        self._refusals.append(Refusal(device, requested, current(device)))
 
     @property
     def count(self) -> int:

@@ -19,7 +19,7 @@ def provenance(device: Device) -> Provenance:
     return Provenance(
         torch=str(torch.__version__),
         cuda=str(torch.version.cuda),
-        cudnn=_cudnn(),
+        cudnn=cudnn_version(),
         driver=device.driver(),
         allocator=os.environ.get(
             "PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
@@ -28,7 +28,7 @@ def provenance(device: Device) -> Provenance:
 
 
 @cache
-def _cudnn() -> str:
+def cudnn_version() -> str:
     """Return cuDNN's version, "none" without it; a slow question, asked once."""
     from torch.backends import cudnn
 

@@ -220,7 +220,18 @@ class MemorySession:
         self, item: MarkedItem, run: Run, part: str, spec: MemorySpec, measurement: Measurement
     ) -> Result:
         key = self.settings.against or measurement.device.key
-        lookup = self._look_up(key, item.nodeid, part) if spec.baseline else Lookup()
+        lookup = Lookup()
+        if spec.baseline:
+            place = (key, *split_nodeid(item.nodeid), part)
+            try:
+                entry = self.store.get(*place)
+            except BaselineError as error:
+                lookup = Lookup(error=str(error))
+            else:
+                if entry is None:
+                    lookup = Lookup(other_devices=tuple(self.store.other_devices(*place)))
+                else:
+                    lookup = Lookup(entry)
         policy, world, rank = self.settings.policy, spec.world_size, spec.rank
         declared = spec
         if self._rank is not None and world is None:  # the baseline is the fullest rank's
@@ -249,16 +260,6 @@ class MemorySession:
             baseline=declared.baseline,
             baseline_entry=lookup.entry,
         )
-
-    def _look_up(self, device_key: str, nodeid: str, part: str) -> Lookup:
-        module, test = split_nodeid(nodeid)
-        try:
-            entry = self.store.get(device_key, module, test, part)
-        except BaselineError as error:
-            return Lookup(error=str(error))
-        if entry is not None:
-            return Lookup(entry)
-        return Lookup(other_devices=tuple(self.store.other_devices(device_key, module, test, part)))
 
 
 class WorthlessError(GpuMemError):

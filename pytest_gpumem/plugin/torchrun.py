@@ -146,7 +146,7 @@ class Exchange:
             waited = time.monotonic() - began
             process = _read_json(self._file("began", rank))
             limit = UNSEEN_RANK_S if process is None else LIVE_RANK_S
-            if waited > limit or (process is not None and not _lives(process.get("pid"))):
+            if waited > limit or (process is not None and not process_lives(process.get("pid"))):
                 return
             time.sleep(POLL_S)
 
@@ -168,7 +168,8 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def _lives(pid: object) -> bool:
+def process_lives(pid: object) -> bool:
+    """Return whether a process of this machine runs; False for an id that is none."""
     if not isinstance(pid, int) or pid <= 0:
         return False
     try:

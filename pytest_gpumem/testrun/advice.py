@@ -41,7 +41,28 @@ def advice(
     size = run.spec.batch_size
     if (size or 0) > 1 and run.has_read("batch_size") and run.spec.batch_sizes is None:
         hints += _smaller_batches(runner, item, run, needed, error, batch_norm=batch_norm)
-    return hints + list(_variants(runner, item, run, error))
+    if run.spec.variants and not run.has_read("variant"):
+        return [
+            *hints,
+            "none of its variants was tried: the test does not ask for gpu_memory.variant",
+        ]
+    for name, options in run.spec.variants.items():
+        with runner.trial(item, run.inputs._replace(variant=options), handled=error) as trial:
+            if trial.passed:
+                peak = fullest(run.meter.peaks())
+                hints.append(
+                    f"variant {name!r} fits: {format_size(peak.reserved)} of "
+                    f"{format_size(run.meter.capacity)} reserved, "
+                    f"{format_size(peak.allocated)} allocated"
+                )
+            elif trial.out_of_memory and trial.left:
+                left = f"{format_size(trial.left)} that earlier runs left behind"
+                hints.append(f"variant {name!r} does not fit beside {left}")
+            elif trial.out_of_memory:
+                hints.append(f"variant {name!r} does not fit")
+            else:
+                hints.append(f"variant {name!r} fails: {trial.error}")
+    return hints
 
 
 def _smaller_batches(  # noqa: PLR0913 - a test, and all that is known of its failure
@@ -103,25 +124,3 @@ def _smaller_batches(  # noqa: PLR0913 - a test, and all that is known of its fa
             f"its batch norm takes statistics of each micro-batch: of {even} samples, not of "
             f"{declared}, which is not the same training"
         )
-
-
-def _variants(runner: Runner, item: MarkedItem, run: Run, error: BaseException) -> Iterator[str]:
-    if run.spec.variants and not run.has_read("variant"):
-        yield "none of its variants was tried: the test does not ask for gpu_memory.variant"
-        return
-    for name, options in run.spec.variants.items():
-        with runner.trial(item, run.inputs._replace(variant=options), handled=error) as trial:
-            if trial.passed:
-                peak = fullest(run.meter.peaks())
-                yield (
-                    f"variant {name!r} fits: {format_size(peak.reserved)} of "
-                    f"{format_size(run.meter.capacity)} reserved, "
-                    f"{format_size(peak.allocated)} allocated"
-                )
-            elif trial.out_of_memory and trial.left:
-                left = f"{format_size(trial.left)} that earlier runs left behind"
-                yield f"variant {name!r} does not fit beside {left}"
-            elif trial.out_of_memory:
-                yield f"variant {name!r} does not fit"
-            else:
-                yield f"variant {name!r} fails: {trial.error}"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pytest_gpumem.fit.search import Largest, Line, Probe, Search, fit_line
+from pytest_gpumem.fit.search import Largest, MemoryLine, Probe, Search, fit_line
 from pytest_gpumem.measurement import Peak
 
 GIB = 1 << 30
@@ -183,13 +183,13 @@ def test_the_answer_in_a_sentence():
 
 
 def test_the_line_through_two_points_is_exact():
-    assert fit_line({8: 100, 16: 180}) == Line(20, 10, 0)
+    assert fit_line({8: 100, 16: 180}) == MemoryLine(20, 10, 0)
     assert fit_line({8: 100, 16: 180}).at(32) == 340
 
 
 @given(st.integers(0, 10**12), st.integers(0, 10**9), st.sets(st.integers(1, 10**4), min_size=2))
 def test_points_on_a_line_give_it_back(fixed, slope, values):
-    assert fit_line({it: fixed + slope * it for it in values}) == Line(fixed, slope, 0)
+    assert fit_line({it: fixed + slope * it for it in values}) == MemoryLine(fixed, slope, 0)
 
 
 def test_the_residual_is_that_of_the_farthest_point():

@@ -45,7 +45,8 @@ def adapted(description: str) -> Iterator[None]:
         distributed: Any = sys.modules.get("torch.distributed")
         check = getattr(distributed, SHAPE_CHECK, None)
         if check is not None:
-            setattr(distributed, SHAPE_CHECK, _agreed)
+            # The check that every rank has the same parameters: they have.
+            setattr(distributed, SHAPE_CHECK, lambda *_args: None)
             stack.callback(setattr, distributed, SHAPE_CHECK, check)
         yield
 
@@ -58,7 +59,3 @@ def set_variable(stack: ExitStack, name: str, value: str) -> None:
         stack.callback(os.environ.pop, name, None)
     else:
         stack.callback(os.environ.__setitem__, name, old_value)
-
-
-def _agreed(*_args: object) -> None:
-    """Stand for the check that every rank has the same parameters: they have."""

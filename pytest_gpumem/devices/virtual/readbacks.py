@@ -31,7 +31,7 @@ class Readbacks:
     def seen(self, _size: int) -> None:
         """Note one copy; called by the native library, on any thread."""
         frame = sys._getframe().f_back
-        if not _asks_for_infinities(frame):
+        if not asks_for_infinities(frame):
             line = users_line(frame)
             self._sites[(line.filename, line.line) if line else ("", 0)] += 1
 
@@ -53,7 +53,7 @@ class Readbacks:
         return [f"{values} read back from the virtual GPU{where}: {consequence}"]
 
 
-def _asks_for_infinities(frame: FrameType | None) -> bool:
+def asks_for_infinities(frame: FrameType | None) -> bool:
     """Return whether GradScaler asks if gradients overflowed.
 
     Zero says that none did, as in a step that trains, and the optimizer steps. No shape depends on

@@ -238,12 +238,12 @@ def _attributes(element: ET.Element) -> Iterator[tuple[str, str]]:
         elif bare in {"d", "x", "y", "transform", "width", "height"}:
             # A tenth of a unit is less than a pixel.
             rounded = _NUMBER.sub(lambda match: f"{float(match[0]):.1f}".removesuffix(".0"), value)
-            yield bare, _short_path(rounded) if bare == "d" else rounded
+            yield bare, short_path(rounded) if bare == "d" else rounded
         else:
             yield bare, value.strip()
 
 
-def _short_path(path: str) -> str:
+def short_path(path: str) -> str:
     """Return a path with lines along an axis written as such, and with few spaces."""
     x = y = ""
     parts = []
