@@ -25,16 +25,22 @@ CLEARED_AT: Final = 20_000
 """events of which the history begins anew: reading it takes time for each"""
 
 
-def segment_size(size: int) -> int:
-    """Return the bytes of the segment that PyTorch's allocator takes for a block alone.
+def segments_for(sizes: Iterable[int]) -> int:
+    """Return the bytes of the segments that PyTorch's allocator takes for blocks of these sizes.
 
-    See get_allocation_size in c10/cuda/CUDACachingAllocator.cpp.
+    Blocks up to 1 MiB share segments of 2 MiB, those below 10 MiB share segments of 20 MiB, each
+    larger one has its own; see get_allocation_size in c10/cuda/CUDACachingAllocator.cpp. The blocks
+    of a kind are taken to fill their segments.
     """
-    if size <= MIB:
-        return 2 * MIB
-    if size < 10 * MIB:
-        return 20 * MIB
-    return -(-size // (2 * MIB)) * 2 * MIB
+    small = medium = large = 0
+    for size in sizes:
+        if size <= MIB:
+            small += size
+        elif size < 10 * MIB:
+            medium += size
+        else:
+            large += -(-size // (2 * MIB)) * 2 * MIB
+    return large + -(-small // (2 * MIB)) * 2 * MIB + -(-medium // (20 * MIB)) * 20 * MIB
 
 
 class _DeviceState:
@@ -51,7 +57,7 @@ class _DeviceState:
         """addresses of the foreign segments, from and to"""
         self.freed = False
         self.borrowed: dict[int, int] = {}
-        """the step's blocks in foreign segments: bytes that a segment of their own would have"""
+        """bytes of the step's blocks in foreign segments"""
         self.most_borrowed = 0
 
     def rebase(self, segments: list[dict[str, Any]]) -> None:
@@ -89,8 +95,8 @@ class _DeviceState:
             if allocation is not None:
                 allocated += allocation.size
                 if self.is_foreign(allocation.address):
-                    self.borrowed[allocation.address] = segment_size(allocation.size)
-                    borrowed = sum(self.borrowed.values())
+                    self.borrowed[allocation.address] = allocation.size
+                    borrowed = segments_for(self.borrowed.values())
                     self.most_borrowed = max(self.most_borrowed, borrowed)
             for freed in ends.get(index, ()):
                 self.borrowed.pop(freed.address, None)
@@ -225,7 +231,7 @@ class ForeignMemory:
     def begin_anew(self) -> None:
         """Forget the foreign segments that earlier runs of the step used."""
         for device in self._devices.values():
-            device.most_borrowed = sum(device.borrowed.values())
+            device.most_borrowed = segments_for(device.borrowed.values())
 
     def borrowed(self) -> list[int]:
         """Return the bytes of each device's reserved figure that foreign segments served."""

@@ -4,7 +4,7 @@ import pytest
 from helpers.virtual_gpu import CARD_80GIB, MIB, opened
 
 from pytest_gpumem.measurement import Peak
-from pytest_gpumem.meter.foreign import segment_size
+from pytest_gpumem.meter.foreign import segments_for
 from pytest_gpumem.meter.meter import Meter
 
 
@@ -185,6 +185,14 @@ def test_segments_are_as_large_as_pytorchs(device):
 
     for size in (512, MIB, MIB + 512, 9 * MIB, 10 * MIB, 10 * MIB + 512, 33 * MIB):
         block = tensor(size)
-        assert torch.cuda.memory_reserved() == segment_size(size)
+        assert torch.cuda.memory_reserved() == segments_for([size])
         del block
         torch.cuda.empty_cache()
+
+
+def test_blocks_of_a_kind_share_segments():
+    """Eight small blocks in a foreign segment stand for one segment of 2 MiB, not for eight."""
+    assert segments_for([MIB // 4] * 8) == 2 * MIB
+    assert segments_for([MIB // 4] * 9) == 4 * MIB
+    assert segments_for([3 * MIB] * 6) == 20 * MIB
+    assert segments_for([11 * MIB, 11 * MIB, 1]) == 26 * MIB
