@@ -79,22 +79,25 @@ class Steps:
             return
         if not self.grows:
             return
-        outlived = [
-            tensor
-            for birth, reference in self._fresh
-            if birth < number and (tensor := reference()) is not None
-        ]
+        tensors = ((birth, reference()) for birth, reference in self._fresh)
+        outlived = [tensor for birth, tensor in tensors if birth < number and tensor is not None]
         # Before the search for holders, which has the collector forget what is fresh.
-        noted = {id(tensor) for _, reference in self._fresh if (tensor := reference()) is not None}
-        for tensor in live_tensors():
-            lasting: Any = self._lasting.get(id(tensor))
-            if id(tensor) not in noted and (lasting is None or lasting() is not tensor):
-                self._fresh.append((number, weakref.ref(tensor)))
+        self._note_fresh(number)
         blocks = {place_of(tensor): tensor.untyped_storage().nbytes() for tensor in outlived}
         outlived.clear()  # the search must not see this list among the holders
         if blocks:
             self.holders = holders(blocks)
             self._searches += 1
+
+    def _note_fresh(self, number: int) -> None:
+        """Note the tensors that this step made."""
+        # A function of its own: its local variables end here. Those of a frame that runs while
+        # holders are searched would keep a tensor alive, which the next step then counts.
+        noted = {id(tensor) for _, reference in self._fresh if (tensor := reference()) is not None}
+        for tensor in live_tensors():
+            lasting: Any = self._lasting.get(id(tensor))
+            if id(tensor) not in noted and (lasting is None or lasting() is not tensor):
+                self._fresh.append((number, weakref.ref(tensor)))
 
     @property
     def grows(self) -> bool:

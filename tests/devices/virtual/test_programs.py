@@ -64,7 +64,7 @@ def torchrun(folder, model, backend):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, out
-    return sorted(re.findall(r"^rank .*$", out, re.MULTILINE))
+    return sorted(re.findall(r"^rank \d+ NVIDIA .*$", out, re.MULTILINE))
 
 
 @pytest.mark.parametrize(
