@@ -15,6 +15,7 @@ from pytest_gpumem.attribution.history_replay import Replay
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.peaks import NOTHING, minus
 from pytest_gpumem.sizes import MIB, format_size
+from pytest_gpumem.tracebacks import without_collections
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -187,6 +188,12 @@ class ForeignMemory:
         """
         if not self.follows:
             return [None] * len(self._devices)
+        # Reading makes thousands of objects: a collection that they cause would free the step's own
+        # garbage earlier than without foreign memory.
+        with without_collections():
+            return self._read(plugs)
+
+    def _read(self, plugs: Sequence[int]) -> list[Peak | None]:
         snapshot = VIEW.snapshot()
         if self._history_number != VIEW.history_number:
             self._history_number = VIEW.history_number
