@@ -12,6 +12,8 @@ import socket
 import struct
 import sys
 
+MAY_DIFFER = {"PYTHONPATH", "CUDA_MODULE_LOADING"}
+"""variables of any value: a fork sets its own paths, torch sets the other as CUDA is initialised"""
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -24,7 +26,7 @@ def forkable(arguments, environment, server_environment, read_at_load):
     return all(
         environment.get(name) == server_environment.get(name)
         for name in {*environment, *server_environment}
-        if name.startswith(read_at_load) and name != "PYTHONPATH"
+        if name.startswith(read_at_load) and name not in MAY_DIFFER
     )
 
 

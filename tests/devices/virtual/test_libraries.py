@@ -328,6 +328,8 @@ def test_managed_memory_is_a_cpu_tensors_and_beside_the_peaks(device, notes):
     """As bitsandbytes' paged optimizers use it, with more than the card has."""
     import torch
 
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()  # of earlier tests in this process
     cuda, size = ctypes.CDLL(None), 200 << 30
     address = ctypes.c_void_p()
     assert cuda.cudaMallocManaged(ctypes.byref(address), ctypes.c_size_t(size), 2) == 0
