@@ -28,7 +28,7 @@ CONFTEST = """
         loaded.__class__ = OneGpu
 
     def pytest_unconfigure(config):
-        device.VirtualDevice.loaded().__class__ = virtual.VirtualDevice
+        device.VirtualDevice.loaded().__class__ = device.VirtualDevice
 """
 
 
