@@ -63,6 +63,8 @@ extern int cusparseSpMatGetSize(void *, int64_t *, int64_t *, int64_t *), cuspar
 extern int cuptiActivityPushExternalCorrelationId(int, uint64_t);
 extern int cuptiActivityPopExternalCorrelationId(int, uint64_t *);
 extern const char *gpumem_guess(int index, uint64_t *count);
+extern int gpumem_queue_copy(const void *bytes, uint64_t size);
+extern void gpumem_drop_queued_copies(uint64_t out[4]);
 
 static void check(int ok, const char *what) {
     if (ok) return;
@@ -126,6 +128,18 @@ static void host(unsigned *seed, void *device) {
         CHECK(cudaMemset((char *)device + next(seed) % 9000, 7, size) == 0);
         if (round % 50 == 0) CHECK(cudaLaunchKernelExC((char[64]){0}, NULL, NULL) == 0);
         CHECK(cudaFreeHost(memory) == 0);
+    }
+}
+
+static void queued(void *device) {
+    for (int round = 0; round < 100; round++) {
+        uint64_t faults[4], counts[2] = {(uint64_t)round, 17}, read = 0;
+        CHECK(gpumem_queue_copy(&counts[0], 8) && gpumem_queue_copy(&counts[1], 8) && gpumem_queue_copy("left", 4));
+        CHECK(cudaMemcpy(&read, device, 8, 2) == 0 && read == counts[0]);
+        CHECK(cudaMemcpy(&read, device, 8, 2) == 0 && read == counts[1]);
+        CHECK(cudaMemcpy(&read, device, 8, 2) == 0 && read != counts[1]);
+        gpumem_drop_queued_copies(faults);
+        CHECK(faults[0] == 1 && faults[1] == 1 && faults[2] == 8 && faults[3] == 4);
     }
 }
 
@@ -297,6 +311,7 @@ static void *work(void *number) {
     CHECK(cudaSetDevice(device) == 0);
     while (cudaMalloc(&block, MIB)) {} /* others may hold it all for a moment */
     host(&seed, block);
+    queued(block);
     shared(block);
     CHECK(cudaFree(block) == 0);
     managed();

@@ -75,6 +75,27 @@ class Values:
 
 
 @dataclass(frozen=True)
+class CopyFaults:
+    """The queued copies to the host that an operator did not make as they were queued.
+
+    Attributes:
+        left: copies that were queued and not made.
+        strays: copies of another size than the next one that was queued.
+        stray_size: bytes of the first stray.
+        expected_size: bytes that were queued in its place.
+    """
+
+    left: int = 0
+    strays: int = 0
+    stray_size: int = 0
+    expected_size: int = 0
+
+    def __bool__(self) -> bool:
+        """Return whether there was any fault."""
+        return bool(self.left or self.strays)
+
+
+@dataclass(frozen=True)
 class Managed:
     """Managed memory of this process in bytes: it lies beside the devices' accounts."""
 
@@ -279,6 +300,17 @@ class NativeLibrary:
     def forget(self, address: int, size: int) -> None:
         """Make bytes of device memory unknown."""
         self._lib.gpumem_forget(ctypes.c_void_p(address), ctypes.c_uint64(size))
+
+    def queue_copy(self, content: bytes) -> None:
+        """Let this thread's next copy of as many bytes to the host bring these."""
+        if not self._lib.gpumem_queue_copy(content, ctypes.c_uint64(len(content))):
+            raise MemoryError
+
+    def drop_queued_copies(self) -> CopyFaults:
+        """Empty this thread's queue; return the faults since the last call."""
+        raw = (ctypes.c_uint64 * 4)()
+        self._lib.gpumem_drop_queued_copies(raw)
+        return CopyFaults(*raw)
 
     def forget_peak(self, device: int) -> None:
         """Let a device's account count its peak from now on."""

@@ -3,13 +3,14 @@
 import ctypes
 import mmap
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from helpers.paths import ROOT, TESTS
 from helpers.virtual_gpu import MIB, private_library, run_python, small_card
 
-from pytest_gpumem.devices.virtual.library import Values
+from pytest_gpumem.devices.virtual.library import CopyFaults, Values
 
 LARGEST = 512 << 10
 """bytes: larger copies are not carried out"""
@@ -318,6 +319,71 @@ def test_it_knows_what_a_plain_array_of_bytes_would(library, block):
             case _:
                 found, known = get(library, block + start, size), model[start : start + size]
                 assert found == (None if None in known else bytes(known))
+
+
+# -- copies to the host that Python computed --
+
+
+def test_queued_copies_come_in_their_order_whatever_is_known_there(library, block):
+    put(library, block, b"stale")
+    library.queue_copy(b"first")
+    library.queue_copy(b"2nd")
+    assert get(library, block, 5) == b"first"
+    assert get(library, block + 512, 3) == b"2nd"
+    assert get(library, block, 5) == b"stale"
+    assert not library.drop_queued_copies()
+
+
+def test_a_copy_of_another_size_takes_nothing_and_is_a_fault(library, block):
+    library.queue_copy(b"eight...")
+    assert get(library, block, 4) is None
+    assert get(library, block, 5) is None
+    assert get(library, block, 8) == b"eight..."
+    fault = CopyFaults(left=0, strays=2, stray_size=4, expected_size=8)
+    assert library.drop_queued_copies() == fault
+    assert library.drop_queued_copies() == CopyFaults()
+
+
+def test_what_is_queued_and_not_taken_is_dropped_and_is_a_fault(library, block):
+    for content in (b"a", b"b", b"c"):
+        library.queue_copy(content)
+    assert get(library, block, 1) == b"a"
+    assert library.drop_queued_copies() == CopyFaults(left=2)
+    assert get(library, block, 1) is None
+
+
+def test_only_copies_to_the_host_take_what_is_queued(library, block):
+    library.queue_copy(b"known")
+    put(library, block, b"other")
+    assert library.call("cudaMemcpy", pointer(block + 8), pointer(block), length(5), ON_DEVICE) == 0
+    assert get(library, block, 5) == b"known"
+    assert get(library, block + 8, 5) == b"other"
+
+
+def test_a_captured_copy_takes_nothing(library, block):
+    """It is made when its graph is launched, and as often: nobody knows what it brings then."""
+    stream, graph = ctypes.c_void_p(), ctypes.c_void_p()
+    assert library.call("cudaStreamCreate", ctypes.byref(stream)) == 0
+    assert library.call("cudaStreamBeginCapture", stream, 0) == 0
+    library.queue_copy(b"later")
+    out = ctypes.create_string_buffer(5)
+    args = (out, pointer(block), length(5), TO_HOST, stream)
+    assert library.call("cudaMemcpyAsync", *args) == 0
+    assert library.call("cudaStreamEndCapture", stream, ctypes.byref(graph)) == 0
+    library.call("cudaGraphLaunch", graph, stream)
+    assert out.raw == bytes(5)
+    assert library.drop_queued_copies() == CopyFaults(left=1)
+
+
+def test_each_thread_has_a_queue_of_its_own(library, block):
+    """An operator of autograd's thread must not take what the main thread's operator will read."""
+    library.queue_copy(b"main!")
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(get, library, block, 5).result() is None
+        pool.submit(library.queue_copy, b"theirs").result()
+        assert get(library, block, 5) == b"main!"
+        assert pool.submit(library.drop_queued_copies).result() == CopyFaults(left=1)
+    assert not library.drop_queued_copies()
 
 
 # -- collectives: every rank is taken to hold what this one holds --

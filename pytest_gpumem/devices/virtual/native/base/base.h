@@ -201,4 +201,8 @@ void gm_forget(const void *address, uint64_t size);             /* unknown bytes
 void gm_forget_all(void);  /* kernels ran: unknown bytes are written somewhere */
 void gm_values_reset(void); /* none is known any more, and all pages go back to the host */
 
+/* ---- copy_queue.c: what this thread's next copies to the host bring, as Python computed it ---- */
+
+bool gm_queue_take(void *to, uint64_t size); /* false: nothing is queued, or a copy of another size */
+
 #endif

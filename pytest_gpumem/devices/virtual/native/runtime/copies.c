@@ -1,5 +1,5 @@
-/* Copies: into host memory come the bytes that are known (values.c), else zeros, since nothing was computed; each copy
- * of unknown bytes is counted and reported. */
+/* Copies: into host memory come the bytes that Python queued (copy_queue.c), or those that are known (values.c), else
+ * zeros, since nothing was computed; each copy of unknown bytes is counted and reported. */
 #include "runtime/runtime.h"
 
 #include <stdatomic.h>
@@ -32,6 +32,8 @@ static int copy(void *to, const void *from, size_t size, bool later) {
         else gm_write(to, from, size);
     } else if (!from_device) {
         memmove(to, from, size);
+    } else if (!later && gm_queue_take(to, size)) {
+        return GM_SUCCESS; /* before what is known there: a freed block that PyTorch uses again may hold old bytes */
     } else if (later || !gm_read(from, to, size)) {
         memset(to, 0, size);
         gm_note_readback(size);
