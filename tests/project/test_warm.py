@@ -10,6 +10,7 @@ import weakref
 
 import pytest
 from helpers.hidden_heap import hide_objects
+from helpers.paths import TESTS
 from helpers.warm import HANGS, warm_python
 
 KIND = "import sys; print('fork' if 'torch' in sys.modules else 'new', *sys.argv[1:])"
@@ -100,6 +101,20 @@ def test_signals_reach_the_fork_and_its_end_ends_it():
 def test_processes_that_a_fork_starts_are_forks_as_well():
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {KIND!r}])"
     assert run("-c", code).stdout == "fork\n"
+
+
+def test_each_test_gives_the_environment_back_as_it_was(pytestconfig, monkeypatch):
+    """Inductor sets a variable for good, with which no fork would do."""
+    monkeypatch.setenv("WARM_TEST", "1")
+    plugin = pytestconfig.pluginmanager.get_plugin(str(TESTS / "conftest.py"))
+    protocol = plugin.pytest_runtest_protocol()
+    next(protocol)
+    os.environ["TRITON_CACHE_DIR"] = "/nowhere"
+    del os.environ["WARM_TEST"]
+    with pytest.raises(StopIteration):
+        protocol.send(None)
+    assert "TRITON_CACHE_DIR" not in os.environ
+    assert os.environ["WARM_TEST"] == "1"
 
 
 def test_hidden_objects_cost_no_collection_and_others_are_collected():
