@@ -159,6 +159,22 @@ class Timeline:
 
 
 @dataclass(frozen=True)
+class Keeper:
+    """What keeps blocks of a source line alive at a peak, where the baseline's had fewer blocks."""
+
+    path: str
+    line: int
+    category: Category
+    """these three are the :class:`Site`'s"""
+    text: str
+    """in words: "local variable best (train.py:11)" """
+    nbytes: int
+    blocks: int
+    steps: tuple[int, ...] = ()
+    """steps of training that allocated the blocks, from 1; empty where none is known"""
+
+
+@dataclass(frozen=True)
 class Attribution:
     """Where one device's peak comes from."""
 
@@ -168,6 +184,8 @@ class Attribution:
     """sentences that a reader of the figures should know"""
     hints: tuple[str, ...] = ()
     """changes that would lower the peak, and allocations that raise the next step's, with bytes"""
+    keepers: tuple[Keeper, ...] = ()
+    """of blocks that the baseline's peak had not, found by a run of their own"""
 
 
 @dataclass(frozen=True)

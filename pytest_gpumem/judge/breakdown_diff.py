@@ -33,6 +33,8 @@ class BreakdownRow:
     """of a row of sites: the measured one, else the baseline's"""
     blocks: int = 0
     """of a row of sites: the number of blocks measured"""
+    baseline_blocks: int | None = None
+    """of a row of sites: the number of blocks in the baseline"""
 
     @property
     def difference(self) -> int | None:
@@ -70,7 +72,10 @@ def site_rows(current: Breakdown, baseline: Breakdown | None = None) -> list[Bre
     row comes last.
     """
     if baseline is None:
-        return [_site_row(site, None) for site in current.sites]
+        return [
+            BreakdownRow(site_name(site), site.nbytes, None, site, site.blocks)
+            for site in current.sites
+        ]
     old, new = _keyed(baseline.sites), _keyed(current.sites)
     old_sizes = [site.nbytes for site in baseline.sites]
     complete = sum(old_sizes) == sum(baseline.categories.values())
@@ -88,9 +93,9 @@ def site_rows(current: Breakdown, baseline: Breakdown | None = None) -> list[Bre
     compared, uncompared = [], []
     for key, site in new.items():
         if key in old or key in comparable:
-            compared.append(_site_row(site, old[key].nbytes if key in old else 0))
+            compared.append(_site_row(site, old.get(key)))
         else:
-            uncompared.append(_site_row(site, None))
+            uncompared.append(BreakdownRow(site_name(site), site.nbytes, None, site, site.blocks))
     gone = [site for key, site in old.items() if key not in new]
     compared += [BreakdownRow(site_name(site), 0, site.nbytes, site) for site in gone]
     return [*_by_growth(compared), *_by_growth(uncompared)]
@@ -141,8 +146,10 @@ def blocks_text(number: int) -> str:
     return "1 block" if number == 1 else f"{number} blocks"
 
 
-def _site_row(site: Site, baseline: int | None) -> BreakdownRow:
-    return BreakdownRow(site_name(site), site.nbytes, baseline, site, site.blocks)
+def _site_row(site: Site, baseline: Site | None) -> BreakdownRow:
+    """Return the row of a site beside the baseline's; None: the baseline had no such site."""
+    nbytes, blocks = (baseline.nbytes, baseline.blocks) if baseline else (0, 0)
+    return BreakdownRow(site_name(site), site.nbytes, nbytes, site, site.blocks, blocks)
 
 
 def _keyed(sites: Iterable[Site]) -> dict[SiteKey, Site]:

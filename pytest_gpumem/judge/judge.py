@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.judge.breakdown_diff import blocks_text, growth_cause, provenance_text, site_name
+from pytest_gpumem.judge.causes import growth_causes
 from pytest_gpumem.judge.comparison import Case, both_sizes
 from pytest_gpumem.judge.verdict import (
     DEFAULT_TOLERANCES,
@@ -313,7 +314,8 @@ def _compared(case: Case) -> Verdict:
     only_reserved = all(row.peak == "reserved" for row in beyond)
     notes = ["live tensors take no more: it is the allocator's cache"] if only_reserved else []
     verdict = _verdict(case, Kind.REGRESSED, finding, notes, failed=True)
-    return _updatable(case, verdict, "if this is intended")
+    causes = growth_causes(beyond[0], old, case.measurement.attributions)
+    return _updatable(case, replace(verdict, causes=causes), "if this is intended")
 
 
 def _change(case: Case, row: Comparison) -> str:

@@ -11,6 +11,8 @@ from enum import Enum
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
+# At run time: msgspec reads the annotations.
+from pytest_gpumem.measurement import Keeper, Site  # noqa: TC001
 from pytest_gpumem.sizes import MIB, Tolerance
 
 if TYPE_CHECKING:
@@ -166,6 +168,23 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class Cause:
+    """A part of a peak's growth: the source line that allocates it, and what keeps it alive."""
+
+    nbytes: int
+    """bytes above the baseline's"""
+    category: str
+    site: Site | None = None
+    """None where no line is known"""
+    baseline_blocks: int | None = None
+    """the number of its blocks at the baseline's peak; None where that is not known"""
+    keepers: tuple[Keeper, ...] = ()
+    """what keeps blocks that the baseline had not, the largest first"""
+    reasons: tuple[str, ...] = ()
+    """clauses on why it grew: "kept by local variable best (train.py:11), step 1" """
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The judgement of one measurement."""
 
@@ -184,6 +203,8 @@ class Verdict:
     """why no baseline was compared: "recorded on virtual-T4 only"; "" where one was"""
     held_to: str = ""
     """the key of another device, if that one's baseline was compared"""
+    causes: tuple[Cause, ...] = ()
+    """of a regression: the growth by source lines, the first cause first"""
 
 
 def update_command(targets: Iterable[str], options: Iterable[str]) -> str:

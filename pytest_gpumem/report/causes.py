@@ -8,17 +8,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pytest_gpumem.judge.breakdown_diff import category_rows, site_name, site_rows
+from pytest_gpumem.judge.breakdown_diff import site_name
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pytest_gpumem.judge.breakdown_diff import BreakdownRow
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.judge.verdict import Comparison
-    from pytest_gpumem.measurement import Breakdown
+    from pytest_gpumem.judge.verdict import Cause, Comparison
+    from pytest_gpumem.measurement import Site
 
 FEWEST: Final = 3
 """tests that fail of one cause, before they are told as one"""
@@ -30,8 +29,8 @@ CauseKey = tuple[str, str, str, str]
 class SharedCause(NamedTuple):
     """Failures of one cause."""
 
-    row: BreakdownRow
-    """the source line, as the first of the tests has it"""
+    cause: Cause
+    """as the first of the tests has it"""
     results: tuple[Result, ...]
 
     @property
@@ -40,38 +39,15 @@ class SharedCause(NamedTuple):
 
         "share model.py:29 (Tiny.forward): activations +250.00 MiB each"
         """
-        amounts = sorted(growth_rows(result)[0].difference or 0 for result in self.results)
+        amounts = sorted(result.verdict.causes[0].nbytes for result in self.results)
         smallest, largest = (format_size(amounts[index], signed=True) for index in (0, -1))
         growth = f"{smallest} each" if smallest == largest else f"{smallest} to {largest}"
-        category = self.row.site.category if self.row.site else ""
-        return f"share {self.row.name}: {category} {growth}"
+        return f"share {self.place}: {self.cause.category} {growth}"
 
-
-def growth_rows(result: Result) -> list[BreakdownRow]:
-    """Return the source lines of a regressed test that allocated more, the largest growth first.
-
-    Categories stand in for lines that are not known; nothing of a test without both breakdowns, or
-    of one that did not regress.
-    """
-    lead = result.leading_comparison
-    if result.verdict.kind is not Kind.REGRESSED or lead is None or lead.peak == "reserved":
-        return []
-    pair = compared_breakdowns(result, lead.device)
-    if pair is None:
-        return []
-    sites = [row for row in site_rows(*pair) if (row.difference or 0) > 0]
-    if sites:
-        return sites
-    return [row for row in category_rows(*pair)[:-1] if (row.difference or 0) > 0]
-
-
-def compared_breakdowns(result: Result, device: int) -> tuple[Breakdown, Breakdown] | None:
-    """Return a device's breakdown and its baseline's; None where one is not known."""
-    attributions = result.measurement.attributions if result.measurement else ()
-    baselines = result.breakdowns_before
-    if min(len(attributions), len(baselines)) <= device:
-        return None
-    return attributions[device].breakdown, baselines[device]
+    @property
+    def place(self) -> str:
+        """The source line: "model.py:29 (Tiny.forward)"."""
+        return site_name(self.cause.site) if self.cause.site else ""
 
 
 def short_cause(result: Result) -> str:
@@ -80,12 +56,11 @@ def short_cause(result: Result) -> str:
     lead = result.leading_comparison
     part = f"part {result.part}: " if result.part else ""
     if verdict.kind is Kind.REGRESSED and lead is not None:
-        rows = growth_rows(result)
         cause = ""
-        if rows:
-            site = rows[0].site
+        if verdict.causes:
+            site = verdict.causes[0].site
             place = f", {site.path}:{site.line}" if site and site.path else ""
-            cause = f": {site.category if site else rows[0].name}{place}"
+            cause = f": {verdict.causes[0].category}{place}"
         return f"{part}{change_words(lead)}{cause}"
     oom = measurement.out_of_memory if measurement else None
     if verdict.kind is Kind.OUT_OF_MEMORY and oom is not None:
@@ -121,13 +96,12 @@ def shared_causes(results: Iterable[Result]) -> list[SharedCause]:
     for result in failed:
         if failures_of[result.nodeid] > 1:  # its parts tell more
             continue
-        rows = growth_rows(result)
-        site = rows[0].site if rows else None
+        site = result.verdict.causes[0].site if result.verdict.causes else None
         if site is not None and site.path:
             key = (site.category, site.path, site.function, site.code)
             groups.setdefault(key, []).append(result)
     causes = [
-        SharedCause(growth_rows(members[0])[0], tuple(members))
+        SharedCause(members[0].verdict.causes[0], tuple(members))
         for members in groups.values()
         if len(members) >= FEWEST
     ]
@@ -143,7 +117,7 @@ def cause_lines(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def largest_sites(result: Result, number: int) -> list[BreakdownRow]:
+def largest_sites(result: Result, number: int) -> list[Site]:
     """Return the source lines that hold most of a peak; nothing without an attribution."""
     measurement = result.measurement
     if measurement is None or not measurement.attributions:
@@ -151,15 +125,14 @@ def largest_sites(result: Result, number: int) -> list[BreakdownRow]:
     oom = measurement.out_of_memory
     device = oom.device_index if oom else 0
     device = device if device < len(measurement.attributions) else 0
-    rows = site_rows(measurement.attributions[device].breakdown)
-    return sorted(rows, key=lambda row: -row.nbytes)[:number]
+    sites = measurement.attributions[device].breakdown.sites
+    return sorted(sites, key=lambda site: -site.nbytes)[:number]
 
 
-def place_words(row: BreakdownRow) -> str:
-    """Return a row's source line with its code: "model.py:29 in Tiny.forward: x = self.head(x)"."""
-    site = row.site
-    if site is None or not site.path:
-        return row.name if site is None else site_name(site)
+def place_words(site: Site) -> str:
+    """Return a source line with its code: "model.py:29 in Tiny.forward: x = self.head(x)"."""
+    if not site.path:
+        return site_name(site)
     function = f" in {site.function}" if site.function else ""
     code = f": {site.code}" if site.code else ""
     return f"{site.path}:{site.line}{function}{code}"

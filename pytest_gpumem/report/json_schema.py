@@ -17,8 +17,8 @@ from pytest_gpumem.judge.verdict import FigureName, Kind  # noqa: TC001
 # At run time: msgspec reads the annotations.
 from pytest_gpumem.measurement import Category, DeviceKind  # noqa: TC001
 
-FORMAT: Final = 1
-"""The format that is written. 1: the first (pytest-gpumem 0.1.0)."""
+FORMAT: Final = 2
+"""The format that is written. 1: the first (pytest-gpumem 0.1.0). 2: a verdict has causes."""
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -172,6 +172,29 @@ class ComparisonJson(Strict, frozen=True):
     budget: Bytes | None
 
 
+class KeeperJson(Strict, frozen=True, rename={"nbytes": "bytes"}):
+    """A variable, attribute, list or graph that keeps blocks of a source line alive at the peak."""
+
+    path: str
+    line: Count
+    category: Category
+    text: str
+    nbytes: Bytes
+    blocks: Count
+    steps: tuple[Count, ...]
+
+
+class CauseJson(Strict, frozen=True, rename={"nbytes": "bytes"}):
+    """A part of a peak's growth: a source line, the blocks that it has more, and who keeps them."""
+
+    nbytes: Bytes
+    category: str
+    site: SiteJson | None
+    baseline_blocks: Count | None
+    keepers: tuple[KeeperJson, ...]
+    reasons: tuple[str, ...]
+
+
 class VerdictJson(Strict, frozen=True):
     """The judgement of one measurement."""
 
@@ -184,6 +207,7 @@ class VerdictJson(Strict, frozen=True):
     command: str
     uncompared: str
     held_to: str
+    causes: tuple[CauseJson, ...] = ()
 
 
 class FiguresJson(Strict, frozen=True):
@@ -258,7 +282,7 @@ class UpdatesJson(Strict, frozen=True):
 class Document(Strict, frozen=True):
     """The whole report."""
 
-    format: Literal[1]
+    format: Literal[1, 2]
     gpumem: str
     created: str
     device: str

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pytest_gpumem.judge.result import hints_of, urgency
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.report.breakdown_rows import DeviceRows, device_rows
+from pytest_gpumem.report.causes import place_words
 from pytest_gpumem.report.compared import comparison_sentences
 from pytest_gpumem.report.markdown_syntax import code, fenced, pipe_table, prose
 from pytest_gpumem.report.terminal.failure_text import (
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.report.model import Report
 
+MOST_CAUSES = 3
+"""source lines of which a failure says why they grew"""
 MOST_SITES = 12
 """source lines that a failure lists, of each device"""
 _UPDATE_WIDTH = 100
@@ -112,7 +115,13 @@ def _failures(failures: Sequence[Result], limits: _Limits) -> Iterator[str]:
         yield f"**{result.device_key}**: {prose(verdict.headline)}"
         if limits.details is None or index < limits.details:
             yield from _details(result)
-        lines = [f"- note: {prose(note)}" for note in verdict.notes]
+        lines = [
+            f"- {code(place_words(cause.site))}: {prose(reason)}"
+            for cause in verdict.causes[:MOST_CAUSES]
+            if cause.site is not None
+            for reason in cause.reasons
+        ]
+        lines += [f"- note: {prose(note)}" for note in verdict.notes]
         lines += [f"- hint: {prose(hint)}" for hint in hints_of(result)]
         lines += [f"- snapshot: {code(result.snapshot)}"] if result.snapshot else []
         if lines:

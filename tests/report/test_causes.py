@@ -14,11 +14,21 @@ from helpers.terminal_results import (
     OVER,
     TOO_LARGE,
     TOO_LARGE_BY,
+    USUAL,
     WITHIN,
+    entry,
     grown,
+    peak,
+    result,
 )
 
+from pytest_gpumem.judge.verdict import Lookup
+from pytest_gpumem.measurement import Keeper
 from pytest_gpumem.report.causes import cause_lines, shared_causes, short_cause, short_message
+from pytest_gpumem.report.markdown import markdown
+from pytest_gpumem.report.model import Report
+from pytest_gpumem.report.terminal.brief_text import brief_failures
+from pytest_gpumem.sizes import MIB
 
 
 @pytest.mark.parametrize(
@@ -67,3 +77,28 @@ def test_what_fails_in_a_part_as_well_is_told_by_itself():
 def test_what_fails_as_expected_is_no_failure():
     moved = [replace(grown(f"test_{i}"), expected=True) for i in range(4)]
     assert cause_lines(moved) == []
+
+
+KEPT = Keeper("model.py", 29, "activations", "local variable best (train.py:11)", 64 * MIB, 1, (1,))
+
+
+def kept(test):
+    """A test whose growth has a keeper."""
+    failed = grown(test)
+    attribution = replace(failed.measurement.attributions[0], keepers=(KEPT,))
+    measurement = replace(failed.measurement, attributions=(attribution,))
+    baseline = replace(entry(peak(100, 120)), breakdowns=(USUAL,))
+    return result(test, measurement, Lookup(baseline))
+
+
+def test_what_keeps_a_line_s_blocks_stands_below_the_line():
+    (cause,) = kept("test").verdict.causes
+    assert (cause.nbytes, cause.baseline_blocks, cause.keepers) == (250 * MIB, 2, (KEPT,))
+    reason = "kept by local variable best (train.py:11), of step 1"
+    assert cause.reasons == (reason,)
+    lines = [line.text for line in brief_failures([kept("test")])]
+    at = next(i for i, line in enumerate(lines) if "model.py:29" in line)
+    assert lines[at + 1].strip() == reason
+    assert f"- `model.py:29 in Tiny.forward: return self.head(x)`: {reason}" in markdown(
+        Report((kept("test"),))
+    )

@@ -10,6 +10,7 @@ import pytest
 from helpers.paths import GOLD, ROOT
 from helpers.sample_report import (
     EVIL,
+    LINES,
     T4,
     attribution,
     entry,
@@ -30,6 +31,7 @@ from pytest_gpumem.measurement import (
     Attribution,
     BaselineEntry,
     DeviceInfo,
+    Keeper,
     Measurement,
     Peak,
     Slope,
@@ -68,15 +70,37 @@ def test_what_was_written_is_read_and_written_again_to_the_byte():
     assert [it.new for it in read.report.updates.removed] == [None]
 
 
-def test_a_report_of_format_1_is_read_for_good():
+KEPT = Keeper(*LINES[0][:2], "activations", "local variable best (train.py:11)", 1 << 20, 1, (2,))
+
+
+def few_results():
+    """A report with causes, one of them with a keeper."""
+    regressed, *others = sample().results[1:6:2]
+    (cause, *causes) = regressed.verdict.causes
+    kept = replace(cause, keepers=(KEPT,), reasons=(f"kept by {KEPT.text}, of step 2",))
+    verdict = replace(regressed.verdict, causes=(kept, *causes))
+    results = (replace(regressed, verdict=verdict), *others)
+    return replace(sample(), results=results, updates=with_updates())
+
+
+def test_a_report_of_format_2_is_read_for_good():
     """Files that others keep: a change of this one wants a new format."""
-    path = GOLD / "report.json"
-    few = replace(sample(), results=sample().results[1:6:2], updates=with_updates())
+    path, few = GOLD / "report_2.json", few_results()
     if os.environ.get("GPUMEM_REWRITE_GOLD") == "1":
-        path.write_text(dumps(few, created=WHEN, gpumem="0.1.0"), encoding="utf-8")
+        path.write_text(dumps(few, created=WHEN, gpumem="0.2.0"), encoding="utf-8")
     read = read_report(path)
     assert read.results == tuple(map(without_timelines, few.results))
-    assert dumps(read.report, created=WHEN, gpumem="0.1.0") == path.read_text(encoding="utf-8")
+    assert dumps(read.report, created=WHEN, gpumem="0.2.0") == path.read_text(encoding="utf-8")
+
+
+def test_a_report_of_format_1_is_read_for_good():
+    """It has no causes."""
+    read = read_report(GOLD / "report.json")
+    without = [
+        replace(it, verdict=replace(it.verdict, causes=())) for it in sample().results[1:6:2]
+    ]
+    assert read.results == tuple(map(without_timelines, without))
+    assert read.gpumem == "0.1.0"
 
 
 TEXT = dumps(Report((result("t", measured(attribution(layers=1))),)), created=WHEN)
@@ -152,7 +176,7 @@ def test_names_of_markup_and_of_no_unicode_travel():
         (Comparison, json_schema.ComparisonJson, set()),
         (Measurement, json_schema.MeasurementJson, set()),
         (DeviceInfo, json_schema.DeviceJson, {"key"}),
-        (Attribution, json_schema.AttributionJson, {"timeline"}),
+        (Attribution, json_schema.AttributionJson, {"timeline", "keepers"}),
         (BaselineEntry, json_schema.BaselineJson, set()),
         (EntryUpdate, json_schema.EntryUpdateJson, set()),
         (UpdateSummary, json_schema.UpdatesJson, set()),
@@ -208,7 +232,7 @@ def first(**values):
         ('{"format": 1, "module": "tests/test_a.py"}', 'it has no "format" and "gpumem"'),
         (changed(format=True), 'it has no "format" and "gpumem"'),
         (changed(format=0), 'it has no "format" and "gpumem"'),
-        (changed(format=2), "a newer pytest-gpumem (format 2; this one reads 1)"),
+        (changed(format=3), "a newer pytest-gpumem (format 3; this one reads 2)"),
         (changed(more=1), "unknown field `more`"),
         (changed(results={}), "Expected `array`, got `object` - at `$.results`"),
         (first(nodeid=None), "Expected `str`, got `null` - at `$.results[0].nodeid`"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -11,22 +12,27 @@ from pytest_gpumem.attribution.snapshots import VIEWER
 from pytest_gpumem.judge.breakdown_diff import site_name
 from pytest_gpumem.judge.result import hints_of
 from pytest_gpumem.judge.verdict import Kind, beyond_tolerance
-from pytest_gpumem.report.causes import growth_rows, largest_sites, place_words, shared_causes
+from pytest_gpumem.report.causes import largest_sites, place_words, shared_causes
 from pytest_gpumem.report.text import columns, encodable, printable, wrapped
 from pytest_gpumem.sizes import MIB, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
-    from pytest_gpumem.judge.breakdown_diff import BreakdownRow
     from pytest_gpumem.judge.result import Result
 
 MOST_LINES: Final = 15
 """lines of a failure; a remedy and its command are never cut"""
 MOST_SITES: Final = 3
 """source lines of a failure"""
+MOST_REASONS: Final = 2
+"""clauses on one source line"""
 HINTED: Final = {Kind.OUT_OF_MEMORY, Kind.OVER_BUDGET}
 """failures that every hint helps with; a change has a cause, and needs the hints that explain it"""
+
+
+_AmountRow = tuple[str, str, str, Sequence[str]]
+"""bytes, category, source line, and clauses that stand below them"""
 
 
 class FailureLine(NamedTuple):
@@ -118,19 +124,31 @@ def _cause_lines(result: Result, width: int) -> list[str]:
     """Return the source lines that grew, or that hold most where a limit was met."""
     kind, measurement = result.verdict.kind, result.measurement
     if kind is Kind.REGRESSED:
-        rows = growth_rows(result)
-        lines = _site_lines(rows[:MOST_SITES], width, growth=True)
-        if len(rows) > MOST_SITES:
-            growth = sum(row.difference or 0 for row in rows[MOST_SITES:])
-            number = len(rows) - MOST_SITES
+        causes = result.verdict.causes
+        lines = _amount_lines(
+            [
+                (
+                    format_size(cause.nbytes, signed=True),
+                    cause.category if cause.site else "",
+                    place_words(cause.site) if cause.site else cause.category,
+                    cause.reasons,
+                )
+                for cause in causes[:MOST_SITES]
+            ],
+            width,
+        )
+        if len(causes) > MOST_SITES:
+            growth = sum(cause.nbytes for cause in causes[MOST_SITES:])
+            number = len(causes) - MOST_SITES
             places = "1 more line" if number == 1 else f"{number} more lines"
             lines.append(f"  {format_size(growth, signed=True)} at {places}")
         return lines
     if kind in HINTED:
         oom = measurement.out_of_memory if measurement else None
         request = [f"  asked for at {printable(oom.site)}"] if oom is not None and oom.site else []
-        large = [row for row in largest_sites(result, MOST_SITES) if row.nbytes >= MIB]
-        return [*request, *_site_lines(large, width, growth=False)]
+        large = [site for site in largest_sites(result, MOST_SITES) if site.nbytes >= MIB]
+        rows = [(format_size(site.nbytes), site.category, place_words(site), ()) for site in large]
+        return [*request, *_amount_lines(rows, width)]
     sites = measurement.stayed.sites if measurement and measurement.stayed else ()
     if len(sites) < 2:  # noqa: PLR2004 - the headline names the only one
         return []
@@ -139,22 +157,17 @@ def _cause_lines(result: Result, width: int) -> list[str]:
     ]
 
 
-def _site_lines(rows: Sequence[BreakdownRow], width: int, *, growth: bool) -> list[str]:
-    """Return a line for each source line: its bytes, its category, its code as far as it fits."""
-    amounts = [
-        format_size(row.difference or 0, signed=True) if growth else format_size(row.nbytes)
-        for row in rows
-    ]
-    # What keeps the blocks alive belongs below its line, once attribution knows it.
-    categories = [row.site.category if row.site else "" for row in rows]
-    amount_width, category_width = (
-        max(map(len, column), default=0) for column in (amounts, categories)
-    )
+def _amount_lines(rows: Sequence[_AmountRow], width: int) -> list[str]:
+    """Return a line for each source line, its code as far as it fits, and its reasons below it."""
+    amount_width, category_width = (max((len(row[i]) for row in rows), default=0) for i in (0, 1))
+    indent = " " * (amount_width + category_width + 6)
     lines = []
-    for row, amount, category in zip(rows, amounts, categories, strict=True):
-        place = printable(place_words(row))
-        line = f"  {amount:>{amount_width}}  {category:<{category_width}}  {place}".rstrip()
+    for amount, category, place, reasons in rows:
+        words = printable(place)
+        line = f"  {amount:>{amount_width}}  {category:<{category_width}}  {words}".rstrip()
         lines.append(line if columns(line) <= width else f"{line[: width - 4]} ...")
+        for reason in reasons[:MOST_REASONS]:
+            lines += wrapped(indent, reason, width).splitlines()
     return lines
 
 
@@ -185,7 +198,7 @@ def repeated_lines(results: Iterable[Result], *, width: int = 80) -> dict[str, l
     for cause in shared_causes(results):
         first, *later = cause.results
         for result in later:
-            sentence = f"{result.verdict.kind}: same cause as {first.nodeid}: {cause.row.name}"
+            sentence = f"{result.verdict.kind}: same cause as {first.nodeid}: {cause.place}"
             lines[result.nodeid] = [
                 FailureLine(line, "headline") for line in wrapped("", sentence, width).splitlines()
             ]
