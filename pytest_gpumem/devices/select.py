@@ -47,7 +47,9 @@ def choose(kind: str, card: Card, *, worker: str = "", rank: TorchrunRank | None
     first = rank.local_rank if rank else 0
     if kind == "none":
         return Choice(None, "switched off by --gpumem-device=none")
-    if kind == "cuda" or (kind == "auto" and real_gpu_expected()):
+    loaded = VirtualDevice.loaded()
+    named = loaded is not None and loaded.named is not None  # by use_virtual_gpu()
+    if kind == "cuda" or (kind == "auto" and real_gpu_expected() and not named):
         take_turns(worker)
         return Choice(CudaDevice(shared=bool(worker), first=first), demanded=True)
     try:

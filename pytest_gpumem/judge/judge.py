@@ -123,12 +123,13 @@ def _updatable(case: Case, verdict: Verdict, purpose: str) -> Verdict:
         remedy = f"record the baseline of {case.policy.against}, on that device, with "
         return replace(verdict, remedy=f"{remedy}{UPDATE_OPTION}")
     if case.policy.updating:
-        notes = (*verdict.notes, "this run writes the baseline anew")
+        notes = (*verdict.notes, WRITTEN_ANEW)
         return replace(verdict, failed=False, notes=notes)
     command = update_command([case.nodeid], case.policy.repeated)
     return replace(verdict, remedy=f"{purpose}, run {command}", command=command)
 
 
+WRITTEN_ANEW = "this run writes the baseline anew"
 _TABLED = (Kind.OUT_OF_MEMORY, Kind.OVER_BUDGET, Kind.REGRESSED)
 """kinds that reports show with a table of all devices, the fullest among them"""
 

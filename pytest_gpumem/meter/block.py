@@ -27,7 +27,10 @@ _active: list[Meter] = []
 
 
 def use_virtual_gpu(card: str = DEFAULT_CARD, *, devices: int = 1) -> None:
-    """Give this process a virtual GPU, for programs; call it before torch is imported.
+    """Give this process a virtual GPU: for programs, and for a conftest file.
+
+    It has to be called before torch is imported. In a session of pytest all tests see this GPU;
+    marked tests run on its card, unless an option or their marker names another.
 
     Args:
         card: a card's name, "T4" say; ``pytest_gpumem.card_names()`` lists them.
@@ -38,7 +41,10 @@ def use_virtual_gpu(card: str = DEFAULT_CARD, *, devices: int = 1) -> None:
         DeviceError: torch was imported already, or there can be no virtual GPU here.
     """
     device = VirtualDevice.load(find_card(card))
-    device.open(device.card, devices)
+    device.named = device.card
+    device.card = device.demanded or device.card
+    device.show_always(devices)
+    __import__("torch")  # upon which the GPU is shown
 
 
 def activate(meter: Meter) -> None:

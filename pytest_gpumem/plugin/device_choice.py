@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,6 +82,12 @@ def choose_early(config: pytest.Config) -> None:
         choice_of(config)
 
 
+def choose_where_torch_is_imported(config: pytest.Config) -> None:
+    """Choose at once if all code is to see the GPU, and no import of torch is to come."""
+    if "torch" in sys.modules and config.stash[SETTINGS].shown_always:
+        choose_early(config)
+
+
 def choice_of(config: pytest.Config) -> Choice:
     """Return the session's device, chosen at its first use or when torch is imported.
 
@@ -91,13 +98,23 @@ def choice_of(config: pytest.Config) -> Choice:
         return config.stash[CHOICE]
     from pytest_gpumem.devices.cards import find_card
     from pytest_gpumem.devices.select import Choice, choose
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
 
     GUARD.remove()  # it chooses at the import of torch, which choosing itself may do
     settings = config.stash[SETTINGS]
     if settings.device in DEVICES:
         worker = getattr(config, "workerinput", {}).get("workerid", "")
-        card, rank = find_card(settings.card), current_rank()
+        card, rank, loaded = find_card(settings.card), current_rank(), VirtualDevice.loaded()
+        if loaded is not None and loaded.named is not None and not settings.names_card:
+            card = loaded.named  # by a conftest file's use_virtual_gpu()
         choice = choose(settings.device, card, worker=worker, rank=rank)
+        virtual = choice.device
+        if isinstance(virtual, VirtualDevice) and settings.names_card:
+            virtual.demanded = card
+            config.add_cleanup(lambda: setattr(virtual, "demanded", None))
+        if isinstance(virtual, VirtualDevice) and settings.shown_always > virtual.shown_always:
+            config.add_cleanup(partial(virtual.show_always, virtual.shown_always))
+            virtual.show_always(settings.shown_always)
     else:
         device = config.hook.pytest_gpumem_make_device(config=config, name=settings.device)
         if device is None:

@@ -18,6 +18,7 @@ from pytest_gpumem.plugin.device_choice import (
     SETTINGS,
     choice_of,
     choose_early,
+    choose_where_torch_is_imported,
     load_by_default,
     settings_of,
 )
@@ -63,6 +64,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     with contextlib.suppress(pytest.UsageError):  # pytest_configure raises it again
         settings_of(early_config, early_config.known_args_namespace)
         GUARD.install(lambda: choose_early(early_config))
+        choose_where_torch_is_imported(early_config)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -72,6 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if settings.device not in DEVICES:
         choice_of(config)
     GUARD.install(lambda: choice_of(config))
+    choose_where_torch_is_imported(config)
     hooks = ItemHooks(config)
     config.pluginmanager.register(hooks, item_hooks.NAME)
     config.pluginmanager.register(GpuMemPlugin(config, settings, hooks), session_plugin.NAME)

@@ -11,6 +11,7 @@ import pytest
 
 from pytest_gpumem.errors import GpuMemError, TooSmallError
 from pytest_gpumem.plugin.device_choice import SETTINGS, choice_of
+from pytest_gpumem.plugin.hidden_skips import HIDDEN, hidden_skip, skip_reason
 from pytest_gpumem.plugin.pytest_item import (
     MARKER,
     PytestItem,
@@ -106,6 +107,19 @@ class ItemHooks:
         self._marked_fixtures = {
             definition for item in marked for definition in PytestItem(item).requested_fixtures()
         }
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Note a file of marked tests that a condition skips as a whole."""
+        report = yield
+        if report.skipped and isinstance(collector, pytest.File):
+            reason = skip_reason(report.longrepr)
+            skip = hidden_skip(self.config, collector.path, reason, whole_file=True)
+            if skip is not None and MARKER in collector.path.read_text("utf-8", "replace"):
+                report.__dict__[HIDDEN] = list(skip)
+        return report
 
     # -- a test's protocol --
 
@@ -325,6 +339,10 @@ class ItemHooks:
         if nodeid != report.nodeid:
             report.__dict__["gpumem_nodeid"] = nodeid
         results = item.stash.get(RESULTS, None)
+        if report.skipped and report.when == "setup" and is_marked(item):
+            skip = hidden_skip(self.config, item.path, skip_reason(report.longrepr))
+            if skip is not None:
+                report.__dict__[HIDDEN] = list(skip)  # execnet sends no other tuples
         if results:
             from pytest_gpumem.report.serialize import to_text
 

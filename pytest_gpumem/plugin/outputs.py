@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.atomic_file import TEMPORARY, write_whole
+from pytest_gpumem.plugin.hidden_skips import hidden_skip_lines
 from pytest_gpumem.plugin.settings import FILES, OPTIONS
 from pytest_gpumem.report.github import SUMMARY_LIMIT, error_lines
 from pytest_gpumem.report.markdown import markdown
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.plugin.settings import Settings
 
 SHOWN = (
-    *("device", "card", "cards", "missing_baseline", "shrinkage", "provenance", "tolerance"),
-    *("update_baselines", "against", "against_tolerance"),
+    *("device", "card", "visible", "cards", "missing_baseline", "shrinkage", "provenance"),
+    *("tolerance", "update_baselines", "against", "against_tolerance"),
 )
 """options that reports show, where they were given"""
 NAMES: Final = {"html": "page", "json": "JSON report", "markdown": "Markdown report"}
@@ -63,6 +64,7 @@ def publish(
     remarks += session_results.problems
     for reason in dict.fromkeys(session_results.skipped):
         remarks.append(f"{session_results.skipped.count(reason)} skipped: {reason}")
+    remarks += hidden_skip_lines(session_results.hidden_skips.values())
     device = "; ".join(line.removeprefix("gpumem: ") for line in header.splitlines())
     report = Report(tuple(results), updates, device, options, tuple(remarks))
     created = datetime.now(timezone.utc)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.baselines.store import NewBaseline
     from pytest_gpumem.judge.result import Result
+    from pytest_gpumem.plugin.hidden_skips import HiddenSkip
 
 
 class SessionResults:
@@ -32,6 +33,8 @@ class SessionResults:
         """tests that were torn down"""
         self.skipped: list[str] = []
         """the reason of each marked test that was skipped for want of a device"""
+        self.hidden_skips: dict[str, HiddenSkip] = {}
+        """tests, and files of them, that were skipped as no GPU was shown, by nodeid"""
         self._problems: list[str] = []
         self.failed_elsewhere: list[list[Result]] = []
         """results that fail the session, of tests that passed in this process"""
@@ -40,7 +43,9 @@ class SessionResults:
 
     def __bool__(self) -> bool:
         """Whether anything is to be shown."""
-        return bool(self._unread or self._read or self.skipped or self._problems)
+        return bool(
+            self._unread or self._read or self.skipped or self.hidden_skips or self._problems
+        )
 
     def add(
         self, nodeid: str, when: str, *, passed: bool, data: object, expected: bool = False

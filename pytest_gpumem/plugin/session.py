@@ -21,7 +21,7 @@ from pytest_gpumem.testrun import batch_sizes, leaks
 from pytest_gpumem.testrun.advice import advice
 from pytest_gpumem.testrun.explain import Explainer, ExplainPolicy
 from pytest_gpumem.testrun.rerun import Runner, shown_error
-from pytest_gpumem.testrun.unused_device import check_unused, is_unused
+from pytest_gpumem.testrun.unused_device import check_unused, is_unused, unrecorded
 from pytest_gpumem.torchrun_env import current_rank
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class MemorySession:
             raise WorthlessError(trouble)
         unused = is_unused(run, measured[""][1])
         if unused:
-            check_unused(run)
+            check_unused(run, self.runner.root / module)
             measured[""] = run.spec, run.measurement()
         leaks.require_steps(run)
         explanations = self.explainer.explain(run, measured)
@@ -156,7 +156,7 @@ class MemorySession:
                 for part, spec, measurement in cases
             ]
         if unused:  # the next run, on the device, would be held to nothing
-            results = [replace(result, baseline=False) for result in results]
+            results = [unrecorded(result) for result in results]
         return self.explainer.follow_up(item, run, results, explanations.recording, uncapped=False)
 
     def _finish_out_of_memory(

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pytest_gpumem.errors import GpuMemError
-from pytest_gpumem.plugin.device_choice import GUARD, choice_of
+from pytest_gpumem.plugin.device_choice import CHOICE, GUARD, choice_of
+from pytest_gpumem.plugin.hidden_skips import HIDDEN, HiddenSkip
 from pytest_gpumem.plugin.parametrize import cards_of
 from pytest_gpumem.plugin.pytest_item import is_marked
 from pytest_gpumem.plugin.results import SessionResults
@@ -89,7 +90,7 @@ class GpuMemPlugin:
     def _device_header(self) -> str:
         from pytest_gpumem.plugin.terminal_summary import device_header
 
-        return device_header(choice_of(self.config))
+        return device_header(choice_of(self.config), self.settings.shown_always)
 
     def pytest_report_header(self) -> list[str]:
         """Show the device of marked tests, where workers collect them."""
@@ -99,7 +100,11 @@ class GpuMemPlugin:
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
         """Show it where marked tests were collected."""
         quiet = self.config.get_verbosity() < 0 or self.config.getoption("no_header", default=False)
-        return self._device_header.splitlines() if not quiet and any(map(is_marked, items)) else []
+        # torch was imported, and the device chosen for it, if unmarked tests see a GPU.
+        uses_device = any(map(is_marked, items)) or (
+            self.settings.shown_always and CHOICE in self.config.stash
+        )
+        return self._device_header.splitlines() if uses_device and not quiet else []
 
     # -- results --
 
@@ -116,10 +121,20 @@ class GpuMemPlugin:
             data=getattr(report, "gpumem", None),
             expected=expected,
         )
+        self._add_hidden_skip(report)
         if report.skipped and report.when == "setup":
             properties = dict(report.user_properties)
             if "gpumem_skipped" in properties:
                 self.results.skipped.append(str(properties["gpumem_skipped"]))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Gather the files that were skipped as a whole."""
+        self._add_hidden_skip(report)
+
+    def _add_hidden_skip(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        fields = getattr(report, HIDDEN, None)
+        if fields is not None and not self._worker:
+            self.results.hidden_skips[report.nodeid] = HiddenSkip(*fields)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

@@ -58,6 +58,13 @@ OPTIONS: Final = (
         "",
         "NAME,NAME",
     ),
+    Option(
+        "visible",
+        "who sees the virtual GPU: test (marked tests alone) or session (all code, from the import "
+        "of torch on; session:4 shows four)",
+        "test",
+        "test|session",
+    ),
     Option("update_baselines", "write the baselines of the tests that run and pass", default=False),
     Option("baseline_dir", "folder of the baselines, from the root folder", "baselines", "DIR"),
     Option(
@@ -152,7 +159,7 @@ OPTIONS: Final = (
     ),
 )
 
-REPEATED: Final = {"device", "card", "cards", "baseline_dir"}
+REPEATED: Final = {"device", "card", "cards", "visible", "baseline_dir"}
 """options that decide which baselines a test is compared with"""
 FILES: Final = {"html": "gpumem.html", "json": "gpumem.json", "markdown": "gpumem.md"}
 """the options that name a file to write, and what it may be called"""
@@ -164,6 +171,8 @@ class Settings(NamedTuple):
     device: str
     card: str
     """a card's canonical name"""
+    visible: str
+    """"test", "session" or "session:4" """
     cards: tuple[str, ...]
     """canonical names of the cards that every marked test runs on; empty: those of the markers"""
     update_baselines: bool
@@ -189,11 +198,19 @@ class Settings(NamedTuple):
     against_tolerance: Tolerance | None
     repeated: tuple[str, ...] = ()
     """the options of the command line that decide which baselines are compared"""
+    names_card: bool = False
+    """whether an option names the card; else it is the default"""
 
     @property
     def writes(self) -> bool:
         """Whether it names a file for a report."""
         return any(getattr(self, name) is not None for name in FILES)
+
+    @property
+    def shown_always(self) -> int:
+        """The number of virtual GPUs that all code of the session sees; 0: marked tests alone."""
+        word, _, number = self.visible.partition(":")
+        return int(number or 1) if word == "session" else 0
 
     @property
     def on_github(self) -> bool:
@@ -262,7 +279,12 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
         )
     folder = str(values["snapshots"]).strip()
     values["snapshots"] = root / folder if folder else None
-    return Settings(**values, repeated=repeated)  # type: ignore[arg-type] # each was read above
+    names_card = any(
+        where != option.ini or value != option.default
+        for option, (value, where) in read.items()
+        if option.name == "card"
+    )
+    return Settings(**values, repeated=repeated, names_card=names_card)  # type: ignore[arg-type] # each was read above
 
 
 def _read_option(option: Option, value: object, where: str, root: Path) -> object:
@@ -329,6 +351,21 @@ def _read_against(device: str) -> str:
     raise SpecError(device, "this names no device", "write virtual:L4, or cuda:NVIDIA L4")
 
 
+def _read_visible(visible: str) -> str:
+    """Return who sees the virtual GPU."""
+    from pytest_gpumem.spec import MOST_DEVICES
+
+    word, colon, number = visible.strip().partition(":")
+    count = int(number) if number.isdecimal() and number.isascii() else 0
+    if word == "session" and (not colon or 1 <= count <= MOST_DEVICES):
+        return f"session:{count}" if count > 1 else "session"
+    raise SpecError(
+        visible,
+        "there is no such choice",
+        f"write test, session, or session:4 for four of them (at most {MOST_DEVICES})",
+    )
+
+
 def _read_tolerance(tolerance: str) -> Tolerance | None:
     if not tolerance:
         return None
@@ -346,6 +383,7 @@ _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "card": _read_card,
     "cards": _read_cards,
     "tolerance": _read_tolerance,
+    "visible": _read_visible,
     "against": _read_against,
     "against_tolerance": _read_tolerance,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING, Final
 
+from pytest_gpumem.plugin.hidden_skips import hidden_skip_lines
 from pytest_gpumem.report.card_matrix import cards_matrix
 from pytest_gpumem.report.causes import cause_lines
 from pytest_gpumem.report.terminal import session_text, update_text
@@ -26,15 +27,24 @@ LEAST_WIDTH: Final = 80
 """columns that a failure's text is laid out for at least"""
 
 
-def device_header(choice: Choice) -> str:
-    """Return the lines for the head of the session."""
+def device_header(choice: Choice, shown_always: int = 0) -> str:
+    """Return the lines for the head of the session.
+
+    Args:
+        choice: the session's device.
+        shown_always: the number of virtual GPUs that all code sees.
+    """
     device = choice.device
     if device is None:
         return session_text.header(None, reason=choice.reason)
     expected = device.expected()
     if expected is None:
         return f"gpumem: {device.kind} device"
-    return session_text.header(expected)
+    lines = session_text.header(expected)
+    if shown_always and expected.kind == "virtual":
+        number = "it" if shown_always == 1 else f"{shown_always} of them"
+        lines += f"\ngpumem: all code of this session sees {number}; unmarked tests read zeros too"
+    return lines
 
 
 def failure_text(results: Sequence[Result], verbosity: int) -> str:
@@ -116,6 +126,10 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
         for reason in dict.fromkeys(session_results.skipped):
             number = session_results.skipped.count(reason)
             paragraphs.append(f"gpumem: {number} skipped: {reason}")
+        paragraphs += [
+            wrapped("gpumem: ", sentence, width)
+            for sentence in hidden_skip_lines(session_results.hidden_skips.values())
+        ]
     else:  # no head and no notes, but a row of each test that fails the session
         failed = [result for result in results if result.verdict.failed and not result.expected]
         table = summary_table(failed, 0, width, ascii_only=ascii_only)

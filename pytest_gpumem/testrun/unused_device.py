@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from pytest_gpumem.devices.virtual.device import VirtualDevice
 from pytest_gpumem.errors import GpuMemError
+from pytest_gpumem.judge.judge import WRITTEN_ANEW
 from pytest_gpumem.judge.result import describe_budget
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pytest_gpumem.judge.result import Result
     from pytest_gpumem.measurement import Measurement
     from pytest_gpumem.testrun.run import Run
 
@@ -18,6 +25,9 @@ MEMORY_LIMITS: Final = (
     *("max_mib_per_sample", "max_fixed_gib"),
 )
 """the marker's arguments that a step without memory would always keep"""
+
+
+REMEDY: Final = "make the model and its data on gpu_memory.device, or leave out the marker"
 
 
 class UnusedDeviceError(GpuMemError):
@@ -30,30 +40,55 @@ def is_unused(run: Run, measurement: Measurement) -> bool:
     return not (run.meter.ran_apart or outside or any(peak.reserved for peak in measurement.peaks))
 
 
-def check_unused(run: Run) -> None:
+def _hidden_gpu(run: Run, path: Path) -> str:
+    """Return the likely reason: the virtual GPU is hidden while files are imported."""
+    device = run.device
+    if not isinstance(device, VirtualDevice) or device.shown_always:
+        return ""
+    question = device.question_of(path, run.root)
+    if question is None:
+        return (
+            "; outside of marked tests no virtual GPU is seen, so that torch.cuda.is_available() "
+            "at the top of a file is False: --gpumem-visible=session shows it from the start"
+        )
+    place = f"{os.path.relpath(question.path, run.root)}:{question.line}"
+    return (
+        f"; outside of marked tests no virtual GPU is seen, and {place} asked for GPUs while it "
+        "was imported: --gpumem-visible=session shows the virtual GPU from the start"
+    )
+
+
+def check_unused(run: Run, path: Path) -> None:
     """Add a note to a test that took no memory of its device.
+
+    Args:
+        run: the test's.
+        path: the test's file.
 
     Raises:
         UnusedDeviceError: it declares a limit, which would hold whatever the step takes.
     """
-    problem = f"the test took no memory on {run.info.name}"
+    problem, cause = f"the test took no memory on {run.info.name}", ""
     if not run.device.computes:  # the step may have run on the CPU
         loaded = getattr(sys.modules.get("bitsandbytes.cextension"), "lib", None)
         # A library of CPU code that was chosen at its import stays for the whole process.
         if "bitsandbytes" in sys.modules and not getattr(loaded, "compiled_with_cuda", True):
-            problem += (
+            cause = (
                 "; bitsandbytes was imported outside of the test, where no GPU is seen, and has "
-                "loaded its CPU library for good: import it in the test or in a fixture"
+                "loaded its CPU library for good: import it in the test or in a fixture, "
+                "or run with --gpumem-visible=session"
             )
         else:
-            problem += (
-                "; outside of marked tests no virtual GPU is seen, so that "
-                "torch.cuda.is_available() at the top of a file is False"
-            )
+            cause = _hidden_gpu(run, path)
     if any(getattr(run.spec, name) is not None for name in MEMORY_LIMITS):
         raise UnusedDeviceError(
-            f"@pytest.mark.gpu_memory({describe_budget(run.spec)})",
-            problem,
-            "make the model and its data on gpu_memory.device, or leave out the marker",
+            f"@pytest.mark.gpu_memory({describe_budget(run.spec)})", problem + cause, REMEDY
         )
-    run.notes.append(f"{problem}: no baseline is made of it")
+    run.notes.append(f"{problem}, and no baseline is made of it{cause}")
+
+
+def unrecorded(result: Result) -> Result:
+    """Return a result of such a test: it makes no baseline, so that no command records one."""
+    notes = tuple(note for note in result.verdict.notes if note != WRITTEN_ANEW)
+    verdict = replace(result.verdict, notes=notes, remedy=REMEDY, command="")
+    return replace(result, baseline=False, verdict=verdict)

@@ -155,6 +155,15 @@ def test_the_nearest_marker_wins_field_by_field(suite):
     assert suite.run("-v", "-k", "backward").verdicts() == {"test_backward": "within"}
 
 
+def test_a_suite_that_asks_for_a_gpu_at_its_import(narrow):
+    write(narrow, SUITES, "test_library.py")
+    session = narrow.run()
+    assert session.outcomes == {"skipped": 1}
+    assert shows(session.out, blocks(SUITES, "text")[0])
+    narrow.write("pyproject.toml", files(SUITES, "toml")["pyproject.toml"])
+    assert narrow.run("-v").verdicts() == {"test_step": "no baseline"}
+
+
 def test_a_session_whose_conftest_loads_the_virtual_gpu(tmp_path, virtual_gpu):
     place = Place(tmp_path / "project")
     place.write("conftest.py", files(SUITES)["conftest.py"])
@@ -164,7 +173,7 @@ def test_a_session_whose_conftest_loads_the_virtual_gpu(tmp_path, virtual_gpu):
 
 def test_the_marker_is_registered_without_the_plugin(tmp_path, virtual_gpu):
     place = Place(tmp_path / "project")
-    place.write("pyproject.toml", files(SUITES, "toml")["pyproject.toml"])
+    place.write("pyproject.toml", files(SUITES, "toml")["pyproject.toml#2"])
     place.write("test_models.py", files(SUITES)["test_models.py"].replace(".cuda()", ""))
     done = place.sh("pytest -p no:gpumem --strict-markers --collect-only -q")
     assert done.ret == 0, done.out

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-NOTE = "the test took no memory on H100; outside of marked tests no virtual GPU is seen"
+NOTE = "the test took no memory on H100"
+REASON = "; outside of marked tests no virtual GPU is seen, and test_it.py:6 asked for GPUs"
 TOP = """
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -22,7 +23,8 @@ def test_with_a_limit_it_fails_and_the_cause_is_named(suite, limit):
     assert session.outcomes == {"failed": 1}
     assert f"@pytest.mark.gpu_memory({limit}" in session.flat
     assert NOTE.replace("H100", "T4" if "T4" in limit else "H100") in session.flat
-    assert "torch.cuda.is_available() at the top of a file is False" in session.flat
+    assert REASON in session.flat
+    assert "--gpumem-visible=session shows the virtual GPU from the start" in session.flat
     assert "make the model and its data on gpu_memory.device" in session.flat
     assert suite.baselines() == {}
 
@@ -33,9 +35,17 @@ def test_without_one_it_has_a_note_and_makes_no_baseline(suite):
         source=f"{TOP}\n@pytest.mark.gpu_memory\ndef test_it(): step()",
     )
     assert session.outcomes == {"passed": 1}
-    assert NOTE in session.flat
-    assert "no baseline is made of it" in session.flat
+    assert f"{NOTE}, and no baseline is made of it{REASON}" in session.flat
     assert suite.baselines() == {}
+    session = suite.run("--gpumem-missing-baseline=fail")
+    assert session.outcomes == {"failed": 1}
+    assert "next: make the model and its data on gpu_memory.device" in session.flat
+    assert "to record baselines" not in session.flat  # none would be
+
+
+def test_where_nobody_has_asked_the_reason_is_a_guess(suite):
+    session = suite.run(source="@pytest.mark.gpu_memory\ndef test_it(): torch.zeros(9)")
+    assert "torch.cuda.is_available() at the top of a file is False: --gpumem-vis" in session.flat
 
 
 def test_a_library_that_chose_the_cpu_at_its_import_is_the_cause(suite):

@@ -29,7 +29,7 @@ from pytest_gpumem.devices.virtual.cudnn_notes import ConvolutionWatch
 from pytest_gpumem.devices.virtual.environment import adapted
 from pytest_gpumem.devices.virtual.library import NativeLibrary
 from pytest_gpumem.devices.virtual.readbacks import Readbacks
-from pytest_gpumem.devices.virtual.visibility import Curtain
+from pytest_gpumem.devices.virtual.visibility import Curtain, Question
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.measurement import DeviceInfo, DeviceKind
 from pytest_gpumem.sizes import KIB, format_size
@@ -98,6 +98,12 @@ class VirtualDevice:
     """the first device to measure on; those before it are other ranks'"""
     least = 1
     """how many devices are shown at least"""
+    shown_always = 0
+    """how many devices code outside of marked tests sees"""
+    named: Card | None = None
+    """the card that a program or a conftest file asked for"""
+    demanded: Card | None = None
+    """the card that an option of the session names, which wins over that"""
 
     _loaded: VirtualDevice | None = None
 
@@ -158,6 +164,20 @@ class VirtualDevice:
         """Return this process's virtual GPU, if there is one."""
         return cls._loaded
 
+    def show_always(self, count: int) -> None:
+        """Show so many devices from now on, or from the import of torch, also between steps.
+
+        Args:
+            count: 0: from now on only between ``open`` and ``close``.
+        """
+        self.shown_always = count
+        if self._torch is not None:
+            self.close()
+
+    def question_of(self, path: Path, root: Path) -> Question | None:
+        """See :meth:`pytest_gpumem.devices.virtual.visibility.Curtain.question_of`."""
+        return self._curtain.question_of(path, root) if self._curtain else None
+
     @property
     def library(self) -> NativeLibrary:
         """The native library (its counters and accounts)."""
@@ -176,6 +196,8 @@ class VirtualDevice:
                     part * weight for part, weight in zip(parts, (10000, 100, 1), strict=True)
                 )
             self._library.set_versions(major * 1000 + minor * 10, cudnn)
+        if self.shown_always:
+            self.open(None, self.shown_always)
 
     def expected(self) -> DeviceInfo:
         """See :meth:`pytest_gpumem.devices.base.Device.expected`."""
@@ -195,7 +217,7 @@ class VirtualDevice:
     def open(self, card: Card | None, count: int) -> DeviceInfo:
         """See :meth:`pytest_gpumem.devices.base.Device.open`."""
         card = card or self.card
-        count = max(self.first + count, self.least)
+        count = max(self.first + count, self.least, self.shown_always)
         if count > MOST_DEVICES:
             raise DeviceError(f"devices={count}", f"{WHAT} has {MOST_DEVICES}", "ask for fewer")
         import torch
@@ -206,6 +228,7 @@ class VirtualDevice:
             raise DeviceError(
                 WHAT, f"torch {torch.__version__} is built without CUDA", "install one"
             )
+        self._stack.close()  # of a device that is shown always
         self._library.load_driver()
         self._library.show(count)
         self._curtain.show(count)
@@ -229,7 +252,7 @@ class VirtualDevice:
                     self._kept_total = self._keeps_total()
             self._set_totals(count)
         except BaseException:
-            self.close()
+            self._hide()
             raise
         self._stack.enter_context(adapted(self._library.describe(count)))
         self._unsupported = self._library.unsupported()
@@ -274,6 +297,11 @@ class VirtualDevice:
 
     def close(self) -> None:
         """See :meth:`pytest_gpumem.devices.base.Device.close`."""
+        self._hide()
+        if self.shown_always:
+            self.open(None, self.shown_always)
+
+    def _hide(self) -> None:
         self._stack.close()
         if self._torch is not None and self._torch.cuda.is_initialized():
             self._torch.cuda.empty_cache()  # or it would serve requests on a hidden device

@@ -9,10 +9,26 @@ that asks the driver or NVML.)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from types import ModuleType
+    from types import FrameType, ModuleType
+
+OTHERS_CODE: Final = ("site-packages", "dist-packages")
+"""folders of installed packages: a line in them is no line of the user's"""
+
+
+class Question(NamedTuple):
+    """A file that asked for GPUs while it was imported, and none was shown."""
+
+    path: str
+    """as Python has it"""
+    line: int
+    """of the file: the line that asked, or that called or imported the code that did"""
+    direct: bool
+    """whether the line itself asked PyTorch"""
 
 
 class Curtain:
@@ -21,6 +37,9 @@ class Curtain:
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
         self._shown = 0
+        self.unanswered: dict[str, Question] = {}
+        """the first one of each file; one that asked itself replaces one that did not"""
+        self._own_code = (str(Path(torch.__file__ or "").parent), __file__)
         # of torch.cuda, and of torch.accelerator where that asks for itself (before torch 2.8)
         for name in ("_cuda_getDeviceCount", "_accelerator_deviceCount"):
             if hasattr(torch._C, name):
@@ -28,7 +47,38 @@ class Curtain:
         torch.cuda._device_count_nvml = self._count
 
     def _count(self) -> int:
+        if not self._shown:
+            self._note_question()
         return self._shown
+
+    def _note_question(self) -> None:
+        frame: FrameType | None = sys._getframe(2)
+        direct = True
+        while frame is not None:
+            path = frame.f_code.co_filename
+            if not path.startswith(self._own_code):
+                # The frames of an import; pytest's own script is the main program.
+                if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] != "__main__":
+                    earlier = self.unanswered.get(path)
+                    if earlier is None or (direct and not earlier.direct):
+                        self.unanswered[path] = Question(path, frame.f_lineno, direct)
+                direct = direct and not path.startswith("/")  # "<frozen importlib._bootstrap>"
+            frame = frame.f_back
+
+    def question_of(self, path: Path, root: Path) -> Question | None:
+        """Return the question of a test's file, else of another file of its project.
+
+        Args:
+            path: the test's file.
+            root: the project's folder; installed packages in it are no part of it.
+        """
+        if str(path) in self.unanswered:
+            return self.unanswered[str(path)]
+        for question in self.unanswered.values():
+            place = Path(question.path)
+            if place.is_relative_to(root) and not set(place.parts) & set(OTHERS_CODE):
+                return question
+        return None
 
     def show(self, count: int) -> None:
         """Let PyTorch's users see so many devices; 0 hides them."""

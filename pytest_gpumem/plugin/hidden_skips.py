@@ -1,0 +1,85 @@
+"""Marked tests that were skipped because no GPU was shown while their file was imported.
+
+The virtual GPU is hidden outside of marked tests, unless ``--gpumem-visible=session``: a condition
+like ``skipif(not torch.cuda.is_available())`` is evaluated at the import, and holds for good.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    import pytest
+
+HIDDEN: Final = "gpumem_hidden"
+"""of a report: the fields of a :class:`HiddenSkip`"""
+ABOUT_GPUS: Final = re.compile(r"cuda|gpu|device|accelerator|hardware", re.IGNORECASE)
+"""words of a reason that tell of a missing GPU"""
+
+_NOUNS: Final = {
+    False: ("1 marked test", "marked tests"),
+    True: ("1 file of marked tests", "files of marked tests"),
+}
+
+
+class HiddenSkip(NamedTuple):
+    """A skipped test, or file of tests, whose condition was evaluated without a GPU in sight."""
+
+    whole_file: bool
+    reason: str
+    """as its skip gives it"""
+    place: str
+    """the line that asked for GPUs: "tests/test_model.py:12" """
+
+
+def hidden_skip(
+    config: pytest.Config, path: Path, reason: str, *, whole_file: bool = False
+) -> HiddenSkip | None:
+    """Return the record of a skip that the hidden GPU explains; None of any other.
+
+    Args:
+        config: the session's.
+        path: the file of the test.
+        reason: of the skip, without "Skipped: ".
+        whole_file: the file was skipped while it was collected.
+    """
+    # Torch may have been imported before the session chose its device, which is not needed here.
+    if "pytest_gpumem.devices.virtual.device" not in sys.modules:
+        return None
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
+
+    device = VirtualDevice.loaded()
+    if device is None or device.shown_always:
+        return None
+    question = device.question_of(path, config.rootpath)
+    if question is None or not (question.direct or ABOUT_GPUS.search(reason)):
+        return None
+    place = f"{os.path.relpath(question.path, config.rootpath)}:{question.line}"
+    return HiddenSkip(whole_file, reason, place)
+
+
+def skip_reason(longrepr: object) -> str:
+    """Return the reason of a skipped report: pytest has file, line and "Skipped: reason" there."""
+    message = longrepr[2] if isinstance(longrepr, tuple) else longrepr
+    return str(message).removeprefix("Skipped: ")
+
+
+def hidden_skip_lines(skips: Iterable[HiddenSkip]) -> Iterator[str]:
+    """Yield a sentence for each reason of such skips."""
+    groups: dict[tuple[bool, str], list[HiddenSkip]] = {}
+    for skip in skips:
+        groups.setdefault((skip.whole_file, skip.reason), []).append(skip)
+    for (whole_file, reason), members in groups.items():
+        one, several = _NOUNS[whole_file]
+        subject = f"{one} was" if len(members) == 1 else f"{len(members)} {several} were"
+        yield (
+            f"{subject} skipped ({reason}): "
+            f"{members[0].place} asked for GPUs while it was imported, when none was shown; "
+            "--gpumem-visible=session shows the virtual GPU from the start"
+        )
