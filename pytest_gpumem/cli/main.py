@@ -1,4 +1,4 @@
-"""The gpumem command: run measures any program; compare, show and prune are about baselines."""
+"""The gpumem command: run measures a program; compare, show, history, prune are about baselines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.cli import cards, compare, fit, prune, run, show, version_info
+from pytest_gpumem.cli import cards, compare, fit, history, prune, run, show, version_info
 from pytest_gpumem.cli.run import INTERRUPTED
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.report.text import can_encode, encodable, printable
@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "cards": cards,
     "compare": compare,
     "show": show,
+    "history": history,
     "prune": prune,
     "version": version_info,
 }

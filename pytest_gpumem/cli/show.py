@@ -15,7 +15,7 @@ from pytest_gpumem.report.baseline_listing import details, listing
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from pytest_gpumem.baselines.key import Key
     from pytest_gpumem.measurement import BaselineEntry
@@ -80,9 +80,14 @@ def _matching(entries: Mapping[Key, BaselineEntry], name: str) -> dict[Key, Base
     ):
         if keys:
             return {key: entry for key, entry in entries.items() if key in keys}
-    nodeids, tests = {key.nodeid for key in entries}, {key.test for key in entries}
+    remedy = similar_names(name, {key.nodeid for key in entries}) or "gpumem show lists all"
+    raise BaselineError(name, "no test with a baseline has this in its name", remedy)
+
+
+def similar_names(name: str, nodeids: Collection[str]) -> str:
+    """Return the tests whose names are like one, as a message's remedy; "" if none is."""
+    tests = {nodeid.partition("::")[2] for nodeid in nodeids}
     similar = get_close_matches(name, nodeids, MOST_NAMES) or get_close_matches(
         name, tests, MOST_NAMES
     )
-    remedy = f"these do: {', '.join(similar)}" if similar else "gpumem show lists all"
-    raise BaselineError(name, "no test with a baseline has this in its name", remedy)
+    return f"these do: {', '.join(similar)}" if similar else ""

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pytest_gpumem.baselines.folder import ENDING, Figures, read_contents, read_folder
+from pytest_gpumem.baselines.git import (
+    FILE_MODES,
+    GitError,
+    OutsideRepositoryError,
+    blob_contents,
+    path_in_repository,
+    repository_root,
+    run_git,
+)
 from pytest_gpumem.baselines.key import Key
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.judge.result import entry_of
 from pytest_gpumem.nodeids import split_nodeid
 from pytest_gpumem.report.json_report import read_report
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 _REMEDY: Final = "name a report (.json), a folder of baselines, or a git revision"
-_FILES: Final = ("100644", "100755")
-"""git's modes of a file; a link has another"""
 
 
 @dataclass
@@ -94,32 +97,37 @@ def _read_report(path: str) -> Source:
 def _read_revision(revision: str, directory: Path) -> Source:
     if not revision or revision.startswith("-"):
         raise SourceError(revision or "''", "this is no git revision", _REMEDY)
-    root = Path(os.fsdecode(_git(revision, "rev-parse", "--show-toplevel").rstrip(b"\n")))
     try:
-        answer = _git(revision, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
-    except SourceError:
-        problem = "there is no such file or folder, and git knows no such revision"
-        raise SourceError(revision, problem, _REMEDY) from None
-    commit = answer.decode().strip()
-    folder = os.path.relpath(os.path.realpath(directory), os.path.realpath(root))
-    if folder.startswith(os.pardir):
-        problem = f"the folder {directory} is not in the repository {root}"
-        raise SourceError(revision, problem, "name the baselines' folder with --baseline-dir")
-    prefix = "" if folder == os.curdir else f"{folder}/"
-    listing = _git(revision, "-C", str(root), "ls-tree", "-r", "-z", "--full-tree", commit, prefix)
-    blobs: dict[Path, str] = {}
-    """files, each with its object's name; "" of a link"""
-    for line in filter(None, listing.split(b"\0")):
-        # mode, kind, object, tab, path
-        fields, _, name = line.partition(b"\t")
-        mode, *_, blob = fields.decode().split()
-        path = Path(os.fsdecode(name))
-        if path.suffix == ENDING:
-            blobs[path] = blob if mode in _FILES else ""
-    # All contents from one process of git: there may be a thousand files.
-    blob_contents = _contents(revision, root, [name for name in blobs.values() if name])
+        root = repository_root()
+        try:
+            question = ("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
+            commit = run_git(*question).decode().strip()
+        except GitError:
+            raise GitError("git knows no such revision") from None
+        folder = path_in_repository(directory, root)
+        listing = run_git(
+            *("-C", str(root), "ls-tree", "-r", "-z", "--full-tree", commit),
+            f"{folder}/" if folder else "",
+        )
+        blobs: dict[Path, str] = {}
+        """files, each with its object's name; "" of a link"""
+        for line in filter(None, listing.split(b"\0")):
+            # mode, kind, object, tab, path
+            fields, _, name = line.partition(b"\t")
+            mode, *_, blob = fields.decode().split()
+            path = Path(os.fsdecode(name))
+            if path.suffix == ENDING:
+                blobs[path] = blob if mode in FILE_MODES else ""
+        # All contents from one process of git: there may be a thousand files.
+        contents_of_blobs = blob_contents(root, [name for name in blobs.values() if name])
+    except OutsideRepositoryError as error:
+        remedy = "name the baselines' folder with --baseline-dir"
+        raise SourceError(revision, str(error), remedy) from error
+    except GitError as error:
+        problem = f"there is no such file or folder, and {error}"
+        raise SourceError(revision, problem, _REMEDY) from error
     paths = [path for path, name in blobs.items() if name]
-    contents = dict(zip(paths, blob_contents, strict=True))
+    contents = dict(zip(paths, contents_of_blobs, strict=True))
 
     def read(path: Path) -> bytes:
         if path not in contents:
@@ -131,41 +139,5 @@ def _read_revision(revision: str, directory: Path) -> Source:
         BaselineError(f"{revision}:{error.given}", error.problem, error.remedy)
         for error in figures.errors
     ]
-    remarks = [] if figures.files else [f"{revision} has no baselines in {folder}"]
+    remarks = [] if figures.files else [f"{revision} has no baselines in {folder or os.curdir}"]
     return Source(revision, figures, remarks)
-
-
-def _contents(revision: str, root: Path, names: Sequence[str]) -> list[bytes]:
-    """Return the contents of git's blobs, in their order."""
-    if not names:
-        return []
-    request = "".join(f"{name}\n" for name in names).encode()
-    answer = _git(revision, "-C", str(root), "cat-file", "--batch", stdin=request)
-    contents, start = [], 0
-    for name in names:
-        end = answer.index(b"\n", start)
-        *_, kind, size = answer[start:end].decode().split(" ")
-        if kind != "blob":
-            raise SourceError(revision, f"git has no content of {name}", "run git fsck")
-        contents.append(answer[end + 1 : end + 1 + int(size)])
-        start = end + 1 + int(size) + 1
-    return contents
-
-
-def _git(revision: str, *arguments: str, stdin: bytes | None = None) -> bytes:
-    """Return the output of a git command.
-
-    Raises:
-        SourceError: git is not installed, or refuses.
-    """
-    try:
-        process = subprocess.run(["git", *arguments], input=stdin, capture_output=True, check=False)  # noqa: S607 - the user's git
-    except OSError as error:
-        problem = f"there is no such file or folder, and git cannot be run ({error.strerror})"
-        raise SourceError(revision, problem, _REMEDY) from error
-    if process.returncode:
-        lines = process.stderr.decode(errors="replace").strip().splitlines()
-        reason = lines[0].removeprefix("fatal: ") if lines else f"status {process.returncode}"
-        problem = f"there is no such file or folder, and git says: {reason}"
-        raise SourceError(revision, problem, _REMEDY)
-    return process.stdout

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.command_line import BEFORE, NOW, T4, flat, write
+from helpers.git import commit, git
 from helpers.warm import HANGS
 
 from pytest_gpumem.judge.judge import judge
@@ -28,16 +29,6 @@ def two(here):
     write(here / "old", {"test_x": (100, 120), "test_y": (50, 60), "test_gone": (1, 2)})
     write(here / "new", {"test_x": (150, 120), "test_y": (40, 60), "test_new[a b]": (3, 4)})
     return here
-
-
-def git(*arguments):
-    names = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
-    subprocess.run(["git", *names, *arguments], check=True, capture_output=True)
-
-
-def commit(message):
-    git("add", "-A")
-    git("commit", "-qm", message)
 
 
 @pytest.fixture

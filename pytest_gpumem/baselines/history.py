@@ -1,0 +1,291 @@
+"""The history of baselines: what each commit changed in their folder, as git tells it.
+
+Commits are those of the first parent's line: a merge is one step, with all that it brought. What
+the working tree has besides is the last step.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+from pytest_gpumem.baselines.changes import ChangeKind, EntryChange, pair_entries
+from pytest_gpumem.baselines.file_format import decode
+from pytest_gpumem.baselines.folder import ENDING
+from pytest_gpumem.baselines.git import (
+    FILE_MODES,
+    GitError,
+    blob_contents,
+    path_in_repository,
+    repository_root,
+    run_git,
+)
+from pytest_gpumem.baselines.key import Key
+from pytest_gpumem.baselines.paths import baseline_path, read_file
+from pytest_gpumem.errors import BaselineError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from pytest_gpumem.measurement import BaselineEntry
+
+_FORMAT: Final = "%x00%H%x00%ct%x00%an%x00%s"
+"""git's format of a commit: NUL parts its fields, as no name or subject can have one"""
+SHALLOW: Final = "this clone is shallow: git fetch --unshallow gets the commits before it"
+
+
+class Commit(NamedTuple):
+    """A commit, or the working tree."""
+
+    name: str
+    """its hash in full; "" of the working tree"""
+    date: str
+    """when it was committed, UTC: "2026-11-22"; "" of the working tree"""
+    author: str
+    subject: str
+
+    @property
+    def short(self) -> str:
+        """The hash's beginning, as reports show it."""
+        return self.name[:9] or "not committed"
+
+
+WORKING_TREE: Final = Commit("", "", "", "")
+
+
+class FileChange(NamedTuple):
+    """A baseline file before a commit and after it: names of git's blobs, "" of none."""
+
+    path: str
+    """from the top of the repository"""
+    old: str
+    new: str
+
+
+IN_WORKING_TREE: Final = "working tree"
+"""stands for the blob of a file that is not committed"""
+_Log: TypeAlias = "list[tuple[Commit, list[FileChange]]]"
+"""commits with the files that they changed"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one commit changed."""
+
+    commit: Commit
+    changes: tuple[EntryChange, ...]
+    """of tests and parts whose figures or provenance moved, the largest move first"""
+    errors: tuple[BaselineError, ...] = ()
+    """files that could not be read, before it or after it"""
+
+
+@dataclass(frozen=True)
+class History:
+    """The history of a folder's baselines."""
+
+    steps: tuple[Step, ...] = ()
+    """the newest first"""
+    remarks: tuple[str, ...] = ()
+    """sentences about what it lacks"""
+
+    @property
+    def keys(self) -> list[Key]:
+        """All tests and parts in it, sorted."""
+        return sorted({change.key for step in self.steps for change in step.changes})
+
+    def of(self, key: Key) -> list[tuple[Commit, EntryChange]]:
+        """Return the commits that changed a test or part, the newest first."""
+        return [
+            (step.commit, change)
+            for step in self.steps
+            for change in step.changes
+            if change.key == key
+        ]
+
+
+def read_history(
+    directory: Path,
+    *,
+    limit: int | None = None,
+    accept: Callable[[Key], bool] | None = None,
+    module: str = "",
+) -> History:
+    """Return what each commit changed in a folder of baselines.
+
+    Args:
+        directory: the folder, which may be gone from the working tree.
+        limit: the number of commits to read, the newest; None: all.
+        accept: whether a test belongs to what is asked for.
+        module: the only file whose tests are asked for: all others' baselines stay unread.
+
+    Raises:
+        GitError: there is no git, or no repository.
+    """
+    root, log = _log(directory)
+    if module:
+        # Below the folder of any device.
+        ending = baseline_path(Path(), "device", module).as_posix().removeprefix("device")
+        log = [
+            (commit, [file for file in files if file.path.endswith(ending)])
+            for commit, files in log
+        ]
+    log = [(commit, files) for commit, files in log if files]
+    remarks = []
+    if limit is not None and len(log) > limit:
+        remarks.append(f"the newest {limit} of {len(log)} commits that changed baselines")
+        log = log[:limit]
+    versions = _Versions(root, log, accept)
+    steps = [step for step in map(versions.step, log) if step.changes or step.errors]
+    if run_git("-C", str(root), "rev-parse", "--is-shallow-repository").strip() == b"true":
+        remarks.append(SHALLOW)
+    return History(tuple(steps), tuple(remarks))
+
+
+class _Versions:
+    """The entries of baseline files, in each of their versions."""
+
+    def __init__(self, root: Path, log: _Log, accept: Callable[[Key], bool] | None) -> None:
+        self._root = root
+        self._accept = accept
+        blobs = {
+            blob: None
+            for _, files in log
+            for file in files
+            for blob in (file.old, file.new)
+            if blob not in {"", IN_WORKING_TREE}
+        }
+        self._contents = dict(zip(blobs, blob_contents(root, list(blobs)), strict=True))
+        self._entries: dict[tuple[str, str], dict[Key, BaselineEntry]] = {}
+
+    def step(self, logged: tuple[Commit, Sequence[FileChange]]) -> Step:
+        """Return what a commit changed."""
+        commit, files = logged
+        old: dict[Key, BaselineEntry] = {}
+        new: dict[Key, BaselineEntry] = {}
+        errors = []
+        for file in files:
+            try:
+                before, after = (self._read(file.path, blob) for blob in (file.old, file.new))
+            except BaselineError as error:
+                name = f"{commit.short}:{error.given}"
+                errors.append(BaselineError(name, error.problem, error.remedy))
+                continue
+            old.update(before)
+            new.update(after)
+        moved = [
+            change
+            for change in pair_entries(old, new)
+            if change.kind is not ChangeKind.SAME or toolchain_moved(change)
+        ]
+        return Step(commit, tuple(moved), tuple(errors))
+
+    def _read(self, path: str, blob: str) -> dict[Key, BaselineEntry]:
+        if not blob:
+            return {}
+        if (path, blob) not in self._entries:
+            content = self._contents.get(blob)
+            if content is None:
+                content = read_file(self._root / path) or b""
+            file = decode(Path(path), content)
+            keyed = (
+                (Key(file.device.key, file.module, test, part), entry)
+                for test, parts in file.tests.items()
+                for part, entry in parts.items()
+            )
+            self._entries[path, blob] = {
+                key: entry for key, entry in keyed if self._accept is None or self._accept(key)
+            }
+        return self._entries[path, blob]
+
+
+def toolchain_moved(change: EntryChange) -> bool:
+    """Return whether a test's baseline was made with another toolchain than the one before."""
+    return (
+        change.old is not None
+        and change.new is not None
+        and change.old.provenance != change.new.provenance
+    )
+
+
+# -- git's log --
+
+
+def _log(directory: Path) -> tuple[Path, _Log]:
+    """Return the top of the repository, and the commits that changed the folder: newest first."""
+    existing = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
+    root = repository_root(existing)
+    folder = path_in_repository(directory, root) or os.curdir
+    log = []
+    uncommitted = list(uncommitted_files(root, folder))
+    if uncommitted:
+        log.append((WORKING_TREE, uncommitted))
+    if _has_commits(root):
+        output = run_git(
+            *("-C", str(root), "-c", "log.showSignature=false", "log"),
+            # The folder's name is not a pattern.
+            *("--first-parent", "-m", "--raw", "-z", "--no-abbrev", "--no-renames"),
+            *(f"--format={_FORMAT}", "--encoding=UTF-8", "--", f":(literal){folder}"),
+        )
+        log += parse_log(output)
+    return root, log
+
+
+def _has_commits(root: Path) -> bool:
+    try:
+        run_git("-C", str(root), "rev-parse", "--verify", "--quiet", "HEAD")
+    except GitError:
+        return False
+    return True
+
+
+def parse_log(output: bytes) -> _Log:
+    """Return the commits of ``git log --raw -z`` with the baseline files that each changed."""
+    log: _Log = []
+    words = iter(output.split(b"\0"))
+    for word in words:
+        change = word.lstrip(b"\n")
+        if change.startswith(b":"):
+            # ":100644 100644 OLD NEW M", and the path as the next word
+            old_mode, mode, old, new, _ = change[1:].decode().split(" ")
+            path = os.fsdecode(next(words))
+            if path.endswith(ENDING):
+                log[-1][1].append(
+                    FileChange(
+                        path,
+                        old if old_mode in FILE_MODES else "",
+                        new if mode in FILE_MODES else "",
+                    )
+                )
+        elif not change:  # a commit begins with an empty word; the last word is one as well
+            fields = [field.decode(errors="replace") for field in islice(words, 4)]
+            if len(fields) == len(Commit._fields):
+                name, seconds, author, subject = fields
+                date = datetime.fromtimestamp(int(seconds), timezone.utc).date().isoformat()
+                log.append((Commit(name, date, author, subject), []))
+    return log
+
+
+def uncommitted_files(root: Path, folder: str) -> Iterator[FileChange]:
+    """Yield the files of the folder that differ from the last commit's."""
+    git = ("-C", str(root))
+    place = f":(literal){folder}"
+    status = run_git(
+        *git, "status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames", "--", place
+    )
+    # "XY PATH": two letters and a space
+    paths = [line[3:] for line in status.split(b"\0") if line.endswith(ENDING.encode())]
+    blobs: dict[bytes, str] = {}
+    if paths and _has_commits(root):
+        listing = run_git(*git, "ls-tree", "-r", "-z", "--full-tree", "HEAD")
+        for line in filter(None, listing.split(b"\0")):
+            fields, _, path = line.partition(b"\t")
+            mode, *_, blob = fields.decode().split()
+            blobs[path] = blob if mode in FILE_MODES else ""
+    for path in paths:
+        name = os.fsdecode(path)
+        there = (root / name).is_file()
+        yield FileChange(name, blobs.get(path, ""), IN_WORKING_TREE if there else "")

@@ -1,0 +1,128 @@
+"""``gpumem history``: the figures of baselines by commit, from git."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.atomic_file import TEMPORARY, write_whole
+from pytest_gpumem.baselines.git import GitError, OutsideRepositoryError
+from pytest_gpumem.baselines.history import read_history
+from pytest_gpumem.cli.compare import add_folder
+from pytest_gpumem.cli.outcome import BAD_INPUT, OK, Outcome
+from pytest_gpumem.cli.show import similar_names
+from pytest_gpumem.errors import BaselineError, GpuMemError
+from pytest_gpumem.report.history import listing
+
+if TYPE_CHECKING:
+    import argparse
+
+    from pytest_gpumem.baselines.history import History
+    from pytest_gpumem.baselines.key import Key
+
+HELP = "print how baselines changed from commit to commit"
+DESCRIPTION = f"""{HELP.capitalize()}, as git tells: all tests that each commit moved, or the
+figures of one test by commit, and what moved them. Changes that are not committed come first."""
+DEFAULT_COMMITS: Final = 20
+"""commits that are read, unless a test is named"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``gpumem history``."""
+    parser.add_argument(
+        "nodeid", metavar="NODEID", nargs="?", help="a test, a test file, or a part of a name"
+    )
+    parser.add_argument("--device", metavar="KEY", help='of this device only: "virtual-T4"')
+    parser.add_argument(
+        "-n",
+        "--commits",
+        metavar="N",
+        type=int,
+        help=f"read the newest N commits that changed baselines ({DEFAULT_COMMITS}; of a named "
+        "test all)",
+    )
+    parser.add_argument(
+        "--format", choices=("table", "json"), default="table", help="of what is printed"
+    )
+    parser.add_argument("--html", metavar="PATH", help="write a page with a plot of each test")
+    add_folder(parser)
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Return the history that was asked for.
+
+    Raises:
+        GpuMemError: it cannot be read, nothing in it matches, or the page cannot be written.
+    """
+    name = (arguments.nodeid or "").removeprefix("./")
+    limit = arguments.commits
+    if limit is not None and limit < 1:
+        problem = "that is no number of commits"
+        raise BaselineError(f"--commits={limit}", problem, f"write --commits={DEFAULT_COMMITS}")
+    if limit is None and not name:
+        limit = DEFAULT_COMMITS
+    history = _matching_history(arguments, name, limit)
+    trouble = tuple(f"gpumem: {error}" for step in history.steps for error in step.errors)
+    if arguments.html:
+        _write_page(arguments.html, history)
+        rendered = f"gpumem: page written to {arguments.html}"
+    elif arguments.format == "json":
+        rendered = listing.to_json(history)
+    else:
+        render = listing.of_tests if name else listing.overview
+        rendered = render(history, shutil.get_terminal_size().columns)
+    return Outcome(rendered, BAD_INPUT if trouble else OK, trouble)
+
+
+def _matching_history(arguments: argparse.Namespace, name: str, limit: int | None) -> History:
+    """Read the history of the tests that a name means: a test, a file, else a part of a name."""
+    nodeids: set[str] = set()
+
+    def accepts(key: Key) -> bool:
+        nodeids.add(key.nodeid)
+        if arguments.device and key.device != arguments.device:
+            return False
+        exact = "::" in name or name.endswith(".py")
+        return name in {key.nodeid, key.module} if exact else name in key.nodeid
+
+    module = name.partition("::")[0] if "::" in name or name.endswith(".py") else ""
+    directory = Path(arguments.baseline_dir)
+    try:
+        history = read_history(directory, limit=limit, accept=accepts, module=module)
+    except OutsideRepositoryError as error:
+        remedy = "name the baselines' folder with --baseline-dir"
+        raise BaselineError(arguments.baseline_dir, str(error), remedy) from error
+    except GitError as error:
+        remedy = "run gpumem in a git repository, with git installed"
+        raise BaselineError(arguments.baseline_dir, str(error), remedy) from error
+    if history.steps:
+        return history
+    if not name and not arguments.device:
+        problem = "no commit has a baseline in it"
+        remedy = "run gpumem from pytest's root folder, or name the folder with --baseline-dir"
+        raise BaselineError(arguments.baseline_dir, problem, remedy)
+    given = " ".join(filter(None, (name, arguments.device and f"--device={arguments.device}")))
+    if name and not nodeids:
+        # Its file has no history: the names of all others may have one like it.
+        read_history(directory, accept=accepts)
+    remedy = similar_names(name, nodeids) or "gpumem history lists all"
+    raise BaselineError(given, "no baseline with this name has a history", remedy)
+
+
+def _write_page(path: str, history: History) -> None:
+    if find_spec("jinja2") is None:
+        remedy = "run pip install 'pytest-gpumem[html]'"
+        raise GpuMemError(
+            f"--html={path}", "the page is made with jinja2, not installed here", remedy
+        )
+    from pytest_gpumem.report.history.page import page
+
+    content = page(history).encode("utf-8", "backslashreplace")
+    try:
+        write_whole(Path(path), content, f"{TEMPORARY}-{os.getpid()}")
+    except OSError as error:
+        problem = f"cannot be written: {error.strerror or error}"
+        raise GpuMemError(f"--html={path}", problem, "name a file that can be written") from error

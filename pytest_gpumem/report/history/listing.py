@@ -1,0 +1,152 @@
+"""The history of baselines for a terminal, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gpumem.baselines.changes import ChangeKind, count_changes
+from pytest_gpumem.judge.breakdown_diff import provenance_text
+from pytest_gpumem.report.text import aligned_table, mib, printable, wrapped
+from pytest_gpumem.sizes import MIB
+
+if TYPE_CHECKING:
+    from pytest_gpumem.baselines.changes import EntryChange
+    from pytest_gpumem.baselines.history import Commit, History
+    from pytest_gpumem.baselines.key import Key
+    from pytest_gpumem.measurement import BaselineEntry
+
+FORMAT: Final = 1
+"""The JSON's format. 1: the first (pytest-gpumem 0.2.0)."""
+MOST_MOVES: Final = 5
+"""tests that a commit lists, where several are asked for"""
+_TITLES: Final = ("commit", "date", "allocated", "reserved", "change", "%")
+
+
+def overview(history: History, width: int = 80) -> str:
+    """Return each commit with the tests that it moved, the newest first."""
+    blocks = []
+    for step in history.steps:
+        counter = count_changes(step.changes)
+        counts = ", ".join(f"{number} {kind}" for kind, number in counter.items())
+        lines = [wrapped("", f"{_commit_words(step.commit)}: {counts or 'unreadable'}", width)]
+        for change in step.changes[:MOST_MOVES]:
+            words = f"{change.key.nodeid}{_part(change.key)} on {change.key.device}: "
+            lines.append(_indented(words + move_words(change), width))
+        hidden = len(step.changes) - MOST_MOVES
+        if hidden > 0:
+            lines.append(f"  and {hidden} more")
+        blocks.append("\n".join(lines))
+    return "\n\n".join([*blocks, *_remarks(history, width)])
+
+
+def of_tests(history: History, width: int = 80) -> str:
+    """Return the figures of each test by commit, the newest first, and why they moved."""
+    blocks = []
+    for key in history.keys:
+        rows: list[tuple[str, ...]] = [_TITLES]
+        lines = []
+        for commit, change in history.of(key):
+            rows.append((commit.short, commit.date, *_figures(change)))
+            lines.append(wrapped("", f"{commit.short} {commit.subject}".strip(), width))
+            lines.append(_indented(move_words(change), width))
+        title = f"{key.nodeid}{_part(key)} on {key.device}: baseline in MiB"
+        table = aligned_table(rows, ["left", "left", *["right"] * (len(_TITLES) - 2)])
+        blocks += [wrapped("", title, width), table, "\n".join(lines)]
+    return "\n\n".join([*blocks, *_remarks(history, width)])
+
+
+def move_words(change: EntryChange) -> str:
+    """Return what moved, in words: "100.00 -> 110.00 MiB (+10.0%), activations +10.00 MiB"."""
+    words = []
+    if change.kind in {ChangeKind.APPEARED, ChangeKind.VANISHED}:
+        entry = change.new or change.old
+        size = "" if entry is None else f" with {mib(_allocated(entry))} MiB"
+        words.append(f"{change.kind}{size}")
+    elif change.mismatch:
+        words.append(f"cannot be compared: {change.mismatch}")
+    for row in change.rows:
+        device = f", device {row.device}" if change.new and len(change.new.peaks) > 1 else ""
+        share = f" ({100 * (row.difference or 0) / row.baseline:+.1f}%)" if row.baseline else ""
+        words.append(f"{row.peak}{device} {mib(row.baseline)} -> {mib(row.measured)} MiB{share}")
+    if change.cause:
+        words.append(change.cause)
+    if change.old and change.new and change.old.provenance != change.new.provenance:
+        old, new = change.old.provenance, change.new.provenance
+        words.append(f"{provenance_text(old, new)} -> {provenance_text(new, old)}")
+    return "; ".join(words)
+
+
+def to_json(history: History) -> str:
+    """Return the history as JSON: exact bytes, the newest commit first."""
+    document = {
+        "format": FORMAT,
+        "commits": [
+            {
+                "commit": step.commit.name,
+                "date": step.commit.date,
+                "author": step.commit.author,
+                "subject": step.commit.subject,
+                "moves": [move_json(change) for change in step.changes],
+                "errors": [str(error) for error in step.errors],
+            }
+            for step in history.steps
+        ],
+        "remarks": list(history.remarks),
+    }
+    return json.dumps(document, indent=1)
+
+
+def move_json(change: EntryChange) -> dict[str, Any]:
+    """Return a test's move as plain data, in bytes."""
+    peaks = {
+        name: None
+        if entry is None
+        else {
+            "peak_allocated": [peak.allocated for peak in entry.peaks],
+            "peak_reserved": [peak.reserved for peak in entry.peaks],
+            "batch_size": entry.batch_size,
+            "provenance": vars(entry.provenance),
+        }
+        for name, entry in (("before", change.old), ("after", change.new))
+    }
+    names = {name: getattr(change.key, name) for name in ("nodeid", "part", "device")}
+    return {"kind": str(change.kind), **names, **peaks, "cause": change.cause}
+
+
+def _commit_words(commit: Commit) -> str:
+    """Return "4f2a9c1d0 2026-11-22 Widen the head (Ann)"."""
+    author = f"({commit.author})" if commit.author else ""
+    return " ".join(filter(None, (commit.short, commit.date, commit.subject, author)))
+
+
+def _figures(change: EntryChange) -> tuple[str, ...]:
+    """Return the cells of a commit's row, those of the fullest device."""
+    entry = change.new
+    if entry is None:
+        return ("gone", "", "", "")
+    cells = mib(_allocated(entry)), mib(max(peak.reserved for peak in entry.peaks))
+    if change.old is None or change.mismatch:
+        return (*cells, "", "")
+    before = _allocated(change.old)
+    difference = _allocated(entry) - before
+    share = f"{100 * difference / before:+.1f}" if before and difference else ""
+    return (*cells, f"{difference / MIB:+.2f}" if difference else "0", share)
+
+
+def _allocated(entry: BaselineEntry) -> int:
+    return max(peak.allocated for peak in entry.peaks)
+
+
+def _part(key: Key) -> str:
+    return f" ({key.part})" if key.part else ""
+
+
+def _indented(sentence: str, width: int) -> str:
+    first, *further = wrapped("", sentence, width - 4).splitlines() or [""]
+    return "\n".join([f"  {first}", *(f"    {line}" for line in further)])
+
+
+def _remarks(history: History, width: int) -> list[str]:
+    notes = [wrapped("note: ", printable(remark), width) for remark in history.remarks]
+    return ["\n".join(notes)] if notes else []

@@ -1,0 +1,18 @@
+"""Git, as tests run it: a committer's name, no signature."""
+
+from __future__ import annotations
+
+import subprocess
+
+
+def git(*arguments):
+    """Run a command; return its output."""
+    names = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+    command = ["git", *names, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def commit(message):
+    """Commit all that there is."""
+    git("add", "-A")
+    git("commit", "-qm", message)
