@@ -64,10 +64,10 @@ def run(arguments: argparse.Namespace) -> Outcome:
         raise BaselineError(f"--commits={limit}", problem, f"write --commits={DEFAULT_COMMITS}")
     if limit is None and not name:
         limit = DEFAULT_COMMITS
-    history = _matching_history(arguments, name, limit)
+    history = matching_history(arguments, name, limit)
     trouble = tuple(f"gpumem: {error}" for step in history.steps for error in step.errors)
     if arguments.html:
-        _write_page(arguments.html, history)
+        write_page(arguments.html, history)
         rendered = f"gpumem: page written to {arguments.html}"
     elif arguments.format == "json":
         rendered = listing.to_json(history)
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     return Outcome(rendered, BAD_INPUT if trouble else OK, trouble)
 
 
-def _matching_history(arguments: argparse.Namespace, name: str, limit: int | None) -> History:
+def matching_history(arguments: argparse.Namespace, name: str, limit: int | None) -> History:
     """Read the history of the tests that a name means: a test, a file, else a part of a name."""
     nodeids: set[str] = set()
 
@@ -112,7 +112,12 @@ def _matching_history(arguments: argparse.Namespace, name: str, limit: int | Non
     raise BaselineError(given, "no baseline with this name has a history", remedy)
 
 
-def _write_page(path: str, history: History) -> None:
+def write_page(path: str, history: History) -> None:
+    """Write the page with a plot of each test.
+
+    Raises:
+        GpuMemError: jinja2 is not installed, or the file cannot be written.
+    """
     if find_spec("jinja2") is None:
         remedy = "run pip install 'pytest-gpumem[html]'"
         raise GpuMemError(

@@ -7,7 +7,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.cli import cards, compare, fit, history, prune, run, show, version_info
+from pytest_gpumem.cli import cards, compare, diff, fit, history, prune, run, show, version_info
 from pytest_gpumem.cli.run import INTERRUPTED
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.report.text import can_encode, encodable, printable
@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "fit": fit,
     "cards": cards,
     "compare": compare,
+    "diff": diff,
     "show": show,
     "history": history,
     "prune": prune,

@@ -1,0 +1,73 @@
+"""``gpumem diff``: what grew from one snapshot of PyTorch's allocator to another."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+from pytest_gpumem.attribution.dumps.growth import growth
+from pytest_gpumem.attribution.dumps.held import held_memory
+from pytest_gpumem.attribution.dumps.reading import read_dump
+from pytest_gpumem.cli.outcome import FOUND, OK, Outcome
+from pytest_gpumem.errors import SpecError
+from pytest_gpumem.report.dumps import growth as rendering
+from pytest_gpumem.sizes import parse_tolerance
+
+if TYPE_CHECKING:
+    import argparse
+
+HELP = "say what grew between two snapshots of PyTorch's allocator, by source line"
+DESCRIPTION = f"""{HELP.capitalize()}: at the peak of the recorded history, or with --at-end when
+the snapshot was taken. A snapshot is a file of --gpumem-snapshots, or of
+torch.cuda.memory._dump_snapshot. It is read as plain containers: a pickle with anything else in it
+is refused, and runs nothing."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``gpumem diff``."""
+    parser.add_argument("old", metavar="A.pickle", help="a snapshot")
+    parser.add_argument("new", metavar="B.pickle", help="another")
+    parser.add_argument(
+        "--at-end", action="store_true", help="compare what was held when each was taken"
+    )
+    parser.add_argument("--all", action="store_true", help="list every line")
+    parser.add_argument(
+        "--format", choices=tuple(rendering.RENDERERS), default="table", help="of what is printed"
+    )
+    parser.add_argument(
+        "--fail-on-growth",
+        metavar="SIZE",
+        help='exit with status 1 if a device holds more by this: "2%%", "64MiB" or "2%%, 64MiB" '
+        "(the larger)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Return what grew.
+
+    Raises:
+        GpuMemError: a file is no snapshot, or an argument cannot be understood.
+    """
+    limit = None
+    if arguments.fail_on_growth is not None:
+        try:
+            limit = parse_tolerance(arguments.fail_on_growth)
+        except SpecError as error:
+            option = f"--fail-on-growth={arguments.fail_on_growth}"
+            raise SpecError(option, error.problem, error.remedy) from error
+    old, new = (
+        held_memory(read_dump(name), name, at_end=arguments.at_end)
+        for name in (arguments.old, arguments.new)
+    )
+    devices = tuple(growth(old, new))
+    changes = rendering.DumpChanges(arguments.old, arguments.new, devices, arguments.all)
+    if arguments.format == "table":
+        text = rendering.table(changes, shutil.get_terminal_size().columns)
+    else:
+        text = rendering.RENDERERS[arguments.format](changes)
+    if not devices:
+        text = f"{text}\n\nneither snapshot has memory of any device"
+    grew = limit is not None and any(
+        device.difference > limit.allowance(device.old.allocated) for device in devices
+    )
+    return Outcome(text, FOUND if grew else OK)
