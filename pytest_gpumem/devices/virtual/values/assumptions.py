@@ -1,0 +1,84 @@
+"""Plausible values for what was not computed: finite, repeatable, balanced like fresh weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from pytest_gpumem.devices.virtual.values.operators import Call
+
+SEED: Final = 2_147_483_647
+TRUE_FOR: Final = {"all", "isfinite", "equal", "allclose"}
+FALSE_FOR: Final = {"any", "isnan", "isinf", "logical_not"}
+INDICES: Final = {
+    "argmax",
+    "argmin",
+    "argsort",
+    "kthvalue",
+    "max",
+    "median",
+    "min",
+    "mode",
+    "multinomial",
+    "nanmedian",
+    "sort",
+    "topk",
+}
+"""operators with indices into their first argument among their results"""
+MOST_CHOICES: Final = 256
+"""of so many, as of experts, distinct ones are chosen; of more, repetitions are rare"""
+
+
+class Assumptions:
+    """Makes plausible values."""
+
+    def __init__(self) -> None:
+        self._generator = torch.Generator().manual_seed(SEED)
+        self.masks = 0.5
+        """the share of a mask that is true"""
+
+    def of_tensor(self, tensor: Tensor) -> Tensor:
+        """Return values for a tensor of which nothing is known."""
+        if tensor.dtype == torch.bool:
+            return self._mask(tensor)
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            return torch.zeros(tensor.shape, dtype=tensor.dtype)
+        # Between 0 and 1: finite, a loss or a norm, a probability, a logit; never a divisor of 0.
+        values = torch.rand(tensor.shape, generator=self._generator)
+        return (values * 0.9 + 0.05).to(tensor.dtype)
+
+    def of_result(self, call: Call, result: Tensor) -> Tensor:
+        """Return values for a result that is a mask, or of whole numbers."""
+        name = call.name
+        if result.dtype == torch.bool:
+            if name in TRUE_FOR | FALSE_FOR:
+                return torch.full(result.shape, name in TRUE_FOR)
+            return self._mask(result)
+        source = call.args[0] if call.args else None
+        if isinstance(source, Tensor) and result.numel():
+            if name in INDICES:
+                return self._indices(call, result, source)
+            if name in {"sum", "count_nonzero"}:
+                share = source.numel() // result.numel()
+                return torch.full(result.shape, int(share * self.masks), dtype=result.dtype)
+        return torch.zeros(result.shape, dtype=result.dtype)
+
+    def _mask(self, tensor: Tensor) -> Tensor:
+        return torch.rand(tensor.shape, generator=self._generator) < self.masks
+
+    def _indices(self, call: Call, result: Tensor, source: Tensor) -> Tensor:
+        dim = call.argument("dim")
+        if not source.dim() or (dim is None and call.name in {"argmax", "argmin"}):
+            dim, choices = -1, source.numel()
+        else:
+            dim = -1 if dim is None else dim
+            choices = source.shape[dim]
+        if choices <= MOST_CHOICES and result.dim() == source.dim():
+            order = torch.rand(source.shape, generator=self._generator).argsort(dim)
+            return order.narrow(dim, 0, result.shape[dim]) if result.dim() else order
+        return torch.randint(
+            max(choices, 1), result.shape, generator=self._generator, dtype=result.dtype
+        )

@@ -1,0 +1,105 @@
+"""CPU tensors over the bytes of device memory, and an operator's arguments turned into them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+HOST: Final = torch.device("cpu")
+PLAIN: Final = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+"""types of tensors whose data pointer is where their values lie; others are wrappers"""
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor is a strided one of PyTorch's own, on a device with memory.
+
+    A wrapper subclass (DTensor, a fake tensor) has no values of its own: those of the tensors
+    that it wraps come through the dispatcher by themselves.
+    """
+    return (
+        type(tensor) in PLAIN
+        and tensor.layout is torch.strided
+        and not tensor.is_meta
+        and not tensor._is_zerotensor()
+        and not tensor.is_quantized
+    )
+
+
+def over_device_memory(tensor: Tensor) -> Tensor:
+    """Return the CPU tensor over the addresses of a CUDA tensor: of its type, sizes and strides.
+
+    It keeps nothing alive: it must not be used longer than the CUDA tensor.
+    """
+    size, strides = tensor.shape, tensor.stride()
+    itemsize = tensor.element_size()
+    nbytes = span(tensor)
+    if not nbytes:
+        return torch.empty_strided(size, strides, dtype=tensor.dtype)
+    storage = torch._C._construct_storage_from_data_pointer(tensor.data_ptr(), HOST, nbytes)
+    assert nbytes % itemsize == 0  # noqa: S101 - a span counts elements
+    host = torch.empty(0, dtype=tensor.dtype)
+    host.set_(storage, 0, size, strides)
+    if tensor.is_conj():
+        host = torch._conj(host)
+    if tensor.is_neg():
+        host = torch._neg_view(host)
+    return host
+
+
+def span(tensor: Tensor) -> int:
+    """Return the bytes from the first element of a strided tensor to the end of its last."""
+    if tensor.is_contiguous():
+        return tensor.nbytes
+    elements = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if size == 0:
+            return 0
+        elements += (size - 1) * stride
+    return elements * tensor.element_size()
+
+
+def tensors_in(arguments: object) -> Iterator[Tensor]:
+    """Yield the tensors among an operator's arguments or results, those in lists too."""
+    if isinstance(arguments, Tensor):
+        yield arguments
+    elif isinstance(arguments, (list, tuple)):
+        for argument in arguments:
+            yield from tensors_in(argument)
+    elif isinstance(arguments, dict):
+        for argument in arguments.values():
+            yield from tensors_in(argument)
+
+
+def map_arguments(
+    arguments: object,
+    on_host: Callable[[Tensor], Tensor],
+    generator: Callable[[torch.Generator], torch.Generator],
+) -> object:
+    """Return an operator's arguments as the CPU takes them.
+
+    Args:
+        arguments: positional or by name; lists of them too.
+        on_host: gives the CPU tensor for a CUDA tensor; tensors of the host stay.
+        generator: gives the CPU's generator for one of the GPU's.
+    """
+    if isinstance(arguments, Tensor):
+        return on_host(arguments) if arguments.is_cuda else arguments
+    if isinstance(arguments, (list, tuple)):
+        items = [map_arguments(argument, on_host, generator) for argument in arguments]
+        return items if isinstance(arguments, list) else tuple(items)
+    if isinstance(arguments, dict):
+        return {
+            name: map_arguments(argument, on_host, generator)
+            for name, argument in arguments.items()
+            if name != "pin_memory"  # of a factory: there is no pinned memory on a GPU
+        }
+    if isinstance(arguments, torch.device):
+        return HOST if arguments.type == "cuda" else arguments
+    if isinstance(arguments, torch.Generator):
+        return generator(arguments) if arguments.device.type == "cuda" else arguments
+    return arguments

@@ -1,0 +1,77 @@
+"""Which tensors' values are known, which were assumed; writing them into device memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pytest_gpumem.devices.virtual.values.host_tensors import over_device_memory, span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor
+
+    from pytest_gpumem.devices.virtual.library import NativeLibrary
+
+
+class KnownValues:
+    """The values that the native library holds, and which of them were assumed.
+
+    The library knows by address which bytes are known. Assumed bytes are known to it as well; the
+    storages that they lie in are noted here, by address and size.
+    """
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self._library = library
+        self._assumed: dict[int, int] = {}
+
+    def is_known(self, tensor: Tensor) -> bool:
+        """Return whether all of a tensor's values are known or assumed; the host's are."""
+        if not tensor.is_cuda:
+            return True
+        nbytes = span(tensor)
+        return not nbytes or self._library.is_known(tensor.data_ptr(), nbytes)
+
+    def write(self, tensor: Tensor, values: Tensor, *, assumed: bool = False) -> bool:
+        """Put values where a tensor lies; False: the host has no room, they are unknown now."""
+        if not tensor.is_cuda:
+            tensor.copy_(values)
+            return True
+        nbytes = span(tensor)
+        if not nbytes:
+            return True
+        is_partial = nbytes != tensor.nbytes and not self._library.is_known(
+            tensor.data_ptr(), nbytes
+        )
+        if not self._library.open_for_writing(tensor.data_ptr(), nbytes):
+            return False
+        host = over_device_memory(tensor)
+        if values.data_ptr() != host.data_ptr():
+            host.copy_(values)
+        # Between the elements of a tensor with gaps lie others', which were unknown.
+        self._mark(tensor, assumed=assumed or is_partial)
+        return True
+
+    def forget(self, tensor: Tensor) -> None:
+        """Make a tensor's values unknown."""
+        self._library.forget(tensor.data_ptr(), span(tensor))
+
+    def are_assumed(self, tensors: Iterable[Tensor]) -> bool:
+        """Return whether any of these tensors has assumed values."""
+        if not self._assumed:
+            return False
+        for tensor in tensors:
+            if tensor.is_cuda:
+                storage = tensor.untyped_storage()
+                if self._assumed.get(storage.data_ptr()) == storage.nbytes():
+                    return True
+        return False
+
+    def _mark(self, tensor: Tensor, *, assumed: bool) -> None:
+        if not assumed and not self._assumed:
+            return
+        storage = tensor.untyped_storage()
+        if assumed:
+            self._assumed[storage.data_ptr()] = storage.nbytes()
+        elif span(tensor) == storage.nbytes():
+            self._assumed.pop(storage.data_ptr(), None)

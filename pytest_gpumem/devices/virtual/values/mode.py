@@ -1,0 +1,310 @@
+"""The mode in which operators' values are computed on the host, over the same addresses.
+
+It is no TorchDispatchMode: while one is active PyTorch's own code takes other ways, with other
+memory (``at::isTensorSubclassLike`` is true of every tensor then: gradients are not added in
+place), and torch.compile skips frames. The mode is a fallback for a dispatch key that is unused and
+lies below autograd: threads of autograd inherit it, and no code of PyTorch's asks for it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pytest_gpumem.devices.virtual.values.assumptions import Assumptions
+from pytest_gpumem.devices.virtual.values.equivalents import EQUIVALENTS
+from pytest_gpumem.devices.virtual.values.host_tensors import (
+    is_plain,
+    map_arguments,
+    over_device_memory,
+    tensors_in,
+)
+from pytest_gpumem.devices.virtual.values.known import KnownValues
+from pytest_gpumem.devices.virtual.values.operators import Call, let_pass, traits_of
+from pytest_gpumem.devices.virtual.values.sized_outputs import COPIES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch._ops import OpOverload
+    from typing_extensions import Self
+
+    from pytest_gpumem.devices.virtual.library import NativeLibrary
+
+MOST_FLOATS: Final = 1 << 16
+"""elements of the largest tensor of floating-point numbers that is computed: losses, norms, the
+router of a layer are no larger; weights and activations are"""
+MOST_INTEGERS: Final = 1 << 20
+"""elements of the largest mask, and of the largest tensor of whole numbers: a batch of a million
+tokens"""
+MOST_BYTES: Final = 8 * MOST_INTEGERS
+NO_MEMORY: Final = (torch.OutOfMemoryError, MemoryError)
+
+KEY: Final = "Fake"
+"""a dispatch key that is unused, below autograd and the keys of modes and of subclasses"""
+_KEY: Final = torch._C._dispatch_key_parse(KEY)
+_KEYS: Final = torch._C.DispatchKeySet(_KEY)
+_Without = torch._C._ExcludeDispatchKeyGuard
+
+
+class Plan(NamedTuple):
+    """A call of an operator that is computed on the host."""
+
+    args: Any
+    """the operator's arguments as CPU tensors"""
+    kwargs: Any
+    copies: Sequence[tuple[Tensor, Tensor]]
+    """arguments that the operator writes, and the CPU tensors that are written in their place"""
+    assumed: bool
+    """whether any of its inputs was assumed"""
+    result: tuple[Any] | None = None
+    """where it had to be computed before the CUDA operator ran"""
+
+
+class ValueMode:
+    """Computes operators' values while it is entered, on the threads that inherit it."""
+
+    _registered: Final[list[torch.library.Library]] = []
+    _current: ValueMode | None = None
+
+    def __init__(
+        self,
+        library: NativeLibrary,
+        scope: Literal["auto", "full"] = "auto",
+        on_assumed: Callable[[Tensor], None] = lambda _tensor: None,
+    ) -> None:
+        """Make a mode.
+
+        Args:
+            library: the virtual GPU's.
+            scope: whether small tensors are computed ("auto"), or all of them ("full").
+            on_assumed: called with a tensor whose assumed values the step reads back.
+        """
+        self._library = library
+        self.full = scope == "full"
+        self.values = KnownValues(library)
+        self.assumptions = Assumptions()
+        self.failures: dict[str, str] = {}
+        """operators that the host could not compute, and why"""
+        self.answers = False
+        """whether the operator that runs reads values that are known or assumed"""
+        self._on_assumed = on_assumed
+
+    def __enter__(self) -> Self:
+        """Begin to compute values."""
+        if not ValueMode._registered:
+            fallback = torch.library.Library("_", "IMPL")
+            fallback.fallback(_intercept, KEY)
+            ValueMode._registered.extend([fallback, *let_pass(KEY)])
+        ValueMode._current = self
+        self._library.compute_values(on=True)
+        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)  # noqa: FBT003
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Compute no more."""
+        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, False)  # noqa: FBT003
+        self._library.compute_values(on=False)
+        ValueMode._current = None
+
+    def is_small(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is computed."""
+        count = tensor.numel()
+        if count <= MOST_FLOATS or self.full:
+            return True
+        return count <= MOST_INTEGERS and not (tensor.is_floating_point() or tensor.is_complex())
+
+    # -- before and after a CUDA operator --
+
+    def before(self, call: Call) -> Plan | None:
+        """Prepare for an operator that reads values or writes its arguments.
+
+        Returns:
+            how it is computed on the host; None where it is not, or where that is seen afterwards.
+        """
+        copies = COPIES.get(call.op)
+        reads = call.traits.reads_back or copies is not None or call.copies_to_host()
+        if not reads and not call.traits.written:
+            return None
+        inputs = call.inputs()
+        if not any(tensor.is_cuda for tensor in inputs):
+            return None
+        plan = self.plan(call, inputs, decides=reads)
+        if not reads:
+            return plan
+        if self.values.are_assumed(inputs):
+            self._on_assumed(inputs[0])
+        self.answers = plan is not None
+        if plan is not None and copies is not None:
+            device = next(tensor.get_device() for tensor in inputs if tensor.is_cuda)
+            result = self.compute(call, plan, device)
+            if result is not None:
+                plan = plan._replace(result=result)
+                for content in copies(result[0], plan.args, plan.kwargs):
+                    self._library.queue_copy(content)
+        return plan
+
+    def plan(self, call: Call, inputs: Sequence[Tensor], *, decides: bool) -> Plan | None:
+        """Return how an operator is computed on the host; None: it is not.
+
+        Args:
+            call: the operator's.
+            inputs: all tensors among its arguments.
+            decides: whether its results are wanted even of unknown values, which are assumed then.
+        """
+        if not all(is_plain(tensor) and self.is_small(tensor) for tensor in inputs):
+            return None
+        unknown = [tensor for tensor in inputs if not self.values.is_known(tensor)]
+        if unknown and not decides:
+            return None
+        if torch.cuda.is_current_stream_capturing():
+            return None  # what is captured does not happen yet
+        for tensor in unknown:
+            self.assume(tensor)
+        written = {id(tensor) for tensor in call.written()}
+        copies: dict[int, tuple[Tensor, Tensor]] = {}
+
+        def on_host(tensor: Tensor) -> Tensor:
+            host = over_device_memory(tensor)
+            if id(tensor) not in written:
+                return host
+            # The CUDA operator may yet copy unknown bytes there.
+            return copies.setdefault(id(tensor), (tensor, host.clone()))[1]
+
+        host_args = map_arguments(call.args, on_host, self._host_generator)
+        host_kwargs = map_arguments(call.kwargs, on_host, self._host_generator)
+        assumed = self.values.are_assumed(inputs)
+        return Plan(host_args, host_kwargs, list(copies.values()), assumed)
+
+    def assume(self, tensor: Tensor) -> None:
+        """Give a small tensor, of which nothing is known, plausible values."""
+        self.values.write(tensor, self.assumptions.of_tensor(tensor), assumed=True)
+
+    def compute(self, call: Call, plan: Plan, device: int) -> tuple[Any] | None:
+        """Return an operator's result, computed on the host; None where the host cannot."""
+        function: Callable[..., Any] = EQUIVALENTS.get(call.op, call.op)
+        try:
+            if call.traits.random:
+                with self._seeded(call, device):
+                    return (function(*plan.args, **plan.kwargs),)
+            return (function(*plan.args, **plan.kwargs),)
+        except NO_MEMORY:
+            raise
+        except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError) as error:
+            self.failures.setdefault(call.name, str(error).partition("\n")[0])
+            return None
+
+    def finish(self, call: Call, result: object, plan: Plan | None) -> None:
+        """Write an operator's values once the CUDA operator has run, or make them unknown."""
+        outputs = [tensor for tensor in tensors_in(result) if is_plain(tensor)]
+        written = call.written()
+        if plan is None and not any(tensor.is_cuda for tensor in (*outputs, *written)):
+            return
+        addresses = {tensor.data_ptr() for tensor in written if is_plain(tensor)}
+        fresh = [tensor for tensor in outputs if tensor.data_ptr() not in addresses]
+        if call.traits.allocates:
+            plan = None
+        elif plan is None and not written and all(map(self.is_small, fresh)):
+            decides = any(not _is_real(tensor) for tensor in fresh)
+            plan = self.plan(call, call.inputs(), decides=decides)
+        if plan is not None:
+            host = plan.result
+            if host is None:
+                on_device = (tensor for tensor in (*outputs, *written) if tensor.is_cuda)
+                device = next((tensor.get_device() for tensor in on_device), 0)
+                host = self.compute(call, plan, device)
+            if host is not None and self._write(fresh, outputs, host[0], plan):
+                return
+        for tensor in (*fresh, *written):
+            if tensor.is_cuda and is_plain(tensor) and not call.copies_bytes_to(tensor):
+                self._leave_unknown(call, tensor)
+
+    def _write(
+        self, fresh: Sequence[Tensor], outputs: Sequence[Tensor], host: object, plan: Plan
+    ) -> bool:
+        """Write the host's results; return whether they are all that the CUDA operator has."""
+        results = list(tensors_in(host))
+        if len(results) != len(outputs):
+            return False
+        complete = all(
+            self.values.write(tensor, copy, assumed=plan.assumed) for tensor, copy in plan.copies
+        )
+        are_fresh = {id(tensor) for tensor in fresh}
+        for tensor, values in zip(outputs, results, strict=True):
+            if id(tensor) in are_fresh:
+                complete &= tensor.shape == values.shape and self.values.write(
+                    tensor, values, assumed=plan.assumed
+                )
+        return complete
+
+    def _leave_unknown(self, call: Call, tensor: Tensor) -> None:
+        if _is_real(tensor) or call.traits.allocates or not self.is_small(tensor):
+            self.values.forget(tensor)
+        elif not torch.cuda.is_current_stream_capturing():
+            self.values.write(tensor, self.assumptions.of_result(call, tensor), assumed=True)
+
+    def look_away(self) -> None:
+        """Let every kernel make all values unknown."""
+        self._library.compute_values(on=False)
+
+    def look_again(self) -> None:
+        """End :meth:`look_away`."""
+        self._library.compute_values(on=True)
+
+    # -- random numbers --
+
+    def _host_generator(self, generator: torch.Generator) -> torch.Generator:
+        return torch.Generator().manual_seed(_seed(generator))
+
+    @contextmanager
+    def _seeded(self, call: Call, device: int) -> Iterator[None]:
+        """Let the host's own generator give what depends on the GPU's, and go on as before."""
+        state = torch.default_generator.get_state()
+        seed = _seed(torch.cuda.default_generators[device])
+        torch.default_generator.manual_seed(seed ^ zlib.crc32(call.name.encode()))
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(state)
+
+
+def _seed(generator: torch.Generator) -> int:
+    """Return a seed that depends on a generator's seed and on how many numbers it has given."""
+    mixed = generator.initial_seed() * 0x9E3779B97F4A7C15
+    return (mixed + generator.get_offset() * 0xD1B54A32D192ED03) % (1 << 63)
+
+
+def _is_real(tensor: Tensor) -> bool:
+    """Return whether a tensor is of floating-point or complex numbers."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _intercept(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
+    """Run a CUDA operator, and compute its values on the host."""
+    __tracebackhide__ = True
+    with _Without(_KEYS):
+        mode = ValueMode._current
+        if mode is None:
+            return op._op(*args, **kwargs)
+        call = Call(op, traits_of(op), args, kwargs)
+        plan = mode.before(call)
+        # It reads memory of its own back, which may lie where something else was known.
+        blind = call.traits.sized and (plan is None or plan.result is None)
+        if blind:
+            mode.look_away()
+        try:
+            result = op._op(*args, **kwargs)  # no frame of PyTorch's, which would keep arguments
+        except BaseException:
+            # This frame is in the error's traceback and must not keep tensors alive by it.
+            del args, kwargs, plan, call
+            raise
+        finally:
+            mode.answers = False
+            if blind:
+                mode.look_again()
+        mode.finish(call, result, plan)
+        return result

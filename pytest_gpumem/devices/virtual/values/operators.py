@@ -1,0 +1,161 @@
+"""What an operator's schema says of its results: views, new tensors, arguments that it writes."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+
+from pytest_gpumem.devices.virtual.values.host_tensors import tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+    from torch._ops import OpOverload
+
+COLLECTIVES: Final = {"c10d", "_c10d_functional", "c10d_functional", "symm_mem"}
+"""namespaces of operators that the native library carries out, where anything is known"""
+UNDECLARED: Final = {
+    "aten::native_batch_norm": ("running_mean", "running_var"),
+    "aten::cudnn_batch_norm": ("running_mean", "running_var"),
+    "aten::batch_norm_gather_stats": ("running_mean", "running_var"),
+    "aten::batch_norm_gather_stats_with_counts": ("running_mean", "running_var"),
+    "aten::batch_norm_update_stats": ("running_mean", "running_var"),
+}
+"""arguments that an operator writes though its schema does not say so"""
+SIZED: Final = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+READS: Final = "_local_scalar_dense"
+"""the operator behind ``item()``: it copies a tensor's own bytes to the host"""
+READERS: Final = {READS, "equal", "is_nonzero"}
+"""operators that return no tensor, but values"""
+
+
+class Traits(NamedTuple):
+    """What an operator writes."""
+
+    allocates: bool
+    """it returns memory with no values in it"""
+    random: bool
+    reads_back: bool
+    """it returns a tensor's bytes to the host"""
+    sized: bool
+    """the size of its results depends on values"""
+    written: tuple[tuple[int, str], ...]
+    """place and name of the arguments that it writes"""
+
+
+class Call(NamedTuple):
+    """One call of an operator."""
+
+    op: OpOverload
+    traits: Traits
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The operator's name without its namespace and overload."""
+        return str(self.op._schema.name).partition("::")[2]
+
+    def inputs(self) -> list[Tensor]:
+        """Return all tensors among the arguments."""
+        return list(tensors_in((self.args, self.kwargs)))
+
+    def written(self) -> list[Tensor]:
+        """Return the tensors among the arguments that the operator writes."""
+        args, kwargs = self.args, self.kwargs
+        places = (
+            args[place] if place < len(args) else kwargs.get(name)
+            for place, name in self.traits.written
+        )
+        return [tensor for argument in places for tensor in tensors_in(argument)]
+
+    def argument(self, name: str) -> Any:  # noqa: ANN401 - of any type
+        """Return the argument of a name, or its default; None where there is no such one."""
+        if name in self.kwargs:
+            return self.kwargs[name]
+        for place, argument in enumerate(self.op._schema.arguments):
+            if argument.name == name:
+                return self.args[place] if place < len(self.args) else argument.default_value
+        return None
+
+    def copies_to_host(self) -> bool:
+        """Return whether it copies a CUDA tensor into a tensor of the host."""
+        if self.op is torch.ops.aten.copy_.default:
+            return bool(self.args[1].is_cuda and not self.args[0].is_cuda)
+        if self.op is torch.ops.aten._to_copy.default:
+            device = self.kwargs.get("device")
+            return bool(self.args[0].is_cuda and device is not None and device.type == "cpu")
+        return False
+
+    def copies_bytes_to(self, tensor: Tensor) -> bool:
+        """Return whether it fills a tensor by a plain copy or memset, which the library did."""
+        if self.name == "zero_":
+            return True
+        if self.name not in {"copy_", "_to_copy", "clone"}:
+            return False
+        source = self.args[1 if self.name == "copy_" else 0]
+        return bool(
+            source.dtype == tensor.dtype
+            and source.shape == tensor.shape
+            and source.stride() == tensor.stride()
+            and torch.ops.aten.is_non_overlapping_and_dense.default(source)
+        )
+
+
+@functools.cache
+def traits_of(op: OpOverload) -> Traits:
+    """Return an operator's traits."""
+    schema, tags = op._schema, set(op.tags)
+    undeclared = UNDECLARED.get(schema.name, ())
+    written = tuple(
+        (place, argument.name)
+        for place, argument in enumerate(schema.arguments)
+        if argument.name in undeclared
+        or (argument.alias_info is not None and argument.alias_info.is_write)
+    )
+    name = schema.name.partition("::")[2]
+    return Traits(
+        allocates=name.startswith(("empty", "new_empty")) or name == "resize_",
+        random=torch.Tag.nondeterministic_seeded in tags,
+        reads_back=name == READS,
+        sized=bool(SIZED & tags) and name != READS,
+        written=written,
+    )
+
+
+def writes_nothing(schema: torch.FunctionSchema) -> bool:
+    """Return whether an operator's results are views of its arguments, or no tensors."""
+    tensors = [result for result in schema.returns if "Tensor" in str(result.type)]
+    are_views = all(result.alias_info is not None for result in tensors)
+    aliases = [argument.alias_info for argument in schema.arguments]
+    return are_views and not any(alias is not None and alias.is_write for alias in aliases)
+
+
+def let_pass(key: str) -> list[torch.library.Library]:
+    """Have the dispatcher pass a key by, at no cost, where an operator has nothing to compute.
+
+    These are views, operators that consist of others (which are seen by themselves), collectives.
+
+    Returns:
+        the registrations: they hold as long as they are kept.
+    """
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    libraries: dict[str, torch.library.Library] = {}
+    for full_name in torch._C._dispatch_get_all_op_names():
+        namespace, _, operator = full_name.partition("::")
+        name, _, overload = operator.partition(".")
+        try:
+            schema = torch._C._get_schema(f"{namespace}::{name}", overload)
+        except RuntimeError:  # an operator without a schema
+            continue
+        composite = has_kernel(full_name, "CompositeImplicitAutograd")
+        composite = composite and not has_kernel(full_name, "CUDA")
+        passive = writes_nothing(schema) and name not in READERS
+        if composite or passive or namespace in COLLECTIVES:
+            if namespace not in libraries:
+                libraries[namespace] = torch.library.Library(namespace, "IMPL")
+            libraries[namespace].impl(operator, torch.library.fallthrough_kernel, key)
+    return list(libraries.values())

@@ -1,0 +1,155 @@
+"""Operators' values, computed on the host where the virtual GPU's tensors lie."""
+
+import pytest
+from helpers.virtual_gpu import opened
+
+from pytest_gpumem.meter.allocator import current
+
+
+@pytest.fixture
+def mode():
+    from pytest_gpumem.devices.virtual.values.mode import ValueMode
+
+    with opened() as device, ValueMode(device.library) as mode:
+        yield mode
+
+
+@pytest.mark.usefixtures("mode")
+def test_small_tensors_are_computed_and_read_back():
+    import torch
+
+    x = torch.arange(10, device="cuda")
+    assert x.sum().item() == 45
+    assert x[3:].tolist() == [3, 4, 5, 6, 7, 8, 9]
+    y = torch.ones(3, 5, device="cuda")
+    y.add_(1)
+    y[:, 1] = 7
+    assert y.tolist() == [[2, 7, 2, 2, 2]] * 3
+    assert y.t().contiguous().cpu()[1].tolist() == [7, 7, 7]
+    assert torch.ones(4, 2048, dtype=torch.long, device="cuda").bool().all().item()
+
+
+@pytest.mark.usefixtures("mode")
+def test_backward_and_an_optimizer_are_the_cpus():
+    import torch
+
+    def train(device):
+        generator = torch.Generator().manual_seed(5)
+        x = torch.randn(8, 4, generator=generator).to(device)
+        weight = torch.randn(4, 4, generator=generator).to(device).requires_grad_()
+        optimizer = torch.optim.Adam([weight], lr=0.1)
+        losses = []
+        for _ in range(3):
+            loss = (x @ weight).tanh().square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    assert train("cuda") == pytest.approx(train("cpu"))
+
+
+def test_large_tensors_are_not_computed_and_what_depends_on_them_is_assumed(mode):
+    import torch
+
+    x = torch.randn(1024, 1024, device="cuda")
+    assert not mode.values.is_known(x)
+    loss = x.square().mean()
+    assert not mode.values.is_known(loss)
+    assert 0 < loss.item() < 1
+    assert mode.values.are_assumed([loss])
+    assert not torch.isnan(loss).item()
+    experts = torch.nn.functional.linear(x, torch.randn(8, 1024, device="cuda")).topk(2).indices
+    assert sorted({*experts.flatten().tolist()}) == list(range(8))
+    assert 0 <= x.argmax(-1)[3].item() < 1024
+
+
+@pytest.mark.usefixtures("mode")
+def test_random_values_repeat_with_the_seed_and_leave_the_hosts_as_they_were():
+    import torch
+
+    def draw():
+        torch.manual_seed(1)
+        first = torch.rand(4, device="cuda")
+        return first.tolist(), torch.rand(4, device="cuda").tolist(), torch.rand(2).tolist()
+
+    first, second, on_host = draw()
+    assert first != second
+    assert draw() == (first, second, on_host)
+    torch.manual_seed(1)
+    assert torch.rand(2).tolist() == on_host
+
+
+@pytest.mark.usefixtures("mode")
+def test_tensors_live_no_longer_than_without():
+    import torch
+
+    before = current(0).allocated
+    x = torch.ones(1000, device="cuda")
+    for _ in range(3):
+        x = x + 1
+        x.mul_(2).sum().item()
+    with pytest.raises(RuntimeError) as error:
+        x @ x.reshape(2, 500)
+    del x
+    assert current(0).allocated == before, error
+
+
+@pytest.mark.usefixtures("mode")
+def test_subclasses_that_wrap_tensors_are_computed_inside():
+    import torch
+    from torch.utils._pytree import tree_map
+
+    class Wrapper(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner):
+            wrapper = torch.Tensor._make_wrapper_subclass(cls, inner.shape, device=inner.device)
+            wrapper.inner = inner
+            return wrapper
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            inner = tree_map(lambda x: x.inner if isinstance(x, cls) else x, args)
+            return cls(func(*inner, **(kwargs or {})))
+
+    assert (Wrapper(torch.ones(3, device="cuda")) + 1).inner.tolist() == [2, 2, 2]
+
+
+@pytest.mark.usefixtures("mode")
+def test_a_users_own_mode_sees_each_operator_once_and_values_are_computed_once():
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Names(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.names = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.names.append(func._schema.name)
+            return func(*args, **(kwargs or {}))
+
+    x = torch.zeros(3, device="cuda")
+    with Names() as names:
+        x.add_(1)
+    assert names.names == ["aten::add_"]
+    assert x.tolist() == [1, 1, 1]
+
+
+def test_parameters_and_vmap_work_and_memory_is_the_same(mode):
+    import torch
+
+    def step():
+        torch.cuda.reset_peak_memory_stats()
+        net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
+        net.cuda()
+        x = torch.randn(256, 64, device="cuda")
+        (net(x) + net(x)).sum().backward()
+        torch.func.vmap(net)(x).mean().item()
+        return torch.cuda.max_memory_allocated()
+
+    with_values = step()
+    mode.__exit__()
+    assert step() == with_values
+    mode.__enter__()
