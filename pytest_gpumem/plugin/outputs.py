@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pytest_gpumem.atomic_file import TEMPORARY, write_whole
 from pytest_gpumem.plugin.hidden_skips import hidden_skip_lines
 from pytest_gpumem.plugin.settings import FILES, OPTIONS
-from pytest_gpumem.report.github import SUMMARY_LIMIT, error_lines
+from pytest_gpumem.report.github import SUMMARY_LIMIT, cause_lines, error_lines
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import Report
 from pytest_gpumem.report.terminal.toolchain_lead import moved_together
@@ -89,7 +89,9 @@ def github_lines(session_results: SessionResults, root: Path) -> Iterator[str]:
     """
     if os.environ.get("GITHUB_ACTIONS") == "true":
         workspace = Path(os.environ.get("GITHUB_WORKSPACE") or root)
-        yield from error_lines(session_results.results(), root=root, workspace=workspace)
+        results = session_results.results()
+        yield from error_lines(results, root=root, workspace=workspace)
+        yield from cause_lines(results, root=root, workspace=workspace)
 
 
 def _write_report(name: str, path: Path, report: Report, created: datetime) -> Published:

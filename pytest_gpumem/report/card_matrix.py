@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.judge.verdict import Kind
@@ -20,19 +20,27 @@ LEAST_NAME: Final = 16
 """columns that a test's name keeps, however narrow the terminal"""
 
 
-def cards_matrix(results: Sequence[Result], width: int = 80) -> str:
-    """Return a table of tests by cards; "" where no test ran on several.
+class CardMatrix(NamedTuple):
+    """Tests by cards."""
 
-    A cell is the memory that the card has left at the peak, in GiB; of a test that does not fit,
-    the memory that it needs. Cards that do not fit beside each other get another table.
-    """
+    cards: list[str]
+    """the smallest first"""
+    rows: dict[str, dict[str, Result]]
+    """the result on each card, by the test's name without a card"""
+    cells: dict[str, dict[str, str]]
+    """of each: the memory that the card has left at the peak, in GiB; of a test that does not fit,
+    the memory that it needs"""
+
+
+def card_matrix(results: Iterable[Result]) -> CardMatrix | None:
+    """Return the tests by the cards that they ran on; None where no test ran on several."""
     rows: dict[str, dict[str, Result]] = {}
     for result in results:
         if result.card and not result.part:
             rows.setdefault(without_card(result.nodeid, [result.card]), {})[result.card] = result
     rows = {name: on_cards for name, on_cards in rows.items() if len(on_cards) > 1}
     if not rows:
-        return ""
+        return None
     cards = sorted(
         {card for on_cards in rows.values() for card in on_cards},
         key=lambda card: (CARDS[card].usable_memory if card in CARDS else 0, card),
@@ -41,6 +49,18 @@ def cards_matrix(results: Sequence[Result], width: int = 80) -> str:
         name: {card: _cell(result) for card, result in on_cards.items()}
         for name, on_cards in rows.items()
     }
+    return CardMatrix(cards, rows, cells)
+
+
+def cards_matrix(results: Sequence[Result], width: int = 80) -> str:
+    """Return a table of tests by cards; "" where no test ran on several.
+
+    Cards that do not fit beside each other get another table.
+    """
+    matrix = card_matrix(results)
+    if matrix is None:
+        return ""
+    cards, _, cells = matrix
     tables = []
     for group in _groups(cells, cards, width):
         rows_of_group = [[row.get(card, "") for card in group] for row in cells.values()]

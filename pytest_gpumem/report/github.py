@@ -1,4 +1,6 @@
-"""Annotations that GitHub Actions shows beside the source, one for each failed result.
+"""Annotations that GitHub Actions shows beside the source: of failed tests, and of their causes.
+
+A failed result has an error on its marker's line, a source line that made some fail a warning.
 
 The form is that of "Workflow commands for GitHub Actions" in GitHub's documentation: in a property
 ``%``, carriage return, newline, ``:`` and ``,`` are percent-encoded, in a message the first three.
@@ -7,14 +9,17 @@ The form is that of "Workflow commands for GitHub Actions" in GitHub's documenta
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.judge.result import urgency
+from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.report.text import printable
+from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from pytest_gpumem.judge.result import Result
 
@@ -22,6 +27,10 @@ SUMMARY_LIMIT: Final = 1024 * 1024
 """bytes that GitHub takes of a step's summary; of a larger one it shows nothing"""
 _LONGEST: Final = 4000
 """characters of a message"""
+MOST_NAMES: Final = 10
+"""tests that a cause's message names"""
+_PLACE: Final = re.compile(r"(.+?):(\d+)(?: in .*)?", re.DOTALL)
+"""a line as :class:`~pytest_gpumem.measurement.OutOfMemory` has it"""
 
 
 def error_lines(results: Iterable[Result], *, root: Path, workspace: Path) -> Iterator[str]:
@@ -38,20 +47,80 @@ def error_lines(results: Iterable[Result], *, root: Path, workspace: Path) -> It
         properties = {"title": f"GPU memory: {result.name}"}
         if result.location is not None:
             path, line = result.location
-            # GitHub names files from the repository's folder, which may be reached by a link.
-            file = Path(os.path.realpath(root / path))
-            repository = os.path.realpath(workspace)
-            inside = file.is_relative_to(repository)
-            name = file.relative_to(repository).as_posix() if inside else str(file)
-            properties = {"file": name, "line": str(line), **properties}
-        # In a property these two end a value or a name.
-        encoded = {
-            name: _message(value).replace(":", "%3A").replace(",", "%2C")
-            for name, value in properties.items()
+            file = _file_name(root / path, workspace)
+            properties = {"file": file, "line": str(line), **properties}
+        yield _command("error", properties, f"{result.verdict.headline} ({result.device_key})")
+
+
+def cause_lines(results: Iterable[Result], *, root: Path, workspace: Path) -> Iterator[str]:
+    """Yield a line for each source line that made tests fail, that of most tests first.
+
+    They are warnings: GitHub shows ten of these a step besides the ten errors, which tests have.
+
+    Args:
+        results: of the session.
+        root: pytest's root folder, to which source lines are relative.
+        workspace: the repository's folder; a line of another folder has no annotation.
+    """
+    groups: dict[tuple[str, int], list[tuple[Result, str]]] = {}
+    for result in sorted(results, key=urgency):
+        cause = _cause(result) if result.verdict.failed and not result.expected else None
+        if cause is not None:
+            path, line, words = cause
+            groups.setdefault((path, line), []).append((result, words))
+    repository = os.path.realpath(workspace)
+    for (path, line), members in sorted(groups.items(), key=lambda group: -len(group[1])):
+        file = Path(os.path.realpath(root / path))
+        if not file.is_file() or not file.is_relative_to(repository):
+            continue
+        (first, words), number = members[0], len(members)
+        tests = "1 failure" if number == 1 else f"{number} failures"
+        properties = {
+            "file": _file_name(file, workspace),
+            "line": str(line),
+            "title": f"GPU memory: {tests} by this line",
         }
-        fields = ",".join(f"{name}={value}" for name, value in encoded.items())
-        message = f"{result.verdict.headline} ({result.device_key})"
-        yield f"::error {fields}::{_message(message[:_LONGEST])}"
+        names = ", ".join(result.name for result, _ in members[:MOST_NAMES])
+        hidden = f" and {number - MOST_NAMES} more" if number > MOST_NAMES else ""
+        where = f" of {first.name}" if number > 1 else ""
+        yield _command("warning", properties, f"{words}{where}; makes fail {names}{hidden}")
+
+
+def _cause(result: Result) -> tuple[str, int, str] | None:
+    """Return the file and line that made a test fail, and how; None where that is not known."""
+    measurement = result.measurement
+    oom = measurement.out_of_memory if measurement else None
+    if oom is not None:
+        match = _PLACE.fullmatch(oom.site)
+        requested = f" of {format_size(oom.requested)}" if oom.requested else ""
+        return (match[1], int(match[2]), f"out of memory: a request{requested}") if match else None
+    stayed = measurement.stayed if measurement else None
+    if result.verdict.kind is Kind.LEAKED and stayed is not None and stayed.sites:
+        site = stayed.sites[0]
+        held = f", held by {stayed.holders[0].text}" if stayed.holders else ""
+        return site.path, site.line, f"leaked: {format_size(site.nbytes)} of {site.category}{held}"
+    if result.verdict.causes and result.verdict.causes[0].site is not None:
+        cause, site = result.verdict.causes[0], result.verdict.causes[0].site
+        growth = f"{format_size(cause.nbytes, signed=True)} of {cause.category}"
+        return site.path, site.line, "; ".join([growth, *cause.reasons])
+    return None
+
+
+def _file_name(file: Path, workspace: Path) -> str:
+    """Return a file as GitHub names it: from the repository's folder, which a link may lead to."""
+    real, repository = Path(os.path.realpath(file)), os.path.realpath(workspace)
+    return real.relative_to(repository).as_posix() if real.is_relative_to(repository) else str(real)
+
+
+def _command(name: str, properties: Mapping[str, str], message: str) -> str:
+    """Return a workflow command."""
+    # In a property these two end a value or a name.
+    encoded = {
+        name: _message(value).replace(":", "%3A").replace(",", "%2C")
+        for name, value in properties.items()
+    }
+    fields = ",".join(f"{name}={value}" for name, value in encoded.items())
+    return f"::{name} {fields}::{_message(message[:_LONGEST])}"
 
 
 def _message(sentence: str) -> str:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from pytest_gpumem.judge.result import hints_of, urgency
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.report.breakdown_rows import DeviceRows, device_rows
-from pytest_gpumem.report.causes import place_words
+from pytest_gpumem.report.card_matrix import TITLE as CARDS_TITLE
+from pytest_gpumem.report.card_matrix import card_matrix
+from pytest_gpumem.report.causes import cause_lines, place_words
 from pytest_gpumem.report.compared import comparison_sentences
 from pytest_gpumem.report.markdown_syntax import code, fenced, pipe_table, prose
 from pytest_gpumem.report.terminal.failure_text import (
@@ -32,6 +34,8 @@ MOST_CAUSES = 3
 """source lines of which a failure says why they grew"""
 MOST_SITES = 12
 """source lines that a failure lists, of each device"""
+MOST_SHARED_CAUSES = 5
+"""causes of several failures that the report begins with"""
 _UPDATE_WIDTH = 100
 """columns of the account of updated baselines"""
 
@@ -88,7 +92,17 @@ def _document(report: Report, when: str, limits: _Limits) -> str:
         blocks.append(" · ".join(prose(fact) for fact in facts if fact))
     if report.remarks:
         blocks.append("\n".join(f"- {prose(remark)}" for remark in report.remarks))
+    causes = cause_lines(report.results)
+    if causes:
+        blocks.append("\n".join(f"- {prose(cause)}" for cause in causes[:MOST_SHARED_CAUSES]))
     blocks += _failures(failures, limits)
+    matrix = card_matrix(results)
+    if matrix is not None:
+        shown = list(matrix.cells.items())[: limits.rows]
+        rows = [(code(name), *(row.get(card, "") for card in matrix.cards)) for name, row in shown]
+        blocks += [f"### {CARDS_TITLE}", pipe_table(("test", *matrix.cards), rows)]
+        if len(shown) < len(matrix.cells):
+            blocks.append(f"And {len(matrix.cells) - len(shown)} more.")
     blocks += _device_tables(results, limits)
     if report.updates is not None:
         account = update_summary(report.updates, width=_UPDATE_WIDTH, brief=limits != _ALL)

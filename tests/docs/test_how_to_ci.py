@@ -16,6 +16,8 @@ from xml.etree import ElementTree as ET
 import pytest
 from helpers.pages import Place, blocks, files, on_virtual
 
+from pytest_gpumem.report.json_schema import FORMAT
+
 yaml = pytest.importorskip("yaml")
 
 TESTS = """
@@ -167,7 +169,7 @@ def test_growth_of_baselines_can_fail_the_job_as_the_page_says(place):
 
 def test_on_a_gpu_runner(github):
     assert github.run("gpu-memory-real", on_virtual), github.done
-    assert json.loads((github.place.folder / "gpumem.json").read_text())["format"] == 1
+    assert json.loads((github.place.folder / "gpumem.json").read_text())["format"] == FORMAT
 
 
 def test_on_a_gpu_runner_whose_gpu_is_not_found_the_job_fails(github):

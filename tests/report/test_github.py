@@ -10,9 +10,11 @@ import pytest
 from helpers.sample_report import EVIL, attribution, entry, measured, result, sample
 
 from pytest_gpumem.judge.verdict import Kind, Lookup, Verdict
-from pytest_gpumem.report.github import error_lines
+from pytest_gpumem.measurement import Holder, Site, Stayed
+from pytest_gpumem.report.github import cause_lines, error_lines
+from pytest_gpumem.sizes import MIB
 
-COMMAND = re.compile(r"::error (?P<properties>[^:]*)::(?P<message>.*)")
+COMMAND = re.compile(r"::(?:error|warning) (?P<properties>[^:]*)::(?P<message>.*)")
 ROOT = Path("/work/project")
 
 
@@ -92,3 +94,61 @@ def test_files_are_named_from_the_repository_on(tmp_path):
 def test_without_a_place_there_is_none():
     (line,) = lines([failed(location=None)])
     assert line.startswith("::error title=")
+
+
+# The lines of causes
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A repository with pytest's root in a folder of it, where the samples' model lies."""
+    root = tmp_path / "inner"
+    (root / "src").mkdir(parents=True)
+    (root / "src/model.py").touch()
+    return root
+
+
+def warnings(results, project):
+    found = cause_lines(results, root=project, workspace=project.parent)
+    return [decoded(line) for line in found]
+
+
+def grown(name, **values):
+    """A test that regressed by src/model.py:88."""
+    before = Lookup(entry(attribution(layers=4)))
+    return replace(result(name, measured(attribution(layers=6)), before), **values)
+
+
+def test_failures_of_one_line_are_one_annotation_there(project):
+    names = [f"test_{number}" for number in range(12)]
+    ((properties, message),) = warnings([grown(name) for name in names], project)
+    assert properties == {
+        "file": "inner/src/model.py",
+        "line": "88",
+        "title": "GPU memory: 12 failures by this line",
+    }
+    assert re.match(r"\+\d+\.\d\d MiB of activations of tests/\S+::test_0; makes fail ", message)
+    assert message.endswith("test_9 and 2 more")
+
+
+def test_an_out_of_memory_and_a_leak_are_annotated_where_they_asked_for_memory(project):
+    oom = next(it for it in sample().results if it.verdict.kind is Kind.OUT_OF_MEMORY)
+    short = replace(oom.measurement.out_of_memory, site="src/model.py:31 in step")
+    oom = replace(oom, measurement=replace(oom.measurement, out_of_memory=short))
+    site = Site("src/model.py", 7, "f", "CACHE.append(x)", "", "activations", 3 * MIB, 3)
+    stayed = Stayed(0, 3 * MIB, (site,), (Holder("global variable CACHE", 3 * MIB, 3),))
+    leak = result("test_leak", replace(measured(attribution(layers=1)), stayed=stayed))
+    leak = replace(leak, verdict=Verdict(Kind.LEAKED, failed=True, headline="leaked"))
+    found = {properties["line"]: message for properties, message in warnings([oom, leak], project)}
+    assert found["31"].startswith("out of memory: a request of 512.00 MiB; makes fail ")
+    assert found["7"].startswith(
+        "leaked: 3.00 MiB of activations, held by global variable CACHE; makes fail "
+    )
+
+
+def test_no_line_is_annotated_that_github_could_not_show(project):
+    (project / "src/model.py").unlink()
+    assert warnings([grown("test_x")], project) == []
+    assert warnings([grown("test_x", expected=True)], project) == []
+    outside = cause_lines([grown("test_x")], root=project, workspace=project / "other")
+    assert list(outside) == []

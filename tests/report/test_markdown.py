@@ -210,3 +210,22 @@ def test_what_wants_a_baseline_has_its_command():
     text = markdown(Report((one,)))
     (block,) = [it for it in parsed(text) if it.type == "fence"]
     assert block.content.startswith("pytest tests/training/test_models.py::test_new --gpumem-")
+
+
+def test_causes_that_failures_share_come_first():
+    document = markdown(Report(tuple(many(400, attributed=400))))
+    sentence = "- 4 of 4 failures share "
+    assert sentence in document
+    assert document.index(sentence) < document.index("### ✕")
+
+
+def test_tests_on_several_cards_have_a_table_of_them():
+    plain = attribution(layers=4)
+    results = [
+        replace(result(f"test_x[{card}]", measured(plain)), card=card) for card in ("T4", "L4")
+    ]
+    document = markdown(Report(tuple(results)))
+    row = next(line for line in document.splitlines() if line.startswith("| `tests/training"))
+    assert "### GiB left on each card\n\n| test | T4 | L4 |" in document
+    assert re.fullmatch(r"\| `\S+::test_x` \| \d+\.\d\d \| \d+\.\d\d \|", row)
+    assert "GiB left" not in markdown(Report(tuple(results[:1])))
