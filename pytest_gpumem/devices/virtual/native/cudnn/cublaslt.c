@@ -1,0 +1,112 @@
+/* The cuBLASLt that cuDNN's own engines ask while they plan.
+ *
+ * cuDNN has an engine that makes a convolution whose filter is 1x1 a matrix product of cuBLASLt, and its heuristics
+ * often rank it first. To plan, that engine makes a handle of cuBLASLt and asks for an algorithm. A handle needs a
+ * device: without one the engine is refused, and a worse one, which copies its tensors, is taken. So the engine gets a
+ * handle from here, and one algorithm. It allows cuBLASLt no workspace (CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES is 0),
+ * so its plan's workspace is 0 whichever algorithm a GPU's cuBLASLt has.
+ *
+ * cuDNN looks cuBLASLt's functions up by dlsym in the real library, which it opens by name. In cuDNN's library of
+ * engines, and there alone, that reference to dlsym is led here: all but three functions are the real ones still.
+ */
+#define _GNU_SOURCE
+#include "cudnn/cudnn.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define ENGINES "libcudnn_engines_precompiled.so.9"
+
+static int lt_create(void **out) {
+    *out = calloc(1, 64);
+    return *out ? GM_SUCCESS : GM_CUDNN_NOT_INITIALIZED;
+}
+
+static int lt_destroy(void *handle) {
+    free(handle);
+    return GM_SUCCESS;
+}
+
+static int lt_heuristic(void *handle, void *operation, void *a, void *b, void *c, void *d, void *preference, int room,
+                        gm_cublaslt_algorithm *results, int *count) {
+    (void)handle, (void)operation, (void)a, (void)b, (void)c, (void)d, (void)preference;
+    *count = room > 0;
+    if (room > 0) *results = (gm_cublaslt_algorithm){.waves_count = 1};
+    return GM_SUCCESS;
+}
+
+static void *look_up(void *library, const char *name) {
+    const struct {
+        const char *name;
+        void (*function)(void);
+    } ours[] = {
+        {"cublasLtCreate", (void (*)(void))lt_create},
+        {"cublasLtDestroy", (void (*)(void))lt_destroy},
+        {"cublasLtMatmulAlgoGetHeuristic", (void (*)(void))lt_heuristic},
+    };
+    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++) {
+        void *address;
+        if (strcmp(name, ours[i].name) != 0) continue;
+        memcpy(&address, &ours[i].function, sizeof address);
+        return address;
+    }
+    return dlsym(library, name);
+}
+
+/* ---- the reference to dlsym ---- */
+
+static void point_to(void **slot, void *(*function)(void *, const char *)) {
+    uintptr_t page = (uintptr_t)slot & ~((uintptr_t)sysconf(_SC_PAGESIZE) - 1);
+    if (mprotect((void *)page, (uintptr_t)(slot + 1) - page, PROT_READ | PROT_WRITE)) return;
+    memcpy(slot, &function, sizeof function);
+}
+
+/* System V ABI, "Dynamic Section": relocations of functions are DT_JMPREL's, DT_RELA's where all are bound at once. */
+static bool lead_here(const struct link_map *map) {
+    const ElfW(Rela) *tables[2] = {NULL, NULL};
+    size_t sizes[2] = {0, 0};
+    const ElfW(Sym) *symbols = NULL;
+    const char *names = NULL;
+    for (const ElfW(Dyn) *d = map->l_ld; d->d_tag != DT_NULL; d++) {
+        switch (d->d_tag) {
+        case DT_JMPREL: tables[0] = (const void *)d->d_un.d_ptr; break;
+        case DT_PLTRELSZ: sizes[0] = d->d_un.d_val; break;
+        case DT_RELA: tables[1] = (const void *)d->d_un.d_ptr; break;
+        case DT_RELASZ: sizes[1] = d->d_un.d_val; break;
+        case DT_SYMTAB: symbols = (const void *)d->d_un.d_ptr; break;
+        case DT_STRTAB: names = (const void *)d->d_un.d_ptr; break;
+        default: break;
+        }
+    }
+    if (!symbols || !names) return false;
+    bool led = false;
+    for (int t = 0; t < 2 && !led; t++) {
+        for (size_t i = 0; tables[t] && i < sizes[t] / sizeof *tables[t]; i++) {
+            const ElfW(Rela) *r = &tables[t][i];
+            size_t symbol = sizeof(void *) == 8 ? r->r_info >> 32 : r->r_info >> 8;
+            if (!symbol || r->r_addend || strcmp(names + symbols[symbol].st_name, "dlsym") != 0) continue;
+            point_to((void **)(map->l_addr + r->r_offset), look_up);
+            led = true;
+        }
+    }
+    return led;
+}
+
+/* `function` is one of the cuDNN at hand, whose library of engines lies beside it. cuDNN would load it by itself
+ * at its first plan. */
+bool gm_lend_cublaslt(void *function) {
+    Dl_info info;
+    char path[4096];
+    if (!dladdr(function, &info) || !info.dli_fname) return false;
+    const char *slash = strrchr(info.dli_fname, '/');
+    int folder = slash ? (int)(slash + 1 - info.dli_fname) : 0;
+    if (snprintf(path, sizeof path, "%.*s%s", folder, info.dli_fname, ENGINES) >= (int)sizeof path) return false;
+    void *library = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
+    struct link_map *map;
+    return library && !dlinfo(library, RTLD_DI_LINKMAP, &map) && lead_here(map);
+}
