@@ -1,12 +1,25 @@
-"""Operators whose output size depends on values: what their CUDA code copies to the host.
+"""Operators whose CUDA code asks the device for figures: what its copies to the host bring.
 
-Such an operator's CUDA code asks the device for a size by small copies to the host. The mode
-computes the operator on the host first, and queues the bytes of these copies in their order.
+Most of these operators have outputs whose sizes depend on values. Their CUDA code learns a size by
+a small copy from memory that its kernels wrote. The mode computes the operator on the host first,
+and queues the bytes of these copies in their order; PyTorch's own code then takes its own temporary
+memory, and outputs of the true size.
+
+Which copies an operator makes is PyTorch's source (aten/src/ATen/native) and was seen at run time
+with torch 2.15. Another version may make others: the native library takes no queued bytes for a
+copy of another size and reports it. docs/explanation/operators-that-read-back.md lists all.
 """
 
 from __future__ import annotations
 
+import functools
+import struct
 from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+
+from pytest_gpumem.devices.virtual.values.host_tensors import over_device_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +27,286 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
 
     Copies = Callable[[Any, Sequence[Any], Mapping[str, Any]], list[bytes]]
-    """takes the result on the host (of unknown inputs a meta tensor), and the arguments there"""
+    """takes the host's result, and the CUDA call's arguments"""
 
-COPIES: Final[dict[OpOverload, Copies]] = {}
-"""the bytes of each copy to the host that an operator makes to learn sizes"""
+CUB_MOST: Final = (1 << 31) - 1
+"""elements from which on nonzero works in chunks (Nonzero.cu), and thrust's indices have 8 bytes"""
+CHUNK: Final = 1 << 30
+"""elements of such a chunk"""
+BYTE_MASKS: Final = (torch.bool, torch.uint8)
+"""types of an index tensor that is a mask"""
+
+
+def _int32(*numbers: int) -> bytes:
+    return struct.pack(f"={len(numbers)}i", *numbers)
+
+
+def _int64(number: int) -> bytes:
+    return struct.pack("=q", number)
+
+
+def _content(tensor: Tensor) -> bytes:
+    """Return the bytes of a host tensor's elements."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).tolist()) if flat.numel() else b""
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    return over_device_memory(tensor) if tensor.is_cuda else tensor
+
+
+def _count_of_true(mask: Tensor, count: int) -> list[bytes]:
+    """Return the copy in which nonzero learns that ``mask`` has ``count`` true values."""
+    if mask.numel() < CUB_MOST:
+        return [_int32(count)]
+    chunks = -(-mask.numel() // CHUNK)  # a count for each; PyTorch takes their sum
+    counts = [min(CHUNK, max(count - at * CHUNK, 0)) for at in range(chunks)]
+    return [_int32(*counts)]
+
+
+# -- nonzero, and what contains it --
+
+
+def _nonzero(result: Tensor, mask: Tensor, **_options: object) -> list[bytes]:
+    return _count_of_true(mask, result.shape[0])
+
+
+def _masked_select(result: Tensor, values: Tensor, mask: Tensor, **_options: object) -> list[bytes]:
+    return _count_of_true(torch.broadcast_tensors(values, mask)[1], result.numel())
+
+
+def _nms(result: Tensor, boxes: Tensor, *_options: object) -> list[bytes]:
+    """Return how many boxes stay: torchvision selects them by a mask of all."""
+    return _count_of_true(boxes[:, 0], result.shape[0]) if boxes.numel() else []
+
+
+def _masks(indices: Sequence[Tensor | None]) -> list[bytes]:
+    """Return the copies of an index with masks, one for each: PyTorch's expandTensors."""
+    return [
+        copy
+        for index in indices
+        if index is not None and index.dtype in BYTE_MASKS and index.is_cuda
+        for copy in _count_of_true(index, int(_on_host(index).count_nonzero()))
+    ]
+
+
+def _index(
+    _result: object, _values: Tensor, indices: Sequence[Tensor | None], **_options: object
+) -> list[bytes]:
+    return _masks(indices)
+
+
+def _index_put(
+    _result: object,
+    target: Tensor,
+    indices: Sequence[Tensor | None],
+    values: Tensor,
+    accumulate: bool = False,
+    _unsafe: bool = False,
+) -> list[bytes]:
+    """Return none where PyTorch fills by the mask instead: canDispatchToMaskedFill."""
+    defined = [index for index in indices if index is not None]
+    is_one_mask = len(defined) == 1 and defined[0].dtype in BYTE_MASKS
+    is_host_value = values.numel() == 1 and values.device.type == "cpu"
+    if is_one_mask and is_host_value and not accumulate and defined[0].device == target.device:
+        return []
+    return _masks(indices)
+
+
+# -- unique --
+
+
+def _unique(result: Sequence[Tensor], values: Tensor, *_options: object) -> list[bytes]:
+    """Return the number of unique values; of a mask, how many of its values are true."""
+    if not values.numel():
+        return []
+    if values.dtype != torch.bool:
+        return [_int64(result[0].shape[0])]
+    if result[0].shape[0] == 2:  # noqa: PLR2004 - false and true
+        return [_int32(1)]  # some are true: the kernels count how many
+    return [_int32(values.numel() if bool(result[0][0]) else 0)]
+
+
+def _unique_dim(
+    result: Sequence[Tensor],
+    values: Tensor,
+    dim: int,
+    _sorted: bool = True,
+    _return_inverse: bool = False,
+    return_counts: bool = False,
+) -> list[bytes]:
+    """Return thrust's count: unique_by_key, which counts need, has a count of 4 bytes."""
+    if not values.numel():
+        return []
+    count = result[0].shape[dim]
+    is_short = return_counts and values.shape[dim] <= CUB_MOST
+    return [_int32(count) if is_short else _int64(count)]
+
+
+def _unique_dim_consecutive(
+    result: Sequence[Tensor],
+    values: Tensor,
+    dim: int,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> list[bytes]:
+    return _unique_dim(result, values, dim, True, return_inverse, return_counts)
+
+
+def _unique_consecutive(
+    result: Sequence[Tensor],
+    values: Tensor,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+) -> list[bytes]:
+    if dim is not None:
+        return _unique_dim_consecutive(result, values, dim, return_inverse, return_counts)
+    return [_int64(result[0].shape[0])] if values.numel() else []
+
+
+# -- counts --
+
+
+def _bincount(_result: object, values: Tensor, *_options: object, **_more: object) -> list[bytes]:
+    """Return the least and the greatest value; bytes are not asked for the least."""
+    if not values.numel():
+        return []
+    host = _on_host(values)
+    copies = [_content(host.max())]
+    return copies if values.dtype == torch.uint8 else [_content(host.min()), *copies]
+
+
+def _histc(
+    _result: object,
+    values: Tensor,
+    _bins: int = 100,
+    low: float = 0,
+    high: float = 0,
+    **_options: object,
+) -> list[bytes]:
+    """Return the least and the greatest value, which are asked for where no range is given."""
+    if low != high or not values.numel():
+        return []
+    host = _on_host(values)
+    return [_content(host.min()), _content(host.max())]
+
+
+def _repeat_interleave(
+    result: Tensor, repeats: Tensor, *, output_size: int | None = None
+) -> list[bytes]:
+    """Return the sum of the repeats, and the least, which must not be negative (Repeat.h)."""
+    if output_size is not None or not repeats.shape[0]:
+        return []
+    return [_int64(result.shape[0]), _content(_on_host(repeats).min())]
+
+
+# -- comparisons, checks --
+
+
+def _equal(result: bool, left: Tensor, right: Tensor) -> list[bytes]:
+    """Return the answer; none where PyTorch need not ask: other sizes, or the same memory."""
+    if left.shape != right.shape or not left.numel():
+        return []
+    is_same = (
+        left.data_ptr() == right.data_ptr()
+        and left.dtype == right.dtype
+        and left.stride() == right.stride()
+    )
+    return [] if is_same else [bytes([result])]
+
+
+def _allclose(result: bool, *_arguments: object, **_options: object) -> list[bytes]:
+    return [bytes([result])]
+
+
+def _no_error(_result: object, matrices: Tensor, *_options: object, **_more: object) -> list[bytes]:
+    """Return that no status is an error: the host has computed the result, without one."""
+    return [bytes([False])] if matrices.numel() else []
+
+
+def _svd(
+    _result: object, matrices: Tensor, *_options: object, driver: str | None = None, **_more: object
+) -> list[bytes]:
+    """Return the status of each matrix, which ``gesvd`` alone is not asked for, and of all."""
+    if not matrices.numel():
+        return []
+    copies = [bytes(4 * matrices.shape[:-2].numel()), bytes([False])]
+    return copies[1:] if driver == "gesvd" else copies
+
+
+def _pinv(
+    _result: object, matrices: Tensor, *, hermitian: bool = False, **_options: object
+) -> list[bytes]:
+    """Return the statuses of the decomposition that it takes: eigh or svd."""
+    return _no_error(None, matrices) if hermitian else _svd(None, matrices)
+
+
+def _check_errors(
+    _result: object, status: Tensor, *_options: object, **_more: object
+) -> list[bytes]:
+    return [bytes([bool(_on_host(status).any())])]
+
+
+def _eig(_result: object, matrices: Tensor, **_options: object) -> list[bytes]:
+    """Return whether all elements are finite, and that no status is an error."""
+    finite = [bytes([bool(_on_host(matrices).isfinite().all())])]
+    return [*finite, bytes([False])] if matrices.numel() else finite
+
+
+def _segment_reduce(
+    _result: object,
+    data: Tensor,
+    _reduce: str,
+    *,
+    lengths: Tensor | None = None,
+    unsafe: bool = False,
+    **_options: object,
+) -> list[bytes]:
+    """Return the least length, and whether all add up: checks unless the call is unsafe."""
+    if lengths is None or unsafe or not data.numel():
+        return []
+    return [_content(_on_host(lengths).min()), bytes([True])]
+
+
+COPIES: Final[dict[str, Callable[..., list[bytes]]]] = {
+    "aten::nonzero": _nonzero,
+    "aten::masked_select": _masked_select,
+    "torchvision::nms": _nms,
+    "aten::index": _index,
+    "aten::index_put": _index_put,
+    "aten::index_put_": _index_put,
+    "aten::_index_put_impl_": _index_put,
+    "aten::_unique": _unique,
+    "aten::_unique2": _unique,
+    "aten::unique_dim": _unique_dim,
+    "aten::unique_dim_consecutive": _unique_dim_consecutive,
+    "aten::unique_consecutive": _unique_consecutive,
+    "aten::bincount": _bincount,
+    "aten::histc": _histc,
+    "aten::repeat_interleave": _repeat_interleave,
+    "aten::equal": _equal,
+    "aten::allclose": _allclose,
+    "aten::segment_reduce": _segment_reduce,
+    "aten::_linalg_eigh": _no_error,
+    "aten::linalg_lstsq": _no_error,
+    "aten::linalg_matrix_sqrth": _no_error,
+    "aten::linalg_pinv": _pinv,
+    "aten::_linalg_svd": _svd,
+    "aten::linalg_polar": _svd,
+    "aten::_linalg_check_errors": _check_errors,
+    "aten::linalg_eig": _eig,
+}
+"""by the operator's name: a function of the host's result and the CUDA call's arguments"""
+
+
+@functools.cache
+def copies_of(op: OpOverload) -> Copies | None:
+    """Return the function that tells what an operator's copies to the host bring, if any.
+
+    It takes the host's result and the CUDA call's arguments, positional ones and those by name.
+    """
+    function = COPIES.get(op._schema.name)
+    if function is None:
+        return None
+    return lambda result, args, kwargs: function(result, *args, **kwargs)
