@@ -25,7 +25,7 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
 )
 from pytest_gpumem.devices.virtual.values.known import KnownValues
 from pytest_gpumem.devices.virtual.values.operators import Call, let_pass, traits_of
-from pytest_gpumem.devices.virtual.values.sized_outputs import COPIES
+from pytest_gpumem.devices.virtual.values.sized_outputs import CHECKS, copies_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -126,7 +126,7 @@ class ValueMode:
         Returns:
             how it is computed on the host; None where it is not, or where that is seen afterwards.
         """
-        copies = COPIES.get(call.op)
+        copies = copies_of(call.op)
         reads = call.traits.reads_back or copies is not None or call.copies_to_host()
         if not reads and not call.traits.written:
             return None
@@ -142,11 +142,22 @@ class ValueMode:
         if plan is not None and copies is not None:
             device = next(tensor.get_device() for tensor in inputs if tensor.is_cuda)
             result = self.compute(call, plan, device)
+            if result is None and call.op._schema.name in CHECKS:
+                result = (None,)
             if result is not None:
                 plan = plan._replace(result=result)
-                for content in copies(result[0], plan.args, plan.kwargs):
+                for content in copies(result[0], call.args, call.kwargs):
                     self._library.queue_copy(content)
         return plan
+
+    def after(self, call: Call) -> None:
+        """Note where a CUDA operator did not copy to the host what was queued for it."""
+        faults = self._library.drop_queued_copies()
+        if faults:
+            self.failures.setdefault(
+                call.name,
+                f"its copies to the host are not those of the torch that was studied: {faults}",
+            )
 
     def plan(self, call: Call, inputs: Sequence[Tensor], *, decides: bool) -> Plan | None:
         """Return how an operator is computed on the host; None: it is not.
@@ -300,10 +311,13 @@ def _intercept(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
             result = op._op(*args, **kwargs)  # no frame of PyTorch's, which would keep arguments
         except BaseException:
             # This frame is in the error's traceback and must not keep tensors alive by it.
-            del args, kwargs, plan, call
+            del args, kwargs, plan
+            call = call._replace(args=(), kwargs={})
             raise
         finally:
             mode.answers = False
+            if call.traits.sized:
+                mode.after(call)
             if blind:
                 mode.look_again()
         mode.finish(call, result, plan)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from pytest_gpumem.devices.virtual.values.host_tensors import tensors_in
+from pytest_gpumem.devices.virtual.values.sized_outputs import COPIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,8 +29,8 @@ UNDECLARED: Final = {
 SIZED: Final = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 READS: Final = "_local_scalar_dense"
 """the operator behind ``item()``: it copies a tensor's own bytes to the host"""
-READERS: Final = {READS, "equal", "is_nonzero"}
-"""operators that return no tensor, but values"""
+READERS: Final = {READS, "is_nonzero"}
+"""operators that return no tensor, but values; others are in COPIES"""
 
 
 class Traits(NamedTuple):
@@ -41,7 +42,7 @@ class Traits(NamedTuple):
     reads_back: bool
     """it returns a tensor's bytes to the host"""
     sized: bool
-    """the size of its results depends on values"""
+    """it reads memory of its own back, mostly for the size of its results"""
     written: tuple[tuple[int, str], ...]
     """place and name of the arguments that it writes"""
 
@@ -121,7 +122,7 @@ def traits_of(op: OpOverload) -> Traits:
         allocates=name.startswith(("empty", "new_empty")) or name == "resize_",
         random=torch.Tag.nondeterministic_seeded in tags,
         reads_back=name == READS,
-        sized=bool(SIZED & tags) and name != READS,
+        sized=(bool(SIZED & tags) or schema.name in COPIES) and name != READS,
         written=written,
     )
 
@@ -153,7 +154,7 @@ def let_pass(key: str) -> list[torch.library.Library]:
             continue
         composite = has_kernel(full_name, "CompositeImplicitAutograd")
         composite = composite and not has_kernel(full_name, "CUDA")
-        passive = writes_nothing(schema) and name not in READERS
+        passive = writes_nothing(schema) and not (name in READERS or schema.name in COPIES)
         if composite or passive or namespace in COLLECTIVES:
             if namespace not in libraries:
                 libraries[namespace] = torch.library.Library(namespace, "IMPL")

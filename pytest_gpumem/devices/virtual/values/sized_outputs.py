@@ -299,6 +299,9 @@ COPIES: Final[dict[str, Callable[..., list[bytes]]]] = {
 }
 """by the operator's name: a function of the host's result and the CUDA call's arguments"""
 
+CHECKS: Final = {"aten::_linalg_check_errors"}
+"""operators that raise what the host's raises, and need no result of it for that"""
+
 
 @functools.cache
 def copies_of(op: OpOverload) -> Copies | None:
