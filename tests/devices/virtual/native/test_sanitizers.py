@@ -33,10 +33,14 @@ def build(folder, sanitizers):
     return program
 
 
-@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+@pytest.fixture(scope="module", params=["address,undefined", "thread"])
+def program(request, tmp_path_factory):
+    """The harness, built with sanitizers."""
+    return build(tmp_path_factory.mktemp("harness"), request.param)
+
+
 @pytest.mark.parametrize("asked", [True, False], ids=["cuDNN asked", "not asked"])
-def test_no_sanitizer_finds_a_fault(tmp_path, sanitizers, asked):
-    program = build(tmp_path, sanitizers)
+def test_no_sanitizer_finds_a_fault(tmp_path, program, asked):
     cudnn = tmp_path / "libcudnn.so.9"
     subprocess.run([*compiler(), "-shared", "-fPIC", STAND_IN, "-o", cudnn], check=True)
     options = {
