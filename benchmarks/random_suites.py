@@ -49,6 +49,8 @@ def main() -> int:
             tests += sum(len(file.tests) for file in files)
             workers = seed % arguments.workers_every == 0
             runner.cheap = seed % arguments.plain_every != 0
+            if count % 100 == 0:
+                print(f"{count} suites, {len(failed)} differ", file=sys.stderr, flush=True)
             if not differences(runner, files, seed, workers=workers):
                 continue
             failed.append(seed)

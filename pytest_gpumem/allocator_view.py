@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 STATS: Final = ("_cuda_memoryStats", "_accelerator_getDeviceStats")
 PEAK_RESETS: Final = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
 TOTAL_RESETS: Final = ("_cuda_resetAccumulatedMemoryStats", "_accelerator_resetAccumulatedStats")
+RELEASES: Final = ("_cuda_emptyCache", "_accelerator_emptyCache")
 SNAPSHOT: Final = "_cuda_memorySnapshot"
 HISTORY: Final = "_cuda_record_memory_history"
 MOST_EVENTS: Final = 1_000_000
@@ -65,6 +66,8 @@ class AllocatorView:
         """the measurement's histories under way: whether each needs frames"""
         self.history_number = 0
         """grows when the real history begins anew"""
+        self.releases = 0
+        """calls of ``torch.cuda.empty_cache()`` by the test's code, while a history is under way"""
         self._test_history: tuple[Any, ...] | None = None
         """arguments with which the test's own code switched the history on"""
         self._test_start = 0
@@ -89,6 +92,7 @@ class AllocatorView:
         for names, reset in (
             (PEAK_RESETS, self._reset_peaks_of_test),
             (TOTAL_RESETS, self._reset_totals_of_test),
+            (RELEASES, self._empty_cache_of_test),
         ):
             wrappers |= dict.fromkeys(names, reset)
         for name, wrapper in wrappers.items():
@@ -141,6 +145,11 @@ class AllocatorView:
         """Reset the real peaks; the test's code goes on reading the highest."""
         self._note_peaks(device)
         self._real[PEAK_RESETS[0]](device)
+
+    def empty_cache(self) -> None:
+        """Call ``torch.cuda.empty_cache()`` for the measurement."""
+        self.install()
+        self._real[RELEASES[0]]()
 
     @contextmanager
     def hidden(self, devices: Iterable[int]) -> Iterator[None]:
@@ -265,6 +274,12 @@ class AllocatorView:
             if path[-1] in TOTALS or _is_counter(path):
                 hidden[path] = min(hidden[path], value)  # nothing of 0 is hidden
         return result
+
+    def _empty_cache_of_test(self, binding: Callable[..., Any]) -> object:
+        if self._histories:  # the history has no event of a call that found nothing to release
+            self._notify()
+            self.releases += 1
+        return binding()
 
     def _set_history_of_test(self, binding: Callable[..., Any], *arguments: Any) -> object:  # noqa: ANN401 - the binding's
         if self._shows_all:

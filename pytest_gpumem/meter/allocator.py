@@ -125,7 +125,7 @@ def settle(devices: int | range) -> None:
         torch.cuda.synchronize(device)
     torch._C._cuda_clearCublasWorkspaces()
     with VIEW.hidden_counters(device_range(devices)):
-        torch.cuda.empty_cache()
+        VIEW.empty_cache()
 
 
 def await_autograd() -> None:

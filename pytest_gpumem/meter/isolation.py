@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.allocator_view import VIEW, Plug
@@ -91,7 +92,7 @@ class Isolation:
     def adopt(self, peaks: Sequence[Peak], blocks: Collection[tuple[int, int]]) -> None:
         """Count memory that was taken as foreign for the step's own."""
         self.initial_foreign = list(map(minus, self.initial_foreign, peaks))
-        self._foreign.own(blocks, peaks)
+        self._foreign.adopt(blocks, peaks)
 
     def own_peaks(self, all_stats: Sequence[Stats]) -> list[Peak]:
         """Return the step's own peaks, from the allocators' peaks or from their history."""
@@ -108,9 +109,9 @@ class Isolation:
         """Settle the devices, with the free rooms filled anew."""
         self.plugs.release()
         settle(self.devices)
-        self._foreign.skip(self.plugs.sizes)
+        self._foreign.settle(self.plugs.sizes)
         self.plugs.fill()
-        self._foreign.skip(self.plugs.sizes)
+        self._foreign.plug(self.plugs.sizes)
 
     def begin_anew(self) -> None:
         """Forget earlier runs of the step: after a settling, which saw their blocks freed."""
@@ -127,13 +128,29 @@ class Isolation:
         return sentences
 
     def own(self, peaks: Sequence[Peak]) -> list[Peak]:
-        """Subtract foreign memory and the plugs from the allocators' figures."""
-        return [
+        """Subtract foreign memory and the plugs from the allocators' figures.
+
+        Where foreign memory has been freed, it is the memory held at the last reading.
+        """
+        subtracted = [
             plus(minus(minus(peak, foreign), Peak(plug, 0)), Peak(0, borrowed))
             for peak, foreign, plug, borrowed in zip(
                 peaks, self.foreign, self.plugs.sizes, self._foreign.borrowed(), strict=True
             )
         ]
+        return [
+            alone.held if alone else peak
+            for alone, peak in zip(self._foreign.alone, subtracted, strict=True)
+        ]
+
+    def own_at_refusal(self, held: Peak, device: int) -> Peak:
+        """Return the step's own part of what a device held when it refused a request."""
+        alone = self._foreign.alone[device]
+        return alone.held_at_refusal if alone else self.own([held] * len(self.devices))[device]
+
+    def cap(self, limit: int | None) -> None:
+        """Note the bytes that the step may reserve on each device."""
+        self._foreign.limit = limit
 
     def own_now(self) -> list[Peak]:
         """Return the step's own memory now."""
@@ -172,6 +189,7 @@ class Plugs:
         """Fill every free room."""
         if not any(current(device).reserved for device in self._devices):
             return
+        sizes: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         with VIEW.hidden(self._devices):
             for segment in VIEW.segments():
                 device, private = segment["device"], tuple(segment.get("segment_pool_id", (0, 0)))
@@ -186,8 +204,11 @@ class Plugs:
                 elif segment.get("is_expandable"):  # a request as small goes to a small segment
                     self.unfilled |= any(size <= SMALL for size in rooms)
                     rooms = [size for size in rooms if size > SMALL]
-                for size in sorted(rooms, reverse=True):  # the best fit of each is its own room
-                    self._take(size, device, segment["stream"])
+                sizes[device, segment["stream"]] += rooms
+            for (device, stream), rooms in sizes.items():
+                # The largest first, of all segments: the best fit of each is then its own room.
+                for size in sorted(rooms, reverse=True):
+                    self._take(size, device, stream)
         VIEW.plugs.update(self.blocks)
 
     def _take(self, size: int, device: int, stream: int) -> None:
@@ -198,7 +219,7 @@ class Plugs:
         plugged = current(device)
         if plugged.reserved > unplugged.reserved:  # it got a segment of its own, not the room
             torch.cuda.caching_allocator_delete(block)
-            torch.cuda.empty_cache()
+            VIEW.empty_cache()
         else:
             self.blocks.append(Plug(device, block))
             self.sizes[self._devices.index(device)] += plugged.allocated - unplugged.allocated

@@ -25,6 +25,7 @@ from pytest_gpumem.meter.allocator import (
     segments_held,
     settle,
 )
+from pytest_gpumem.meter.garbage_watch import GarbageWatch
 from pytest_gpumem.meter.isolation import Isolation
 from pytest_gpumem.meter.out_of_memory import WATCH
 from pytest_gpumem.meter.peaks import Apart, Tally, outside
@@ -70,6 +71,7 @@ class Meter:
         """their numbers in this process"""
         self._isolation = Isolation(self.devices)
         self.steps = Steps(lambda: [peak.allocated for peak in self.counted()])
+        self._garbage = GarbageWatch(self._allocated)
         self._steady = steady
         self._optimizers = OptimizerWatch(self._before_step, self._after_step)
         self._stepping = False
@@ -112,6 +114,8 @@ class Meter:
         self._stack.callback(self._isolation.stop)
         self._stack.enter_context(kept_fractions(self.devices))
         self._stack.enter_context(own_garbage_only())
+        self._garbage.start()
+        self._stack.callback(self._garbage.stop)
         self._stack.enter_context(VIEW.watched_resets(self.note))
         self._optimizers.start()
         self._stack.callback(self._optimizers.stop)
@@ -130,6 +134,7 @@ class Meter:
         held = [current_in(stats) for stats in all_stats]
         WATCH.start()
         self.steps.forget()
+        self._garbage.most = 0
         self._use.start([peak.reserved for peak in held])
         self._began = beginning()
         reset_peaks(self.devices)
@@ -143,14 +148,18 @@ class Meter:
 
     # -- reading --
 
+    def _allocated(self) -> int:
+        """Return the bytes that are allocated now on all devices, foreign memory included."""
+        return sum(current_in(stats).allocated for stats in self._isolation.stats())
+
     def counted(self) -> list[Peak]:
         """Return the step's own memory now, one Peak a device."""
         if self._isolation.follows_foreign:  # what of it has been freed is known after a reading
             self.note()
         return self._isolation.own_now()
 
-    def own_part(self, held: Peak, device: int) -> Peak:
-        """Return the step's own part of the memory that one device held a moment ago.
+    def own_at_refusal(self, held: Peak, device: int) -> Peak:
+        """Return the step's own part of the memory that one device held at its last refusal.
 
         Args:
             held: all of it, plugs and memory of earlier tests included.
@@ -158,7 +167,7 @@ class Meter:
         """
         if self._isolation.follows_foreign:
             self.note()
-        return self._isolation.own([held] * self.count)[device]
+        return self._isolation.own_at_refusal(held, device)
 
     @property
     def foreign(self) -> tuple[Peak, ...]:
@@ -383,6 +392,7 @@ class Meter:
     def cap(self, limit: int | None) -> int | None:
         """Cap the bytes that the step may reserve on each device; return the previous cap."""
         previous, self._limit = self._limit, limit
+        self._isolation.cap(limit)
         for device, foreign in zip(self.devices, self.foreign, strict=True):
             bytes_in_all = None if limit is None else limit + foreign.reserved
             total = self.device.cap_total(device)
@@ -414,6 +424,7 @@ class Meter:
             sentences.extend(beside(use, self.info.name))
         if whole:
             sentences.extend(self._isolation.notes())
+            sentences.extend(self._garbage.notes([peak.allocated for peak in self._whole.peaks]))
         ended = whole and out_of_memory is None
         if ended:
             sentences.extend(self._optimizers.notes())

@@ -66,6 +66,8 @@ class ItemHooks:
         self._marked_fixtures: set[pytest.FixtureDef[Any]] = set()
         self._errors: list[BaseException] = []
         """errors of the test that runs: their frames keep its tensors alive"""
+        self._failed_fixtures: list[tuple[Any, pytest.FixtureRequest]] = []
+        """fixtures of wider scope whose set-up failed in an unmarked test, with its request"""
 
     @property
     def session(self) -> MemorySession:
@@ -105,7 +107,9 @@ class ItemHooks:
         """Note the fixtures of marked tests: an unmarked test may set them up first."""
         marked = filter(is_marked, session.items)
         self._marked_fixtures = {
-            definition for item in marked for definition in PytestItem(item).requested_fixtures()
+            definition
+            for item in map(PytestItem, marked)
+            for definition in (*item.requested_fixtures(), *item.late_fixtures())
         }
 
     @pytest.hookimpl(wrapper=True)
@@ -163,6 +167,10 @@ class ItemHooks:
         ]
         marks: list[tuple[tuple[object, ...], Mapping[str, object]]] = [((), spread_fields(item))]
         marks += [(mark.args, mark.kwargs) for mark in item.iter_markers(MARKER)]
+        # pytest keeps the error that a fixture had without a GPU for all tests of its scope.
+        while self._failed_fixtures:
+            fixture, request = self._failed_fixtures.pop()
+            fixture.finish(request)
         try:
             spec = spec_from_marks(marks, find_card=canonical_card)
             self.session.begin(PytestItem(item), spec)
@@ -202,7 +210,7 @@ class ItemHooks:
         if fixturedef.scope == "function" or not (
             self.run is not None or fixturedef in self._marked_fixtures
         ):
-            return (yield)
+            return (yield from self._set_up_unmarked(fixturedef, request))
         runner = self.session.runner
         try:
             with runner.fixture(fixturedef.argname, fixturedef):
@@ -215,6 +223,17 @@ class ItemHooks:
             raise
         watch_uses(fixturedef, lambda: runner.use(fixturedef))
         return value
+
+    def _set_up_unmarked(
+        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+    ) -> Generator[None, object, object]:
+        """Set a fixture up without a device; where it fails, marked tests have it set up anew."""
+        try:
+            return (yield)
+        except BaseException:  # a skip, too
+            if fixturedef.scope != "function":
+                self._failed_fixtures.append((fixturedef, request))
+            raise
 
     def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
         """Forget a fixture that was torn down."""

@@ -5,9 +5,11 @@ Each use of a private name is tested.
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.testrun.marked_item import Attempt
@@ -65,6 +67,17 @@ def _fixture_names(item: pytest.Item) -> list[str]:
     return list(getattr(item, "fixturenames", ()))
 
 
+def _late_names(code: CodeType | None) -> Iterator[str]:
+    """Yield the texts of code that calls ``getfixturevalue``, its inner functions included."""
+    if code is None:
+        return
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _late_names(constant)
+        elif isinstance(constant, str) and "getfixturevalue" in code.co_names:
+            yield constant
+
+
 class PytestItem:
     """An item of pytest's as a :class:`~pytest_gpumem.testrun.marked_item.MarkedItem`."""
 
@@ -97,6 +110,28 @@ class PytestItem:
                 yield definition
                 if name not in definition.argnames:  # it does not ask for the one it overrides
                     break
+
+    def late_fixtures(self) -> Iterator[pytest.FixtureDef[Any]]:
+        """Yield the fixtures that ``request.getfixturevalue("a name")`` asks for while it runs.
+
+        Names that stand in the test or in a fixture that it uses, not those that code makes.
+        """
+        manager = self._private.session._fixturemanager
+        pending: list[Any] = [definition.func for definition in self.requested_fixtures()]
+        pending.append(getattr(self.item, "function", None))
+        names: set[str] = set()
+        while pending:
+            code = getattr(inspect.unwrap(pending.pop()), "__code__", None)
+            asked_for = [*_late_names(code)]
+            while asked_for:
+                name = asked_for.pop()
+                if name in names:
+                    continue
+                names.add(name)
+                for definition in manager.getfixturedefs(name, self.item) or ():
+                    yield definition
+                    asked_for += definition.argnames
+                    pending.append(definition.func)
 
     def finish_replaced(self, live: Collection[FixtureKey]) -> None:
         """Tear down the live instances of parametrized fixtures that this test replaces.

@@ -292,7 +292,7 @@ class Run:
         if refusal.held is None:
             held = self.meter.counted()[device]
         else:
-            held = self.meter.own_part(refusal.held, device)
+            held = self.meter.own_at_refusal(refusal.held, device)
         return OutOfMemory(
             requested=refusal.requested,
             allocated=held.allocated,

@@ -167,6 +167,23 @@ def test_rooms_between_live_blocks_are_filled_on_each_device_and_stream(device):
     plugs.release()
 
 
+def test_rooms_of_several_segments_are_all_filled(device):
+    """Those of one segment after those of another one left 10 KiB of a third."""
+    sizes = 10_240, 315_000, 315_000, 10_240
+    keep = []
+    for size in sizes:
+        keep.append(tensor(size))
+        filler = tensor(2 * MIB - size - 1024)  # the next one is in a segment of its own
+        keep.append(filler)
+    plugs = Plugs(1)
+    for _ in range(2):
+        del keep[1::2]
+        settle(1)
+        plugs.fill()
+        assert current(0).allocated == current(0).reserved
+        plugs.release()
+
+
 def test_where_nothing_is_held_nothing_is_plugged(device):
     plugs = Plugs(2)
     plugs.fill()

@@ -331,3 +331,17 @@ def test_the_provenance_says_what_it_was_made_with(device, monkeypatch):
     assert (found.driver, found.allocator) == ("virtual", "max_split_size_mb:128")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "garbage_collection_threshold:0.8")
     assert provenance(device).allocator == "garbage_collection_threshold:0.8"
+
+
+@pytest.mark.parametrize(("count", "told"), [(30, True), (1, False)])
+def test_garbage_whose_end_python_decides_is_told_where_it_matters(meter, count, told):
+    """By how much, so that a peak that depends on it is never silently another one."""
+    meter.start()
+    ring = [tensor(count * MIB - 512)]
+    ring.append(ring)
+    del ring
+    gc.collect()
+    tensor(40 * MIB)
+    notes = [note for note in meter.result().notes if "garbage" in note]
+    expected = ["garbage in reference cycles held 30.00 MiB until Python's collector ran"]
+    assert [note.split(":")[0] for note in notes] == expected * told

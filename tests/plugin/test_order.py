@@ -269,6 +269,57 @@ def test_set_up_peaks_of_wide_fixtures_are_those_of_the_test_alone_in_every_orde
     assert suite.run("-v", *(f"test_it.py::{name}" for name in reversed(names))).figures() == alone
 
 
+def test_an_unmarked_test_may_set_up_what_a_marked_one_asks_for_late(suite):
+    """By a name in its code, also of a fixture that asks for another one."""
+    session = suite.run(
+        "-v",
+        source="""
+        @pytest.fixture(scope="module")
+        def weights(): return mib(30)
+
+        @pytest.fixture(scope="module")
+        def model(weights): return mib(20)
+
+        @pytest.fixture(scope="module")
+        def asks(request): return request.getfixturevalue("model")
+
+        def test_unmarked(weights): pass
+
+        @pytest.mark.gpu_memory
+        def test_it(request): request.getfixturevalue("asks")
+        """,
+    )
+    assert session.figures() == {"test_it": (50, 50)}, session.out
+
+
+def test_a_fixture_that_failed_without_a_gpu_is_set_up_anew_for_a_marked_test(suite):
+    """pytest keeps a fixture's error, and its skip, for all tests of its scope."""
+    session = suite.run(
+        "-v",
+        source="""
+        @pytest.fixture(scope="session")
+        def fails(): return mib(30)
+
+        @pytest.fixture(scope="session")
+        def skips():
+            if not torch.cuda.is_available(): pytest.skip("no GPU")
+            return mib(20)
+
+        def test_unmarked(request): request.getfixturevalue(str("fails"))
+        def test_skipped(request): request.getfixturevalue(str("skips"))
+        def test_again(request): request.getfixturevalue(str("fails"))
+
+        NAMES = ["fails", "skips"]
+
+        @pytest.mark.gpu_memory
+        def test_it(request):
+            kept = [request.getfixturevalue(name) for name in NAMES]
+        """,
+    )
+    assert session.figures() == {"test_it": (50, 50)}, session.out
+    assert "2 failed, 1 passed, 1 skipped" in session.out
+
+
 def test_a_parametrized_wide_fixture_counts_with_its_own_parameter_only(suite):
     session = suite.run(
         "-v",

@@ -383,6 +383,8 @@ class VirtualDevice:
 
     def watch(self, devices: range) -> AccountWatch:
         """See :meth:`pytest_gpumem.devices.base.Device.watch`."""
+        for index in devices:  # of free blocks of one size PyTorch takes that of the lowest address
+            self._library.begin_apart(index)
         return AccountWatch(self._library, (self._opened_card or self.card).context, devices)
 
     def exclusive(self) -> AbstractContextManager[object]:

@@ -190,6 +190,7 @@ class NativeLibrary:
         self._guesses: tuple[int, dict[str, int]] = (-1, {})
         self._lib.gpumem_fill_properties.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
         self._lib.gpumem_make_room.argtypes = [ctypes.c_int, ctypes.c_uint64]
+        self._lib.gpumem_begin_apart.argtypes = [ctypes.c_int]
         self._by_name: list[ctypes.CDLL] = []
 
     def report_to(self, fd: int) -> None:
@@ -256,6 +257,10 @@ class NativeLibrary:
     def make_room(self, device: int, size: int) -> None:
         """Give a device ``size`` bytes more than its card has."""
         self._lib.gpumem_make_room(device, size)
+
+    def begin_apart(self, device: int) -> None:
+        """Have the next allocations lie in the order of an empty device, whatever it holds."""
+        self._lib.gpumem_begin_apart(device)
 
     def account(self, device: int) -> Account:
         """Return a device's accounts."""

@@ -57,6 +57,41 @@ def test_what_is_left_of_less_than_a_unit_cannot_be_had(library):
     assert library.memory_info() == (1 * MIB, 5 * MIB)
 
 
+def test_beside_earlier_memory_addresses_have_the_order_of_an_empty_device(library):
+    """Else free blocks of one size would be chosen in another order."""
+    sizes = [PAGE, 3 * PAGE, PAGE, 2 * PAGE]
+
+    def addresses():
+        blocks = [library.malloc(size)[1] for size in sizes]
+        library.free(blocks.pop(0))
+        blocks.append(library.malloc(PAGE)[1])
+        for block in blocks:
+            library.free(block)
+        return [block - blocks[0] for block in blocks]
+
+    alone = addresses()
+    left = [library.malloc(PAGE)[1] for _ in range(4)]
+    for address in left[::2]:  # holes between what is left
+        library.free(address)
+    assert addresses() != alone
+    library.begin_apart(0)
+    assert addresses() == alone
+    for address in left[1::2]:
+        library.free(address)
+    library.begin_apart(0)
+    assert addresses() == alone
+
+
+def test_a_device_that_is_nearly_full_hands_out_the_addresses_that_are_left(library):
+    library.set_card(small_card(900 * GIB))
+    whole = library.malloc(600 * GIB)[1]
+    library.begin_apart(0)
+    status, part = library.malloc(300 * GIB)
+    assert status == 0
+    assert library.free(whole) == library.free(part) == 0
+    assert library.malloc(800 * GIB)[0] == 0
+
+
 def test_a_refused_allocation_charges_nothing(library):
     library.malloc(65 * MIB)
     account = library.account(0)

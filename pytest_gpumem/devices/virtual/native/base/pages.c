@@ -33,6 +33,12 @@ bool gm_pages_open(gm_pages *set, unsigned levels) {
 
 static void fill(node *n, uint32_t size, bool taken) { n->low = n->high = n->longest = taken ? size : 0; }
 
+/* Brings a node's halves up to date where it is free, or taken, as a whole. */
+static void push_down(node *nodes, size_t at, uint32_t size) {
+    if (nodes[at].longest != 0 && nodes[at].longest != size) return;
+    for (size_t half = 2 * at; half <= 2 * at + 1; half++) fill(&nodes[half], size / 2, nodes[at].longest != 0);
+}
+
 /* Takes or frees [first, end) of the node at `at`, which covers [base, base + size). */
 static void mark(node *nodes, size_t at, uint32_t base, uint32_t size, uint32_t first, uint32_t end, bool taken) {
     node *here = &nodes[at];
@@ -42,10 +48,7 @@ static void mark(node *nodes, size_t at, uint32_t base, uint32_t size, uint32_t 
     }
     node *left = &nodes[2 * at], *right = &nodes[2 * at + 1];
     uint32_t half = size / 2, middle = base + half;
-    if (here->longest == 0 || here->longest == size) { /* its halves may be out of date */
-        fill(left, half, here->longest != 0);
-        fill(right, half, here->longest != 0);
-    }
+    push_down(nodes, at, size);
     if (first < middle) mark(nodes, 2 * at, base, half, first, end, taken);
     if (end > middle) mark(nodes, 2 * at + 1, middle, half, first, end, taken);
     uint32_t across = free_high(left, half) + free_low(right, half), longest = across;
@@ -56,12 +59,19 @@ static void mark(node *nodes, size_t at, uint32_t base, uint32_t size, uint32_t 
     here->longest = size - longest;
 }
 
-/* The first of `pages` pages at the upper end of the highest free run that has room for them, or -1. */
-static int64_t highest(const gm_pages *set, uint32_t pages) {
-    const node *nodes = set->nodes;
+/* The first of `pages` pages at the upper end of the highest free run of a node that has room for them, or -1. */
+static int64_t highest(const gm_pages *set, size_t from, uint32_t pages) {
+    node *nodes = set->nodes;
     uint32_t base = 0, size = (uint32_t)set->count;
-    size_t at = 1;
-    if (free_longest(&nodes[1], size) < pages) return -1;
+    size_t at = 1, depth = 0;
+    while (from >> (depth + 1)) depth++;
+    for (; depth > 0; depth--) {
+        push_down(nodes, at, size);
+        size /= 2;
+        at = from >> (depth - 1);
+        if (at & 1) base += size;
+    }
+    if (free_longest(&nodes[at], size) < pages) return -1;
     while (nodes[at].longest != 0) {
         uint32_t half = size / 2;
         const node *left = &nodes[2 * at], *right = &nodes[2 * at + 1];
@@ -80,7 +90,8 @@ static int64_t highest(const gm_pages *set, uint32_t pages) {
 
 int64_t gm_pages_take(gm_pages *set, uint64_t pages) {
     if (pages == 0 || pages > set->count) return -1;
-    int64_t first = highest(set, (uint32_t)pages);
+    int64_t first = set->home ? highest(set, set->home, (uint32_t)pages) : -1;
+    if (first < 0) first = highest(set, 1, (uint32_t)pages);
     if (first < 0) return -1;
     uint32_t end = (uint32_t)((uint64_t)first + pages);
     mark(set->nodes, 1, 0, (uint32_t)set->count, (uint32_t)first, end, true);
@@ -100,4 +111,22 @@ void gm_pages_give(gm_pages *set, size_t first) {
     uint32_t end = (uint32_t)(first + gm_pages_of(set, first));
     mark(set->nodes, 1, 0, (uint32_t)set->count, (uint32_t)first, end, false);
     for (size_t page = first; page < end; page++) set->owner[page] = 0;
+}
+
+/* The largest node below `at` that is free as a whole, of equal ones the highest. */
+static size_t empty_part(gm_pages *set, size_t at, uint32_t size, uint32_t *largest) {
+    const node *here = &set->nodes[at];
+    if (here->longest == 0 || here->longest == size || size / 2 <= *largest) {
+        if (here->longest != 0 || size <= *largest) return 0;
+        *largest = size;
+        return at;
+    }
+    size_t high = empty_part(set, 2 * at + 1, size / 2, largest), low = empty_part(set, 2 * at, size / 2, largest);
+    return low ? low : high;
+}
+
+/* So that the segments of a step lie in the same order beside earlier memory as on an empty device. */
+void gm_pages_begin_apart(gm_pages *set) {
+    uint32_t largest = 0;
+    set->home = set->nodes ? empty_part(set, 1, (uint32_t)set->count, &largest) : 0;
 }

@@ -91,6 +91,13 @@ int gm_free_region(void *address) {
     return status;
 }
 
+/* Has the next allocations lie in the same order as on an empty device, beside those that there are. */
+GM_API void gpumem_begin_apart(int device) {
+    pthread_mutex_lock(&lock);
+    gm_pages_begin_apart(&regions[device].pages);
+    pthread_mutex_unlock(&lock);
+}
+
 /* The allocation of cudaMalloc that an address lies in. */
 bool gm_range_of(const void *pointer, void **base, size_t *size) {
     int device = region_of((uintptr_t)pointer);

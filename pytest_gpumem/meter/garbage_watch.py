@@ -1,0 +1,55 @@
+"""Memory that reference cycles hold until Python's cyclic garbage collector runs.
+
+The collector runs by the number of Python objects that were made, and that depends on the modules
+and caches that earlier code loaded. So the moment at which such memory is freed, and with it a
+peak, may differ between a test alone and the same test in a session.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.sizes import MIB, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+LEAST_SHARE: Final = 1000
+"""garbage below this part of the peak, or below 1 MiB, is within the default tolerance"""
+
+
+class GarbageWatch:
+    """Sees how much device memory each collection frees."""
+
+    def __init__(self, allocated: Callable[[], int]) -> None:
+        """Watch; ``allocated`` returns the bytes that are allocated now, on all devices."""
+        self._allocated = allocated
+        self._at_start = 0
+        self.most = 0
+        """bytes that the collection that freed most did free"""
+
+    def start(self) -> None:
+        """Watch from now on."""
+        gc.callbacks.append(self._see)
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        gc.callbacks.remove(self._see)
+
+    def _see(self, phase: str, _info: object) -> None:
+        if phase == "start":
+            self._at_start = self._allocated()
+        else:
+            self.most = max(self.most, self._at_start - self._allocated())
+
+    def notes(self, peaks: Sequence[int]) -> list[str]:
+        """Return a sentence about garbage that matters beside the peaks, in bytes."""
+        if self.most < MIB or self.most * LEAST_SHARE < max(peaks):
+            return []
+        sentence = (
+            f"garbage in reference cycles held {format_size(self.most)} until Python's collector "
+            "ran: the peak may differ by that with the tests that run before (break the cycle, or "
+            "call gc.collect())"
+        )
+        return [sentence]
