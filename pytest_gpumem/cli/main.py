@@ -7,7 +7,8 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.cli import cards, compare, diff, fit, history, prune, run, show, version_info
+from pytest_gpumem.cli import cards, compare, fit, prune, run, show, version_info
+from pytest_gpumem.cli.reports import diff, history, report
 from pytest_gpumem.cli.run import INTERRUPTED
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.report.text import can_encode, encodable, printable
@@ -28,6 +29,7 @@ COMMANDS: Final = {
     "diff": diff,
     "show": show,
     "history": history,
+    "report": report,
     "prune": prune,
     "version": version_info,
 }

@@ -70,7 +70,7 @@ def publish(
     created = datetime.now(timezone.utc)
     paths = {name: getattr(settings, name) for name in FILES}
     published = [
-        _write_report(name, path, report, created)
+        _write_report(name, path, report, created, settings.json_format)
         for name, path in paths.items()
         if path is not None
     ]
@@ -94,14 +94,20 @@ def github_lines(session_results: SessionResults, root: Path) -> Iterator[str]:
         yield from cause_lines(results, root=root, workspace=workspace)
 
 
-def _write_report(name: str, path: Path, report: Report, created: datetime) -> Published:
+def _write_report(
+    name: str, path: Path, report: Report, created: datetime, json_format: str
+) -> Published:
     """Write one file."""
     title = NAMES[name]
     when = created.strftime("%Y-%m-%d %H:%M UTC")
 
     def write() -> None:
         # Only the format that is asked for is imported: the page needs jinja2 and matplotlib.
-        if name == "json":
+        if name == "json" and json_format != "report":
+            from pytest_gpumem.report.trackers.formats import FORMATS
+
+            content = FORMATS[json_format](report.results)
+        elif name == "json":
             from pytest_gpumem.report.json_report import dumps
 
             content = dumps(report, created=created.strftime("%Y-%m-%dT%H:%M:%SZ"))

@@ -134,6 +134,14 @@ OPTIONS: Final = (
         "PATH",
     ),
     Option("json", "write every result to this file as JSON, for programs", "", "PATH"),
+    Option(
+        "json_format",
+        "the form of that file: report (every result), or figures alone as trackers read them: "
+        "github-action-benchmark (its customSmallerIsBetter) or bencher (Bencher Metric Format)",
+        "report",
+        "report|github-action-benchmark|bencher",
+        ("report", "github-action-benchmark", "bencher"),
+    ),
     Option("markdown", "write what failed, and every result, to this file as Markdown", "", "PATH"),
     Option(
         "github",
@@ -190,6 +198,7 @@ class Settings(NamedTuple):
     """where the page is to be written"""
     json: Path | None
     """where the JSON report is to be written"""
+    json_format: Literal["report", "github-action-benchmark", "bencher"]
     markdown: Path | None
     """where the report in Markdown is to be written"""
     github: Literal["auto", "off"]

@@ -127,7 +127,7 @@ def github(place):
 
 
 def test_every_workflow_of_the_page_is_run_here():
-    names = {"gpu-memory", "gpu-memory-real", "gpu-memory-record"}
+    names = {"gpu-memory", "gpu-memory-comment", "gpu-memory-real", "gpu-memory-record"}
     assert set(files("how-to/github-actions.md", "yaml")) == {
         f".github/workflows/{name}.yml" for name in names
     }

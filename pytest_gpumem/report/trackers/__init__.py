@@ -1,0 +1,1 @@
+"""Figures in the forms of services that track benchmarks over time."""
