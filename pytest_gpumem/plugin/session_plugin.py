@@ -69,6 +69,8 @@ class GpuMemPlugin:
         self._published: list[Published] = []
         self._updates: UpdateSummary | None = None
         self._worker = hasattr(config, "workerinput")
+        folder = settings.baseline_dir
+        self._has_baselines = folder.is_dir() and any(path.is_dir() for path in folder.iterdir())
         self._listing = any(map(config.getoption, LISTINGS))
         try:
             self._ranks = None if self._worker or self._listing else open_rank_session()
@@ -90,7 +92,7 @@ class GpuMemPlugin:
     def _device_header(self) -> str:
         from pytest_gpumem.plugin.terminal_summary import device_header
 
-        return device_header(choice_of(self.config), self.settings.shown_always)
+        return device_header(choice_of(self.config), self.settings)
 
     def pytest_report_header(self) -> list[str]:
         """Show the device of marked tests, where workers collect them."""
@@ -204,8 +206,13 @@ class GpuMemPlugin:
                 terminalreporter.write_line(line)
 
     def _show_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        from pytest_gpumem.plugin.terminal_summary import failure_text, session_summary
+        from pytest_gpumem.plugin.terminal_summary import (
+            card_hint,
+            failure_text,
+            session_summary,
+        )
         from pytest_gpumem.report.terminal.brief_text import brief_failures
+        from pytest_gpumem.report.text import wrapped
 
         paragraphs = session_summary(
             self.results,
@@ -215,6 +222,11 @@ class GpuMemPlugin:
             width=terminalreporter._tw.fullwidth,
             encoding=terminal_encoding(terminalreporter),
         )
+        if not self._has_baselines and terminalreporter.verbosity >= 0:
+            hint = card_hint(self.results.results(), self.settings)
+            paragraphs += (
+                [wrapped("gpumem: ", hint, terminalreporter._tw.fullwidth)] if hint else []
+            )
         if not paragraphs:
             return
         if terminalreporter.verbosity >= 0:

@@ -69,10 +69,11 @@ OPTIONS: Final = (
     Option("baseline_dir", "folder of the baselines, from the root folder", "baselines", "DIR"),
     Option(
         "missing_baseline",
-        "a test without a baseline: note (it passes with a note) or fail",
-        "note",
-        "note|fail",
-        NOTE_OR_FAIL,
+        "a test without a baseline that it can be compared with: auto (fail where the environment "
+        "has CI set, else note), note (it passes with a note) or fail",
+        "auto",
+        "auto|note|fail",
+        ("auto", *NOTE_OR_FAIL),
     ),
     Option(
         "shrinkage",
@@ -185,7 +186,7 @@ class Settings(NamedTuple):
     """canonical names of the cards that every marked test runs on; empty: those of the markers"""
     update_baselines: bool
     baseline_dir: Path
-    missing_baseline: Literal["note", "fail"]
+    missing_baseline: Literal["auto", "note", "fail"]
     shrinkage: Literal["note", "fail"]
     provenance: Literal["compare", "note", "fail"]
     stale: Literal["note", "fail"]
@@ -228,12 +229,23 @@ class Settings(NamedTuple):
         return asked and self.github == "auto"
 
     @property
+    def missing_fails(self) -> bool:
+        """Whether a test without a baseline to compare with fails."""
+        return self.missing_baseline == "fail" or self.strict_in_ci
+
+    @property
+    def strict_in_ci(self) -> bool:
+        """Whether that is so because the session runs in CI, and no option says otherwise."""
+        in_ci = os.environ.get("CI", "").strip().lower() not in {"", "0", "false"}
+        return self.missing_baseline == "auto" and in_ci
+
+    @property
     def policy(self) -> Policy:
         """The options that bear on verdicts."""
         from pytest_gpumem.judge.verdict import Policy
 
         return Policy(
-            missing_baseline=self.missing_baseline,
+            missing_baseline="fail" if self.missing_fails else "note",
             shrinkage=self.shrinkage,
             provenance=self.provenance,
             tolerance=self.tolerance,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING, Final
 
+from pytest_gpumem.judge.verdict import Kind
+from pytest_gpumem.measurement import device_key
 from pytest_gpumem.plugin.hidden_skips import hidden_skip_lines
 from pytest_gpumem.report.card_matrix import cards_matrix
 from pytest_gpumem.report.causes import cause_lines
@@ -22,29 +24,53 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.select import Choice
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.plugin.results import SessionResults
+    from pytest_gpumem.plugin.settings import Settings
 
 LEAST_WIDTH: Final = 80
 """columns that a failure's text is laid out for at least"""
 
 
-def device_header(choice: Choice, shown_always: int = 0) -> str:
+def device_header(choice: Choice, settings: Settings) -> str:
     """Return the lines for the head of the session.
 
     Args:
         choice: the session's device.
-        shown_always: the number of virtual GPUs that all code sees.
+        settings: the session's options.
     """
     device = choice.device
     if device is None:
         return session_text.header(None, reason=choice.reason)
     expected = device.expected()
-    if expected is None:
-        return f"gpumem: {device.kind} device"
-    lines = session_text.header(expected)
-    if shown_always and expected.kind == "virtual":
-        number = "it" if shown_always == 1 else f"{shown_always} of them"
-        lines += f"\ngpumem: all code of this session sees {number}; unmarked tests read zeros too"
-    return lines
+    lines = [session_text.header(expected) if expected else f"gpumem: {device.kind} device"]
+    if settings.shown_always and device.kind == "virtual":
+        number = "it" if settings.shown_always == 1 else f"{settings.shown_always} of them"
+        lines.append(f"gpumem: all code of this session sees {number}; unmarked tests read zeros")
+    if settings.strict_in_ci and not settings.update_baselines:
+        lines.append("gpumem: CI is set: a test without a baseline to compare with fails")
+    return "\n".join(lines)
+
+
+def card_hint(results: Sequence[Result], settings: Settings) -> str:
+    """Return the advice for a project's first baselines, to say which card they are of; else "".
+
+    Whoever names the card on the command line alone has the next run compare with nothing.
+    """
+    on_command_line = any(word.startswith("--gpumem-card=") for word in settings.repeated)
+    key = device_key("virtual", settings.card)
+    first = any(
+        result.verdict.kind is Kind.NO_BASELINE
+        and result.baseline
+        and not result.card
+        and result.device_key == key
+        for result in results
+    )
+    if not first or settings.cards or (settings.names_card and not on_command_line):
+        return ""
+    if on_command_line:
+        purpose, card = "to have every later run compare with these baselines", settings.card
+    else:
+        purpose, card = f"{settings.card} is the default card; for another one", "T4"
+    return f'{purpose}, write gpumem_card = "{card}" in pyproject.toml ([tool.pytest.ini_options])'
 
 
 def failure_text(results: Sequence[Result], verbosity: int) -> str:

@@ -151,7 +151,7 @@ def test_device_names_are_those_that_can_be_chosen():
             "to run every marked test on each of them, write --gpumem-cards=H100,T4",
         ),
         ("--gpumem-device=cuda0", "--gpumem-device=cuda0: no plugin makes such a device"),
-        ("--gpumem-missing-baseline=ignore", "write --gpumem-missing-baseline=note or"),
+        ("--gpumem-missing-baseline=ignore", "write --gpumem-missing-baseline=auto or"),
         ("--gpumem-shrinkage=no", "write --gpumem-shrinkage=note or --gpumem-shrinkage=fail"),
         ("--gpumem-tolerance=lots", "--gpumem-tolerance=lots: "),
         ("--gpumem-baseline-dir=", "write --gpumem-baseline-dir=baselines"),

@@ -58,6 +58,50 @@ def test_no_baseline_passes_with_a_note_or_fails(suite):
     assert "no baseline: 100.00 MiB allocated" in session.flat
 
 
+@pytest.mark.parametrize(("value", "fails"), [("true", True), ("1", True), ("false", False)])
+def test_in_ci_a_missing_baseline_fails_unless_an_option_says_otherwise(
+    suite, monkeypatch, value, fails
+):
+    monkeypatch.setenv("CI", value)
+    session = suite.run(source=SOURCE.replace("ARGS", ""))
+    assert session.outcomes == {"failed" if fails else "passed": 1}
+    line = "gpumem: CI is set: a test without a baseline to compare with fails"
+    assert (line in session.out) is fails
+    suite.write("pytest.ini", "[pytest]\ngpumem_missing_baseline = note")
+    session = suite.run()
+    assert session.outcomes == {"passed": 1}
+    assert line not in session.out
+
+
+def test_in_ci_a_baseline_of_another_card_fails_and_one_that_is_recorded_does_not(
+    known, monkeypatch
+):
+    monkeypatch.setenv("CI", "true")
+    session = known.run("--gpumem-card=T4")
+    assert session.outcomes == {"failed": 1}
+    assert "no baseline of virtual-T4, only of virtual-H100" in session.flat
+    session = known.run("--gpumem-card=T4", "--gpumem-update-baselines")
+    assert session.outcomes == {"passed": 1}
+
+
+def test_a_projects_first_baselines_come_with_the_card_for_the_ini_file(suite):
+    default = 'H100 is the default card; for another one, write gpumem_card = "T4" in pyproject'
+    later = 'to have every later run compare with these baselines, write gpumem_card = "L4" in '
+    source = SOURCE.replace("ARGS", "")
+    assert f"gpumem: {default}" in suite.run(source=source).flat
+    session = suite.run("--gpumem-card=L4")
+    assert f"gpumem: {later}pyproject.toml ([tool.pytest.ini_options])" in session.flat
+    suite.write("pytest.ini", "[pytest]\ngpumem_card = L4")
+    assert "gpumem_card" not in suite.run().out
+    suite.write("pytest.ini", "[pytest]")
+    assert default in suite.run("--gpumem-update-baselines").flat
+    session = suite.run("--gpumem-card=L4")
+    assert "gpumem_card" not in session.out  # there are baselines, which the verdict names
+    assert "test_it.py --gpumem-card=L4 --gpumem-update-baselines" in session.flat or (
+        "test_it --gpumem-card=L4 --gpumem-update-baselines" in session.flat
+    )
+
+
 def test_a_baseline_of_another_device_is_never_compared_in_silence(known):
     session = known.run("--gpumem-card=T4")
     assert session.outcomes == {"passed": 1}

@@ -47,7 +47,7 @@ def test_after():
         assert torch.cuda.get_device_properties(0).total_memory > 70 * 2**30
 """
 FIGURES = dict.fromkeys(["test_condition", "TestCase::test_method", "test_device"], (100, 100))
-SEEN = "gpumem: all code of this session sees it; unmarked tests read zeros too"
+SEEN = "gpumem: all code of this session sees it; unmarked tests read zeros"
 
 
 @pytest.fixture(autouse=True)
