@@ -14,9 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.errors import SpecError
-from pytest_gpumem.sizes import MIB, gib, shown
+from pytest_gpumem.sizes import GIB, MIB, shown
 from pytest_gpumem.spec_fields import (
     MOST_BATCH,
+    TEXT_LIMITS,
+    SizeLimit,
+    declared_as,
     read_baseline,
     read_batch_sizes,
     read_budget,
@@ -24,6 +27,7 @@ from pytest_gpumem.spec_fields import (
     read_leak,
     read_limit_per_sample,
     read_ranks,
+    read_size_limit,
     read_steady,
     read_tolerance,
     read_variants,
@@ -53,11 +57,11 @@ class MemorySpec:
     itself does not.
     """
 
-    max_gib: int | float | None = None
+    max_gib: int | float | SizeLimit | None = None
     """the step has to fit in this much memory, in GiB: enforced while it runs"""
-    max_allocated_gib: int | float | None = None
+    max_allocated_gib: int | float | SizeLimit | None = None
     """limit of the peak allocated memory, in GiB"""
-    max_reserved_gib: int | float | None = None
+    max_reserved_gib: int | float | SizeLimit | None = None
     """limit of the peak reserved memory, in GiB"""
     card: str | None = None
     """canonical name of the card that the step has to fit on"""
@@ -77,15 +81,15 @@ class MemorySpec:
     """its rank among them; None exactly if world_size is"""
     batch_sizes: tuple[int, ...] | None = None
     """batch sizes that the test runs with, ascending; ``batch_size`` is the last of them"""
-    max_mib_per_sample: int | float | None = None
+    max_mib_per_sample: int | float | SizeLimit | None = None
     """limit of one more sample's memory, in MiB of peak allocated; with ``batch_sizes``"""
-    max_fixed_gib: int | float | None = None
+    max_fixed_gib: int | float | SizeLimit | None = None
     """limit of the step's memory without any sample, in GiB; with ``batch_sizes``"""
     ranks: str | tuple[int, ...] | None = None
     """ranks that the test runs as, one after the other; "all": all of ``world_size``"""
     variants: Mapping[str, Mapping[str, object]] = field(default_factory=dict, hash=False)
     """values of ``gpu_memory.variant`` that are tried where the test does not fit, by name"""
-    max_leak_mib: int | float | None = None
+    max_leak_mib: int | float | SizeLimit | None = None
     """limit of the memory that the torn-down test leaves behind, in MiB"""
     steady: bool = False
     """whether the memory allocated after each step has to stop growing"""
@@ -93,34 +97,41 @@ class MemorySpec:
     @property
     def max_bytes(self) -> int | None:
         """``max_gib`` in bytes."""
-        return None if self.max_gib is None else gib(self.max_gib)
+        return _limit_bytes(self.max_gib, GIB)
 
     @property
     def max_allocated_bytes(self) -> int | None:
         """``max_allocated_gib`` in bytes."""
-        return None if self.max_allocated_gib is None else gib(self.max_allocated_gib)
+        return _limit_bytes(self.max_allocated_gib, GIB)
 
     @property
     def max_reserved_bytes(self) -> int | None:
         """``max_reserved_gib`` in bytes."""
-        return None if self.max_reserved_gib is None else gib(self.max_reserved_gib)
+        return _limit_bytes(self.max_reserved_gib, GIB)
 
     @property
     def max_fixed_bytes(self) -> int | None:
         """``max_fixed_gib`` in bytes."""
-        return None if self.max_fixed_gib is None else gib(self.max_fixed_gib)
+        return _limit_bytes(self.max_fixed_gib, GIB)
 
     @property
     def max_leak_bytes(self) -> int | None:
         """``max_leak_mib`` in bytes."""
-        limit = self.max_leak_mib
-        return None if limit is None else math.floor(Fraction(repr(limit)) * MIB)
+        return _limit_bytes(self.max_leak_mib, MIB)
 
     @property
     def max_sample_bytes(self) -> int | None:
         """``max_mib_per_sample`` in bytes."""
-        per_sample = self.max_mib_per_sample
-        return None if per_sample is None else math.floor(Fraction(repr(per_sample)) * MIB)
+        return _limit_bytes(self.max_mib_per_sample, MIB)
+
+
+def _limit_bytes(limit: float | SizeLimit | None, unit: int) -> int | None:
+    """Return the bytes of a limit, which is text with a unit or a number of units."""
+    if limit is None:
+        return None
+    if isinstance(limit, SizeLimit):
+        return limit.nbytes
+    return math.floor(Fraction(repr(limit)) * unit)
 
 
 _DEFAULTS: Final[dict[str, Any]] = {
@@ -200,9 +211,10 @@ def _sized(spec: MemorySpec) -> MemorySpec:
         if getattr(spec, name) is not None
     }
     if spec.batch_sizes is None:
-        for name, value in limits.items():
+        for field_name, value in limits.items():
+            name = declared_as(field_name, value)
             raise SpecError(
-                f"@pytest.mark.gpu_memory({name}={value})",
+                f"@pytest.mark.gpu_memory({name}={value!r})",
                 f"{name} is told by several batch sizes",
                 "write batch_sizes=[8, 16, 32] as well, and use gpu_memory.batch_size in the test",
             )
@@ -293,18 +305,32 @@ def _read_all(
     def read(name: str, value: object) -> object:
         try:
             _check_name(name, readers)
-            return _DEFAULTS[name] if value is None else readers[name](name, value)
+            return (
+                _DEFAULTS[TEXT_LIMITS.get(name, name)]
+                if value is None
+                else readers[name](name, value)
+            )
         except SpecError as error:
             call_text = f"{call}{_brief(name)}={shown(value)}{ellipsis})"
             raise SpecError(call_text, error.problem, error.remedy) from None
 
-    return {name: read(name, value) for name, value in kwargs.items()}
+    values: dict[str, Any] = {}
+    for name, value in kwargs.items():
+        field_name = TEXT_LIMITS.get(name, name)
+        if field_name in values:
+            raise SpecError(
+                f"{call}{field_name}=..., {name}={shown(value)})",
+                "this limit is declared twice, as a number and as text",
+                "leave out one of them",
+            )
+        values[field_name] = read(name, value)
+    return values
 
 
 def _check_name(name: str, readers: Mapping[str, Reader]) -> None:
     if name in readers:
         return
-    if name in _DEFAULTS:
+    if TEXT_LIMITS.get(name, name) in _DEFAULTS:
         raise SpecError(
             name,
             f"{name} holds for the whole test, not for a part of it",
@@ -329,6 +355,9 @@ _PART_READERS: Final[Mapping[str, Reader]] = {
     "max_gib": read_budget,
     "max_allocated_gib": read_budget,
     "max_reserved_gib": read_budget,
+    "max_memory": read_size_limit,
+    "max_allocated": read_size_limit,
+    "max_reserved": read_size_limit,
     "batch_size": partial(read_whole_number, least=1, largest=MOST_BATCH),
     "tolerance": read_tolerance,
     "baseline": read_baseline,
@@ -345,5 +374,8 @@ _READERS: Final[Mapping[str, Reader]] = {
     "variants": read_variants,
     "ranks": read_ranks,
     "max_leak_mib": read_leak,
+    "max_per_sample": read_size_limit,
+    "max_fixed": read_size_limit,
+    "max_leak": read_size_limit,
     "steady": read_steady,
 }

@@ -28,6 +28,7 @@ from hypothesis import strategies as st
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.sizes import GIB, MIB, Tolerance
 from pytest_gpumem.spec import MemorySpec, spec_from_marks
+from pytest_gpumem.spec_fields import TEXT_LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -184,7 +185,7 @@ def test_unknown_name_is_refused_with_the_nearest_one_or_all(wrong: str, right: 
     assert error.problem == f"there is no argument named {wrong}"
     assert error.remedy.startswith(remedy)
     if right is None:
-        assert set(error.remedy.removeprefix(remedy).split(", ")) == set(FIELDS)
+        assert set(error.remedy.removeprefix(remedy).split(", ")) == {*FIELDS, *TEXT_LIMITS}
 
 
 @pytest.mark.parametrize("name", BUDGETS)

@@ -13,10 +13,14 @@ from pytest_gpumem.judge.breakdown_diff import provenance_text
 from pytest_gpumem.judge.verdict import DECLINED, MISSING, PEAKS, Comparison
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.sizes import format_size
+from pytest_gpumem.spec_fields import declared_as
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pytest_gpumem.judge.verdict import FigureName, Lookup, Policy
     from pytest_gpumem.measurement import BaselineEntry, Measurement, OutOfMemory, Slope
+    from pytest_gpumem.relations import Relation
     from pytest_gpumem.sizes import Tolerance
     from pytest_gpumem.spec import MemorySpec
 
@@ -28,9 +32,18 @@ class Limit(NamedTuple):
     value: object
     peak: FigureName
     nbytes: int
+    relation: Relation | None = None
+    """where another part tells it"""
+
+    @property
+    def strict(self) -> bool:
+        """Whether the peak has to be below, so that ``nbytes`` is a byte less."""
+        return self.relation is not None and self.relation.name == "less_than"
 
     def __str__(self) -> str:
-        return f"{self.name}={self.value!r} ({format_size(self.nbytes)})"
+        if self.relation is not None:
+            return f"{self.relation} ({format_size(self.nbytes)})"
+        return f"{declared_as(self.name, self.value)}={self.value!r} ({format_size(self.nbytes)})"
 
 
 class StepShape(NamedTuple):
@@ -77,6 +90,8 @@ class Case:
     policy: Policy
     nodeid: str
     card_bytes: int | None
+    relations: Sequence[tuple[Relation, int]] = ()
+    """limits that other parts tell, with their bytes"""
 
     @cached_property
     def entry(self) -> BaselineEntry | None:
@@ -136,11 +151,16 @@ class Case:
             ("max_mib_per_sample", "per sample", spec.max_sample_bytes),
             ("max_fixed_gib", "fixed", spec.max_fixed_bytes),
         )
-        return tuple(
+        limits = [
             Limit(name, getattr(spec, name), peak, nbytes)
             for name, peak, nbytes in declared
             if nbytes is not None
-        )
+        ]
+        limits += [
+            Limit(relation.name, relation.part, "allocated", nbytes, relation)
+            for relation, nbytes in self.relations
+        ]
+        return tuple(limits)
 
     @cached_property
     def comparisons(self) -> tuple[Comparison, ...]:

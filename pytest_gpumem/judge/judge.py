@@ -26,12 +26,14 @@ from pytest_gpumem.judge.verdict import (
 )
 from pytest_gpumem.measurement import LEAST_OUTSIDE
 from pytest_gpumem.sizes import GIB, MIB, format_size
+from pytest_gpumem.spec_fields import declared_as
 from pytest_gpumem.step_growth import growth
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pytest_gpumem.measurement import Measurement
+    from pytest_gpumem.relations import Relation
     from pytest_gpumem.spec import MemorySpec
 
 
@@ -43,6 +45,7 @@ def judge(  # noqa: PLR0913 - the last two are words for the verdict
     *,
     nodeid: str = "",
     card_bytes: int | None = None,
+    relations: Sequence[tuple[Relation, int]] = (),
 ) -> Verdict:
     """Judge a measurement: out of memory first, then budgets, growth, and the baseline.
 
@@ -55,8 +58,9 @@ def judge(  # noqa: PLR0913 - the last two are words for the verdict
         policy: the session's options.
         nodeid: the test as pytest names it, for the command in the remedy.
         card_bytes: the memory of ``spec.card`` less its CUDA context.
+        relations: limits that other parts tell, with their bytes.
     """
-    case = Case(measurement, spec, lookup, policy, nodeid, card_bytes)
+    case = Case(measurement, spec, lookup, policy, nodeid, card_bytes, relations)
     # A step that does not run, or not within its limits, fails however its baseline looks.
     failure = _out_of_memory(case) or _over_budget(case) or _growing(case)
     return failure or _without_baseline(case) or _compared(case)
@@ -73,7 +77,8 @@ def judge_left(measurement: Measurement, spec: MemorySpec) -> Verdict | None:
     )
     finding = f"{format_size(left)}{case.on_device(device)} still held after the test"
     if limit:
-        finding += f", max_leak_mib={spec.max_leak_mib!r}"
+        name = declared_as("max_leak_mib", spec.max_leak_mib)
+        finding += f", {name}={spec.max_leak_mib!r}"
     verdict = _verdict(case, Kind.LEAKED, f"{finding}{_of_which(measurement)}", failed=True)
     remedy = (
         "let go of what refers to it; for a cache that is filled once, give warmup=1, or declare "
@@ -182,13 +187,17 @@ def _over_budget(case: Case) -> Verdict | None:
         return _over_budget_outside(case)
     excesses.sort(key=lambda item: -item[0])
     texts = [
-        f"{row.title} of {format_size(row.measured)}{case.on_device(row.device)} "
-        f"is {format_size(over)} over {limit}"
+        f"{row.title} of {format_size(row.measured)}{case.on_device(row.device)} is "
+        + ("as much as" if limit.strict and over == 1 else f"{format_size(over)} over")
+        + f" {limit}"
         for over, row, limit in excesses
     ]
     notes = [f"also, {finding}" for finding in texts[1:]]
     verdict = _verdict(case, Kind.OVER_BUDGET, texts[0], notes, failed=True)
     _, worst, limit = excesses[0]
+    if limit.relation is not None:
+        remedy = f"see which lines differ from {limit.relation.part}'s"
+        return replace(verdict, remedy=remedy, beside=limit.relation.part)
     larger_limit = "" if limit.name == "card" else _declare(limit.name, worst.measured)
     return replace(verdict, remedy=f"try {USE_LESS}{larger_limit}")
 

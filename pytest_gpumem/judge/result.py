@@ -6,14 +6,16 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from pytest_gpumem.judge.causes import growth_causes
 from pytest_gpumem.judge.verdict import Comparison, Kind, Verdict, beyond_tolerance
-from pytest_gpumem.measurement import BaselineEntry, Measurement
+from pytest_gpumem.measurement import BaselineEntry, Breakdown, Measurement, Peak
 from pytest_gpumem.nodeids import module_of
+from pytest_gpumem.spec_fields import declared_as
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from pytest_gpumem.measurement import Breakdown
+    from pytest_gpumem.relations import Relation
     from pytest_gpumem.spec import MemorySpec
 
 
@@ -32,6 +34,17 @@ SEVERITY = (
 )
 """kinds, the worst first: the order in which a test is judged, in which reports show failures, and
 by which one rank's result stands for all"""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A part that another part of its test is held to."""
+
+    part: str
+    peaks: tuple[Peak, ...]
+    """one a device, in bytes"""
+    breakdowns: tuple[Breakdown, ...]
+    """one a device; none without attribution"""
 
 
 @dataclass(frozen=True)
@@ -66,6 +79,22 @@ class Result:
     """the file of the allocator's snapshot"""
     snapshot_error: str = ""
     """why that could not be written"""
+
+    beside: Beside | None = None
+    """the part whose peak tells the limit that was exceeded"""
+
+    def _beside(self, part: Result) -> Result:
+        if part.measurement is None or self.measurement is None:
+            return self
+        old = tuple(attribution.breakdown for attribution in part.measurement.attributions)
+        new = self.measurement.attributions
+        peak = part.measurement.peak_allocated
+        over = max(
+            self.verdict.comparisons, key=lambda row: (row.peak == "allocated", row.measured)
+        )
+        causes = growth_causes(replace(over, baseline=peak, allowance=0), old, new)
+        beside = Beside(part.part, part.measurement.peaks, old)
+        return replace(self, beside=beside, verdict=replace(self.verdict, causes=causes))
 
     @property
     def name(self) -> str:
@@ -113,15 +142,34 @@ def urgency(result: Result) -> int:
     return len(SEVERITY) * (2 - failed) + SEVERITY.index(result.verdict.kind)
 
 
-def describe_budget(spec: MemorySpec) -> str:
-    """Return the limits as the marker declares them: ``max_gib=8, card='T4'``; "" if none."""
+def describe_budget(spec: MemorySpec, relations: Iterable[tuple[Relation, int]] = ()) -> str:
+    """Return the limits as they are declared: ``max_gib=8, card='T4'``; "" if none.
+
+    Args:
+        spec: of a test or part.
+        relations: of a part, the limits that other parts tell.
+    """
     names = (
         *("max_gib", "card", "max_allocated_gib", "max_reserved_gib"),
         *("max_mib_per_sample", "max_fixed_gib", "max_leak_mib"),
     )
     values = ((name, getattr(spec, name)) for name in names)
-    limits = [f"{name}={value!r}" for name, value in values if value is not None]
+    limits = [
+        f"{declared_as(name, value)}={value!r}" for name, value in values if value is not None
+    ]
+    limits += [str(relation) for relation, _ in relations]
     return ", ".join([*limits, *["steady=True"] * spec.steady])
+
+
+def with_others(results: Sequence[Result]) -> list[Result]:
+    """Return a test's results; those that another part's peak limits have that part beside them."""
+    by_part = {result.part: result for result in results}
+    return [
+        result._beside(by_part[result.verdict.beside])
+        if result.verdict.beside in by_part and result.verdict.beside
+        else result
+        for result in results
+    ]
 
 
 def hints_of(result: Result) -> list[str]:

@@ -201,6 +201,8 @@ class Verdict:
     """the command to type, as part of the remedy; already quoted for a shell"""
     uncompared: str = ""
     """why no baseline was compared: "recorded on virtual-T4 only"; "" where one was"""
+    beside: str = ""
+    """the other part that tells the limit which was exceeded; "" of any other verdict"""
     held_to: str = ""
     """the key of another device, if that one's baseline was compared"""
     causes: tuple[Cause, ...] = ()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pytest_gpumem.baselines.store import BaselineStore
 from pytest_gpumem.errors import BaselineError, GpuMemError
 from pytest_gpumem.judge.judge import judge
-from pytest_gpumem.judge.result import Result, describe_budget
+from pytest_gpumem.judge.result import Result, describe_budget, with_others
 from pytest_gpumem.judge.verdict import Lookup
 from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 from pytest_gpumem.nodeids import module_of, split_nodeid
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.select import Choice
     from pytest_gpumem.measurement import Measurement
     from pytest_gpumem.plugin.settings import Settings
+    from pytest_gpumem.relations import Relation
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.marked_item import MarkedItem
     from pytest_gpumem.testrun.run import Run
@@ -126,6 +127,7 @@ class MemorySession:
             )
         parts = run.part_measurements()
         measured = {"": (run.spec, run.measurement()), **parts}
+        relations = {part: run.relations(part) for part in parts}  # of the first run, as the peaks
         trouble = run.device.trouble()
         if trouble is not None:
             raise WorthlessError(trouble)
@@ -147,14 +149,24 @@ class MemorySession:
             (part, spec, explanations.attached(part, item.measured(part, measurement)))
             for part, (spec, measurement) in measured.items()
         ]
-        results = [self._judged(item, run, *case) for case in cases]
+        results = [
+            self._judged(item, run, *case, relations=relations.get(case[0], ())) for case in cases
+        ]
         if explanations.recording is None and self.explainer.reruns(results):
             # Judged once more: a verdict says by which lines the peak grew.
             explanations = self.explainer.explain_again(item, run, measured)
             results = [
-                self._judged(item, run, part, spec, explanations.attached(part, measurement))
+                self._judged(
+                    item,
+                    run,
+                    part,
+                    spec,
+                    explanations.attached(part, measurement),
+                    relations=relations.get(part, ()),
+                )
                 for part, spec, measurement in cases
             ]
+        results = with_others(results)
         if unused:  # the next run, on the device, would be held to nothing
             results = [unrecorded(result) for result in results]
         return self.explainer.follow_up(item, run, results, explanations.recording, uncapped=False)
@@ -216,8 +228,15 @@ class MemorySession:
             return []
         return [leaked if result is whole else result for result in results]
 
-    def _judged(
-        self, item: MarkedItem, run: Run, part: str, spec: MemorySpec, measurement: Measurement
+    def _judged(  # noqa: PLR0913 - a test or part, and all that it is judged by
+        self,
+        item: MarkedItem,
+        run: Run,
+        part: str,
+        spec: MemorySpec,
+        measurement: Measurement,
+        *,
+        relations: Sequence[tuple[Relation, int]] = (),
     ) -> Result:
         key = self.settings.against or measurement.device.key
         lookup = Lookup()
@@ -245,6 +264,7 @@ class MemorySession:
             policy,
             nodeid=item.nodeid,
             card_bytes=run.card.usable_memory if run.card and not part else None,
+            relations=relations,
         )
         return Result(
             nodeid=item.nodeid,
@@ -255,7 +275,7 @@ class MemorySession:
             world_size=world,
             rank=rank,
             card=declared.card or "",
-            budget=describe_budget(declared),
+            budget=describe_budget(declared, relations),
             location=item.location(),
             baseline=declared.baseline,
             baseline_entry=lookup.entry,

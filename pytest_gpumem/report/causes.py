@@ -96,6 +96,8 @@ def shared_causes(results: Iterable[Result]) -> list[SharedCause]:
     for result in failed:
         if failures_of[result.nodeid] > 1:  # its parts tell more
             continue
+        if result.beside is not None:  # its part beside another one is a comparison of its own
+            continue
         site = result.verdict.causes[0].site if result.verdict.causes else None
         if site is not None and site.path:
             key = (site.category, site.path, site.function, site.code)

@@ -208,6 +208,7 @@ class VerdictJson(Strict, frozen=True):
     uncompared: str
     held_to: str
     causes: tuple[CauseJson, ...] = ()
+    beside: str = ""
 
 
 class FiguresJson(Strict, frozen=True):
@@ -224,6 +225,14 @@ class FiguresJson(Strict, frozen=True):
 class BaselineJson(FiguresJson, frozen=True):
     """A baseline."""
 
+    breakdowns: tuple[BreakdownJson, ...]
+
+
+class BesideJson(Strict, frozen=True):
+    """The part that another part of its test is held to."""
+
+    part: str
+    peaks: tuple[PeakJson, ...]
     breakdowns: tuple[BreakdownJson, ...]
 
 
@@ -247,6 +256,7 @@ class ResultJson(
     baseline_entry: BaselineJson | None
     snapshot: str
     snapshot_error: str
+    beside: BesideJson | None = None
 
 
 class EntryUpdateJson(Strict, frozen=True):

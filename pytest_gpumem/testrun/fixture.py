@@ -130,7 +130,9 @@ class GpuMemory:
         Args:
             name: unique within the test's parts.
             declared: max_gib, max_allocated_gib, max_reserved_gib, tolerance, batch_size, baseline,
-                as on the marker.
+                as on the marker; at_most and less_than, a limit on peak allocated that an earlier
+                part tells: ``at_most="eager + 64MiB"``, ``at_most=1.1, of=eager``,
+                ``less_than=eager``.
 
         Returns:
             a context manager that gives :class:`PartFigures`.

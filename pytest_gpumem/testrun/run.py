@@ -12,6 +12,8 @@ from pytest_gpumem.devices.lone_rank import joined
 from pytest_gpumem.measurement import OutOfMemory, Peak
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory, site_of
+from pytest_gpumem.relations import Relation, read_relations
+from pytest_gpumem.sizes import shown
 from pytest_gpumem.spec import MemorySpec, spec_from_call
 from pytest_gpumem.testrun.wide_fixture import Retained, SetUpWatch, no_memory, padded, sums
 
@@ -56,6 +58,8 @@ class Part:
 
     spec: MemorySpec
     tally: Tally
+    relations: tuple[Relation, ...] = ()
+    """its limits that other parts tell"""
 
 
 @dataclass
@@ -249,11 +253,13 @@ class Run:
         Raises:
             SpecError: a mistake in the name or the declaration.
         """
-        spec = spec_from_call(name, declared, self.spec)
+        call = f"gpu_memory.measure({shown(name)}, "
+        relations, limits_declared = read_relations(declared, self.parts, call)
+        spec = spec_from_call(name, limits_declared, self.spec)
         limits = () if self._uncapped else (self.limit, spec.max_bytes)
         tightest = min((limit for limit in limits if limit is not None), default=None)
         outer_cap = self.meter.cap(tightest)
-        figures = PartFigures()
+        figures = PartFigures(name)
         try:
             with self.meter.part() as tally:
                 yield figures
@@ -265,7 +271,7 @@ class Run:
         finally:
             self.meter.cap(outer_cap)
             part = self.parts.setdefault(name, Part(spec, tally))
-            part.spec = spec
+            part.spec, part.relations = spec, relations
             if part.tally is not tally:
                 part.tally.raise_to(tally.peaks)
                 part.tally.windows += tally.windows
@@ -283,6 +289,16 @@ class Run:
             name: (part.spec, self.meter.result(tally=part.tally))
             for name, part in self.parts.items()
         }
+
+    def relations(self, part: str) -> list[tuple[Relation, int]]:
+        """Return a part's limits that other parts tell, with their bytes."""
+        declared = self.parts[part].relations if part in self.parts else ()
+        limits = []
+        for relation in declared:
+            peaks = self.peaks_of(relation.part)
+            if peaks:  # of a part that did not run once more there are none
+                limits.append((relation, relation.limit(max(peak.allocated for peak in peaks))))
+        return limits
 
     def out_of_memory(self, error: BaseException) -> OutOfMemory:
         """Return the record of an out-of-memory error that just happened."""
@@ -355,6 +371,8 @@ class Run:
 class PartFigures:
     """The figures of a part: ``with gpu_memory.measure(...) as figures``, once the block ends."""
 
+    part: str = ""
+    """the name given to ``gpu_memory.measure``"""
     peaks: tuple[Peak, ...] = ()
     """one a device, in bytes"""
 

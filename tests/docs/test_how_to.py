@@ -205,3 +205,11 @@ def test_a_program_is_run_as_it_is(tmp_path, virtual_gpu):
     assert done.ret == 0, done.err
     assert "gpumem: virtual GPU T4" in done.err
     assert "4.00 MiB" in done.err
+
+
+def test_a_part_is_held_to_another_as_the_page_shows(suite):
+    write(suite, PARTS, "test_checkpointing.py")
+    assert suite.run().outcomes == {"passed": 1}
+    text = files(PARTS)["test_checkpointing.py"]
+    suite.write("test_checkpointing.py", text.replace("less_than=plain", 'less_than="0.1 * plain"'))
+    assert "over budget: peak allocated of" in suite.run().flat

@@ -123,7 +123,7 @@ def _headline(result: Result) -> str:
 def _cause_lines(result: Result, width: int) -> list[str]:
     """Return the source lines that grew, or that hold most where a limit was met."""
     kind, measurement = result.verdict.kind, result.measurement
-    if kind is Kind.REGRESSED:
+    if kind is Kind.REGRESSED or result.beside is not None:
         causes = result.verdict.causes
         lines = _amount_lines(
             [

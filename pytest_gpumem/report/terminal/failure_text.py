@@ -141,23 +141,41 @@ def _explanation(result: Result, width: int, most_rows: int | None) -> list[str]
     device = result.leading_comparison.device if result.leading_comparison else 0
     device = device if device < len(attributions) else 0
     breakdown, baselines = attributions[device].breakdown, result.breakdowns_before
+    titles = ("baseline", "now")
+    if result.beside is not None:
+        baselines, titles = result.beside.breakdowns, (result.beside.part, result.part)
     baseline = baselines[device] if device < len(baselines) else None
     where = f", device {device}" if len(attributions) > 1 else ""
     categories, sites_of_peak = category_rows(breakdown, baseline), site_rows(breakdown, baseline)
     return [
-        rows_table(f"at the peak{where}", categories, width, most_rows),
-        rows_table("allocated by", sites_of_peak, width, most_rows),
+        rows_table(f"at the peak{where}", categories, width, most_rows, titles),
+        rows_table("allocated by", sites_of_peak, width, most_rows, titles),
         *(wrapped("note: ", note, width) for note in attributions[device].notes),
     ]
 
 
-def rows_table(title: str, rows: Sequence[BreakdownRow], width: int, most: int | None) -> str:
-    """Return rows of categories or source lines as a table, the first ``most`` of them."""
+def rows_table(
+    title: str,
+    rows: Sequence[BreakdownRow],
+    width: int,
+    most: int | None,
+    sides: tuple[str, str] = ("baseline", "now"),
+) -> str:
+    """Return rows of categories or source lines as a table, the first ``most`` of them.
+
+    Args:
+        title: of the first column.
+        rows: the rows.
+        width: columns of the terminal.
+        most: rows to show; None: all.
+        sides: the titles of what is compared.
+    """
     shown = rows[:most]
     if not shown:
         return ""
     compared = any(row.baseline is not None for row in shown)
-    titles = [title, "baseline", "now", "difference"] if compared else [title, "now"]
+    old, new = map(printable, sides)
+    titles = [title, old, new, "difference"] if compared else [title, new]
     table = [titles]
     for row in shown:
         sizes = [size(row.baseline), size(row.nbytes), signed_size(row.difference)]
