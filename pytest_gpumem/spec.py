@@ -11,7 +11,7 @@ import math
 from dataclasses import MISSING, dataclass, field, fields, replace
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.sizes import GIB, MIB, shown
@@ -30,6 +30,7 @@ from pytest_gpumem.spec_fields import (
     read_size_limit,
     read_steady,
     read_tolerance,
+    read_values,
     read_variants,
     read_whole_number,
 )
@@ -93,6 +94,8 @@ class MemorySpec:
     """limit of the memory that the torn-down test leaves behind, in MiB"""
     steady: bool = False
     """whether the memory allocated after each step has to stop growing"""
+    values: Literal["auto", "full", "off"] | None = None
+    """which values a virtual GPU computes (None: those of the session's option)"""
 
     @property
     def max_bytes(self) -> int | None:
@@ -378,4 +381,5 @@ _READERS: Final[Mapping[str, Reader]] = {
     "max_fixed": read_size_limit,
     "max_leak": read_size_limit,
     "steady": read_steady,
+    "values": read_values,
 }

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Real
-from typing import TYPE_CHECKING, Final, SupportsFloat, SupportsIndex, cast
+from typing import TYPE_CHECKING, Final, Literal, SupportsFloat, SupportsIndex, cast
 
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.sizes import GIB, Tolerance, gib, parse_size, parse_tolerance
@@ -204,6 +204,17 @@ def read_steady(name: str, value: object) -> bool:
             f"write {name}=True if the memory allocated after each step must stop growing",
         )
     return value
+
+
+def read_values(name: str, value: object) -> Literal["auto", "full", "off"]:
+    """Return which values are computed on a virtual GPU."""
+    if value == "auto" or value == "full" or value == "off":  # noqa: PLR1714 - for the type checker
+        return value
+    raise SpecError(
+        name,
+        f"{name} is one of auto, full and off",
+        f'write {name}="full" to have all values computed on a virtual GPU',
+    )
 
 
 def read_card(

@@ -45,6 +45,7 @@ EVERY_FIELD: dict[str, object] = {
     "warmup": 1,
     "max_leak_mib": 0,
     "steady": True,
+    "values": "full",
 }
 
 
@@ -64,6 +65,7 @@ def test_marker_with_every_field_says_them_all() -> None:
         warmup=1,
         max_leak_mib=0,
         steady=True,
+        values="full",
     )
 
 
@@ -112,6 +114,14 @@ def test_spec_cannot_be_changed() -> None:
 
 def test_spec_is_hashable() -> None:
     assert len({spec({"tolerance": "2%"}), spec({"tolerance": ["2.0%"]})}) == 1
+
+
+@pytest.mark.parametrize("value", ["all", True, 1])
+def test_values_are_auto_full_or_off(value: object) -> None:
+    with pytest.raises(
+        SpecError, match=r'values is one of auto, full and off; write values="full"'
+    ):
+        spec({"values": value})
 
 
 # several markers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.memory_use import UseWatch
     from pytest_gpumem.measurement import DeviceInfo, DeviceKind
+
+Values = Literal["auto", "full", "off"]
+"""values that a virtual GPU computes: of small tensors, all, none"""
 
 
 class Device(Protocol):
@@ -66,6 +69,15 @@ class Device(Protocol):
 
         Files are named as seen from ``root``.
         """
+
+    def compute_values(self, scope: Values) -> None:
+        """Compute the values of small tensors from now on, of all ("full") or of none.
+
+        A GPU computes all of them whatever is asked for.
+        """
+
+    def decided_blindly(self) -> bool:
+        """Return whether the step decided by values that no kernel computed."""
 
     def watch(self, devices: range) -> UseWatch:
         """Return a watch on the memory in use on some devices while a step runs."""

@@ -15,6 +15,7 @@ from pytest_gpumem.sizes import format_size
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pytest_gpumem.devices.base import Values
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.memory_use import UseWatch
 
@@ -101,6 +102,13 @@ class CudaDevice:
     def notes(self, root: Path) -> list[str]:  # noqa: ARG002 - the protocol's
         """Return none."""
         return []
+
+    def compute_values(self, scope: Values) -> None:
+        """A real GPU computes everything."""
+
+    def decided_blindly(self) -> bool:
+        """Return False: a real GPU's values are computed."""
+        return False
 
     def watch(self, devices: range) -> UseWatch:
         """See :meth:`pytest_gpumem.devices.base.Device.watch`."""

@@ -199,7 +199,7 @@ class ItemHooks:
         try:
             return (yield)
         except BaseException as error:
-            self._report_error(item, error)
+            self._report_error(item, error, in_call=False)
             raise
 
     @pytest.hookimpl(wrapper=True)
@@ -254,42 +254,66 @@ class ItemHooks:
             run.warm_up(marked)
             yield
         except BaseException as error:
-            self._report_error(item, error)
+            if self._report_error(item, error):
+                return None
             raise
         hidden = marked.hidden_error()
         if hidden is not None:
             # unittest keeps the error to itself: the verdict takes its place there.
             try:
-                self._report_error(item, hidden)
-            except Failed:
+                if self._report_error(item, hidden):
+                    item._excinfo = []  # type: ignore[attr-defined]
+            except BaseException:  # noqa: BLE001 - a verdict, or the error of a run with values
                 item._excinfo = [pytest.ExceptionInfo.from_current()]  # type: ignore[attr-defined]
             return None
         try:
-            results = self.session.finish(marked, None)
+            results = self.session.finish(marked, None).results
         except GpuMemError as error:
             raise Failed(str(error)) from None
+        self._report_results(item, results)
+        return None
+
+    def _report_results(self, item: pytest.Item, results: list[Result]) -> None:
+        """Attach the results of a test that passed; raise a verdict that fails.
+
+        Raises:
+            Failed: a verdict of theirs.
+        """
         self._attach(item, results)
         message = self._failure_text(results)
         if message:
             raise Failed(message)
-        return None
 
-    def _report_error(self, item: pytest.Item, error: BaseException) -> None:
+    def _report_error(
+        self, item: pytest.Item, error: BaseException, *, in_call: bool = True
+    ) -> bool:
         """Raise a verdict in place of running out of memory, with the peak without limits.
 
+        Returns:
+            whether the test passed after all, once its values were computed.
+
         Raises:
-            Failed: it did; any other error is left to the caller.
+            Failed: it ran out of memory; any other error is left to the caller.
+            BaseException: the error of a run with values, in place of the first one's.
         """
         on_purpose = (KeyboardInterrupt, pytest.exit.Exception, pytest.skip.Exception)
         if self.run is None or isinstance(error, (*on_purpose, pytest.xfail.Exception, Failed)):
-            return
+            return False
         debugging = self.config.getoption("usepdb", default=False)
-        results = self.session.finish(PytestItem(item), error, debugging=debugging)
-        if not results:
-            return
-        self._attach(item, results)
-        if not debugging:  # a debugger is to see the frames of the error itself
-            raise _out_of_memory_failure(self._failure_text(results), error) from None
+        results, error_with_values = self.session.finish(
+            PytestItem(item), error, debugging=debugging, in_call=in_call
+        )
+        if error_with_values is None:
+            self._report_results(item, results)
+            return True
+        if results:
+            self._attach(item, results)
+            if not debugging:  # a debugger is to see the frames of the error itself
+                text = self._failure_text(results)
+                raise _out_of_memory_failure(text, error_with_values) from None
+        elif error_with_values is not error:
+            raise error_with_values from None
+        return False
 
     # -- tear-down --
 

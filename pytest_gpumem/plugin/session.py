@@ -7,7 +7,7 @@ A test enters here twice: :meth:`MemorySession.begin` before its set-up, and
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_gpumem.baselines.store import BaselineStore
 from pytest_gpumem.errors import BaselineError, GpuMemError
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpumem.attribution.recording import Recording
+    from pytest_gpumem.devices.base import Values
     from pytest_gpumem.devices.select import Choice
     from pytest_gpumem.measurement import Measurement
     from pytest_gpumem.plugin.settings import Settings
@@ -38,6 +39,14 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.run import Run
 
 UNSUPPORTED_REMEDY = "run this test on a real GPU (--gpumem-device=cuda)"
+
+
+class Finished(NamedTuple):
+    """A test that was measured and judged."""
+
+    results: list[Result]
+    error: BaseException | None
+    """the error that it ends with; a run with values may have none, or another than the first"""
 
 
 class MemorySession:
@@ -88,21 +97,36 @@ class MemorySession:
         Raises:
             DeviceError: the device cannot be what the test asks for.
         """
-        self.runner.begin(item, spec, record=self.explainer.records_first_run(spec))
+        values = self._values_asked(spec)
+        if values == "auto" and current_rank() is None:
+            values = "off"  # where the test reads any, it runs once more
+        record = self.explainer.records_first_run(spec)
+        self.runner.begin(item, spec, record=record, values=values)
+
+    def _values_asked(self, spec: MemorySpec) -> Values:
+        return spec.values or self.settings.values
 
     def end(self) -> None:
         """Let go of the device."""
         self.runner.end()
 
     def finish(
-        self, item: MarkedItem, error: BaseException | None, *, debugging: bool = False
-    ) -> list[Result]:
+        self,
+        item: MarkedItem,
+        error: BaseException | None,
+        *,
+        debugging: bool = False,
+        in_call: bool = True,
+    ) -> Finished:
         """Measure, explain and judge a test that has ended, and its parts.
+
+        A test that decided by values that no kernel computed is run once more, with values.
 
         Args:
             item: the test.
             error: the error that its set-up or its call ended with; None if it passed.
             debugging: a debugger is to see the error's frames: the test is not run again.
+            in_call: whether it ended with its call, rather than with its set-up.
 
         Returns:
             the results; none where the error is not one of running out of memory.
@@ -110,6 +134,52 @@ class MemorySession:
         Raises:
             GpuMemError: the test passed, and its measurement means nothing.
         """
+        run = self.runner.run
+        assert run is not None  # noqa: S101 - for the type checker
+        if (
+            self._values_asked(run.spec) == "auto"
+            and run.device.decided_blindly()
+            and current_rank() is None
+            and not debugging
+            and in_call
+        ):
+            return self._finish_with_values(item, run, error)
+        return Finished(self._finish(item, error, debugging=debugging), error)
+
+    def _finish_with_values(
+        self, item: MarkedItem, run: Run, error: BaseException | None
+    ) -> Finished:
+        """Run a test once more with small tensors' values, and finish that run in its place."""
+        first = {"": (run.spec, run.measurement()), **run.part_measurements()}
+        out_of_memory = None if error is None else find_out_of_memory(error)
+        record = self.explainer.records_first_run(run.spec)
+        with self.runner.again(item, error, record=record, values="auto") as attempt:
+            again = attempt.error
+            if attempt.passed or (again is not None and find_out_of_memory(again) is not None):
+                return Finished(self._finish(item, again), again)
+        if out_of_memory is not None:
+            return Finished(self._finish(item, error), error)
+        if error is not None:
+            return Finished([], again or error)
+        # It fails with values alone: the first run's verdict stands.
+        note = f"with its values computed the test failed: {shown_error(again)}" if again else ""
+        results = [
+            self._judged(
+                item,
+                run,
+                part,
+                spec,
+                item.measured(
+                    part, replace(measured, notes=(*measured.notes, *[note] * bool(note)))
+                ),
+            )
+            for part, (spec, measured) in first.items()
+        ]
+        return Finished(results, None)
+
+    def _finish(
+        self, item: MarkedItem, error: BaseException | None, *, debugging: bool = False
+    ) -> list[Result]:
         if error is None:
             return self._finish_passed(item)
         shortage = find_out_of_memory(error)

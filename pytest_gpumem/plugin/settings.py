@@ -65,6 +65,14 @@ OPTIONS: Final = (
         "test",
         "test|session",
     ),
+    Option(
+        "values",
+        "values on the virtual GPU: auto (those that decide sizes and branches, where a test reads "
+        "any), full (all of them), off",
+        "auto",
+        "auto|full|off",
+        ("auto", "full", "off"),
+    ),
     Option("update_baselines", "write the baselines of the tests that run and pass", default=False),
     Option("baseline_dir", "folder of the baselines, from the root folder", "baselines", "DIR"),
     Option(
@@ -184,6 +192,7 @@ class Settings(NamedTuple):
     """"test", "session" or "session:4" """
     cards: tuple[str, ...]
     """canonical names of the cards that every marked test runs on; empty: those of the markers"""
+    values: Literal["auto", "full", "off"]
     update_baselines: bool
     baseline_dir: Path
     missing_baseline: Literal["auto", "note", "fail"]

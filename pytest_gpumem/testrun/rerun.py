@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from pytest_gpumem.devices.base import Values
     from pytest_gpumem.devices.select import Choice
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.marked_item import FixtureKey, MarkedItem
@@ -64,8 +65,16 @@ class Runner:
         """tests that left memory behind, and how many bytes"""
         self._nodeid = ""
 
-    def begin(self, item: MarkedItem, spec: MemorySpec, *, record: bool) -> None:
+    def begin(
+        self, item: MarkedItem, spec: MemorySpec, *, record: bool, values: Values = "off"
+    ) -> None:
         """Open the device for a test; ``run`` stays None where the session has no device.
+
+        Args:
+            item: the test.
+            spec: its declaration.
+            record: whether the run is recorded.
+            values: which of its values are computed.
 
         Raises:
             DeviceError: the device cannot be what the test asks for.
@@ -83,6 +92,7 @@ class Runner:
 
         with Run.open(spec, device, self.root, record=record, progress=progress) as run:
             item.finish_replaced(self.fixtures)
+            device.compute_values(values)
             run.start()
         self.run, self._nodeid = run, nodeid
         activate(run.meter)
@@ -184,6 +194,7 @@ class Runner:
         uncapped: bool = False,
         warm: bool = False,
         inputs: Inputs | None = None,
+        values: Values | None = None,
     ) -> Iterator[Attempt]:
         """Run the test once more, and tear it down at the end of the block.
 
@@ -196,6 +207,7 @@ class Runner:
             uncapped: whether its limits are lifted.
             warm: whether nothing is left to warm up.
             inputs: a batch size and a variant to run with, under the limits.
+            values: which of its values are computed from now on, if not the same as before.
         """
         if current_rank() is not None:
             yield Attempt(passed=False)
@@ -212,6 +224,8 @@ class Runner:
                 run.restore_limits()
             if uncapped:
                 run.lift_limits()
+            if values is not None:
+                run.device.compute_values(values)
             run.begin_again(record=record)
             left = sum(self.left_by(run))
 

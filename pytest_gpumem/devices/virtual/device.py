@@ -38,7 +38,9 @@ from pytest_gpumem.spec import MOST_DEVICES
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from pytest_gpumem.devices.base import Values
     from pytest_gpumem.devices.cards import Card
+    from pytest_gpumem.devices.virtual.values.mode import ValueMode
 
 WHAT: Final = "the virtual GPU"
 FIRST_TOTAL: Final = 1 << 40
@@ -93,7 +95,6 @@ class VirtualDevice:
     """The one virtual GPU of a process (``VirtualDevice.load``); up to 16 devices of one card."""
 
     kind: DeviceKind = "virtual"
-    computes = False
     first = 0
     """the first device to measure on; those before it are other ranks'"""
     least = 1
@@ -102,6 +103,8 @@ class VirtualDevice:
     """how many devices code outside of marked tests sees"""
     named: Card | None = None
     """the card that a program or a conftest file asked for"""
+    values: Values = "off"
+    """the values that are computed from the start, where a run does not say"""
     demanded: Card | None = None
     """the card that an option of the session names, which wins over that"""
 
@@ -119,6 +122,7 @@ class VirtualDevice:
         self._convolutions = ConvolutionWatch(library)
         self._guesses: dict[str, int] = {}
         self._readbacks = Readbacks()
+        self._mode: ValueMode | None = None
         self._stack = ExitStack()
 
     @classmethod
@@ -262,7 +266,30 @@ class VirtualDevice:
         self._readbacks.clear()
         self._library.on_readback(self._readbacks.seen)
         self._stack.callback(self._library.on_readback, None)
+        self._stack.callback(self.compute_values, "off")
+        self.compute_values(self.values)
         return _info(card)
+
+    @property
+    def computes(self) -> bool:
+        """Whether all values are computed."""
+        return self._mode is not None and self._mode.full
+
+    def compute_values(self, scope: Values) -> None:
+        """See :meth:`pytest_gpumem.devices.base.Device.compute_values`."""
+        if self._mode is not None:
+            self._mode.__exit__()
+            self._mode = None
+        self._readbacks.clear()
+        if scope != "off":
+            from pytest_gpumem.devices.virtual.values.mode import ValueMode
+
+            self._mode = ValueMode(self._library, scope, self._readbacks)
+            self._mode.__enter__()
+
+    def decided_blindly(self) -> bool:
+        """See :meth:`pytest_gpumem.devices.base.Device.decided_blindly`."""
+        return self._mode is None and self._readbacks.any_unknown
 
     def _change_card(self, torch: ModuleType, card: Card) -> None:
         """Make PyTorch forget the last card: its properties, and choices that depend on them."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from pytest_gpumem.devices.virtual.readbacks import Readbacks
 from pytest_gpumem.devices.virtual.values.assumptions import Assumptions
 from pytest_gpumem.devices.virtual.values.equivalents import EQUIVALENTS
 from pytest_gpumem.devices.virtual.values.host_tensors import (
@@ -75,14 +76,14 @@ class ValueMode:
         self,
         library: NativeLibrary,
         scope: Literal["auto", "full"] = "auto",
-        on_assumed: Callable[[Tensor], None] = lambda _tensor: None,
+        readbacks: Readbacks | None = None,
     ) -> None:
         """Make a mode.
 
         Args:
             library: the virtual GPU's.
             scope: whether small tensors are computed ("auto"), or all of them ("full").
-            on_assumed: called with a tensor whose assumed values the step reads back.
+            readbacks: notes assumed values that the step reads back.
         """
         self._library = library
         self.full = scope == "full"
@@ -90,9 +91,7 @@ class ValueMode:
         self.assumptions = Assumptions()
         self.failures: dict[str, str] = {}
         """operators that the host could not compute, and why"""
-        self.answers = False
-        """whether the operator that runs reads values that are known or assumed"""
-        self._on_assumed = on_assumed
+        self.readbacks = readbacks or Readbacks()
 
     def __enter__(self) -> Self:
         """Begin to compute values."""
@@ -137,8 +136,8 @@ class ValueMode:
         if not reads:
             return plan
         if self.values.are_assumed(inputs):
-            self._on_assumed(inputs[0])
-        self.answers = plan is not None
+            self.readbacks.seen_assumed(min(tensor.nbytes for tensor in inputs))
+        self.readbacks.answered = plan is not None
         if plan is not None and copies is not None:
             device = next(tensor.get_device() for tensor in inputs if tensor.is_cuda)
             result = self.compute(call, plan, device)
@@ -315,7 +314,7 @@ def _intercept(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
             call = call._replace(args=(), kwargs={})
             raise
         finally:
-            mode.answers = False
+            mode.readbacks.answered = False
             if call.traits.sized:
                 mode.after(call)
             if blind:

@@ -1,0 +1,51 @@
+"""Whether code decides by a value that it reads, or shows it."""
+
+import linecache
+import sys
+
+import pytest
+
+from pytest_gpumem.devices.virtual.decisions import decides
+
+
+def read(size=4):
+    """Stand for PyTorch's code that reads a value."""
+    VERDICTS.append(decides(sys._getframe(1), size))
+    return 1.0
+
+
+VERDICTS: list[bool] = []
+
+DECIDES = [
+    "if read(): pass",
+    "while read() < 0: pass",
+    "assert read()",
+    "x = read() > 2",
+    "print(1 if read() else 2)",
+    "loss = read()\nif loss > 3: pass",
+    "y = 'abc'[: int(read())]",
+    "n = read(8)",
+    "n = [0] * int(read(8))",
+    "def helper(): return read()\nif helper(): pass",
+]
+SHOWS = [
+    "print(read())",
+    "losses.append(read())",
+    "total += read()",
+    "print(f'{read():.3f}')",
+    "loss = read()\nprint(loss)",
+    "losses.append(read(8))",
+    "def helper(): return read()\nprint(helper())",
+]
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict"), [(code, True) for code in DECIDES] + [(code, False) for code in SHOWS]
+)
+def test_the_statement_that_reads_tells(code, verdict, capsys, tmp_path):
+    name = str(tmp_path / "program.py")
+    linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+    VERDICTS.clear()
+    exec(compile(code, name, "exec"), {"read": read, "losses": [], "total": 0.0})
+    assert [verdict] == VERDICTS
+    capsys.readouterr()
