@@ -1,6 +1,6 @@
 """How many planted regressions does a report explain in its first lines?
 
-    python benchmarks/regressions.py [--only WORD] [--show]
+    python benchmarks/regressions.py [--only PATTERN] [--show]
 
 Each regression of ``catalogue.py`` is planted into the same training program. The program's
 baseline is recorded on the virtual H100, the planted program is held to it. A point is given where
@@ -11,12 +11,12 @@ what keeps the memory.
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
@@ -24,17 +24,14 @@ from catalogue import BASE, CATALOGUE, Planted  # noqa: E402 - found by the path
 from provenance import line, publish  # noqa: E402
 from tabulate import tabulate  # noqa: E402
 
-FIRST_LINES = 3
-"""the headline, the first cause and what keeps it"""
-
 
 def main() -> None:
     """Plant, run and print."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--only", default="", help="those with this word in their name")
+    parser.add_argument("--only", default="", help="those whose name has this pattern")
     parser.add_argument("--show", action="store_true", help="print whole failures")
     options = parser.parse_args()
-    chosen = {name: it for name, it in CATALOGUE.items() if options.only in name}
+    chosen = {name: it for name, it in CATALOGUE.items() if re.search(options.only, name)}
     with tempfile.TemporaryDirectory() as folder:
         files = {name: f"test_{at:02}.py" for at, name in enumerate(chosen)}
         for file in files.values():
@@ -44,15 +41,15 @@ def main() -> None:
             assert BASE.count(planted.old) == 1, name
             text = BASE.replace(planted.old, planted.new)
             Path(folder, files[name]).write_text(text, encoding="utf-8")
-        messages = session(folder, "--junitxml=report.xml")
+        failures = session(folder)
     rows = []
     for name, planted in chosen.items():
-        message = messages.get(files[name].removesuffix(".py"), "")
-        said = first_lines(message)
-        verdict = "not seen" if not message else "yes" if is_named(planted, said) else "no"
-        rows.append((name, verdict, said))
+        failure = failures.get(files[name], "")
+        lines_read = first_lines(failure)
+        verdict = "not seen" if not failure else "yes" if is_named(planted, lines_read) else "no"
+        rows.append((name, verdict, lines_read))
         if options.show:
-            print(f"--- {name}: {verdict}\n{message}\n")
+            print(f"--- {name}: {verdict}\n{failure}\n")
     named = sum(verdict == "yes" for _, verdict, _ in rows)
     lines = [
         line(),
@@ -68,26 +65,25 @@ def main() -> None:
 
 
 def session(folder: str, *options: str) -> dict[str, str]:
-    """Run the planted suite; return the failure of each file's test."""
+    """Run the planted suite; return the lines that the terminal shows of each file's failure."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
     command += [*options, "--gpumem-device=virtual", "--gpumem-card=H100"]
     done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
-    report = Path(folder, "report.xml")
-    if not report.exists():
-        assert done.returncode == 0, done.stdout
-        return {}
-    cases = ET.parse(report).getroot().iter("testcase")  # noqa: S314 - the session wrote it
-    return {
-        str(case.get("classname")): problem.text or problem.get("message") or ""
-        for case in cases
-        for problem in [*case.iter("failure"), *case.iter("error")]
-    }
+    assert done.returncode < 2, done.stdout + done.stderr
+    sections = re.split(r"^_+ test_train _+$", done.stdout, flags=re.MULTILINE)[1:]
+    named = re.findall(r"^FAILED (\S+)::", done.stdout, flags=re.MULTILINE)
+    return dict(zip(named, sections, strict=True))
 
 
-def first_lines(message: str) -> str:
-    """Return what a reader sees first."""
-    lines = [text for text in message.splitlines() if text.strip()]
-    return "\n".join(lines[:FIRST_LINES])
+def first_lines(failure: str) -> str:
+    """Return what a reader sees first: the headline, the first cause and its reasons."""
+    lines = [text for text in failure.splitlines() if text.strip()]
+    causes = [at for at, text in enumerate(lines) if re.match(r" +[+>]?[\d.]+ [KMG]?i?B  ", text)]
+    if not causes:
+        return "\n".join(lines[:2])
+    first = causes[0]
+    reasons = itertools.takewhile(lambda text: text.startswith(" " * 12), lines[first + 1 :])
+    return "\n".join([*lines[: first + 1], *reasons])
 
 
 def is_named(planted: Planted, said: str) -> bool:

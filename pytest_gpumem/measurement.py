@@ -120,6 +120,20 @@ class Site:
 
 
 @dataclass(frozen=True)
+class LinePeak:
+    """A source line, and the most memory that it had at one time: its own peak, in bytes."""
+
+    path: str
+    """these four are as a :class:`Site` has them"""
+    line: int
+    function: str
+    code: str
+    nbytes: int
+    calls_pass: bool = False
+    """whether a backward pass that the line calls has allocated it, and not the line"""
+
+
+@dataclass(frozen=True)
 class Breakdown:
     """One device's memory at its peak allocated, in bytes."""
 
@@ -129,6 +143,12 @@ class Breakdown:
     """reserved, but not allocated, at that moment"""
     sites: tuple[Site, ...] = ()
     """the largest first"""
+    lines: tuple[LinePeak, ...] = ()
+    """of the whole step, the largest first; none of a baseline of 0.1.0"""
+    unsplit: int | None = None
+    """of the bytes at the peak, those beyond what was asked for; None: of a baseline of 0.1.0"""
+    autocast: bool | None = None
+    """whether a module was called under autocast; None: of a baseline of 0.1.0"""
 
 
 @dataclass(frozen=True)
@@ -172,6 +192,13 @@ class Keeper:
     blocks: int
     steps: tuple[int, ...] = ()
     """steps of training that allocated the blocks, from 1; empty where none is known"""
+
+    @property
+    def name(self) -> str:
+        """Its kind and name alone, which several tests may share: "local variable best"."""
+        # From a text as "the graph of local variable loss of train, train.py:13 (list of 3)".
+        head = self.text.partition(" (")[0].partition(",")[0]
+        return head.rpartition(" of ")[0] or head
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.attribution import hints
 from pytest_gpumem.attribution.categories import Blocks
 from pytest_gpumem.attribution.recording import Call
-from pytest_gpumem.attribution.sites import Origin, origin, sites
+from pytest_gpumem.attribution.sites import Origin, origin, sites, source_code, users_frame
 from pytest_gpumem.attribution.timeline import drawn_timeline
-from pytest_gpumem.measurement import CATEGORIES, Attribution, Breakdown, Peak
+from pytest_gpumem.measurement import CATEGORIES, Attribution, Breakdown, LinePeak, Peak
 from pytest_gpumem.sizes import format_size
+from pytest_gpumem.source_lines import qualified, shown_path
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from pytest_gpumem.attribution.history_replay import Block
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 MOST_SITES: Final = 50
 """sites of one device that are kept, the largest"""
+MOST_LINES: Final = 50
+"""source lines of one device whose own peaks are kept, the largest"""
 
 
 class Subject(NamedTuple):
@@ -37,6 +41,13 @@ class Subject(NamedTuple):
     """the times in which the peak was measured"""
 
 
+class Explained(NamedTuple):
+    """A peak that is explained."""
+
+    attribution: Attribution
+    scene: hints.Scene
+
+
 class Attributor:
     """Explains the peaks of one recording."""
 
@@ -47,6 +58,11 @@ class Attributor:
 
     def attribution(self, subject: Subject, *, timeline: bool) -> Attribution | None:
         """Return the attribution of a peak; None where the recording cannot tell it."""
+        explained = self.explained(subject, timeline=timeline)
+        return explained.attribution if explained else None
+
+    def explained(self, subject: Subject, *, timeline: bool) -> Explained | None:
+        """Return the attribution of a peak with all that is known of the peak."""
         device = self._devices.get(subject.device)
         if device is None:
             device = self._devices[subject.device] = Blocks(self._recording, subject.device)
@@ -85,10 +101,62 @@ class Attributor:
             {name: categories[name] for name in CATEGORIES if categories[name]},
             cached=max(0, device.reserved(top) - subject.foreign.reserved - subject.peak.allocated),
             sites=sites((origin_of(device, block) for block in alive), self._root)[:MOST_SITES],
+            lines=line_peaks(device, blocks, range(indices[0], indices[-1] + 1), self._root),
+            unsplit=sum(block.unsplit for block in alive),
+            autocast=self._recording.autocast,
         )
         scene = hints.Scene(device, blocks, totals, indices, top, breakdown)
         drawn = drawn_timeline(scene, deltas, subject.foreign.reserved) if timeline else None
-        return Attribution(breakdown, drawn, tuple(notes), hints.of_peak(scene))
+        return Explained(Attribution(breakdown, drawn, tuple(notes), hints.of_peak(scene)), scene)
+
+
+def line_peaks(
+    device: Blocks, counted: Collection[Block], events: range, root: Path
+) -> tuple[LinePeak, ...]:
+    """Return the most memory that each source line had at one time, the largest lines first.
+
+    A peak moves from one moment to another; the peak of a line shows that the line itself grew.
+
+    Args:
+        device: its history.
+        counted: the blocks that count for the peak.
+        events: those of the time that was measured.
+        root: the project's folder.
+    """
+    changes: dict[tuple[str, int, str, bool], list[tuple[int, int]]] = {}
+    for block in counted:
+        if block.start not in events:
+            continue
+        frame = users_frame(block.frames)
+        running = None if frame is not None else device.pass_at(block.time)
+        if frame is not None:
+            place = frame["filename"], frame["line"], frame["name"], False
+        elif running is not None and running.line is not None:
+            called = running.line
+            place = called.filename, called.line, called.function, running.name == "backward"
+        else:
+            continue
+        line = changes.setdefault(place, [])
+        line.append((block.start, block.size))
+        if block.end is not None:
+            line.append((block.end, -block.size))
+    peaks = []
+    for (filename, number, function, calls_pass), deltas in changes.items():
+        deltas.sort()
+        most = max(accumulate(size for _, size in deltas))
+        peaks.append((most, filename, number, function, calls_pass))
+    peaks.sort(key=lambda peak: (-peak[0], *peak[1:]))
+    return tuple(
+        LinePeak(
+            shown_path(filename, root),
+            number,
+            qualified(filename, number) or function,
+            source_code(filename, number),
+            most,
+            calls_pass,
+        )
+        for most, filename, number, function, calls_pass in peaks[:MOST_LINES]
+    )
 
 
 def origin_of(device: Blocks, block: Block) -> Origin:

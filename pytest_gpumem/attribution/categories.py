@@ -47,6 +47,7 @@ class Blocks:
 
     def __init__(self, recording: Recording, index: int) -> None:
         self.recording = recording
+        self.index = index
         self.calls = Calls(recording.calls)
         segments = [segment for segment in recording.initial_segments if segment["device"] == index]
         self._initially_reserved: int = sum(segment["total_size"] for segment in segments)

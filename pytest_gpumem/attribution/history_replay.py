@@ -43,6 +43,8 @@ class Block:
     """index of the event that freed it"""
     end_time: float = float("inf")
     tags: tuple[Tag, ...] = ()
+    unsplit: int = 0
+    """bytes of it beyond its rounded request, which the allocator did not split off"""
 
     def alive(self, index: int) -> bool:
         """Return whether it is allocated after the event of that index."""
@@ -156,7 +158,7 @@ class Replay:
     def _allocate(self, event: dict[str, Any], index: int) -> None:
         """Place a block, with the remainder of its room where the allocator does not split."""
         address = event["addr"]
-        size = rounded_size(event["size"], self._divisions)
+        size = least = rounded_size(event["size"], self._divisions)
         at = bisect_right(self._bases, address) - 1
         if at >= 0 and address < self._ends[self._bases[at]]:
             # the room is from the address to the next block or the end of its segment
@@ -173,7 +175,7 @@ class Replay:
             size = size if splits else room
         self._remove(address)  # the allocator gives an address again once its block is freed
         frames = event.get("frames") or ()
-        self._place(Block(address, size, index, event["time_us"], frames))
+        self._place(Block(address, size, index, event["time_us"], frames, unsplit=size - least))
 
     def _place(self, block: Block) -> None:
         self.blocks.append(block)

@@ -7,6 +7,7 @@ Nothing holds a tensor.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -35,10 +36,14 @@ DEEPEST: Final = 4
 class Observer:
     """Notes in a recording the events of PyTorch's hooks."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(
+        self, recording: Recording, at_moment: Callable[[Recording], None] | None = None
+    ) -> None:
+        """Observe; ``at_moment`` is called at each of the recording's moments."""
         import torch
 
         self._recording = recording
+        self._at_moment = at_moment
         self._active: list[tuple[int, Call]] = []
         """calls under way, with the ids of their modules"""
         self._backwards = 0
@@ -61,6 +66,7 @@ class Observer:
 
     def install(self, stack: ExitStack) -> None:
         """Install the hooks, with their removal on a stack."""
+        import torch
         from torch import autograd, nn
         from torch.nn.modules import module as modules
         from torch.optim.optimizer import (
@@ -99,6 +105,13 @@ class Observer:
         put(autograd, "backward", self.around_backward(autograd.backward))
         put(autograd, "grad", self.around_backward(autograd.grad))
         put(nn.Module, "_apply", self.around_apply(nn.Module._apply))
+        for owner in (torch.optim.Optimizer, nn.Module):
+            put(owner, "zero_grad", self.around_zero_grad(owner.zero_grad))
+
+    def _pass_moment(self) -> None:
+        self._recording.moments.append(now())
+        if self._at_moment is not None:
+            self._at_moment(self._recording)
 
     # -- modules --
 
@@ -106,6 +119,7 @@ class Observer:
         """Begin a call."""
         if self._compiling():
             return
+        self._pass_moment()
         if not self._active:
             self._end_failed_step()
             self._see_all(module)
@@ -126,6 +140,7 @@ class Observer:
         if self._compiling():  # first of all: reading the clock would break the graph
             return
         end = now()
+        self._pass_moment()
         entry = next((entry for entry in reversed(self._active) if entry[0] == id(module)), None)
         if entry is None:
             return
@@ -200,14 +215,17 @@ class Observer:
 
     def around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function that runs a backward pass; a pass within another is part of it."""
+        parameters = inspect.signature(run)
 
         @functools.wraps(run)
         def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            self._see_retained(parameters.bind(*args, **kwargs).arguments)
             self._backwards += 1
             if self._backwards > 1:
                 outermost = None
             else:
                 self._end_failed_step()
+                self._pass_moment()
                 outermost = self._begin("backward")
             try:
                 return run(*args, **kwargs)
@@ -217,8 +235,33 @@ class Observer:
                 if outermost is not None:
                     outermost.end = end
                     self._see_gradients()
+                    self._pass_moment()
 
         return backward
+
+    def _see_retained(self, arguments: dict[str, Any]) -> None:
+        """Note the graphs that a backward pass is to retain."""
+        retain = arguments.get("retain_graph")
+        retain = arguments.get("create_graph") if retain is None else retain
+        line = users_line(sys._getframe(1)) if retain else None
+        if line is not None:
+            roots = arguments.get("tensors", arguments.get("outputs"))
+            for root in roots if isinstance(roots, (tuple, list)) else (roots,):
+                if getattr(root, "grad_fn", None) is not None:
+                    self._recording.retained_graphs[root.grad_fn._sequence_nr()] = line
+
+    def around_zero_grad(self, zero_grad: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a ``zero_grad``, whose lines are noted where it keeps the gradients."""
+
+        @functools.wraps(zero_grad)
+        def _zero_grad(owner: Any, set_to_none: bool = True) -> Any:  # noqa: ANN401, FBT001, FBT002 - PyTorch's
+            if not set_to_none and not self._compiling():
+                line = users_line(sys._getframe(1))
+                if line is not None and line not in self._recording.zeroed_gradients:
+                    self._recording.zeroed_gradients.append(line)
+            return zero_grad(owner, set_to_none)
+
+        return _zero_grad
 
     def begin_step(self, optimizer: Optimizer, *_: object) -> None:
         """Begin an optimizer's step."""
@@ -226,6 +269,7 @@ class Observer:
             return
         self._wrapper = sys._getframe(1).f_code
         self._end_failed_step()
+        self._pass_moment()
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._see_parameter(parameter, self._parameter_name(parameter))
@@ -242,6 +286,7 @@ class Observer:
         if self._compiling():
             return
         end = now()
+        self._pass_moment()
         if self._step is not None and steps_around(sys._getframe(1).f_back, self._wrapper) == 0:
             self._step.end = end
             self._step = None

@@ -17,13 +17,15 @@ from pytest_gpumem.attribution.observer import Observer
 from pytest_gpumem.attribution.recording import Recording, Span, beginning, now
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 class Recorder:
     """Records from ``start`` to ``stop``."""
 
-    def __init__(self) -> None:
+    def __init__(self, at_moment: Callable[[Recording], None] | None = None) -> None:
+        """Record; ``at_moment`` is called at each of the recording's moments."""
+        self._at_moment = at_moment
         self._recording = Recording()
         self._stack = ExitStack()
 
@@ -40,7 +42,7 @@ class Recorder:
         self._stack.callback(partial(VIEW.end_history, frames=True))
         self._recording.initial_segments = VIEW.snapshot()["segments"]
         self._recording.capability = torch.cuda.get_device_capability(0)
-        Observer(self._recording).install(self._stack)
+        Observer(self._recording, self._at_moment).install(self._stack)
 
     def so_far(self) -> Recording:
         """Return the recording until now; it goes on."""

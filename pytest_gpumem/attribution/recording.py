@@ -72,6 +72,13 @@ class Recording:
     """times in which this package itself allocated"""
     cleared: list[Span] = field(default_factory=list)
     """times in which the cuBLAS workspaces were freed"""
+    moments: list[float] = field(default_factory=list)
+    """each time that a hook ran: a module's call, a pass or a step began or ended"""
+    retained_graphs: dict[int, Line] = field(default_factory=dict)
+    """the user's lines of backward passes that were to retain their graphs, by the number of the
+    graph's last node"""
+    zeroed_gradients: list[Line] = field(default_factory=list)
+    """the user's lines that called ``zero_grad(set_to_none=False)``"""
     plugs: list[tuple[int, int]] = field(default_factory=list)
     """device and address of the blocks that this package held when it began"""
     overflowed: bool = False

@@ -8,6 +8,8 @@ a tensor alive.
 
 from __future__ import annotations
 
+import dis
+import functools
 import gc
 import inspect
 import sys
@@ -32,6 +34,7 @@ from pytest_gpumem.source_lines import is_users
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from types import CodeType
 
     from torch import Tensor
 
@@ -72,13 +75,9 @@ def holders(blocks: Mapping[Place, int]) -> tuple[Holder, ...]:
     Args:
         blocks: device and address of each block in question, and its bytes.
     """
-    gc.unfreeze()  # the collector tells nothing of frozen objects
-    try:
-        memories = _Climb(blocks).run()
-    finally:
-        gc.freeze()
+    memories = kept_memory(blocks).values()
     # All that one name holds is one holder's, described by the beginning that all ways to it share.
-    groups: dict[str, list[tuple[_Kept, _Kept]]] = {}
+    groups: dict[str, list[tuple[Kept, Kept]]] = {}
     for memory in memories:
         keeper = memory.keeper()
         name = keeper.root or ", ".join(keeper.way) or UNNAMED
@@ -102,24 +101,57 @@ def holders(blocks: Mapping[Place, int]) -> tuple[Holder, ...]:
     return tuple(sorted(merged, key=lambda holder: (-holder.nbytes, holder.text)))[:MOST_HOLDERS]
 
 
-class _Kept:
+def kept_memory(blocks: Mapping[Place, int]) -> dict[Place, Kept]:
+    """Return the memory of all blocks, by device and address; those of one graph have an owner.
+
+    Args:
+        blocks: device and address of each block in question, and its bytes.
+    """
+    gc.unfreeze()  # the collector tells nothing of frozen objects
+    try:
+        return _Climb(blocks).run()
+    finally:
+        gc.freeze()
+
+
+class Kept:
     """Memory that one tensor keeps: its own, and of its graph what has no Python object."""
 
-    __slots__ = ("blocks", "crossings", "graph", "graph_owner", "nbytes", "root", "way")
+    __slots__ = (
+        *("blocks", "crossings", "graph", "graph_owner", "is_gradient", "nbytes", "owned"),
+        *("root", "sequence", "way"),
+    )
 
     def __init__(self) -> None:
         self.nbytes = 0
+        self.owned = 0
+        """bytes of other blocks that it keeps by its graph"""
         self.blocks = 0
         self.graph = ""
         """the node of autograd's that made the tensor"""
-        self.graph_owner: _Kept | None = None
+        self.sequence = -1
+        """the number of that node"""
+        self.graph_owner: Kept | None = None
         """memory of a tensor that keeps this one by its graph, or as its gradient"""
+        self.is_gradient = False
+        """whether it is the gradient of a live leaf"""
         self.root = ""
         """the name that refers to the tensor"""
         self.way: tuple[str, ...] = ()
         """objects on the way from the name; without a name, on the longest way that was found"""
         self.crossings: list[tuple[_Node, tuple[str, ...]]] = []
         """objects that ways to other tensors had reached before, and the way down from there"""
+
+    @property
+    def weight(self) -> int:
+        """Bytes that have a name once this has one: the search looks for the most first."""
+        return self.nbytes + self.owned
+
+    def note_graph(self, tensor: Tensor) -> None:
+        """Note the node that made the tensor, if a node did."""
+        if tensor.grad_fn is not None:
+            self.graph = tensor.grad_fn.name()
+            self.sequence = tensor.grad_fn._sequence_nr()
 
     def add(self, nbytes: int) -> None:
         """Add a block."""
@@ -140,9 +172,9 @@ class _Kept:
             return True
         return False
 
-    def keeper(self) -> _Kept:
+    def keeper(self) -> Kept:
         """Return this, or where it has no name, the first with a name that keeps it by a graph."""
-        passed: list[_Kept] = []
+        passed: list[Kept] = []
         keeper = self
         while not keeper.root and keeper.graph_owner is not None and keeper not in passed:
             passed.append(keeper)
@@ -155,7 +187,7 @@ class _Node:
 
     __slots__ = ("below", "memory", "value", "words")
 
-    def __init__(self, value: object, below: object, memory: _Kept, words: tuple[str, ...]) -> None:
+    def __init__(self, value: object, below: object, memory: Kept, words: tuple[str, ...]) -> None:
         self.value = value
         self.below = below
         """the object that this one refers to, one level down"""
@@ -170,7 +202,8 @@ class _Climb:
 
     def __init__(self, blocks: Mapping[Place, int]) -> None:
         self._blocks = blocks
-        self._kept: dict[Place, _Kept] = {}
+        self._kept: dict[Place, Kept] = {}
+        self._memories: list[Kept] = []
         self._level = self._tensors()
         self._climbed: dict[int, _Node] = {}
         """of each object from which the search has climbed on, by its id: the first way to it"""
@@ -191,18 +224,29 @@ class _Climb:
 
     def _tensors(self) -> list[_Node]:
         """Return a node for each tensor that keeps any of the blocks, the largest first."""
-        import torch
-
         tensors = live_tensors()
         nodes: list[_Node] = []
-        by_place: dict[Place, _Kept] = {}
+        by_place: dict[Place, Kept] = {}
         for tensor in tensors:
             place = place_of(tensor)
             if place in self._blocks and place not in by_place:
-                by_place[place] = _Kept()
+                by_place[place] = Kept()
                 by_place[place].add(self._blocks[place])
             if place in by_place:  # another view of the same memory may have the name
                 nodes.append(_Node(tensor, None, by_place[place], ()))
+        nodes += self._graph_nodes(tensors, by_place)
+        nodes.sort(key=lambda node: -node.memory.weight)
+        self._kept = by_place
+        # With those of tensors that keep others by their graphs, and are in no block in question.
+        self._memories = [*by_place.values()]
+        self._memories += [node.memory for node in nodes if not node.memory.nbytes]
+        return nodes[:MOST_TENSORS]
+
+    def _graph_nodes(self, tensors: list[Tensor], by_place: dict[Place, Kept]) -> list[_Node]:
+        """Give blocks the owners of their graphs; return nodes for owners without a block."""
+        import torch
+
+        nodes: list[_Node] = []
         visited: set[Any] = set()
         with torch._C.DisableTorchFunctionSubclass():
             graphs = [tensor for tensor in tensors if tensor.grad_fn is not None]
@@ -211,33 +255,32 @@ class _Climb:
             graphs.sort(key=lambda tensor: -tensor.grad_fn._sequence_nr())  # type: ignore[union-attr] # they have one
             graphs += [tensor for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
             for tensor in graphs:
-                memory = by_place.get(place_of(tensor)) or _Kept()
-                memory.graph = tensor.grad_fn.name() if tensor.grad_fn is not None else ""
+                memory = by_place.get(place_of(tensor)) or Kept()
+                memory.note_graph(tensor)
                 keeps = memory.nbytes > 0
                 for saved in graph_tensors(tensor, visited):
                     place = place_of(saved)
                     if place not in self._blocks:
                         continue
-                    if place not in by_place:
-                        by_place[place] = _Kept()
-                        by_place[place].add(self._blocks[place])
-                    if by_place[place].graph_owner is None and by_place[place] is not memory:
-                        by_place[place].graph_owner = memory
+                    block = by_place.setdefault(place, Kept())
+                    block.nbytes, block.blocks = self._blocks[place], 1
+                    block.is_gradient |= tensor.is_leaf
+                    if block.graph_owner is None and block is not memory:
+                        block.graph_owner = memory
+                        memory.owned += block.nbytes
                         keeps = True
                 if keeps and not memory.nbytes:
                     nodes.append(_Node(tensor, None, memory, ()))
-        nodes.sort(key=lambda node: -node.memory.nbytes)
-        self._kept = by_place
-        return nodes[:MOST_TENSORS]
+        return nodes
 
-    def run(self) -> list[_Kept]:
+    def run(self) -> dict[Place, Kept]:
         """Return the memory of all blocks, each with a name, or with the longest way to it."""
         climbed = 0
         self._look_at_locals(self._level)
         for _ in range(DEEPEST):
             # Where a level has too many, the largest come first; ties as the collector has them.
             nodes = [node for node in self._level if not node.memory.root]
-            nodes.sort(key=lambda node: -node.memory.nbytes)
+            nodes.sort(key=lambda node: -node.memory.weight)
             nodes = nodes[: min(MOST_OBJECTS, MOST_VISITED - climbed)]
             if not nodes:
                 break
@@ -246,13 +289,13 @@ class _Climb:
             self._look_at_locals(self._level)
         self._level = []
         # A name may pass from one to the next by several crossings.
-        while any(memory.name_by_crossings() for memory in self._kept.values()):
+        while any(memory.name_by_crossings() for memory in self._memories):
             pass
-        unreached = [size for place, size in self._blocks.items() if place not in self._kept]
-        for size in unreached:  # the driver's, a library's, or kept by C++ alone
-            self._kept[-1, len(self._kept)] = memory = _Kept()
-            memory.add(size)
-        return list(self._kept.values())
+        for place, size in self._blocks.items():
+            if place not in self._kept:  # the driver's, a library's, or kept by C++ alone
+                self._kept[place] = memory = Kept()
+                memory.add(size)
+        return self._kept
 
     def _look_at_locals(self, level: Iterable[_Node]) -> None:
         for node in level:
@@ -271,7 +314,7 @@ class _Climb:
         skipped = {id(container) for container in (targets, self._level, nodes, below, above)}
         for referrer in gc.get_referrers(*targets):
             # This search's own containers, records and frames refer to the objects as well.
-            if id(referrer) in skipped or isinstance(referrer, (_Node, _Climb, _Kept)):
+            if id(referrer) in skipped or isinstance(referrer, (_Node, _Climb, Kept)):
                 continue
             if isinstance(referrer, FrameType) and referrer.f_code.co_filename == __file__:
                 continue
@@ -379,12 +422,32 @@ def _parents() -> dict[int, object]:
 
 def _locals_of(frame: FrameType) -> Iterator[tuple[int, str]]:
     """Yield id and name of the values of a frame's local variables."""
-    values = frame.f_locals
-    place = _place(frame.f_code)
+    values, code, current = frame.f_locals, frame.f_code, frame.f_lineno
+    lines = assignments(code)
+    file = PurePath(code.co_filename).name
     for name, value in list(values.items()):
-        yield id(value), f"local variable {name} of {frame.f_code.co_name}, {place}"
+        # Of several assignments the last one above the line that runs; in a loop, maybe below it.
+        assigned = lines.get(name, ()) or (code.co_firstlineno,)
+        above = [line for line in assigned if line <= (current or 0)]
+        place = f"{file}:{max(above or assigned)}"
+        yield id(value), f"local variable {name} of {code.co_name}, {place}"
     if isinstance(values, dict):  # before Python 3.13 it is a copy, which would keep them alive
         values.clear()
+
+
+@functools.lru_cache(maxsize=256)
+def assignments(code: CodeType) -> dict[str, list[int]]:
+    """Return the lines that assign to each local variable of a function."""
+    lines: dict[str, list[int]] = {}
+    line = code.co_firstlineno
+    for instruction in dis.get_instructions(code):
+        if instruction.starts_line:
+            line = getattr(instruction, "line_number", None) or instruction.starts_line
+        if instruction.opname.startswith(("STORE_FAST", "STORE_DEREF")):
+            names = instruction.argval
+            for name in names if isinstance(names, tuple) else (names,):
+                lines.setdefault(name, []).append(line)
+    return lines
 
 
 def _place(code: Any) -> str:  # noqa: ANN401 - a code object

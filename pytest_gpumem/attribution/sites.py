@@ -67,12 +67,13 @@ def sites(origins: Iterable[Origin], root: Path) -> tuple[Site, ...]:
     merged = []
     for group in groups.values():
         first = group[0]
+        path, function, code = place_of_origin(first, root)
         merged.append(
             Site(
-                path=shown_path(first.filename, root) if first.filename else "",
+                path=path,
                 line=first.line,
-                function=qualified(first.filename, first.line) or first.function,
-                code=linecache.getline(first.filename, first.line).strip()[:LONGEST_CODE],
+                function=function,
+                code=code,
                 module=merged_paths(member.module for member in group),
                 category=first.category,
                 nbytes=sum(member.nbytes for member in group),
@@ -83,6 +84,21 @@ def sites(origins: Iterable[Origin], root: Path) -> tuple[Site, ...]:
     return tuple(
         sorted(merged, key=lambda site: (-site.nbytes, site.path, site.line, site.category))
     )
+
+
+def place_of_origin(block_origin: Origin, root: Path) -> tuple[str, str, str]:
+    """Return the file, the function and the code of a block's line, as a site has them."""
+    filename, line = block_origin.filename, block_origin.line
+    return (
+        shown_path(filename, root) if filename else "",
+        qualified(filename, line) or block_origin.function,
+        source_code(filename, line),
+    )
+
+
+def source_code(filename: str, line: int) -> str:
+    """Return a source line without its indent, cut short."""
+    return linecache.getline(filename, line).strip()[:LONGEST_CODE]
 
 
 def merged_paths(paths: Iterable[str]) -> str:

@@ -10,9 +10,13 @@
      "tests": {
       "TestX::test_y[a-1]": {
        "batch_size": 32,
-       "breakdown": [{"cached": bytes, "categories": {"activations": bytes, ...}, "sites": [
+       "breakdown": [{"autocast": false, "cached": bytes, "categories": {"activations": bytes, ...},
+         "lines": [
+        {"bytes": 536870912, "code": "x = self.attn(x)", "function": "Block.forward", "line": 88,
+         "path": "blocks.py"}, ...], "sites": [
         {"blocks": 12, "bytes": 536870912, "category": "activations", "code": "x = self.attn(x)",
-         "function": "Block.forward", "line": 88, "module": "GPT.h.*", "path": "blocks.py"}, ...]},
+         "function": "Block.forward", "line": 88, "module": "GPT.h.*", "path": "blocks.py"}, ...],
+         "unsplit": bytes},
         of the second device, ...],
        "parts": {"forward": {the same, without parts}},
        "peak_allocated": [bytes on the first device, on the second, ...],
@@ -43,6 +47,7 @@ from pytest_gpumem.measurement import (
     BaselineEntry,
     Breakdown,
     Category,
+    LinePeak,
     Peak,
     Provenance,
     Site,
@@ -56,8 +61,9 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.measurement import DeviceInfo
 
-FORMAT: Final = 1
-"""The format that is written. 1: the first (pytest-gpumem 0.1.0)."""
+FORMAT: Final = 2
+"""The newest format that is written. 1: the first (pytest-gpumem 0.1.0), still that of a file
+without breakdowns. 2: a breakdown has "lines", "unsplit" and "autocast"."""
 
 WHOLE_TEST: Final = ""
 """the part that stands for the test itself"""
@@ -104,10 +110,24 @@ class _Site(_Strict):
     blocks: _Bytes
 
 
+class _LinePeak(_Strict):
+    """The fields of measurement.LinePeak in their order, "bytes" for ``nbytes``."""
+
+    path: str
+    line: _Bytes
+    function: str
+    code: str
+    bytes: _Bytes
+    calls_pass: bool = False
+
+
 class _Breakdown(_Strict):
     categories: dict[Category, _Bytes]
     cached: _Bytes
     sites: list[_Site] = []
+    lines: list[_LinePeak] = []
+    unsplit: _Bytes | None = None
+    autocast: bool | None = None
 
 
 class _Slope(_Strict):
@@ -255,6 +275,9 @@ def _read_entry(
             fields.categories,
             fields.cached,
             tuple(Site(*msgspec.structs.astuple(site)) for site in fields.sites),
+            tuple(LinePeak(*msgspec.structs.astuple(line)) for line in fields.lines),
+            fields.unsplit,
+            fields.autocast,
         )
         for fields in entry.breakdown
     )
@@ -303,8 +326,14 @@ def encode(file: BaselineFile) -> bytes:
         fields = {part: _entry_fields(entry, labels) for part, entry in parts.items()}
         whole = fields.pop(WHOLE_TEST, {})
         tests[name] = {**whole, "parts": fields} if fields else whole
+    first_format = all(
+        breakdown.autocast is None
+        for parts in file.tests.values()
+        for entry in parts.values()
+        for breakdown in entry.breakdowns
+    )
     document = {
-        "format": FORMAT,
+        "format": 1 if first_format else FORMAT,
         "device": _device_fields(file.device),
         "module": file.module,
         "provenance": {label: vars(provenance) for provenance, label in labels.items()},
@@ -357,11 +386,28 @@ def _entry_fields(entry: BaselineEntry, labels: Mapping[Provenance, str]) -> dic
     if entry.breakdowns:
         fields["breakdown"] = breakdowns = []
         for breakdown in entry.breakdowns:
-            parts = {"categories": dict(breakdown.categories), "cached": breakdown.cached}
-            if breakdown.sites:
-                names = _Site.__struct_fields__
-                parts["sites"] = [
-                    dict(zip(names, vars(site).values(), strict=True)) for site in breakdown.sites
-                ]
+            parts: dict[str, Any] = {
+                "categories": dict(breakdown.categories),
+                "cached": breakdown.cached,
+            }
+            for name, kind, rows in (
+                ("sites", _Site, breakdown.sites),
+                ("lines", _LinePeak, breakdown.lines),
+            ):
+                if rows:
+                    parts[name] = [
+                        {
+                            field: value
+                            for field, value in zip(
+                                kind.__struct_fields__, vars(row).values(), strict=True
+                            )
+                            if (field, value) != ("calls_pass", False)
+                        }
+                        for row in rows
+                    ]
+            if breakdown.unsplit is not None:
+                parts["unsplit"] = breakdown.unsplit
+            if breakdown.autocast is not None:
+                parts["autocast"] = breakdown.autocast
             breakdowns.append(parts)
     return fields

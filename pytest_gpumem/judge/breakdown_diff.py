@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final
 
@@ -44,6 +45,10 @@ class BreakdownRow:
 
 SiteKey = tuple[str, str, str, str]
 """file, function, code and category: the same site, though its line number changed"""
+
+
+LineKey = tuple[str, str, str]
+"""file, function and code: the same line, though its number changed"""
 
 
 def category_rows(current: Breakdown, baseline: Breakdown | None = None) -> list[BreakdownRow]:
@@ -97,8 +102,23 @@ def site_rows(current: Breakdown, baseline: Breakdown | None = None) -> list[Bre
         else:
             uncompared.append(BreakdownRow(site_name(site), site.nbytes, None, site, site.blocks))
     gone = [site for key, site in old.items() if key not in new]
-    compared += [BreakdownRow(site_name(site), 0, site.nbytes, site) for site in gone]
+    compared += [
+        BreakdownRow(site_name(site), 0, site.nbytes, site, 0, site.blocks) for site in gone
+    ]
     return [*_by_growth(compared), *_by_growth(uncompared)]
+
+
+def extra_blocks(current: Breakdown, baseline: Breakdown) -> dict[LineKey, int]:
+    """Return how many blocks more each source line has than in the baseline, where that is known.
+
+    Blocks count whatever their category is, as that depends on the moment.
+    """
+    number: Counter[LineKey] = Counter()
+    for row in site_rows(current, baseline):
+        if row.site is not None and row.baseline_blocks is not None:
+            key = row.site.path, row.site.function, row.site.code
+            number[key] += row.blocks - row.baseline_blocks
+    return {key: blocks for key, blocks in number.items() if blocks > 0}
 
 
 def growth_cause(row: Comparison, old: Sequence[Breakdown], new: Sequence[Breakdown]) -> str:

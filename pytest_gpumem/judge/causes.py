@@ -1,24 +1,46 @@
 """The causes of a grown peak: its source lines beside the baseline's, and what keeps their blocks.
 
+A peak is one moment, and a change of the code moves it to another moment: lines then have more
+memory at the peak that had as much before, only not at that moment. So a line is told first by how
+much more it allocates itself: by its own peak, beside that in the baseline.
+
 Everything here is pure. Sizes are bytes.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.judge.breakdown_diff import category_rows, site_rows
+from pytest_gpumem.judge.breakdown_diff import LineKey, category_rows, site_rows
 from pytest_gpumem.judge.verdict import Cause
+from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from pytest_gpumem.judge.breakdown_diff import BreakdownRow
     from pytest_gpumem.judge.verdict import Comparison
-    from pytest_gpumem.measurement import Attribution, Breakdown, Keeper
+    from pytest_gpumem.measurement import Attribution, Breakdown, Keeper, LinePeak
 
 MOST_CAUSES: Final = 10
 """causes of one verdict"""
+LEAST_ALIKE: Final = 0.5
+"""of two lines' code, from 0 to 1: from here on one is the other, edited"""
+LEAST_KEPT: Final = 8
+"""what keeps less than one part in so many of a line's growth is not told"""
+FOLLOWING: Final = {"gradients", "optimizer state"}
+"""categories that have as many bytes as there are parameters: these come first"""
+
+
+@dataclass(frozen=True)
+class _LineGrowth:
+    """How much more a source line has at its own peak than in the baseline."""
+
+    peak: LinePeak
+    nbytes: int
 
 
 def growth_causes(
@@ -35,24 +57,109 @@ def growth_causes(
     """
     if row.excess <= 0 or row.peak == "reserved" or min(len(old), len(new)) <= row.device:
         return ()
-    attribution = new[row.device]
-    pair = attribution.breakdown, old[row.device]
-    rows = [site for site in site_rows(*pair) if (site.difference or 0) > 0]
-    rows = rows or [line for line in category_rows(*pair)[:-1] if (line.difference or 0) > 0]
-    return tuple(_cause(line, attribution.keepers) for line in rows[:MOST_CAUSES])
+    keepers = new[row.device].keepers
+    current, baseline = new[row.device].breakdown, old[row.device]
+    rows = [site for site in site_rows(current, baseline) if (site.difference or 0) > 0]
+    if not rows:
+        grown = [
+            line for line in category_rows(current, baseline)[:-1] if (line.difference or 0) > 0
+        ]
+        return tuple(Cause(line.difference or 0, line.name) for line in grown[:MOST_CAUSES])
+    growths = line_growths(current.lines, baseline.lines)
+    known = bool(growths)
+    by_line = {_key(growth.peak): growth.nbytes for growth in growths}
+
+    def own_growth(site_row: BreakdownRow) -> int:
+        """Return the part of a row's growth that is the line's own, and not of the moment."""
+        difference = site_row.difference or 0
+        site = site_row.site
+        if site is None or not known or not site.path:
+            return difference
+        return max(
+            0, min(difference, by_line.get((site.path, site.function, site.code), difference))
+        )
+
+    rows.sort(key=lambda site_row: (-own_growth(site_row), -(site_row.difference or 0)))
+    rows = _parameters_first(rows)
+    causes = [_cause(line, keepers) for line in rows[:MOST_CAUSES]]
+    reasons = [*_unsplit_reason(current, baseline), *_autocast_reason(current, baseline)]
+    if not causes[0].keepers:  # else the growth is explained
+        reasons += _line_reason(causes[0], growths)
+    first = replace(causes[0], reasons=(*causes[0].reasons, *reasons))
+    return (first, *causes[1:])
+
+
+def line_growths(current: Sequence[LinePeak], baseline: Sequence[LinePeak]) -> list[_LineGrowth]:
+    """Return how much each source line grew, the most first; nothing without the baseline's lines.
+
+    A line that is gone is the line of the same function whose code is most alike: it was edited.
+    A baseline keeps its largest lines only: of a line that is smaller than all of these it is not
+    known whether it grew.
+    """
+    if not baseline:
+        return []
+    old: Counter[LineKey] = Counter()
+    for line in baseline:
+        old[_key(line)] += line.nbytes
+    smallest = min(line.nbytes for line in baseline)
+    new: dict[LineKey, LinePeak] = {}
+    for line in current:
+        first = new.get(_key(line))
+        new[_key(line)] = replace(first, nbytes=first.nbytes + line.nbytes) if first else line
+    edited = _edited(old.keys() - new.keys(), new.keys() - old.keys())
+    growths = [
+        _LineGrowth(line, line.nbytes - old.get(edited.get(key, key), 0))
+        for key, line in new.items()
+        if key in old or key in edited or line.nbytes > smallest
+    ]
+    return sorted(growths, key=lambda growth: (-growth.nbytes, _key(growth.peak)))
+
+
+def _edited(gone: Iterable[LineKey], added: Iterable[LineKey]) -> dict[LineKey, LineKey]:
+    """Return, for lines that were added, the line that is gone and which they were before."""
+    pairs = [
+        (SequenceMatcher(None, old[2], new[2]).ratio(), new, old)
+        for old in gone
+        for new in added
+        if old[:2] == new[:2]
+    ]
+    edited: dict[LineKey, LineKey] = {}
+    for ratio, new, old in sorted(pairs, reverse=True):
+        if ratio >= LEAST_ALIKE and new not in edited and old not in edited.values():
+            edited[new] = old
+    return edited
+
+
+def _key(line: LinePeak) -> LineKey:
+    return line.path, line.function, line.code
+
+
+def _parameters_first(rows: list[BreakdownRow]) -> list[BreakdownRow]:
+    """Return rows with those of parameters first, where gradients or optimizer state follow them.
+
+    More parameters have more gradients and more optimizer state: these are no causes of their own.
+    """
+    lead = rows[0].site
+    parameters = [row for row in rows if row.site and row.site.category == "parameters"]
+    if lead is None or lead.category not in FOLLOWING or not parameters:
+        return rows
+    return [*parameters, *(row for row in rows if row not in parameters)]
 
 
 def _cause(row: BreakdownRow, keepers: Sequence[Keeper]) -> Cause:
     site = row.site
+    assert site is not None  # noqa: S101 - for the type checker: it is a row of sites
+    place = site.path, site.line, site.category
+    growth = row.difference or 0
     own = tuple(
         keeper
         for keeper in keepers
-        if site
-        and (keeper.path, keeper.line, keeper.category) == (site.path, site.line, site.category)
+        if (keeper.path, keeper.line, keeper.category) == place
+        and keeper.nbytes * LEAST_KEPT >= growth
     )
     return Cause(
-        nbytes=row.difference or 0,
-        category=site.category if site else row.name,
+        nbytes=growth,
+        category=site.category,
         site=site,
         baseline_blocks=row.baseline_blocks,
         keepers=own,
@@ -66,3 +173,41 @@ def _steps_text(steps: Sequence[int]) -> str:
         return ""
     *first, last = map(str, steps)
     return f", of steps {', '.join(first)} and {last}" if first else f", of step {last}"
+
+
+def _unsplit_reason(current: Breakdown, baseline: Breakdown) -> Iterable[str]:
+    """Yield that fragmented memory is the cause, where most of the growth is no one's request."""
+    growth = sum(current.categories.values()) - sum(baseline.categories.values())
+    unsplit = (current.unsplit or 0) - (baseline.unsplit or 0)
+    if baseline.unsplit is not None and 2 * unsplit > growth:
+        yield (
+            f"fragmentation: {format_size(unsplit)} more lie in blocks that are larger than what "
+            "was asked for, as the allocator did not split them"
+        )
+
+
+def _autocast_reason(current: Breakdown, baseline: Breakdown) -> Iterable[str]:
+    """Yield that autocast is off now, where it was on."""
+    if baseline.autocast and current.autocast is False:
+        yield "no module is called under torch.autocast any more"
+
+
+def _line_reason(cause: Cause, growths: Sequence[_LineGrowth]) -> Iterable[str]:
+    """Yield the line of a forward that grew most, where a cause's own line tells nothing of it.
+
+    A backward allocates for the lines of its forward, and ``model.cuda()`` for all its modules.
+    """
+    site = cause.site
+    calls = {(line.peak.path, line.peak.line) for line in growths if line.peak.calls_pass}
+    if site is None or ((site.path, site.line) not in calls and site.category != "parameters"):
+        return
+    for growth in growths:
+        line = growth.peak
+        own = (line.path, line.line) in calls or (line.path, line.line) == (site.path, site.line)
+        if own or growth.nbytes * LEAST_KEPT < cause.nbytes:
+            continue
+        yield (
+            f"{line.path}:{line.line} grew by {format_size(growth.nbytes)} in its forward: "
+            f"{line.code}"
+        )
+        return

@@ -191,7 +191,11 @@ def entry_of(result: Result, ranks: int = 0) -> BaselineEntry:
     measurement = result.measurement
     assert measurement is not None  # noqa: S101 - for the type checker
     breakdowns = tuple(
-        replace(attribution.breakdown, sites=attribution.breakdown.sites[:KEPT_SITES])
+        replace(
+            attribution.breakdown,
+            sites=attribution.breakdown.sites[:KEPT_SITES],
+            lines=attribution.breakdown.lines[:KEPT_SITES],
+        )
         for attribution in measurement.attributions
     )
     # Which of torchrun's ranks is the fullest may change from run to run: it is not recorded.

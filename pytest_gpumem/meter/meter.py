@@ -33,7 +33,7 @@ from pytest_gpumem.meter.provenance import provenance
 from pytest_gpumem.meter.step_watch import Steps
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from torch.optim import Optimizer
 
@@ -340,10 +340,12 @@ class Meter:
         for tally in self._open:
             tally.raise_to(peaks)
 
-    def restart(self, *, record: bool = False) -> None:
+    def restart(
+        self, *, record: bool = False, at_moment: Callable[[Recording], None] | None = None
+    ) -> None:
         """Begin anew with the memory held now: after a warm-up, or to run the step once more.
 
-        ``record`` begins a recording.
+        ``record`` begins a recording, at each of whose moments ``at_moment`` is called.
         """
         collect_all()
         self.resettle()
@@ -352,7 +354,8 @@ class Meter:
         if record:
             if self._recorder is not None:
                 self._recorder.abandon()
-            self._recorder = Recorder()  # an error may have left the old one in the midst of a step
+            # An error may have left the old one in the midst of a step.
+            self._recorder = Recorder(at_moment)
             self._record(self._recorder)
         self._begin(self._isolation.stats())
 

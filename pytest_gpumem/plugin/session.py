@@ -20,6 +20,7 @@ from pytest_gpumem.sizes import format_size
 from pytest_gpumem.testrun import batch_sizes, leaks
 from pytest_gpumem.testrun.advice import advice
 from pytest_gpumem.testrun.explain import Explainer, ExplainPolicy
+from pytest_gpumem.testrun.keepers import KeeperFinder
 from pytest_gpumem.testrun.rerun import Runner, shown_error
 from pytest_gpumem.testrun.unused_device import check_unused, is_unused, unrecorded
 from pytest_gpumem.torchrun_env import current_rank
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.plugin.settings import Settings
     from pytest_gpumem.relations import Relation
     from pytest_gpumem.spec import MemorySpec
+    from pytest_gpumem.testrun.explain import Explanations
     from pytest_gpumem.testrun.marked_item import MarkedItem
     from pytest_gpumem.testrun.run import Run
 
@@ -75,6 +77,7 @@ class MemorySession:
                 updating=settings.update_baselines,
             ),
         )
+        self.keepers = KeeperFinder(self.runner)
         strict = settings.provenance == "fail"
         self.store = BaselineStore(settings.baseline_dir, follow_provenance=strict)
         self._rank = current_rank()
@@ -216,16 +219,12 @@ class MemorySession:
             )
         measured[""] = run.spec, whole
         cases = [
-            (part, spec, explanations.attached(part, item.measured(part, measurement)))
+            (part, spec, item.measured(part, measurement))
             for part, (spec, measurement) in measured.items()
         ]
-        results = [
-            self._judged(item, run, *case, relations=relations.get(case[0], ())) for case in cases
-        ]
-        if explanations.recording is None and self.explainer.reruns(results):
-            # Judged once more: a verdict says by which lines the peak grew.
-            explanations = self.explainer.explain_again(item, run, measured)
-            results = [
+
+        def judged(explanations: Explanations) -> list[Result]:
+            return [
                 self._judged(
                     item,
                     run,
@@ -236,6 +235,15 @@ class MemorySession:
                 )
                 for part, spec, measurement in cases
             ]
+
+        results = judged(explanations)
+        # Judged again each time more is known: a verdict says by which lines the peak grew, and
+        # what keeps their blocks.
+        if explanations.recording is None and self.explainer.reruns(results):
+            explanations = self.explainer.explain_again(item, run, measured)
+            results = judged(explanations)
+        if self.keepers.add_keepers(item, run.spec, results, explanations):
+            results = judged(explanations)
         results = with_others(results)
         if unused:  # the next run, on the device, would be held to nothing
             results = [unrecorded(result) for result in results]

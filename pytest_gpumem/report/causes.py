@@ -92,7 +92,7 @@ def shared_causes(results: Iterable[Result]) -> list[SharedCause]:
     """Return the causes that several failed tests have, that of most tests first."""
     failed = [result for result in results if result.verdict.failed and not result.expected]
     failures_of = Counter(result.nodeid for result in failed)
-    groups: dict[CauseKey, list[Result]] = {}
+    by_line: dict[CauseKey, list[Result]] = {}
     for result in failed:
         if failures_of[result.nodeid] > 1:  # its parts tell more
             continue
@@ -101,13 +101,29 @@ def shared_causes(results: Iterable[Result]) -> list[SharedCause]:
         site = result.verdict.causes[0].site if result.verdict.causes else None
         if site is not None and site.path:
             key = (site.category, site.path, site.function, site.code)
-            groups.setdefault(key, []).append(result)
+            by_line.setdefault(key, []).append(result)
     causes = [
         SharedCause(members[0].verdict.causes[0], tuple(members))
-        for members in groups.values()
+        for group in by_line.values()
+        for members in _by_keeper(group)
         if len(members) >= FEWEST
     ]
     return sorted(causes, key=lambda cause: -len(cause.results))
+
+
+def _by_keeper(results: Sequence[Result]) -> Iterable[list[Result]]:
+    """Return failures of one line in groups that have the same keepers.
+
+    Of many tests alike keepers are looked for in the first ones alone: those without any are in
+    the only group that there is.
+    """
+    groups: dict[frozenset[str], list[Result]] = {}
+    for result in results:
+        names = frozenset(keeper.name for keeper in result.verdict.causes[0].keepers)
+        groups.setdefault(names, []).append(result)
+    if len(groups) == 2 and frozenset() in groups:  # noqa: PLR2004 - one with keepers
+        return [list(results)]
+    return groups.values()
 
 
 def cause_lines(results: Sequence[Result]) -> list[str]:
@@ -131,10 +147,17 @@ def largest_sites(result: Result, number: int) -> list[Site]:
     return sorted(sites, key=lambda site: -site.nbytes)[:number]
 
 
-def place_words(site: Site) -> str:
-    """Return a source line with its code: "model.py:29 in Tiny.forward: x = self.head(x)"."""
+def place_words(site: Site) -> tuple[str, ...]:
+    """Return a source line with its code, first with its function: for where that has room.
+
+    "model.py:29 in Tiny.forward: return self.head(x)", "model.py:29: return self.head(x)"
+    """
     if not site.path:
-        return site_name(site)
-    function = f" in {site.function}" if site.function else ""
+        return (site_name(site),)
+    place = f"{site.path}:{site.line}"
     code = f": {site.code}" if site.code else ""
-    return f"{site.path}:{site.line}{function}{code}"
+    return (
+        (f"{place} in {site.function}{code}", f"{place}{code}")
+        if site.function
+        else (f"{place}{code}",)
+    )

@@ -18,7 +18,8 @@ from pytest_gpumem.judge.verdict import FigureName, Kind  # noqa: TC001
 from pytest_gpumem.measurement import Category, DeviceKind  # noqa: TC001
 
 FORMAT: Final = 2
-"""The format that is written. 1: the first (pytest-gpumem 0.1.0). 2: a verdict has causes."""
+"""The format that is written. 1: the first (pytest-gpumem 0.1.0). 2: a verdict has causes, a
+breakdown "lines", "unsplit" and "autocast"."""
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -87,12 +88,26 @@ class SiteJson(Strict, frozen=True, rename={"nbytes": "bytes"}):
     blocks: Count
 
 
+class LinePeakJson(Strict, frozen=True, rename={"nbytes": "bytes"}):
+    """A source line, and the most memory that it had at one time."""
+
+    path: str
+    line: Count
+    function: str
+    code: str
+    nbytes: Bytes
+    calls_pass: bool
+
+
 class BreakdownJson(Strict, frozen=True):
     """One device's memory at its peak, by category and by source line."""
 
     categories: dict[Category, Bytes]
     cached: Bytes
     sites: tuple[SiteJson, ...]
+    lines: tuple[LinePeakJson, ...] = ()
+    unsplit: Bytes | None = None
+    autocast: bool | None = None
 
 
 class AttributionJson(Strict, frozen=True):

@@ -130,7 +130,7 @@ def _failures(failures: Sequence[Result], limits: _Limits) -> Iterator[str]:
         if limits.details is None or index < limits.details:
             yield from _details(result)
         lines = [
-            f"- {code(place_words(cause.site))}: {prose(reason)}"
+            f"- {code(place_words(cause.site)[0])}: {prose(reason)}"
             for cause in verdict.causes[:MOST_CAUSES]
             if cause.site is not None
             for reason in cause.reasons

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from pytest_gpumem.attribution.attributor import Explained
+    from pytest_gpumem.attribution.hints import Scene
     from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.measurement import Attribution, Measurement, Peak
+    from pytest_gpumem.measurement import Attribution, Keeper, Measurement, Peak
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.marked_item import MarkedItem
     from pytest_gpumem.testrun.rerun import Runner
@@ -183,16 +185,26 @@ class Explanations:
         self._obstacle = ""
         """the reason why there are none"""
         self.recording: Recording | None = None
+        self.scenes: dict[str, tuple[Scene, ...]] = {}
+        """of each part's peaks, one a device"""
 
     def add(
-        self, part: str, attributions: Sequence[Attribution | None], peaks: tuple[Peak, ...]
+        self, part: str, explained: Sequence[Explained | None], peaks: tuple[Peak, ...]
     ) -> None:
         """Add the attributions of a part; with one of its devices missing they are of no use."""
-        complete = [attribution for attribution in attributions if attribution is not None]
-        if complete and len(complete) == len(attributions):
-            self._attributions[part], self._peaks[part] = tuple(complete), peaks
+        complete = [peak for peak in explained if peak is not None]
+        if complete and len(complete) == len(explained):
+            self._attributions[part] = tuple(peak.attribution for peak in complete)
+            self.scenes[part] = tuple(peak.scene for peak in complete)
+            self._peaks[part] = peaks
         elif not self._obstacle:
             self._obstacle = "where the peak comes from cannot be told of this recording"
+
+    def add_keepers(self, part: str, device: int, keepers: tuple[Keeper, ...]) -> None:
+        """Add what keeps blocks alive at the peak of one of a part's devices."""
+        attributions = list(self._attributions[part])
+        attributions[device] = replace(attributions[device], keepers=keepers)
+        self._attributions[part] = tuple(attributions)
 
     def useless(self, reason: str) -> None:
         """Note that a recording explains nothing, and why."""
@@ -239,11 +251,11 @@ def explain(run: Run, parts: Iterable[str], root: Path, *, timelines: bool) -> E
         return explanations
     attributor = Attributor(recording, root)
     for part, spans in windows.items():
-        attributions = [
-            attributor.attribution(Subject(index, peak, foreign, spans), timeline=timelines)
+        explained = [
+            attributor.explained(Subject(index, peak, foreign, spans), timeline=timelines)
             for index, peak, foreign in zip(
                 run.meter.devices, peaks[part], run.meter.foreign, strict=True
             )
         ]
-        explanations.add(part, attributions, peaks[part])
+        explanations.add(part, explained, peaks[part])
     return explanations

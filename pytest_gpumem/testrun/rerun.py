@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.devices.base import Values
     from pytest_gpumem.devices.select import Choice
     from pytest_gpumem.spec import MemorySpec
@@ -195,6 +196,7 @@ class Runner:
         warm: bool = False,
         inputs: Inputs | None = None,
         values: Values | None = None,
+        at_moment: Callable[[Recording], None] | None = None,
     ) -> Iterator[Attempt]:
         """Run the test once more, and tear it down at the end of the block.
 
@@ -208,6 +210,7 @@ class Runner:
             warm: whether nothing is left to warm up.
             inputs: a batch size and a variant to run with, under the limits.
             values: which of its values are computed from now on, if not the same as before.
+            at_moment: is called at each moment of the recording.
         """
         if current_rank() is not None:
             yield Attempt(passed=False)
@@ -226,7 +229,7 @@ class Runner:
                 run.lift_limits()
             if values is not None:
                 run.device.compute_values(values)
-            run.begin_again(record=record)
+            run.begin_again(record=record, at_moment=at_moment)
             left = sum(self.left_by(run))
 
         def execute() -> None:

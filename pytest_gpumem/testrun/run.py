@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from pytest_gpumem.attribution.recording import Span
+    from pytest_gpumem.attribution.recording import Recording, Span
     from pytest_gpumem.devices.base import Device
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.measurement import DeviceInfo, Measurement
@@ -348,10 +348,12 @@ class Run:
         """Return when the test was measured, or a part of it."""
         return self.meter.windows(self.parts[part].tally if part else None)
 
-    def begin_again(self, *, record: bool) -> None:
-        """Begin to count anew, and to record."""
+    def begin_again(
+        self, *, record: bool, at_moment: Callable[[Recording], None] | None = None
+    ) -> None:
+        """Begin to count anew, and to record; ``at_moment`` is called at each of its moments."""
         self.parts.clear()
-        self.meter.restart(record=record)
+        self.meter.restart(record=record, at_moment=at_moment)
 
     def lift_limits(self) -> None:
         """Lift every limit, to see how much a step needs."""

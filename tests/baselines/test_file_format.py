@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,14 @@ from hypothesis import strategies as st
 
 from pytest_gpumem.baselines.file_format import BaselineFile, check, decode, encode
 from pytest_gpumem.errors import BaselineError
-from pytest_gpumem.measurement import BaselineEntry, DeviceInfo, Peak, Provenance
+from pytest_gpumem.measurement import (
+    BaselineEntry,
+    Breakdown,
+    DeviceInfo,
+    LinePeak,
+    Peak,
+    Provenance,
+)
 
 T4 = DeviceInfo("virtual", "T4", 15_828_320_256, (7, 5), 40)
 MADE = Provenance("2.15.0", "13.2", "92600", "virtual", "")
@@ -93,6 +101,24 @@ def test_the_rank_that_was_measured_stands_with_its_figures():
     assert read(text).tests["test_a"][""] == entry
 
 
+def test_a_breakdown_has_the_peaks_of_lines_since_format_2():
+    lines = (
+        LinePeak("train.py", 9, "step", "loss.backward()", 8 << 20, calls_pass=True),
+        LinePeak("model.py", 29, "Tiny.forward", "return self.head(x)", 4 << 20),
+    )
+    first = Breakdown({"activations": 9 << 20}, 0)
+    second = replace(first, lines=lines, unsplit=512, autocast=False)
+    texts = []
+    for breakdown in (first, second):
+        entry = BaselineEntry((Peak(9 << 20, 9 << 20),), MADE, breakdowns=(breakdown,))
+        texts.append(encode(BaselineFile(T4, "m.py", {"test_a": {"": entry}})).decode())
+        assert read(texts[-1]).tests["test_a"][""] == entry
+    assert '"format": 1,' in texts[0]  # which 0.1.0 reads
+    assert '"format": 2,' in texts[1]
+    own = '"calls_pass": true, "code": "loss.backward()", "function": "step", "line": 9'
+    assert f'      {{"bytes": 8388608, {own}, "path": "train.py"}},\n' in texts[1]
+
+
 @pytest.mark.parametrize("lines", ["\r\n", "\r"])
 def test_line_ends_of_other_systems_are_read(lines):
     assert read(TEXT.replace("\n", lines)).tests == FILE.tests
@@ -139,10 +165,10 @@ def test_a_ruler_is_no_conflict_marker():
 
 
 def test_a_newer_format_asks_for_an_upgrade():
-    document = '{"format": 2, "something": ["new"]}'
+    document = '{"format": 3, "something": ["new"]}'
     assert str(refused(document)) == (
-        "baselines/virtual-T4/m.json: was written by a newer pytest-gpumem (format 2; "
-        "this one reads 1); upgrade pytest-gpumem"
+        "baselines/virtual-T4/m.json: was written by a newer pytest-gpumem (format 3; "
+        "this one reads 2); upgrade pytest-gpumem"
     )
 
 

@@ -46,7 +46,7 @@ def test_its_change_fails_by_the_line_that_grew(step):
     session = step.run()
     assert session.ret == 1
     line = next(i for i, text in enumerate(TEST.splitlines(), 1) if "backward" in text)
-    cause = f"activations test_step.py:{line} in test_step: "
+    cause = f"activations test_step.py:{line}: "
     assert cause in session.flat
 
 

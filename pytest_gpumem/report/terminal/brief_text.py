@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from pytest_gpumem.attribution.hints import STILL_HELD
@@ -31,8 +32,10 @@ HINTED: Final = {Kind.OUT_OF_MEMORY, Kind.OVER_BUDGET}
 """failures that every hint helps with; a change has a cause, and needs the hints that explain it"""
 
 
-_AmountRow = tuple[str, str, str, Sequence[str]]
-"""bytes, category, source line, and clauses that stand below them"""
+REASON_INDENT: Final = " " * 14
+"""before a clause, which stands below its line's amount"""
+_AmountRow = tuple[str, str, Sequence[str], Sequence[str]]
+"""bytes, category, the source line in words, ever fewer of them, and clauses that stand below"""
 
 
 class FailureLine(NamedTuple):
@@ -77,12 +80,13 @@ def _brief_lines(result: Result, width: int, *, next_step: bool) -> list[Failure
     paragraphs = [wrapped("note: ", note, width).splitlines() for note in notes]
     paragraphs += [wrapped("hint: ", hint, width).splitlines() for hint in hints]
     # The first cause is always shown, and one line is left to say that more is known.
-    room = MOST_LINES - len(head) - len(causes[:1]) - len(ending) - 1
+    first = len(causes[:1]) + sum(1 for _ in takewhile(_is_reason, causes[1:]))
+    room = MOST_LINES - len(head) - first - len(ending) - 1
     shown: list[str] = []
     for lines in paragraphs:
         if len(shown) + len(lines) <= room:
             shown += lines
-    causes = causes[: 1 + room - len(shown)]
+    causes = causes[: first + max(0, room - len(shown))]
     hidden = len(paragraphs) - sum(lines[0] in shown for lines in paragraphs)
     left_out = []
     if hidden:
@@ -130,7 +134,7 @@ def _cause_lines(result: Result, width: int) -> list[str]:
                 (
                     format_size(cause.nbytes, signed=True),
                     cause.category if cause.site else "",
-                    place_words(cause.site) if cause.site else cause.category,
+                    place_words(cause.site) if cause.site else (cause.category,),
                     cause.reasons,
                 )
                 for cause in causes[:MOST_SITES]
@@ -157,17 +161,32 @@ def _cause_lines(result: Result, width: int) -> list[str]:
     ]
 
 
+def _is_reason(line: str) -> bool:
+    return line.startswith(REASON_INDENT)
+
+
+def _without_steps(reason: str) -> str:
+    return reason.partition(", of step")[0]
+
+
 def _amount_lines(rows: Sequence[_AmountRow], width: int) -> list[str]:
     """Return a line for each source line, its code as far as it fits, and its reasons below it."""
     amount_width, category_width = (max((len(row[i]) for row in rows), default=0) for i in (0, 1))
-    indent = " " * (amount_width + category_width + 6)
     lines = []
-    for amount, category, place, reasons in rows:
-        words = printable(place)
-        line = f"  {amount:>{amount_width}}  {category:<{category_width}}  {words}".rstrip()
-        lines.append(line if columns(line) <= width else f"{line[: width - 4]} ...")
+    told: set[str] = set()
+    for amount, category, places, reasons in rows:
+        head = f"  {amount:>{amount_width}}  {category:<{category_width}}  ".rstrip(" ") + "  "
+        line = next(
+            (line for words in places if columns(line := f"{head}{printable(words)}") <= width),
+            "",
+        )
+        lines.append(line.rstrip() or f"{head}{printable(places[-1])}"[: width - 4] + " ...")
+        if reasons and told.issuperset(map(_without_steps, reasons)):
+            lines.append(f"{REASON_INDENT}kept by the same")
+            continue
         for reason in reasons[:MOST_REASONS]:
-            lines += wrapped(indent, reason, width).splitlines()
+            lines += wrapped(REASON_INDENT, reason, width).splitlines()
+        told.update(map(_without_steps, reasons))
     return lines
 
 

@@ -1,0 +1,116 @@
+"""The causes of a grown peak: their order, and why each of them grew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pytest_gpumem.judge.causes import growth_causes, line_growths
+from pytest_gpumem.judge.verdict import Comparison
+from pytest_gpumem.measurement import Attribution, Breakdown, Keeper, LinePeak, Site
+from pytest_gpumem.sizes import MIB
+
+GREW = Comparison(0, "allocated", 300 * MIB, 100 * MIB, 1 * MIB)
+HEAD = Site("m.py", 9, "Net.forward", "return self.head(x)", "", "activations", 10 * MIB, 1)
+BACKWARD = Site("t.py", 4, "train", "loss.backward()", "", "gradients", 10 * MIB, 2)
+STATE = Site("t.py", 5, "train", "optimizer.step()", "", "optimizer state", 10 * MIB, 2)
+MODEL = Site("t.py", 2, "train", "model = Net().cuda()", "", "parameters", 10 * MIB, 2)
+
+
+def line(site, mib, **changes):
+    """The own peak of a site's line."""
+    peak = LinePeak(site.path, site.line, site.function, site.code, mib * MIB)
+    return replace(peak, calls_pass=site.category == "gradients", **changes)
+
+
+def breakdown(*sites, lines=(), **others):
+    categories = {}
+    for site in sites:
+        categories[site.category] = categories.get(site.category, 0) + site.nbytes
+    return Breakdown(categories, 0, sites, tuple(lines), **others)
+
+
+def sized(site, mib, blocks=None):
+    return replace(site, nbytes=mib * MIB, blocks=blocks or site.blocks)
+
+
+def causes(current, baseline, keepers=()):
+    return growth_causes(GREW, [baseline], [Attribution(current, keepers=keepers)])
+
+
+def test_a_line_comes_first_by_the_growth_that_is_its_own():
+    """The peak moved to a moment with all gradients, of which there are no more than before."""
+    baseline = breakdown(HEAD, BACKWARD, lines=[line(BACKWARD, 80), line(HEAD, 64)])
+    current = breakdown(
+        sized(BACKWARD, 80), sized(HEAD, 60), lines=[line(HEAD, 114), line(BACKWARD, 80)]
+    )
+    head, backward = causes(current, baseline)
+    assert (head.site.code, head.nbytes, head.baseline_blocks) == (HEAD.code, 50 * MIB, 1)
+    assert (backward.category, backward.nbytes) == ("gradients", 70 * MIB)
+    # A baseline of 0.1.0 has no lines' peaks: the largest growth comes first.
+    old = replace(baseline, lines=())
+    assert [cause.category for cause in causes(current, old)] == ["gradients", "activations"]
+
+
+def test_parameters_come_before_the_gradients_and_the_state_that_follow_them():
+    baseline = breakdown(MODEL, BACKWARD, STATE)
+    current = breakdown(sized(STATE, 50), sized(BACKWARD, 30), sized(MODEL, 30))
+    categories = [cause.category for cause in causes(current, baseline)]
+    assert categories == ["parameters", "optimizer state", "gradients"]
+    alone = causes(breakdown(sized(STATE, 50), BACKWARD, MODEL), baseline)
+    assert [cause.category for cause in alone] == ["optimizer state"]
+
+
+def test_a_backward_names_the_line_of_its_forward_that_grew_most():
+    baseline = breakdown(BACKWARD, HEAD, lines=[line(BACKWARD, 10), line(HEAD, 10)])
+    upcast = replace(HEAD, line=8, code="x = x.double()")
+    peaks = [line(BACKWARD, 90), line(upcast, 64), line(HEAD, 11)]
+    (cause, *_) = causes(breakdown(sized(BACKWARD, 90), HEAD, lines=peaks), baseline)
+    assert cause.reasons == ("m.py:8 grew by 64.00 MiB in its forward: x = x.double()",)
+
+
+def test_what_keeps_most_of_a_line_s_growth_is_told_and_what_keeps_little_is_not():
+    kept = Keeper("m.py", 9, "activations", "global variable LOG of t.py", 40 * MIB, 4, (1, 2, 3))
+    little = replace(kept, text="local variable x of train, t.py:3", nbytes=MIB, steps=())
+    elsewhere = replace(kept, line=10)
+    baseline, current = breakdown(HEAD), breakdown(sized(HEAD, 50, 5))
+    (cause,) = causes(current, baseline, (kept, little, elsewhere))
+    assert cause.keepers == (kept,)
+    assert cause.reasons == ("kept by global variable LOG of t.py, of steps 1, 2 and 3",)
+    assert (kept.name, little.name) == ("global variable LOG", "local variable x")
+
+
+def test_fragmentation_is_told_where_nobody_asked_for_most_of_the_growth():
+    baseline = breakdown(HEAD, unsplit=0)
+    (cause,) = causes(breakdown(sized(HEAD, 13), unsplit=2 * MIB), baseline)
+    assert cause.reasons[0].startswith("fragmentation: 2.00 MiB more lie in blocks that are larger")
+    assert causes(breakdown(sized(HEAD, 13), unsplit=MIB), baseline)[0].reasons == ()
+    unknown = replace(baseline, unsplit=None)
+    assert causes(breakdown(sized(HEAD, 13), unsplit=2 * MIB), unknown)[0].reasons == ()
+
+
+def test_autocast_that_is_lost_is_told():
+    current = breakdown(sized(HEAD, 50), autocast=False)
+    (cause,) = causes(current, breakdown(HEAD, autocast=True))
+    assert cause.reasons == ("no module is called under torch.autocast any more",)
+    for before in (False, None):
+        assert causes(current, breakdown(HEAD, autocast=before))[0].reasons == ()
+
+
+def test_an_edited_line_is_the_one_whose_code_is_most_alike():
+    old = [line(replace(HEAD, code="return self.head(self.features(x))"), 64)]
+    new = [
+        line(replace(HEAD, code="logits = self.head(self.features(x))"), 64),
+        line(replace(HEAD, line=10, code="return logits.contiguous()"), 65),
+    ]
+    growths = {growth.peak.code: growth.nbytes // MIB for growth in line_growths(new, old)}
+    assert growths == {
+        "return logits.contiguous()": 65,
+        "logits = self.head(self.features(x))": 0,
+    }
+
+
+def test_of_a_line_smaller_than_all_that_a_baseline_keeps_no_growth_is_told():
+    small = line(replace(HEAD, path="other.py"), 3)
+    assert [growth.peak for growth in line_growths([line(HEAD, 64), small], [line(HEAD, 64)])] == [
+        line(HEAD, 64)
+    ]

@@ -1,0 +1,183 @@
+"""Who keeps the blocks of a peak that grew: a small regression of each kind, all in one session."""
+
+from __future__ import annotations
+
+import re
+
+from pytest_gpumem.testrun.keepers import KeeperFinder
+
+HEAD = """\
+import pytest, torch
+
+PLANTED = False
+LOG, CACHE = [], {}
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 16384)
+        self.last = None
+
+    def forward(self, x):
+        return self.linear(x).exp().sin()
+
+
+@pytest.fixture
+def model():
+    LOG.clear(), CACHE.clear()
+    return Model().cuda()
+
+
+def batch():
+    return torch.zeros(64, 64, device="cuda")
+
+
+class Trainer:
+    history = None
+
+
+def optimizer_of(model):
+    return torch.optim.SGD(model.parameters(), foreach=False)
+"""
+
+BODIES = {
+    "local_variable": (
+        """
+        optimizer = optimizer_of(model)
+        for step in range(3):
+            out = model(batch())
+            out.sum().backward()
+            optimizer.step()
+            if PLANTED and step == 0:
+                best = out.detach()
+        """,
+        r"kept by local variable best of test_local_variable, test_it.py:(\d+), of step 1",
+        "best = out.detach()",
+    ),
+    "list": (
+        """
+        optimizer = optimizer_of(model)
+        for _ in range(3):
+            out = model(batch())
+            out.sum().backward()
+            optimizer.step()
+            if PLANTED:
+                LOG.append(out.detach())
+        """,
+        r"kept by global variable LOG of test_it.py \(list of 2\), of step",
+        "",
+    ),
+    "graph": (
+        """
+        for _ in range(3):
+            loss = model(batch()).sum()
+            loss.backward()
+            if PLANTED:
+                CACHE.setdefault("losses", []).append(model(batch()).sum())
+        """,
+        r"kept by the graph of global variable CACHE of test_it.py \(dict of 1, list of \d\)",
+        "",
+    ),
+    "retained": (
+        """
+        for _ in range(3):
+            loss = model(batch()).sum()
+            loss.backward(retain_graph=PLANTED)
+        """,
+        (
+            r"kept by the graph of local variable loss of test_retained, test_it.py:\d+, "
+            r"which backward\(retain_graph=True\) did not free \(test_it.py:(\d+)\)"
+        ),
+        "loss.backward(retain_graph=PLANTED)",
+    ),
+    "gradients": (
+        """
+        optimizer = optimizer_of(model)
+        for _ in range(3):
+            model(batch()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=not PLANTED)
+        """,
+        (
+            r"kept by .grad of the parameters, "
+            r"since zero_grad\(set_to_none=False\) at test_it.py:(\d+), of step 1"
+        ),
+        "set_to_none=not PLANTED",
+    ),
+    "closure": (
+        """
+        for _ in range(3):
+            big = model(batch()).detach()
+            if PLANTED:
+                LOG.append(lambda big=big: big)
+        """,
+        (
+            r"kept by global variable LOG of test_it.py \(list of \d, default argument of "
+            r"test_closure.<locals>.<lambda>"
+        ),
+        "",
+    ),
+    "attribute": (
+        """
+        trainer = Trainer()
+        for _ in range(3):
+            out = model(batch()).detach()
+            if PLANTED:
+                trainer.history = out
+            del out
+            model(batch())
+        """,
+        (
+            r"kept by local variable trainer of test_attribute, test_it.py:\d+ "
+            r"\(attribute history of Trainer\)"
+        ),
+        "",
+    ),
+    "exception": (
+        """
+        def checked(value):
+            seen = value.detach() + 1
+            raise ValueError(seen.shape)
+        for _ in range(3):
+            out = model(batch())
+            try:
+                checked(out)
+            except ValueError as error:
+                if PLANTED:
+                    LOG.append(error)
+        """,
+        (
+            r"kept by global variable LOG of test_it.py \(list of \d, ValueError, "
+            r"local variable seen of checked, test_it.py:(\d+)\)"
+        ),
+        "seen = value.detach() + 1",
+    ),
+}
+
+
+def source(planted):
+    tests = [
+        f"@pytest.mark.gpu_memory\ndef test_{name}(model):{body}"
+        for name, (body, *_) in BODIES.items()
+    ]
+    return f"{HEAD}\n\n".replace("PLANTED = False", f"PLANTED = {planted}") + "\n\n".join(tests)
+
+
+def test_what_keeps_the_blocks_is_named_and_no_figure_changes(suite, monkeypatch):
+    assert suite.run("--gpumem-update-baselines", source=source(planted=False)).ret == 0
+    lines = suite.write("test_it.py", source(planted=True)).read_text().splitlines()
+    session = suite.run()
+    assert session.outcomes == {"failed": len(BODIES)}
+    sections = re.split(r"^_+ test_(\w+) _+$", session.out, flags=re.MULTILINE)
+    texts = dict(zip(sections[1::2], sections[2::2], strict=True))
+    for name, (_, words, code) in BODIES.items():
+        match = re.search(words, " ".join(texts[name].split()))
+        assert match, f"{words}\n{texts[name]}"
+        if code:
+            assert code in lines[int(match[1]) - 1], name
+    # Without the search each test has the same figures, and the tests after it as well.
+    monkeypatch.setattr(KeeperFinder, "add_keepers", lambda *_: False)
+    unsearched = suite.run()
+    assert "kept by" not in unsearched.out
+    assert unsearched.figures() == session.figures()
