@@ -119,6 +119,10 @@ class Site:
     blocks: int
 
 
+LineKey = tuple[str, str, str]
+"""file, function and code: the same line, though its number changed"""
+
+
 @dataclass(frozen=True)
 class LinePeak:
     """A source line, and the most memory that it had at one time: its own peak, in bytes."""

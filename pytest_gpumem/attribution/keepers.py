@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.attribution.history_replay import Block
     from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.attribution.referrers import Kept
-    from pytest_gpumem.judge.breakdown_diff import LineKey
-    from pytest_gpumem.measurement import Category
+    from pytest_gpumem.measurement import Category, LineKey
     from pytest_gpumem.source_lines import Line
 
 MOST_BLOCKS: Final = 100

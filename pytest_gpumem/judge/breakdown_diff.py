@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pytest_gpumem.judge.verdict import Comparison
-    from pytest_gpumem.measurement import Breakdown
+    from pytest_gpumem.measurement import Breakdown, LineKey
 
 CACHED: Final = "cached"
 """the row of the memory that was reserved but not allocated"""
@@ -45,10 +45,6 @@ class BreakdownRow:
 
 SiteKey = tuple[str, str, str, str]
 """file, function, code and category: the same site, though its line number changed"""
-
-
-LineKey = tuple[str, str, str]
-"""file, function and code: the same line, though its number changed"""
 
 
 def category_rows(current: Breakdown, baseline: Breakdown | None = None) -> list[BreakdownRow]:

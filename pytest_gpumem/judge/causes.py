@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.judge.breakdown_diff import LineKey, category_rows, site_rows
+from pytest_gpumem.judge.breakdown_diff import category_rows, site_rows
 from pytest_gpumem.judge.verdict import Cause
 from pytest_gpumem.sizes import format_size
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.judge.breakdown_diff import BreakdownRow
     from pytest_gpumem.judge.verdict import Comparison
-    from pytest_gpumem.measurement import Attribution, Breakdown, Keeper, LinePeak
+    from pytest_gpumem.measurement import Attribution, Breakdown, Keeper, LineKey, LinePeak
 
 MOST_CAUSES: Final = 10
 """causes of one verdict"""
