@@ -70,7 +70,7 @@ def main() -> None:
     heads = ["results", "attributions", "s to make", "MB", "s until ready", "elements"]
     text = [
         "The HTML page of many results, one in a hundred of them failed",
-        line("jinja2", "matplotlib"),
+        line("jinja2"),
         "",
         tabulate(table, heads, disable_numparse=True, stralign="right"),
         "",

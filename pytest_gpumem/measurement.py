@@ -180,6 +180,10 @@ class Timeline:
     phases: tuple[Phase, ...]
     peak: int
     """index of the peak allocated"""
+    lines: tuple[str, ...] = ()
+    """source lines that allocated or freed at the points: "model.py:29 in Tiny.forward" """
+    line_of: tuple[int, ...] = ()
+    """the index of each point's line among these, -1 of none; empty where no line is known"""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pytest_gpumem.attribution import hints
 from pytest_gpumem.attribution.categories import Blocks
 from pytest_gpumem.attribution.recording import Call
-from pytest_gpumem.attribution.sites import Origin, origin, sites, source_code, users_frame
+from pytest_gpumem.attribution.sites import (
+    Origin,
+    origin,
+    place_words,
+    sites,
+    source_code,
+    users_frame,
+)
 from pytest_gpumem.attribution.timeline import drawn_timeline
 from pytest_gpumem.measurement import CATEGORIES, Attribution, Breakdown, LinePeak, Peak
 from pytest_gpumem.sizes import format_size
@@ -106,7 +113,14 @@ class Attributor:
             autocast=self._recording.autocast,
         )
         scene = hints.Scene(device, blocks, totals, indices, top, breakdown)
-        drawn = drawn_timeline(scene, deltas, subject.foreign.reserved) if timeline else None
+        drawn = None
+        if timeline:
+
+            def line_of(block: Block) -> str:
+                place = origin_of(device, block)
+                return place_words(place.filename, place.line, place.function, self._root)
+
+            drawn = drawn_timeline(scene, deltas, subject.foreign.reserved, line_of)
         return Explained(Attribution(breakdown, drawn, tuple(notes), hints.of_peak(scene)), scene)
 
 

@@ -101,6 +101,14 @@ def source_code(filename: str, line: int) -> str:
     return linecache.getline(filename, line).strip()[:LONGEST_CODE]
 
 
+def place_words(filename: str, line: int, function: str, root: Path) -> str:
+    """Return a source line in words: "model.py:29 in Tiny.forward"; "" of none."""
+    if not filename:
+        return ""
+    name = qualified(filename, line) or function
+    return f"{shown_path(filename, root)}:{line}" + (f" in {name}" if name else "")
+
+
 def merged_paths(paths: Iterable[str]) -> str:
     """Return the common pattern of module paths.
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Final
 from pytest_gpumem.measurement import CATEGORIES, Phase, Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pytest_gpumem.attribution.hints import Scene
+    from pytest_gpumem.attribution.history_replay import Block
     from pytest_gpumem.measurement import Category
 
 MOST_POINTS: Final = 400
@@ -19,7 +20,10 @@ MOST_POINTS: Final = 400
 
 
 def drawn_timeline(
-    scene: Scene, deltas: dict[int, list[tuple[Category, int]]], foreign_reserved: int
+    scene: Scene,
+    deltas: dict[int, list[tuple[Category, int]]],
+    foreign_reserved: int,
+    line_of: Callable[[Block], str],
 ) -> Timeline:
     """Return the timeline around a peak.
 
@@ -27,6 +31,7 @@ def drawn_timeline(
         scene: the peak.
         deltas: bytes that each event adds to each category.
         foreign_reserved: bytes that other holders reserve, which are not drawn.
+        line_of: the source line that allocated a block; "" where that is not known.
     """
     device, totals = scene.device, scene.totals
     points = drawn_events(scene.indices, totals, scene.top)
@@ -47,11 +52,22 @@ def drawn_timeline(
         positions = [position for position, _ in stretch]
         if name is not None:
             phases.append(Phase(name, positions[0], positions[-1] + 1))
+    drawn = set(points)
+    by_event: dict[int | None, Block] = {}
+    for block in scene.blocks:
+        for event_index in (block.end, block.start):
+            if event_index in drawn:
+                by_event[event_index] = block
+    words = [line_of(by_event[index]) if index in by_event else "" for index in points]
+    lines = tuple(dict.fromkeys(filter(None, words)))
+    places = {line: place for place, line in enumerate(lines)}
     return Timeline(
         categories={name: column for name, column in columns.items() if any(column)},
         reserved=tuple(device.reserved(index) - foreign_reserved for index in points),
         phases=tuple(phases),
         peak=points.index(scene.top),
+        lines=lines,
+        line_of=tuple(places.get(line, -1) for line in words) if lines else (),
     )
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 HELP = "print versions, and what was found of GPUs, cuDNN and a C compiler"
 DESCRIPTION = f"{HELP.capitalize()}. Paste it into bug reports."
 PACKAGES: Final = (
-    *("pytest", "pluggy", "tabulate", "msgspec", "filelock", "jinja2", "matplotlib"),
+    *("pytest", "pluggy", "tabulate", "msgspec", "filelock", "jinja2"),
     *("nvidia-ml-py", "pytest-xdist", "triton", "torchvision", "transformers"),
 )
 VARIABLES: Final = (

@@ -102,7 +102,7 @@ def _write_report(
     when = created.strftime("%Y-%m-%d %H:%M UTC")
 
     def write() -> None:
-        # Only the format that is asked for is imported: the page needs jinja2 and matplotlib.
+        # Only the format that is asked for is imported: the page needs jinja2.
         if name == "json" and json_format != "report":
             from pytest_gpumem.report.trackers.formats import FORMATS
 

@@ -84,11 +84,14 @@ def timeline(layers=12, scale=1.0, retained=0):  # noqa: C901 - a step from begi
         most = max(most, -(-total // SEGMENT) * SEGMENT + SEGMENT)
         reserved.append(most)
     kept = [name for name in CATEGORIES if any(one[name] for one in points)]
+    places = ("src/model.py:88 in Attention.forward", "src/model.py:141 in MLP.forward")
     return Timeline(
         {name: tuple(one[name] for one in points) for name in kept},
         tuple(reserved),
         tuple(phases),
         totals.index(max(totals)),
+        places,
+        tuple(index % 3 - 1 for index in range(len(points))),
     )
 
 

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_gpumem.judge.breakdown_diff import provenance_text
 from pytest_gpumem.judge.result import urgency
-from pytest_gpumem.judge.verdict import Kind
+from pytest_gpumem.judge.verdict import PEAKS, Kind
 from pytest_gpumem.report.breakdown_rows import DeviceRows, device_rows
 from pytest_gpumem.report.causes import cause_lines, short_cause
 from pytest_gpumem.report.compared import comparison_sentences, tells_more_than_table
 from pytest_gpumem.report.page import timeline_svg
+from pytest_gpumem.report.page.timeline_svg import Limit, Refusal
 from pytest_gpumem.report.terminal.failure_text import circumstances, shortage_facts
 from pytest_gpumem.report.terminal.summary_table import budget_cell, change_cell, peak_cells
 from pytest_gpumem.report.terminal.toolchain_lead import moved_together
@@ -148,8 +149,11 @@ class Entry(NamedTuple):
             if timeline is None or not timeline.reserved:
                 devices.append(DeviceSection(rows, None, (), undrawn=False))
                 continue
-            name = f"{self.anchor}-{rows.index}"
-            drawing = timeline_svg.draw(timeline, name) if self.drawn else None
+            drawing = None
+            if self.drawn:
+                limits = limits_of(self.result, rows.index)
+                refusal = refusal_of(self.result, rows.index)
+                drawing = timeline_svg.draw(timeline, limits, refusal=refusal)
             legend = tuple(timeline_svg.categories_of(timeline))
             devices.append(DeviceSection(rows, drawing, legend, undrawn=not self.drawn))
         return devices
@@ -256,6 +260,39 @@ def _ranked_entries(results: Sequence[Result]) -> list[Entry]:
 
 def _attributions(result: Result) -> Sequence[Attribution]:
     return result.measurement.attributions if result.measurement else ()
+
+
+def limits_of(result: Result, device: int) -> list[Limit]:
+    """Return the levels that a device's timeline is drawn with: budgets, the card, the baseline."""
+    measurement = result.measurement
+    if measurement is None:
+        return []
+    info = measurement.device
+    usable = info.total_memory - info.context
+    limits = [Limit("card", f"{info.name} {size(usable)}", usable)]
+    for row in result.verdict.comparisons:
+        if row.device != device or row.peak not in PEAKS:
+            continue
+        if row.budget is not None and row.budget != usable:
+            limits.append(Limit("budget", f"budget {row.peak} {size(row.budget)}", row.budget))
+        if row.baseline is not None and row.peak == "allocated" and row.difference:
+            limits.append(Limit("baseline", f"baseline's peak {size(row.baseline)}", row.baseline))
+    return limits
+
+
+def refusal_of(result: Result, device: int) -> Refusal | None:
+    """Return the request that a device refused; None where it refused none."""
+    measurement = result.measurement
+    oom = measurement.out_of_memory if measurement else None
+    if measurement is None or oom is None or oom.device_index != device:
+        return None
+    budgets = [
+        row.budget
+        for row in result.verdict.comparisons
+        if row.device == device and row.peak == "reserved" and row.budget is not None
+    ]
+    usable = measurement.device.total_memory - measurement.device.context
+    return Refusal(oom.requested, oom.reserved, min([*budgets, usable]))
 
 
 class _Count(NamedTuple):

@@ -1,44 +1,70 @@
-"""A timeline as SVG for the page: matplotlib draws it, the page's style sheet colours it.
+"""A timeline as SVG for the page: areas by category, phases, limits, the peak.
 
-matplotlib is imported when the first timeline is drawn. pyplot is not used, and matplotlib's
-settings, which a test may have changed, are its defaults while it draws and then as before.
+The plot is an ``svg`` of its own within the drawing, with a point a unit from left to right, so
+that the page's script zooms by its ``viewBox`` alone. The page's style sheet colours everything.
 """
 
 from __future__ import annotations
 
-import io
-import re
-import xml.etree.ElementTree as ET
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+import json
+from html import escape
+from itertools import accumulate, pairwise
+from math import floor, log10
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pytest_gpumem.measurement import CATEGORIES
 from pytest_gpumem.sizes import GIB, MIB, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from matplotlib.axes import Axes
+    from collections.abc import Iterable, Sequence
 
     from pytest_gpumem.measurement import Category, Phase, Timeline
 
-WIDTH, HEIGHT = 8.4, 3.1
-"""inches, of 72 units of the drawing each"""
-LEFT, RIGHT, BOTTOM, TOP = 0.085, 0.995, 0.09, 0.995
-HEADROOM = 1.26
+WIDTH, HEIGHT = 605, 224
+"""units of the drawing: about a pixel each on a desktop"""
+LEFT, RIGHT, TOP, BOTTOM = 52, 602, 2, 204
+"""edges of the plot"""
+SPAN: Final = RIGHT - LEFT
+SCALE: Final = 1000
+"""units of the plot's height in its own coordinates"""
+HEADROOM: Final = 1.26
 """height of the plot, as a multiple of the highest point: room for the phases and the peak"""
 LABEL, SIDE = 1.09, 0.6
 """height of the peak's label, as a multiple of the highest point, and the share of the width from
 which on it stands on the left"""
-FONT_SIZE = 10
-LETTER = 5.6
-"""units that a letter of a label takes"""
+NEAR: Final = 1.6
+"""limits up to this multiple of the highest point are drawn at their height; one far above would
+make the plot flat, and stands at its upper edge"""
+TICKS: Final = 5
+LETTER: Final = 5.6
+"""units that a letter of a label takes on a desktop"""
+PHONE_LETTER: Final = 9.5
+"""units that it takes on a phone, whose letters are larger beside the drawing"""
+GAP: Final = 4
+"""units between two labels"""
+LINE_HEIGHT: Final = 11
+BLOCK: Final = 512
+"""bytes: the allocator's sizes are multiples of it"""
 
-_NUMBER = re.compile(r"-?\d+\.\d+")
-_CORNER = re.compile(r"([MLz])(?: (-?[\d.]+) (-?[\d.]+))?\s*")
-_REFERENCE = re.compile(r"#([\w-]+)")
-_STYLES = ("fill", "text-anchor", "stroke-dasharray")
-"""parts of a style that are not the page's colours; "fill: none" alone of the fills"""
+
+class Limit(NamedTuple):
+    """A level that a peak is held against."""
+
+    kind: str
+    """ "budget", "card" or "baseline": the class of its line"""
+    label: str
+    """in words, with its size: "max_gib=8: 8.00 GiB" """
+    nbytes: int
+
+
+class Refusal(NamedTuple):
+    """A request that the allocator refused, in bytes."""
+
+    requested: int | None
+    reserved: int
+    """held at that moment"""
+    cap: int
+    """the most that it was let reserve"""
 
 
 class Drawing(NamedTuple):
@@ -50,30 +76,110 @@ class Drawing(NamedTuple):
     """the element's ``viewBox``"""
     label: str
     """the drawing in words"""
+    data: str
+    """its points as JSON, by which the page's script tells of each"""
 
 
-def draw(timeline: Timeline, name: str) -> Drawing:
+def draw(
+    timeline: Timeline,
+    limits: Iterable[Limit] = (),
+    *,
+    refusal: Refusal | None = None,
+    ghost: Sequence[int] = (),
+) -> Drawing:
     """Return a drawing: allocated, stacked by category, reserved above it, phases and the peak.
 
     Args:
         timeline: at least one point of it.
-        name: a word of letters, digits and hyphens, the start of every id in the drawing.
+        limits: lines across it.
+        refusal: a request that did not fit.
+        ghost: the baseline's allocated bytes, at equal distances from the beginning to the end.
     """
-    from matplotlib import style
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
+    number = len(timeline.reserved)
+    stacked = _stacked(timeline)
+    allocated = stacked[-1][1] if stacked else [0] * number
+    refused = _refused_at(timeline, refusal) if refusal else None
+    highest = max(*timeline.reserved, *allocated, *ghost, refused[1] if refused else 0, 1)
+    inside = [limit for limit in limits if limit.nbytes <= NEAR * highest]
+    outside = [limit for limit in limits if limit.nbytes > NEAR * highest]
+    highest = max(highest, *(limit.nbytes for limit in inside), 0)
+    unit, unit_name = (MIB, "MiB") if highest < 10 * GIB else (GIB, "GiB")
+    scale = _Scale(number, HEADROOM * highest)
+    parts = []
+    for nbytes in ticks(highest, unit):
+        y = scale.y(nbytes)
+        parts.append(
+            f'<g class="grid"><path d="M{LEFT} {y:.1f}H{RIGHT}"/></g>'
+            f'<text class="tick" x="{LEFT - 5}" y="{y + 3.5:.1f}">{nbytes / unit:g}</text>'
+        )
+    parts.append(f'<text class="tick unit" x="{LEFT - 5}" y="{TOP + 10}">{unit_name}</text>')
+    parts.append(
+        f'<svg class="plot" x="{LEFT}" y="{TOP}" width="{SPAN}" height="{BOTTOM - TOP}" '
+        f'viewBox="0 0 {number} {SCALE}" preserveAspectRatio="none">'
+    )
+    parts += (
+        f'<g class="phase {phase.name}"><path d="M{phase.start} 0H{phase.end}V{SCALE}'
+        f'H{phase.start}z"/></g>'
+        for phase in timeline.phases
+    )
+    # The last of the stack is the tallest: those below it are painted over it, each to the ground.
+    for category, heights in reversed(stacked):
+        path = f"{scale.steps(heights)}V{SCALE}H0z"
+        parts.append(f'<g class="area {css_name(category)}"><path d="{path}"/></g>')
+    parts.append(f'<g class="reserved"><path d="{scale.steps(timeline.reserved)}"/></g>')
+    if ghost:
+        width = number / len(ghost)
+        corners = "".join(
+            f"{'M' if index == 0 else 'V'}{'0 ' if index == 0 else ''}{scale.height(nbytes)}"
+            f"H{round((index + 1) * width, 1):g}"
+            for index, nbytes in enumerate(ghost)
+        )
+        parts.append(f'<g class="ghost"><path d="{corners}"/></g>')
+    parts.append("</svg>")
+    parts += _limit_lines(inside, outside, scale, timeline.peak)
+    parts += _phase_names(timeline.phases, number)
+    if refused:
+        parts.append(_refusal(refused, scale))
+    parts.append(_peak(timeline.peak, allocated[timeline.peak], highest, scale))
+    parts.append(
+        f'<g class="axis"><path d="M{LEFT} {BOTTOM}H{RIGHT}"/></g>'
+        f'<text class="caption" x="{LEFT + SPAN / 2:g}" y="{HEIGHT - 6}">'
+        "allocations and frees, in their order</text>"
+    )
+    label = describe(timeline)
+    return Drawing("".join(parts), f"0 0 {WIDTH} {HEIGHT}", label, _data(timeline))
 
-    # The ids are the same in every run, and no point is left out as too near to the next.
-    settings = {"svg.fonttype": "none", "svg.hashsalt": name, "path.simplify": False}
-    with style.context(["default", settings]):
-        figure = Figure(figsize=(WIDTH, HEIGHT))
-        canvas = FigureCanvasSVG(figure)
-        axes = figure.add_axes((LEFT, BOTTOM, RIGHT - LEFT, TOP - BOTTOM))
-        _plot(axes, timeline)
-        buffer = io.BytesIO()
-        canvas.print_svg(buffer, metadata={"Date": None, "Creator": None})  # type: ignore[no-untyped-call]
-    root = ET.fromstring(buffer.getvalue())  # noqa: S314 - matplotlib wrote it
-    return Drawing(_cleaned(root, name), root.attrib["viewBox"], describe(timeline))
+
+class _Scale(NamedTuple):
+    """The places of figures."""
+
+    number: int
+    """of points"""
+    top: float
+    """bytes at the plot's upper edge"""
+
+    def x(self, index: float) -> float:
+        """Return the place of a point in the drawing."""
+        return LEFT + SPAN * index / self.number
+
+    def y(self, nbytes: float) -> float:
+        """Return the height of a figure in the drawing."""
+        return BOTTOM - (BOTTOM - TOP) * nbytes / self.top
+
+    def height(self, nbytes: float) -> int:
+        """Return the height of a figure in the plot's own coordinates."""
+        return round(SCALE * (1 - nbytes / self.top))
+
+    def steps(self, levels: Sequence[int]) -> str:
+        """Return a path in steps: a level holds from its point to the next one."""
+        heights = [self.height(nbytes) for nbytes in levels]
+        corners = [f"M0 {heights[0]}"]
+        corners += (
+            f"H{index}V{height}"
+            for index, (previous, height) in enumerate(pairwise(heights), 1)
+            if previous != height
+        )
+        return f"{''.join(corners)}H{len(levels)}"
 
 
 def describe(timeline: Timeline) -> str:
@@ -111,148 +217,166 @@ def css_name(name: str) -> str:
     return name.replace(" ", "-")
 
 
-def _plot(axes: Axes, timeline: Timeline) -> None:
-    from matplotlib.patches import Polygon
-    from matplotlib.ticker import MaxNLocator
-
-    heights_of: list[tuple[Category, list[int]]] = []
-    """every category with the heights of the stack up to and with it"""
-    below = [0] * len(timeline.reserved)
-    for name in categories_of(timeline):
-        below = [a + b for a, b in zip(below, timeline.categories[name], strict=True)]
-        heights_of.append((name, below))
-    allocated = below
-    highest = max(*timeline.reserved, *allocated, 1)
-    unit, unit_name = (MIB, "MiB") if highest < 10 * GIB else (GIB, "GiB")
-    _draw_phases(axes, timeline)
-    # The last of the stack is the tallest: those below it are painted over it, each to the ground.
-    for name, heights in reversed(heights_of):
-        xs, ys = _steps([height / unit for height in heights])
-        corners = [*zip(xs, ys, strict=True), (xs[-1], 0), (0, 0)]
-        axes.add_artist(Polygon(corners, gid=f"area {css_name(name)}"))
-    xs, ys = _steps([size / unit for size in timeline.reserved])
-    axes.plot(xs, ys, gid="reserved")
-    _draw_peak(axes, timeline.peak, allocated, unit, highest)
-    axes.set_xlim(0, len(timeline.reserved))
-    axes.set_ylim(0, HEADROOM * highest / unit)
-    axes.tick_params(length=0, labelsize=FONT_SIZE, pad=4)
-    axes.set_xticks([])
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
-    axes.set_yticks([y for y in axes.get_yticks() if y <= 1.02 * highest / unit])
-    axes.grid(visible=True, axis="y", gid="grid")
-    axes.patch.set_visible(False)
-    axes.figure.patch.set_visible(False)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_gid("axis")
-    _draw_label(axes, 0, 0.995, f"{unit_name} ", gid="unit", ha="right", va="top")
-    _draw_label(axes, 0.5, -0.02, "allocations and frees, in their order", ha="center", va="top")
+def ticks(highest: int, unit: int) -> list[float]:
+    """Return round figures from zero to about the highest, in bytes."""
+    rough = highest / unit / TICKS
+    power = 10.0 ** floor(log10(rough))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= 0.999 * rough)
+    return [number * step * unit for number in range(int(1.02 * highest / unit / step) + 1)]
 
 
-def _steps(values: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Return the corners of steps: a value holds from its index to the next one's."""
-    xs, ys = [0.0], [values[0]]
-    for index, (previous, value) in enumerate(pairwise(values), 1):
-        if previous != value:
-            xs += [index, index]
-            ys += [previous, value]
-    return [*xs, len(values)], [*ys, values[-1]]
-
-
-def _draw_phases(axes: Axes, timeline: Timeline) -> None:
-    """Mark the phases: a band each, with its name above it.
-
-    The name of a narrow one, as the optimizer's often is, reaches into the band before it where
-    it has room; else a letter has to do.
-    """
-    width = 72 * WIDTH * (RIGHT - LEFT) / len(timeline.reserved)
-    transform: Any = axes.get_xaxis_transform()
-    free = 0.0  # units before a phase that no name takes
-    for phase in timeline.phases:
-        axes.axvspan(phase.start, phase.end, gid=f"phase {phase.name}")
-        room, needed = (phase.end - phase.start) * width, len(phase.name) * LETTER
-        x, side = (phase.start + phase.end) / 2, "center"
-        label: str = phase.name
-        if room < needed < room + free:
-            x, side = phase.end, "right"
-        elif room < needed:
-            label = phase.name[0] if room > 2 * LETTER else ""
-        free = max(room - needed, 0) / 2
-        axes.text(x, 0.985, label, transform=transform, ha=side, va="top", fontsize=FONT_SIZE)
-
-
-def _draw_peak(axes: Axes, index: int, allocated: Sequence[int], unit: int, highest: int) -> None:
-    """Point at the peak: a line from its point up to its size."""
-    x, y, top = index + 0.5, allocated[index] / unit, LABEL * highest / unit
-    left = x > SIDE * len(allocated)
-    axes.plot([x, x], [y, top], gid="pointer")
-    axes.plot([x], [y], marker="o", markersize=6, linestyle="none", gid="peak")
-    label = f"peak {format_size(allocated[index])}"
-    label = f"{label}  " if left else f"  {label}"
-    side = "right" if left else "left"
-    axes.text(x, top, label, ha=side, va="center", fontsize=FONT_SIZE, gid="peak-label")
-
-
-def _draw_label(axes: Axes, x: float, y: float, label: str, **style: Any) -> None:  # noqa: ANN401
-    """Write a label at a place that is a share of the plot."""
-    axes.text(x, y, label, transform=axes.transAxes, fontsize=FONT_SIZE, **style)
-
-
-def _cleaned(root: ET.Element, name: str) -> str:
-    """Return the drawing's content without the parts that only a file of its own needs.
-
-    Names of groups become classes, styles become attributes without colours: both are the page's
-    affair. Ids stay where something refers to them.
-    """
-    for element in root.iter():
-        element.tag = element.tag.rpartition("}")[2]
-        element.attrib = dict(_attributes(element))
-    for child in list(root):
-        styles = child.tag == "defs" and child.find("style") is not None
-        if styles or child.tag in {"metadata", "title", "desc"}:
-            root.remove(child)
-    svg = "".join(ET.tostring(child, encoding="unicode") for child in root)
-    svg = re.sub(r">\s+<", "><", svg.strip())
-    referred = set(_REFERENCE.findall(svg))
-    # Several drawings stand in one page, each with ids of its own.
-    svg = re.sub(
-        r' id="([^"]*)"',
-        lambda match: f' id="{name}-{match[1]}"' if match[1] in referred else "",
-        svg,
+def _stacked(timeline: Timeline) -> list[tuple[Category, list[int]]]:
+    """Return every category with the heights of the stack up to and with it."""
+    names = categories_of(timeline)
+    columns = (list(timeline.categories[name]) for name in names)
+    heights = accumulate(
+        columns, lambda below, column: [a + b for a, b in zip(below, column, strict=True)]
     )
-    return _REFERENCE.sub(rf"#{name}-\1", svg)
+    return list(zip(names, heights, strict=True))
 
 
-def _attributes(element: ET.Element) -> Iterator[tuple[str, str]]:
-    for key, value in element.attrib.items():
-        bare = key.rpartition("}")[2]
-        if bare == "style":
-            for part in value.split(";"):
-                name, _, setting = (word.strip() for word in part.partition(":"))
-                if name in _STYLES and (name != "fill" or setting == "none"):
-                    yield name, setting
-        elif bare == "id" and element.tag == "g":
-            yield "class", re.sub(r"_\d+", "", value)
-        elif value.startswith("rotate(-0 "):
-            continue  # every text has it
-        elif bare in {"d", "x", "y", "transform", "width", "height"}:
-            # A tenth of a unit is less than a pixel.
-            rounded = _NUMBER.sub(lambda match: f"{float(match[0]):.1f}".removesuffix(".0"), value)
-            yield bare, short_path(rounded) if bare == "d" else rounded
-        else:
-            yield bare, value.strip()
-
-
-def short_path(path: str) -> str:
-    """Return a path with lines along an axis written as such, and with few spaces."""
-    x = y = ""
+def _limit_lines(
+    inside: Iterable[Limit], outside: Iterable[Limit], scale: _Scale, peak: int
+) -> list[str]:
+    """Return the lines of limits with their labels, which stand on the side without the peak's."""
+    on_left = peak > SIDE * scale.number
+    x, side = (LEFT + 4, "start") if on_left else (RIGHT - 4, "end")
     parts = []
-    for command, corner_x, corner_y in _CORNER.findall(path):
-        if command == "L" and corner_x == x:
-            parts.append(f"V{corner_y}")
-        elif command == "L" and corner_y == y:
-            parts.append(f"H{corner_x}")
-        else:
-            parts.append(f"{command}{corner_x} {corner_y}".strip())
-        x, y = corner_x, corner_y
-    return "".join(parts) if _CORNER.sub("", path).strip() == "" else path
+    taken: list[float] = []
+    for limit in sorted(inside, key=lambda limit: limit.nbytes):
+        y = scale.y(limit.nbytes)
+        parts.append(f'<g class="limit {limit.kind}"><path d="M{LEFT} {y:.1f}H{RIGHT}"/></g>')
+        place = y - 3
+        while any(abs(place - other) < LINE_HEIGHT for other in taken):
+            place -= 1
+        taken.append(place)
+        parts.append(_limit_label(limit, x, place, side, limit.label))
+    for number, limit in enumerate(sorted(outside, key=lambda limit: limit.nbytes)):
+        # The first line below the names of the phases, and below the limits' of this side.
+        place = TOP + 22 + number * LINE_HEIGHT
+        while any(abs(place - other) < LINE_HEIGHT for other in taken):
+            place += 1
+        taken.append(place)
+        parts.append(_limit_label(limit, x, place, side, f"↑ {limit.label}"))
+    return parts
+
+
+def _limit_label(limit: Limit, x: float, y: float, side: str, words: str) -> str:
+    return (
+        f'<text class="limit-label {limit.kind}" x="{x}" y="{y:.1f}" text-anchor="{side}">'
+        f"{escape(words)}</text>"
+    )
+
+
+def _phase_names(phases: Sequence[Phase], number: int) -> list[str]:
+    """Return the names of phases above their bands: no two meet, and one without room is left out.
+
+    The widest band comes first. A name that is wider than its band is moved as far as its band
+    reaches, to where it meets no other.
+    """
+    labels: list[tuple[Phase, float, str]] = []
+    for letter, kind in ((PHONE_LETTER, "phase-name"), (LETTER, "phase-name wide")):
+        for phase in sorted(phases, key=lambda phase: phase.start - phase.end):
+            if any(phase is named for named, *_ in labels):
+                continue
+            left, right = (LEFT + SPAN * edge / number for edge in (phase.start, phase.end))
+            half = len(phase.name) * letter / 2
+            # Those that fit on a phone are there on a desktop as well, where they take less.
+            others = [(x, len(named.name) * letter / 2) for named, x, *_ in labels]
+            low, high = max(right - half, LEFT + half), min(left + half, RIGHT - half)
+            low, high = min(low, high), max(low, high)
+            middle = min(max((left + right) / 2, LEFT + half), RIGHT - half)
+            places = [middle]
+            places += (x - other - half - GAP for x, other in others)
+            places += (x + other + half + GAP for x, other in others)
+            free = [
+                place
+                for place in places
+                if low - 0.1 <= place <= high + 0.1
+                and all(abs(place - x) >= half + other + GAP - 0.1 for x, other in others)
+            ]
+            if free:
+                place = min(free, key=lambda place: abs(place - middle))
+                labels.append((phase, place, kind))
+    return [
+        f'<text class="{kind}" x="{x:.1f}" y="{TOP + 11}" data-start="{phase.start}" '
+        f'data-end="{phase.end}">{phase.name}</text>'
+        for phase, x, kind in sorted(labels, key=lambda label: label[0].start)
+    ]
+
+
+def _peak(index: int, nbytes: int, highest: int, scale: _Scale) -> str:
+    """Return a pointer to the peak: a line from its point up to its size."""
+    x, y, top = scale.x(index + 0.5), scale.y(nbytes), scale.y(LABEL * highest)
+    left = index + 0.5 > SIDE * scale.number
+    words = f"peak {format_size(nbytes)}"
+    return (
+        f'<g class="at-point" data-index="{index}"><g class="pointer">'
+        f'<path d="M{x:.1f} {y:.1f}V{top:.1f}"/></g>'
+        f'<g class="peak"><circle cx="{x:.1f}" cy="{y:.1f}" r="3.5"/></g>'
+        f'<g class="peak-label"><text x="{x + (-6 if left else 6):.1f}" y="{top + 3:.1f}" '
+        f'text-anchor="{"end" if left else "start"}">{words}</text></g></g>'
+    )
+
+
+def _refused_at(timeline: Timeline, refusal: Refusal) -> tuple[int, int, str]:
+    """Return the point at which a request was refused, its level with the request, and words.
+
+    The timeline is that of the step run again without a limit, as far as that was possible: the
+    point is the first that has more than the limit, else the last.
+    """
+    index = next(
+        (i for i, nbytes in enumerate(timeline.reserved) if nbytes > refusal.cap),
+        len(timeline.reserved) - 1,
+    )
+    if refusal.requested is None:
+        return index, refusal.reserved, "refused here"
+    level = refusal.reserved + refusal.requested
+    return index, level, f"{format_size(refusal.requested)} refused here"
+
+
+def _refusal(refused: tuple[int, int, str], scale: _Scale) -> str:
+    index, level, words = refused
+    x, y = scale.x(index + 0.5), scale.y(level)
+    left = index > SIDE * scale.number
+    return (
+        f'<g class="at-point refused" data-index="{index}">'
+        f'<path d="M{x:.1f} {BOTTOM}V{y:.1f}m-4 -4l8 8m0 -8l-8 8"/>'
+        f'<text x="{x + (-7 if left else 7):.1f}" y="{BOTTOM - 8}" '
+        f'text-anchor="{"end" if left else "start"}">{words}</text></g>'
+    )
+
+
+def _data(timeline: Timeline) -> str:
+    """Return the points as JSON: of each column the points at which it changes, with its level."""
+    columns: dict[str, Sequence[int]] = {
+        name: timeline.categories[name] for name in categories_of(timeline)
+    }
+    columns["reserved"] = timeline.reserved
+    # Multiples of a block but for what other holders take.
+    whole = all(nbytes % BLOCK == 0 for column in columns.values() for nbytes in set(column))
+    unit = BLOCK if whole else 1
+    document: dict[str, Any] = {
+        "points": len(timeline.reserved),
+        "unit": unit,
+        "peak": timeline.peak,
+        "columns": {
+            name: changes_of([nbytes // unit for nbytes in column])
+            for name, column in columns.items()
+        },
+        "phases": [[phase.name, phase.start, phase.end] for phase in timeline.phases],
+        "lines": timeline.lines,
+        "line": changes_of(timeline.line_of),
+    }
+    return json.dumps(document, separators=(",", ":"))
+
+
+def changes_of(levels: Sequence[int]) -> list[int]:
+    """Return the points at which levels change, each with its level: point, level, point, level."""
+    flat: list[int] = []
+    previous = None
+    for index, level in enumerate(levels):
+        if level != previous:
+            flat += (index, level)
+            previous = level
+    return flat

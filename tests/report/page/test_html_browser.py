@@ -15,7 +15,7 @@ from helpers.sample_report import EVIL, many, sample
 from pytest_gpumem.report.model import Report
 from pytest_gpumem.report.page.html import page
 
-pytest.importorskip("matplotlib", reason="pip install 'pytest-gpumem[html]'")
+pytest.importorskip("jinja2", reason="pip install 'pytest-gpumem[html]'")
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="the page is not tested in a browser: pip install playwright"
 )
@@ -396,3 +396,95 @@ def test_pictures_of_it_are_kept_where_they_are_asked_for(show, tmp_path):
             path = folder / f"{name}-{scheme}-section.png"
             shown.tab.screenshot(path=path)
             assert path.stat().st_size > 10_000
+
+
+# Timelines
+
+
+CURSOR = "section.result .cursor"
+VIEW = "document.querySelector('svg.timeline .plot').getAttribute('viewBox')"
+
+
+def readout(shown):
+    return shown.tab.locator(".readout").first.inner_text().replace("\n", " ")
+
+
+def test_a_place_in_a_timeline_is_told_to_keys_and_to_readers(show):
+    shown = show()
+    cursor = shown.tab.locator(CURSOR).first
+    assert "113 of 271 · backward" in readout(shown)
+    cursor.focus()
+    shown.tab.keyboard.press("Home")
+    assert cursor.get_attribute("aria-valuenow") == "1"
+    for key in (
+        "ArrowRight",
+        "ArrowRight",
+        "ArrowLeft",
+        "End",
+        "p",
+        "Shift+ArrowLeft",
+        "ArrowRight",
+    ):
+        shown.tab.keyboard.press(key)
+    words = cursor.get_attribute("aria-valuetext")
+    assert words.startswith("87 of 271 · forward · src/model.py:141 in MLP.forward, ")
+    assert ", allocated " in words
+    assert ", reserved " in words
+    assert ", optimizer state 1073.50 MiB" in words
+    assert "87 of 271" in readout(shown)
+
+
+def test_a_pointer_tells_the_place_below_it_and_a_drag_enlarges_a_stretch(show):
+    shown = show()
+    cursor = shown.tab.locator(CURSOR).first
+    cursor.scroll_into_view_if_needed()
+    box = cursor.bounding_box()
+
+    def at(share):
+        return box["x"] + share * box["width"], box["y"] + box["height"] / 2
+
+    shown.tab.mouse.move(*at(0.25))
+    assert "68 of 271 · forward" in readout(shown)
+    shown.tab.mouse.down()
+    shown.tab.mouse.move(*at(0.5))
+    shown.tab.mouse.up()
+    start, _, span, _ = map(float, shown.ask(VIEW).split())
+    assert (start, span) == (67, 69)
+    inside = shown.ask(
+        "[...document.querySelector('svg.timeline').querySelectorAll('.phase-name')]"
+        ".filter(it => it.style.visibility !== 'hidden').map(it => it.textContent)"
+    )
+    assert inside == ["forward", "backward"]
+    shown.tab.locator(".readout button").first.click()
+    assert shown.ask(VIEW).split()[0] == "0"
+
+
+def test_keys_alone_enlarge_a_stretch_and_show_all_again(show):
+    shown = show()
+    shown.tab.locator(CURSOR).first.focus()
+    shown.tab.keyboard.press("p")
+    for _ in range(3):
+        shown.tab.keyboard.press("+")
+    start, _, span, _ = map(float, shown.ask(VIEW).split())
+    assert start <= 112 < start + span
+    assert span == pytest.approx(271 / 8, abs=2)
+    shown.tab.keyboard.press("Home")  # a place that is not shown brings its stretch
+    assert shown.ask(VIEW).startswith("0 0 ")
+    shown.tab.keyboard.press("Escape")
+    assert shown.ask(VIEW).split()[2] == "271"
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE])
+def test_no_two_labels_of_a_timeline_meet(show, size):
+    shown = show("sample", size)
+    met = shown.ask(
+        """
+        () => [...document.querySelectorAll("svg.timeline")].flatMap((svg) => {
+          const names = [...svg.querySelectorAll(".phase-name")];
+          const boxes = names.filter((it) => it.checkVisibility())
+            .map((it) => it.getBoundingClientRect()).sort((a, b) => a.x - b.x);
+          return boxes.slice(1).filter((it, index) => it.x < boxes[index].right).map((it) => it.x);
+        })
+        """
+    )
+    assert met == []

@@ -28,6 +28,155 @@
   system.addEventListener("change", label);
   label();
 
+  // -- timelines: a place told by pointer or keys, a stretch enlarged --
+
+  const MIB = 2 ** 20, GIB = 2 ** 30;
+  const sized = (bytes) => bytes < MIB ? `${(bytes / 1024).toFixed(2)} KiB`
+    : bytes < 10 * GIB ? `${(bytes / MIB).toFixed(2)} MiB` : `${(bytes / GIB).toFixed(2)} GiB`;
+  const make = (tag, name) => Object.assign(document.createElement(tag), { className: name });
+  const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
+  const levelAt = (changes, index) => {  // point, level, point, level ...
+    let low = 0, high = changes.length / 2;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (changes[2 * middle] <= index) low = middle + 1; else high = middle;
+    }
+    return low ? changes[2 * low - 1] : 0;
+  };
+  const explorable = (svg) => {
+    const data = JSON.parse(svg.dataset.timeline);
+    const plot = svg.querySelector(".plot");
+    const box = svg.viewBox.baseVal;
+    const [left, top, width, height] = ["x", "y", "width", "height"].map((it) => Number(plot.getAttribute(it)));
+    const depth = plot.viewBox.baseVal.height;
+    const cursor = make("div", "cursor"), line = make("div", "at"), chosen = make("div", "chosen");
+    const share = (value, whole) => `${100 * value / whole}%`;
+    Object.assign(cursor.style, {
+      left: share(left, box.width), width: share(width, box.width),
+      top: share(top, box.height), height: share(height, box.height),
+    });
+    cursor.append(line, chosen);
+    line.hidden = chosen.hidden = true;
+    const hint = "arrow keys move, plus and minus zoom, P goes to the peak, Escape shows all";
+    for (const [name, value] of Object.entries({
+      role: "slider", tabindex: "0", "aria-label": `Place in the timeline: ${hint}`,
+      "aria-valuemin": "1", "aria-valuemax": String(data.points), "aria-valuenow": String(data.peak + 1),
+    })) cursor.setAttribute(name, value);
+    svg.parentElement.append(cursor);
+    const readout = make("div", "readout"), text = make("span", "line"), reset = make("button", "");
+    reset.type = "button";
+    reset.textContent = "Show all";
+    reset.hidden = true;
+    svg.closest("figure").querySelector("figcaption").before(readout);
+    let place = data.peak, start = 0, end = data.points, live = false;
+
+    const names = Object.keys(data.columns).filter((name) => name !== "reserved");
+    const tell = () => {
+      const phase = data.phases.find(([, from, to]) => from <= place && place < to);
+      const held = names.map((name) => [name, levelAt(data.columns[name], place) * data.unit])
+        .filter(([, bytes]) => bytes);
+      const total = held.reduce((sum, [, bytes]) => sum + bytes, 0);
+      const source = data.line.length ? data.lines[levelAt(data.line, place)] : undefined;
+      const words = [`${place + 1} of ${data.points}`, phase ? phase[0] : "", source ?? ""].filter(Boolean).join(" · ");
+      const sums = [["allocated", total], ["reserved", levelAt(data.columns.reserved, place) * data.unit]];
+      text.textContent = words;
+      readout.replaceChildren(text, ...[...sums, ...held].map(([name, bytes]) => {
+        const item = make("span", "");
+        if (names.includes(name)) item.append(make("span", `swatch ${name.replaceAll(" ", "-")}`));
+        item.append(`${name} ${sized(bytes)}`);
+        return item;
+      }), reset);
+      cursor.setAttribute("aria-valuenow", String(place + 1));
+      cursor.setAttribute("aria-valuetext",
+        [words, ...[...sums, ...held].map(([name, bytes]) => `${name} ${sized(bytes)}`)].join(", "));
+      line.hidden = !live || place < start || place >= end;
+      line.style.left = share(place + .5 - start, end - start);
+    };
+    const zoom = (from, to) => {
+      const span = clamp(Math.round(to - from), Math.min(8, data.points), data.points);
+      start = clamp(Math.round(from), 0, data.points - span);
+      end = start + span;
+      plot.setAttribute("viewBox", `${start} 0 ${span} ${depth}`);
+      reset.hidden = span === data.points;
+      const xOf = (index) => left + width * (index - start) / span;
+      for (const label of svg.querySelectorAll(".at-point")) {
+        const index = Number(label.dataset.index);
+        const shift = xOf(index + .5) - (left + width * (index + .5) / data.points);
+        label.setAttribute("transform", `translate(${shift} 0)`);
+        label.toggleAttribute("hidden", index < start || index >= end);
+      }
+      let free = -Infinity;
+      for (const label of svg.querySelectorAll(".phase-name")) {
+        label.dataset.x ??= label.getAttribute("x");
+        const [from, to] = [label.dataset.start, label.dataset.end].map((it) => clamp(xOf(Number(it)), left, left + width));
+        const x = span === data.points ? Number(label.dataset.x) : (from + to) / 2;
+        const half = label.textContent.length * 2.9;
+        const room = span === data.points || (to > from && x - half >= free && x - half >= left - 2 && x + half <= left + width + 2);
+        label.setAttribute("x", x);
+        label.style.visibility = room ? "" : "hidden";
+        if (room) free = x + half + 4;
+      }
+      tell();
+    };
+    const indexOf = (event) => {
+      const area = cursor.getBoundingClientRect();
+      return start + (event.clientX - area.left) / area.width * (end - start);
+    };
+    let origin = null;
+    cursor.addEventListener("pointermove", (event) => {
+      live = true;
+      place = clamp(Math.floor(indexOf(event)), 0, data.points - 1);
+      if (origin !== null) {
+        const [from, to] = [origin, indexOf(event)].sort((a, b) => a - b);
+        chosen.hidden = false;
+        chosen.style.left = share(from - start, end - start);
+        chosen.style.width = share(to - from, end - start);
+      }
+      tell();
+    });
+    cursor.addEventListener("pointerdown", (event) => {
+      if (event.pointerType !== "mouse" || event.button) return;
+      origin = indexOf(event);
+      cursor.setPointerCapture(event.pointerId);
+    });
+    cursor.addEventListener("pointerup", (event) => {
+      const [from, to] = [origin, indexOf(event)].sort((a, b) => a - b);
+      const moved = origin !== null && (to - from) / (end - start) > .01;
+      origin = null;
+      chosen.hidden = true;
+      if (moved) zoom(Math.floor(from), Math.ceil(to));
+    });
+    cursor.addEventListener("pointercancel", () => { origin = null; chosen.hidden = true; });
+    cursor.addEventListener("dblclick", () => zoom(0, data.points));
+    reset.addEventListener("click", () => { zoom(0, data.points); cursor.focus(); });
+    cursor.addEventListener("focus", () => { live = true; tell(); });
+    cursor.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      const pace = event.shiftKey ? Math.max(1, Math.round((end - start) / 10)) : 1;
+      const goto = (index) => {
+        place = clamp(index, 0, data.points - 1);
+        const span = end - start;
+        if (place < start || place >= end) zoom(place - span / 2, place + span / 2); else tell();
+      };
+      const scale = (factor) => {
+        const span = (end - start) * factor;
+        zoom(place - span / 2, place + span / 2);
+      };
+      const action = {
+        ArrowLeft: () => goto(place - pace), ArrowRight: () => goto(place + pace),
+        ArrowDown: () => goto(place - pace), ArrowUp: () => goto(place + pace),
+        PageDown: () => goto(place - 10 * pace), PageUp: () => goto(place + 10 * pace),
+        Home: () => goto(0), End: () => goto(data.points - 1), p: () => goto(data.peak), P: () => goto(data.peak),
+        "+": () => scale(.5), "=": () => scale(.5), "-": () => scale(2), Escape: () => zoom(0, data.points),
+        0: () => zoom(0, data.points),
+      }[event.key];
+      if (!action) return;
+      event.preventDefault();
+      action();
+    });
+    tell();
+  };
+
   // -- commands --
 
   const copied = async (button) => {
@@ -46,6 +195,7 @@
       button.hidden = false;
       button.addEventListener("click", () => copied(button));
     }
+    for (const svg of within.querySelectorAll("svg.timeline")) explorable(svg);
   };
   enliven(document);
   if (!at("table")) {
