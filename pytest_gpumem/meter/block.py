@@ -44,7 +44,7 @@ def use_virtual_gpu(card: str = DEFAULT_CARD, *, devices: int = 1) -> None:
     device.named = device.card
     device.card = device.demanded or device.card
     device.show_always(devices)
-    __import__("torch")  # upon which the GPU is shown
+    import torch  # noqa: F401 - upon which the GPU is shown
 
 
 def activate(meter: Meter) -> None:
