@@ -6,6 +6,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from pytest_gpumem.devices.virtual.values import (
+    attention,
+    matrix_products,
+    normalization,
+    recurrent,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -14,6 +21,8 @@ if TYPE_CHECKING:
 
 
 aten: Final = torch.ops.aten
+MAX: Final = 2
+"""embedding_bag's mode: the greatest of each bag"""
 
 
 # -- unique: CUDA sorts always, and its outputs that nobody asked for are empty --
@@ -114,6 +123,151 @@ def _linalg_svd(
     return result
 
 
+# -- losses, dropout, embeddings, grids --
+
+
+def _cudnn_ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor | list[int],
+    target_lengths: Tensor | list[int],
+    blank: int,
+    _deterministic: bool,
+    zero_infinity: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the loss, and its gradient by the probabilities, which cuDNN computes at once."""
+    lengths = (input_lengths, target_lengths)
+    arguments = (log_probs, targets, *lengths)
+    loss, alpha = aten._ctc_loss(*arguments, blank, zero_infinity)
+    gradient = aten._ctc_loss_backward(
+        torch.ones_like(loss), *arguments, loss, alpha, blank, zero_infinity
+    )
+    return loss, gradient
+
+
+def _fused_dropout(
+    values: Tensor, keep: float, generator: torch.Generator | None = None
+) -> tuple[Tensor, Tensor]:
+    mask = torch.rand(values.shape, generator=generator) < keep
+    return values * mask / keep, mask.to(torch.uint8)
+
+
+def _masked_scale(values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    return values * mask * scale
+
+
+def _embedding_bag(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    _scale_grad: bool = False,
+    mode: int = 0,
+    _sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what the CPU's operator leaves out where it has a fast way: each index's bag."""
+    starts = offsets[:-1] if include_last_offset else offsets
+    output, _, _, greatest = aten._embedding_bag(
+        weight,
+        indices,
+        offsets,
+        False,
+        mode,
+        False,
+        per_sample_weights,
+        include_last_offset,
+        padding_idx,
+    )
+    ends = torch.cat([starts[1:], starts.new_tensor([indices.shape[0]])])
+    bags = torch.arange(starts.shape[0]).repeat_interleave(ends - starts).to(indices.dtype)
+    counted = bags[indices != padding_idx] if padding_idx >= 0 else bags
+    sizes = torch.bincount(counted, minlength=offsets.shape[0]).to(indices.dtype)
+    shape = (starts.shape[0], weight.shape[1]) if mode == MAX else (0,)
+    return output, bags, sizes, greatest.reshape(shape) if mode == MAX else greatest.new_empty(0)
+
+
+def _log_sigmoid_forward(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return no buffer: CUDA's backward pass takes none."""
+    return aten.log_sigmoid_forward(values)[0], values.new_empty(0)
+
+
+def _log_sigmoid_backward(gradient: Tensor, values: Tensor, _buffer: Tensor) -> Tensor:
+    return gradient * (-values).sigmoid()
+
+
+def _grid_sampler(values: Tensor, grid: Tensor) -> Tensor:
+    """Interpolate linearly, with zeros outside and aligned corners: all that cuDNN does."""
+    result: Tensor = aten.grid_sampler_2d(values, grid, 0, 0, True)
+    return result
+
+
+def _grid_sampler_backward(values: Tensor, grid: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
+    result: tuple[Tensor, ...] = aten.grid_sampler_2d_backward(
+        gradient, values, grid, 0, 0, True, [True, True]
+    )
+    return result
+
+
+def _affine_grid(theta: Tensor, *size: int) -> Tensor:
+    result: Tensor = aten.affine_grid_generator(theta, list(size), True)
+    return result
+
+
+def _affine_grid_backward(gradient: Tensor, *size: int) -> Tensor:
+    result: Tensor = aten.affine_grid_generator_backward(gradient, list(size), True)
+    return result
+
+
+def _convolution(
+    values: Tensor,
+    weight: Tensor,
+    padding: list[int],
+    stride: list[int],
+    dilation: list[int],
+    groups: int,
+    *_options: bool,
+) -> Tensor:
+    result: Tensor = aten.convolution(
+        values, weight, None, stride, padding, dilation, False, [0] * len(padding), groups
+    )
+    return result
+
+
+def _convolution_relu(
+    values: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    result: Tensor = aten.convolution(
+        values, weight, bias, stride, padding, dilation, False, [0] * len(padding), groups
+    )
+    return result.relu()
+
+
+def _convolution_add_relu(
+    values: Tensor,
+    weight: Tensor,
+    added: Tensor,
+    alpha: float | None,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    result = aten.convolution(
+        values, weight, bias, stride, padding, dilation, False, [0] * len(padding), groups
+    )
+    total: Tensor = result + (1 if alpha is None else alpha) * added
+    return total.relu()
+
+
 EQUIVALENTS: Final[dict[OpOverload, Callable[..., Any]]] = {
     aten._unique2.default: _unique2,
     aten.unique_dim.default: _unique_dim,
@@ -122,5 +276,77 @@ EQUIVALENTS: Final[dict[OpOverload, Callable[..., Any]]] = {
     aten.histc.default: _histc,
     aten.linalg_lstsq.default: _linalg_lstsq,
     aten._linalg_svd.default: _linalg_svd,
+    aten._cudnn_ctc_loss.default: _cudnn_ctc_loss,
+    aten._cudnn_ctc_loss.Tensor: _cudnn_ctc_loss,
+    aten._fused_dropout.default: _fused_dropout,
+    aten._masked_scale.default: _masked_scale,
+    aten._embedding_bag.default: _embedding_bag,
+    aten._embedding_bag_forward_only.default: _embedding_bag,
+    aten.log_sigmoid_forward.default: _log_sigmoid_forward,
+    aten.log_sigmoid_backward.default: _log_sigmoid_backward,
+    aten.cudnn_grid_sampler.default: _grid_sampler,
+    aten.cudnn_grid_sampler_backward.default: _grid_sampler_backward,
+    aten.cudnn_affine_grid_generator.default: _affine_grid,
+    aten.cudnn_affine_grid_generator_backward.default: _affine_grid_backward,
+    aten.cudnn_convolution.default: _convolution,
+    aten.cudnn_convolution_relu.default: _convolution_relu,
+    aten.cudnn_convolution_add_relu.default: _convolution_add_relu,
+    # normalisation
+    aten.native_batch_norm.default: normalization.batch_norm,
+    aten._native_batch_norm_legit.default: normalization.batch_norm,
+    aten._native_batch_norm_legit.no_stats: normalization.batch_norm_no_stats,
+    aten.native_batch_norm_backward.default: normalization.batch_norm_backward,
+    aten.cudnn_batch_norm.default: normalization.cudnn_batch_norm,
+    aten.cudnn_batch_norm_backward.default: normalization.cudnn_batch_norm_backward,
+    aten._batch_norm_with_update.default: normalization.batch_norm_with_update,
+    aten._batch_norm_no_update.default: normalization.batch_norm_no_update,
+    aten.batch_norm_backward.default: normalization.batch_norm_backward,
+    aten.batch_norm_stats.default: normalization.batch_norm_stats,
+    aten.batch_norm_elemt.default: normalization.batch_norm_elemt,
+    aten.batch_norm_gather_stats.default: normalization.batch_norm_gather_stats,
+    aten.batch_norm_gather_stats_with_counts.default: (
+        normalization.batch_norm_gather_stats_with_counts
+    ),
+    aten.batch_norm_backward_reduce.default: normalization.batch_norm_backward_reduce,
+    aten.batch_norm_backward_elemt.default: normalization.batch_norm_backward_elemt,
+    aten.native_layer_norm.default: normalization.layer_norm,
+    aten.native_layer_norm_backward.default: normalization.layer_norm_backward,
+    aten._fused_rms_norm.default: normalization.rms_norm,
+    aten._fused_rms_norm_backward.default: normalization.rms_norm_backward,
+    # attention
+    aten._scaled_dot_product_flash_attention.default: attention.sdpa_flash,
+    aten._scaled_dot_product_flash_attention_backward.default: attention.sdpa_flash_backward,
+    aten._scaled_dot_product_efficient_attention.default: attention.sdpa_efficient,
+    aten._scaled_dot_product_efficient_attention_backward.default: (
+        attention.sdpa_efficient_backward
+    ),
+    aten._scaled_dot_product_cudnn_attention.default: attention.sdpa_cudnn,
+    aten._scaled_dot_product_cudnn_attention_backward.default: attention.sdpa_cudnn_backward,
+    aten._flash_attention_forward.default: attention.flash_forward,
+    aten._flash_attention_backward.default: attention.flash_backward,
+    aten._efficient_attention_forward.default: attention.efficient_forward,
+    aten._efficient_attention_backward.default: attention.efficient_backward,
+    # recurrent networks
+    aten._cudnn_rnn.default: recurrent.cudnn_rnn,
+    aten._cudnn_rnn_backward.default: recurrent.cudnn_rnn_backward,
+    aten._thnn_fused_lstm_cell.default: recurrent.lstm_cell,
+    aten._thnn_fused_lstm_cell_backward_impl.default: recurrent.lstm_cell_backward,
+    aten._thnn_fused_gru_cell.default: recurrent.gru_cell,
+    aten._thnn_fused_gru_cell_backward.default: recurrent.gru_cell_backward,
+    # products of matrices
+    aten.mm.dtype: matrix_products.product,
+    aten.mm.dtype_out: matrix_products.product,
+    aten.bmm.dtype: matrix_products.product,
+    aten.bmm.dtype_out: matrix_products.product,
+    aten.addmm.dtype: matrix_products.added_product,
+    aten.addmm.dtype_out: matrix_products.added_product,
+    aten.baddbmm.dtype: matrix_products.added_product,
+    aten.baddbmm.dtype_out: matrix_products.added_product,
+    aten._scaled_mm.default: matrix_products.scaled_mm,
+    aten._scaled_mm.out: matrix_products.scaled_mm,
+    aten._grouped_mm.default: matrix_products.grouped_mm,
+    aten._scaled_grouped_mm.default: matrix_products.scaled_grouped_mm,
+    aten._convert_weight_to_int4pack.default: matrix_products.convert_weight_to_int4pack,
+    aten._weight_int4pack_mm.default: matrix_products.weight_int4pack_mm,
 }
 """a function of the operator's arguments as CPU tensors: it returns what the CUDA operator does"""

@@ -75,6 +75,15 @@ def tensors_in(arguments: object) -> Iterator[Tensor]:
             yield from tensors_in(argument)
 
 
+def paired(result: object, host: object) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Yield a CUDA operator's tensors, each with the host's in its place, if there is one."""
+    if isinstance(result, Tensor):
+        yield result, host if isinstance(host, Tensor) else None
+    elif isinstance(result, (list, tuple)) and isinstance(host, (list, tuple)):
+        for tensor, values in zip(result, host, strict=False):
+            yield from paired(tensor, values)
+
+
 def map_arguments(
     arguments: object,
     on_host: Callable[[Tensor], Tensor],

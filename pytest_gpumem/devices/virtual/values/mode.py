@@ -22,10 +22,12 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
     is_plain,
     map_arguments,
     over_device_memory,
+    paired,
     tensors_in,
 )
 from pytest_gpumem.devices.virtual.values.known import KnownValues
 from pytest_gpumem.devices.virtual.values.operators import Call, let_pass, traits_of
+from pytest_gpumem.devices.virtual.values.precision import in_types_of_the_host
 from pytest_gpumem.devices.virtual.values.sized_outputs import CHECKS, copies_of
 
 if TYPE_CHECKING:
@@ -168,7 +170,12 @@ class ValueMode:
         """
         if not all(is_plain(tensor) and self.is_small(tensor) for tensor in inputs):
             return None
-        unknown = [tensor for tensor in inputs if not self.values.is_known(tensor)]
+        unread = {id(tensor) for tensor in call.unread()}
+        unknown = [
+            tensor
+            for tensor in inputs
+            if id(tensor) not in unread and not self.values.is_known(tensor)
+        ]
         if unknown and not decides:
             return None
         if torch.cuda.is_current_stream_capturing():
@@ -200,8 +207,8 @@ class ValueMode:
         try:
             if call.traits.random:
                 with self._seeded(call, device):
-                    return (function(*plan.args, **plan.kwargs),)
-            return (function(*plan.args, **plan.kwargs),)
+                    return (in_types_of_the_host(function, plan.args, plan.kwargs),)
+            return (in_types_of_the_host(function, plan.args, plan.kwargs),)
         except NO_MEMORY:
             raise
         except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError) as error:
@@ -227,29 +234,36 @@ class ValueMode:
                 on_device = (tensor for tensor in (*outputs, *written) if tensor.is_cuda)
                 device = next((tensor.get_device() for tensor in on_device), 0)
                 host = self.compute(call, plan, device)
-            if host is not None and self._write(fresh, outputs, host[0], plan):
+            if host is not None and self._write(call, fresh, result, host[0], plan):
                 return
         for tensor in (*fresh, *written):
             if tensor.is_cuda and is_plain(tensor) and not call.copies_bytes_to(tensor):
                 self._leave_unknown(call, tensor)
 
     def _write(
-        self, fresh: Sequence[Tensor], outputs: Sequence[Tensor], host: object, plan: Plan
+        self, call: Call, fresh: Sequence[Tensor], result: object, host: object, plan: Plan
     ) -> bool:
-        """Write the host's results; return whether they are all that the CUDA operator has."""
-        results = list(tensors_in(host))
-        if len(results) != len(outputs):
+        """Write the host's results; False: they are not of the CUDA operator's form.
+
+        A single one that the host has not, or of another size, is unknown.
+        """
+        pairs = list(paired(result, host))
+        if len(pairs) != sum(1 for _ in tensors_in(result)):
             return False
-        complete = all(
-            self.values.write(tensor, copy, assumed=plan.assumed) for tensor, copy in plan.copies
-        )
+        for tensor, copy in plan.copies:
+            if not self.values.write(tensor, copy, assumed=plan.assumed):
+                self.values.forget(tensor)
         are_fresh = {id(tensor) for tensor in fresh}
-        for tensor, values in zip(outputs, results, strict=True):
-            if id(tensor) in are_fresh:
-                complete &= tensor.shape == values.shape and self.values.write(
-                    tensor, values, assumed=plan.assumed
-                )
-        return complete
+        for tensor, values in pairs:
+            if id(tensor) not in are_fresh:
+                continue
+            if (
+                values is None
+                or values.shape != tensor.shape
+                or not self.values.write(tensor, values, assumed=plan.assumed)
+            ):
+                self._leave_unknown(call, tensor)
+        return True
 
     def _leave_unknown(self, call: Call, tensor: Tensor) -> None:
         if _is_real(tensor) or call.traits.allocates or not self.is_small(tensor):

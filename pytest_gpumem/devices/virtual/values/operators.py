@@ -27,6 +27,23 @@ UNDECLARED: Final = {
 }
 """arguments that an operator writes though its schema does not say so"""
 SIZED: Final = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+CARRIED: Final = {"_cudnn_rnn_flatten_weight"}
+"""operators that move values by plain copies, which the native library carries out"""
+OVERWRITES: Final = {
+    *("copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"),
+    *("normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_"),
+    "log_normal_",
+}
+"""operators in place whose first argument's values do not matter"""
+UNREAD: Final = {
+    "aten::_cudnn_rnn": ("weight_buf", "dropout_state"),
+    "aten::_cudnn_rnn_backward": ("weight_buf", "output", "dropout_state", "reserve"),
+    "aten::cudnn_batch_norm_backward": ("reserveSpace",),
+    "aten::batch_norm_backward": ("reserve",),
+    "aten::_flash_attention_backward": ("unused",),
+    "aten::_scaled_dot_product_cudnn_attention_backward": ("cum_seq_q", "cum_seq_k"),
+}
+"""arguments of CUDA's operators that their equivalents do not read"""
 READS: Final = "_local_scalar_dense"
 """the operator behind ``item()``: it copies a tensor's own bytes to the host"""
 READERS: Final = {READS, "is_nonzero"}
@@ -45,6 +62,8 @@ class Traits(NamedTuple):
     """it reads memory of its own back, mostly for the size of its results"""
     written: tuple[tuple[int, str], ...]
     """place and name of the arguments that it writes"""
+    unread: tuple[tuple[int, str], ...]
+    """of the arguments whose values do not matter"""
 
 
 class Call(NamedTuple):
@@ -66,12 +85,18 @@ class Call(NamedTuple):
 
     def written(self) -> list[Tensor]:
         """Return the tensors among the arguments that the operator writes."""
+        return self._tensors_at(self.traits.written)
+
+    def unread(self) -> list[Tensor]:
+        """Return the tensors among the arguments whose values do not matter."""
+        return self._tensors_at(self.traits.unread)
+
+    def _tensors_at(self, places: Sequence[tuple[int, str]]) -> list[Tensor]:
         args, kwargs = self.args, self.kwargs
-        places = (
-            args[place] if place < len(args) else kwargs.get(name)
-            for place, name in self.traits.written
+        arguments = (
+            args[place] if place < len(args) else kwargs.get(name) for place, name in places
         )
-        return [tensor for argument in places for tensor in tensors_in(argument)]
+        return [tensor for argument in arguments for tensor in tensors_in(argument)]
 
     def argument(self, name: str) -> Any:  # noqa: ANN401 - of any type
         """Return the argument of a name, or its default; None where there is no such one."""
@@ -118,12 +143,19 @@ def traits_of(op: OpOverload) -> Traits:
         or (argument.alias_info is not None and argument.alias_info.is_write)
     )
     name = schema.name.partition("::")[2]
+    overwrites = name in OVERWRITES
     return Traits(
         allocates=name.startswith(("empty", "new_empty")) or name == "resize_",
         random=torch.Tag.nondeterministic_seeded in tags,
         reads_back=name == READS,
         sized=(bool(SIZED & tags) or schema.name in COPIES) and name != READS,
         written=written,
+        unread=tuple(
+            (place, argument.name)
+            for place, argument in enumerate(schema.arguments)
+            if argument.name in UNREAD.get(schema.name, ())
+            or ((place, argument.name) in written and (argument.kwarg_only or overwrites))
+        ),
     )
 
 
@@ -150,12 +182,14 @@ def let_pass(key: str) -> list[torch.library.Library]:
         name, _, overload = operator.partition(".")
         try:
             schema = torch._C._get_schema(f"{namespace}::{name}", overload)
+            tags = torch._C._get_operation_overload(f"{namespace}::{name}", overload)[2]
         except RuntimeError:  # an operator without a schema
             continue
         composite = has_kernel(full_name, "CompositeImplicitAutograd")
         composite = composite and not has_kernel(full_name, "CUDA")
         passive = writes_nothing(schema) and not (name in READERS or schema.name in COPIES)
-        if composite or passive or namespace in COLLECTIVES:
+        moves_views = torch.Tag.inplace_view in tags and not name.startswith("resize_")
+        if composite or passive or moves_views or name in CARRIED or namespace in COLLECTIVES:
             if namespace not in libraries:
                 libraries[namespace] = torch.library.Library(namespace, "IMPL")
             libraries[namespace].impl(operator, torch.library.fallthrough_kernel, key)

@@ -1,0 +1,288 @@
+"""Which of PyTorch's operators have the CPU's results on the virtual GPU that computes values.
+
+    python benchmarks/values_sweep.py [--samples 4] [--types float32,int64] [--only NAME ...]
+
+Takes the operators and samples of op_sweep.py, runs each on the CPU and, with everything computed,
+on the virtual GPU, forwards and backwards, and compares results and gradients: sizes, types and
+values, within a tolerance of a CPU against a GPU. Each chunk of operators runs in a fork: one that
+crashes is named and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+import warnings
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from op_sweep import backwards, database, kinds_of, name_of, tensors
+from provenance import line, publish
+from tabulate import tabulate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pytest_gpumem.devices.virtual.values.mode import ValueMode
+
+CHUNK = 40
+"""operators a process"""
+SLOWEST_S = 60
+"""seconds after which a process's operator hangs"""
+KINDS = ("float32", "bfloat16", "complex64", "int64", "bool")
+COPIED, HELD = 1 << 32, 8 << 30
+"""bytes: the library's limits of a copy and of all of the host's memory that it may take"""
+TOLERANCES = {"float32": 1e-3, "complex64": 1e-3, "bfloat16": 3e-2, "float16": 1e-2}
+UNDEFINED = ("empty", "new_empty")
+"""operators whose results have no values"""
+
+
+def moved(value: Any, device: str, *, grad: bool) -> Any:  # noqa: ANN401 - a sample's part
+    """Return a copy of a sample's part on a device; its tensors are leaves."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        there = value.detach().clone().to(device)
+        real = there.is_floating_point() or there.is_complex()
+        return there.requires_grad_() if grad and real else there
+    if isinstance(value, (list, tuple)):
+        parts = [moved(part, device, grad=grad) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, dict):
+        return {key: moved(part, device, grad=grad) for key, part in value.items()}
+    return torch.device(device) if value in {torch.device("cpu"), "cpu"} else value
+
+
+def outcome(op: Any, sample: Any, device: str, *, grad: bool) -> list[Any]:  # noqa: ANN401
+    """Run a sample on a device; return its results and gradients, on the host."""
+    import torch
+
+    given = (sample.input, tuple(sample.args), dict(sample.kwargs))
+    arguments = moved(given, device, grad=grad)
+    if not list(tensors(given[0])) and not list(tensors(given[1])):
+        arguments[2]["device"] = device
+    torch.manual_seed(0)
+    result = op(arguments[0], *arguments[1], **arguments[2])
+    if grad:
+        backwards(sample.output_process_fn_grad(result))
+    leaves = [leaf for part in (arguments[0], arguments[1]) for leaf in tensors(part)]
+    gradients = [leaf.grad for leaf in leaves if leaf.is_leaf and leaf.grad is not None]
+    results = list(tensors(result)) if not isinstance(result, (bool, int, float)) else [result]
+    return [
+        part.detach().cpu() if isinstance(part, torch.Tensor) else part
+        for part in (*results, *gradients)
+    ]
+
+
+def difference(op: Any, kind: Any, results: list[Any], expected: list[Any]) -> str:  # noqa: ANN401
+    """Return in a line how results differ from the CPU's, or nothing."""
+    import torch
+
+    if len(results) != len(expected):
+        return f"{len(results)} results instead of {len(expected)}"
+    name = str(kind)[6:]
+    tolerance = TOLERANCES.get(name, 0.0)
+    for place, (result, wanted) in enumerate(zip(results, expected, strict=True)):
+        if name_of(op).startswith(UNDEFINED) or op.name in RANDOM:
+            if isinstance(wanted, torch.Tensor) and result.shape != wanted.shape:
+                return f"result {place}: sizes {tuple(result.shape)} not {tuple(wanted.shape)}"
+            continue
+        try:
+            torch.testing.assert_close(
+                result, wanted, rtol=tolerance, atol=tolerance, equal_nan=True
+            )
+        except AssertionError as error:
+            return f"result {place}: " + " ".join(str(error).split())[:110]
+    return ""
+
+
+RANDOM = {
+    *("bernoulli", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal"),
+    *("rand_like", "randn", "randn_like", "randint", "randint_like", "uniform", "randperm"),
+    *("nn.functional.dropout", "nn.functional.dropout2d", "nn.functional.dropout3d", "rand"),
+    *("nn.functional.alpha_dropout", "nn.functional.feature_alpha_dropout", "poisson"),
+    *("nn.functional.fractional_max_pool2d", "nn.functional.fractional_max_pool3d"),
+    *("nn.functional.multi_head_attention_forward", "nn.functional.rrelu", "pca_lowrank"),
+    *("svd_lowrank", "bernoulli_", "native_dropout", "torch.Generator"),
+}
+"""operators whose results differ between a CPU and a GPU, which draw other random numbers"""
+
+
+def attempt(op: Any, kind: Any, most: int, mode: ValueMode) -> tuple[int, str, str]:  # noqa: ANN401
+    """Compare an operator's samples in a type.
+
+    Returns:
+        how many were compared; how the first that differs does; why the CPU alone failed.
+    """
+    compared, problem, cpu = 0, "", ""
+    grad = op.supports_autograd and all(
+        kind in op.supported_backward_dtypes(device) for device in ("cpu", "cuda")
+    )
+    samples = iter(op.sample_inputs("cpu", kind, requires_grad=False))
+    for _ in range(most):
+        try:
+            sample = next(samples, None)
+            if sample is None:
+                break
+            expected = outcome(op, sample, "cpu", grad=grad)
+        except Exception as error:  # noqa: BLE001
+            cpu = cpu or summary(error)
+            continue
+        try:
+            with mode:
+                results = outcome(op, sample, "cuda", grad=grad)
+        except Exception as error:  # noqa: BLE001
+            problem = problem or summary(error)
+            continue
+        compared += 1
+        problem = problem or difference(op, kind, results, expected)
+    return compared, problem, cpu
+
+
+def summary(error: Exception) -> str:
+    """Return an error in a line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:110]}"
+
+
+def compare(names: Iterable[str], kinds: list[str], most: int) -> Iterator[dict[str, Any]]:
+    """Compare operators; yield a record before and after each."""
+    import pytest_gpumem
+
+    pytest_gpumem.use_virtual_gpu("H100", devices=2)
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
+    from pytest_gpumem.devices.virtual.values.mode import ValueMode
+
+    warnings.simplefilter("ignore")
+    device = VirtualDevice.loaded()
+    assert device is not None
+    device.library.set_value_limits(COPIED, HELD)
+    known = {name_of(op): op for op in database()}
+    for name in names:
+        signal.alarm(SLOWEST_S)
+        yield {"begun": name}
+        record: dict[str, Any] = {"done": name, "compared": 0, "reason": "", "cpu": ""}
+        mode = ValueMode(device.library, "full")
+        op = known[name]
+        for kind in kinds_of(op, kinds):
+            try:
+                compared, problem, cpu = attempt(op, kind, most, mode)
+            except Exception as error:  # noqa: BLE001 - making a sample
+                compared, problem, cpu = 0, "", summary(error)
+            record["compared"] += compared
+            if problem and not record["reason"]:
+                record["reason"] = f"{str(kind)[6:]}: {problem}"
+            record["cpu"] = record["cpu"] or cpu
+        record["failures"] = mode.failures
+        yield record
+    signal.alarm(0)
+
+
+def forked(names: list[str], kinds: list[str], most: int) -> Iterator[dict[str, Any]]:
+    """Compare operators in a fork; yield its records, and at last how it ended."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(read)
+        with os.fdopen(write, "w") as pipe:
+            for record in compare(names, kinds, most):
+                pipe.write(json.dumps(record) + "\n")
+                pipe.flush()
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        yield from map(json.loads, pipe)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status:
+        yield {"ended": signal.Signals(-status).name if status < 0 else f"exit status {status}"}
+
+
+def swept(names: list[str], kinds: list[str], most: int) -> dict[str, dict[str, Any]]:
+    """Compare all operators; return what became of each."""
+    records: dict[str, dict[str, Any]] = {}
+    while left := [name for name in names if name not in records]:
+        current = left[0]
+        for record in forked(left[:CHUNK], kinds, most):
+            if "begun" in record:
+                current = record["begun"]
+            elif "done" in record:
+                records[record["done"]] = record
+            else:
+                records[current] = {"crash": record["ended"], "compared": 0}
+    return records
+
+
+def verdict(record: dict[str, Any]) -> str:
+    """Sort an operator's outcome."""
+    if record.get("crash"):
+        return "crashes or hangs"
+    if record["reason"]:
+        return "differs"
+    return "as on the CPU" if record["compared"] else "the CPU has none"
+
+
+def report(records: dict[str, dict[str, Any]], kinds: list[str], most: int, seconds: float) -> str:
+    """Return the sweep's result as text."""
+    verdicts = {name: verdict(record) for name, record in records.items()}
+    rows = Counter(verdicts.values()).most_common()
+    samples = sum(record["compared"] for record in records.values())
+    lines = [
+        "PyTorch's operators on the virtual GPU (H100) with everything computed, and on the CPU",
+        f"up to {most} samples of each in {', '.join(kinds)}, where it has them; gradients too",
+        line(),
+        "",
+        tabulate([*rows, ["operators", len(records)]], ["results", "operators"]),
+        "",
+        f"{samples} samples were compared, in {seconds:.0f} s",
+    ]
+    for kind in ("crashes or hangs", "differs", "the CPU has none"):
+        names = sorted(name for name, kind_of in verdicts.items() if kind_of == kind)
+        if names:
+            lines += ["", f"{kind}:", *(f"    {name}: {why(records[name])}" for name in names)]
+    failures: dict[str, str] = {}
+    for record in records.values():
+        failures.update(record.get("failures", {}))
+    if failures:
+        lines += ["", "operators that the host could not compute:"]
+        lines += [f"    {name}: {reason[:150]}" for name, reason in sorted(failures.items())]
+    return "\n".join(lines)
+
+
+def why(record: dict[str, Any]) -> str:
+    """Return why an operator's results are not the CPU's."""
+    return str(record.get("crash") or record["reason"] or record["cpu"])
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    """Sweep; return 1 where an operator crashes."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--samples", type=int, default=4, help="most samples of an operator")
+    parser.add_argument("--types", default=",".join(KINDS), help="of the samples")
+    parser.add_argument("--every", type=int, default=1, help="one operator of so many")
+    parser.add_argument("--only", nargs="+", default=[], help="these operators")
+    args = parser.parse_args(arguments)
+    kinds = args.types.split(",")
+    from pytest_gpumem.devices.cards import CARDS
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
+
+    VirtualDevice.load(CARDS["H100"])  # before torch; forks initialise it
+    started = time.monotonic()
+    names = args.only or sorted({name_of(op) for op in database()})[:: args.every]
+    if len(names) < CHUNK:
+        database()  # for the forks
+    records = swept(names, kinds, args.samples)
+    text = report(records, kinds, args.samples, time.monotonic() - started)
+    if args.only or args.every > 1:
+        print(text)
+    else:
+        publish("values_sweep", text)
+    return any(verdict(record) == "crashes or hangs" for record in records.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,466 @@
+"""Equivalents of CUDA's attention: flash, memory-efficient and cuDNN's, forwards and backwards.
+
+All are softmax(q @ k.T * scale + bias) @ v, computed in single precision, with the logarithm of the
+sum of exponentials that the backward pass takes. Dropout's mask is drawn from the seed that the
+operator returns, so that the backward pass has the same one.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FROM_TOP_LEFT, FROM_BOTTOM_RIGHT = 1, 2
+"""PyTorch's numbers of causal masks for memory-efficient attention: CustomMaskType"""
+LOWER_RIGHT: Final = "lower right"
+UPPER_LEFT: Final = "upper left"
+ALIGNED: Final = {0: None, FROM_TOP_LEFT: UPPER_LEFT, FROM_BOTTOM_RIGHT: LOWER_RIGHT}
+EFFICIENT_ROWS: Final = 32
+"""rows to whose multiple memory-efficient attention pads the logarithms that it returns"""
+
+
+class Options(NamedTuple):
+    """What attention depends on beside its tensors."""
+
+    scale: float
+    causal: str | None = None
+    """where the causal mask's diagonal ends, if there is one"""
+    dropout: float = 0.0
+    seed: int = 0
+    window: tuple[int, int] = (-1, -1)
+    """keys before and after a query that it sees; -1: all"""
+
+
+def _scale(scale: float | None, query: Tensor) -> float:
+    return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+
+def _as_many_heads(keys: Tensor, query: Tensor) -> Tensor:
+    """Return keys or values repeated for the groups of heads that share them."""
+    return keys.repeat_interleave(query.shape[-3] // keys.shape[-3], -3).float()
+
+
+def _shared_heads(gradient: Tensor, keys: Tensor) -> Tensor:
+    """Return the gradient of keys or values, summed over the heads that share them."""
+    groups = gradient.shape[-3] // keys.shape[-3]
+    if groups > 1:
+        gradient = gradient.unflatten(-3, (keys.shape[-3], groups)).sum(-3)
+    return gradient.to(keys.dtype)
+
+
+def _scores(query: Tensor, key: Tensor, bias: Tensor | None, options: Options) -> Tensor:
+    scores = query.float() @ _as_many_heads(key, query).mT * options.scale
+    if bias is not None:
+        masked = (
+            torch.zeros_like(bias, dtype=torch.float32).masked_fill_(~bias, -math.inf)
+            if bias.dtype == torch.bool
+            else bias.float()
+        )
+        scores = scores + masked[..., : scores.shape[-2], : scores.shape[-1]]
+    rows, columns = scores.shape[-2:]
+    shift = columns - rows if options.causal == LOWER_RIGHT else 0
+    distance = torch.arange(columns) - torch.arange(rows)[:, None] - shift
+    left, right = options.window
+    if options.causal is not None:
+        scores = scores.masked_fill(distance > 0, -math.inf)
+    if right >= 0:
+        scores = scores.masked_fill(distance > right, -math.inf)
+    if left >= 0:
+        scores = scores.masked_fill(distance < -left, -math.inf)
+    return scores
+
+
+def _dropout_mask(scores: Tensor, options: Options) -> Tensor | None:
+    """Return the mask's factors: 0, or what keeps the mean as it is."""
+    if not options.dropout:
+        return None
+    generator = torch.Generator().manual_seed(options.seed)
+    return (torch.rand(scores.shape, generator=generator) >= options.dropout) / (
+        1 - options.dropout
+    )
+
+
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, options: Options
+) -> tuple[Tensor, Tensor]:
+    """Return the output, and the logarithm of each row's sum, of heads before rows."""
+    scores = _scores(query, key, bias, options)
+    logarithm = scores.logsumexp(-1)
+    weights = (scores - logarithm[..., None]).exp().nan_to_num(0.0)
+    mask = _dropout_mask(scores, options)
+    if mask is not None:
+        weights = weights * mask
+    return (weights @ _as_many_heads(value, query)).to(query.dtype), logarithm
+
+
+def attention_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    options: Options,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key, value, and of the bias as large as the scores."""
+    scores = _scores(query, key, bias, options)
+    plain = scores.softmax(-1).nan_to_num(0.0)
+    mask = _dropout_mask(scores, options)
+    incoming = gradient.float()
+    by_weights = incoming @ _as_many_heads(value, query).mT
+    weights = plain
+    if mask is not None:
+        weights, by_weights = plain * mask, by_weights * mask
+    by_scores = plain * (by_weights - (plain * by_weights).sum(-1, keepdim=True))
+    by_query = by_scores @ _as_many_heads(key, query) * options.scale
+    by_key = by_scores.mT @ query.float() * options.scale
+    by_value = weights.mT @ incoming
+    return (
+        by_query.to(query.dtype),
+        _shared_heads(by_key, key),
+        _shared_heads(by_value, value),
+        by_scores,
+    )
+
+
+def _reduced(gradient: Tensor, bias: Tensor) -> Tensor:
+    """Return the gradient of a bias that was expanded."""
+    return gradient.sum_to_size(bias.shape).to(bias.dtype)
+
+
+def _draw(dropout: float) -> int:
+    return int(torch.randint(1 << 62, ())) if dropout else 0
+
+
+def _number(seed: Tensor) -> int:
+    return int(seed.flatten()[0].to(torch.int64)) if seed.numel() else 0
+
+
+# -- torch.nn.functional.scaled_dot_product_attention: heads before rows --
+
+
+def sdpa_flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout: float = 0.0,
+    causal: bool = False,
+    _debug: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[object, ...]:
+    """Return what ``_scaled_dot_product_flash_attention`` does; no mask for debugging."""
+    seed = _draw(dropout)
+    options = Options(_scale(scale, query), LOWER_RIGHT if causal else None, dropout, seed)
+    output, logarithm = attention(query, key, value, None, options)
+    state = torch.tensor([seed, 0]).to(torch.uint64)
+    rows = (query.shape[-2], key.shape[-2])
+    return output, logarithm, None, None, *rows, state, state.new_zeros(()), output.new_empty(0)
+
+
+def sdpa_flash_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _output: Tensor,
+    _logarithm: Tensor,
+    _cum_seq_q: Tensor | None,
+    _cum_seq_k: Tensor | None,
+    _max_q: int,
+    _max_k: int,
+    dropout: float,
+    causal: bool,
+    seed: Tensor,
+    _offset: Tensor,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, ...]:
+    """Return the gradients of query, key and value."""
+    number = _number(seed) if dropout else 0
+    options = Options(_scale(scale, query), LOWER_RIGHT if causal else None, dropout, number)
+    return attention_backward(gradient, query, key, value, None, options)[:3]
+
+
+def sdpa_efficient(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    compute_log_sumexp: bool,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[object, ...]:
+    """Return what ``_scaled_dot_product_efficient_attention`` does."""
+    seed = _draw(dropout)
+    options = Options(_scale(scale, query), UPPER_LEFT if causal else None, dropout, seed)
+    output, logarithm = attention(query, key, value, bias, options)
+    return (
+        output,
+        _padded(logarithm) if compute_log_sumexp else logarithm[..., :0],
+        torch.tensor(seed),
+        torch.tensor(0),
+    )
+
+
+def _padded(logarithm: Tensor) -> Tensor:
+    rows = -logarithm.shape[-1] % EFFICIENT_ROWS
+    return torch.nn.functional.pad(logarithm, (0, rows), value=math.inf)
+
+
+def sdpa_efficient_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    _output: Tensor,
+    _logarithm: Tensor,
+    seed: Tensor,
+    _offset: Tensor,
+    dropout: float,
+    mask: list[bool],
+    causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of query, key, value and bias."""
+    number = _number(seed) if dropout else 0
+    options = Options(_scale(scale, query), UPPER_LEFT if causal else None, dropout, number)
+    *gradients, by_bias = attention_backward(gradient, query, key, value, bias, options)
+    return *gradients, _reduced(by_bias, bias) if bias is not None and mask[3] else None
+
+
+def sdpa_cudnn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    _compute_log_sumexp: bool,
+    dropout: float = 0.0,
+    causal: bool = False,
+    _debug: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[object, ...]:
+    """Return what ``_scaled_dot_product_cudnn_attention`` does."""
+    seed = _draw(dropout)
+    options = Options(_scale(scale, query), UPPER_LEFT if causal else None, dropout, seed)
+    output, logarithm = attention(query, key, value, bias, options)
+    rows = (query.shape[-2], key.shape[-2])
+    seeds = torch.tensor(seed), torch.tensor(0)
+    return output, logarithm[..., None], None, None, *rows, *seeds, None
+
+
+def sdpa_cudnn_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _output: Tensor,
+    _logarithm: Tensor,
+    seed: Tensor,
+    _offset: Tensor,
+    bias: Tensor | None,
+    _cum_seq_q: Tensor | None,
+    _cum_seq_k: Tensor | None,
+    _max_q: int,
+    _max_k: int,
+    dropout: float,
+    causal: bool,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, ...]:
+    """Return the gradients of query, key and value."""
+    number = _number(seed) if dropout else 0
+    options = Options(_scale(scale, query), UPPER_LEFT if causal else None, dropout, number)
+    has_bias = bias is not None and bias.numel() > 0
+    return attention_backward(gradient, query, key, value, bias if has_bias else None, options)[:3]
+
+
+# -- the operators below: rows before heads, and sequences of many lengths in a row --
+
+
+def _heads_first(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tensors of a batch with rows and heads exchanged."""
+    return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+
+
+def _sequences(starts_q: Tensor | None, starts_k: Tensor | None) -> list[tuple[slice, slice]]:
+    """Return the rows of each sequence's queries and keys."""
+    if starts_q is None or starts_k is None:
+        return []
+    pairs = zip(pairwise(starts_q.tolist()), pairwise(starts_k.tolist()), strict=True)
+    return [(slice(*queries), slice(*keys)) for queries, keys in pairs]
+
+
+def flash_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    starts_q: Tensor | None,
+    starts_k: Tensor | None,
+    _max_q: int,
+    _max_k: int,
+    dropout: float,
+    causal: bool,
+    _debug: bool,
+    *,
+    scale: float | None = None,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+    **unknown: object,
+) -> tuple[object, ...]:
+    """Return what ``_flash_attention_forward`` does, without ALiBi, paged keys or unused rows."""
+    if any(unknown.get(name) is not None for name in ("seqused_k", "alibi_slopes", "block_table")):
+        message = "alibi_slopes, seqused_k and block_table have no equivalent"
+        raise NotImplementedError(message)
+    seed = _draw(dropout)
+    window = (window_size_left, window_size_right)
+    sides = tuple(-1 if side is None else side for side in window)
+    options = Options(
+        _scale(scale, query), LOWER_RIGHT if causal else None, dropout, seed, (sides[0], sides[1])
+    )
+    state = torch.tensor([seed, 0]).to(torch.uint64)
+    rest = (state, state.new_zeros(()), query.new_empty(0))
+    pieces = _sequences(starts_q, starts_k)
+    if not pieces:
+        output, logarithm = attention(*_heads_first(query, key, value), None, options)
+        return output.transpose(1, 2), logarithm, *rest
+    output = torch.empty_like(query)
+    logarithms = torch.full((query.shape[1], query.shape[0]), math.inf)
+    for rows, columns in pieces:
+        result, logarithm = attention(
+            query[rows].transpose(0, 1),
+            key[columns].transpose(0, 1),
+            value[columns].transpose(0, 1),
+            None,
+            options,
+        )
+        output[rows] = result.transpose(0, 1)
+        logarithms[:, rows] = logarithm
+    return output, logarithms, *rest
+
+
+def flash_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _output: Tensor,
+    _logarithm: Tensor,
+    starts_q: Tensor | None,
+    starts_k: Tensor | None,
+    _max_q: int,
+    _max_k: int,
+    dropout: float,
+    causal: bool,
+    seed: Tensor,
+    _unused: Tensor,
+    *,
+    scale: float | None = None,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+) -> tuple[Tensor, ...]:
+    """Return the gradients of query, key and value."""
+    window = (window_size_left, window_size_right)
+    sides = tuple(-1 if side is None else side for side in window)
+    number = _number(seed) if dropout else 0
+    options = Options(
+        _scale(scale, query), LOWER_RIGHT if causal else None, dropout, number, (sides[0], sides[1])
+    )
+    pieces = _sequences(starts_q, starts_k)
+    if not pieces:
+        heads = _heads_first(query, key, value)
+        grads = attention_backward(gradient.transpose(1, 2), *heads, None, options)
+        return _heads_first(*grads[:3])
+    results = tuple(map(torch.empty_like, (query, key, value)))
+    for rows, columns in pieces:
+        places = (rows, columns, columns)
+        grads = attention_backward(
+            gradient[rows].transpose(0, 1),
+            query[rows].transpose(0, 1),
+            key[columns].transpose(0, 1),
+            value[columns].transpose(0, 1),
+            None,
+            options,
+        )
+        for result, place, part in zip(results, places, grads, strict=False):
+            result[place] = part.transpose(0, 1)
+    return results
+
+
+def efficient_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    starts_q: Tensor | None,
+    starts_k: Tensor | None,
+    max_q: int | None,
+    max_k: int | None,
+    dropout: float,
+    mask_type: int,
+    compute_log_sumexp: bool = False,
+    *,
+    scale: float | None = None,
+    seqlen_k: Tensor | None = None,
+    window_size: int | None = None,
+) -> tuple[object, ...]:
+    """Return what ``_efficient_attention_forward`` does, of sequences as long as each other."""
+    if (
+        seqlen_k is not None
+        or window_size is not None
+        or starts_q is not None
+        or starts_k is not None
+    ):
+        message = "sequences of many lengths and windows have no equivalent"
+        raise NotImplementedError(message)
+    seed = _draw(dropout)
+    options = Options(_scale(scale, query), ALIGNED[mask_type], dropout, seed)
+    output, logarithm = attention(*_heads_first(query, key, value), bias, options)
+    seeds = torch.tensor(seed), torch.tensor(0)
+    kept = _padded(logarithm) if compute_log_sumexp else logarithm[..., :0]
+    return output.transpose(1, 2), kept, *seeds, max_q, max_k
+
+
+def efficient_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    _output: Tensor,
+    starts_q: Tensor | None,
+    _starts_k: Tensor | None,
+    _max_q: int,
+    _max_k: int,
+    _logarithm: Tensor,
+    dropout: float,
+    seed: Tensor,
+    _offset: Tensor,
+    mask_type: int,
+    bias_requires_grad: bool,
+    *,
+    scale: float | None = None,
+    window_size: int | None = None,
+    **_options: object,
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of query, key, value and bias."""
+    if window_size is not None or starts_q is not None:
+        message = "sequences of many lengths and windows have no equivalent"
+        raise NotImplementedError(message)
+    number = _number(seed) if dropout else 0
+    options = Options(_scale(scale, query), ALIGNED[mask_type], dropout, number)
+    *grads, by_scores = attention_backward(
+        gradient.transpose(1, 2), *_heads_first(query, key, value), bias, options
+    )
+    by_bias = _reduced(by_scores, bias) if bias is not None and bias_requires_grad else None
+    return *_heads_first(*grads), by_bias

@@ -1,0 +1,135 @@
+"""With everything computed, small models train on the virtual GPU to the CPU's losses."""
+
+import pytest
+import torch
+from helpers.virtual_gpu import opened
+from torch import nn
+from torch.nn import functional
+
+from pytest_gpumem.devices.virtual.values.mode import ValueMode
+
+STEPS = 4
+HOST_BYTES = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def device():
+    with opened() as device:
+        device.library.set_value_limits(HOST_BYTES, HOST_BYTES)
+        yield device
+        device.library.set_value_limits(512 << 10, 256 << 20)
+
+
+class Last(nn.Module):
+    """A recurrent network's answer to the last value of a sequence."""
+
+    def __init__(self, network, width):
+        super().__init__()
+        self.network, self.head = network, nn.Linear(width, 3)
+
+    def forward(self, x):
+        return self.head(self.network(x)[0][:, -1])
+
+
+class Stepped(nn.Module):
+    """A recurrent cell's answer to a sequence."""
+
+    def __init__(self, cell):
+        super().__init__()
+        self.cell, self.head = cell, nn.Linear(8, 3)
+
+    def forward(self, x):
+        state = None
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+        return self.head(state[0] if isinstance(state, tuple) else state)
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads, self.head = nn.Linear(8, 24), nn.Linear(8, 3)
+
+    def forward(self, x):
+        parts = self.heads(x).reshape(4, 7, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        seen = functional.scaled_dot_product_attention(*parts, is_causal=True)
+        return self.head(seen.transpose(1, 2).reshape(4, 7, 8)[:, -1])
+
+
+SEQUENCE, IMAGES, ROWS = torch.randn(4, 7, 8), torch.randn(4, 3, 12, 12), torch.randn(4, 8)
+MODELS = {
+    "mlp": (
+        lambda: nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 3)),
+        ROWS,
+    ),
+    "rms": (lambda: nn.Sequential(nn.Linear(8, 16), nn.RMSNorm(16), nn.Linear(16, 3)), ROWS),
+    "convnet": (
+        lambda: nn.Sequential(
+            *(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(8, 8, 3, groups=2), nn.GroupNorm(2, 8), nn.AdaptiveAvgPool2d(1)),
+            *(nn.Flatten(), nn.Linear(8, 3)),
+        ),
+        IMAGES,
+    ),
+    "lstm": (lambda: Last(nn.LSTM(8, 8, 2, batch_first=True), 8), SEQUENCE),
+    "gru": (lambda: Last(nn.GRU(8, 6, batch_first=True, bidirectional=True), 12), SEQUENCE),
+    "rnn": (lambda: Last(nn.RNN(8, 8, batch_first=True), 8), SEQUENCE),
+    "lstm cell": (lambda: Stepped(nn.LSTMCell(8, 8)), SEQUENCE),
+    "gru cell": (lambda: Stepped(nn.GRUCell(8, 8)), SEQUENCE),
+    "attention": (Attention, SEQUENCE),
+    "embedding bag": (
+        lambda: nn.Sequential(nn.EmbeddingBag(20, 8), nn.Linear(8, 3)),
+        torch.arange(20).reshape(4, 5),
+    ),
+}
+TARGETS = torch.tensor([0, 1, 2, 1])
+
+
+def losses(model, x, device, dtype=None, optimizer=torch.optim.AdamW, **options):
+    """The losses of some steps; of half precision with a scaler."""
+    model = model.to(device)
+    optimizer = optimizer(model.parameters(), 1e-2, **options)
+    scaler = torch.amp.GradScaler("cuda", enabled=dtype == torch.float16 and device == "cuda")
+    seen = []
+    for _ in range(STEPS):
+        with torch.autocast(device, dtype=dtype, enabled=dtype is not None):
+            loss = functional.cross_entropy(model(x.to(device)), TARGETS.to(device))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        seen.append(loss.item())
+    return seen
+
+
+def compared(device, name, dtype, **options):
+    make, x = MODELS[name]
+    torch.manual_seed(3)
+    host = make()
+    there = make()
+    there.load_state_dict(host.state_dict())
+    mode = ValueMode(device.library, "full")
+    with mode:
+        result = losses(there, x, "cuda", dtype, **options)
+    assert mode.failures == {}
+    tolerance = 1e-4 if dtype is None else 2e-2
+    on_host = torch.bfloat16 if dtype is not None else None
+    assert result == pytest.approx(losses(host, x, "cpu", on_host, **options), abs=tolerance)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_losses_are_the_cpus(device, name):
+    compared(device, name, None, fused=True)
+
+
+@pytest.mark.parametrize("name", ["mlp", "convnet", "lstm", "attention"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_computes_in_the_gpus_types(device, name, dtype):
+    compared(device, name, dtype, foreach=True)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad, torch.optim.RMSprop]
+)
+def test_optimizers_step_as_on_the_cpu(device, optimizer):
+    compared(device, "mlp", None, optimizer=optimizer)
