@@ -128,21 +128,6 @@ def settle(devices: int | range) -> None:
         VIEW.empty_cache()
 
 
-def await_autograd() -> None:
-    """Return once autograd's threads have let go of a backward pass that an error ended.
-
-    A device's thread wakes the caller first, and then drops its reference to the pass, with the
-    gradients of operations that did not run (``thread_main`` of torch/csrc/autograd/engine.cpp).
-    It takes the next operation after that.
-    """
-    import torch
-
-    with torch.inference_mode(mode=False), torch.enable_grad():
-        for device in range(torch.cuda.device_count()):
-            leaf = torch.empty(0, device=f"cuda:{device}", requires_grad=True)  # takes no memory
-            torch.autograd.grad(leaf * 1, leaf, torch.empty_like(leaf))
-
-
 @contextmanager
 def own_garbage_only() -> Iterator[None]:
     """Let Python's cyclic collector see objects made inside only, so that it runs alike each time.

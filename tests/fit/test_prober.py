@@ -250,7 +250,9 @@ def test_what_threads_let_go_of_late_after_a_refusal_is_not_the_next_probes(mete
         tensor(value)
 
     assert not prober.probe(refused, 2000).fits
-    assert meter.counted()[0].reserved <= 2 * MIB  # the backward pass has a few small tensors
+    # Its caller may not have ended, and hold small tensors: one segment of those made before the
+    # device was settled, whose rooms were filled then, and one of those made after.
+    assert meter.counted()[0].reserved <= 4 * MIB
     assert prober.probe(tensor, 900).fits
     for thread in threads:
         thread.join()

@@ -1,12 +1,16 @@
 """Autograd's threads may hold memory of a backward pass after its error: they are waited for."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
 from helpers.busy_backward import busy_backward
 from helpers.virtual_gpu import CARD_80GIB, MIB, opened
+from helpers.warm import HANGS
 
-from pytest_gpumem.meter.allocator import await_autograd, current
+from pytest_gpumem.devices.autograd_threads import await_autograd
+from pytest_gpumem.meter.allocator import current
 from pytest_gpumem.meter.meter import Meter
 
 
@@ -42,6 +46,49 @@ def test_waiting_takes_no_memory(device):
     with torch.inference_mode():
         await_autograd()
     assert [torch.cuda.max_memory_allocated(index) for index in range(2)] == [0, 0]
+
+
+def test_a_process_ends_after_the_threads_have_let_go():
+    """They need Python for it: one that asks after the interpreter's end would end the process."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS_EARLY],
+        capture_output=True,
+        text=True,
+        timeout=HANGS,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+ENDS_EARLY = """
+import atexit, threading, time
+
+@atexit.register  # so it runs after that of the virtual GPU
+def report():
+    print(done.is_set())
+    caller.join()
+
+import pytest_gpumem
+pytest_gpumem.use_virtual_gpu(devices=2)
+import torch
+
+begun, done = threading.Event(), threading.Event()
+
+class Works(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x.clone()
+    @staticmethod
+    def backward(ctx, gradient):
+        begun.set()
+        time.sleep(0.5)
+        done.set()
+        return gradient
+
+x = torch.ones(4, device="cuda:1", requires_grad=True)
+caller = threading.Thread(target=lambda: Works.apply(x).sum().backward(), daemon=True)
+caller.start()
+begun.wait()
+"""
 
 
 def test_memory_that_is_held_after_an_error_is_waited_for_once(meter, monkeypatch):

@@ -11,7 +11,6 @@ import ctypes
 import os
 import re
 import sys
-import time
 import warnings
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.allocator_view import VIEW
+from pytest_gpumem.devices.autograd_threads import await_autograd, has_autograd_threads
 from pytest_gpumem.devices.memory_cap import CAPS, set_cap, set_memory
 from pytest_gpumem.devices.terminal import saved_stderr
 from pytest_gpumem.devices.torch_build import installed_torch, torch_is_imported
@@ -47,9 +47,6 @@ FIRST_TOTAL: Final = 1 << 40
 """bytes of memory that every virtual GPU shows while PyTorch initialises"""
 PROBE: Final = 64 << 20
 """bytes: allowed by a fraction of FIRST_TOTAL, not by the same fraction of any card's memory"""
-
-_LAST_WORD_S: Final = 0.02
-"""seconds; a free interpreter is taken within microseconds, so that this is plenty"""
 
 GUESSED: Final = {
     "cuDNN's RNN": "the reserve space and workspace of cuDNN's RNN are estimates",
@@ -159,7 +156,7 @@ class VirtualDevice:
         library.set_card(card)
         library.show(0)  # a child of a marked test's process has inherited it shown
         cls._loaded = device = cls(library, card)
-        atexit.register(_let_threads_end)
+        atexit.register(device._let_threads_end)
         TorchImportHook(device._imported).install()
         return device
 
@@ -234,8 +231,7 @@ class VirtualDevice:
             )
         self._stack.close()  # of a device that is shown always
         self._library.load_driver()
-        self._library.show(count)
-        self._curtain.show(count)
+        self._show(count)
         try:
             if not torch.cuda.is_initialized():
                 # The capabilities of PyTorch's kernels: 80 and 90 of "sm_80 sm_90a compute_90".
@@ -333,9 +329,26 @@ class VirtualDevice:
         if self._torch is not None and self._torch.cuda.is_initialized():
             self._torch.cuda.empty_cache()  # or it would serve requests on a hidden device
         self.make_room([0] * (MOST_DEVICES - self.first))
+        self._show(0)
+
+    def _let_threads_end(self) -> None:
+        """Let PyTorch's autograd threads drop all that is Python's before the interpreter ends.
+
+        Python ends a thread that asks for it later, and C++ then the process ("terminate called
+        without an active exception").
+        """
+        torch = self._torch
+        if torch is None or not torch.cuda.is_initialized() or not has_autograd_threads():
+            return
+        with suppress(Exception):  # of a forked child, whose threads are its parent's
+            self._show(MOST_DEVICES)
+            # One reference more than Python will ever drop: the threads' own are not the last.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(await_autograd()))
+
+    def _show(self, count: int) -> None:
+        self._library.show(count)
         if self._curtain is not None:
-            self._curtain.show(0)
-        self._library.show(0)
+            self._curtain.show(count)
 
     def cap_total(self, index: int) -> int:
         """Return the total memory that PyTorch multiplies a fraction with.
@@ -428,18 +441,6 @@ def _info(card: Card) -> DeviceInfo:
         sm_count=card.sm_count,
         context=card.context,
     )
-
-
-def _let_threads_end() -> None:
-    """Let PyTorch's autograd threads have the interpreter once more before it ends.
-
-    Python ends a thread that asks for it later, and C++ then the process ("terminate called without
-    an active exception"). A GPU's work takes longer than these threads need; without one, a program
-    that ended with a backward pass died so one time in three.
-    """
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        time.sleep(_LAST_WORD_S)
 
 
 def real_gpu_expected() -> bool:
