@@ -288,8 +288,12 @@ class NativeLibrary:
         """Set the bytes of the largest copy that is carried out, and of all of the host's pages."""
         self._lib.gpumem_set_value_limits(ctypes.c_uint64(copy), ctypes.c_uint64(backing))
 
+    def running_operators(self) -> ctypes.c_int:
+        """Return the number of operators that run now, to be counted by whoever runs them."""
+        return ctypes.c_int.in_dll(self._lib, "gpumem_running_operators")
+
     def compute_values(self, *, on: bool) -> None:
-        """Say whether Python writes kernels' results: a launch makes nothing unknown then."""
+        """Say whether Python writes the results of operators: their launches change nothing."""
         self._lib.gpumem_compute_values(int(on))
 
     def open_for_writing(self, address: int, size: int) -> bool:

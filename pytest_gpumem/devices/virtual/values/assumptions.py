@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.values.operators import Call
 
 SEED: Final = 2_147_483_647
-TRUE_FOR: Final = {"all", "isfinite", "equal", "allclose"}
+TRUE_FOR: Final = {"all", "isclose", "isfinite"}
 FALSE_FOR: Final = {"any", "isnan", "isinf", "logical_not"}
 INDICES: Final = {
     "argmax",
@@ -50,21 +50,20 @@ class Assumptions:
         values = torch.rand(tensor.shape, generator=self._generator)
         return (values * 0.9 + 0.05).to(tensor.dtype)
 
-    def of_result(self, call: Call, result: Tensor) -> Tensor:
-        """Return values for a result that is a mask, or of whole numbers."""
+    def of_result(self, call: Call, result: Tensor) -> Tensor | None:
+        """Return values for a result of unknown tensors; None: it is unknown until it decides."""
         name = call.name
-        if result.dtype == torch.bool:
-            if name in TRUE_FOR | FALSE_FOR:
-                return torch.full(result.shape, name in TRUE_FOR)
-            return self._mask(result)
         source = call.args[0] if call.args else None
-        if isinstance(source, Tensor) and result.numel():
-            if name in INDICES:
-                return self._indices(call, result, source)
-            if name in {"sum", "count_nonzero"}:
-                share = source.numel() // result.numel()
-                return torch.full(result.shape, int(share * self.masks), dtype=result.dtype)
-        return torch.zeros(result.shape, dtype=result.dtype)
+        if name in TRUE_FOR | FALSE_FOR and result.dtype == torch.bool:
+            return torch.full(result.shape, name in TRUE_FOR)
+        if result.is_floating_point() or result.is_complex() or not isinstance(source, Tensor):
+            return None
+        if name in INDICES:
+            return self._indices(call, result, source)
+        if name in {"sum", "count_nonzero"} and result.numel():
+            share = source.numel() // result.numel()
+            return torch.full(result.shape, int(share * self.masks), dtype=result.dtype)
+        return None
 
     def _mask(self, tensor: Tensor) -> Tensor:
         return torch.rand(tensor.shape, generator=self._generator) < self.masks

@@ -1,6 +1,9 @@
 """Operators' values, computed on the host where the virtual GPU's tensors lie."""
 
+import io
+
 import pytest
+from helpers.paths import TESTS
 from helpers.virtual_gpu import opened
 
 from pytest_gpumem.meter.allocator import current
@@ -153,3 +156,77 @@ def test_parameters_and_vmap_work_and_memory_is_the_same(mode):
     mode.__exit__()
     assert step() == with_values
     mode.__enter__()
+
+
+def test_large_tensors_are_taken_to_be_equal_and_finite(mode):
+    import torch
+
+    x = torch.randn(1000, 1000, device="cuda")
+    y = x.clone()
+    assert torch.equal(x, y)
+    assert torch.allclose(x, y)
+    torch.testing.assert_close(x, y)
+    assert torch.isfinite(x).all()
+    assert not x.isnan().any()
+    small = torch.ones(10, device="cuda")
+    assert not torch.equal(small, small + 1)
+    assert mode.readbacks.notes(TESTS)
+
+
+@pytest.mark.usefixtures("mode")
+def test_a_gradient_scaler_keeps_its_scale_and_norms_are_finite():
+    import torch
+
+    weight = torch.nn.Parameter(torch.randn(1000, 1000, device="cuda"))
+    optimizer = torch.optim.Adam([weight])
+    scaler = torch.amp.GradScaler("cuda")
+    for _ in range(2):
+        scaler.scale((weight * weight).sum()).backward()
+        scaler.unscale_(optimizer)
+        norm = torch.nn.utils.clip_grad_norm_([weight], 1.0, error_if_nonfinite=True)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert scaler.get_scale() == 65536
+    assert norm > 0
+    assert optimizer.state[weight]["step"] == 2
+
+
+@pytest.mark.usefixtures("mode")
+def test_infinities_that_are_known_make_a_gradient_scaler_skip_its_step():
+    import torch
+
+    weight = torch.nn.Parameter(torch.ones(4, device="cuda"))
+    optimizer = torch.optim.SGD([weight], lr=1)
+    scaler = torch.amp.GradScaler("cuda")
+    scaler.scale((weight * float("inf")).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 32768
+    assert weight.tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.usefixtures("mode")
+def test_an_optimizer_is_resumed_with_its_state_on_the_device():
+    import torch
+
+    weight = torch.nn.Parameter(torch.ones(4, device="cuda"))
+    weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.Adam([weight])
+    optimizer.step()
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    resumed = torch.optim.Adam([weight])
+    resumed.load_state_dict(torch.load(file, map_location="cuda"))
+    resumed.step()
+    assert resumed.state[weight]["step"].item() == 2
+
+
+def test_a_kernel_of_nobodys_operator_makes_all_unknown(mode):
+    import torch
+
+    x = torch.ones(4, device="cuda")
+    assert mode.values.is_known(x)
+    torch.cuda._sleep(1)  # a kernel that no operator launches
+    assert not mode.values.is_known(x)

@@ -33,7 +33,11 @@ static gm_intervals known;  /* of bytes */
 static gm_intervals backed; /* of pages that may take host memory */
 static atomic_size_t known_count, backed_count; /* of the two: a look without the lock saves most calls the lock */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static atomic_bool computing; /* Python computes values: a launch writes nothing by itself */
+static atomic_bool computing; /* Python computes values, and says what an operator of PyTorch's writes */
+
+/* Operators of PyTorch's that run now; Python counts them. Kernels beside them (Triton's, an extension's, a graph's) write
+ * what nobody says. */
+GM_API atomic_int gpumem_running_operators;
 
 static uintptr_t page_of(uintptr_t address) { return address & ~(PAGE - 1); }
 static uintptr_t page_end(uintptr_t address) { return (address + PAGE - 1) & ~(PAGE - 1); }
@@ -214,7 +218,9 @@ static void forget_known(bool give_pages_back) {
 
 void gm_forget_all(void) {
     if (nothing_known()) return;
-    if (!atomic_load_explicit(&computing, memory_order_relaxed)) forget_known(false);
+    bool told = atomic_load_explicit(&computing, memory_order_relaxed) &&
+                atomic_load_explicit(&gpumem_running_operators, memory_order_relaxed) > 0;
+    if (!told) forget_known(false);
 }
 
 /* Memory that is shared stays as the other processes know it. */
@@ -320,7 +326,7 @@ GM_API void gpumem_values(uint64_t out[2]) {
     pthread_mutex_unlock(&lock);
 }
 
-/* While Python computes values, it says itself which bytes are known: a launch changes nothing. */
+/* While Python computes values, it says itself which bytes are known: a launch by an operator changes nothing. */
 GM_API void gpumem_compute_values(int on) { atomic_store(&computing, on); }
 
 GM_API int gpumem_is_known(const void *address, uint64_t size) { return gm_is_known(address, size); }
