@@ -321,7 +321,7 @@ def rms_norm_backward(
     normal, incoming = values.to(wide) * scale, gradient.to(wide)
     through = incoming if weight is None else incoming * weight.to(wide)
     by_values = scale * (through - normal * (through * normal).mean(dims, keepdim=True))
-    by_weight = (incoming * normal).sum(tuple(range(values.ndim - len(shape))))
+    by_weight = (incoming * normal).reshape(-1, *shape).sum(0)
     return (
         by_values.to(values.dtype) if mask[0] else None,
         by_weight.to(weight.dtype) if mask[1] and weight is not None else None,

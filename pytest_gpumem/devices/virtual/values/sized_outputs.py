@@ -165,6 +165,32 @@ def _unique_consecutive(
     return [_int64(result[0].shape[0])] if values.numel() else []
 
 
+def _isin(
+    _result: object,
+    elements: object,
+    test_elements: object,
+    *,
+    assume_unique: bool = False,
+    **_options: object,
+) -> list[bytes]:
+    """Return unique's counts of both tensors, where PyTorch sorts: isin_Tensor_Tensor_out."""
+    if not isinstance(elements, Tensor) or not isinstance(test_elements, Tensor):
+        return []
+    most_compared = int(10 * elements.numel() ** 0.145)
+    if assume_unique or not elements.numel() or test_elements.numel() < most_compared:
+        return []
+    hosts = (_on_host(elements), _on_host(test_elements))
+    return [copy for host in hosts for copy in _unique(host.unique()[None], host)]
+
+
+def _masked_scatter_backward(
+    _result: object, gradient: Tensor, mask: Tensor, *_options: object
+) -> list[bytes]:
+    """Return how many values of the gradient are selected."""
+    expanded = torch.broadcast_tensors(gradient, mask)[1]
+    return _count_of_true(expanded, int(_on_host(mask).expand_as(expanded).count_nonzero()))
+
+
 # -- counts --
 
 
@@ -220,6 +246,12 @@ def _allclose(result: bool, *_arguments: object, **_options: object) -> list[byt
     return [bytes([result])]
 
 
+def _least_squares(
+    result: Sequence[Tensor], *_arguments: object, **_options: object
+) -> list[bytes]:
+    return [bytes([False])] if result[0].numel() else []
+
+
 def _no_error(_result: object, matrices: Tensor, *_options: object, **_more: object) -> list[bytes]:
     """Return that no status is an error: the host has computed the result, without one."""
     return [bytes([False])] if matrices.numel() else []
@@ -249,9 +281,14 @@ def _check_errors(
 
 
 def _eig(_result: object, matrices: Tensor, **_options: object) -> list[bytes]:
-    """Return whether all elements are finite, and that no status is an error."""
-    finite = [bytes([bool(_on_host(matrices).isfinite().all())])]
-    return [*finite, bytes([False])] if matrices.numel() else finite
+    """Return whether all elements are finite, and that there is no error, of real ones twice."""
+    finite = bytes([bool(_on_host(matrices).isfinite().all())])
+    return [finite, *[bytes([False])] * (1 if matrices.is_complex() else 2)]
+
+
+def _nothing(_result: object, *_arguments: object, **_options: object) -> list[bytes]:
+    """Return no copy: PyTorch tags the operator, and it asks for nothing."""
+    return []
 
 
 def _segment_reduce(
@@ -282,6 +319,9 @@ COPIES: Final[dict[str, Callable[..., list[bytes]]]] = {
     "aten::unique_dim": _unique_dim,
     "aten::unique_dim_consecutive": _unique_dim_consecutive,
     "aten::unique_consecutive": _unique_consecutive,
+    "aten::isin": _isin,
+    "aten::masked_scatter_backward": _masked_scatter_backward,
+    "aten::_ctc_loss": _nothing,
     "aten::bincount": _bincount,
     "aten::histc": _histc,
     "aten::repeat_interleave": _repeat_interleave,
@@ -289,7 +329,7 @@ COPIES: Final[dict[str, Callable[..., list[bytes]]]] = {
     "aten::allclose": _allclose,
     "aten::segment_reduce": _segment_reduce,
     "aten::_linalg_eigh": _no_error,
-    "aten::linalg_lstsq": _no_error,
+    "aten::linalg_lstsq": _least_squares,
     "aten::linalg_matrix_sqrth": _no_error,
     "aten::linalg_pinv": _pinv,
     "aten::_linalg_svd": _svd,

@@ -82,6 +82,15 @@ CALLS = {
     ],
     aten.histc.default: [(F, 4), (F, 4, 1, 3), (N, 4), (N, 3, 1, 4), (F[:0], 4), (F[:1], 4)],
     aten.repeat_interleave.Tensor: [(N,), (N.int(),), (NONE,)],
+    aten.isin.Tensor_Tensor: [
+        (F, torch.arange(40.0)),
+        (N, torch.arange(3, 50)),
+        (N, N[:2]),
+    ],
+    aten.masked_scatter_backward.default: [
+        (F, MASK, [8]),
+        (F.expand(2, 8).contiguous(), MASK, [16]),
+    ],
     aten.equal.default: [(N, N.clone()), (N, N + 1), (N, N[1:]), (NONE, NONE.clone()), (N, N)],
     aten.allclose.default: [(F, F.clone()), (F, F + 1), (F, F + 1, 10.0)],
     aten._linalg_eigh.default: [(SQUARE @ SQUARE.T,), (BATCH,), (BATCH[:0],)],
@@ -93,6 +102,7 @@ CALLS = {
 NAMED = [
     (aten._linalg_check_errors.default, (N.int() * 0, "linalg.inv"), {"is_matrix": False}),
     (aten.repeat_interleave.Tensor, (N,), {"output_size": 16}),
+    (aten.isin.Tensor_Tensor, (N.unique(), torch.arange(40)), {"assume_unique": True}),
     (aten.segment_reduce.default, (F, "sum"), {"lengths": LENGTHS}),
     (aten.segment_reduce.default, (F, "max"), {"lengths": LENGTHS, "unsafe": True}),
     (aten._linalg_svd.default, (SQUARE,), {"driver": "gesvd"}),
@@ -102,9 +112,15 @@ CASES = [(op, args, {}) for op, calls in CALLS.items() for args in calls] + NAME
 
 
 @pytest.fixture(scope="module")
-def mode():
+def opened_mode():
     with opened() as device, ValueMode(device.library) as mode:
         yield mode
+
+
+@pytest.fixture
+def mode(opened_mode):
+    opened_mode.failures.clear()
+    return opened_mode
 
 
 def moved(argument):
@@ -150,6 +166,7 @@ def test_every_operator_is_tried():
     tried = {op._schema.name for op, *_ in CASES}
     in_place = {"aten::index_put_", "aten::_index_put_impl_"}
     elsewhere = {
+        "aten::_ctc_loss",
         "torchvision::nms",
         "aten::linalg_eig",
         "aten::linalg_matrix_sqrth",
@@ -166,6 +183,8 @@ def boxes(count):
     return corners + torch.tensor([0.0, 0.0, 1.0, 1.0])
 
 
+SCORES = torch.linspace(0, 1, 200).reshape(20, 2, 5).sin().log_softmax(-1)
+TEXTS = torch.arange(16).reshape(2, 8) % 4 + 1
 USES = {
     "nms": lambda d: ops.nms(boxes(150).to(d), torch.linspace(0, 1, 150).to(d), 0.5),
     "no box": lambda d: ops.nms(boxes(0).to(d), torch.zeros(0).to(d), 0.5),
@@ -202,6 +221,15 @@ USES = {
         PAIRS.to(d), torch.tensor([0, 3, 8]).to(d)
     ).to_padded_tensor(0),
     "eigenvalues": lambda d: torch.linalg.eigvals(SQUARE.to(d)).abs().sort().values,
+    "eigenvectors": lambda d: torch.linalg.eig(SQUARE.to(d))[1].abs(),
+    "eigenvectors of complex": lambda d: torch.linalg.eig(BATCH.cfloat().to(d))[1].abs(),
+    "ctc_loss": lambda d: torch.nn.functional.ctc_loss(
+        *(SCORES.to(d), TEXTS.to(d), torch.tensor([20, 18]), torch.tensor([8, 5]))
+    ),
+    "ctc_loss, lengths on the device": lambda d: torch.nn.functional.ctc_loss(
+        *(SCORES.to(d), TEXTS.int().to(d)),
+        *(torch.tensor([20, 18]).int().to(d), torch.tensor([8, 5]).int().to(d)),
+    ),
     "roots": lambda d: torch.linalg.matrix_sqrth((SQUARE @ SQUARE.T).to(d)),
     "polar": lambda d: torch.linalg.polar(SQUARE.to(d))[0],
     "solved": lambda d: torch.linalg.solve(SQUARE.to(d), SQUARE.to(d)),
