@@ -189,7 +189,7 @@ def let_pass(key: str) -> list[torch.library.Library]:
         composite = composite and not has_kernel(full_name, "CUDA")
         passive = writes_nothing(schema) and not (name in READERS or schema.name in COPIES)
         moves_views = torch.Tag.inplace_view in tags and not name.startswith("resize_")
-        if composite or passive or moves_views or name in CARRIED or namespace in COLLECTIVES:
+        if composite or passive or moves_views or namespace in COLLECTIVES:
             if namespace not in libraries:
                 libraries[namespace] = torch.library.Library(namespace, "IMPL")
             libraries[namespace].impl(operator, torch.library.fallthrough_kernel, key)

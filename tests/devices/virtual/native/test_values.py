@@ -283,6 +283,17 @@ def test_while_values_are_computed_an_operators_launch_leaves_them_known(library
     assert get(library, block, 5) is None
 
 
+def test_setting_cudnns_dropout_makes_its_states_unknown_alone(library, block):
+    put(library, block, b"knownstate")
+    null = ctypes.c_void_p()
+    states = ctypes.c_void_p(block + 5), ctypes.c_size_t(5)
+    library.call("cudnnRestoreDropoutDescriptor")
+    assert get(library, block, 10) == b"knownstate"
+    library.call("cudnnSetDropoutDescriptor", null, null, ctypes.c_float(0.5), *states)
+    assert get(library, block, 5) == b"known"
+    assert get(library, block, 10) is None
+
+
 def test_python_writes_where_the_limits_allow_it(library, block):
     assert library.open_for_writing(block, LARGEST)
     ctypes.memmove(block, b"computed", 8)

@@ -207,5 +207,12 @@ GM_API int cudnnDropoutGetStatesSize(void *handle, size_t *size) {
     return GM_SUCCESS;
 }
 
-GM_API int cudnnSetDropoutDescriptor(void) { return computed(); }
-GM_API int cudnnRestoreDropoutDescriptor(void) { return computed(); }
+
+/* Kernels write the generator's states, and nothing else. */
+GM_API int cudnnSetDropoutDescriptor(void *dropout, void *handle, float share, void *states, size_t size) {
+    (void)dropout, (void)handle, (void)share;
+    gm_forget(states, size);
+    return gm_visible() ? GM_SUCCESS : NOT_INITIALIZED;
+}
+
+GM_API int cudnnRestoreDropoutDescriptor(void) { return gm_visible() ? GM_SUCCESS : NOT_INITIALIZED; }
