@@ -48,7 +48,9 @@ class Shown:
     def column(self, number):
         """The texts of a column, as they are shown: 0 is the tests' names."""
         cells = f"#rows tr > :nth-child({number + 1})"
-        texts = self.tab.eval_on_selector_all(cells, "them => them.map(it => it.innerText)")
+        texts = self.tab.eval_on_selector_all(
+            cells, "them => them.map(it => (it.querySelector('a.name') ?? it).innerText)"
+        )
         return [text.replace(f"{MODULE}::", "").strip() for text in texts]
 
     def ask(self, code):

@@ -17,10 +17,12 @@ from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_gpumem.judge.breakdown_diff import provenance_text
-from pytest_gpumem.judge.result import urgency
+from pytest_gpumem.judge.breakdown_diff import provenance_text, site_name
+from pytest_gpumem.judge.result import hints_of, urgency
 from pytest_gpumem.judge.verdict import PEAKS, Kind
 from pytest_gpumem.report.breakdown_rows import DeviceRows, device_rows
+from pytest_gpumem.report.card_matrix import TITLE as CARDS_TITLE
+from pytest_gpumem.report.card_matrix import card_matrix
 from pytest_gpumem.report.causes import cause_lines, short_cause
 from pytest_gpumem.report.compared import comparison_sentences, tells_more_than_table
 from pytest_gpumem.report.page import timeline_svg
@@ -38,7 +40,8 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.measurement import Attribution, Category
+    from pytest_gpumem.judge.verdict import Comparison
+    from pytest_gpumem.measurement import Attribution, Category, Stayed
     from pytest_gpumem.report.model import Report
     from pytest_gpumem.report.page.timeline_svg import Drawing
 
@@ -54,6 +57,8 @@ MOST_SITES = 12
 """source lines that a section lists, of each device"""
 MOST_CAUSES = 5
 """failures that the page begins with, each with its cause"""
+MOST_SECTION_CAUSES = 3
+"""causes that a section begins with; its table has all lines"""
 PACK = 100_000
 """characters of sections that are packed together, at least"""
 
@@ -97,6 +102,38 @@ class Entry(NamedTuple):
     def cause(self) -> str:
         """Why it failed, in one line."""
         return short_cause(self.result)
+
+    @property
+    def keeper(self) -> str:
+        """What keeps the first cause's memory, or why it grew: "" where that is not known."""
+        causes = self.result.verdict.causes
+        if causes and causes[0].reasons:
+            return causes[0].reasons[0]
+        stayed = self.result.measurement.stayed if self.result.measurement else None
+        return f"held by {stayed.holders[0].text}" if stayed and stayed.holders else ""
+
+    @property
+    def group(self) -> str:
+        """The cause that it shares with other failures: category and source line."""
+        verdict, measurement = self.result.verdict, self.result.measurement
+        if verdict.causes:
+            site = verdict.causes[0].site
+            place = f", {site_name(site)}" if site and site.path else ""
+            return f"{verdict.causes[0].category}{place}"
+        oom = measurement.out_of_memory if measurement else None
+        if oom is not None and oom.site:
+            return f"out of memory at {oom.site}"
+        stayed = measurement.stayed if measurement else None
+        if stayed is not None and stayed.sites:
+            return f"leaked, {site_name(stayed.sites[0])}"
+        return str(verdict.kind)
+
+    @property
+    def leak(self) -> Stayed | None:
+        """What stayed, of a test that failed by it."""
+        measurement = self.result.measurement
+        leaked = self.result.verdict.kind is Kind.LEAKED
+        return measurement.stayed if leaked and measurement else None
 
     @property
     def mark(self) -> str:
@@ -173,7 +210,7 @@ def page(report: Report, *, when: str = "") -> str:
     """
     entries = _ranked_entries(report.results)
     parts: Any = _template_environment().get_template("parts.html.j2").module
-    rows = [str(parts.row(entry)) for entry in entries]
+    rows = [row_html(entry, str(parts.name(entry.result))) for entry in entries]
     few = len(entries) <= MOST_SECTIONS
     shown = [entry for entry in entries if entry.failed or few][:MOST_SECTIONS]
     sections = {entry.anchor: str(parts.section(entry)) for entry in shown}
@@ -187,6 +224,8 @@ def page(report: Report, *, when: str = "") -> str:
             "keys": entry.sort_keys,
             "failed": entry.failed,
             "pack": places.get(entry.anchor),
+            **({"cause": printable(f"{entry.cause} {entry.keeper}")} if entry.failed else {}),
+            **({"group": printable(entry.group)} if entry.failed else {}),
         }
         for entry, row in zip(entries, rows, strict=True)
     ]
@@ -206,6 +245,8 @@ def page(report: Report, *, when: str = "") -> str:
             when=when,
             counts=[_Count(word, number, tone) for (word, tone), number in counter.items()],
             devices=len({result.device_key for result in report.results}),
+            matrix=card_matrix(report.results),
+            most_rows=MOST_ROWS,
             rows=_markup("".join(rows[:MOST_ROWS])),
             sections=_markup("".join(sections.values())),
             left_out=len(entries) - len(shown),
@@ -349,6 +390,8 @@ def _template_environment() -> Environment:
     environment.filters.update(size=size)
     environment.globals.update(
         circumstances=circumstances,
+        hints_of=hints_of,
+        cards_title=CARDS_TITLE,
         shortage_facts=shortage_facts,
         provenance_text=provenance_text,
         most_sites=MOST_SITES,
@@ -356,6 +399,9 @@ def _template_environment() -> Environment:
         most_explained=MOST_EXPLAINED,
         size=size_cell,
         difference=difference_cell,
+        comparisons=comparisons_table,
+        signed=signed_size,
+        most_section_causes=MOST_SECTION_CAUSES,
     )
     return environment
 
@@ -382,6 +428,74 @@ def size_cell(nbytes: int | None, label: str = "", kind: str = "") -> Markup:
     label = f' data-label="{label}"' if label else ""
     title = "" if nbytes is None else f' title="{nbytes:,} B"'
     return _markup(f'<td class="n{kind}"{label}{title}>{size(nbytes)}</td>')
+
+
+def comparisons_table(rows: Sequence[Comparison], measured: str) -> Markup:
+    """Return the table of figures beside budgets and baselines: each section has one.
+
+    Args:
+        rows: at least one.
+        measured: the title of the measured figures, a word of the templates.
+    """
+    several = len({row.device for row in rows}) > 1
+    budgets = any(row.budget is not None for row in rows)
+    baselines = any(row.baseline is not None for row in rows)
+    titles = [
+        *(["budget"] * budgets),
+        *(["baseline"] * baselines),
+        measured,
+        *(["difference", "tolerance"] * baselines),
+    ]
+    heads = "".join(f'<th scope="col" class="n">{title}</th>' for title in titles)
+    lines = []
+    for row in rows:
+        device = f", device {row.device}" if several else ""
+        cells = [
+            *([size_cell(row.budget, "budget")] * budgets),
+            *([size_cell(row.baseline, "baseline")] * baselines),
+            size_cell(row.measured, measured),
+        ]
+        if baselines:
+            cells += [difference_cell(row.difference), size_cell(row.allowance, "tolerance")]
+        lines.append(f'<tr><th scope="row">{row.title}{device}</th>{"".join(cells)}</tr>')
+    return _markup(
+        f'<div class="scroll"><table class="figures cards">\n<thead><tr><td></td>{heads}</tr>'
+        f"</thead>\n<tbody>\n{''.join(lines)}\n</tbody></table></div>"
+    )
+
+
+def row_html(entry: Entry, name: str) -> str:
+    """Return a result's row of the table: there may be ten thousand, and a template is slow.
+
+    Args:
+        entry: of the row.
+        name: the test's, as markup.
+    """
+    from markupsafe import escape
+
+    cells = entry.cells
+    figures = []
+    for title, cell in cells.items():
+        if title == "device":
+            figures.append(f'<td role="cell" class="device">{escape(printable(cell))}</td>')
+            continue
+        kind = " batch" if title == "batch" else ""
+        if title == "change":
+            kind = {"+": " up", "-": " down"}.get(cell[:1], "")
+        label = f' data-label="{title}"' if cell or title not in {"batch", "budget"} else ""
+        figures.append(f'<td role="cell" class="n{kind}"{label}>{escape(printable(cell))}</td>')
+    why = ""
+    if entry.failed:
+        words = "; ".join(filter(None, (entry.cause, entry.keeper)))
+        why = f'<span class="why">{escape(printable(words))}</span>'
+    failed = ' class="failed"' if entry.failed else ""
+    inner = "\n".join(figures)
+    return (
+        f'<tr role="row"{failed}>\n<th scope="row" role="rowheader"><a class="name" '
+        f'href="#{entry.anchor}">{name}</a>{why}</th>\n{inner}\n<td role="cell" class="verdict">'
+        f'<span class="badge {entry.tone}"><span aria-hidden="true">{entry.mark}</span> '
+        f"{escape(entry.word)}</span></td>\n</tr>\n"
+    )
 
 
 def difference_cell(nbytes: int | None, label: str = "difference") -> Markup:

@@ -27,7 +27,7 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 602, 2, 204
 SPAN: Final = RIGHT - LEFT
 SCALE: Final = 1000
 """units of the plot's height in its own coordinates"""
-HEADROOM: Final = 1.26
+HEADROOM: Final = 1.36
 """height of the plot, as a multiple of the highest point: room for the phases and the peak"""
 LABEL, SIDE = 1.09, 0.6
 """height of the peak's label, as a multiple of the highest point, and the share of the width from
@@ -42,7 +42,8 @@ PHONE_LETTER: Final = 9.5
 """units that it takes on a phone, whose letters are larger beside the drawing"""
 GAP: Final = 4
 """units between two labels"""
-LINE_HEIGHT: Final = 11
+LINE_HEIGHT: Final = 17
+"""units between two lines of labels, on a phone as well"""
 BLOCK: Final = 512
 """bytes: the allocator's sizes are multiples of it"""
 
@@ -253,7 +254,7 @@ def _limit_lines(
         parts.append(_limit_label(limit, x, place, side, limit.label))
     for number, limit in enumerate(sorted(outside, key=lambda limit: limit.nbytes)):
         # The first line below the names of the phases, and below the limits' of this side.
-        place = TOP + 22 + number * LINE_HEIGHT
+        place = TOP + 11 + (1 + number) * LINE_HEIGHT
         while any(abs(place - other) < LINE_HEIGHT for other in taken):
             place += 1
         taken.append(place)

@@ -23,8 +23,16 @@ from helpers.terminal_results import grown
 
 from pytest_gpumem.judge.breakdown_diff import site_rows
 from pytest_gpumem.judge.result import SEVERITY, urgency
-from pytest_gpumem.judge.verdict import Kind, Lookup
-from pytest_gpumem.measurement import Attribution, Breakdown, Phase, Site, Timeline
+from pytest_gpumem.judge.verdict import Kind, Lookup, Verdict
+from pytest_gpumem.measurement import (
+    Attribution,
+    Breakdown,
+    Holder,
+    Phase,
+    Site,
+    Stayed,
+    Timeline,
+)
 from pytest_gpumem.report.causes import short_cause
 from pytest_gpumem.report.model import Report
 from pytest_gpumem.report.page import html, timeline_svg
@@ -105,9 +113,65 @@ def test_failures_of_one_cause_are_told_as_one():
 
 def test_a_row_has_the_figures_of_the_terminals_table(parsed):
     (row,) = [it for it in parsed.texts("tr") if it.startswith(f"{MODULE}::test_gpt2_large")]
-    assert row.split()[1:] == [
+    assert "out of memory: needs 7400.00 MiB, does not fit in max_gib=4" in row
+    assert row[row.index("in step") :].split()[2:] == [
         *("virtual-T4", "8", "7368.73", "7400.00", "+847.73", "181%", "✕", "out", "of", "memory")
     ]
+
+
+def kept(name, reason="kept by local variable best (train.py:11), step 1"):
+    """A regression with a keeper of its first cause."""
+    regressed = grown(name)
+    cause = replace(regressed.verdict.causes[0], reasons=(reason,))
+    return replace(regressed, verdict=replace(regressed.verdict, causes=(cause,)))
+
+
+def test_a_failures_row_and_section_have_its_cause_and_its_keeper():
+    parsed = Page(page(Report((kept("test_x"),))))
+    (why,) = parsed.texts("span", class_="why")
+    assert "activations, model.py:29; kept by local variable best (train.py:11), step 1" in why
+    (causes,) = parsed.texts("ul", class_="causes")
+    assert causes.startswith("+250.00 MiB activations model.py:29 in Tiny.forward")
+    assert "kept by local variable best (train.py:11), step 1" in causes
+    (entry_of_test,) = index_of(parsed)
+    assert entry_of_test["group"] == "activations, model.py:29 (Tiny.forward)"
+    assert "kept by local variable best" in entry_of_test["cause"]
+
+
+def test_a_leak_shows_what_stayed_and_who_holds_it_and_not_the_peaks_tables():
+    stayed_site = site(7, 3 * MIB, path="cache.py", code="CACHE.append(x)")
+    holder = Holder("global variable CACHE of <cache.py>", 3 * MIB, 3)
+    measurement = replace(
+        measured(attribution(layers=1)), stayed=Stayed(0, 3 * MIB, (stayed_site,), (holder,))
+    )
+    leak = result("test_leak", measurement)
+    leak = replace(leak, verdict=Verdict(Kind.LEAKED, failed=True, headline="leaked"))
+    told = section(Report((leak,)), "test_leak")
+    assert "Stayed: 3.00 MiB" in told
+    assert "global variable CACHE of <cache.py> 3.00 MiB 3" in told
+    assert "cache.py:7 in f CACHE.append(x) other 3.00 MiB" in told
+    assert "At the peak" not in told
+    (entry_of_test,) = index_of(Page(page(Report((leak,)))))
+    assert entry_of_test["group"] == "leaked, cache.py:7 (f)"
+
+
+def test_hints_are_in_the_section():
+    hinted = replace(attribution(layers=1), hints=("under <autocast> 120.00 MiB less",))
+    told = section(Report((result("test_x", measured(hinted)),)), "test_x")
+    assert "under <autocast> 120.00 MiB less" in told
+
+
+def test_tests_on_several_cards_have_a_table_of_them():
+    results = [
+        replace(result(f"test_x[{card}]", measured(attribution(layers=1))), card=card)
+        for card in ("T4", "L4")
+    ]
+    (row,) = [
+        text
+        for text in Page(page(Report(tuple(results)))).texts("tr")
+        if re.fullmatch(r"\S+::test_x \d+\.\d\d \d+\.\d\d", text)
+    ]
+    assert row
 
 
 def test_ids_are_unique_and_every_link_has_its_target(parsed):

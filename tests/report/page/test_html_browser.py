@@ -398,6 +398,21 @@ def test_pictures_of_it_are_kept_where_they_are_asked_for(show, tmp_path):
             assert path.stat().st_size > 10_000
 
 
+def test_failures_of_one_cause_stand_together_and_the_address_keeps_it(show):
+    shown = show("thousand")
+    shown.tab.check("#grouped")
+    heads = shown.tab.eval_on_selector_all("#rows tr.group", "them => them.map(it => it.innerText)")
+    assert [" ".join(head.split()) for head in heads] == [
+        "regressed 9 tests",
+        "parameters, src/model.py:41 (GPT.__init__) 1 test",
+        "no failure 991 tests",
+    ]
+    shown.go(shown.ask("location.href"))
+    assert shown.ask("document.getElementById('grouped').checked")
+    shown.tab.fill("#search", "src/model.py:41")
+    assert len(shown.column(0)) == 2  # its head and the test
+
+
 # Timelines
 
 

@@ -31,7 +31,7 @@
   // -- timelines: a place told by pointer or keys, a stretch enlarged --
 
   const MIB = 2 ** 20, GIB = 2 ** 30;
-  const sized = (bytes) => bytes < MIB ? `${(bytes / 1024).toFixed(2)} KiB`
+  const sized = (bytes) => !bytes ? "0" : bytes < MIB ? `${(bytes / 1024).toFixed(2)} KiB`
     : bytes < 10 * GIB ? `${(bytes / MIB).toFixed(2)} MiB` : `${(bytes / GIB).toFixed(2)} GiB`;
   const make = (tag, name) => Object.assign(document.createElement(tag), { className: name });
   const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
@@ -68,13 +68,13 @@
     reset.textContent = "Show all";
     reset.hidden = true;
     svg.closest("figure").querySelector("figcaption").before(readout);
+    svg.closest("figure").querySelector("figcaption").hidden = true;  // the readout has its names
     let place = data.peak, start = 0, end = data.points, live = false;
 
     const names = Object.keys(data.columns).filter((name) => name !== "reserved");
     const tell = () => {
       const phase = data.phases.find(([, from, to]) => from <= place && place < to);
-      const held = names.map((name) => [name, levelAt(data.columns[name], place) * data.unit])
-        .filter(([, bytes]) => bytes);
+      const held = names.map((name) => [name, levelAt(data.columns[name], place) * data.unit]);
       const total = held.reduce((sum, [, bytes]) => sum + bytes, 0);
       const source = data.line.length ? data.lines[levelAt(data.line, place)] : undefined;
       const words = [`${place + 1} of ${data.points}`, phase ? phase[0] : "", source ?? ""].filter(Boolean).join(" · ");
@@ -82,13 +82,14 @@
       text.textContent = words;
       readout.replaceChildren(text, ...[...sums, ...held].map(([name, bytes]) => {
         const item = make("span", "");
-        if (names.includes(name)) item.append(make("span", `swatch ${name.replaceAll(" ", "-")}`));
+        const kind = name === "reserved" ? "line" : names.includes(name) ? name.replaceAll(" ", "-") : "";
+        if (kind) item.append(make("span", `swatch ${kind}`));
         item.append(`${name} ${sized(bytes)}`);
         return item;
       }), reset);
       cursor.setAttribute("aria-valuenow", String(place + 1));
       cursor.setAttribute("aria-valuetext",
-        [words, ...[...sums, ...held].map(([name, bytes]) => `${name} ${sized(bytes)}`)].join(", "));
+        [words, ...[...sums, ...held].filter(([, bytes]) => bytes).map(([name, bytes]) => `${name} ${sized(bytes)}`)].join(", "));
       line.hidden = !live || place < start || place >= end;
       line.style.left = share(place + .5 - start, end - start);
     };
@@ -235,10 +236,34 @@
     return sorted.filter((it) => (it.failed || !failures.checked)
       && words.every((word) => it.text.includes(word)));
   };
+  // Failures of one cause below its name, the cause of most of them first; then all other tests.
+  const grouping = at("grouped");
+  const inGroups = (found) => {
+    const members = new Map();
+    for (const it of found) {
+      const group = it.group ?? "no failure";
+      if (!members.has(group)) members.set(group, []);
+      members.get(group).push(it);
+    }
+    const groups = [...members].sort(([a, x], [b, y]) =>
+      (a === "no failure") - (b === "no failure") || y.length - x.length);
+    return groups.flatMap(([group, its]) => its.map((it, index) => ({ it, head: index ? null : [group, its.length] })));
+  };
+  const headOf = ([group, number]) => {
+    const row = document.createElement("tr"), cell = document.createElement("th"), count = document.createElement("small");
+    row.className = "group";
+    row.setAttribute("role", "row");
+    for (const [name, value] of Object.entries({ role: "rowheader", scope: "rowgroup", colspan: heads.length })) cell.setAttribute(name, value);
+    count.textContent = ` ${number} ${number === 1 ? "test" : "tests"}`;
+    cell.append(group, count);
+    row.append(cell);
+    return row.outerHTML;
+  };
   const draw = () => {
     const found = chosen();
-    const shown = found.slice(0, limit);
-    body.innerHTML = shown.map((it) => it.row).join("");
+    const placed = grouping?.checked ? inGroups(found) : found.map((it) => ({ it, head: null }));
+    const shown = placed.slice(0, limit);
+    body.innerHTML = shown.map(({ it, head }) => (head ? headOf(head) : "") + it.row).join("");
     heads.forEach((head, index) => {
       if (index === column) head.setAttribute("aria-sort", descending ? "descending" : "ascending");
       else head.removeAttribute("aria-sort");
@@ -257,6 +282,7 @@
     const state = new URLSearchParams();
     if (failures.checked) state.set("failures", "1");
     if (search.value) state.set("q", search.value);
+    if (grouping?.checked) state.set("grouped", "1");
     const hash = state.toString();
     history.replaceState(null, "", hash ? `#${hash}` : "#tests");
   };
@@ -285,7 +311,8 @@
     const hash = location.hash.slice(1);
     if (byId.has(hash)) return open(byId.get(hash));
     const state = new URLSearchParams(hash);
-    if (state.has("failures") || state.has("q")) {
+    if (state.has("failures") || state.has("q") || state.has("grouped")) {
+      if (grouping) grouping.checked = state.has("grouped");
       failures.checked = state.has("failures");
       search.value = state.get("q") ?? "";
       limit = START;
@@ -300,7 +327,7 @@
     entries.forEach((it, place) => {
       it.place = place;
       plain.innerHTML = it.row.slice(it.row.lastIndexOf("<td"));
-      it.text = `${it.keys[0]} ${it.keys[1]} ${plain.content.textContent}`.toLowerCase();
+      it.text = `${it.keys[0]} ${it.keys[1]} ${plain.content.textContent} ${it.cause ?? ""}`.toLowerCase();
     });
     byId = new Map(entries.map((it) => [it.id, it]));
     for (const head of heads) {
@@ -316,6 +343,7 @@
     }
     search.addEventListener("input", filtered);
     failures.addEventListener("change", filtered);
+    grouping?.addEventListener("change", filtered);
     at("filter").addEventListener("submit", (event) => event.preventDefault());
     for (const it of document.querySelectorAll(".counts button")) {
       it.addEventListener("click", () => {
