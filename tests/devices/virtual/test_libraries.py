@@ -196,6 +196,16 @@ def test_rnns_are_noted_as_before(notes):
     assert notes() == ["the reserve space and workspace of cuDNN's RNN are estimates"]
 
 
+@pytest.mark.parametrize(("kind", "size"), [("GRU", 864_000_000), ("LSTM", 736_000_000)])
+def test_reserve_spaces_of_recurrent_nets_are_those_of_a_p100(device, kind, size):
+    """pytorch/pytorch#2895, of four layers; here with a thousandth of the values."""
+    import torch
+
+    net = getattr(torch.nn, kind)(16, 100, 4).cuda()
+    output, _ = net(torch.zeros(8, 10, 16, device="cuda"))
+    assert output.grad_fn._saved_result3.numel() == size // 1000
+
+
 def test_batch_normalization_is_noted_where_cudnn_wants_a_workspace(notes):
     import torch
 

@@ -165,17 +165,24 @@ GM_API int cudnnGetRNNWeightParams(void *handle, const network *n, int32_t layer
     return GM_SUCCESS;
 }
 
-/* Not documented. Estimated as the values that the equations need: training keeps, for every step of time, layer and
- * direction, each gate's activation, the cell (LSTM) and the output; forward takes the gates' pre-activations of
- * one layer as workspace. */
+/* Values that training keeps of every layer for a step of time, of the size of the hidden state. pytorch/pytorch#2895
+ * has 864,000,000 bytes of a GRU and 736,000,000 of an LSTM of four layers on a P100: for 8,000,000 values of four bytes
+ * that is 6 and 5 a layer, and one between each two layers. Of a plain RNN nobody published one: the gate and the
+ * output, as its equations need. */
+static size_t values_kept(const network *n) {
+    size_t layers = (size_t)n->layers;
+    size_t values = n->mode == 3 ? 7 * layers - 1 : n->mode == 2 ? 6 * layers - 1 : 2 * layers;
+    return values * (size_t)n->directions;
+}
+
+/* Not documented: estimates. Forward takes the gates' pre-activations of one layer as workspace. */
 GM_API int cudnnGetRNNTempSpaceSizes(void *handle, const network *n, int training, const sequences *data,
                                      size_t *workspace, size_t *reserve) {
     (void)handle;
     size_t steps = (size_t)data->time * (size_t)data->batch, hidden = (size_t)n->hidden_size;
-    size_t values = (size_t)gates(n) + (n->mode == 2) + 1;
     gm_note_sizes(GM_RNN);
     if (workspace) *workspace = steps * hidden * (size_t)(gates(n) * n->directions) * element(n);
-    if (reserve) *reserve = training ? steps * hidden * values * (size_t)pseudo_layers(n) * element(n) : 0;
+    if (reserve) *reserve = training ? steps * hidden * values_kept(n) * element(n) : 0;
     return GM_SUCCESS;
 }
 
