@@ -3,8 +3,8 @@
  * cuDNN has an engine that makes a convolution whose filter is 1x1 a matrix product of cuBLASLt, and its heuristics
  * often rank it first. To plan, that engine makes a handle of cuBLASLt and asks for an algorithm. A handle needs a
  * device: without one the engine is refused, and a worse one, which copies its tensors, is taken. So the engine gets a
- * handle from here, and one algorithm. It allows cuBLASLt no workspace (CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES is 0),
- * so its plan's workspace is 0 whichever algorithm a GPU's cuBLASLt has.
+ * handle from here, and one algorithm that takes no workspace. cuDNN allows cuBLASLt 0, 4 or 128 MiB, by shape; which
+ * algorithm a GPU's cuBLASLt has is not known here, but in all published peaks that show it, it took none.
  *
  * cuDNN looks cuBLASLt's functions up by dlsym in the real library, which it opens by name. In cuDNN's library of
  * engines, and there alone, that reference to dlsym is led here: all but three functions are the real ones still.
