@@ -17,6 +17,7 @@ from pytest_gpumem.errors import SpecError
 from pytest_gpumem.sizes import GIB, MIB, shown
 from pytest_gpumem.spec_fields import (
     MOST_BATCH,
+    MOST_RANKS,
     TEXT_LIMITS,
     SizeLimit,
     declared_as,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 MOST_DEVICES: Final = 16
 """of one process; the native library has arrays for as many"""
 _MOST_WARMUP: Final = 1000
-_MOST_RANKS: Final = 10**6
 _LONGEST_NAME: Final = 60
 _SIZES: Final = {"batch_size", "batch_sizes"}
 
@@ -369,8 +369,8 @@ _READERS: Final[Mapping[str, Reader]] = {
     **_PART_READERS,
     "devices": partial(read_whole_number, least=1, largest=MOST_DEVICES),
     "warmup": partial(read_whole_number, least=0, largest=_MOST_WARMUP),
-    "world_size": partial(read_whole_number, least=1, largest=_MOST_RANKS),
-    "rank": partial(read_whole_number, least=0, largest=_MOST_RANKS - 1),
+    "world_size": partial(read_whole_number, least=1, largest=MOST_RANKS),
+    "rank": partial(read_whole_number, least=0, largest=MOST_RANKS - 1),
     "batch_sizes": read_batch_sizes,
     "max_mib_per_sample": read_limit_per_sample,
     "max_fixed_gib": read_budget,

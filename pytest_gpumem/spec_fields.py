@@ -9,6 +9,7 @@ import operator
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import islice
 from numbers import Real
 from typing import TYPE_CHECKING, Final, Literal, SupportsFloat, SupportsIndex, cast
 
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 _MOST_GIB: Final = 10**9
 _MOST_LEAK_MIB: Final = 10**12
 MOST_BATCH: Final = 10**9
+MOST_SIZES: Final = 1000
+"""batch sizes of one test, which runs once with each"""
+MOST_RANKS: Final = 1_000_000
+"""as many as a world may have"""
+_VALUES: Final = "auto", "full", "off"
 
 
 def read_budget(name: str, value: object) -> float:
@@ -120,12 +126,18 @@ def read_batch_sizes(name: str, value: object) -> tuple[int, ...]:
     sizes: list[object] = []
     if not isinstance(value, (str, bytes)):
         with suppress(TypeError):
-            sizes = list(cast("Iterable[object]", value))
+            sizes = list(islice(cast("Iterable[object]", value), MOST_SIZES + 1))
     numbers = {
         number
         for number in map(_integer, sizes)
         if number is not None and 1 <= number <= MOST_BATCH
     }
+    if len(sizes) > MOST_SIZES:  # it may be range(10**9), or without an end
+        raise SpecError(
+            name,
+            f"{name} has more than {MOST_SIZES} sizes, each of which takes a run of the test",
+            f"write for example {name}=[8, 16, 32]",
+        )
     if len(numbers) < 2 or len(numbers) < len(sizes):  # noqa: PLR2004 - a line has two points
         raise SpecError(
             name,
@@ -208,8 +220,10 @@ def read_steady(name: str, value: object) -> bool:
 
 def read_values(name: str, value: object) -> Literal["auto", "full", "off"]:
     """Return which values are computed on a virtual GPU."""
-    if value == "auto" or value == "full" or value == "off":  # noqa: PLR1714 - for the type checker
-        return value
+    if isinstance(value, str):  # else == may do anything, as an array's
+        for choice in _VALUES:
+            if str.__str__(value) == choice:
+                return choice
     raise SpecError(
         name,
         f"{name} is one of auto, full and off",
@@ -234,9 +248,13 @@ def read_card(
 
 def read_ranks(name: str, value: object) -> str | tuple[int, ...]:
     """Return "all", or ranks."""
-    if value == "all":
+    if isinstance(value, str) and str.__str__(value) == "all":
         return "all"
-    ranks = [_integer(rank) for rank in value] if isinstance(value, (list, tuple, range)) else []
+    ranks: list[int | None] = []
+    if isinstance(value, (list, tuple, range)):
+        ranks = [_integer(rank) for rank in islice(value, MOST_RANKS + 1)]
+    if len(ranks) > MOST_RANKS:  # it may be range(10**9)
+        ranks.clear()
     valid = {rank for rank in ranks if rank is not None and rank >= 0}
     if not valid or len(valid) < len(ranks):
         raise SpecError(

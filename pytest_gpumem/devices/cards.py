@@ -339,6 +339,7 @@ def find_card(name: str) -> Card:
     Raises:
         SpecError: no card has this name, or several could be meant by it.
     """
+    name = str.__str__(name)  # of a subclass too, whose own methods may raise
     key = _key(name)
     if key in _BY_KEY:
         return _BY_KEY[key]

@@ -36,9 +36,14 @@ def spread(metafunc: Any, cards: Sequence[str]) -> None:  # noqa: ANN401 - a pyt
     if names:
         _parametrize(metafunc, CARD, names, names)
     ranks, world_size = fields.get("ranks"), fields.get("world_size")
-    if ranks == "all" and isinstance(world_size, int) and 1 <= world_size <= MOST_RANKS:
-        ranks = range(world_size)
-    if isinstance(ranks, (list, tuple, range)) and all(type(rank) is int for rank in ranks):
+    if isinstance(ranks, str) and str.__str__(ranks) == "all" and isinstance(world_size, int):
+        ranks = range(world_size) if 1 <= world_size <= MOST_RANKS else ranks
+    # Of anything else, and of too many, the test's own error tells.
+    if (
+        isinstance(ranks, (list, tuple, range))
+        and len(ranks) <= MOST_RANKS
+        and all(type(rank) is int for rank in ranks)
+    ):
         ranks = list(dict.fromkeys(ranks))
         if ranks:
             _parametrize(metafunc, RANK, ranks, [f"rank{rank}" for rank in ranks])

@@ -176,6 +176,8 @@ OPTIONS: Final = (
     ),
 )
 
+LONGEST_SHOWN: Final = 100
+"""characters of a value that an error shows"""
 REPEATED: Final = {"device", "card", "cards", "visible", "baseline_dir"}
 """options that decide which baselines a test is compared with"""
 FILES: Final = {"html": "gpumem.html", "json": "gpumem.json", "markdown": "gpumem.md"}
@@ -285,6 +287,9 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
     )
     values["cards"] = values["cards"] or ()
     values["baseline_dir"] = root / str(values["baseline_dir"])
+    for option, (folder_name, where) in read.items():
+        if option.name in {"baseline_dir", "snapshots"}:
+            _require_possible(root / str(folder_name), f"{where}={folder_name}", option.name)
     option_of: dict[object, str] = {}
     for name in FILES:
         path = values[name]
@@ -320,6 +325,7 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
 def _read_option(option: Option, value: object, where: str, root: Path) -> object:
     """Return an option's checked value."""
     if option.name in FILES:
+        _require_possible(root / str(value), f"{where}={value}", FILES[option.name])
         return _output_path(option.name, str(value), where, root)
     if value == option.default and not option.name.endswith("tolerance"):
         return value
@@ -333,6 +339,29 @@ def _read_option(option: Option, value: object, where: str, root: Path) -> objec
         return reader(str(value)) if reader else value
     except SpecError as error:
         raise SpecError(f"{where}={value}", error.problem, error.remedy) from error
+
+
+def _require_possible(path: Path, given: str, example: str) -> None:
+    """Refuse a path that no file can have: with a NUL, too long, of no encoding.
+
+    Raises:
+        SpecError: it is one.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return
+    except (OSError, ValueError) as error:  # else the session's last act would fail, its writing
+        from pytest_gpumem.report.text import printable
+
+        problem = error.strerror if isinstance(error, OSError) else error
+        raise SpecError(
+            printable(given)
+            if len(given) <= LONGEST_SHOWN
+            else f"{printable(given[:LONGEST_SHOWN])}...",
+            f"no file can have this name ({problem})",
+            f"write a shorter one without special characters, as {example}",
+        ) from None
 
 
 def _output_path(option: str, value: str, where: str, root: Path) -> Path | None:
@@ -384,7 +413,8 @@ def _read_visible(visible: str) -> str:
     from pytest_gpumem.spec import MOST_DEVICES
 
     word, colon, number = visible.strip().partition(":")
-    count = int(number) if number.isdecimal() and number.isascii() else 0
+    digits = number.isdecimal() and number.isascii() and len(number) <= len(str(MOST_DEVICES))
+    count = int(number) if digits else 0
     if word == "session" and (not colon or 1 <= count <= MOST_DEVICES):
         return f"session:{count}" if count > 1 else "session"
     raise SpecError(

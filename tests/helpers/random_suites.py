@@ -377,13 +377,31 @@ def differences(runner, files, seed, *, workers=False):
         for test in file.tests
         if any("cycle" in line for line in test.operations)
     }
-    return [
+    impossible = [
+        f"{name}: less reserved than allocated in {order}: {row}"
+        for order, rows in [*sessions, ("a test alone", alone)]
+        for name, results in rows.items()
+        if results != BROKEN
+        for row in results
+        if any(allocated > reserved for allocated, reserved in pairs_of(row))
+    ]
+    return impossible + [
         f"{name}: {rows.get(name)} in {order}, {alone.get(name)} alone"
         for order, rows in sessions
         for name in sorted({*rows, *alone})
         if rows.get(name) != alone.get(name)
         and not (test_of(name) in makers and differ_by_garbage(name, rows, alone))
     ]
+
+
+def pairs_of(row):
+    """Each pair of bytes allocated and reserved that a verdict tells."""
+    refusal = row["out_of_memory"]
+    if refusal is not None:
+        yield refusal["allocated"], refusal["reserved"]
+        if refusal["needed"] is not None:
+            yield refusal["needed"]["allocated"], refusal["needed"]["reserved"]
+    yield from row["peaks"]
 
 
 def test_of(name):

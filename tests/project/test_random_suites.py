@@ -39,3 +39,14 @@ def test_a_suite_whose_figures_depend_on_the_order_is_seen_and_made_smaller(runn
         ("leaked.append(mib(3))",),
         ("mib(1 + len(leaked))",),
     ]
+
+
+def test_a_pair_that_no_allocator_can_have_is_seen(runner, monkeypatch):
+    """Less reserved than allocated, also in every order alike."""
+    row = {"peaks": [[1, 2]], "garbage": False, "out_of_memory": None}
+    refusal = {"allocated": 3, "reserved": 4, "needed": {"allocated": 6, "reserved": 5}}
+    files = (File("test_a.py", (), (Test("test_a", "", (), ()),)),)
+    for shown, count in ((row, 0), ({**row, "out_of_memory": refusal}, 3)):
+        rows = [{"test_a.py::test_a": [shown]}] * 3
+        monkeypatch.setattr(runner, "figures", lambda _plans, rows=rows: rows)
+        assert len(differences(runner, files, 0)) == count
