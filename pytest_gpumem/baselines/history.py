@@ -1,7 +1,7 @@
-"""The history of baselines: what each commit changed in their folder, as git tells it.
+"""The history of baselines: the changes of each commit in their folder, as git tells them.
 
-Commits are those of the first parent's line: a merge is one step, with all that it brought. What
-the working tree has besides is the last step.
+Commits are those of the first parent's line: a merge is one step, with all that it brought. The
+changes of the working tree are the last step.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ _Log: TypeAlias = "list[tuple[Commit, list[FileChange]]]"
 
 @dataclass(frozen=True)
 class Step:
-    """What one commit changed."""
+    """The changes of one commit."""
 
     commit: Commit
     changes: tuple[EntryChange, ...]
-    """of tests and parts whose figures or provenance moved, the largest move first"""
+    """of tests and parts: moved figures or provenance, the largest move first"""
     errors: tuple[BaselineError, ...] = ()
     """files that could not be read, before it or after it"""
 
@@ -90,7 +90,7 @@ class History:
     steps: tuple[Step, ...] = ()
     """the newest first"""
     remarks: tuple[str, ...] = ()
-    """sentences about what it lacks"""
+    """sentences about its gaps"""
 
     @property
     def keys(self) -> list[Key]:
@@ -114,18 +114,18 @@ def read_history(
     accept: Callable[[Key], bool] | None = None,
     module: str = "",
 ) -> History:
-    """Return what each commit changed in a folder of baselines.
+    """Return the changes of each commit in a folder of baselines.
 
     Args:
         directory: the folder, which may be gone from the working tree.
         limit: the number of commits to read, the newest; None: all.
-        accept: whether a test belongs to what is asked for.
-        module: the only file whose tests are asked for: all others' baselines stay unread.
+        accept: whether a test is asked for.
+        module: the only file of tests that is asked for; the baselines of no other one are read.
 
     Raises:
-        GitError: there is no git, or no repository.
+        GitError: git or the repository is missing.
     """
-    root, log = _log(directory)
+    root, log = folder_log(directory)
     if module:
         # Below the folder of any device.
         ending = baseline_path(Path(), "device", module).as_posix().removeprefix("device")
@@ -162,20 +162,22 @@ class _Versions:
         self._entries: dict[tuple[str, str], dict[Key, BaselineEntry]] = {}
 
     def step(self, logged: tuple[Commit, Sequence[FileChange]]) -> Step:
-        """Return what a commit changed."""
+        """Return a commit's changes."""
         commit, files = logged
         old: dict[Key, BaselineEntry] = {}
         new: dict[Key, BaselineEntry] = {}
         errors = []
         for file in files:
             try:
-                before, after = (self._read(file.path, blob) for blob in (file.old, file.new))
+                entries_before, entries_after = (
+                    self.entries_of(file.path, blob) for blob in (file.old, file.new)
+                )
             except BaselineError as error:
                 name = f"{commit.short}:{error.given}"
                 errors.append(BaselineError(name, error.problem, error.remedy))
                 continue
-            old.update(before)
-            new.update(after)
+            old.update(entries_before)
+            new.update(entries_after)
         moved = [
             change
             for change in pair_entries(old, new)
@@ -183,7 +185,8 @@ class _Versions:
         ]
         return Step(commit, tuple(moved), tuple(errors))
 
-    def _read(self, path: str, blob: str) -> dict[Key, BaselineEntry]:
+    def entries_of(self, path: str, blob: str) -> dict[Key, BaselineEntry]:
+        """Return the entries of a version of a file."""
         if not blob:
             return {}
         if (path, blob) not in self._entries:
@@ -214,7 +217,7 @@ def toolchain_moved(change: EntryChange) -> bool:
 # -- git's log --
 
 
-def _log(directory: Path) -> tuple[Path, _Log]:
+def folder_log(directory: Path) -> tuple[Path, _Log]:
     """Return the top of the repository, and the commits that changed the folder: newest first."""
     existing = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
     root = repository_root(existing)

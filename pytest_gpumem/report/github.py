@@ -64,7 +64,7 @@ def cause_lines(results: Iterable[Result], *, root: Path, workspace: Path) -> It
     """
     groups: dict[tuple[str, int], list[tuple[Result, str]]] = {}
     for result in sorted(results, key=urgency):
-        cause = _cause(result) if result.verdict.failed and not result.expected else None
+        cause = line_at_fault(result) if result.verdict.failed and not result.expected else None
         if cause is not None:
             path, line, words = cause
             groups.setdefault((path, line), []).append((result, words))
@@ -86,7 +86,7 @@ def cause_lines(results: Iterable[Result], *, root: Path, workspace: Path) -> It
         yield _command("warning", properties, f"{words}{where}; makes fail {names}{hidden}")
 
 
-def _cause(result: Result) -> tuple[str, int, str] | None:
+def line_at_fault(result: Result) -> tuple[str, int, str] | None:
     """Return the file and line that made a test fail, and how; None where that is not known."""
     measurement = result.measurement
     oom = measurement.out_of_memory if measurement else None

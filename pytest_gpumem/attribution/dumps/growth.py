@@ -1,4 +1,4 @@
-"""What grew from one snapshot to another, by source line."""
+"""The growth from one snapshot to another, by source line."""
 
 from __future__ import annotations
 
@@ -55,15 +55,17 @@ def growth(old: Sequence[Held], new: Sequence[Held]) -> list[DeviceGrowth]:
     devices = []
     for device in sorted(old_by_device.keys() | new_by_device.keys()):
         nothing = Held(device, 0, 0, at_peak=any(held.at_peak for held in (*old, *new)))
-        before = old_by_device.get(device, nothing)
-        after = new_by_device.get(device, nothing)
+        old_side = old_by_device.get(device, nothing)
+        new_side = new_by_device.get(device, nothing)
         # A machine with eight devices has a history of each, of most without a block.
-        if any((held.allocated or held.reserved) for held in (before, after)):
-            devices.append(DeviceGrowth(device, before, after, tuple(_lines(before, after))))
+        if any((held.allocated or held.reserved) for held in (old_side, new_side)):
+            devices.append(
+                DeviceGrowth(device, old_side, new_side, tuple(grown_lines(old_side, new_side)))
+            )
     return devices
 
 
-def _lines(old: Held, new: Held) -> list[LineGrowth]:
+def grown_lines(old: Held, new: Held) -> list[LineGrowth]:
     """Return the lines of both: the same file and function, though the line has moved."""
     old_files = {place.path for place in old.places}
     new_files = {place.path for place in new.places}
@@ -75,15 +77,15 @@ def _lines(old: Held, new: Held) -> list[LineGrowth]:
             functions.setdefault((path, place.function, place.phase), ([], []))[side].append(place)
     lines = []
     for (path, *_), (old_places, new_places) in functions.items():
-        for before, after in paired_places(old_places, new_places):
-            place = after or before or NOWHERE
+        for old_side, new_side in paired_places(old_places, new_places):
+            place = new_side or old_side or NOWHERE
             lines.append(
                 LineGrowth(
                     place._replace(path=shown_name(path)),
-                    old.places[before] if before else 0,
-                    new.places[after] if after else 0,
-                    old.blocks[before] if before else 0,
-                    new.blocks[after] if after else 0,
+                    old.places[old_side] if old_side else 0,
+                    new.places[new_side] if new_side else 0,
+                    old.blocks[old_side] if old_side else 0,
+                    new.blocks[new_side] if new_side else 0,
                 )
             )
     return sorted(lines, key=lambda line: (-line.difference, -line.new, line.place))
@@ -99,7 +101,7 @@ def paired_places(
     """
     if len(old) == len(new):
         return list(zip_longest(old, new))
-    shifts = Counter(after.line - before.line for before in old for after in new)
+    shifts = Counter(new_side.line - old_side.line for old_side in old for new_side in new)
     shift = min(shifts, key=lambda lines: (-shifts[lines], abs(lines)), default=0)
     old_by_line = {place.line + shift: place for place in old}
     new_by_line = {place.line: place for place in new}

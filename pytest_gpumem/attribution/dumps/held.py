@@ -25,7 +25,7 @@ _ALLOCATED: Final = "active_allocated"
 LIBRARIES: Final = ("/site-packages/", "/dist-packages/")
 """folders of installed packages"""
 _FOREIGN: Final = ("torch", "torchgen", "functorch", "_pytest", "pytest", "pluggy")
-"""packages whose lines tell a user nothing about the user's own code"""
+"""packages with lines that tell a user nothing about the user's own code"""
 
 
 class Place(NamedTuple):
@@ -66,7 +66,7 @@ _BACKWARD: Final = "torch/autograd/__init__.py"
 
 
 def held_memory(snapshot: dict[str, Any], name: str, *, at_end: bool = False) -> list[Held]:
-    """Return what each device's tensors held, at its highest.
+    """Return the memory that each device's tensors held, at its highest.
 
     Args:
         snapshot: as ``torch.cuda.memory._snapshot`` has it.
@@ -81,7 +81,9 @@ def held_memory(snapshot: dict[str, Any], name: str, *, at_end: bool = False) ->
         traces = snapshot.get("device_traces") or []
         devices |= {device for device, events in enumerate(traces) if events}
         return [
-            _held(snapshot, device, [] if at_end or device >= len(traces) else traces[device])
+            held_on_device(
+                snapshot, device, [] if at_end or device >= len(traces) else traces[device]
+            )
             for device in sorted(devices)
         ]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
@@ -90,7 +92,8 @@ def held_memory(snapshot: dict[str, Any], name: str, *, at_end: bool = False) ->
         raise SnapshotError(name, problem, remedy) from error
 
 
-def _held(snapshot: dict[str, Any], device: int, events: Sequence[dict[str, Any]]) -> Held:
+def held_on_device(snapshot: dict[str, Any], device: int, events: Sequence[dict[str, Any]]) -> Held:
+    """Return the memory of one device's tensors: at the peak of the events, or without any now."""
     segments = [segment for segment in snapshot["segments"] if segment["device"] == device]
     reserved = sum(segment["total_size"] for segment in segments)
     live = live_blocks(segments)
@@ -162,7 +165,7 @@ def allocations_and_frees(
     """Yield the address of each allocation with its block, and of each free with None.
 
     Autograd's threads have no frame of Python. Their memory is that of the line that started the
-    backward pass, whose first gradient was allocated in the user's own thread.
+    backward pass: its first gradient was allocated in the user's own thread.
     """
     backward = NOWHERE
     for event in events:
@@ -181,13 +184,13 @@ def allocations_and_frees(
 def place_of(frames: Iterable[dict[str, Any]]) -> Place:
     """Return the innermost line that is neither PyTorch's nor this package's nor C++."""
     for frame in frames:
-        if _is_users(frame["filename"]):
+        if is_users_file(frame["filename"]):
             return Place(frame["filename"], frame["name"], frame["line"])
     return NOWHERE
 
 
 @cache
-def _is_users(filename: str) -> bool:
+def is_users_file(filename: str) -> bool:
     """Return whether a file, which may be of another machine, is the user's or a library's."""
     if not filename.endswith((".py", ".ipynb")) and "ipykernel" not in filename:
         return False  # C++, "<string>", "??"
@@ -197,10 +200,10 @@ def _is_users(filename: str) -> bool:
             return False
     if "torchinductor" in filename or "/pytest_gpumem/" in filename:
         return False
-    return not _of_python_itself(filename)
+    return not of_python_itself(filename)
 
 
-def _of_python_itself(filename: str) -> bool:
+def of_python_itself(filename: str) -> bool:
     """Return whether a file is of Python's own library: lib/python3.12/contextlib.py."""
     parts = PurePath(filename).parts
     return any(

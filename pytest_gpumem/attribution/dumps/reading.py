@@ -1,4 +1,4 @@
-"""Reading a snapshot's file, which may come from anybody: a pickle that can run nothing."""
+"""Reading a snapshot's file, which may come from any machine: a pickle that can run nothing."""
 
 from __future__ import annotations
 

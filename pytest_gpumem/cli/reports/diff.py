@@ -1,4 +1,4 @@
-"""``gpumem diff``: what grew from one snapshot of PyTorch's allocator to another."""
+"""``gpumem diff``: the growth from one snapshot of PyTorch's allocator to another."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Return what grew.
+    """Return the growth.
 
     Raises:
         GpuMemError: a file is no snapshot, or an argument cannot be understood.
@@ -62,12 +62,12 @@ def run(arguments: argparse.Namespace) -> Outcome:
     devices = tuple(growth(old, new))
     changes = rendering.DumpChanges(arguments.old, arguments.new, devices, arguments.all)
     if arguments.format == "table":
-        text = rendering.table(changes, shutil.get_terminal_size().columns)
+        rendered = rendering.table(changes, shutil.get_terminal_size().columns)
     else:
-        text = rendering.RENDERERS[arguments.format](changes)
+        rendered = rendering.RENDERERS[arguments.format](changes)
     if not devices:
-        text = f"{text}\n\nneither snapshot has memory of any device"
+        rendered = f"{rendered}\n\nneither snapshot has memory of any device"
     grew = limit is not None and any(
         device.difference > limit.allowance(device.old.allocated) for device in devices
     )
-    return Outcome(text, FOUND if grew else OK)
+    return Outcome(rendered, FOUND if grew else OK)

@@ -104,12 +104,12 @@ def matching_history(arguments: argparse.Namespace, name: str, limit: int | None
         problem = "no commit has a baseline in it"
         remedy = "run gpumem from pytest's root folder, or name the folder with --baseline-dir"
         raise BaselineError(arguments.baseline_dir, problem, remedy)
-    given = " ".join(filter(None, (name, arguments.device and f"--device={arguments.device}")))
+    words = " ".join(filter(None, (name, arguments.device and f"--device={arguments.device}")))
     if name and not nodeids:
         # Its file has no history: the names of all others may have one like it.
         read_history(directory, accept=accepts)
     remedy = similar_names(name, nodeids) or "gpumem history lists all"
-    raise BaselineError(given, "no baseline with this name has a history", remedy)
+    raise BaselineError(words, "no baseline with this name has a history", remedy)
 
 
 def write_page(path: str, history: History) -> None:

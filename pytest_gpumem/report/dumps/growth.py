@@ -1,4 +1,4 @@
-"""``gpumem diff``'s output: what grew from one snapshot to another, by source line."""
+"""``gpumem diff``'s output: the growth from one snapshot to another, by source line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DumpChanges:
     new_name: str
     devices: tuple[DeviceGrowth, ...]
     every_line: bool = False
-    """whether lines that did not change, and all others, are listed"""
+    """whether every line is listed, also one that did not change"""
 
 
 def table(changes: DumpChanges, width: int = 80) -> str:

@@ -47,7 +47,7 @@ def of_tests(history: History, width: int = 80) -> str:
         rows: list[tuple[str, ...]] = [_TITLES]
         lines = []
         for commit, change in history.of(key):
-            rows.append((commit.short, commit.date, *_figures(change)))
+            rows.append((commit.short, commit.date, *cells_of(change)))
             lines.append(wrapped("", f"{commit.short} {commit.subject}".strip(), width))
             lines.append(_indented(move_words(change), width))
         title = f"{key.nodeid}{_part(key)} on {key.device}: baseline in MiB"
@@ -57,7 +57,7 @@ def of_tests(history: History, width: int = 80) -> str:
 
 
 def move_words(change: EntryChange) -> str:
-    """Return what moved, in words: "100.00 -> 110.00 MiB (+10.0%), activations +10.00 MiB"."""
+    """Return a move in words: "100.00 -> 110.00 MiB (+10.0%), activations +10.00 MiB"."""
     words = []
     if change.kind in {ChangeKind.APPEARED, ChangeKind.VANISHED}:
         entry = change.new or change.old
@@ -120,7 +120,7 @@ def _commit_words(commit: Commit) -> str:
     return " ".join(filter(None, (commit.short, commit.date, commit.subject, author)))
 
 
-def _figures(change: EntryChange) -> tuple[str, ...]:
+def cells_of(change: EntryChange) -> tuple[str, ...]:
     """Return the cells of a commit's row, those of the fullest device."""
     entry = change.new
     if entry is None:
@@ -128,9 +128,9 @@ def _figures(change: EntryChange) -> tuple[str, ...]:
     cells = mib(_allocated(entry)), mib(max(peak.reserved for peak in entry.peaks))
     if change.old is None or change.mismatch:
         return (*cells, "", "")
-    before = _allocated(change.old)
-    difference = _allocated(entry) - before
-    share = f"{100 * difference / before:+.1f}" if before and difference else ""
+    old_allocated = _allocated(change.old)
+    difference = _allocated(entry) - old_allocated
+    share = f"{100 * difference / old_allocated:+.1f}" if old_allocated and difference else ""
     return (*cells, f"{difference / MIB:+.2f}" if difference else "0", share)
 
 

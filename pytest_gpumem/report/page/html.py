@@ -105,7 +105,7 @@ class Entry(NamedTuple):
 
     @property
     def keeper(self) -> str:
-        """What keeps the first cause's memory, or why it grew: "" where that is not known."""
+        """The keeper of the first cause's memory, or why it grew: "" where that is not known."""
         causes = self.result.verdict.causes
         if causes and causes[0].reasons:
             return causes[0].reasons[0]
@@ -130,7 +130,7 @@ class Entry(NamedTuple):
 
     @property
     def leak(self) -> Stayed | None:
-        """What stayed, of a test that failed by it."""
+        """The memory that stayed, of a test that failed by it."""
         measurement = self.result.measurement
         leaked = self.result.verdict.kind is Kind.LEAKED
         return measurement.stayed if leaked and measurement else None
@@ -465,7 +465,7 @@ def comparisons_table(rows: Sequence[Comparison], measured: str) -> Markup:
 
 
 def row_html(entry: Entry, name: str) -> str:
-    """Return a result's row of the table: there may be ten thousand, and a template is slow.
+    """Return a result's row of the table: of ten thousand rows a template is slow.
 
     Args:
         entry: of the row.

@@ -39,7 +39,7 @@ TICKS: Final = 5
 LETTER: Final = 5.6
 """units that a letter of a label takes on a desktop"""
 PHONE_LETTER: Final = 9.5
-"""units that it takes on a phone, whose letters are larger beside the drawing"""
+"""units that it takes on a phone, where letters are larger beside the drawing"""
 GAP: Final = 4
 """units between two labels"""
 LINE_HEIGHT: Final = 17
@@ -97,9 +97,9 @@ def draw(
         ghost: the baseline's allocated bytes, at equal distances from the beginning to the end.
     """
     number = len(timeline.reserved)
-    stacked = _stacked(timeline)
+    stacked = stacked_heights(timeline)
     allocated = stacked[-1][1] if stacked else [0] * number
-    refused = _refused_at(timeline, refusal) if refusal else None
+    refused = refused_at(timeline, refusal) if refusal else None
     highest = max(*timeline.reserved, *allocated, *ghost, refused[1] if refused else 0, 1)
     inside = [limit for limit in limits if limit.nbytes <= NEAR * highest]
     outside = [limit for limit in limits if limit.nbytes > NEAR * highest]
@@ -137,18 +137,18 @@ def draw(
         )
         parts.append(f'<g class="ghost"><path d="{corners}"/></g>')
     parts.append("</svg>")
-    parts += _limit_lines(inside, outside, scale, timeline.peak)
-    parts += _phase_names(timeline.phases, number)
+    parts += limit_lines(inside, outside, scale, timeline.peak)
+    parts += phase_names(timeline.phases, number)
     if refused:
-        parts.append(_refusal(refused, scale))
-    parts.append(_peak(timeline.peak, allocated[timeline.peak], highest, scale))
+        parts.append(refusal_mark(refused, scale))
+    parts.append(peak_pointer(timeline.peak, allocated[timeline.peak], highest, scale))
     parts.append(
         f'<g class="axis"><path d="M{LEFT} {BOTTOM}H{RIGHT}"/></g>'
         f'<text class="caption" x="{LEFT + SPAN / 2:g}" y="{HEIGHT - 6}">'
         "allocations and frees, in their order</text>"
     )
     label = describe(timeline)
-    return Drawing("".join(parts), f"0 0 {WIDTH} {HEIGHT}", label, _data(timeline))
+    return Drawing("".join(parts), f"0 0 {WIDTH} {HEIGHT}", label, points_json(timeline))
 
 
 class _Scale(NamedTuple):
@@ -226,7 +226,7 @@ def ticks(highest: int, unit: int) -> list[float]:
     return [number * step * unit for number in range(int(1.02 * highest / unit / step) + 1)]
 
 
-def _stacked(timeline: Timeline) -> list[tuple[Category, list[int]]]:
+def stacked_heights(timeline: Timeline) -> list[tuple[Category, list[int]]]:
     """Return every category with the heights of the stack up to and with it."""
     names = categories_of(timeline)
     columns = (list(timeline.categories[name]) for name in names)
@@ -236,7 +236,7 @@ def _stacked(timeline: Timeline) -> list[tuple[Category, list[int]]]:
     return list(zip(names, heights, strict=True))
 
 
-def _limit_lines(
+def limit_lines(
     inside: Iterable[Limit], outside: Iterable[Limit], scale: _Scale, peak: int
 ) -> list[str]:
     """Return the lines of limits with their labels, which stand on the side without the peak's."""
@@ -248,14 +248,14 @@ def _limit_lines(
         y = scale.y(limit.nbytes)
         parts.append(f'<g class="limit {limit.kind}"><path d="M{LEFT} {y:.1f}H{RIGHT}"/></g>')
         place = y - 3
-        while any(abs(place - other) < LINE_HEIGHT for other in taken):
+        while any(abs(place - height) < LINE_HEIGHT for height in taken):
             place -= 1
         taken.append(place)
         parts.append(_limit_label(limit, x, place, side, limit.label))
     for number, limit in enumerate(sorted(outside, key=lambda limit: limit.nbytes)):
         # The first line below the names of the phases, and below the limits' of this side.
         place = TOP + 11 + (1 + number) * LINE_HEIGHT
-        while any(abs(place - other) < LINE_HEIGHT for other in taken):
+        while any(abs(place - height) < LINE_HEIGHT for height in taken):
             place += 1
         taken.append(place)
         parts.append(_limit_label(limit, x, place, side, f"↑ {limit.label}"))
@@ -269,7 +269,7 @@ def _limit_label(limit: Limit, x: float, y: float, side: str, words: str) -> str
     )
 
 
-def _phase_names(phases: Sequence[Phase], number: int) -> list[str]:
+def phase_names(phases: Sequence[Phase], number: int) -> list[str]:
     """Return the names of phases above their bands: no two meet, and one without room is left out.
 
     The widest band comes first. A name that is wider than its band is moved as far as its band
@@ -283,18 +283,18 @@ def _phase_names(phases: Sequence[Phase], number: int) -> list[str]:
             left, right = (LEFT + SPAN * edge / number for edge in (phase.start, phase.end))
             half = len(phase.name) * letter / 2
             # Those that fit on a phone are there on a desktop as well, where they take less.
-            others = [(x, len(named.name) * letter / 2) for named, x, *_ in labels]
+            placed = [(x, len(named.name) * letter / 2) for named, x, *_ in labels]
             low, high = max(right - half, LEFT + half), min(left + half, RIGHT - half)
             low, high = min(low, high), max(low, high)
             middle = min(max((left + right) / 2, LEFT + half), RIGHT - half)
             places = [middle]
-            places += (x - other - half - GAP for x, other in others)
-            places += (x + other + half + GAP for x, other in others)
+            places += (x - width - half - GAP for x, width in placed)
+            places += (x + width + half + GAP for x, width in placed)
             free = [
                 place
                 for place in places
                 if low - 0.1 <= place <= high + 0.1
-                and all(abs(place - x) >= half + other + GAP - 0.1 for x, other in others)
+                and all(abs(place - x) >= half + width + GAP - 0.1 for x, width in placed)
             ]
             if free:
                 place = min(free, key=lambda place: abs(place - middle))
@@ -306,7 +306,7 @@ def _phase_names(phases: Sequence[Phase], number: int) -> list[str]:
     ]
 
 
-def _peak(index: int, nbytes: int, highest: int, scale: _Scale) -> str:
+def peak_pointer(index: int, nbytes: int, highest: int, scale: _Scale) -> str:
     """Return a pointer to the peak: a line from its point up to its size."""
     x, y, top = scale.x(index + 0.5), scale.y(nbytes), scale.y(LABEL * highest)
     left = index + 0.5 > SIDE * scale.number
@@ -320,7 +320,7 @@ def _peak(index: int, nbytes: int, highest: int, scale: _Scale) -> str:
     )
 
 
-def _refused_at(timeline: Timeline, refusal: Refusal) -> tuple[int, int, str]:
+def refused_at(timeline: Timeline, refusal: Refusal) -> tuple[int, int, str]:
     """Return the point at which a request was refused, its level with the request, and words.
 
     The timeline is that of the step run again without a limit, as far as that was possible: the
@@ -336,7 +336,8 @@ def _refused_at(timeline: Timeline, refusal: Refusal) -> tuple[int, int, str]:
     return index, level, f"{format_size(refusal.requested)} refused here"
 
 
-def _refusal(refused: tuple[int, int, str], scale: _Scale) -> str:
+def refusal_mark(refused: tuple[int, int, str], scale: _Scale) -> str:
+    """Return a line up to the level that a request would have needed, with a cross at its end."""
     index, level, words = refused
     x, y = scale.x(index + 0.5), scale.y(level)
     left = index > SIDE * scale.number
@@ -348,7 +349,7 @@ def _refusal(refused: tuple[int, int, str], scale: _Scale) -> str:
     )
 
 
-def _data(timeline: Timeline) -> str:
+def points_json(timeline: Timeline) -> str:
     """Return the points as JSON: of each column the points at which it changes, with its level."""
     columns: dict[str, Sequence[int]] = {
         name: timeline.categories[name] for name in categories_of(timeline)

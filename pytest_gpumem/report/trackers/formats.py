@@ -56,7 +56,8 @@ def benchmark_action(results: Iterable[Result]) -> str:
         if measurement is not None:
             row["extra"] = f"{figure.nbytes} bytes; {provenance_text(measurement.provenance)}"
         rows.append(row)
-    return _lines(rows)
+    lines = ",\n".join(f" {json.dumps(row)}" for row in rows)
+    return f"[\n{lines}\n]\n" if rows else "[]\n"
 
 
 def bencher(results: Iterable[Result]) -> str:
@@ -69,12 +70,6 @@ def bencher(results: Iterable[Result]) -> str:
         measures = benchmarks.setdefault(figure.name, {})
         measures[f"peak-{figure.peak}"] = {"value": figure.nbytes}
     return json.dumps(benchmarks, indent=1) + "\n"
-
-
-def _lines(rows: list[dict[str, Any]]) -> str:
-    """Return a list as JSON, an element a line."""
-    inner = ",\n".join(f" {json.dumps(row)}" for row in rows)
-    return f"[\n{inner}\n]\n" if rows else "[]\n"
 
 
 FORMATS: Final[dict[str, Callable[[Iterable[Result]], str]]] = {
