@@ -42,7 +42,11 @@ _PERCENTAGE = re.compile(_SIGNED_NUMBER + r"\s*%", re.ASCII)
 _PLACES = 20
 # Every part of a tolerance ends in "%" or in a unit; a comma after a digit belongs to a number.
 _BETWEEN_PARTS = re.compile(r"(?<=[%a-zA-Z\s]),")
-_HOW_TO_WRITE_A_TOLERANCE = "write it as '2%', as '64MiB' or as both, '2%, 64MiB'"
+_SUM = re.compile(r"(.*[%a-z])\s*\+\s*([0-9].*)", re.ASCII | re.IGNORECASE)
+_HOW_TO_WRITE_A_TOLERANCE = (
+    "write it as '2%', as '64MiB', as the larger of both, '2%, 64MiB', or as their sum, "
+    "'2% + 64MiB'"
+)
 
 _LONGEST_SHOWN: Final = 80
 _BRIEF = reprlib.Repr()
@@ -143,14 +147,17 @@ class Tolerance:
     """part of the baseline: 2% is ``Fraction(1, 50)``"""
     absolute: int
     """bytes"""
+    added: bool = False
+    """whether both parts hold together, and not the larger one"""
 
     def allowance(self, baseline: int) -> int:
         """Return the largest difference, in bytes, from ``baseline`` bytes that is no change."""
         part = self.relative  # multiplied out: this is asked for every figure of every test
-        return max(part.numerator * baseline // part.denominator, self.absolute)
+        share = part.numerator * baseline // part.denominator
+        return share + self.absolute if self.added else max(share, self.absolute)
 
     def __str__(self) -> str:
-        """Return "2%", "64.00 MiB" or "2%, 64.00 MiB"."""
+        """Return "2%", "64.00 MiB", "2%, 64.00 MiB" or "2% + 64.00 MiB"."""
         parts = []
         if self.relative or not self.absolute:
             # No more places than are read back.
@@ -161,15 +168,15 @@ class Tolerance:
             brief = format_size(self.absolute)
             exact = parse_size(brief) == self.absolute
             parts.append(brief if exact else f"{self.absolute:,} B")
-        return ", ".join(parts)
+        return (" + " if self.added else ", ").join(parts)
 
 
 def parse_tolerance(value: object) -> Tolerance:
     """Return the tolerance that ``value`` describes.
 
     Args:
-        value: "2%", "64MiB", "2%, 64MiB" in either order, the same in a tuple or list, or a
-            Tolerance.
+        value: "2%", "64MiB", "2%, 64MiB" (the larger) or "2% + 64MiB" in either order, the larger
+            of a tuple or list, or a Tolerance.
 
     Raises:
         SpecError: ``value`` is anything else: a number (of what?), negative, or one part twice.
@@ -179,7 +186,10 @@ def parse_tolerance(value: object) -> Tolerance:
     relative: Fraction | None = None
     absolute: int | None = None
     pieces: Sequence[object]
-    if isinstance(value, str):
+    total = _SUM.fullmatch(value.strip()) if isinstance(value, str) else None
+    if total is not None:
+        pieces = total.groups()
+    elif isinstance(value, str):
         pieces = [piece.strip() for piece in _BETWEEN_PARTS.split(value)]
     elif isinstance(value, (tuple, list)) and value:
         pieces = value
@@ -197,7 +207,7 @@ def parse_tolerance(value: object) -> Tolerance:
             if absolute is not None:
                 raise _bad_tolerance(value, "this has two sizes")
             absolute = amount
-    return Tolerance(relative or Fraction(0), absolute or 0)
+    return Tolerance(relative or Fraction(0), absolute or 0, added=total is not None)
 
 
 def _tolerance_part(part: object, whole: object) -> Fraction | int:

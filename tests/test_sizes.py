@@ -323,7 +323,10 @@ def test_bad_tolerance_is_refused_with_the_ways_to_write_one(value: object, prob
         parse_tolerance(value)
     assert caught.value.given == shown(value)
     assert caught.value.problem == problem
-    assert caught.value.remedy == "write it as '2%', as '64MiB' or as both, '2%, 64MiB'"
+    assert caught.value.remedy == (
+        "write it as '2%', as '64MiB', as the larger of both, '2%, 64MiB', or as their sum, "
+        "'2% + 64MiB'"
+    )
 
 
 @settings(deadline=None)
@@ -369,3 +372,15 @@ def test_value_is_shown_on_one_printable_line() -> None:
             return "two\n  lines \x1b[31m\ud800"
 
     assert shown(Coloured()) == "two lines [31m"
+
+
+def test_a_tolerance_that_is_a_sum_allows_both_parts_together():
+    for text in ("1% + 128MiB", "128 MiB+1%", " 1%+128.00 MiB "):
+        tolerance = parse_tolerance(text)
+        assert tolerance.allowance(1000 * MIB) == 138 * MIB
+        assert str(tolerance) == "1% + 128.00 MiB"
+        assert parse_tolerance(str(tolerance)) == tolerance
+    assert parse_tolerance("1%, +128 MiB").allowance(1000 * MIB) == 128 * MIB
+    for text in ("1% + 2%", "1MiB + 2MiB", "1% + 128", "1% + 1% + 1MiB", "1% +"):
+        with pytest.raises(SpecError):
+            parse_tolerance(text)

@@ -30,7 +30,7 @@ def run_library(path: Path, device: str) -> tuple[str, list[str]]:
         report = Path(temporary) / "report.json"
         command = [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)),
-            *(f"--rootdir={temporary}", "-c", os.devnull, "--gpumem-missing-baseline=note"),
+            *(f"--rootdir={FOLDER}", "-c", os.devnull, "--gpumem-missing-baseline=note"),
             *(f"--gpumem-device={device}", "--gpumem-visible=session", f"--gpumem-json={report}"),
         ]
         environment = {**os.environ, **OFFLINE}

@@ -35,6 +35,8 @@ __all__ = ["WHOLE_TEST", "BaselineStore", "EntryUpdate", "NewBaseline", "UpdateS
 
 LOCK_NAME = ".gpumem.lock"
 """the file in the baseline folder that writers lock; it stays, empty"""
+IGNORED = f".gitignore\n{LOCK_NAME}\n"
+"""content of the folder's .gitignore, so that git shows neither the lock nor that file"""
 
 
 @dataclass(frozen=True)
@@ -242,6 +244,9 @@ class BaselineStore:
         path = Path(os.path.realpath(self.directory)) / LOCK_NAME
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            ignored = path.parent / ".gitignore"
+            with suppress(OSError), ignored.open("x", encoding="utf-8") as stream:
+                stream.write(IGNORED)
             lock = filelock.FileLock(str(path), timeout=self._lock_timeout)
             lock.acquire()
         except filelock.Timeout:

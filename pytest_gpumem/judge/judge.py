@@ -300,6 +300,10 @@ def _without_baseline(case: Case) -> Verdict | None:
 
 def _compared(case: Case) -> Verdict:
     beyond = beyond_tolerance(case.comparisons)
+    unguarded = []
+    if case.policy.guard == "allocated":
+        unguarded = [f"{_change(case, row)}, unguarded" for row in beyond if row.peak == "reserved"]
+        beyond = [row for row in beyond if row.peak != "reserved"]
     against = f"; held to the baseline of {case.policy.against}" if case.policy.against else ""
     if case.toolchain and case.policy.provenance == "fail":
         finding = f"the baseline was made with {case.toolchain}; {case.highest}"
@@ -311,7 +315,7 @@ def _compared(case: Case) -> Verdict:
             case, _verdict(case, Kind.INCOMPARABLE, finding), "to hold later runs to it"
         )
     if not beyond:
-        return _verdict(case, Kind.WITHIN, f"{case.highest}{against}")
+        return _verdict(case, Kind.WITHIN, f"{case.highest}{against}", unguarded)
     finding = f"{_change(case, beyond[0])}, tolerance {format_size(beyond[0].allowance or 0)}"
     old = case.entry.breakdowns if case.entry else ()
     new = [attribution.breakdown for attribution in case.measurement.attributions]
@@ -322,7 +326,9 @@ def _compared(case: Case) -> Verdict:
         verdict = _verdict(case, Kind.IMPROVED, finding, failed=failed)
         return _updatable(case, verdict, "to hold later runs to it")
     only_reserved = all(row.peak == "reserved" for row in beyond)
-    notes = ["live tensors take no more: it is the allocator's cache"] if only_reserved else []
+    notes = (
+        ["live tensors take no more: it is the allocator's cache"] if only_reserved else unguarded
+    )
     verdict = _verdict(case, Kind.REGRESSED, finding, notes, failed=True)
     causes = growth_causes(beyond[0], old, case.measurement.attributions)
     return _updatable(case, replace(verdict, causes=causes), "if this is intended")

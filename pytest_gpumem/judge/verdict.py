@@ -101,6 +101,8 @@ class Policy:
     """whether a peak below its baseline passes with a note, or fails"""
     tolerance: Tolerance | None = None
     """for tests whose marker has none"""
+    guard: Literal["both", "allocated"] = "both"
+    """which peaks a verdict follows: with "allocated", peak reserved is shown and no more"""
     updating: bool = False
     """baselines are about to be rewritten, so that being far from one is no failure"""
     against: str = ""

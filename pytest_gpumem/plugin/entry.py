@@ -26,6 +26,7 @@ from pytest_gpumem.plugin.item_hooks import Failed, ItemHooks
 from pytest_gpumem.plugin.parametrize import CARD, RANK, spread
 from pytest_gpumem.plugin.session_plugin import GpuMemPlugin
 from pytest_gpumem.plugin.settings import DEVICES, OPTIONS
+from pytest_gpumem.plugin.suites import defaults
 
 if TYPE_CHECKING:
     from pytest_gpumem.testrun.fixture import GpuMemory
@@ -52,6 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         else:
             group.addoption(option.flag, metavar=option.metavar, **extra)
             parser.addini(option.ini, option.help.replace("%%", "%"), default=option.default)
+    parser.addini(defaults.INI, defaults.HELP, type="linelist", default=[])
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pytest_gpumem.devices.base import Device
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.measurement import Measurement
@@ -17,6 +19,15 @@ def pytest_gpumem_make_device(config: pytest.Config, name: str) -> Device | None
     """Return the device for ``--gpumem-device=NAME``, where NAME is none of the plugin's own.
 
     The first that is not None is taken. See :class:`pytest_gpumem.devices.base.Device`.
+    """
+
+
+@pytest.hookspec
+def pytest_gpumem_defaults(item: pytest.Item) -> Mapping[str, object] | None:
+    """Return arguments of the marker for a marked test that does not give them itself.
+
+    The nearest conftest file wins, argument by argument; all of them win over the ini file's
+    ``gpumem_defaults``.
     """
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from pytest_gpumem.errors import GpuMemError, TooSmallError
 from pytest_gpumem.plugin.device_choice import SETTINGS, choice_of
-from pytest_gpumem.plugin.hidden_skips import HIDDEN, hidden_skip, skip_reason
 from pytest_gpumem.plugin.pytest_item import (
     MARKER,
     PytestItem,
@@ -20,6 +19,8 @@ from pytest_gpumem.plugin.pytest_item import (
     unwatch_uses,
     watch_uses,
 )
+from pytest_gpumem.plugin.suites.defaults import defaults_of
+from pytest_gpumem.plugin.suites.hidden_skips import HIDDEN, hidden_skip, skip_reason
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -172,6 +173,7 @@ class ItemHooks:
             fixture, request = self._failed_fixtures.pop()
             fixture.finish(request)
         try:
+            marks += [((), arguments) for arguments in defaults_of(item)]
             spec = spec_from_marks(marks, find_card=canonical_card)
             self.session.begin(PytestItem(item), spec)
         except TooSmallError as error:  # another machine's GPU may be large enough

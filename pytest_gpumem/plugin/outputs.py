@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.atomic_file import TEMPORARY, write_whole
-from pytest_gpumem.plugin.hidden_skips import hidden_skip_lines
 from pytest_gpumem.plugin.settings import FILES, OPTIONS
+from pytest_gpumem.plugin.suites.hidden_skips import hidden_skip_lines
 from pytest_gpumem.report.github import SUMMARY_LIMIT, cause_lines, error_lines
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import Report
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SHOWN = (
     *("device", "card", "visible", "cards", "missing_baseline", "shrinkage", "provenance"),
-    *("tolerance", "update_baselines", "against", "against_tolerance"),
+    *("tolerance", "guard", "update_baselines", "against", "against_tolerance"),
 )
 """options that reports show, where they were given"""
 NAMES: Final = {"html": "page", "json": "JSON report", "markdown": "Markdown report"}

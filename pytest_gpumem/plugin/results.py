@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.baselines.store import NewBaseline
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.plugin.hidden_skips import HiddenSkip
+    from pytest_gpumem.plugin.suites.hidden_skips import HiddenSkip
 
 
 class SessionResults:

@@ -80,6 +80,7 @@ class MemorySession:
         self.keepers = KeeperFinder(self.runner)
         strict = settings.provenance == "fail"
         self.store = BaselineStore(settings.baseline_dir, follow_provenance=strict)
+        self._nearest_stores = [BaselineStore(folder) for folder in settings.nearest_dirs]
         self._rank = current_rank()
         self._leak_recording: Recording | None = None
         """of a test that passed and may have leaked"""
@@ -321,7 +322,9 @@ class MemorySession:
         if spec.baseline:
             place = (key, *split_nodeid(item.nodeid), part)
             try:
-                entry = self.store.get(*place)
+                stores = [self.store, *self._nearest_stores]
+                entries = (store.get(*place) for store in stores)
+                entry = next((entry for entry in entries if entry is not None), None)
             except BaselineError as error:
                 lookup = Lookup(error=str(error))
             else:

@@ -11,10 +11,10 @@ import pytest
 
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.plugin.device_choice import CHOICE, GUARD, choice_of
-from pytest_gpumem.plugin.hidden_skips import HIDDEN, HiddenSkip
 from pytest_gpumem.plugin.parametrize import cards_of
 from pytest_gpumem.plugin.pytest_item import is_marked
 from pytest_gpumem.plugin.results import SessionResults
+from pytest_gpumem.plugin.suites.hidden_skips import HIDDEN, HiddenSkip
 from pytest_gpumem.plugin.torchrun import open_rank_session
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ class GpuMemPlugin:
         self.results = SessionResults()
         self._items = items
         self._published: list[Published] = []
+        self._selection = ""
+        """the outcome of --gpumem-select-fits, in words"""
         self._updates: UpdateSummary | None = None
         self._worker = hasattr(config, "workerinput")
         folder = settings.baseline_dir
@@ -76,6 +78,22 @@ class GpuMemPlugin:
             self._ranks = None if self._worker or self._listing else open_rank_session()
         except GpuMemError as error:
             raise pytest.UsageError(f"gpumem: {error}") from error
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Select the tests that fit a card, and order them, by their baselines."""
+        if self.settings.select_fits:
+            from pytest_gpumem.plugin.suites.memory_order import select
+
+            selection = select(items, self.settings)
+            items[:] = selection.fitting
+            self._selection = selection.sentence
+            if selection.left_out:
+                self.config.hook.pytest_deselected(items=selection.left_out)
+        if self.settings.order == "memory":
+            from pytest_gpumem.plugin.suites.memory_order import largest_first
+
+            items[:] = largest_first(items, self.settings)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -106,7 +124,10 @@ class GpuMemPlugin:
         uses_device = any(map(is_marked, items)) or (
             self.settings.shown_always and CHOICE in self.config.stash
         )
-        return self._device_header.splitlines() if uses_device and not quiet else []
+        lines = self._device_header.splitlines() if uses_device else []
+        if self._selection:
+            lines.append(f"gpumem: {self._selection}")
+        return [] if quiet else lines
 
     # -- results --
 

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+from pytest_gpumem.baselines.torch_folders import baseline_folders
 from pytest_gpumem.errors import SpecError
 
 if TYPE_CHECKING:
@@ -74,7 +75,12 @@ OPTIONS: Final = (
         ("auto", "full", "off"),
     ),
     Option("update_baselines", "write the baselines of the tests that run and pass", default=False),
-    Option("baseline_dir", "folder of the baselines, from the root folder", "baselines", "DIR"),
+    Option(
+        "baseline_dir",
+        "folder of the baselines, from the root folder; {torch} in it is torch's version, as 2.15",
+        "baselines",
+        "DIR",
+    ),
     Option(
         "missing_baseline",
         "a test without a baseline that it can be compared with: auto (fail where the environment "
@@ -134,6 +140,27 @@ OPTIONS: Final = (
         "by default 0.1%% or 1 MiB allocated, 0.1%% or 20 MiB reserved",
         "",
         "SIZE",
+    ),
+    Option(
+        "guard",
+        "which peaks are held to their baselines: both, or allocated (peak reserved, which has the "
+        "allocator's cache, is only shown)",
+        "both",
+        "both|allocated",
+        ("both", "allocated"),
+    ),
+    Option(
+        "select_fits",
+        "run only the tests whose baselines fit this card: T4",
+        "",
+        "NAME",
+    ),
+    Option(
+        "order",
+        "the order of tests: as collected, or memory (the largest baselines first)",
+        "collected",
+        "collected|memory",
+        ("collected", "memory"),
     ),
     Option(
         "html",
@@ -197,6 +224,7 @@ class Settings(NamedTuple):
     values: Literal["auto", "full", "off"]
     update_baselines: bool
     baseline_dir: Path
+    """where baselines are written"""
     missing_baseline: Literal["auto", "note", "fail"]
     shrinkage: Literal["note", "fail"]
     provenance: Literal["compare", "note", "fail"]
@@ -206,6 +234,10 @@ class Settings(NamedTuple):
     """the folder for them; None: no option asks for any"""
     snapshot_when: Literal["failure", "always"]
     tolerance: Tolerance | None
+    guard: Literal["both", "allocated"]
+    select_fits: str
+    """the canonical name of the card that baselines have to fit; "": all tests run"""
+    order: Literal["collected", "memory"]
     html: Path | None
     """where the page is to be written"""
     json: Path | None
@@ -219,6 +251,8 @@ class Settings(NamedTuple):
     against_tolerance: Tolerance | None
     repeated: tuple[str, ...] = ()
     """the options of the command line that decide which baselines are compared"""
+    nearest_dirs: tuple[Path, ...] = ()
+    """folders of other versions of torch, the nearest first, for tests without a baseline there"""
     names_card: bool = False
     """whether an option names the card; else it is the default"""
 
@@ -260,6 +294,7 @@ class Settings(NamedTuple):
             shrinkage=self.shrinkage,
             provenance=self.provenance,
             tolerance=self.tolerance,
+            guard=self.guard,
             updating=self.update_baselines,
             against=self.against,
             against_tolerance=self.against_tolerance,
@@ -286,10 +321,12 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
         if option.name in REPEATED and where == option.flag
     )
     values["cards"] = values["cards"] or ()
-    values["baseline_dir"] = root / str(values["baseline_dir"])
+    folders = baseline_folders(root, str(values["baseline_dir"]))
+    values["baseline_dir"], values["nearest_dirs"] = folders[0], tuple(folders[1:])
     for option, (folder_name, where) in read.items():
         if option.name in {"baseline_dir", "snapshots"}:
-            _require_possible(root / str(folder_name), f"{where}={folder_name}", option.name)
+            folder = folders[0] if option.name == "baseline_dir" else root / str(folder_name)
+            _require_possible(folder, f"{where}={folder_name}", option.name)
     option_of: dict[object, str] = {}
     for name in FILES:
         path = values[name]
@@ -442,6 +479,7 @@ _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "cards": _read_cards,
     "tolerance": _read_tolerance,
     "visible": _read_visible,
+    "select_fits": lambda name: _read_card(name) if name.strip() else "",
     "against": _read_against,
     "against_tolerance": _read_tolerance,
 }

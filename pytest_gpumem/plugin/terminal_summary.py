@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.measurement import device_key
-from pytest_gpumem.plugin.hidden_skips import hidden_skip_lines
+from pytest_gpumem.plugin.suites.hidden_skips import hidden_skip_lines
 from pytest_gpumem.report.card_matrix import cards_matrix
 from pytest_gpumem.report.causes import cause_lines
 from pytest_gpumem.report.terminal import session_text, update_text

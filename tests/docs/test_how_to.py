@@ -6,6 +6,10 @@ import pytest
 from helpers.pages import Place, blocks, files, flat, read, shows
 from helpers.warm import warm_python
 
+from pytest_gpumem.plugin.suites.defaults import read_rules
+from pytest_gpumem.spec import spec_from_marks
+from pytest_gpumem.testrun.run import canonical_card
+
 FITS = "how-to/will-it-fit.md"
 LEAKS = "how-to/find-leaks.md"
 CARDS = "how-to/many-cards.md"
@@ -162,6 +166,14 @@ def test_a_suite_that_asks_for_a_gpu_at_its_import(narrow):
     assert shows(session.out, blocks(SUITES, "text")[0])
     narrow.write("pyproject.toml", files(SUITES, "toml")["pyproject.toml"])
     assert narrow.run("-v").verdicts() == {"test_step": "no baseline"}
+
+
+def test_the_defaults_of_folders_are_understood():
+    text = files(SUITES, "ini")["pytest.ini"]
+    rules = read_rules(line.strip() for line in text.splitlines() if line.startswith("    "))
+    assert [pattern for pattern, _ in rules] == ["*", "tests/kernels/*", "tests/models/*"]
+    arguments = [((), values) for _, values in reversed(rules)]
+    assert spec_from_marks(arguments, find_card=canonical_card).baseline is False
 
 
 def test_a_session_whose_conftest_loads_the_virtual_gpu(tmp_path, virtual_gpu):

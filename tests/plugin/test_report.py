@@ -102,10 +102,10 @@ def prepared(suite):
 
 
 # test_plugin_attribution.py, _snapshots.py, _outputs.py, _against.py, _provenance.py, _stale.py,
-# _cards.py, _visible.py, _values.py
+# _cards.py, _visible.py, _values.py, suites/
 ELSEWHERE = {
     *("attribution", "snapshots", "snapshot_when", "github", "against_tolerance"),
-    *("provenance", "stale", "cards", "visible", "values"),
+    *("provenance", "stale", "cards", "visible", "values", "guard", "select_fits", "order"),
 }
 
 

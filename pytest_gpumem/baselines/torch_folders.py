@@ -1,0 +1,51 @@
+"""Baselines of several versions of torch side by side: ``baselines/torch-{torch}``."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TORCH: Final = "{torch}"
+"""in the name of the folder, torch's version, as 2.15"""
+_MAJOR: Final = 1000
+"""minor versions that a major one counts for, where the nearest version is looked for"""
+
+
+def baseline_folders(root: Path, template: str) -> list[Path]:
+    """Return the folder of the baselines; after it those of other versions, the nearest first.
+
+    Args:
+        root: the folder that it starts from.
+        template: the folder's name.
+    """
+    if TORCH not in template:
+        return [root / template]
+    try:
+        number = version("torch")  # of its metadata: torch is not imported, and no finder is asked
+    except PackageNotFoundError:
+        number = "0.0"
+    own = minor_version(number) or (0, 0)
+    before, _, after = str(root / template).partition(TORCH)
+    versions: list[tuple[tuple[int, int], Path]] = []
+    for path in root.glob(template.replace(TORCH, "*")):
+        folder_version = minor_version(str(path).removeprefix(before).removesuffix(after))
+        if folder_version not in {None, own} and path.is_dir():
+            versions.append((folder_version or own, path))
+
+    def distance(version_and_path: tuple[tuple[int, int], Path]) -> tuple[int, bool]:
+        (major, minor), _ = version_and_path
+        # Of two that are as near the older one goes first: its figures were there before.
+        return abs((major - own[0]) * _MAJOR + minor - own[1]), (major, minor) > own
+
+    nearest = [path for _, path in sorted(versions, key=distance)]
+    return [root / template.replace(TORCH, f"{own[0]}.{own[1]}"), *nearest]
+
+
+def minor_version(text: str) -> tuple[int, int] | None:
+    """Return (2, 15) for "2.15.0+cu132" and "2.15"; None for what is no version."""
+    match = re.match(r"(\d{1,4})\.(\d{1,4})(?!\d)", text)
+    return (int(match[1]), int(match[2])) if match else None

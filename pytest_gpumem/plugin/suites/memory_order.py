@@ -1,0 +1,76 @@
+"""Tests selected and ordered by their baselines: those that fit a card, the largest first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from pytest_gpumem.baselines.paths import device_keys
+from pytest_gpumem.baselines.store import WHOLE_TEST, BaselineStore
+from pytest_gpumem.devices.cards import CARDS
+from pytest_gpumem.errors import BaselineError
+from pytest_gpumem.measurement import device_key
+from pytest_gpumem.nodeids import split_nodeid
+from pytest_gpumem.plugin.pytest_item import is_marked, unique_nodeid
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_gpumem.plugin.settings import Settings
+
+
+class Selection(NamedTuple):
+    """Tests that fit a card by their baselines, and those that are left out."""
+
+    fitting: list[pytest.Item]
+    left_out: list[pytest.Item]
+    sentence: str
+
+
+def recorded_peak(store: BaselineStore, preferred: str, nodeid: str) -> int | None:
+    """Return the peak reserved of a test's baseline; None without one that can be read.
+
+    Args:
+        store: of the baselines.
+        preferred: the key of the device whose baseline is taken where there is one; else it is the
+            largest of any.
+        nodeid: the test.
+    """
+    peaks = {}
+    for key in device_keys(store.directory):
+        try:
+            entry = store.get(key, *split_nodeid(nodeid), WHOLE_TEST)
+        except BaselineError:
+            continue
+        if entry is not None:
+            peaks[key] = max(peak.reserved for peak in entry.peaks)
+    return peaks.get(preferred, max(peaks.values(), default=None))
+
+
+def select(items: list[pytest.Item], settings: Settings) -> Selection:
+    """Return the tests whose baselines fit the card of ``--gpumem-select-fits``."""
+    store, card = BaselineStore(settings.baseline_dir), CARDS[settings.select_fits]
+    selection = Selection([], [], "")
+    unknown = marked = 0
+    for item in items:
+        peak = None
+        if is_marked(item):
+            marked += 1
+            peak = recorded_peak(store, device_key("virtual", card.name), unique_nodeid(item))
+            unknown += peak is None
+        fits = peak is not None and peak <= card.usable_memory
+        (selection.fitting if fits else selection.left_out).append(item)
+    number = len(selection.fitting)
+    sentence = f"{number} of {marked} marked tests fit a {card.name} by their baselines"
+    if unknown:
+        sentence += f"; {unknown} without baseline left out"
+    return selection._replace(sentence=sentence)
+
+
+def largest_first(items: list[pytest.Item], settings: Settings) -> list[pytest.Item]:
+    """Return tests in the order of their baselines' peaks; those without any come last."""
+    store, preferred = BaselineStore(settings.baseline_dir), device_key("virtual", settings.card)
+    peaks = {
+        item: recorded_peak(store, preferred, unique_nodeid(item)) or 0 if is_marked(item) else -1
+        for item in items
+    }
+    return sorted(items, key=lambda item: -peaks[item])
