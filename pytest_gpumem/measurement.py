@@ -318,6 +318,8 @@ class Measurement:
     """used memory of each device, of all processes; not in baselines"""
     stayed: Stayed | None = None
     """the leak, if the test failed by one"""
+    largest: int | None = None
+    """the largest value that a search found to fit; the peaks are that value's"""
 
     @property
     def peak_allocated(self) -> int:
@@ -346,3 +348,5 @@ class BaselineEntry:
     """one a device, with the largest sites; empty without attribution"""
     slope: Slope | None = None
     """of a test that runs with several batch sizes"""
+    largest: int | None = None
+    """the largest value that a search found to fit"""

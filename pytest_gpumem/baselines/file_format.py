@@ -18,6 +18,7 @@
          "function": "Block.forward", "line": 88, "module": "GPT.h.*", "path": "blocks.py"}, ...],
          "unsplit": bytes},
         of the second device, ...],
+       "largest": 14,
        "parts": {"forward": {the same, without parts}},
        "peak_allocated": [bytes on the first device, on the second, ...],
        "peak_reserved": [...],
@@ -29,7 +30,8 @@
      }
     }
 
-A test with measured parts only has "parts" alone; "batch_size", "slope" (of "batch_sizes"), and
+"largest" is in the entry of a search (``gpu_memory.largest``), whose peaks are that value's. A test
+with measured parts only has "parts" alone; "batch_size", "slope" (of "batch_sizes"), and
 "rank" and "world_size" together, are in an entry if the marker declares them.
 """
 
@@ -145,6 +147,7 @@ class _Entry(_Strict):
     rank: _Bytes | None = None
     breakdown: list[_Breakdown] = []
     slope: _Slope | None = None
+    largest: _Bytes | None = None
 
 
 class _File(_Strict):
@@ -285,7 +288,8 @@ def _read_entry(
     slope = None
     if entry.slope is not None:
         slope = Slope(tuple(entry.slope.sizes), entry.slope.fixed, entry.slope.per_sample)
-    return BaselineEntry(tuple(peaks), provenances[entry.provenance], *declared, breakdowns, slope)
+    provenance, largest = provenances[entry.provenance], entry.largest
+    return BaselineEntry(tuple(peaks), provenance, *declared, breakdowns, slope, largest)
 
 
 def check(filename: str, device: DeviceInfo, parts: Mapping[str, BaselineEntry]) -> None:
@@ -381,6 +385,8 @@ def _entry_fields(entry: BaselineEntry, labels: Mapping[Provenance, str]) -> dic
         "peak_reserved": [peak.reserved for peak in entry.peaks],
         "provenance": labels[entry.provenance],
     }
+    if entry.largest is not None:
+        fields["largest"] = entry.largest
     if entry.slope is not None:
         fields["slope"] = {**vars(entry.slope), "sizes": list(entry.slope.sizes)}
     if entry.breakdowns:

@@ -107,6 +107,11 @@ class Case:
         rank = _rank_text(self.spec.rank, self.spec.world_size)
         sizes = _sizes_text(self.measurement.slope)
         shape = StepShape(len(self.measurement.peaks), rank, sizes, self.spec.batch_size)
+        old_value, new_value = self.lookup.entry.largest, self.measurement.largest
+        if (old_value is None) != (new_value is None):
+            return (
+                f"largest value: {old_value or 'none'} in the baseline, {new_value or 'none'} here"
+            )
         mismatch = StepShape.of_entry(self.lookup.entry).mismatch(shape)
         if mismatch is None:
             return ""
@@ -211,7 +216,9 @@ class Case:
     @cached_property
     def highest(self) -> str:
         """Both peaks of the fullest device, in words."""
-        return both_sizes(Peak(self.measurement.peak_allocated, self.measurement.peak_reserved))
+        measurement = self.measurement
+        sizes = both_sizes(Peak(measurement.peak_allocated, measurement.peak_reserved))
+        return sizes if measurement.largest is None else f"{measurement.largest} fits, with {sizes}"
 
     @property
     def fullest(self) -> int | None:

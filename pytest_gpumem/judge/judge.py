@@ -63,7 +63,7 @@ def judge(  # noqa: PLR0913 - the last two are words for the verdict
     case = Case(measurement, spec, lookup, policy, nodeid, card_bytes, relations)
     # A step that does not run, or not within its limits, fails however its baseline looks.
     failure = _out_of_memory(case) or _over_budget(case) or _growing(case)
-    return failure or _without_baseline(case) or _compared(case)
+    return failure or _without_baseline(case) or _largest(case) or _compared(case)
 
 
 def judge_left(measurement: Measurement, spec: MemorySpec) -> Verdict | None:
@@ -296,6 +296,30 @@ def _without_baseline(case: Case) -> Verdict | None:
         kind, finding = Kind.NO_BASELINE, f"{measured} on {case.measurement.device.key}"
     failed = case.policy.missing_baseline == "fail"
     return _updatable(case, _verdict(case, kind, finding, failed=failed), purpose)
+
+
+def _largest(case: Case) -> Verdict | None:
+    """Judge the largest value that a search found to fit; its peaks are compared with nothing."""
+    new, old = case.measurement.largest, case.entry.largest if case.entry else None
+    if new is None or old is None:
+        return None
+    finding = f"{new} is the largest that fits, it was {old}"
+    refused = case.toolchain and case.policy.provenance == "fail"
+    if case.toolchain and (refused or (new != old and case.policy.provenance == "note")):
+        finding += f", in a baseline made with {case.toolchain}"
+        verdict = _verdict(case, Kind.INCOMPARABLE, finding, failed=bool(refused))
+    elif new == old:
+        verdict = _verdict(case, Kind.WITHIN, case.highest)
+    elif new < old:
+        verdict = _verdict(case, Kind.REGRESSED, finding, failed=True)
+    else:
+        failed = case.policy.shrinkage == "fail"
+        verdict = _verdict(case, Kind.IMPROVED, finding, failed=failed)
+    verdict = replace(verdict, comparisons=())
+    if verdict.kind is Kind.WITHIN:
+        return verdict
+    purpose = "if this is intended" if verdict.failed else "to hold later runs to it"
+    return _updatable(case, verdict, purpose)
 
 
 def _compared(case: Case) -> Verdict:

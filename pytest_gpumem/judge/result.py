@@ -202,5 +202,10 @@ def entry_of(result: Result, ranks: int = 0) -> BaselineEntry:
     rank = None if ranks else result.rank
     declared = (result.batch_size, result.world_size, rank)
     return BaselineEntry(
-        measurement.peaks, measurement.provenance, *declared, breakdowns, measurement.slope
+        measurement.peaks,
+        measurement.provenance,
+        *declared,
+        breakdowns,
+        measurement.slope,
+        measurement.largest,
     )

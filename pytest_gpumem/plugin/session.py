@@ -202,6 +202,7 @@ class MemorySession:
         parts = run.part_measurements()
         measured = {"": (run.spec, run.measurement()), **parts}
         relations = {part: run.relations(part) for part in parts}  # of the first run, as the peaks
+        searches = run.search_measurements()
         trouble = run.device.trouble()
         if trouble is not None:
             raise WorthlessError(trouble)
@@ -246,6 +247,10 @@ class MemorySession:
         if self.keepers.add_keepers(item, run.spec, results, explanations):
             results = judged(explanations)
         results = with_others(results)
+        results += [
+            self._judged(item, run, name, spec, item.measured(name, measurement))
+            for name, (spec, measurement) in searches.items()
+        ]
         if unused:  # the next run, on the device, would be held to nothing
             results = [unrecorded(result) for result in results]
         return self.explainer.follow_up(item, run, results, explanations.recording, uncapped=False)

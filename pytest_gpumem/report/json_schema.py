@@ -174,6 +174,7 @@ class MeasurementJson(Strict, frozen=True):
     left: tuple[Signed, ...]
     device_use: tuple[DeviceUseJson, ...]
     stayed: StayedJson | None
+    largest: Count | None = None
 
 
 class ComparisonJson(Strict, frozen=True):
@@ -235,12 +236,13 @@ class FiguresJson(Strict, frozen=True):
     world_size: Count | None
     rank: Count | None
     slope: SlopeJson | None
+    largest: Count | None = None
 
 
 class BaselineJson(FiguresJson, frozen=True):
     """A baseline."""
 
-    breakdowns: tuple[BreakdownJson, ...]
+    breakdowns: tuple[BreakdownJson, ...] = ()
 
 
 class BesideJson(Strict, frozen=True):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.fit.prober import Prober
 from pytest_gpumem.measurement import Peak
+from pytest_gpumem.sizes import format_size, parse_tolerance
 from pytest_gpumem.torchrun_env import current_rank
 
 if TYPE_CHECKING:
@@ -142,13 +143,15 @@ class GpuMemory:
         """
         return self._run.part(name, declared)
 
-    def largest(
+    def largest(  # noqa: PLR0913 - all but the step by name, as users write them
         self,
         step: Callable[[int], object],
         start: int = 1,
         limit: int | None = None,
         *,
         multiple: int = 1,
+        headroom: str | None = None,
+        baseline: str | None = None,
     ) -> Largest:
         """Find the largest value for which ``step(value)`` fits.
 
@@ -164,6 +167,10 @@ class GpuMemory:
             start: the value to begin with.
             limit: the largest value of interest; None for no limit.
             multiple: only multiples of this are tried.
+            headroom: memory that has to stay free: "5%" of what a step may reserve, "512MiB", or
+                the larger of "5%, 512MiB".
+            baseline: a name, unique within the test's parts: the value has a baseline, and the test
+                fails where fewer fit than before.
 
         Returns:
             the value (0: none fits), its peak, every probe, and the end of the search; as text a
@@ -173,7 +180,30 @@ class GpuMemory:
             SpecError: a mistake in an argument. Errors of the step pass through, but for those of
                 running out of memory.
         """
-        return self._prober().largest(step, start, limit, multiple=multiple)
+        run, call = self._run, "gpu_memory.largest"
+        if baseline is not None and (not baseline.strip() or baseline in run.parts):
+            raise SpecError(
+                f"{call}(baseline={baseline!r})",
+                "a baseline needs a name that no part of the test has",
+                'write for example baseline="batch"',
+            )
+        capacity = run.meter.capacity
+        free = parse_tolerance(headroom).allowance(capacity) if headroom else 0
+        if free >= capacity:
+            raise SpecError(
+                f"{call}(headroom={headroom!r})",
+                f"nothing is left of {format_size(capacity)}",
+                'write for example headroom="5%"',
+            )
+        cap = run.meter.cap(capacity - free) if free else None
+        try:
+            largest = self._prober().largest(step, start, limit, multiple=multiple)
+        finally:
+            if free:
+                run.meter.cap(cap)
+        if baseline is not None:
+            run.searches[baseline] = largest
+        return largest
 
     def scaling(
         self, step: Callable[[int], object], sizes: Iterable[int], *, predict: int | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.attribution.recording import Recording, Span
     from pytest_gpumem.devices.base import Device
     from pytest_gpumem.devices.cards import Card
+    from pytest_gpumem.fit.search import Largest
     from pytest_gpumem.measurement import DeviceInfo, Measurement
     from pytest_gpumem.meter.peaks import Tally
     from pytest_gpumem.testrun.marked_item import MarkedItem
@@ -80,6 +81,8 @@ class Run:
     """fixtures of wider scope that this test uses"""
     excused_blocks: set[tuple[int, int]] = field(default_factory=set)
     """device and address of blocks that are no leak, where leaks are asked for"""
+    searches: dict[str, Largest] = field(default_factory=dict)
+    """values that searches with a baseline found, by its name"""
     _inputs_read: set[str] = field(default_factory=set)
     _stack: ExitStack = field(default_factory=ExitStack)
     _uncapped: bool = False
@@ -299,6 +302,18 @@ class Run:
             if peaks:  # of a part that did not run once more there are none
                 limits.append((relation, relation.limit(max(peak.allocated for peak in peaks))))
         return limits
+
+    def search_measurements(self) -> dict[str, tuple[MemorySpec, Measurement]]:
+        """Return the spec and the measurement of each search that has a baseline, by its name."""
+        return {
+            name: (
+                replace(self.spec, batch_size=None),
+                replace(
+                    self.meter.result(), peaks=(largest.peak,), notes=(), largest=largest.value
+                ),
+            )
+            for name, largest in self.searches.items()
+        }
 
     def out_of_memory(self, error: BaseException) -> OutOfMemory:
         """Return the record of an out-of-memory error that just happened."""

@@ -28,7 +28,9 @@ def changes(allocated, *, tests=("test_a",), module=MODULE):
 
 
 def temporaries(directory):
-    return [path for path in directory.rglob(".*") if path.name != ".gpumem.lock"]
+    return [
+        path for path in directory.rglob(".*") if path.name not in {".gpumem.lock", ".gitignore"}
+    ]
 
 
 def place(module, key="virtual-T4"):

@@ -30,7 +30,8 @@ def change(test="test_a", *, device=T4, module=MODULE, **parts):
 
 
 def files_under(directory):
-    return {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {str(path.relative_to(directory)) for path in files if path.name != ".gitignore"}
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def put(contents):
             path.write_bytes(old)
 
 def hidden():
-    return sorted({it.name for it in folder.rglob(".*")} - {".gpumem.lock"})
+    return sorted({it.name for it in folder.rglob(".*")} - {".gpumem.lock", ".gitignore"})
 
 def attempt(number):
     "The exit status of an update with a fault; None: it made fewer calls, and all went well."
@@ -159,7 +159,7 @@ if os.geteuid() == 0:  # whom no mode keeps from writing
     os.setgid(65534)
     os.setuid(65534)
 print(*store.update([change(2)]).errors)
-print(sorted(it.name for it in folder.rglob("*") if not it.is_dir()), flush=True)
+print(sorted(it.name for it in folder.rglob("*") if it.suffix in {".json", ".lock"}), flush=True)
 """
 
 

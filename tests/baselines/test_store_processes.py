@@ -203,7 +203,7 @@ def test_an_update_that_is_killed_anywhere_leaves_the_old_file_or_the_new_one(tm
     states = found["states"]
     assert len(states) > 50
     assert set(states) == {"old", "new"}
-    assert found["hidden"] == [".gpumem.lock"]
+    assert found["hidden"] == [".gitignore", ".gpumem.lock"]
 
 
 FULL = """

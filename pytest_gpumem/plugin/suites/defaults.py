@@ -24,7 +24,7 @@ HELP: Final = (
     "the marker's arguments by patterns of node ids, a line each, for tests that do not give them: "
     'tests/models/*: tolerance="2%", card="T4"'
 )
-RULES = pytest.StashKey["Sequence[tuple[str, Mapping[str, object]]]"]()
+RULES = pytest.StashKey["list[tuple[str, Mapping[str, object]]]"]()
 _REMEDY: Final = 'write a pattern and arguments: tests/models/*: tolerance="2%", card="T4"'
 
 
@@ -67,7 +67,7 @@ def defaults_of(item: pytest.Item) -> Iterator[Mapping[str, object]]:
         yield arguments or {}
     if RULES not in item.config.stash:
         item.config.stash[RULES] = read_rules(item.config.getini(INI))
-    nodeid = unique_nodeid(item)
-    for pattern, arguments in reversed(item.config.stash[RULES]):  # of two lines the later wins
+    nodeid, rules = unique_nodeid(item), item.config.stash[RULES]
+    for pattern, arguments in reversed(rules):  # of two lines the later wins
         if fnmatchcase(nodeid, pattern) or fnmatchcase(nodeid.partition("::")[0], pattern):
             yield arguments
