@@ -1,4 +1,4 @@
-"""A real NVIDIA GPU, through torch.cuda alone."""
+"""A real GPU, through torch.cuda alone: NVIDIA's, or AMD's, for whose builds that is HIP."""
 
 from __future__ import annotations
 
@@ -42,8 +42,11 @@ class CudaDevice:
 
     def driver(self) -> str:
         """Return the kernel module's version ("580.159.03"), "unknown" if unreadable."""
+        import torch
+
+        module = "amdgpu" if torch.version.hip else "nvidia"
         try:
-            return Path("/sys/module/nvidia/version").read_text(encoding="ascii").strip()
+            return Path(f"/sys/module/{module}/version").read_text(encoding="ascii").strip()
         except (OSError, ValueError):
             return "unknown"
 

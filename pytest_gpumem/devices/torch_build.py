@@ -17,6 +17,8 @@ class TorchBuild:
     """ "2.15.0+cu132" """
     cuda: str | None
     """the CUDA version it was built for, "13.2"; None for a build without CUDA"""
+    hip: str | None = None
+    """the HIP version it was built for, of AMD's ROCm; None for any other build"""
 
 
 def installed_torch() -> TorchBuild | None:
@@ -35,7 +37,8 @@ def installed_torch() -> TorchBuild | None:
         source = (folder / "version.py").read_text(encoding="utf-8")
     except OSError:
         return TorchBuild("unknown", None)
-    return TorchBuild(_assigned(source, "__version__") or "unknown", _assigned(source, "cuda"))
+    version, cuda, hip = (_assigned(source, name) for name in ("__version__", "cuda", "hip"))
+    return TorchBuild(version or "unknown", cuda, hip)
 
 
 def _assigned(source: str, name: str) -> str | None:

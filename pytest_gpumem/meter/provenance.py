@@ -18,7 +18,7 @@ def provenance(device: Device) -> Provenance:
 
     return Provenance(
         torch=str(torch.__version__),
-        cuda=str(torch.version.cuda),
+        cuda=f"HIP {torch.version.hip}" if torch.version.hip else str(torch.version.cuda),
         cudnn=cudnn_version(),
         driver=device.driver(),
         allocator=os.environ.get(

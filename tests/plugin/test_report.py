@@ -105,6 +105,7 @@ def prepared(suite):
 # _cards.py, _visible.py, _values.py, suites/
 ELSEWHERE = {
     *("attribution", "snapshots", "snapshot_when", "github", "against_tolerance"),
+    "json_format",
     *("provenance", "stale", "cards", "visible", "values", "guard", "select_fits", "order"),
 }
 

@@ -80,6 +80,11 @@ def obstacle() -> tuple[str, str] | None:
     build = installed_torch()
     if build is None:
         return "torch is not installed", "pip install torch"
+    if build.hip is not None:
+        return (
+            f"torch {build.version} is built for AMD's ROCm, and {WHAT} is one of NVIDIA's",
+            "run the tests on an AMD GPU, or install a CUDA build of torch",
+        )
     if build.cuda is None:
         return (
             f"torch {build.version} is built without CUDA",
@@ -443,9 +448,25 @@ def _info(card: Card) -> DeviceInfo:
     )
 
 
+NVIDIA_FILES: Final = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
+AMD_FILES: Final = ("/dev/kfd",)
+"""files that a driver makes; on a machine with both, torch's build decides which GPUs it sees"""
+
+
 def real_gpu_expected() -> bool:
-    """Return whether an NVIDIA driver is on this machine and its GPUs are not hidden."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in {"", "-1"}:
+    """Return whether a driver is on this machine and its GPUs are not hidden.
+
+    For a build of torch for AMD's ROCm it is AMD's driver, else NVIDIA's.
+    """
+    # HIP reads CUDA's variable too. (ROCm's documentation, "GPU isolation techniques")
+    variables = ["CUDA_VISIBLE_DEVICES"]
+    driver_files: tuple[str, ...] = NVIDIA_FILES
+    if any(Path(path).exists() for path in AMD_FILES):
+        # Asking for torch may load the virtual GPU: only where AMD's driver is.
+        build = installed_torch()
+        if build is not None and build.hip is not None:
+            variables += ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"]
+            driver_files = AMD_FILES
+    if any(os.environ.get(name, "0").strip() in {"", "-1"} for name in variables):
         return False
-    driver_files = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
     return any(Path(path).exists() for path in driver_files)

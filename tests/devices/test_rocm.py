@@ -1,0 +1,57 @@
+"""A build of torch for AMD's ROCm, as far as its attributes show without such a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_gpumem.devices import torch_build
+from pytest_gpumem.devices.cuda import CudaDevice
+from pytest_gpumem.devices.torch_build import TorchBuild, installed_torch
+from pytest_gpumem.devices.virtual import device as virtual
+from pytest_gpumem.meter.provenance import provenance
+
+HIP = TorchBuild("2.15.0+rocm7.2", None, "7.2.26015")
+
+
+@pytest.fixture
+def amd_machine(monkeypatch, tmp_path):
+    """A machine with AMD's driver and no other, and a build of torch for it."""
+    (tmp_path / "kfd").touch()
+    monkeypatch.setattr(virtual, "AMD_FILES", (str(tmp_path / "kfd"),))
+    monkeypatch.setattr(virtual, "NVIDIA_FILES", (str(tmp_path / "nvidiactl"),))
+    monkeypatch.setattr(virtual, "installed_torch", lambda: HIP)
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_file_of_such_a_build_is_read(monkeypatch, tmp_path):
+    (tmp_path / "version.py").write_text(
+        "from typing import Optional\n__version__ = '2.15.0+rocm7.2'\n"
+        "cuda: Optional[str] = None\nhip: Optional[str] = '7.2.26015'\n"
+    )
+    spec = type("Spec", (), {"submodule_search_locations": [str(tmp_path)]})
+    monkeypatch.setattr(torch_build.importlib.util, "find_spec", lambda _name: spec)
+    assert installed_torch() == HIP
+
+
+def test_a_real_gpu_is_taken_where_amd_s_driver_is(amd_machine, monkeypatch):
+    assert virtual.real_gpu_expected()
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "")
+    assert not virtual.real_gpu_expected()
+    monkeypatch.delenv("HIP_VISIBLE_DEVICES")
+    monkeypatch.setattr(virtual, "installed_torch", lambda: TorchBuild("2.15.0", "13.2"))
+    assert not virtual.real_gpu_expected()  # a CUDA build sees no AMD GPU
+
+
+def test_the_virtual_gpu_says_that_it_is_one_of_nvidia_s(amd_machine):
+    problem, remedy = virtual.obstacle()
+    assert "is built for AMD's ROCm, and the virtual GPU is one of NVIDIA's" in problem
+    assert "run the tests on an AMD GPU" in remedy
+
+
+def test_a_baseline_s_provenance_names_hip(torch, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "7.2.26015")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    device = CudaDevice()
+    assert provenance(device).cuda == "HIP 7.2.26015"
+    assert device.driver() == "unknown"  # of amdgpu, which this machine has not
