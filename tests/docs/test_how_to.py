@@ -168,6 +168,14 @@ def test_a_suite_that_asks_for_a_gpu_at_its_import(narrow):
     assert narrow.run("-v").verdicts() == {"test_step": "no baseline"}
 
 
+def test_parts_in_place_of_peaks_by_hand(suite):
+    write(suite, SUITES, "test_offloading.py")
+    assert suite.run().outcomes == {"passed": 1}
+    text = files(SUITES)["test_offloading.py"]
+    suite.write("test_offloading.py", text.replace("            block.cpu()\n", ""))
+    assert "over at_most='0.5 * whole'" in suite.run().flat
+
+
 def test_the_defaults_of_folders_are_understood():
     text = files(SUITES, "ini")["pytest.ini"]
     rules = read_rules(line.strip() for line in text.splitlines() if line.startswith("    "))
