@@ -325,8 +325,8 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
     values["baseline_dir"], values["nearest_dirs"] = folders[0], tuple(folders[1:])
     for option, (folder_name, where) in read.items():
         if option.name in {"baseline_dir", "snapshots"}:
-            folder = folders[0] if option.name == "baseline_dir" else root / str(folder_name)
-            _require_possible(folder, f"{where}={folder_name}", option.name)
+            place = folders[0] if option.name == "baseline_dir" else root / str(folder_name)
+            _require_possible(place, f"{where}={folder_name}", option.name)
     option_of: dict[object, str] = {}
     for name in FILES:
         path = values[name]
