@@ -152,6 +152,10 @@ def _fused_dropout(
     return values * mask / keep, mask.to(torch.uint8)
 
 
+def _opaque(*_arguments: object, **_options: object) -> None:
+    """Return nothing: no equivalent reads what the operator gives."""
+
+
 def _masked_scale(values: Tensor, mask: Tensor, scale: float) -> Tensor:
     return values * mask * scale
 
@@ -235,6 +239,38 @@ def _convolution(
     return result
 
 
+def _convolution_transpose(
+    values: Tensor,
+    weight: Tensor,
+    padding: list[int],
+    output_padding: list[int],
+    stride: list[int],
+    dilation: list[int],
+    groups: int,
+    *_options: bool,
+) -> Tensor:
+    result: Tensor = aten.convolution(
+        values, weight, None, stride, padding, dilation, True, output_padding, groups
+    )
+    return result
+
+
+def _depthwise_convolution(
+    values: Tensor,
+    weight: Tensor,
+    _kernel_size: list[int],
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+) -> Tensor:
+    groups, outputs = values.shape[1], [0] * len(padding)
+    result: Tensor = aten.convolution(
+        values, weight, bias, stride, padding, dilation, False, outputs, groups
+    )
+    return result
+
+
 def _convolution_relu(
     values: Tensor,
     weight: Tensor,
@@ -278,6 +314,7 @@ EQUIVALENTS: Final[dict[OpOverload, Callable[..., Any]]] = {
     aten._linalg_svd.default: _linalg_svd,
     aten._cudnn_ctc_loss.default: _cudnn_ctc_loss,
     aten._cudnn_ctc_loss.Tensor: _cudnn_ctc_loss,
+    aten._cudnn_init_dropout_state.default: _opaque,
     aten._fused_dropout.default: _fused_dropout,
     aten._masked_scale.default: _masked_scale,
     aten._embedding_bag.default: _embedding_bag,
@@ -289,6 +326,9 @@ EQUIVALENTS: Final[dict[OpOverload, Callable[..., Any]]] = {
     aten.cudnn_affine_grid_generator.default: _affine_grid,
     aten.cudnn_affine_grid_generator_backward.default: _affine_grid_backward,
     aten.cudnn_convolution.default: _convolution,
+    aten.cudnn_convolution_transpose.default: _convolution_transpose,
+    aten._conv_depthwise2d.default: _depthwise_convolution,
+    aten.conv_depthwise3d.default: _depthwise_convolution,
     aten.cudnn_convolution_relu.default: _convolution_relu,
     aten.cudnn_convolution_add_relu.default: _convolution_add_relu,
     # normalisation

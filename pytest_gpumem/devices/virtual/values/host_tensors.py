@@ -27,6 +27,7 @@ def is_plain(tensor: Tensor) -> bool:
         and not tensor.is_meta
         and not tensor._is_zerotensor()
         and not tensor.is_quantized
+        and not tensor.is_nested
     )
 
 

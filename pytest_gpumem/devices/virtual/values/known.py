@@ -52,6 +52,17 @@ class KnownValues:
         self._mark(tensor, assumed=assumed or is_partial)
         return True
 
+    def accept(self, tensor: Tensor) -> bool:
+        """Take the bytes that lie where a tensor was allocated for its values: any will do.
+
+        What writes a part of it, and then the next one, has all of it known.
+        """
+        nbytes = span(tensor)
+        if nbytes and not self._library.open_for_writing(tensor.data_ptr(), nbytes):
+            return False
+        self._mark(tensor, assumed=False)
+        return True
+
     def forget(self, tensor: Tensor) -> None:
         """Make a tensor's values unknown."""
         self._library.forget(tensor.data_ptr(), span(tensor))

@@ -294,6 +294,8 @@ class ValueMode:
             return  # no infinity is assumed: the zero of before stays
         if torch.cuda.is_current_stream_capturing() or not self.is_small(tensor):
             values = None
+        elif call.traits.allocates and self.values.accept(tensor):
+            return
         else:
             values = self.assumptions.of_result(call, tensor)
         if values is None:
