@@ -96,7 +96,9 @@ def require_native_allocator() -> None:
             "a measurement needs its snapshots and its refused requests, and it has neither",
             "leave backend: out of PYTORCH_ALLOC_CONF for these tests",
         )
-    if NO_CACHING in os.environ or not torch._C._cuda_cudaCachingAllocator_is_enabled():
+    # torch 2.9 and older do not say whether it is enabled
+    is_enabled = getattr(torch._C, "_cuda_cudaCachingAllocator_is_enabled", None)
+    if NO_CACHING in os.environ or (is_enabled is not None and not is_enabled()):
         raise DeviceError(
             f"{NO_CACHING} or caching_allocator_enable(False)",
             "PyTorch then allocates beside the allocator that counts and that limits hold for",

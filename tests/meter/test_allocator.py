@@ -13,6 +13,7 @@ from pytest_gpumem.meter.allocator import (
     current,
     highest,
     own_garbage_only,
+    require_native_allocator,
     reset_peaks,
     settle,
 )
@@ -219,3 +220,13 @@ def test_a_cap_holds_until_it_is_lifted_and_leaves_the_current_device(device):
     finally:
         set_cap(1, None, device.cap_total(1))
     tensor(100 * MIB, 1)
+
+
+def test_a_torch_that_does_not_say_whether_it_caches_is_not_refused(monkeypatch):
+    """torch 2.6 to 2.9 have no such function; installed with them every marked test ended so."""
+    import torch
+
+    monkeypatch.delattr(torch._C, "_cuda_cudaCachingAllocator_is_enabled", raising=False)
+    monkeypatch.delenv("PYTORCH_NO_CUDA_MEMORY_CACHING", raising=False)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+    require_native_allocator()
