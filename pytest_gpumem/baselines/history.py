@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+import msgspec
 
 from pytest_gpumem.baselines.changes import ChangeKind, EntryChange, pair_entries
 from pytest_gpumem.baselines.file_format import decode
@@ -36,6 +38,12 @@ if TYPE_CHECKING:
 _FORMAT: Final = "%x00%H%x00%ct%x00%an%x00%s"
 """git's format of a commit: NUL parts its fields, as no name or subject can have one"""
 SHALLOW: Final = "this clone is shallow: git fetch --unshallow gets the commits before it"
+
+
+RECENT_COMMITS: Final = 50
+"""commits that a page's lines of history go back"""
+RECENT_BYTES: Final = 50_000_000
+"""bytes of baseline files that are read for them: about half a second"""
 
 
 class Commit(NamedTuple):
@@ -205,6 +213,62 @@ class _Versions:
         return self._entries[path, blob]
 
 
+class _Figures(msgspec.Struct):
+    """A test of a baseline file, of which only the figures are decoded: quickly."""
+
+    peak_allocated: list[int] = []
+    parts: dict[str, _Part] = {}
+
+
+class _Part(msgspec.Struct):
+    peak_allocated: list[int] = []
+
+
+class _Device(msgspec.Struct):
+    key: str
+
+
+class _File(msgspec.Struct):
+    device: _Device
+    module: str
+    tests: dict[str, _Figures]
+
+
+def recent_peaks(
+    directory: Path, *, commits: int = RECENT_COMMITS, most_bytes: int = RECENT_BYTES
+) -> dict[Key, list[int]]:
+    """Return the peaks allocated that each test's baseline has had, the oldest first, in bytes.
+
+    Args:
+        directory: the folder of the baselines.
+        commits: the number of commits to read, the newest.
+        most_bytes: the size of all files to read; older ones are left out.
+
+    Raises:
+        GitError: git or the repository is missing.
+    """
+    root, log = folder_log(directory, limit=commits)
+    files = [file for commit, changed in log if commit.name for file in changed if file.new]
+    question = "".join(f"{file.new}\n" for file in files).encode()
+    sizes = run_git("-C", str(root), "cat-file", "--batch-check=%(objectsize)", stdin=question)
+    total = accumulate(int(size) for size in sizes.split())
+    files = [file for file, size in zip(files, total, strict=True) if size <= most_bytes]
+    peaks: dict[Key, list[int]] = {}
+    for content in reversed(blob_contents(root, [file.new for file in files])):
+        try:
+            file = msgspec.json.decode(content, type=_File)
+        except (msgspec.DecodeError, UnicodeError):
+            continue  # gpumem history names such a file
+        for test, figures in file.tests.items():
+            parts = {"": figures.peak_allocated}
+            parts |= {part: entry.peak_allocated for part, entry in figures.parts.items()}
+            for part, allocated in parts.items():
+                levels = peaks.setdefault(Key(file.device.key, file.module, test, part), [])
+                if allocated and (not levels or levels[-1] != max(allocated)):
+                    levels.append(max(allocated))
+    return peaks
+
+
 def toolchain_moved(change: EntryChange) -> bool:
     """Return whether a test's baseline was made with another toolchain than the one before."""
     return (
@@ -217,18 +281,19 @@ def toolchain_moved(change: EntryChange) -> bool:
 # -- git's log --
 
 
-def folder_log(directory: Path) -> tuple[Path, _Log]:
+def folder_log(directory: Path, limit: int | None = None) -> tuple[Path, _Log]:
     """Return the top of the repository, and the commits that changed the folder: newest first."""
     existing = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
     root = repository_root(existing)
     folder = path_in_repository(directory, root) or os.curdir
     log = []
-    uncommitted = list(uncommitted_files(root, folder))
+    uncommitted = list(uncommitted_files(root, folder)) if limit is None else []
+    newest = () if limit is None else (f"--max-count={limit}",)
     if uncommitted:
         log.append((WORKING_TREE, uncommitted))
     if _has_commits(root):
         output = run_git(
-            *("-C", str(root), "-c", "log.showSignature=false", "log"),
+            *("-C", str(root), "-c", "log.showSignature=false", "log", *newest),
             # The folder's name is not a pattern.
             *("--first-parent", "-m", "--raw", "-z", "--no-abbrev", "--no-renames"),
             *(f"--format={_FORMAT}", "--encoding=UTF-8", "--", f":(literal){folder}"),

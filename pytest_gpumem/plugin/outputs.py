@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.atomic_file import TEMPORARY, write_whole
+from pytest_gpumem.baselines.git import GitError
+from pytest_gpumem.baselines.history import recent_peaks
 from pytest_gpumem.plugin.settings import FILES, OPTIONS
 from pytest_gpumem.plugin.suites.hidden_skips import hidden_skip_lines
 from pytest_gpumem.report.github import SUMMARY_LIMIT, cause_lines, error_lines
@@ -19,6 +22,7 @@ from pytest_gpumem.report.terminal.toolchain_lead import moved_together
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from pytest_gpumem.baselines.key import Key
     from pytest_gpumem.baselines.store import UpdateSummary
     from pytest_gpumem.plugin.results import SessionResults
     from pytest_gpumem.plugin.settings import Settings
@@ -66,7 +70,11 @@ def publish(
         remarks.append(f"{session_results.skipped.count(reason)} skipped: {reason}")
     remarks += hidden_skip_lines(session_results.hidden_skips.values())
     device = "; ".join(line.removeprefix("gpumem: ") for line in header.splitlines())
-    report = Report(tuple(results), updates, device, options, tuple(remarks))
+    histories: dict[Key, list[int]] = {}
+    if settings.html is not None:
+        with suppress(GitError):  # without git, or outside of a repository, none is known
+            histories = recent_peaks(settings.baseline_dir)
+    report = Report(tuple(results), updates, device, options, tuple(remarks), histories)
     created = datetime.now(timezone.utc)
     paths = {name: getattr(settings, name) for name in FILES}
     published = [

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from pytest_gpumem.judge.result import Result, count_kinds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from pytest_gpumem.baselines.key import Key
     from pytest_gpumem.baselines.store import UpdateSummary
     from pytest_gpumem.judge.verdict import Kind
 
@@ -27,6 +28,9 @@ class Report:
     """the options that bear on the verdicts, by name"""
     remarks: tuple[str, ...] = ()
     """sentences about the session: skipped tests, files that cannot be read"""
+
+    histories: Mapping[Key, Sequence[int]] = field(default_factory=dict)
+    """peaks allocated that the tests' committed baselines have had, the oldest first, in bytes"""
 
     @property
     def counts(self) -> dict[Kind, int]:

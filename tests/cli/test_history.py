@@ -11,6 +11,8 @@ from helpers.git import commit, git
 from helpers.html_pages import Page
 from helpers.terminal_results import matches_gold
 
+from pytest_gpumem.baselines.history import recent_peaks
+from pytest_gpumem.baselines.key import Key
 from pytest_gpumem.measurement import BaselineEntry, Breakdown, Peak, Site
 from pytest_gpumem.sizes import MIB
 
@@ -116,6 +118,15 @@ def test_the_page_has_a_plot_and_a_row_a_commit(repository, gpumem):
     assert {link.attributes["href"][1:] for link in page.all("a")} <= set(page.ids)
     assert "http" not in page.source.replace("http-equiv", "")
     assert "another file | &lt;b&gt;" in page.source
+
+
+def test_the_pages_lines_have_the_peaks_of_committed_baselines(repository):
+    key = Key("virtual-T4", "tests/test_a.py", "test_x[ä]")
+    peaks = recent_peaks(repository / "baselines")
+    assert peaks[key] == [100 * MIB, 110 * MIB]
+    assert peaks[Key("virtual-T4", "tests/b/test_b.py", "test_b")] == [MIB]
+    assert recent_peaks(repository / "baselines", commits=1)[key] == [110 * MIB]
+    assert recent_peaks(repository / "baselines", most_bytes=10) == {}
 
 
 def test_a_folder_that_is_gone_still_has_its_history(repository, gpumem):

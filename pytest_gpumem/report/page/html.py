@@ -17,14 +17,17 @@ from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pytest_gpumem.baselines.key import Key
 from pytest_gpumem.judge.breakdown_diff import provenance_text, site_name
 from pytest_gpumem.judge.result import hints_of, urgency
 from pytest_gpumem.judge.verdict import PEAKS, Kind
+from pytest_gpumem.nodeids import split_nodeid
 from pytest_gpumem.report.breakdown_rows import DeviceRows, device_rows
 from pytest_gpumem.report.card_matrix import TITLE as CARDS_TITLE
 from pytest_gpumem.report.card_matrix import card_matrix
 from pytest_gpumem.report.causes import cause_lines, short_cause
 from pytest_gpumem.report.compared import comparison_sentences, tells_more_than_table
+from pytest_gpumem.report.history.plot import sparkline
 from pytest_gpumem.report.page import timeline_svg
 from pytest_gpumem.report.page.timeline_svg import Limit, Refusal
 from pytest_gpumem.report.terminal.failure_text import circumstances, shortage_facts
@@ -34,7 +37,7 @@ from pytest_gpumem.report.terminal.update_text import update_summary
 from pytest_gpumem.report.text import printable, signed_size, size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from jinja2 import Environment
     from markupsafe import Markup
@@ -210,7 +213,10 @@ def page(report: Report, *, when: str = "") -> str:
     """
     entries = _ranked_entries(report.results)
     parts: Any = _template_environment().get_template("parts.html.j2").module
-    rows = [row_html(entry, str(parts.name(entry.result))) for entry in entries]
+    rows = [
+        row_html(entry, str(parts.name(entry.result)), history_of(entry.result, report.histories))
+        for entry in entries
+    ]
     few = len(entries) <= MOST_SECTIONS
     shown = [entry for entry in entries if entry.failed or few][:MOST_SECTIONS]
     sections = {entry.anchor: str(parts.section(entry)) for entry in shown}
@@ -464,12 +470,23 @@ def comparisons_table(rows: Sequence[Comparison], measured: str) -> Markup:
     )
 
 
-def row_html(entry: Entry, name: str) -> str:
+def history_of(result: Result, histories: Mapping[Key, Sequence[int]]) -> list[int]:
+    """Return the peaks of a test's baselines, and at the end the measured one where it differs."""
+    if not histories or result.measurement is None:
+        return []
+    key = Key(result.device_key, *split_nodeid(result.nodeid), result.part)
+    levels = list(histories.get(key, ()))
+    measured = result.measurement.peak_allocated
+    return levels if levels[-1:] == [measured] or not levels else [*levels, measured]
+
+
+def row_html(entry: Entry, name: str, history: Sequence[int] = ()) -> str:
     """Return a result's row of the table: of ten thousand rows a template is slow.
 
     Args:
         entry: of the row.
         name: the test's, as markup.
+        history: its peaks, the oldest first.
     """
     from markupsafe import escape
 
@@ -482,17 +499,19 @@ def row_html(entry: Entry, name: str) -> str:
         kind = " batch" if title == "batch" else ""
         if title == "change":
             kind = {"+": " up", "-": " down"}.get(cell[:1], "")
+            spark = sparkline(history)
+        inner = f"{spark if title == 'change' else ''}{escape(printable(cell))}"
         label = f' data-label="{title}"' if cell or title not in {"batch", "budget"} else ""
-        figures.append(f'<td role="cell" class="n{kind}"{label}>{escape(printable(cell))}</td>')
+        figures.append(f'<td role="cell" class="n{kind}"{label}>{inner}</td>')
     why = ""
     if entry.failed:
         words = "; ".join(filter(None, (entry.cause, entry.keeper)))
         why = f'<span class="why">{escape(printable(words))}</span>'
     failed = ' class="failed"' if entry.failed else ""
-    inner = "\n".join(figures)
+    row = "\n".join(figures)
     return (
         f'<tr role="row"{failed}>\n<th scope="row" role="rowheader"><a class="name" '
-        f'href="#{entry.anchor}">{name}</a>{why}</th>\n{inner}\n<td role="cell" class="verdict">'
+        f'href="#{entry.anchor}">{name}</a>{why}</th>\n{row}\n<td role="cell" class="verdict">'
         f'<span class="badge {entry.tone}"><span aria-hidden="true">{entry.mark}</span> '
         f"{escape(entry.word)}</span></td>\n</tr>\n"
     )

@@ -21,6 +21,7 @@ from helpers.html_pages import Page, index_of, sections_of
 from helpers.sample_report import EVIL, MODULE, attribution, entry, many, measured, result, sample
 from helpers.terminal_results import grown
 
+from pytest_gpumem.baselines.key import Key
 from pytest_gpumem.judge.breakdown_diff import site_rows
 from pytest_gpumem.judge.result import SEVERITY, urgency
 from pytest_gpumem.judge.verdict import Kind, Lookup, Verdict
@@ -172,6 +173,15 @@ def test_tests_on_several_cards_have_a_table_of_them():
         if re.fullmatch(r"\S+::test_x \d+\.\d\d \d+\.\d\d", text)
     ]
     assert row
+
+
+def test_a_row_has_the_history_of_its_baselines():
+    moved, still = result("test_a", measured(attribution(layers=1))), grown("test_b")
+    module, test = MODULE, "test_a"
+    histories = {Key("virtual-T4", module, test): [100 * MIB, 120 * MIB]}
+    parsed = Page(page(Report((moved, still), histories=histories)))
+    (line,) = parsed.all("svg", class_="spark")
+    assert line.attributes["aria-label"].startswith("history: 3 figures, from 100.00 to ")
 
 
 def test_ids_are_unique_and_every_link_has_its_target(parsed):
