@@ -321,7 +321,7 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
         if option.name in REPEATED and where == option.flag
     )
     values["cards"] = values["cards"] or ()
-    folders = baseline_folders(root, str(values["baseline_dir"]))
+    folders = baseline_folders(root, folder_of_root(str(values["baseline_dir"]), root))
     values["baseline_dir"], values["nearest_dirs"] = folders[0], tuple(folders[1:])
     for option, (folder_name, where) in read.items():
         if option.name in {"baseline_dir", "snapshots"}:
@@ -376,6 +376,20 @@ def _read_option(option: Option, value: object, where: str, root: Path) -> objec
         return reader(str(value)) if reader else value
     except SpecError as error:
         raise SpecError(f"{where}={value}", error.problem, error.remedy) from error
+
+
+def folder_of_root(name: str, root: Path) -> str:
+    """Return the name of the baselines' folder: of one above the root, the root's own part.
+
+    Packages of one repository have roots of their own, and modules of the same names: in a common
+    folder ("../baselines") each has a folder, named as the root is from there.
+    """
+    above = Path(os.path.normpath(name)).parts.count(os.pardir)
+    if Path(name).is_absolute() or not 0 < above <= len(root.parts) - 1:
+        return name
+    if any(path.name.startswith(("virtual-", "cuda-")) for path in (root / name).glob("*-*/")):
+        return name  # recorded before roots had folders
+    return str(Path(name, *root.parts[-above:]))
 
 
 def _require_possible(path: Path, given: str, example: str) -> None:

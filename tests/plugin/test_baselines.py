@@ -9,6 +9,8 @@ import shlex
 import pytest
 from helpers.sources import HELPER, WITHOUT
 
+from pytest_gpumem.plugin.settings import folder_of_root
+
 THREE = """
 import os
 SIZE = int(os.environ.get("SIZE", "100"))
@@ -315,3 +317,33 @@ def test_the_command_that_records_repeats_the_options_that_decide_what_is_compar
 def test_options_of_the_ini_file_are_not_repeated(suite):
     suite.write("pytest.ini", "[pytest]\ngpumem_card = T4\n")
     assert "--gpumem-card" not in suite.run(source=THREE).out
+
+
+def test_packages_with_roots_of_their_own_share_a_folder_and_no_baseline(suite):
+    """Both have a test_it.py with one test, as packages of a monorepo do."""
+    option = "--gpumem-baseline-dir=../../baselines"
+    for package, size in (("one", 5), ("two", 70)):
+        suite.write(f"packages/{package}/pytest.ini", "[pytest]")
+        suite.write(
+            f"packages/{package}/test_it.py",
+            f"import pytest, torch\n{HELPER}\n@pytest.mark.gpu_memory\ndef test_it(): mib({size})",
+        )
+        root = f"--rootdir=packages/{package}"
+        path = f"packages/{package}/test_it.py"
+        suite.run(root, "-c", f"packages/{package}/pytest.ini", path, option, UPDATE)
+    for package in ("one", "two"):
+        ini = f"packages/{package}/pytest.ini"
+        session = suite.run("-c", ini, f"packages/{package}/test_it.py", option)
+        assert "1 within" in session.flat, session.out
+    folders = [path.parent.name for path in (suite.path / "baselines").rglob("virtual-H100")]
+    assert sorted(folders) == ["one", "two"]
+
+
+def test_a_common_folder_with_baselines_of_before_is_used_as_it_was(tmp_path):
+    root = tmp_path / "package"
+    root.mkdir()
+    assert folder_of_root("../baselines", root) == "../baselines/package"
+    assert folder_of_root("../of {torch}", root) == "../of {torch}/package"
+    (tmp_path / "baselines" / "virtual-T4").mkdir(parents=True)
+    for name in ("../baselines", str(tmp_path / "new"), "a/../b", "baselines"):
+        assert folder_of_root(name, root) == name
