@@ -187,6 +187,10 @@ class NativeLibrary:
         self._lib.gpumem_guess.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)]
         for name in ("largest_convolution", "launches", "guessed"):
             getattr(self._lib, f"gpumem_{name}").restype = ctypes.c_uint64
+        # Without these types each call would have to make objects of ctypes'.
+        for name in ("forget", "is_known", "open_for_writing"):
+            function = getattr(self._lib, f"gpumem_{name}")
+            function.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
         self._guesses: tuple[int, dict[str, int]] = (-1, {})
         self._lib.gpumem_fill_properties.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
         self._lib.gpumem_make_room.argtypes = [ctypes.c_int, ctypes.c_uint64]
@@ -298,17 +302,15 @@ class NativeLibrary:
 
     def open_for_writing(self, address: int, size: int) -> bool:
         """Make bytes of device memory known that are written now; False: they are too many."""
-        return bool(
-            self._lib.gpumem_open_for_writing(ctypes.c_void_p(address), ctypes.c_uint64(size))
-        )
+        return bool(self._lib.gpumem_open_for_writing(address, size))
 
     def is_known(self, address: int, size: int) -> bool:
         """Return whether all of these bytes of device memory are known."""
-        return bool(self._lib.gpumem_is_known(ctypes.c_void_p(address), ctypes.c_uint64(size)))
+        return bool(self._lib.gpumem_is_known(address, size))
 
     def forget(self, address: int, size: int) -> None:
         """Make bytes of device memory unknown."""
-        self._lib.gpumem_forget(ctypes.c_void_p(address), ctypes.c_uint64(size))
+        self._lib.gpumem_forget(address, size)
 
     def queue_copy(self, content: bytes) -> None:
         """Let this thread's next copy of as many bytes to the host bring these."""

@@ -23,12 +23,14 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
     map_arguments,
     over_device_memory,
     paired,
+    span,
     tensors_in,
 )
 from pytest_gpumem.devices.virtual.values.known import KnownValues
 from pytest_gpumem.devices.virtual.values.operators import CARRIED, Call, let_pass, traits_of
 from pytest_gpumem.devices.virtual.values.precision import in_types_of_the_host
 from pytest_gpumem.devices.virtual.values.sized_outputs import CHECKS, copies_of
+from pytest_gpumem.devices.virtual.values.tracing import keep_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -107,6 +109,7 @@ class ValueMode:
             fallback = torch.library.Library("_", "IMPL")
             fallback.fallback(_intercept, KEY)
             ValueMode._registered.extend([fallback, *let_pass(KEY)])
+            keep_from(_KEYS)
         ValueMode._current = self
         self._library.compute_values(on=True)
         torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)  # noqa: FBT003
@@ -133,9 +136,10 @@ class ValueMode:
         Returns:
             how it is computed on the host; None where it is not, or where that is seen afterwards.
         """
-        copies = copies_of(call.op)
-        reads = call.traits.reads_back or copies is not None or call.copies_to_host()
-        if not reads and not call.traits.written:
+        traits = call.traits
+        copies = copies_of(call.op) if traits.sized else None
+        reads = traits.reads_back or copies is not None or (traits.copies and call.copies_to_host())
+        if not reads and not (traits.written and all(map(self.is_small, call.written()))):
             return None
         inputs = call.inputs()
         if not any(tensor.is_cuda for tensor in inputs):
@@ -237,12 +241,14 @@ class ValueMode:
             self.failures.setdefault(call.name, reason)
             return None
 
-    def finish(self, call: Call, result: object, plan: Plan | None) -> None:
+    def finish(self, call: Call, result: object, plan: Plan | None) -> None:  # noqa: C901 - each case is short
         """Write an operator's values once the CUDA operator has run, or make them unknown."""
         if call.name in CARRIED:
             return
-        outputs = [tensor for tensor in tensors_in(result) if is_plain(tensor)]
+        if plan is None and self._forgets(call, result):
+            return
         written = call.written()
+        outputs = [tensor for tensor in tensors_in(result) if is_plain(tensor)]
         if plan is None and not any(tensor.is_cuda for tensor in (*outputs, *written)):
             return
         addresses = {tensor.data_ptr() for tensor in written if is_plain(tensor)}
@@ -263,6 +269,23 @@ class ValueMode:
         for tensor in (*fresh, *written):
             if tensor.is_cuda and is_plain(tensor) and not call.copies_bytes_to(tensor):
                 self._leave_unknown(call, tensor)
+
+    def _forgets(self, call: Call, result: object) -> bool:
+        """Make unknown what most operators return: one large tensor; False: it returns else.
+
+        These lines are all that a step without small tensors pays for.
+        """
+        if type(result) is not Tensor or result.layout is not torch.strided:
+            return False
+        written = call.written() if call.traits.written else ()
+        if written and not (len(written) == 1 and result is written[0]):
+            return False
+        if result.is_cuda:
+            if self.is_small(result):
+                return False
+            if not (call.traits.copies and call.copies_bytes_to(result)):
+                self._library.forget(result.data_ptr(), span(result))
+        return True
 
     def _write(
         self, call: Call, fresh: Sequence[Tensor], result: object, host: object, plan: Plan
@@ -347,9 +370,12 @@ def _intercept(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
         if mode is None:
             return op._op(*args, **kwargs)
         call = Call(op, traits_of(op), args, kwargs)
-        plan = mode.before(call)
+        traits = call.traits
+        plan = None
+        if traits.written or traits.sized or traits.reads_back or traits.copies:
+            plan = mode.before(call)
         # It reads memory of its own back, which may lie where something else was known.
-        blind = call.traits.sized and (plan is None or plan.result is None)
+        blind = traits.sized and (plan is None or plan.result is None)
         if blind:
             mode.look_away()
         mode.running.value += 1
@@ -363,7 +389,7 @@ def _intercept(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
         finally:
             mode.running.value -= 1
             mode.readbacks.answered = False
-            if call.traits.sized:
+            if traits.sized:
                 mode.after(call)
             if blind:
                 mode.look_again()

@@ -53,6 +53,10 @@ READERS: Final = {READS, "is_nonzero"}
 class Traits(NamedTuple):
     """What an operator writes."""
 
+    name: str
+    """without its namespace and overload"""
+    copies: bool
+    """it copies bytes from one tensor to another, of the host or of the device"""
     allocates: bool
     """it returns memory with no values in it"""
     random: bool
@@ -77,7 +81,7 @@ class Call(NamedTuple):
     @property
     def name(self) -> str:
         """The operator's name without its namespace and overload."""
-        return str(self.op._schema.name).partition("::")[2]
+        return self.traits.name
 
     def inputs(self) -> list[Tensor]:
         """Return all tensors among the arguments."""
@@ -145,6 +149,8 @@ def traits_of(op: OpOverload) -> Traits:
     name = schema.name.partition("::")[2]
     overwrites = name in OVERWRITES
     return Traits(
+        name=name,
+        copies=name in {"copy_", "_to_copy", "clone", "zero_"},
         allocates=name.startswith(("empty", "new_empty")) or name == "resize_",
         random=torch.Tag.nondeterministic_seeded in tags,
         reads_back=name == READS,

@@ -230,3 +230,36 @@ def test_a_kernel_of_nobodys_operator_makes_all_unknown(mode):
     assert mode.values.is_known(x)
     torch.cuda._sleep(1)  # a kernel that no operator launches
     assert not mode.values.is_known(x)
+
+
+def test_compiled_regions_need_the_same_memory_and_one_compilation(mode):
+    import torch
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    def step():
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU()).cuda()
+        compiled = torch.compile(net, backend=counter)
+        for _ in range(2):
+            compiled(torch.randn(512, 64, device="cuda")).sum().backward()
+        return torch.cuda.max_memory_allocated(), counter.frame_count
+
+    with_values = step()
+    mode.__exit__()
+    assert step() == with_values
+    assert with_values[1] == 1
+    mode.__enter__()
+
+
+@pytest.mark.usefixtures("mode")
+def test_fake_tensors_pass_by():
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.ones(3, device="cuda") @ torch.ones(3, 4, device="cuda")
+    assert fake.shape == (4,)
+    assert torch.ones(3, device="cuda").sum().item() == 3
