@@ -34,8 +34,6 @@ CHUNK = 40
 SLOWEST_S = 60
 """seconds after which a process's operator hangs"""
 KINDS = ("float32", "bfloat16", "complex64", "int64", "bool")
-COPIED, HELD = 1 << 32, 8 << 30
-"""bytes: the library's limits of a copy and of all of the host's memory that it may take"""
 TOLERANCES = {"float32": 1e-3, "complex64": 1e-3, "bfloat16": 3e-2, "float16": 1e-2}
 UNDEFINED = ("empty", "new_empty")
 """operators whose results have no values"""
@@ -161,7 +159,6 @@ def compare(names: Iterable[str], kinds: list[str], most: int) -> Iterator[dict[
     warnings.simplefilter("ignore")
     device = VirtualDevice.loaded()
     assert device is not None
-    device.library.set_value_limits(COPIED, HELD)
     known = {name_of(op): op for op in database()}
     for name in names:
         signal.alarm(SLOWEST_S)

@@ -413,6 +413,8 @@ class VirtualDevice:
     def notes(self, root: Path) -> list[str]:
         """See :meth:`pytest_gpumem.devices.base.Device.notes`."""
         sentences = [*self._readbacks.notes(root), *self._convolutions.notes()]
+        if self._mode is not None:
+            sentences += self._mode.notes()
         sentences += [
             GUESSED[library]
             for library, questions in self._library.guesses().items()

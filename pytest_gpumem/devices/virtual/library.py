@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.devices.virtual import native
 
@@ -18,6 +18,11 @@ _READBACK = ctypes.CFUNCTYPE(None, ctypes.c_uint64)
 
 _CLOCK_RATE_KHZ = 1_500_000
 """no figure depends on it; code that divides by it must not find 0"""
+
+MOST_COPIED: Final = 512 << 10
+"""bytes of the largest copy that is carried out; values.c says why"""
+MOST_BACKED: Final = 256 << 20
+"""bytes of the host's memory that device memory takes"""
 
 
 class _CardStruct(ctypes.Structure):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
+
+from pytest_gpumem.sizes import KIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -13,6 +17,14 @@ if TYPE_CHECKING:
 HOST: Final = torch.device("cpu")
 PLAIN: Final = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 """types of tensors whose data pointer is where their values lie; others are wrappers"""
+
+
+def available_memory() -> int:
+    """Return the bytes that the host's memory has free, or could free."""
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * KIB
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def is_plain(tensor: Tensor) -> bool:

@@ -24,6 +24,8 @@ class KnownValues:
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library
         self._assumed: dict[int, int] = {}
+        self.refused = 0
+        """bytes that were not written: the host has no room for them"""
 
     def is_known(self, tensor: Tensor) -> bool:
         """Return whether all of a tensor's values are known or assumed; the host's are."""
@@ -44,6 +46,7 @@ class KnownValues:
             tensor.data_ptr(), nbytes
         )
         if not self._library.open_for_writing(tensor.data_ptr(), nbytes):
+            self.refused += nbytes
             return False
         host = over_device_memory(tensor)
         if values.data_ptr() != host.data_ptr():

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from pytest_gpumem.devices.virtual.library import MOST_BACKED, MOST_COPIED
 from pytest_gpumem.devices.virtual.readbacks import Readbacks
 from pytest_gpumem.devices.virtual.values.assumptions import FALSE_FOR, TRUE_FOR, Assumptions
 from pytest_gpumem.devices.virtual.values.equivalents import EQUIVALENTS
 from pytest_gpumem.devices.virtual.values.host_tensors import (
+    available_memory,
     is_plain,
     map_arguments,
     over_device_memory,
@@ -31,6 +33,7 @@ from pytest_gpumem.devices.virtual.values.operators import CARRIED, Call, let_pa
 from pytest_gpumem.devices.virtual.values.precision import in_types_of_the_host
 from pytest_gpumem.devices.virtual.values.sized_outputs import CHECKS, copies_of
 from pytest_gpumem.devices.virtual.values.tracing import keep_from
+from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -50,6 +53,10 @@ tokens"""
 MOST_BYTES: Final = 8 * MOST_INTEGERS
 UNSCALES: Final = "_amp_foreach_non_finite_check_and_unscale_"
 """GradScaler's operator, which sets its second argument where a gradient is not finite"""
+SHARE_OF_HOST: Final = 0.5
+"""of the host's free memory, that values take at most where all are computed"""
+MOST_NAMED: Final = 3
+"""operators that a note names"""
 NO_MEMORY: Final = (torch.OutOfMemoryError, MemoryError)
 
 KEY: Final = "Fake"
@@ -111,6 +118,9 @@ class ValueMode:
             ValueMode._registered.extend([fallback, *let_pass(KEY)])
             keep_from(_KEYS)
         ValueMode._current = self
+        if self.full:
+            most = int(available_memory() * SHARE_OF_HOST)
+            self._library.set_value_limits(most, most)
         self._library.compute_values(on=True)
         torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)  # noqa: FBT003
         return self
@@ -119,7 +129,27 @@ class ValueMode:
         """Compute no more."""
         torch._C._dispatch_tls_set_dispatch_key_included(_KEY, False)  # noqa: FBT003
         self._library.compute_values(on=False)
+        self._library.set_value_limits(MOST_COPIED, MOST_BACKED)
         ValueMode._current = None
+
+    def notes(self) -> list[str]:
+        """Return sentences on what was not computed, where all should have been."""
+        sentences = []
+        if self.full and self.failures:
+            reasons = [f"{name}: {reason}" for name, reason in sorted(self.failures.items())]
+            unnamed = len(reasons) - MOST_NAMED
+            also = f"; and {unnamed} more" if unnamed > 0 else ""
+            sentences.append(
+                f"results of these operators were not computed, and are unknown "
+                f"({'; '.join(reasons[:MOST_NAMED])}{also})"
+            )
+        if self.full and self.values.refused:
+            sentences.append(
+                f"{format_size(self.values.refused)} of values did not fit into "
+                f"{SHARE_OF_HOST:.0%} of the host's free memory, and are unknown: take a smaller "
+                "model or batch, or values='auto'"
+            )
+        return sentences
 
     def is_small(self, tensor: Tensor) -> bool:
         """Return whether a tensor is computed."""

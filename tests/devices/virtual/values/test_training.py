@@ -6,18 +6,16 @@ from helpers.virtual_gpu import opened
 from torch import nn
 from torch.nn import functional
 
+from pytest_gpumem.devices.virtual.values import mode as mode_module
 from pytest_gpumem.devices.virtual.values.mode import ValueMode
 
 STEPS = 4
-HOST_BYTES = 1 << 30
 
 
 @pytest.fixture(scope="module")
 def device():
     with opened() as device:
-        device.library.set_value_limits(HOST_BYTES, HOST_BYTES)
         yield device
-        device.library.set_value_limits(512 << 10, 256 << 20)
 
 
 class Last(nn.Module):
@@ -133,3 +131,35 @@ def test_autocast_computes_in_the_gpus_types(device, name, dtype):
 )
 def test_optimizers_step_as_on_the_cpu(device, optimizer):
     compared(device, "mlp", None, optimizer=optimizer)
+
+
+def test_large_tensors_are_computed_too(device):
+    with ValueMode(device.library, "full") as mode:
+        x = torch.ones(1 << 22, device="cuda")
+        assert (x * 2).sum().item() == 1 << 23
+    assert mode.notes() == []
+
+
+def test_what_the_host_has_no_room_for_is_told(device, monkeypatch):
+    monkeypatch.setattr(mode_module, "available_memory", lambda: 8 << 20)
+    with ValueMode(device.library, "full") as mode:
+        x = torch.ones(2 << 20, device="cuda")
+        assert not mode.values.is_known(x)
+    (note,) = mode.notes()
+    assert note.startswith("8.00 MiB of values did not fit into 50% of the host's free memory")
+
+
+def test_an_extensions_operator_is_named_once(device):
+    library = torch.library.Library("gpumem_tests", "FRAGMENT")
+    library.define("extension(Tensor x) -> Tensor")
+    library.impl("extension", torch.empty_like, "CUDA")
+    with ValueMode(device.library, "full") as mode:
+        x = torch.ones(3, device="cuda")
+        for _ in range(2):
+            result = torch.ops.gpumem_tests.extension(x)
+        assert not mode.values.is_known(result)
+    (note,) = mode.notes()
+    assert note == (
+        "results of these operators were not computed, and are unknown "
+        "(extension: the CPU does not have it)"
+    )
