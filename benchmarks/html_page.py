@@ -60,14 +60,14 @@ def main() -> None:
     for number in counts:
         for attributed in (0, number):
             report = Report(tuple(many(number, attributed=attributed)))
-            started = time.perf_counter()
+            started = time.process_time()  # of this process alone, however busy the machine is
             text = page(report)
-            took = time.perf_counter() - started
+            took = time.process_time() - started
             ready, elements = shown(text)
             size = f"{len(text.encode()) / 1e6:.2f}"
             with_them = "with" if attributed else "without"
             table.append([f"{number}", with_them, f"{took:.2f}", size, ready, elements])
-    heads = ["results", "attributions", "s to make", "MB", "s until ready", "elements"]
+    heads = ["results", "attributions", "s of CPU to make", "MB", "s until ready", "elements"]
     text = [
         "The HTML page of many results, one in a hundred of them failed",
         line("jinja2"),
@@ -75,6 +75,7 @@ def main() -> None:
         tabulate(table, heads, disable_numparse=True, stralign="right"),
         "",
         f"Of the timelines {MOST_DRAWN} are drawn, those of failures first. One run of each.",
+        "Aims for 10,000 with attributions: made in 3 s, ready in 2 s.",
     ]
     publish("html_page", "\n".join(text))
 
