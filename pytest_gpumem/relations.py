@@ -51,7 +51,7 @@ class Relation(NamedTuple):
 def read_relations(
     declared: Mapping[str, Any], parts: Collection[str], call: str
 ) -> tuple[tuple[Relation, ...], dict[str, Any]]:
-    """Return the relations of a part, and what else is declared of it.
+    """Return the relations of a part, and its remaining arguments.
 
     Args:
         declared: the arguments of ``gpu_memory.measure`` after the name.
@@ -61,28 +61,31 @@ def read_relations(
     Raises:
         SpecError: a relation that cannot be understood, or to a part that was not measured.
     """
-    others = {name: value for name, value in declared.items() if name not in {*NAMES, "of"}}
-    given = {name: declared[name] for name in NAMES if declared.get(name) is not None}
+    remaining = {name: value for name, value in declared.items() if name not in {*NAMES, "of"}}
+    limits = {name: declared[name] for name in NAMES if declared.get(name) is not None}
     of = declared.get("of")
-    if of is not None and not given:
+    if of is not None and not limits:
         raise SpecError(
             f"{call}of={shown(of)})", "it says nothing of that part", "write at_most=1.1 as well"
         )
     reference = None if of is None else _part_name("of", of, parts, call)
-    return tuple(_read(name, given[name], reference, parts, call) for name in given), others
+    return tuple(_read(name, limits[name], reference, parts, call) for name in limits), remaining
 
 
 def _read(
     name: str, value: object, reference: str | None, parts: Collection[str], call: str
 ) -> Relation:
-    text = f"{call}{name}={shown(value)})"
+    call_text = f"{call}{name}={shown(value)})"
     if not isinstance(value, (str, Real)) or isinstance(value, bool):
         return Relation(name, _part_name(name, value, parts, call), Fraction(1), 0)
     if isinstance(value, Real):
-        factor = _factor(value)
-        if reference is None or factor is None:
-            problem = f"{name} is no number above 0" if factor is None else "of which part?"
-            raise SpecError(text, problem, _EXAMPLES.format(name))
+        try:
+            factor = Fraction(repr(float(value)))  # the decimal that Python prints
+        except (ValueError, OverflowError):  # no number, or infinite
+            factor = Fraction(0)
+        if reference is None or factor <= 0:
+            problem = "of which part?" if factor > 0 else f"{name} is no number above 0"
+            raise SpecError(call_text, problem, _EXAMPLES.format(name))
         return Relation(name, reference, factor, 0)
     candidates = sorted(parts, key=len, reverse=True) if reference is None else [""]
     for part in candidates:  # the longest name first: it may begin with another one's
@@ -90,9 +93,9 @@ def _read(
         if relation is not None:
             return relation if part else relation._replace(part=reference or "")
     if reference is not None:
-        raise SpecError(text, "this is no share of it and no size", f'write {name}="+ 64MiB"')
+        raise SpecError(call_text, "this is no share of it and no size", f'write {name}="+ 64MiB"')
     raise SpecError(
-        text,
+        call_text,
         f"it names no part that was measured before ({', '.join(map(shown, parts)) or 'none was'})",
         _EXAMPLES.format(name),
     )
@@ -120,14 +123,6 @@ def _parsed(name: str, value: str, part: str) -> Relation | None:
     if not value or not factor:
         return None
     return Relation(name, part, factor, -extra if match["sign"] == "-" else extra)
-
-
-def _factor(value: Real) -> Fraction | None:
-    try:
-        factor = Fraction(repr(float(value)))  # the decimal that Python prints
-    except (ValueError, OverflowError):
-        return None
-    return factor if factor > 0 else None
 
 
 def _part_name(name: str, value: object, parts: Collection[str], call: str) -> str:

@@ -29,10 +29,10 @@ def baseline_folders(root: Path, template: str) -> list[Path]:
     except PackageNotFoundError:
         number = "0.0"
     own = minor_version(number) or (0, 0)
-    before, _, after = str(root / template).partition(TORCH)
+    prefix, _, suffix = str(root / template).partition(TORCH)
     versions: list[tuple[tuple[int, int], Path]] = []
     for path in root.glob(template.replace(TORCH, "*")):
-        folder_version = minor_version(str(path).removeprefix(before).removesuffix(after))
+        folder_version = minor_version(str(path).removeprefix(prefix).removesuffix(suffix))
         if folder_version not in {None, own} and path.is_dir():
             versions.append((folder_version or own, path))
 
@@ -45,7 +45,7 @@ def baseline_folders(root: Path, template: str) -> list[Path]:
     return [root / template.replace(TORCH, f"{own[0]}.{own[1]}"), *nearest]
 
 
-def minor_version(text: str) -> tuple[int, int] | None:
-    """Return (2, 15) for "2.15.0+cu132" and "2.15"; None for what is no version."""
-    match = re.match(r"(\d{1,4})\.(\d{1,4})(?!\d)", text)
+def minor_version(number: str) -> tuple[int, int] | None:
+    """Return (2, 15) for "2.15.0+cu132" and "2.15"; None for any other text."""
+    match = re.match(r"(\d{1,4})\.(\d{1,4})(?!\d)", number)
     return (int(match[1]), int(match[2])) if match else None

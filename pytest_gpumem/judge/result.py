@@ -81,7 +81,7 @@ class Result:
     """why that could not be written"""
 
     beside: Beside | None = None
-    """the part whose peak tells the limit that was exceeded"""
+    """the part by which the limit is told that was exceeded"""
 
     def _beside(self, part: Result) -> Result:
         if part.measurement is None or self.measurement is None:

@@ -460,7 +460,7 @@ def _read_against(device: str) -> str:
 
 
 def _read_visible(visible: str) -> str:
-    """Return who sees the virtual GPU."""
+    """Return the audience of the virtual GPU: "test", "session" or "session:4"."""
     from pytest_gpumem.spec import MOST_DEVICES
 
     word, colon, number = visible.strip().partition(":")

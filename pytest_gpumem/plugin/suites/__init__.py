@@ -1,1 +1,1 @@
-"""What existing suites ask for: defaults by folder, hidden skips told, an order by memory."""
+"""Services for existing suites: defaults by folder, hidden skips told, an order by memory."""

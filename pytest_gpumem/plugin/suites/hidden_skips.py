@@ -29,7 +29,7 @@ _NOUNS: Final = {
 
 
 class HiddenSkip(NamedTuple):
-    """A skipped test, or file of tests, whose condition was evaluated without a GPU in sight."""
+    """A skipped test, or file of tests: its condition was evaluated while the GPU was hidden."""
 
     whole_file: bool
     reason: str
@@ -65,7 +65,7 @@ def hidden_skip(
 
 
 def skip_reason(longrepr: object) -> str:
-    """Return the reason of a skipped report: pytest has file, line and "Skipped: reason" there."""
+    """Return the reason of a skipped report: pytest keeps file, line and "Skipped: reason"."""
     message = longrepr[2] if isinstance(longrepr, tuple) else longrepr
     return str(message).removeprefix("Skipped: ")
 
@@ -76,8 +76,8 @@ def hidden_skip_lines(skips: Iterable[HiddenSkip]) -> Iterator[str]:
     for skip in skips:
         groups.setdefault((skip.whole_file, skip.reason), []).append(skip)
     for (whole_file, reason), members in groups.items():
-        one, several = _NOUNS[whole_file]
-        subject = f"{one} was" if len(members) == 1 else f"{len(members)} {several} were"
+        singular, several = _NOUNS[whole_file]
+        subject = f"{singular} was" if len(members) == 1 else f"{len(members)} {several} were"
         yield (
             f"{subject} skipped ({reason}): "
             f"{members[0].place} asked for GPUs while it was imported, when none was shown; "

@@ -31,8 +31,8 @@ def recorded_peak(store: BaselineStore, preferred: str, nodeid: str) -> int | No
 
     Args:
         store: of the baselines.
-        preferred: the key of the device whose baseline is taken where there is one; else it is the
-            largest of any.
+        preferred: the key of the device to take the baseline of; without one it is the largest of
+            any device.
         nodeid: the test.
     """
     peaks = {}
@@ -47,7 +47,7 @@ def recorded_peak(store: BaselineStore, preferred: str, nodeid: str) -> int | No
 
 
 def select(items: list[pytest.Item], settings: Settings) -> Selection:
-    """Return the tests whose baselines fit the card of ``--gpumem-select-fits``."""
+    """Return the tests with baselines that fit the card of ``--gpumem-select-fits``."""
     store, card = BaselineStore(settings.baseline_dir), CARDS[settings.select_fits]
     selection = Selection([], [], "")
     unknown = marked = 0
