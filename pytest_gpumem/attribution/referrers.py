@@ -70,7 +70,7 @@ def live_tensors() -> list[Tensor]:
 
 
 def holders(blocks: Mapping[Place, int]) -> tuple[Holder, ...]:
-    """Return the holders of live memory, by the bytes that each holds in all, the largest first.
+    """Return the holders of live memory, by the bytes that letting go of each frees, most first.
 
     Args:
         blocks: device and address of each block in question, and its bytes.
@@ -98,7 +98,9 @@ def holders(blocks: Mapping[Place, int]) -> tuple[Holder, ...]:
             sum(memory.blocks for _, memory in members),
         )
         merged.append(Holder(description, nbytes, number))
-    return tuple(sorted(merged, key=lambda holder: (-holder.nbytes, holder.text)))[:MOST_HOLDERS]
+    # What nothing of the program's refers to comes last: letting go of a name frees none of it.
+    merged.sort(key=lambda holder: (holder.text.startswith(UNNAMED), -holder.nbytes, holder.text))
+    return tuple(merged[:MOST_HOLDERS])
 
 
 def kept_memory(blocks: Mapping[Place, int]) -> dict[Place, Kept]:

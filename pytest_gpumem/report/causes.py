@@ -60,7 +60,9 @@ def short_cause(result: Result) -> str:
         if verdict.causes:
             site = verdict.causes[0].site
             place = f", {site.path}:{site.line}" if site and site.path else ""
-            cause = f": {verdict.causes[0].category}{place}"
+            names = ", ".join(dict.fromkeys(keeper.name for keeper in verdict.causes[0].keepers))
+            kept = f", kept by {names}" if names else ""
+            cause = f": {verdict.causes[0].category}{place}{kept}"
         return f"{part}{change_words(lead)}{cause}"
     oom = measurement.out_of_memory if measurement else None
     if verdict.kind is Kind.OUT_OF_MEMORY and oom is not None:

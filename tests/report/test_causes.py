@@ -28,6 +28,7 @@ from pytest_gpumem.report.causes import cause_lines, shared_causes, short_cause,
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import Report
 from pytest_gpumem.report.terminal.brief_text import brief_failures
+from pytest_gpumem.report.terminal.failure_text import failure_section
 from pytest_gpumem.sizes import MIB
 
 
@@ -99,6 +100,10 @@ def test_what_keeps_a_line_s_blocks_stands_below_the_line():
     lines = [line.text for line in brief_failures([kept("test")])]
     at = next(i for i, line in enumerate(lines) if "model.py:29" in line)
     assert lines[at + 1].strip() == reason
+    assert f"cause: model.py:29 (Tiny.forward): {reason}" in failure_section(
+        kept("test"), width=120
+    )
+    assert short_cause(kept("test")).endswith(", model.py:29, kept by local variable best")
     assert f"- `model.py:29 in Tiny.forward: return self.head(x)`: {reason}" in markdown(
         Report((kept("test"),))
     )

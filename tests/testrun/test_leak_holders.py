@@ -6,6 +6,10 @@ import itertools
 
 import pytest
 from helpers.marked_sessions import LEAKS, leaked
+from helpers.virtual_gpu import CARD_80GIB, opened
+
+from pytest_gpumem.attribution.plain_tensors import place_of
+from pytest_gpumem.attribution.referrers import UNNAMED, holders
 
 KEEPERS = {
     "attribute history of Trainer, list of 1": (
@@ -128,3 +132,12 @@ def test_the_holder_is_the_same_whatever_the_clock_says(suite, monkeypatch):
     monkeypatch.setattr("time.monotonic", lambda: next(leaps))
     session = suite.run(source=LEAKS)
     assert "held by global variable CACHE of test_it.py (list of 5): 80.00 MiB" in session.flat
+
+
+def test_memory_without_a_name_comes_last_however_much_it_is(torch):
+    with opened(CARD_80GIB):
+        small = torch.zeros(1 << 18, device="cuda")
+        named, unnamed = holders({place_of(small): 1 << 20, (0, 512): 1 << 30})
+        del small
+    assert named.text.startswith("local variable small of test_memory_without_a_name_comes_last")
+    assert (unnamed.text, unnamed.nbytes) == (UNNAMED, 1 << 30)

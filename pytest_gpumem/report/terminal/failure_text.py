@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 LEAST_SITE = 24
 """columns that the name of a source line keeps, however narrow the terminal"""
+MOST_CAUSES = 3
+"""source lines of which it is said why they grew"""
 MOST_ROWS = 10
 """rows of a table that says where a peak comes from"""
 
@@ -86,6 +88,12 @@ def failure_section(
     notes = verdict.notes
     if any(FRESH in hint for hint in hints):  # the hint says the same, with its bytes
         notes = tuple(note for note in notes if not note.startswith(FRESH))
+    lines += [
+        wrapped("cause: ", f"{site_name(cause.site)}: {reason}", width)
+        for cause in verdict.causes[:MOST_CAUSES]
+        if cause.site is not None
+        for reason in cause.reasons
+    ]
     lines += [wrapped("note: ", note, width) for note in notes]
     lines += [wrapped("hint: ", hint, width) for hint in hints]
     if result.snapshot:
