@@ -16,6 +16,8 @@ from pytest_gpumem.judge.verdict import (
     NEED_UNKNOWN,
     UPDATE_OPTION,
     USE_LESS,
+    WORDS,
+    WRITTEN_ANEW,
     Comparison,
     Kind,
     Lookup,
@@ -108,7 +110,7 @@ def _verdict(
     return Verdict(
         kind,
         failed,
-        f"{kind}: {finding}",
+        f"{WORDS.get(kind, kind)}: {finding}",
         case.comparisons,
         tuple(notes),
         uncompared=case.uncompared,
@@ -134,7 +136,6 @@ def _updatable(case: Case, verdict: Verdict, purpose: str) -> Verdict:
     return replace(verdict, remedy=f"{purpose}, run {command}", command=command)
 
 
-WRITTEN_ANEW = "this run writes the baseline anew"
 _TABLED = (Kind.OUT_OF_MEMORY, Kind.OVER_BUDGET, Kind.REGRESSED)
 """kinds that reports show with a table of all devices, the fullest among them"""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.judge.causes import growth_causes
-from pytest_gpumem.judge.verdict import Comparison, Kind, Verdict, beyond_tolerance
+from pytest_gpumem.judge.verdict import WORDS, Comparison, Kind, Verdict, beyond_tolerance
 from pytest_gpumem.measurement import BaselineEntry, Breakdown, Measurement, Peak
 from pytest_gpumem.nodeids import module_of
 from pytest_gpumem.spec_fields import declared_as
@@ -100,6 +100,12 @@ class Result:
     def name(self) -> str:
         """The test, with its part where it has one."""
         return f"{self.nodeid} ({self.part})" if self.part else self.nodeid
+
+    @property
+    def word(self) -> str:
+        """The verdict as tables have it: "ok", "recorded", "regressed (xfail)"."""
+        word = "recorded" if self.verdict.recorded else WORDS.get(self.verdict.kind)
+        return f"{word or self.verdict.kind}{' (xfail)' if self.expected else ''}"
 
     @property
     def rank_label(self) -> str:

@@ -65,7 +65,7 @@ USE_LESS = (
 
 
 class Kind(str, Enum):
-    """The kinds of verdicts; the values are the words of every report."""
+    """The kinds of verdicts; JSON has their values, other reports :attr:`Result.word`."""
 
     WITHIN = "within"
     OVER_BUDGET = "over budget"
@@ -77,6 +77,13 @@ class Kind(str, Enum):
     INCOMPARABLE = "incomparable"
 
     __str__ = str.__str__  # the value, in every Python
+
+
+WORDS: dict[Kind, str] = {Kind.WITHIN: "ok"}
+"""words of reports for kinds, where these are not the words themselves"""
+
+WRITTEN_ANEW = "this run writes the baseline anew"
+"""the note on a test whose baseline this run writes"""
 
 
 @dataclass(frozen=True)
@@ -209,6 +216,11 @@ class Verdict:
     """the key of another device, if that one's baseline was compared"""
     causes: tuple[Cause, ...] = ()
     """of a regression: the growth by source lines, the first cause first"""
+
+    @property
+    def recorded(self) -> bool:
+        """Whether there was no baseline, and this run writes it."""
+        return self.kind is Kind.NO_BASELINE and WRITTEN_ANEW in self.notes
 
 
 def update_command(targets: Iterable[str], options: Iterable[str]) -> str:

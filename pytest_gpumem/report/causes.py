@@ -56,14 +56,8 @@ def short_cause(result: Result) -> str:
     lead = result.leading_comparison
     part = f"part {result.part}: " if result.part else ""
     if verdict.kind is Kind.REGRESSED and lead is not None:
-        cause = ""
-        if verdict.causes:
-            site = verdict.causes[0].site
-            place = f", {site.path}:{site.line}" if site and site.path else ""
-            names = ", ".join(dict.fromkeys(keeper.name for keeper in verdict.causes[0].keepers))
-            kept = f", kept by {names}" if names else ""
-            cause = f": {verdict.causes[0].category}{place}{kept}"
-        return f"{part}{change_words(lead)}{cause}"
+        cause = line_cause(verdict.causes)
+        return f"{part}{change_words(lead)}{f': {cause}' if cause else ''}"
     oom = measurement.out_of_memory if measurement else None
     if verdict.kind is Kind.OUT_OF_MEMORY and oom is not None:
         limit = result.budget or f"{result.device_key}'s memory"
@@ -71,6 +65,34 @@ def short_cause(result: Result) -> str:
         at = f", at {oom.site}" if oom.site else ""
         return f"{part}out of memory: {needs}does not fit in {limit}{at}"
     return f"{part}{verdict.headline}"
+
+
+def line_cause(causes: Sequence[Cause]) -> str:
+    """Return the first cause in words: "activations, model.py:29, kept by local variable best"."""
+    if not causes:
+        return ""
+    site = causes[0].site
+    names = ", ".join(dict.fromkeys(keeper.name for keeper in causes[0].keepers))
+    words = (
+        causes[0].category,
+        f"{site.path}:{site.line}" if site and site.path else "",
+        f"kept by {names}" if names else "",
+    )
+    return ", ".join(filter(None, words))
+
+
+def row_cause(result: Result) -> str:
+    """Return the cause of a failed test, for below its row in a table; "" where none is known."""
+    measurement = result.measurement
+    if not result.verdict.failed or measurement is None:
+        return ""
+    if result.verdict.kind is Kind.OUT_OF_MEMORY:
+        oom = measurement.out_of_memory
+        return f"asked for at {oom.site}" if oom is not None and oom.site else ""
+    if result.verdict.kind is Kind.LEAKED:
+        holders = measurement.stayed.holders if measurement.stayed else ()
+        return f"held by {holders[0].text}" if holders else ""
+    return line_cause(result.verdict.causes)
 
 
 def short_message(results: Iterable[Result]) -> str:

@@ -216,7 +216,7 @@ def _device_tables(results: Sequence[Result], limits: _Limits) -> Iterator[str]:
             cells = (
                 "✕" if result.verdict.failed else passed,
                 name,
-                f"{kind}{' (xfail)' if result.expected else ''}",
+                result.word,
                 escape(allocated),
                 escape(reserved),
                 change_cell(result),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.devices.virtual.device import VirtualDevice
 from pytest_gpumem.errors import GpuMemError
-from pytest_gpumem.judge.judge import WRITTEN_ANEW
 from pytest_gpumem.judge.result import describe_budget
+from pytest_gpumem.judge.verdict import WRITTEN_ANEW
 
 if TYPE_CHECKING:
     from pathlib import Path

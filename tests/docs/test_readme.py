@@ -37,7 +37,7 @@ def test_it_is_a_landing_page():
 def test_its_test_is_compared_with_the_baseline_that_its_command_writes(step):
     session = step.run("-v")
     assert session.ret == 0
-    assert session.verdicts() == {"test_step": "within"}
+    assert session.verdicts() == {"test_step": "ok"}
 
 
 def test_its_change_fails_by_the_line_that_grew(step):

@@ -106,6 +106,8 @@ class Session:
         for line in lines[heads[0] + 2 :]:
             if not line.strip():
                 break
+            if line.startswith(" " * 6):  # the cause of the row above
+                continue
             head = re.fullmatch(r"([^ ]+[.]py)? ?(?:on ([^ ]+))?", line)
             if head:
                 prefix = f"{head[1]}::" if head[1] else ""

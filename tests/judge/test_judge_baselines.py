@@ -200,7 +200,7 @@ def test_while_updating_a_regression_is_told_but_fails_nothing():
 def test_within_says_what_the_fullest_device_took():
     peaks = (MIB, 4 * MIB), (3 * MIB, 3 * MIB)
     verdict = judge(measured(*peaks), PLAIN, known(*peaks), LENIENT)
-    assert verdict.headline == "within: 3.00 MiB allocated, 4.00 MiB reserved"
+    assert verdict.headline == "ok: 3.00 MiB allocated, 4.00 MiB reserved"
     assert verdict.notes == ("device 0 of 2 is the fullest",)
     assert verdict.remedy == ""
     alike = (MIB, 4 * MIB), (MIB, 4 * MIB)

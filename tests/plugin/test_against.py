@@ -41,7 +41,7 @@ def predicted(suite):
 AGAINST = "--gpumem-against=virtual:T4"
 
 
-@pytest.mark.parametrize(("grown", "verdict"), [(29, "within"), (31, "regressed")])
+@pytest.mark.parametrize(("grown", "verdict"), [(29, "ok"), (31, "regressed")])
 def test_a_real_run_is_held_to_the_prediction_with_a_tolerance_of_its_own(
     predicted, grown, verdict
 ):
@@ -67,7 +67,7 @@ def test_the_tolerance_can_be_given(predicted, by):
         session = predicted.run()
     else:
         session = predicted.run(AGAINST, "--gpumem-against-tolerance=4%")
-    assert session.verdicts() == {"test_step": "within"}
+    assert session.verdicts() == {"test_step": "ok"}
 
 
 def test_the_markers_tolerance_is_of_the_devices_own_baselines(predicted):

@@ -112,7 +112,7 @@ def test_updated_baselines_are_told_and_then_compared_with(suite):
     (head,) = page_of(suite).texts("header", class_="page")
     assert "baselines: 1 created" in head
     suite.run(OPTION)
-    assert rows(page_of(suite))["test_fits"] == "✓ within"
+    assert rows(page_of(suite))["test_fits"] == "✓ ok"
 
 
 def test_listing_tests_writes_nothing(suite):

@@ -31,10 +31,10 @@ def test_the_report_by_verbosity(suite):
         assert HEAD in outs[flag]
         assert PLAIN in outs[flag]
         assert "Peak memory in MiB on virtual-H100, test_it.py" in outs[flag]
-        assert "gpumem: 1 within, 1 over budget" in outs[flag]
+        assert "gpumem: 1 ok, 1 over budget" in outs[flag]
     assert "made with: torch" in outs["-vv"]
     assert "made with: torch" not in outs["-v"]
-    for text in (HEAD, "gpumem: 1 within", "GPU memory", "test_good"):
+    for text in (HEAD, "gpumem: 1 ok", "GPU memory", "test_good"):
         assert text not in outs["-q"]
     assert re.search(r"^test_bad +100.00 +100.00 .* over budget$", outs["-q"], re.MULTILINE)
     for out in outs.values():
@@ -84,7 +84,7 @@ EFFECTS = {
     "baseline_dir": ("there", {"failed": 2}, "there/virtual-H100/test_it.json: is not"),
     "missing_baseline": ("fail", {"failed": 2}, "no baseline: 100.00 MiB allocated"),
     "shrinkage": ("fail", {"failed": 2}, "improved: peak allocated shrank by 100.00 MiB"),
-    "tolerance": ("300MiB", {"passed": 1, "failed": 1}, "gpumem: 1 within, 1 over budget"),
+    "tolerance": ("300MiB", {"passed": 1, "failed": 1}, "gpumem: 1 ok, 1 over budget"),
     "html": ("page.html", {"passed": 1, "failed": 1}, "gpumem: page written to"),
     "against": ("virtual:T4", {"passed": 1, "failed": 1}, "recorded on virtual-H100 only"),
     "json": ("a.json", {"passed": 1, "failed": 1}, "gpumem: JSON report written to"),

@@ -105,7 +105,7 @@ def test_one_report_and_one_baseline_of_the_fullest_rank(torchrun, suite):
 
     session = torchrun()
     assert session.ret == 0
-    assert "gpumem: 3 within" in session.first
+    assert "gpumem: 3 ok" in session.first
     assert suite.baselines() == {next(iter(suite.baselines())): content}
 
     session = torchrun("-k", "even", GROWN="50")

@@ -322,4 +322,4 @@ def test_a_passing_test_has_its_baseline(suite):
     )
     (content,) = suite.baselines().values()
     assert json.loads(content)["tests"]["test_it"]["peak_allocated"] == [9 << 20]
-    assert suite.run().verdicts() == {"test_it": "within"}
+    assert suite.run().verdicts() == {"test_it": "ok"}

@@ -99,7 +99,7 @@ class Entry(NamedTuple):
     @property
     def word(self) -> str:
         """The verdict, as the table has it."""
-        return f"{self.result.verdict.kind}{' (xfail)' if self.result.expected else ''}"
+        return self.result.word
 
     @property
     def cause(self) -> str:

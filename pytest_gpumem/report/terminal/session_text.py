@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.judge.result import count_kinds
-from pytest_gpumem.judge.verdict import Kind, repeated_options, update_command
+from pytest_gpumem.judge.verdict import WORDS, Kind, repeated_options, update_command
 from pytest_gpumem.nodeids import module_of
 from pytest_gpumem.report.compared import comparison_sentences, tells_more_than_table
 from pytest_gpumem.report.text import printable, wrapped
@@ -50,13 +50,17 @@ def header(device: DeviceInfo | None, *, driver: str = "", reason: str = "") -> 
 
 def counts(results: Sequence[Result]) -> str:
     """Return one line with the number of results of each kind; "" without results."""
-    names = {Kind.NO_BASELINE: "without baseline"}
+    recorded = sum(result.verdict.recorded for result in results)
     expected = count_kinds(result for result in results if result.expected)
-    parts = [
-        f"{number} {names.get(kind, kind)}"
-        + (f" ({expected[kind]} as expected)" if kind in expected else "")
-        for kind, number in count_kinds(results).items()
-    ]
+    parts = []
+    for kind, number in count_kinds(results).items():
+        if kind is Kind.NO_BASELINE:
+            missing = number - recorded
+            parts += [f"{missing} without baseline"] if missing else []
+            parts += [f"{recorded} recorded"] if recorded else []
+        else:
+            as_expected = f" ({expected[kind]} as expected)" if kind in expected else ""
+            parts.append(f"{number} {WORDS.get(kind, kind)}{as_expected}")
     return f"gpumem: {', '.join(parts)}" if parts else ""
 
 
@@ -64,7 +68,11 @@ def comparison_lines(results: Sequence[Result], *, width: int = 80) -> list[str]
     """Return lines that say how many results of each device were compared with baselines."""
     sentences = comparison_sentences(results) if tells_more_than_table(results) else {}
     return [
-        wrapped("gpumem: ", f"baselines on {key}: {sentence}", width)
+        wrapped(
+            "gpumem: ",
+            f"baselines on {key}: {sentence}" if len(sentences) > 1 else f"baselines: {sentence}",
+            width,
+        )
         for key, sentence in sentences.items()
     ]
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from pytest_gpumem.judge.breakdown_diff import provenance_text
 from pytest_gpumem.judge.result import hints_of
 from pytest_gpumem.judge.toolchain_change import tests_text
-from pytest_gpumem.judge.verdict import Kind
+from pytest_gpumem.judge.verdict import WRITTEN_ANEW, Kind
+from pytest_gpumem.report.causes import row_cause
 from pytest_gpumem.report.text import (
     aligned_table,
     columns,
@@ -34,6 +35,9 @@ LEAST_NAME = 12
 """columns that a test's name keeps, however narrow the terminal"""
 MOST_NOTES = 10
 """notes below the table"""
+
+CAUSE_INDENT = " " * 6
+"""before the cause that stands below a failed test: more than before any name"""
 
 _TITLES = ("test", "allocated", "reserved", "change", "budget", "verdict")
 _DETAIL_TITLES = ("test", "held before", "retained", "segments", "retries", "device", "outside")
@@ -67,7 +71,10 @@ def summary_table(
             f" ({len(listed)} of {len(results)}, -v lists all)" if hidden else "",
         ]
     )
-    blocks = [wrapped("", title, width), named_table(_TITLES, _rows(listed, _summary_row), width)]
+    blocks = [
+        wrapped("", title, width),
+        named_table(_TITLES, _rows(listed, _summary_row, with_causes=True), width),
+    ]
     if verbosity > 1:
         blocks += [
             "Held before the test and retained after it, in MiB",
@@ -77,7 +84,16 @@ def summary_table(
     # A failure has a section of its own, with its notes.
     passed = [result for result in listed if not result.verdict.failed]
     lines = list(
-        _counted_lines("note", (note for result in passed for note in result.verdict.notes), width)
+        _counted_lines(
+            "note",
+            (
+                note
+                for result in passed
+                for note in result.verdict.notes
+                if not (result.verdict.recorded and note == WRITTEN_ANEW)  # its word says that
+            ),
+            width,
+        )
     )
     if verbosity > 0:
         lines += _counted_lines("hint", (hint for it in passed for hint in hints_of(it)), width)
@@ -86,11 +102,15 @@ def summary_table(
 
 
 def _rows(
-    results: Sequence[Result], cells: Callable[[Result], tuple[str, ...]]
+    results: Sequence[Result],
+    cells: Callable[[Result], tuple[str, ...]],
+    *,
+    with_causes: bool = False,
 ) -> list[tuple[str, ...]]:
     """Return a row for each result, by file and device in the order of their first results.
 
-    Above each such group stand its file and device, where they differ.
+    Above each such group stand its file and device, where they differ; below a failed test its
+    cause, where that is asked for.
     """
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
@@ -111,6 +131,9 @@ def _rows(
             name = f"({result.part})" if below else result.name.removeprefix(f"{module}::")
             indent = "  " * (bool(head) + below)
             rows.append((f"{indent}{printable(name)}", *cells(result)))
+            cause = row_cause(result) if with_causes else ""
+            if cause:
+                rows.append((f"{CAUSE_INDENT}{printable(cause)}",))
     return rows
 
 
@@ -132,8 +155,15 @@ def named_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int
     drawn = aligned_table(table, ["left" if title in left else "right" for title in table[0]])
     head, rule, *lines = drawn.splitlines()
     remaining = iter(lines)
-    body = [shortened(row[0], width) if len(row) == 1 else next(remaining) for row in rows]
+    body = [_whole_line(row[0], width) if len(row) == 1 else next(remaining) for row in rows]
     return "\n".join([head, rule, *body])
+
+
+def _whole_line(text: str, width: int) -> str:
+    """Return a line across all columns: the head of a group, or a cause, which begins with most."""
+    if not text.startswith(CAUSE_INDENT):
+        return shortened(text, width)
+    return text if columns(text) <= width else f"{text[: width - 4]} ..."
 
 
 def _summary_row(result: Result) -> tuple[str, ...]:
@@ -141,7 +171,7 @@ def _summary_row(result: Result) -> tuple[str, ...]:
         *(peak_cells(result.measurement) if result.measurement else ("", "")),
         change_cell(result),
         budget_cell(result),
-        f"{result.verdict.kind}{' (xfail)' if result.expected else ''}",
+        result.word,
     )
 
 
@@ -165,12 +195,17 @@ _MARKS: dict[FigureName, str] = {
 
 
 def change_cell(result: Result) -> str:
-    """Return the leading difference from the baseline in MiB; "new" or "n/a" without one."""
+    """Return the leading difference from the baseline in MiB and percent; "new" without one.
+
+    "n/a" where a baseline could not be compared.
+    """
     lead = result.leading_comparison
     if lead is None or lead.difference is None:
         return "new" if result.verdict.kind is Kind.NO_BASELINE else "n/a"
-    amount = f"{lead.difference / MIB:+.2f}" if lead.difference else "0"
-    return f"{amount}{_MARKS[lead.peak]}"
+    if not lead.difference:
+        return f"0{_MARKS[lead.peak]}"
+    share = f" ({100 * lead.difference / lead.baseline:+.1f}%)" if lead.baseline else ""
+    return f"{lead.difference / MIB:+.2f}{_MARKS[lead.peak]}{share}"
 
 
 def budget_cell(result: Result) -> str:

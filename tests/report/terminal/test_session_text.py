@@ -170,7 +170,7 @@ def test_control_characters_from_outside_are_shown_and_not_obeyed():
 
 def test_counts_name_each_kind_in_one_line():
     assert session_text.counts([WITHIN] * 12 + [GROWN, NEW, NEW]) == (
-        "gpumem: 12 within, 1 regressed, 2 without baseline"
+        "gpumem: 12 ok, 1 regressed, 2 without baseline"
     )
     assert session_text.counts([]) == ""
     assert Report((GROWN, WITHIN)).counts == {Kind.WITHIN: 1, Kind.REGRESSED: 1}

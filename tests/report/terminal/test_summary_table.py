@@ -72,7 +72,7 @@ def test_what_failed_as_its_xfail_says_is_told_apart():
     assert "out of memory (xfail)" in summary_table([expected], 0, 80)
     assert (
         session_text.counts([TOO_LARGE, expected, WITHIN])
-        == "gpumem: 1 within, 2 out of memory (1 as expected)"
+        == "gpumem: 1 ok, 2 out of memory (1 as expected)"
     )
 
 
