@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.judge.breakdown_diff import BreakdownRow
     from pytest_gpumem.judge.verdict import Comparison
-    from pytest_gpumem.measurement import Attribution, Breakdown, Keeper, LineKey, LinePeak
+    from pytest_gpumem.measurement import (
+        Attribution,
+        Breakdown,
+        Keeper,
+        LineKey,
+        LinePeak,
+        Site,
+    )
 
 MOST_CAUSES: Final = 10
 """causes of one verdict"""
@@ -31,6 +38,8 @@ LEAST_ALIKE: Final = 0.5
 """of two lines' code, from 0 to 1: from here on one is the other, edited"""
 LEAST_KEPT: Final = 8
 """what keeps less than one part in so many of a line's growth is not told"""
+LEAST_LEADING: Final = 4
+"""parameters that grew by one part in so many of what follows them are its cause"""
 FOLLOWING: Final = {"gradients", "optimizer state"}
 """categories that have as many bytes as there are parameters: these come first"""
 
@@ -84,7 +93,7 @@ def growth_causes(
     causes = [_cause(line, keepers) for line in rows[:MOST_CAUSES]]
     reasons = [*_unsplit_reason(current, baseline), *_autocast_reason(current, baseline)]
     if not causes[0].keepers:  # else the growth is explained
-        reasons += _line_reason(causes[0], growths)
+        reasons += _line_reason(causes[0], current.sites, growths)
     first = replace(causes[0], reasons=(*causes[0].reasons, *reasons))
     return (first, *causes[1:])
 
@@ -141,7 +150,10 @@ def _parameters_first(rows: list[BreakdownRow]) -> list[BreakdownRow]:
     """
     lead = rows[0].site
     parameters = [row for row in rows if row.site and row.site.category == "parameters"]
-    if lead is None or lead.category not in FOLLOWING or not parameters:
+    if lead is None or lead.category not in FOLLOWING:
+        return rows
+    # A few bytes of parameters, from blocks that were not split, make no gradients.
+    if sum(row.difference or 0 for row in parameters) * LEAST_LEADING < (rows[0].difference or 0):
         return rows
     return [*parameters, *(row for row in rows if row not in parameters)]
 
@@ -163,8 +175,14 @@ def _cause(row: BreakdownRow, keepers: Sequence[Keeper]) -> Cause:
         site=site,
         baseline_blocks=row.baseline_blocks,
         keepers=own,
-        reasons=tuple(f"kept by {keeper.text}{_steps_text(keeper.steps)}" for keeper in own),
+        reasons=tuple(_keeper_reason(keeper, growth) for keeper in own),
     )
+
+
+def _keeper_reason(keeper: Keeper, growth: int) -> str:
+    """Return what keeps blocks, with its bytes where these are not nearly all of the growth."""
+    part = f"{format_size(keeper.nbytes)} " if keeper.nbytes * 10 < growth * 9 else ""
+    return f"{part}kept by {keeper.text}{_steps_text(keeper.steps)}"
 
 
 def _steps_text(steps: Sequence[int]) -> str:
@@ -192,7 +210,9 @@ def _autocast_reason(current: Breakdown, baseline: Breakdown) -> Iterable[str]:
         yield "no module is called under torch.autocast any more"
 
 
-def _line_reason(cause: Cause, growths: Sequence[_LineGrowth]) -> Iterable[str]:
+def _line_reason(
+    cause: Cause, sites: Sequence[Site], growths: Sequence[_LineGrowth]
+) -> Iterable[str]:
     """Yield the line of a forward that grew most, where a cause's own line tells nothing of it.
 
     A backward allocates for the lines of its forward, and ``model.cuda()`` for all its modules.
@@ -201,13 +221,15 @@ def _line_reason(cause: Cause, growths: Sequence[_LineGrowth]) -> Iterable[str]:
     calls = {(line.peak.path, line.peak.line) for line in growths if line.peak.calls_pass}
     if site is None or ((site.path, site.line) not in calls and site.category != "parameters"):
         return
+    follows = {
+        (other.path, other.line)
+        for other in sites
+        if other.category in FOLLOWING or other.category == "parameters"
+    }
     for growth in growths:
         line = growth.peak
-        own = (line.path, line.line) in calls or (line.path, line.line) == (site.path, site.line)
-        if own or growth.nbytes * LEAST_KEPT < cause.nbytes:
-            continue
-        yield (
-            f"{line.path}:{line.line} grew by {format_size(growth.nbytes)} in its forward: "
-            f"{line.code}"
-        )
-        return
+        told = (line.path, line.line) in calls | follows | {(site.path, site.line)}
+        if not told and growth.nbytes * LEAST_KEPT >= cause.nbytes:
+            size = format_size(growth.nbytes)
+            yield f"{line.path}:{line.line} grew by {size} in the forward: {line.code}"
+            return

@@ -56,6 +56,8 @@ def test_parameters_come_before_the_gradients_and_the_state_that_follow_them():
     current = breakdown(sized(STATE, 50), sized(BACKWARD, 30), sized(MODEL, 30))
     categories = [cause.category for cause in causes(current, baseline)]
     assert categories == ["parameters", "optimizer state", "gradients"]
+    little = causes(breakdown(sized(STATE, 50), BACKWARD, sized(MODEL, 11)), baseline)
+    assert [cause.category for cause in little] == ["optimizer state", "parameters"]
     alone = causes(breakdown(sized(STATE, 50), BACKWARD, MODEL), baseline)
     assert [cause.category for cause in alone] == ["optimizer state"]
 
@@ -65,7 +67,7 @@ def test_a_backward_names_the_line_of_its_forward_that_grew_most():
     upcast = replace(HEAD, line=8, code="x = x.double()")
     peaks = [line(BACKWARD, 90), line(upcast, 64), line(HEAD, 11)]
     (cause, *_) = causes(breakdown(sized(BACKWARD, 90), HEAD, lines=peaks), baseline)
-    assert cause.reasons == ("m.py:8 grew by 64.00 MiB in its forward: x = x.double()",)
+    assert cause.reasons == ("m.py:8 grew by 64.00 MiB in the forward: x = x.double()",)
 
 
 def test_what_keeps_most_of_a_line_s_growth_is_told_and_what_keeps_little_is_not():
@@ -73,6 +75,8 @@ def test_what_keeps_most_of_a_line_s_growth_is_told_and_what_keeps_little_is_not
     little = replace(kept, text="local variable x of train, t.py:3", nbytes=MIB, steps=())
     elsewhere = replace(kept, line=10)
     baseline, current = breakdown(HEAD), breakdown(sized(HEAD, 50, 5))
+    (half,) = causes(current, baseline, (replace(kept, nbytes=20 * MIB, steps=()),))
+    assert half.reasons == ("20.00 MiB kept by global variable LOG of t.py",)
     (cause,) = causes(current, baseline, (kept, little, elsewhere))
     assert cause.keepers == (kept,)
     assert cause.reasons == ("kept by global variable LOG of t.py, of steps 1, 2 and 3",)

@@ -95,7 +95,7 @@ def kept(test):
 def test_what_keeps_a_line_s_blocks_stands_below_the_line():
     (cause,) = kept("test").verdict.causes
     assert (cause.nbytes, cause.baseline_blocks, cause.keepers) == (250 * MIB, 2, (KEPT,))
-    reason = "kept by local variable best (train.py:11), of step 1"
+    reason = "64.00 MiB kept by local variable best (train.py:11), of step 1"
     assert cause.reasons == (reason,)
     lines = [line.text for line in brief_failures([kept("test")])]
     at = next(i for i, line in enumerate(lines) if "model.py:29" in line)
