@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pytest_gpumem.judge.judge import judge
-from pytest_gpumem.judge.verdict import Kind, Lookup, Policy
+from pytest_gpumem.judge.verdict import WORDS, Kind, Lookup, Policy
 from pytest_gpumem.measurement import OutOfMemory, Peak
 from pytest_gpumem.sizes import GIB, MIB, Tolerance, gib
 from pytest_gpumem.spec import MemorySpec
@@ -263,7 +263,7 @@ def test_every_verdict_leads_with_its_kind_and_every_failure_has_a_remedy(
     peaks, spec, lookup, policy
 ):
     verdict = judge(measured(peaks), spec, lookup, policy)
-    assert verdict.headline.startswith(f"{verdict.kind.value}: ")
+    assert verdict.headline.startswith(f"{WORDS.get(verdict.kind, verdict.kind.value)}: ")
     assert verdict.remedy.endswith(verdict.command)
     assert bool(verdict.remedy) or not verdict.failed
 

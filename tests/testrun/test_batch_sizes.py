@@ -70,7 +70,7 @@ def test_it(gpu_memory):
     assert "regressed: memory per sample grew by 1.00 MiB (+33.3%): 3.00 -> 4.00 MiB, " in (
         session.flat
     )
-    assert session.table["test_it"]["change"] == "+1.00 a sample"
+    assert session.table["test_it"]["change"] == "+1.00 a sample (+33.3%)"
 
 
 def test_limits_of_the_slope(suite):
