@@ -62,6 +62,8 @@ def main() -> int:
         provenance.line("pytest-xdist"),
         f"suites {count} (seeds {seeds.start} to {seeds.start + count - 1})",
         f"tests {tests}, sessions {runner.sessions}, seconds {time.monotonic() - start:.0f}",
+        "left out: differences by garbage in reference cycles that a note tells, or within the",
+        "default tolerance",
         f"suites with a figure that is not the one of the test alone: {len(failed)}",
         *(f"seed {seed}" for seed in failed),
     ]

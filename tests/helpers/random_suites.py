@@ -416,9 +416,9 @@ def differ_by_garbage(name, rows, alone):
         return True
     pairs = [[peak for row in results[name] for peak in row["peaks"]] for results in (rows, alone)]
     return len(pairs[0]) == len(pairs[1]) and all(
-        abs(one - other) <= tolerance
+        abs(in_order - by_itself) <= tolerance
         for left, right in zip(*pairs, strict=True)
-        for one, other, tolerance in zip(left, right, TOLERANCE, strict=True)
+        for in_order, by_itself, tolerance in zip(left, right, TOLERANCE, strict=True)
     )
 
 
