@@ -1,9 +1,9 @@
-"""What keeps blocks alive at a peak that the baseline's had not: found by a run of its own.
+"""Keepers of the blocks at a peak that the baseline's had not: found by a run of its own.
 
 A recording has told which blocks were alive at the peak. In another run of the same step the search
 waits for the last hook before the peak and for the first one after it: there it looks up the same
-blocks, by their number among the allocations, and climbs to what refers to them. Nothing of it
-holds a tensor, and nothing is allocated.
+blocks, by their number among the allocations, and climbs to the objects that refer to them. The
+search holds no tensor, and allocates nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpumem.attribution.hints import Scene
-    from pytest_gpumem.attribution.history_replay import Block
     from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.attribution.referrers import Kept
     from pytest_gpumem.measurement import Category, LineKey
@@ -53,8 +52,8 @@ class _Candidate(NamedTuple):
     """the number of moments that it outlived"""
 
 
-class _Found(NamedTuple):
-    """What keeps a block."""
+class _Name(NamedTuple):
+    """The name of a block's keeper."""
 
     text: str
     direct: bool
@@ -62,7 +61,7 @@ class _Found(NamedTuple):
 
 
 class KeeperSearch:
-    """The search in one run for what keeps blocks of one device."""
+    """The search in one run for the keepers of one device's blocks."""
 
     def __init__(self, scene: Scene, extra: Mapping[LineKey, int], root: Path) -> None:
         """Look for keepers.
@@ -84,7 +83,7 @@ class KeeperSearch:
             if 0 < number <= len(moments)
         }
         """by the number of a moment: how many blocks had been allocated until then"""
-        self._found: dict[int, _Found] = {}
+        self._names: dict[int, _Name] = {}
         """by the index of a candidate"""
 
     @property
@@ -102,7 +101,7 @@ class KeeperSearch:
         ages = {
             self._allocated[number] - candidate.number: index
             for index, candidate in enumerate(self._candidates)
-            if index not in self._found
+            if index not in self._names
             and candidate.number <= self._allocated[number]
             and candidate.last_moment >= number
         }
@@ -127,12 +126,12 @@ class KeeperSearch:
             {place: self._candidates[index].nbytes for place, index in places.items()}
         )
         for place, index in places.items():
-            found = _found(memory[place], self._candidates[index], recording)
-            if found is not None:
-                self._found[index] = found
+            keeper_name = _name_of(memory[place], self._candidates[index], recording)
+            if keeper_name is not None:
+                self._names[index] = keeper_name
 
     def keepers(self) -> tuple[Keeper, ...]:
-        """Return what keeps the extra blocks, of each line the largest first."""
+        """Return the keepers of the extra blocks, of each line the largest first."""
         groups: dict[tuple[LineKey, int, Category, str], list[_Candidate]] = {}
         for key, number in self._extra.items():
             members = [
@@ -144,9 +143,9 @@ class KeeperSearch:
             # come first, then those that something refers to besides the graph.
             members.sort(key=lambda member: self._rank(*member))
             for index, candidate in members[:number]:
-                found = self._found.get(index)
-                if found is not None:
-                    group = (key, candidate.line, candidate.category, found.text)
+                keeper_name = self._names.get(index)
+                if keeper_name is not None:
+                    group = (key, candidate.line, candidate.category, keeper_name.text)
                     groups.setdefault(group, []).append(candidate)
         keepers = [
             Keeper(
@@ -163,9 +162,9 @@ class KeeperSearch:
         return tuple(sorted(keepers, key=lambda keeper: (-keeper.nbytes, keeper.text)))
 
     def _rank(self, index: int, candidate: _Candidate) -> tuple[bool, bool, bool, int]:
-        found = self._found.get(index)
-        direct = found is not None and found.direct
-        return found is None, candidate.current, not direct, candidate.number
+        keeper_name = self._names.get(index)
+        direct = keeper_name is not None and keeper_name.direct
+        return keeper_name is None, candidate.current, not direct, candidate.number
 
 
 def _candidates(scene: Scene, extra: Mapping[LineKey, int], root: Path) -> Iterator[_Candidate]:
@@ -194,12 +193,8 @@ def _candidates(scene: Scene, extra: Mapping[LineKey, int], root: Path) -> Itera
             requested=events[block.start]["size"],
             step=step + 1 if step < len(ends) else None,
             current=step == peak_step,
-            last_moment=_moments_until(device.recording, block),
+            last_moment=bisect_right(device.recording.moments, block.end_time),
         )
-
-
-def _moments_until(recording: Recording, block: Block) -> int:
-    return bisect_right(recording.moments, block.end_time)
 
 
 def _allocations(scene: Scene) -> list[int]:
@@ -216,24 +211,24 @@ def _step_ends(scene: Scene) -> list[float]:
     return [step.end for step in steps if lead in step.fresh]
 
 
-def _found(memory: Kept, candidate: _Candidate, recording: Recording) -> _Found | None:
-    """Return what keeps a block, in words; None where nothing with a name was found."""
+def _name_of(memory: Kept, candidate: _Candidate, recording: Recording) -> _Name | None:
+    """Return the name of a block's keeper, in words; None where none has a name."""
     if memory.is_gradient and not memory.root:
         lines = ", ".join(map(_place, recording.zeroed_gradients))
         since = f", since zero_grad(set_to_none=False) at {lines}" if lines else ""
-        return _Found(f".grad of the parameters{since}", direct=not candidate.current)
+        return _Name(f".grad of the parameters{since}", direct=not candidate.current)
     keeper = memory.keeper()
     if not keeper.root:
         return None
     way = f" ({', '.join(keeper.way)})" if keeper.way else ""
     name = f"{keeper.root}{way}"
     if keeper is memory:
-        return _Found(name, direct=True)
+        return _Name(name, direct=True)
     text = f"the graph of {name}"
     line = recording.retained_graphs.get(keeper.sequence)
     if line is not None:
         text += f", which backward(retain_graph=True) did not free ({_place(line)})"
-    return _Found(text, direct=False)
+    return _Name(text, direct=False)
 
 
 def _place(line: Line) -> str:

@@ -1,4 +1,4 @@
-"""The causes of a grown peak: its source lines beside the baseline's, and what keeps their blocks.
+"""The causes of a grown peak: its source lines beside the baseline's, and their blocks' keepers.
 
 A peak is one moment, and a change of the code moves it to another moment: lines then have more
 memory at the peak that had as much before, only not at that moment. So a line is told first by how
@@ -75,14 +75,13 @@ def growth_causes(
         ]
         return tuple(Cause(line.difference or 0, line.name) for line in grown[:MOST_CAUSES])
     growths = line_growths(current.lines, baseline.lines)
-    known = bool(growths)
     by_line = {_key(growth.peak): growth.nbytes for growth in growths}
 
     def own_growth(site_row: BreakdownRow) -> int:
         """Return the part of a row's growth that is the line's own, and not of the moment."""
         difference = site_row.difference or 0
         site = site_row.site
-        if site is None or not known or not site.path:
+        if site is None or not growths or not site.path:
             return difference
         return max(
             0, min(difference, by_line.get((site.path, site.function, site.code), difference))
@@ -222,9 +221,9 @@ def _line_reason(
     if site is None or ((site.path, site.line) not in calls and site.category != "parameters"):
         return
     follows = {
-        (other.path, other.line)
-        for other in sites
-        if other.category in FOLLOWING or other.category == "parameters"
+        (at_peak.path, at_peak.line)
+        for at_peak in sites
+        if at_peak.category in FOLLOWING or at_peak.category == "parameters"
     }
     for growth in growths:
         line = growth.peak

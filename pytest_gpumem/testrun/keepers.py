@@ -1,4 +1,4 @@
-"""What keeps the blocks of a grown peak, found by running the test once more."""
+"""Keepers of the blocks of a grown peak, found by running the test once more."""
 
 from __future__ import annotations
 
