@@ -77,7 +77,7 @@ def _scores(query: Tensor, key: Tensor, bias: Tensor | None, options: Options) -
 
 
 def _dropout_mask(scores: Tensor, options: Options) -> Tensor | None:
-    """Return the mask's factors: 0, or what keeps the mean as it is."""
+    """Return the mask's factors: 0, or the one that keeps the mean as it is."""
     if not options.dropout:
         return None
     generator = torch.Generator().manual_seed(options.seed)
@@ -154,7 +154,7 @@ def sdpa_flash(
     *,
     scale: float | None = None,
 ) -> tuple[object, ...]:
-    """Return what ``_scaled_dot_product_flash_attention`` does; no mask for debugging."""
+    """Return the results of ``_scaled_dot_product_flash_attention``; no mask for debugging."""
     seed = _draw(dropout)
     options = Options(_scale(scale, query), LOWER_RIGHT if causal else None, dropout, seed)
     output, logarithm = attention(query, key, value, None, options)
@@ -198,7 +198,7 @@ def sdpa_efficient(
     *,
     scale: float | None = None,
 ) -> tuple[object, ...]:
-    """Return what ``_scaled_dot_product_efficient_attention`` does."""
+    """Return the results of ``_scaled_dot_product_efficient_attention``."""
     seed = _draw(dropout)
     options = Options(_scale(scale, query), UPPER_LEFT if causal else None, dropout, seed)
     output, logarithm = attention(query, key, value, bias, options)
@@ -250,7 +250,7 @@ def sdpa_cudnn(
     *,
     scale: float | None = None,
 ) -> tuple[object, ...]:
-    """Return what ``_scaled_dot_product_cudnn_attention`` does."""
+    """Return the results of ``_scaled_dot_product_cudnn_attention``."""
     seed = _draw(dropout)
     options = Options(_scale(scale, query), UPPER_LEFT if causal else None, dropout, seed)
     output, logarithm = attention(query, key, value, bias, options)
@@ -318,7 +318,7 @@ def flash_forward(
     window_size_right: int | None = None,
     **unknown: object,
 ) -> tuple[object, ...]:
-    """Return what ``_flash_attention_forward`` does, without ALiBi, paged keys or unused rows."""
+    """Return the results of ``_flash_attention_forward``, but for ALiBi and paged keys."""
     if any(unknown.get(name) is not None for name in ("seqused_k", "alibi_slopes", "block_table")):
         message = "alibi_slopes, seqused_k and block_table have no equivalent"
         raise NotImplementedError(message)
@@ -414,7 +414,7 @@ def efficient_forward(
     seqlen_k: Tensor | None = None,
     window_size: int | None = None,
 ) -> tuple[object, ...]:
-    """Return what ``_efficient_attention_forward`` does, of sequences as long as each other."""
+    """Return the results of ``_efficient_attention_forward``, of sequences of one length."""
     if (
         seqlen_k is not None
         or window_size is not None

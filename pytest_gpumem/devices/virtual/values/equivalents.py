@@ -28,12 +28,13 @@ MAX: Final = 2
 # -- unique: CUDA sorts always, and its outputs that nobody asked for are empty --
 
 
-def _unique2(
+def unique2(
     values: Tensor,
     _sorted: bool = True,
     return_inverse: bool = False,
     return_counts: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Return the unique values, sorted; counts of a mask even where none are asked for."""
     is_mask = values.dtype == torch.bool and values.numel() > 0
     unique, inverse, counts = aten._unique2(values, True, return_inverse, return_counts or is_mask)
     # Of a mask, CUDA counts always, and returns no tensor for an inverse that nobody asked for.
@@ -48,40 +49,43 @@ def _only_asked_for(
     return unique, inverse_indices if inverse else none, numbers if counts else none
 
 
-def _unique_dim(
+def unique_dim(
     values: Tensor,
     dim: int,
     _sorted: bool = True,
     return_inverse: bool = False,
     return_counts: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the results of ``unique_dim``."""
     result = aten.unique_dim(values, dim, True, True, True)
     return _only_asked_for(result, inverse=return_inverse, counts=return_counts)
 
 
-def _unique_dim_consecutive(
+def unique_dim_consecutive(
     values: Tensor,
     dim: int,
     return_inverse: bool = False,
     return_counts: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the results of ``unique_dim_consecutive``."""
     result = aten.unique_dim_consecutive(values, dim, True, True)
     return _only_asked_for(result, inverse=return_inverse, counts=return_counts)
 
 
-def _unique_consecutive(
+def unique_consecutive(
     values: Tensor,
     return_inverse: bool = False,
     return_counts: bool = False,
     dim: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the results of ``unique_consecutive``."""
     if dim is not None:
-        return _unique_dim_consecutive(values, dim, return_inverse, return_counts)
+        return unique_dim_consecutive(values, dim, return_inverse, return_counts)
     result = aten.unique_consecutive(values, True, True)
     return _only_asked_for(result, inverse=return_inverse, counts=return_counts)
 
 
-def _histc(
+def histc(
     values: Tensor, bins: int = 100, low: float = 0, high: float = 0, **_options: object
 ) -> Tensor:
     """Count whole numbers too, which the CPU's operator does not take."""
@@ -101,7 +105,7 @@ def _histc(
     return torch.bincount(places, minlength=bins).to(values.dtype)
 
 
-def _linalg_lstsq(
+def linalg_lstsq(
     matrices: Tensor, right: Tensor, rcond: float | None = None, *, driver: str | None = None
 ) -> tuple[Tensor, ...]:
     """Take the one driver that CUDA has; the CPU's own choice returns ranks as well."""
@@ -110,7 +114,7 @@ def _linalg_lstsq(
     return result
 
 
-def _linalg_svd(
+def linalg_svd(
     matrices: Tensor,
     full_matrices: bool = False,
     compute_uv: bool = True,
@@ -126,7 +130,7 @@ def _linalg_svd(
 # -- losses, dropout, embeddings, grids --
 
 
-def _cudnn_ctc_loss(
+def cudnn_ctc_loss(
     log_probs: Tensor,
     targets: Tensor,
     input_lengths: Tensor | list[int],
@@ -145,22 +149,24 @@ def _cudnn_ctc_loss(
     return loss, gradient
 
 
-def _fused_dropout(
+def fused_dropout(
     values: Tensor, keep: float, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:
+    """Return the values that are kept, scaled, and their mask."""
     mask = torch.rand(values.shape, generator=generator) < keep
     return values * mask / keep, mask.to(torch.uint8)
 
 
-def _opaque(*_arguments: object, **_options: object) -> None:
-    """Return nothing: no equivalent reads what the operator gives."""
+def opaque(*_arguments: object, **_options: object) -> None:
+    """Return nothing: no equivalent reads the operator's result."""
 
 
-def _masked_scale(values: Tensor, mask: Tensor, scale: float) -> Tensor:
+def masked_scale(values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Return the values that the mask leaves, scaled."""
     return values * mask * scale
 
 
-def _embedding_bag(
+def embedding_bag(
     weight: Tensor,
     indices: Tensor,
     offsets: Tensor,
@@ -171,7 +177,7 @@ def _embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return what the CPU's operator leaves out where it has a fast way: each index's bag."""
+    """Return the output and each index's bag, which the CPU leaves out where it has a fast way."""
     starts = offsets[:-1] if include_last_offset else offsets
     output, _, _, greatest = aten._embedding_bag(
         weight,
@@ -192,39 +198,43 @@ def _embedding_bag(
     return output, bags, sizes, greatest.reshape(shape) if mode == MAX else greatest.new_empty(0)
 
 
-def _log_sigmoid_forward(values: Tensor) -> tuple[Tensor, Tensor]:
+def log_sigmoid_forward(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return no buffer: CUDA's backward pass takes none."""
     return aten.log_sigmoid_forward(values)[0], values.new_empty(0)
 
 
-def _log_sigmoid_backward(gradient: Tensor, values: Tensor, _buffer: Tensor) -> Tensor:
+def log_sigmoid_backward(gradient: Tensor, values: Tensor, _buffer: Tensor) -> Tensor:
+    """Return the results of ``log_sigmoid_backward``."""
     return gradient * (-values).sigmoid()
 
 
-def _grid_sampler(values: Tensor, grid: Tensor) -> Tensor:
+def grid_sampler(values: Tensor, grid: Tensor) -> Tensor:
     """Interpolate linearly, with zeros outside and aligned corners: all that cuDNN does."""
     result: Tensor = aten.grid_sampler_2d(values, grid, 0, 0, True)
     return result
 
 
-def _grid_sampler_backward(values: Tensor, grid: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
+def grid_sampler_backward(values: Tensor, grid: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
+    """Return the results of ``grid_sampler_backward``."""
     result: tuple[Tensor, ...] = aten.grid_sampler_2d_backward(
         gradient, values, grid, 0, 0, True, [True, True]
     )
     return result
 
 
-def _affine_grid(theta: Tensor, *size: int) -> Tensor:
+def affine_grid(theta: Tensor, *size: int) -> Tensor:
+    """Return the results of ``affine_grid``."""
     result: Tensor = aten.affine_grid_generator(theta, list(size), True)
     return result
 
 
-def _affine_grid_backward(gradient: Tensor, *size: int) -> Tensor:
+def affine_grid_backward(gradient: Tensor, *size: int) -> Tensor:
+    """Return the results of ``affine_grid_backward``."""
     result: Tensor = aten.affine_grid_generator_backward(gradient, list(size), True)
     return result
 
 
-def _convolution(
+def convolution(
     values: Tensor,
     weight: Tensor,
     padding: list[int],
@@ -233,13 +243,14 @@ def _convolution(
     groups: int,
     *_options: bool,
 ) -> Tensor:
+    """Return the convolution, without a bias."""
     result: Tensor = aten.convolution(
         values, weight, None, stride, padding, dilation, False, [0] * len(padding), groups
     )
     return result
 
 
-def _convolution_transpose(
+def convolution_transpose(
     values: Tensor,
     weight: Tensor,
     padding: list[int],
@@ -249,13 +260,14 @@ def _convolution_transpose(
     groups: int,
     *_options: bool,
 ) -> Tensor:
+    """Return the transposed convolution, without a bias."""
     result: Tensor = aten.convolution(
         values, weight, None, stride, padding, dilation, True, output_padding, groups
     )
     return result
 
 
-def _depthwise_convolution(
+def depthwise_convolution(
     values: Tensor,
     weight: Tensor,
     _kernel_size: list[int],
@@ -264,6 +276,7 @@ def _depthwise_convolution(
     padding: list[int],
     dilation: list[int],
 ) -> Tensor:
+    """Return the convolution of each channel by itself."""
     groups, outputs = values.shape[1], [0] * len(padding)
     result: Tensor = aten.convolution(
         values, weight, bias, stride, padding, dilation, False, outputs, groups
@@ -271,7 +284,7 @@ def _depthwise_convolution(
     return result
 
 
-def _convolution_relu(
+def convolution_relu(
     values: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -280,13 +293,14 @@ def _convolution_relu(
     dilation: list[int],
     groups: int,
 ) -> Tensor:
+    """Return the convolution, cut off below zero."""
     result: Tensor = aten.convolution(
         values, weight, bias, stride, padding, dilation, False, [0] * len(padding), groups
     )
     return result.relu()
 
 
-def _convolution_add_relu(
+def convolution_add_relu(
     values: Tensor,
     weight: Tensor,
     added: Tensor,
@@ -297,6 +311,7 @@ def _convolution_add_relu(
     dilation: list[int],
     groups: int,
 ) -> Tensor:
+    """Return the convolution and another tensor added, cut off below zero."""
     result = aten.convolution(
         values, weight, bias, stride, padding, dilation, False, [0] * len(padding), groups
     )
@@ -305,32 +320,32 @@ def _convolution_add_relu(
 
 
 EQUIVALENTS: Final[dict[OpOverload, Callable[..., Any]]] = {
-    aten._unique2.default: _unique2,
-    aten.unique_dim.default: _unique_dim,
-    aten.unique_dim_consecutive.default: _unique_dim_consecutive,
-    aten.unique_consecutive.default: _unique_consecutive,
-    aten.histc.default: _histc,
-    aten.linalg_lstsq.default: _linalg_lstsq,
-    aten._linalg_svd.default: _linalg_svd,
-    aten._cudnn_ctc_loss.default: _cudnn_ctc_loss,
-    aten._cudnn_ctc_loss.Tensor: _cudnn_ctc_loss,
-    aten._cudnn_init_dropout_state.default: _opaque,
-    aten._fused_dropout.default: _fused_dropout,
-    aten._masked_scale.default: _masked_scale,
-    aten._embedding_bag.default: _embedding_bag,
-    aten._embedding_bag_forward_only.default: _embedding_bag,
-    aten.log_sigmoid_forward.default: _log_sigmoid_forward,
-    aten.log_sigmoid_backward.default: _log_sigmoid_backward,
-    aten.cudnn_grid_sampler.default: _grid_sampler,
-    aten.cudnn_grid_sampler_backward.default: _grid_sampler_backward,
-    aten.cudnn_affine_grid_generator.default: _affine_grid,
-    aten.cudnn_affine_grid_generator_backward.default: _affine_grid_backward,
-    aten.cudnn_convolution.default: _convolution,
-    aten.cudnn_convolution_transpose.default: _convolution_transpose,
-    aten._conv_depthwise2d.default: _depthwise_convolution,
-    aten.conv_depthwise3d.default: _depthwise_convolution,
-    aten.cudnn_convolution_relu.default: _convolution_relu,
-    aten.cudnn_convolution_add_relu.default: _convolution_add_relu,
+    aten._unique2.default: unique2,
+    aten.unique_dim.default: unique_dim,
+    aten.unique_dim_consecutive.default: unique_dim_consecutive,
+    aten.unique_consecutive.default: unique_consecutive,
+    aten.histc.default: histc,
+    aten.linalg_lstsq.default: linalg_lstsq,
+    aten._linalg_svd.default: linalg_svd,
+    aten._cudnn_ctc_loss.default: cudnn_ctc_loss,
+    aten._cudnn_ctc_loss.Tensor: cudnn_ctc_loss,
+    aten._cudnn_init_dropout_state.default: opaque,
+    aten._fused_dropout.default: fused_dropout,
+    aten._masked_scale.default: masked_scale,
+    aten._embedding_bag.default: embedding_bag,
+    aten._embedding_bag_forward_only.default: embedding_bag,
+    aten.log_sigmoid_forward.default: log_sigmoid_forward,
+    aten.log_sigmoid_backward.default: log_sigmoid_backward,
+    aten.cudnn_grid_sampler.default: grid_sampler,
+    aten.cudnn_grid_sampler_backward.default: grid_sampler_backward,
+    aten.cudnn_affine_grid_generator.default: affine_grid,
+    aten.cudnn_affine_grid_generator_backward.default: affine_grid_backward,
+    aten.cudnn_convolution.default: convolution,
+    aten.cudnn_convolution_transpose.default: convolution_transpose,
+    aten._conv_depthwise2d.default: depthwise_convolution,
+    aten.conv_depthwise3d.default: depthwise_convolution,
+    aten.cudnn_convolution_relu.default: convolution_relu,
+    aten.cudnn_convolution_add_relu.default: convolution_add_relu,
     # normalisation
     aten.native_batch_norm.default: normalization.batch_norm,
     aten._native_batch_norm_legit.default: normalization.batch_norm,
@@ -389,4 +404,4 @@ EQUIVALENTS: Final[dict[OpOverload, Callable[..., Any]]] = {
     aten._convert_weight_to_int4pack.default: matrix_products.convert_weight_to_int4pack,
     aten._weight_int4pack_mm.default: matrix_products.weight_int4pack_mm,
 }
-"""a function of the operator's arguments as CPU tensors: it returns what the CUDA operator does"""
+"""a function of the operator's arguments as CPU tensors: it returns the CUDA operator's results"""

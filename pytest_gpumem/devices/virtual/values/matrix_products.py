@@ -88,7 +88,7 @@ def grouped_mm(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Return the products of groups: of rows, of columns, or of what is summed; by their ends."""
+    """Return the products of groups of rows, of columns or of the inner size; by their ends."""
     dtype = out_dtype or left.dtype
     wide_left, wide_right = left.float(), right.float()
     if ends is None:

@@ -27,8 +27,8 @@ def in_types_of_the_host(
 ) -> Any:  # noqa: ANN401 - as the function
     """Call a function of host tensors; where the CPU has it not in their types, in wider ones.
 
-    A GPU computes in single precision, too, what it stores in half. What the function writes to
-    its arguments is written in their own types.
+    A GPU, too, computes in single precision and stores in half. Arguments that the function writes
+    are written in their own types.
     """
     try:
         return function(*args, **kwargs)

@@ -268,7 +268,7 @@ def gru_cell(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the new state, and what the backward pass takes: gates, the state, a gate's part."""
+    """Return the new state, and the backward pass's tensor: gates, the state, a gate's part."""
     reset_i, enter_i, new_i = _added(by_input, input_bias).chunk(3, -1)
     reset_h, enter_h, new_h = _added(by_hidden, hidden_bias).chunk(3, -1)
     reset, enter = (reset_i + reset_h).sigmoid(), (enter_i + enter_h).sigmoid()

@@ -1,4 +1,4 @@
-"""Operators whose CUDA code asks the device for figures: what its copies to the host bring.
+"""Operators whose CUDA code asks the device for figures: the bytes that its copies bring.
 
 Most of these operators have outputs whose sizes depend on values. Their CUDA code learns a size by
 a small copy from memory that its kernels wrote. The mode computes the operator on the host first,
@@ -67,15 +67,19 @@ def _count_of_true(mask: Tensor, count: int) -> list[bytes]:
 # -- nonzero, and what contains it --
 
 
-def _nonzero(result: Tensor, mask: Tensor, **_options: object) -> list[bytes]:
+def nonzero_copies(result: Tensor, mask: Tensor, **_options: object) -> list[bytes]:
+    """Return the number of values that are not zero."""
     return _count_of_true(mask, result.shape[0])
 
 
-def _masked_select(result: Tensor, values: Tensor, mask: Tensor, **_options: object) -> list[bytes]:
+def masked_select_copies(
+    result: Tensor, values: Tensor, mask: Tensor, **_options: object
+) -> list[bytes]:
+    """Return the number of true values of the mask, as expanded."""
     return _count_of_true(torch.broadcast_tensors(values, mask)[1], result.numel())
 
 
-def _nms(result: Tensor, boxes: Tensor, *_options: object) -> list[bytes]:
+def nms_copies(result: Tensor, boxes: Tensor, *_options: object) -> list[bytes]:
     """Return how many boxes stay: torchvision selects them by a mask of all."""
     return _count_of_true(boxes[:, 0], result.shape[0]) if boxes.numel() else []
 
@@ -90,13 +94,14 @@ def _masks(indices: Sequence[Tensor | None]) -> list[bytes]:
     ]
 
 
-def _index(
+def index_copies(
     _result: object, _values: Tensor, indices: Sequence[Tensor | None], **_options: object
 ) -> list[bytes]:
+    """Return the number of true values of each mask."""
     return _masks(indices)
 
 
-def _index_put(
+def index_put_copies(
     _result: object,
     target: Tensor,
     indices: Sequence[Tensor | None],
@@ -116,7 +121,7 @@ def _index_put(
 # -- unique --
 
 
-def _unique(result: Sequence[Tensor], values: Tensor, *_options: object) -> list[bytes]:
+def unique_copies(result: Sequence[Tensor], values: Tensor, *_options: object) -> list[bytes]:
     """Return the number of unique values; of a mask, how many of its values are true."""
     if not values.numel():
         return []
@@ -127,7 +132,7 @@ def _unique(result: Sequence[Tensor], values: Tensor, *_options: object) -> list
     return [_int32(values.numel() if bool(result[0][0]) else 0)]
 
 
-def _unique_dim(
+def unique_dim_copies(
     result: Sequence[Tensor],
     values: Tensor,
     dim: int,
@@ -143,29 +148,31 @@ def _unique_dim(
     return [_int32(count) if is_short else _int64(count)]
 
 
-def _unique_dim_consecutive(
+def unique_dim_consecutive_copies(
     result: Sequence[Tensor],
     values: Tensor,
     dim: int,
     return_inverse: bool = False,
     return_counts: bool = False,
 ) -> list[bytes]:
-    return _unique_dim(result, values, dim, True, return_inverse, return_counts)
+    """Return the number of unique slices."""
+    return unique_dim_copies(result, values, dim, True, return_inverse, return_counts)
 
 
-def _unique_consecutive(
+def unique_consecutive_copies(
     result: Sequence[Tensor],
     values: Tensor,
     return_inverse: bool = False,
     return_counts: bool = False,
     dim: int | None = None,
 ) -> list[bytes]:
+    """Return the number of unique values, or of unique slices."""
     if dim is not None:
-        return _unique_dim_consecutive(result, values, dim, return_inverse, return_counts)
+        return unique_dim_consecutive_copies(result, values, dim, return_inverse, return_counts)
     return [_int64(result[0].shape[0])] if values.numel() else []
 
 
-def _isin(
+def isin_copies(
     _result: object,
     elements: object,
     test_elements: object,
@@ -180,10 +187,10 @@ def _isin(
     if assume_unique or not elements.numel() or test_elements.numel() < most_compared:
         return []
     hosts = (_on_host(elements), _on_host(test_elements))
-    return [copy for host in hosts for copy in _unique(host.unique()[None], host)]
+    return [copy for host in hosts for copy in unique_copies(host.unique()[None], host)]
 
 
-def _masked_scatter_backward(
+def masked_scatter_backward_copies(
     _result: object, gradient: Tensor, mask: Tensor, *_options: object
 ) -> list[bytes]:
     """Return how many values of the gradient are selected."""
@@ -194,7 +201,9 @@ def _masked_scatter_backward(
 # -- counts --
 
 
-def _bincount(_result: object, values: Tensor, *_options: object, **_more: object) -> list[bytes]:
+def bincount_copies(
+    _result: object, values: Tensor, *_options: object, **_more: object
+) -> list[bytes]:
     """Return the least and the greatest value; bytes are not asked for the least."""
     if not values.numel():
         return []
@@ -203,7 +212,7 @@ def _bincount(_result: object, values: Tensor, *_options: object, **_more: objec
     return copies if values.dtype == torch.uint8 else [_content(host.min()), *copies]
 
 
-def _histc(
+def histc_copies(
     _result: object,
     values: Tensor,
     _bins: int = 100,
@@ -218,7 +227,7 @@ def _histc(
     return [_content(host.min()), _content(host.max())]
 
 
-def _repeat_interleave(
+def repeat_interleave_copies(
     result: Tensor, repeats: Tensor, *, output_size: int | None = None
 ) -> list[bytes]:
     """Return the sum of the repeats, and the least, which must not be negative (Repeat.h)."""
@@ -230,7 +239,7 @@ def _repeat_interleave(
 # -- comparisons, checks --
 
 
-def _equal(result: bool, left: Tensor, right: Tensor) -> list[bytes]:
+def equal_copies(result: bool, left: Tensor, right: Tensor) -> list[bytes]:
     """Return the answer; none where PyTorch need not ask: other sizes, or the same memory."""
     if left.shape != right.shape or not left.numel():
         return []
@@ -242,22 +251,26 @@ def _equal(result: bool, left: Tensor, right: Tensor) -> list[bytes]:
     return [] if is_same else [bytes([result])]
 
 
-def _allclose(result: bool, *_arguments: object, **_options: object) -> list[bytes]:
+def allclose_copies(result: bool, *_arguments: object, **_options: object) -> list[bytes]:
+    """Return the answer."""
     return [bytes([result])]
 
 
-def _least_squares(
+def least_squares_copies(
     result: Sequence[Tensor], *_arguments: object, **_options: object
 ) -> list[bytes]:
+    """Return that no status is an error."""
     return [bytes([False])] if result[0].numel() else []
 
 
-def _no_error(_result: object, matrices: Tensor, *_options: object, **_more: object) -> list[bytes]:
+def no_error_copies(
+    _result: object, matrices: Tensor, *_options: object, **_more: object
+) -> list[bytes]:
     """Return that no status is an error: the host has computed the result, without one."""
     return [bytes([False])] if matrices.numel() else []
 
 
-def _svd(
+def svd_copies(
     _result: object, matrices: Tensor, *_options: object, driver: str | None = None, **_more: object
 ) -> list[bytes]:
     """Return the status of each matrix, which ``gesvd`` alone is not asked for, and of all."""
@@ -267,31 +280,32 @@ def _svd(
     return copies[1:] if driver == "gesvd" else copies
 
 
-def _pinv(
+def pinv_copies(
     _result: object, matrices: Tensor, *, hermitian: bool = False, **_options: object
 ) -> list[bytes]:
     """Return the statuses of the decomposition that it takes: eigh or svd."""
-    return _no_error(None, matrices) if hermitian else _svd(None, matrices)
+    return no_error_copies(None, matrices) if hermitian else svd_copies(None, matrices)
 
 
-def _check_errors(
+def check_errors_copies(
     _result: object, status: Tensor, *_options: object, **_more: object
 ) -> list[bytes]:
+    """Return whether any status is an error."""
     return [bytes([bool(_on_host(status).any())])]
 
 
-def _eig(_result: object, matrices: Tensor, **_options: object) -> list[bytes]:
+def eig_copies(_result: object, matrices: Tensor, **_options: object) -> list[bytes]:
     """Return whether all elements are finite, and that there is no error, of real ones twice."""
     finite = bytes([bool(_on_host(matrices).isfinite().all())])
     return [finite, *[bytes([False])] * (1 if matrices.is_complex() else 2)]
 
 
-def _nothing(_result: object, *_arguments: object, **_options: object) -> list[bytes]:
+def nothing_copies(_result: object, *_arguments: object, **_options: object) -> list[bytes]:
     """Return no copy: PyTorch tags the operator, and it asks for nothing."""
     return []
 
 
-def _segment_reduce(
+def segment_reduce_copies(
     _result: object,
     data: Tensor,
     _reduce: str,
@@ -307,45 +321,45 @@ def _segment_reduce(
 
 
 COPIES: Final[dict[str, Callable[..., list[bytes]]]] = {
-    "aten::nonzero": _nonzero,
-    "aten::masked_select": _masked_select,
-    "torchvision::nms": _nms,
-    "aten::index": _index,
-    "aten::index_put": _index_put,
-    "aten::index_put_": _index_put,
-    "aten::_index_put_impl_": _index_put,
-    "aten::_unique": _unique,
-    "aten::_unique2": _unique,
-    "aten::unique_dim": _unique_dim,
-    "aten::unique_dim_consecutive": _unique_dim_consecutive,
-    "aten::unique_consecutive": _unique_consecutive,
-    "aten::isin": _isin,
-    "aten::masked_scatter_backward": _masked_scatter_backward,
-    "aten::_ctc_loss": _nothing,
-    "aten::bincount": _bincount,
-    "aten::histc": _histc,
-    "aten::repeat_interleave": _repeat_interleave,
-    "aten::equal": _equal,
-    "aten::allclose": _allclose,
-    "aten::segment_reduce": _segment_reduce,
-    "aten::_linalg_eigh": _no_error,
-    "aten::linalg_lstsq": _least_squares,
-    "aten::linalg_matrix_sqrth": _no_error,
-    "aten::linalg_pinv": _pinv,
-    "aten::_linalg_svd": _svd,
-    "aten::linalg_polar": _svd,
-    "aten::_linalg_check_errors": _check_errors,
-    "aten::linalg_eig": _eig,
+    "aten::nonzero": nonzero_copies,
+    "aten::masked_select": masked_select_copies,
+    "torchvision::nms": nms_copies,
+    "aten::index": index_copies,
+    "aten::index_put": index_put_copies,
+    "aten::index_put_": index_put_copies,
+    "aten::_index_put_impl_": index_put_copies,
+    "aten::_unique": unique_copies,
+    "aten::_unique2": unique_copies,
+    "aten::unique_dim": unique_dim_copies,
+    "aten::unique_dim_consecutive": unique_dim_consecutive_copies,
+    "aten::unique_consecutive": unique_consecutive_copies,
+    "aten::isin": isin_copies,
+    "aten::masked_scatter_backward": masked_scatter_backward_copies,
+    "aten::_ctc_loss": nothing_copies,
+    "aten::bincount": bincount_copies,
+    "aten::histc": histc_copies,
+    "aten::repeat_interleave": repeat_interleave_copies,
+    "aten::equal": equal_copies,
+    "aten::allclose": allclose_copies,
+    "aten::segment_reduce": segment_reduce_copies,
+    "aten::_linalg_eigh": no_error_copies,
+    "aten::linalg_lstsq": least_squares_copies,
+    "aten::linalg_matrix_sqrth": no_error_copies,
+    "aten::linalg_pinv": pinv_copies,
+    "aten::_linalg_svd": svd_copies,
+    "aten::linalg_polar": svd_copies,
+    "aten::_linalg_check_errors": check_errors_copies,
+    "aten::linalg_eig": eig_copies,
 }
 """by the operator's name: a function of the host's result and the CUDA call's arguments"""
 
 CHECKS: Final = {"aten::_linalg_check_errors"}
-"""operators that raise what the host's raises, and need no result of it for that"""
+"""operators that raise the host's error, and need no result for that"""
 
 
 @functools.cache
 def copies_of(op: OpOverload) -> Copies | None:
-    """Return the function that tells what an operator's copies to the host bring, if any.
+    """Return the function that gives the bytes of an operator's copies to the host, if any.
 
     It takes the host's result and the CUDA call's arguments, positional ones and those by name.
     """
