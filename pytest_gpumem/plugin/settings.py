@@ -10,7 +10,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from pytest_gpumem.baselines.torch_folders import baseline_folders
 from pytest_gpumem.errors import SpecError
 
 if TYPE_CHECKING:
@@ -321,7 +320,12 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
         if option.name in REPEATED and where == option.flag
     )
     values["cards"] = values["cards"] or ()
-    folders = baseline_folders(root, folder_of_root(str(values["baseline_dir"]), root))
+    template = folder_of_root(str(values["baseline_dir"]), root)
+    folders = [root / template]
+    if "{torch}" in str(template):
+        from pytest_gpumem.baselines.torch_folders import baseline_folders
+
+        folders = baseline_folders(root, template)
     values["baseline_dir"], values["nearest_dirs"] = folders[0], tuple(folders[1:])
     for option, (folder_name, where) in read.items():
         if option.name in {"baseline_dir", "snapshots"}:
