@@ -60,10 +60,10 @@ def draw_page(browser_page: Page, folder: Path) -> None:
     shutil.copytree(HERE / "suite", folder)
     run_pytest(folder, "--gpumem-update-baselines")
     run_pytest(folder, "--gpumem-html=page.html", GROWN="1")
-    browser_page.set_viewport_size({"width": 1080, "height": 900})
+    browser_page.set_viewport_size({"width": 1140, "height": 900})
     browser_page.goto((folder / "page.html").as_uri())
     timeline = browser_page.locator("section.result svg").first.bounding_box()
-    clip = {"x": 0, "y": 0, "width": 1080, "height": timeline["y"] + timeline["height"] + 45}
+    clip = {"x": 0, "y": 0, "width": 1140, "height": timeline["y"] + timeline["height"] + 45}
     browser_page.screenshot(path=HERE / "page.png", full_page=True, clip=clip)
 
 
@@ -95,7 +95,9 @@ def main() -> None:
         )
         browser_page = browser.new_page(device_scale_factor=1.5)
         draw_page(browser_page, Path(name, "suite"))
-        draw_failure(browser_page, Path(name, "readme"))
+        # A tab of its own: in the page's tab its policy would go on, and stop all styles.
+        failure_page = browser.new_page(device_scale_factor=1.5)
+        draw_failure(failure_page, Path(name, "readme"))
         browser.close()
     for name in ("page.png", "failure.png"):
         picture = Image.open(HERE / name).convert("RGB").quantize(128, dither=Image.Dither.NONE)
