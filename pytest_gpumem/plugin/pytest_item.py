@@ -69,7 +69,7 @@ def _fixture_names(item: pytest.Item) -> list[str]:
 
 def _late_names(code: CodeType | None) -> Iterator[str]:
     """Yield the texts of code that calls ``getfixturevalue``, its inner functions included."""
-    if code is None:
+    if not isinstance(code, CodeType):
         return
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -121,7 +121,9 @@ class PytestItem:
         pending.append(getattr(self.item, "function", None))
         names: set[str] = set()
         while pending:
-            code = getattr(inspect.unwrap(pending.pop()), "__code__", None)
+            code = None
+            with suppress(ValueError):  # of an object that has every attribute: a loop of wrappers
+                code = getattr(inspect.unwrap(pending.pop()), "__code__", None)
             asked_for = [*_late_names(code)]
             while asked_for:
                 name = asked_for.pop()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 import re
+from types import SimpleNamespace
 
 import pytest
+
+from pytest_gpumem.plugin.pytest_item import PytestItem
 
 STEP = """
 def step():
@@ -480,3 +483,14 @@ def test_an_out_of_memory_error_tells_the_tests_own_memory_in_any_order(suite):
     suite.run()
     assert (suite.path / "short").read_text() == alone
     assert f"allocated={30 << 20}" in alone
+
+
+def test_late_fixtures_of_a_function_that_wraps_itself_are_none():
+    """Its loop of wrappers has no end: no reason for the collection to fail."""
+
+    def function(): ...
+
+    function.__wrapped__ = function
+    session = SimpleNamespace(_fixturemanager=None)
+    item = SimpleNamespace(fixturenames=[], function=function, session=session)
+    assert list(PytestItem(item).late_fixtures()) == []
