@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import Final
 
 TORCH: Final = "{torch}"
 """in the name of the folder, torch's version, as 2.15"""
@@ -31,7 +30,8 @@ def baseline_folders(root: Path, template: str) -> list[Path]:
     own = minor_version(number) or (0, 0)
     prefix, _, suffix = str(root / template).partition(TORCH)
     versions: list[tuple[tuple[int, int], Path]] = []
-    for path in root.glob(template.replace(TORCH, "*")):
+    pattern = f"{glob.escape(prefix)}*{glob.escape(suffix)}"
+    for path in map(Path, glob.glob(pattern)):  # noqa: PTH207 - Path.glob takes no absolute one
         folder_version = minor_version(str(path).removeprefix(prefix).removesuffix(suffix))
         if folder_version not in {None, own} and path.is_dir():
             versions.append((folder_version or own, path))

@@ -25,6 +25,8 @@ def test_the_nearest_version_comes_first(tmp_path, monkeypatch, own, nearest):
     major, minor = minor_version(own)
     assert first == tmp_path / f"baselines/torch-{major}.{minor}"
     assert [path.name.removeprefix("torch-") for path in others] == nearest
+    absolute = str(tmp_path / "baselines/torch-{torch}")
+    assert baseline_folders(tmp_path / "elsewhere", absolute) == [first, *others]
 
 
 def test_a_plain_folder_is_the_only_one(tmp_path):
