@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pytest_gpumem.cli.children import Child
-    from pytest_gpumem.devices.base import Device
+    from pytest_gpumem.devices.base import Device, Values
     from pytest_gpumem.measurement import Measurement
 
 HELP: Final = "run a program on a virtual GPU (or a real one) and print its peaks"
@@ -45,6 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="auto (a real GPU, else the virtual one; virtual if --card is given), cuda, virtual",
     )
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="number of GPUs (1)")
+    parser.add_argument(
+        "--values",
+        choices=("auto", "full", "off"),
+        default="off",
+        help="values that the virtual GPU computes: auto (of small tensors, which decide sizes and "
+        "branches), full (all), off (the default)",
+    )
     parser.add_argument(
         "--max-gib", type=float, metavar="GIB", help="limit of the memory that each may reserve"
     )
@@ -75,7 +82,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
     program = Program(arguments.script, arguments.args, module=arguments.module)
     # A session of pytest in the program takes this device and card for its marked tests.
     os.environ[RUN_DEVICE], os.environ[RUN_CARD] = choice.device.kind, card.name
-    return Outcome("", measure_program(program, choice.device, arguments.devices, limit))
+    device, count = choice.device, arguments.devices
+    return Outcome("", measure_program(program, device, count, limit, arguments.values))
 
 
 class Program:
@@ -109,9 +117,12 @@ class Program:
         return 0
 
 
-def measure_program(program: Program, device: Device, count: int, limit: int | None) -> int:
+def measure_program(
+    program: Program, device: Device, count: int, limit: int | None, values: Values
+) -> int:
     """Run a program on ``count`` devices, print its peaks, return its exit status."""
     info = device.open(None, count)
+    device.compute_values(values)
     meter = Meter(device, info, count)
     meter.start(count_held=True)
     meter.cap(limit)

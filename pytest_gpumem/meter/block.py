@@ -12,13 +12,14 @@ from pytest_gpumem.devices.select import DEFAULT_CARD
 from pytest_gpumem.devices.virtual.device import VirtualDevice
 from pytest_gpumem.errors import DeviceError, GpuMemError, SpecError
 from pytest_gpumem.meter.meter import Meter
+from pytest_gpumem.spec_fields import read_values
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from typing_extensions import Self
 
-    from pytest_gpumem.devices.base import Device
+    from pytest_gpumem.devices.base import Device, Values
     from pytest_gpumem.measurement import Measurement, Peak
     from pytest_gpumem.meter.peaks import Tally
 
@@ -26,7 +27,7 @@ _active: list[Meter] = []
 """meters that run in this process, the innermost last"""
 
 
-def use_virtual_gpu(card: str = DEFAULT_CARD, *, devices: int = 1) -> None:
+def use_virtual_gpu(card: str = DEFAULT_CARD, *, devices: int = 1, values: Values = "off") -> None:
     """Give this process a virtual GPU: for programs, and for a conftest file.
 
     It has to be called before torch is imported. In a session of pytest all tests see this GPU;
@@ -35,12 +36,16 @@ def use_virtual_gpu(card: str = DEFAULT_CARD, *, devices: int = 1) -> None:
     Args:
         card: a card's name, "T4" say; ``pytest_gpumem.card_names()`` lists them.
         devices: how many of them, at most 16.
+        values: which values are computed outside of marked tests: "auto" (of small tensors, which
+            decide sizes and branches), "full" (all) or "off".
 
     Raises:
-        SpecError: an unknown card.
+        SpecError: an unknown card, or no such choice of values.
         DeviceError: torch was imported already, or there can be no virtual GPU here.
     """
+    values = read_values("values", values)
     device = VirtualDevice.load(find_card(card))
+    device.values = values
     device.named = device.card
     device.card = device.demanded or device.card
     device.show_always(devices)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers.virtual_gpu import child
 from helpers.warm import HANGS, warm_python
 
 from pytest_gpumem.cli import main
@@ -170,3 +171,27 @@ def test_cards_lists_every_card(capsys):
     listed = capsys.readouterr().out
     assert all(name in listed for name in card_names())
     assert "Tesla T4" in listed
+
+
+VALUES = """
+import torch
+mask = torch.ones(4, 2048, dtype=torch.long, device="cuda")
+if not mask.bool().all():
+    torch.empty(300 << 20, dtype=torch.uint8, device="cuda")
+"""
+
+
+@pytest.mark.parametrize("computed", [True, False])
+def test_a_program_decides_by_values_that_are_computed(tmp_path, gpumem, computed):
+    program = tmp_path / "program.py"
+    program.write_text(VALUES)
+    ended = gpumem("run", "--card", "T4", *["--values=auto"] * computed, str(program))
+    assert ended.returncode == 0
+    assert (" 300.06 MiB" in ended.stderr) != computed
+    assert ("read back" in ended.stderr) != computed
+
+
+def test_a_programs_own_virtual_gpu_computes_values_where_it_asks_for_them():
+    code = "import pytest_gpumem\npytest_gpumem.use_virtual_gpu('T4', values='auto')\n"
+    code += "import torch\nprint(torch.arange(4, device='cuda').sum().item())"
+    assert child(code, card=None).strip() == "6"
