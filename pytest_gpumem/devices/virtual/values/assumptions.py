@@ -1,4 +1,4 @@
-"""Plausible values for what was not computed: finite, repeatable, balanced like fresh weights."""
+"""Plausible values in place of computed ones: finite, repeatable, balanced like fresh weights."""
 
 from __future__ import annotations
 

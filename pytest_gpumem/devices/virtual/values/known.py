@@ -1,4 +1,4 @@
-"""Which tensors' values are known, which were assumed; writing them into device memory."""
+"""Tensors with known and with assumed values, and writing them into device memory."""
 
 from __future__ import annotations
 

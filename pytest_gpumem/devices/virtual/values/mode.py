@@ -301,7 +301,7 @@ class ValueMode:
                 self._leave_unknown(call, tensor)
 
     def _forgets(self, call: Call, result: object) -> bool:
-        """Make unknown what most operators return: one large tensor; False: it returns else.
+        """Make the one large tensor unknown that most operators return; False: it returns more.
 
         These lines are all that a step without small tensors pays for.
         """

@@ -1,4 +1,4 @@
-"""What an operator's schema says of its results: views, new tensors, arguments that it writes."""
+"""Traits of operators, from their schemas: views, new tensors, arguments that are written."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ READERS: Final = {READS, "is_nonzero"}
 
 
 class Traits(NamedTuple):
-    """What an operator writes."""
+    """The memory that an operator writes."""
 
     name: str
     """without its namespace and overload"""
