@@ -104,7 +104,7 @@ def spied(function, seen):
 
 def test_a_page_of_ten_thousand_attributions_draws_and_explains_few(monkeypatch):
     drawn, explained = [], []
-    monkeypatch.setattr(timeline_svg, "draw", spied(lambda *_: None, drawn))
+    monkeypatch.setattr(timeline_svg, "draw", spied(lambda *_, **__: None, drawn))
     monkeypatch.setattr(html, "device_rows", spied(breakdown_rows.device_rows, explained))
     text = page(Report(tuple(many(MANY, attributed=MANY))))
     assert len(drawn) == html.MOST_DRAWN
