@@ -89,7 +89,7 @@ def _read(
         return Relation(name, reference, factor, 0)
     candidates = sorted(parts, key=len, reverse=True) if reference is None else [""]
     for part in candidates:  # the longest name first: it may begin with another one's
-        relation = _parsed(name, value.strip(), part)
+        relation = _relation_to(name, value.strip(), part)
         if relation is not None:
             return relation if part else relation._replace(part=reference or "")
     if reference is not None:
@@ -101,7 +101,7 @@ def _read(
     )
 
 
-def _parsed(name: str, value: str, part: str) -> Relation | None:
+def _relation_to(name: str, value: str, part: str) -> Relation | None:
     """Return the relation to one part; None where the text is none of it."""
     word = re.escape(part)
     pattern = (

@@ -214,7 +214,7 @@ def _step_ends(scene: Scene) -> list[float]:
 def _name_of(memory: Kept, candidate: _Candidate, recording: Recording) -> _Name | None:
     """Return the name of a block's keeper, in words; None where none has a name."""
     if memory.is_gradient and not memory.root:
-        lines = ", ".join(map(_place, recording.zeroed_gradients))
+        lines = ", ".join(map(_file_and_line, recording.zeroed_gradients))
         since = f", since zero_grad(set_to_none=False) at {lines}" if lines else ""
         return _Name(f".grad of the parameters{since}", direct=not candidate.current)
     keeper = memory.keeper()
@@ -227,9 +227,9 @@ def _name_of(memory: Kept, candidate: _Candidate, recording: Recording) -> _Name
     text = f"the graph of {name}"
     line = recording.retained_graphs.get(keeper.sequence)
     if line is not None:
-        text += f", which backward(retain_graph=True) did not free ({_place(line)})"
+        text += f", which backward(retain_graph=True) did not free ({_file_and_line(line)})"
     return _Name(text, direct=False)
 
 
-def _place(line: Line) -> str:
+def _file_and_line(line: Line) -> str:
     return f"{PurePath(line.filename).name}:{line.line}"

@@ -369,7 +369,9 @@ def _words(referrer: object, node: _Node) -> tuple[str, ...]:
     first: str | None = None
     if isinstance(referrer, FunctionType):
         kind = "closure" if child is referrer.__closure__ else "default argument"
-        first = f"{kind} of {referrer.__qualname__}, {_place(referrer.__code__)}"
+        code = referrer.__code__
+        place = f"{PurePath(code.co_filename).name}:{code.co_firstlineno}"
+        first = f"{kind} of {referrer.__qualname__}, {place}"
         # Without the word for the tuple of a function's cells or defaults.
         words = words[1:] if isinstance(child, (tuple, dict)) else words
     elif isinstance(referrer, FrameType):  # it does not run: a traceback or a generator has it
@@ -450,7 +452,3 @@ def assignments(code: CodeType) -> dict[str, list[int]]:
             for name in names if isinstance(names, tuple) else (names,):
                 lines.setdefault(name, []).append(line)
     return lines
-
-
-def _place(code: Any) -> str:  # noqa: ANN401 - a code object
-    return f"{PurePath(code.co_filename).name}:{code.co_firstlineno}"

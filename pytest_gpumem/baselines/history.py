@@ -92,7 +92,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class History:
+class BaselineHistory:
     """The history of a folder's baselines."""
 
     steps: tuple[Step, ...] = ()
@@ -121,7 +121,7 @@ def read_history(
     limit: int | None = None,
     accept: Callable[[Key], bool] | None = None,
     module: str = "",
-) -> History:
+) -> BaselineHistory:
     """Return the changes of each commit in a folder of baselines.
 
     Args:
@@ -150,7 +150,7 @@ def read_history(
     steps = [step for step in map(versions.step, log) if step.changes or step.errors]
     if run_git("-C", str(root), "rev-parse", "--is-shallow-repository").strip() == b"true":
         remarks.append(SHALLOW)
-    return History(tuple(steps), tuple(remarks))
+    return BaselineHistory(tuple(steps), tuple(remarks))
 
 
 class _Versions:
@@ -224,12 +224,12 @@ class _Part(msgspec.Struct):
     peak_allocated: list[int] = []
 
 
-class _Device(msgspec.Struct):
+class _CommittedDevice(msgspec.Struct):
     key: str
 
 
-class _File(msgspec.Struct):
-    device: _Device
+class _CommittedFile(msgspec.Struct):
+    device: _CommittedDevice
     module: str
     tests: dict[str, _Figures]
 
@@ -256,7 +256,7 @@ def recent_peaks(
     peaks: dict[Key, list[int]] = {}
     for content in reversed(blob_contents(root, [file.new for file in files])):
         try:
-            file = msgspec.json.decode(content, type=_File)
+            file = msgspec.json.decode(content, type=_CommittedFile)
         except (msgspec.DecodeError, UnicodeError):
             continue  # gpumem history names such a file
         for test, figures in file.tests.items():

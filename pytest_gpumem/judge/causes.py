@@ -75,7 +75,7 @@ def growth_causes(
         ]
         return tuple(Cause(line.difference or 0, line.name) for line in grown[:MOST_CAUSES])
     growths = line_growths(current.lines, baseline.lines)
-    by_line = {_key(growth.peak): growth.nbytes for growth in growths}
+    by_line = {_line_key(growth.peak): growth.nbytes for growth in growths}
 
     def own_growth(site_row: BreakdownRow) -> int:
         """Return the part of a row's growth that is the line's own, and not of the moment."""
@@ -108,19 +108,19 @@ def line_growths(current: Sequence[LinePeak], baseline: Sequence[LinePeak]) -> l
         return []
     old: Counter[LineKey] = Counter()
     for line in baseline:
-        old[_key(line)] += line.nbytes
+        old[_line_key(line)] += line.nbytes
     smallest = min(line.nbytes for line in baseline)
     new: dict[LineKey, LinePeak] = {}
     for line in current:
-        first = new.get(_key(line))
-        new[_key(line)] = replace(first, nbytes=first.nbytes + line.nbytes) if first else line
+        first = new.get(_line_key(line))
+        new[_line_key(line)] = replace(first, nbytes=first.nbytes + line.nbytes) if first else line
     edited = _edited(old.keys() - new.keys(), new.keys() - old.keys())
     growths = [
         _LineGrowth(line, line.nbytes - old.get(edited.get(key, key), 0))
         for key, line in new.items()
         if key in old or key in edited or line.nbytes > smallest
     ]
-    return sorted(growths, key=lambda growth: (-growth.nbytes, _key(growth.peak)))
+    return sorted(growths, key=lambda growth: (-growth.nbytes, _line_key(growth.peak)))
 
 
 def _edited(gone: Iterable[LineKey], added: Iterable[LineKey]) -> dict[LineKey, LineKey]:
@@ -138,7 +138,7 @@ def _edited(gone: Iterable[LineKey], added: Iterable[LineKey]) -> dict[LineKey, 
     return edited
 
 
-def _key(line: LinePeak) -> LineKey:
+def _line_key(line: LinePeak) -> LineKey:
     return line.path, line.function, line.code
 
 

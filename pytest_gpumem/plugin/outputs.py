@@ -14,7 +14,7 @@ from pytest_gpumem.baselines.git import GitError
 from pytest_gpumem.baselines.history import recent_peaks
 from pytest_gpumem.plugin.settings import FILES, OPTIONS
 from pytest_gpumem.plugin.suites.hidden_skips import hidden_skip_lines
-from pytest_gpumem.report.github import SUMMARY_LIMIT, cause_lines, error_lines
+from pytest_gpumem.report.github import SUMMARY_LIMIT, cause_warnings, error_lines
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import Report
 from pytest_gpumem.report.terminal.toolchain_lead import moved_together
@@ -99,7 +99,7 @@ def github_lines(session_results: SessionResults, root: Path) -> Iterator[str]:
         workspace = Path(os.environ.get("GITHUB_WORKSPACE") or root)
         results = session_results.results()
         yield from error_lines(results, root=root, workspace=workspace)
-        yield from cause_lines(results, root=root, workspace=workspace)
+        yield from cause_warnings(results, root=root, workspace=workspace)
 
 
 def _write_report(

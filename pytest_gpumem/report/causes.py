@@ -171,7 +171,7 @@ def largest_sites(result: Result, number: int) -> list[Site]:
     return sorted(sites, key=lambda site: -site.nbytes)[:number]
 
 
-def place_words(site: Site) -> tuple[str, ...]:
+def code_words(site: Site) -> tuple[str, ...]:
     """Return a source line with its code, first with its function: for where that has room.
 
     "model.py:29 in Tiny.forward: return self.head(x)", "model.py:29: return self.head(x)"

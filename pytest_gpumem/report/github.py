@@ -52,7 +52,7 @@ def error_lines(results: Iterable[Result], *, root: Path, workspace: Path) -> It
         yield _command("error", properties, f"{result.verdict.headline} ({result.device_key})")
 
 
-def cause_lines(results: Iterable[Result], *, root: Path, workspace: Path) -> Iterator[str]:
+def cause_warnings(results: Iterable[Result], *, root: Path, workspace: Path) -> Iterator[str]:
     """Yield a line for each source line that made tests fail, that of most tests first.
 
     They are warnings: GitHub shows ten of these a step besides the ten errors, which tests have.

@@ -10,7 +10,7 @@ from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.report.breakdown_rows import DeviceRows, device_rows
 from pytest_gpumem.report.card_matrix import TITLE as CARDS_TITLE
 from pytest_gpumem.report.card_matrix import card_matrix
-from pytest_gpumem.report.causes import cause_lines, place_words
+from pytest_gpumem.report.causes import cause_lines, code_words
 from pytest_gpumem.report.compared import comparison_sentences
 from pytest_gpumem.report.markdown_syntax import code, fenced, pipe_table, prose
 from pytest_gpumem.report.terminal.failure_text import (
@@ -130,7 +130,7 @@ def _failures(failures: Sequence[Result], limits: _Limits) -> Iterator[str]:
         if limits.details is None or index < limits.details:
             yield from _details(result)
         lines = [
-            f"- {code(place_words(cause.site)[0])}: {prose(reason)}"
+            f"- {code(code_words(cause.site)[0])}: {prose(reason)}"
             for cause in verdict.causes[:MOST_CAUSES]
             if cause.site is not None
             for reason in cause.reasons

@@ -11,7 +11,7 @@ from helpers.sample_report import EVIL, attribution, entry, measured, result, sa
 
 from pytest_gpumem.judge.verdict import Kind, Lookup, Verdict
 from pytest_gpumem.measurement import Holder, Site, Stayed
-from pytest_gpumem.report.github import cause_lines, error_lines
+from pytest_gpumem.report.github import cause_warnings, error_lines
 from pytest_gpumem.sizes import MIB
 
 COMMAND = re.compile(r"::(?:error|warning) (?P<properties>[^:]*)::(?P<message>.*)")
@@ -109,7 +109,7 @@ def project(tmp_path):
 
 
 def warnings(results, project):
-    found = cause_lines(results, root=project, workspace=project.parent)
+    found = cause_warnings(results, root=project, workspace=project.parent)
     return [decoded(line) for line in found]
 
 
@@ -150,5 +150,5 @@ def test_no_line_is_annotated_that_github_could_not_show(project):
     (project / "src/model.py").unlink()
     assert warnings([grown("test_x")], project) == []
     assert warnings([grown("test_x", expected=True)], project) == []
-    outside = cause_lines([grown("test_x")], root=project, workspace=project / "other")
+    outside = cause_warnings([grown("test_x")], root=project, workspace=project / "other")
     assert list(outside) == []

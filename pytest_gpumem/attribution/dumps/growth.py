@@ -48,7 +48,7 @@ class DeviceGrowth:
         return self.new.allocated - self.old.allocated
 
 
-def growth(old: Sequence[Held], new: Sequence[Held]) -> list[DeviceGrowth]:
+def growth_by_device(old: Sequence[Held], new: Sequence[Held]) -> list[DeviceGrowth]:
     """Return the changes of each device that either snapshot has memory of."""
     old_by_device = {held.device: held for held in old}
     new_by_device = {held.device: held for held in new}

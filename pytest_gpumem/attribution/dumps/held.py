@@ -96,7 +96,7 @@ def held_on_device(snapshot: dict[str, Any], device: int, events: Sequence[dict[
     """Return the memory of one device's tensors: at the peak of the events, or without any now."""
     segments = [segment for segment in snapshot["segments"] if segment["device"] == device]
     reserved = sum(segment["total_size"] for segment in segments)
-    live = live_blocks(segments)
+    live = blocks_with_tensors(segments)
     if any(event["action"] == "alloc" for event in events):
         settings = snapshot.get("allocator_settings") or {}
         divisions = [int(n) for n in (settings.get("roundup_power2_divisions") or {}).values()]
@@ -112,7 +112,7 @@ def held_on_device(snapshot: dict[str, Any], device: int, events: Sequence[dict[
     return Held(device, sum(places.values()), reserved, at_peak, dict(places), dict(blocks))
 
 
-def live_blocks(segments: Iterable[dict[str, Any]]) -> dict[int, _Block]:
+def blocks_with_tensors(segments: Iterable[dict[str, Any]]) -> dict[int, _Block]:
     """Return the blocks with tensors in them when the snapshot was taken, by their addresses."""
     live = {}
     for segment in segments:
@@ -123,7 +123,7 @@ def live_blocks(segments: Iterable[dict[str, Any]]) -> dict[int, _Block]:
                 # torch up to 2.0 has the frames in the block's "history".
                 entries = block.get("history") or [{}]
                 frames = block.get("frames") or entries[0].get("frames") or ()
-                live[address] = _Block(block["size"], place_of(frames))
+                live[address] = _Block(block["size"], innermost_place(frames))
             address += block["size"]
     return live
 
@@ -171,7 +171,7 @@ def allocations_and_frees(
     for event in events:
         if event["action"] == "alloc":
             frames = event.get("frames") or ()
-            place = place_of(frames)
+            place = innermost_place(frames)
             if place == NOWHERE:
                 place = backward
             elif any(frame["filename"].endswith(_BACKWARD) for frame in frames):
@@ -181,7 +181,7 @@ def allocations_and_frees(
             yield event["addr"], None
 
 
-def place_of(frames: Iterable[dict[str, Any]]) -> Place:
+def innermost_place(frames: Iterable[dict[str, Any]]) -> Place:
     """Return the innermost line that is neither PyTorch's nor this package's nor C++."""
     for frame in frames:
         if is_users_file(frame["filename"]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.attribution.dumps.growth import growth
+from pytest_gpumem.attribution.dumps.growth import growth_by_device
 from pytest_gpumem.attribution.dumps.held import held_memory
 from pytest_gpumem.attribution.dumps.reading import read_dump
 from pytest_gpumem.cli.outcome import FOUND, OK, Outcome
@@ -59,10 +59,10 @@ def run(arguments: argparse.Namespace) -> Outcome:
         held_memory(read_dump(name), name, at_end=arguments.at_end)
         for name in (arguments.old, arguments.new)
     )
-    devices = tuple(growth(old, new))
+    devices = tuple(growth_by_device(old, new))
     changes = rendering.DumpChanges(arguments.old, arguments.new, devices, arguments.all)
     if arguments.format == "table":
-        rendered = rendering.table(changes, shutil.get_terminal_size().columns)
+        rendered = rendering.growth_table(changes, shutil.get_terminal_size().columns)
     else:
         rendered = rendering.RENDERERS[arguments.format](changes)
     if not devices:

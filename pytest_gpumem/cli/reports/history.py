@@ -20,7 +20,7 @@ from pytest_gpumem.report.history import listing
 if TYPE_CHECKING:
     import argparse
 
-    from pytest_gpumem.baselines.history import History
+    from pytest_gpumem.baselines.history import BaselineHistory
     from pytest_gpumem.baselines.key import Key
 
 HELP = "print how baselines changed from commit to commit"
@@ -70,14 +70,16 @@ def run(arguments: argparse.Namespace) -> Outcome:
         write_page(arguments.html, history)
         rendered = f"gpumem: page written to {arguments.html}"
     elif arguments.format == "json":
-        rendered = listing.to_json(history)
+        rendered = listing.history_json(history)
     else:
         render = listing.of_tests if name else listing.overview
         rendered = render(history, shutil.get_terminal_size().columns)
     return Outcome(rendered, BAD_INPUT if trouble else OK, trouble)
 
 
-def matching_history(arguments: argparse.Namespace, name: str, limit: int | None) -> History:
+def matching_history(
+    arguments: argparse.Namespace, name: str, limit: int | None
+) -> BaselineHistory:
     """Read the history of the tests that a name means: a test, a file, else a part of a name."""
     nodeids: set[str] = set()
 
@@ -112,7 +114,7 @@ def matching_history(arguments: argparse.Namespace, name: str, limit: int | None
     raise BaselineError(words, "no baseline with this name has a history", remedy)
 
 
-def write_page(path: str, history: History) -> None:
+def write_page(path: str, history: BaselineHistory) -> None:
     """Write the page with a plot of each test.
 
     Raises:
@@ -123,9 +125,9 @@ def write_page(path: str, history: History) -> None:
         raise GpuMemError(
             f"--html={path}", "the page is made with jinja2, not installed here", remedy
         )
-    from pytest_gpumem.report.history.page import page
+    from pytest_gpumem.report.history.page import history_page
 
-    content = page(history).encode("utf-8", "backslashreplace")
+    content = history_page(history).encode("utf-8", "backslashreplace")
     try:
         write_whole(Path(path), content, f"{TEMPORARY}-{os.getpid()}")
     except OSError as error:

@@ -101,7 +101,7 @@ def _chosen_by(function: ast.AST, names: set[str]) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _parsed(filename: str) -> ast.Module | None:
+def _syntax_tree(filename: str) -> ast.Module | None:
     try:
         return ast.parse("".join(linecache.getlines(filename)))
     except (SyntaxError, ValueError, RecursionError):
@@ -110,7 +110,7 @@ def _parsed(filename: str) -> ast.Module | None:
 
 def _statement(filename: str, line: int) -> tuple[ast.AST, ast.stmt | None]:
     """Return the innermost function and statement at a line of a file."""
-    module = _parsed(filename)
+    module = _syntax_tree(filename)
     function: ast.AST = module or ast.Module([], [])
     statement: ast.stmt | None = None
     for node in ast.walk(function):

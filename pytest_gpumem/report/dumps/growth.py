@@ -36,7 +36,7 @@ class DumpChanges:
     """whether every line is listed, also one that did not change"""
 
 
-def table(changes: DumpChanges, width: int = 80) -> str:
+def growth_table(changes: DumpChanges, width: int = 80) -> str:
     """Return the changes for a terminal: the largest growth first."""
     blocks = [wrapped("", f"gpumem: {changes.old_name} -> {changes.new_name}", width)]
     for growth in changes.devices:
@@ -56,7 +56,7 @@ def table(changes: DumpChanges, width: int = 80) -> str:
     return "\n\n".join(blocks)
 
 
-def markdown(changes: DumpChanges) -> str:
+def growth_markdown(changes: DumpChanges) -> str:
     """Return the changes as GitHub's Markdown."""
     blocks = [f"{code(changes.old_name)} → {code(changes.new_name)}"]
     for growth in changes.devices:
@@ -68,7 +68,7 @@ def markdown(changes: DumpChanges) -> str:
     return "\n\n".join(filter(None, blocks))
 
 
-def to_json(changes: DumpChanges) -> str:
+def growth_json(changes: DumpChanges) -> str:
     """Return the changes as JSON: exact bytes, every line."""
     document = {
         "format": FORMAT,
@@ -144,7 +144,7 @@ def _place_words(place: Place) -> str:
 
 
 RENDERERS: Final[dict[str, Callable[[DumpChanges], str]]] = {
-    "table": table,
-    "markdown": markdown,
-    "json": to_json,
+    "table": growth_table,
+    "markdown": growth_markdown,
+    "json": growth_json,
 }

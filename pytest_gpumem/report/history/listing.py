@@ -12,7 +12,7 @@ from pytest_gpumem.sizes import MIB
 
 if TYPE_CHECKING:
     from pytest_gpumem.baselines.changes import EntryChange
-    from pytest_gpumem.baselines.history import Commit, History
+    from pytest_gpumem.baselines.history import BaselineHistory, Commit
     from pytest_gpumem.baselines.key import Key
     from pytest_gpumem.measurement import BaselineEntry
 
@@ -23,7 +23,7 @@ MOST_MOVES: Final = 5
 _TITLES: Final = ("commit", "date", "allocated", "reserved", "change", "%")
 
 
-def overview(history: History, width: int = 80) -> str:
+def overview(history: BaselineHistory, width: int = 80) -> str:
     """Return each commit with the tests that it moved, the newest first."""
     blocks = []
     for step in history.steps:
@@ -37,10 +37,10 @@ def overview(history: History, width: int = 80) -> str:
         if hidden > 0:
             lines.append(f"  and {hidden} more")
         blocks.append("\n".join(lines))
-    return "\n\n".join([*blocks, *_remarks(history, width)])
+    return "\n\n".join([*blocks, *_wrapped_remarks(history, width)])
 
 
-def of_tests(history: History, width: int = 80) -> str:
+def of_tests(history: BaselineHistory, width: int = 80) -> str:
     """Return the figures of each test by commit, the newest first, and why they moved."""
     blocks = []
     for key in history.keys:
@@ -53,7 +53,7 @@ def of_tests(history: History, width: int = 80) -> str:
         title = f"{key.nodeid}{_part(key)} on {key.device}: baseline in MiB"
         table = aligned_table(rows, ["left", "left", *["right"] * (len(_TITLES) - 2)])
         blocks += [wrapped("", title, width), table, "\n".join(lines)]
-    return "\n\n".join([*blocks, *_remarks(history, width)])
+    return "\n\n".join([*blocks, *_wrapped_remarks(history, width)])
 
 
 def move_words(change: EntryChange) -> str:
@@ -77,7 +77,7 @@ def move_words(change: EntryChange) -> str:
     return "; ".join(words)
 
 
-def to_json(history: History) -> str:
+def history_json(history: BaselineHistory) -> str:
     """Return the history as JSON: exact bytes, the newest commit first."""
     document = {
         "format": FORMAT,
@@ -147,6 +147,6 @@ def _indented(sentence: str, width: int) -> str:
     return "\n".join([f"  {first}", *(f"    {line}" for line in further)])
 
 
-def _remarks(history: History, width: int) -> list[str]:
+def _wrapped_remarks(history: BaselineHistory, width: int) -> list[str]:
     notes = [wrapped("note: ", printable(remark), width) for remark in history.remarks]
     return ["\n".join(notes)] if notes else []

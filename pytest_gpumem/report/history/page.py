@@ -12,7 +12,7 @@ from pytest_gpumem.report.text import mib, printable
 
 if TYPE_CHECKING:
     from pytest_gpumem.baselines.changes import EntryChange
-    from pytest_gpumem.baselines.history import Commit, History
+    from pytest_gpumem.baselines.history import BaselineHistory, Commit
     from pytest_gpumem.baselines.key import Key
 
 MOST_TESTS: Final = 200
@@ -36,7 +36,7 @@ class _Test(NamedTuple):
     rows: list[_Row]
 
 
-def page(history: History) -> str:
+def history_page(history: BaselineHistory) -> str:
     """Return the page."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup

@@ -29,7 +29,7 @@ from pytest_gpumem.report.causes import cause_lines, short_cause
 from pytest_gpumem.report.compared import comparison_sentences, tells_more_than_table
 from pytest_gpumem.report.history.plot import sparkline
 from pytest_gpumem.report.page import timeline_svg
-from pytest_gpumem.report.page.timeline_svg import Limit, Refusal
+from pytest_gpumem.report.page.timeline_svg import LimitLine, RefusedRequest
 from pytest_gpumem.report.terminal.failure_text import circumstances, shortage_facts
 from pytest_gpumem.report.terminal.summary_table import budget_cell, change_cell, peak_cells
 from pytest_gpumem.report.terminal.toolchain_lead import moved_together
@@ -309,25 +309,27 @@ def _attributions(result: Result) -> Sequence[Attribution]:
     return result.measurement.attributions if result.measurement else ()
 
 
-def limits_of(result: Result, device: int) -> list[Limit]:
+def limits_of(result: Result, device: int) -> list[LimitLine]:
     """Return the levels that a device's timeline is drawn with: budgets, the card, the baseline."""
     measurement = result.measurement
     if measurement is None:
         return []
     info = measurement.device
     usable = info.total_memory - info.context
-    limits = [Limit("card", f"{info.name} {size(usable)}", usable)]
+    limits = [LimitLine("card", f"{info.name} {size(usable)}", usable)]
     for row in result.verdict.comparisons:
         if row.device != device or row.peak not in PEAKS:
             continue
         if row.budget is not None and row.budget != usable:
-            limits.append(Limit("budget", f"budget {row.peak} {size(row.budget)}", row.budget))
+            limits.append(LimitLine("budget", f"budget {row.peak} {size(row.budget)}", row.budget))
         if row.baseline is not None and row.peak == "allocated" and row.difference:
-            limits.append(Limit("baseline", f"baseline's peak {size(row.baseline)}", row.baseline))
+            limits.append(
+                LimitLine("baseline", f"baseline's peak {size(row.baseline)}", row.baseline)
+            )
     return limits
 
 
-def refusal_of(result: Result, device: int) -> Refusal | None:
+def refusal_of(result: Result, device: int) -> RefusedRequest | None:
     """Return the request that a device refused; None where it refused none."""
     measurement = result.measurement
     oom = measurement.out_of_memory if measurement else None
@@ -339,7 +341,7 @@ def refusal_of(result: Result, device: int) -> Refusal | None:
         if row.device == device and row.peak == "reserved" and row.budget is not None
     ]
     usable = measurement.device.total_memory - measurement.device.context
-    return Refusal(oom.requested, oom.reserved, min([*budgets, usable]))
+    return RefusedRequest(oom.requested, oom.reserved, min([*budgets, usable]))
 
 
 class _Count(NamedTuple):

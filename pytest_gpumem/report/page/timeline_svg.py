@@ -48,7 +48,7 @@ BLOCK: Final = 512
 """bytes: the allocator's sizes are multiples of it"""
 
 
-class Limit(NamedTuple):
+class LimitLine(NamedTuple):
     """A level that a peak is held against."""
 
     kind: str
@@ -58,7 +58,7 @@ class Limit(NamedTuple):
     nbytes: int
 
 
-class Refusal(NamedTuple):
+class RefusedRequest(NamedTuple):
     """A request that the allocator refused, in bytes."""
 
     requested: int | None
@@ -83,9 +83,9 @@ class Drawing(NamedTuple):
 
 def draw(
     timeline: Timeline,
-    limits: Iterable[Limit] = (),
+    limits: Iterable[LimitLine] = (),
     *,
-    refusal: Refusal | None = None,
+    refusal: RefusedRequest | None = None,
     ghost: Sequence[int] = (),
 ) -> Drawing:
     """Return a drawing: allocated, stacked by category, reserved above it, phases and the peak.
@@ -237,7 +237,7 @@ def stacked_heights(timeline: Timeline) -> list[tuple[Category, list[int]]]:
 
 
 def limit_lines(
-    inside: Iterable[Limit], outside: Iterable[Limit], scale: _Scale, peak: int
+    inside: Iterable[LimitLine], outside: Iterable[LimitLine], scale: _Scale, peak: int
 ) -> list[str]:
     """Return the lines of limits with their labels, which stand on the side without the peak's."""
     on_left = peak > SIDE * scale.number
@@ -262,7 +262,7 @@ def limit_lines(
     return parts
 
 
-def _limit_label(limit: Limit, x: float, y: float, side: str, words: str) -> str:
+def _limit_label(limit: LimitLine, x: float, y: float, side: str, words: str) -> str:
     return (
         f'<text class="limit-label {limit.kind}" x="{x}" y="{y:.1f}" text-anchor="{side}">'
         f"{escape(words)}</text>"
@@ -320,7 +320,7 @@ def peak_pointer(index: int, nbytes: int, highest: int, scale: _Scale) -> str:
     )
 
 
-def refused_at(timeline: Timeline, refusal: Refusal) -> tuple[int, int, str]:
+def refused_at(timeline: Timeline, refusal: RefusedRequest) -> tuple[int, int, str]:
     """Return the point at which a request was refused, its level with the request, and words.
 
     The timeline is that of the step run again without a limit, as far as that was possible: the

@@ -13,7 +13,7 @@ from pytest_gpumem.attribution.snapshots import VIEWER
 from pytest_gpumem.judge.breakdown_diff import site_name
 from pytest_gpumem.judge.result import hints_of
 from pytest_gpumem.judge.verdict import Kind, beyond_tolerance
-from pytest_gpumem.report.causes import largest_sites, place_words, shared_causes
+from pytest_gpumem.report.causes import code_words, largest_sites, shared_causes
 from pytest_gpumem.report.text import columns, encodable, printable, wrapped
 from pytest_gpumem.sizes import MIB, format_size
 
@@ -80,7 +80,8 @@ def _brief_lines(result: Result, width: int, *, next_step: bool) -> list[Failure
     paragraphs = [wrapped("note: ", note, width).splitlines() for note in notes]
     paragraphs += [wrapped("hint: ", hint, width).splitlines() for hint in hints]
     # The first cause is always shown, and one line is left to say that more is known.
-    first = len(causes[:1]) + sum(1 for _ in takewhile(_is_reason, causes[1:]))
+    reasons = takewhile(lambda line: line.startswith(REASON_INDENT), causes[1:])
+    first = len(causes[:1]) + sum(1 for _ in reasons)
     room = MOST_LINES - len(head) - first - len(ending) - 1
     shown: list[str] = []
     for lines in paragraphs:
@@ -134,7 +135,7 @@ def _cause_lines(result: Result, width: int) -> list[str]:
                 (
                     format_size(cause.nbytes, signed=True),
                     cause.category if cause.site else "",
-                    place_words(cause.site) if cause.site else (cause.category,),
+                    code_words(cause.site) if cause.site else (cause.category,),
                     cause.reasons,
                 )
                 for cause in causes[:MOST_SITES]
@@ -151,7 +152,7 @@ def _cause_lines(result: Result, width: int) -> list[str]:
         oom = measurement.out_of_memory if measurement else None
         request = [f"  asked for at {printable(oom.site)}"] if oom is not None and oom.site else []
         large = [site for site in largest_sites(result, MOST_SITES) if site.nbytes >= MIB]
-        rows = [(format_size(site.nbytes), site.category, place_words(site), ()) for site in large]
+        rows = [(format_size(site.nbytes), site.category, code_words(site), ()) for site in large]
         return [*request, *_amount_lines(rows, width)]
     sites = measurement.stayed.sites if measurement and measurement.stayed else ()
     if len(sites) < 2:  # noqa: PLR2004 - the headline names the only one
@@ -159,10 +160,6 @@ def _cause_lines(result: Result, width: int) -> list[str]:
     return [
         f"  {format_size(site.nbytes)}  {printable(site_name(site))}" for site in sites[:MOST_SITES]
     ]
-
-
-def _is_reason(line: str) -> bool:
-    return line.startswith(REASON_INDENT)
 
 
 def _without_steps(reason: str) -> str:

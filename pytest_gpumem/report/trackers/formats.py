@@ -28,7 +28,7 @@ class _Figure(NamedTuple):
     result: Result
 
 
-def _figures(results: Iterable[Result]) -> Iterator[_Figure]:
+def _tracked_figures(results: Iterable[Result]) -> Iterator[_Figure]:
     for result in results:
         measurement = result.measurement
         if measurement is None or measurement.out_of_memory is not None:
@@ -46,7 +46,7 @@ def benchmark_action(results: Iterable[Result]) -> str:
     https://github.com/benchmark-action/github-action-benchmark
     """
     rows = []
-    for figure in _figures(results):
+    for figure in _tracked_figures(results):
         row: dict[str, Any] = {
             "name": f"{figure.name}: peak {figure.peak}",
             "unit": "MiB",
@@ -66,7 +66,7 @@ def bencher(results: Iterable[Result]) -> str:
     https://bencher.dev/docs/reference/bencher-metric-format/
     """
     benchmarks: dict[str, dict[str, dict[str, int]]] = {}
-    for figure in _figures(results):
+    for figure in _tracked_figures(results):
         measures = benchmarks.setdefault(figure.name, {})
         measures[f"peak-{figure.peak}"] = {"value": figure.nbytes}
     return json.dumps(benchmarks, indent=1) + "\n"

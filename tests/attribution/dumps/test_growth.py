@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_gpumem.attribution.dumps.growth import growth
+from pytest_gpumem.attribution.dumps.growth import growth_by_device
 from pytest_gpumem.attribution.dumps.held import NOWHERE, Held, Place
 
 
@@ -13,7 +13,7 @@ def held(*places, device=0):
 
 
 def lines(old, new):
-    (device,) = growth([old], [new])
+    (device,) = growth_by_device([old], [new])
     return [(line.place, line.old, line.new) for line in device.lines]
 
 
@@ -65,5 +65,5 @@ def test_a_files_name_is_short(monkeypatch, tmp_path):
 
 
 def test_a_device_of_one_side_is_compared_with_nothing_and_empty_ones_are_left_out():
-    devices = growth([held((NOWHERE, 5)), held(device=2)], [held((NOWHERE, 6), device=1)])
+    devices = growth_by_device([held((NOWHERE, 5)), held(device=2)], [held((NOWHERE, 6), device=1)])
     assert [(it.device, it.difference) for it in devices] == [(0, -5), (1, 6)]

@@ -497,8 +497,8 @@ def test_names_of_phases_never_meet(seed):
 
 def test_limits_are_lines_and_those_far_above_stand_at_the_edge():
     held = Timeline({"other": (100 * MIB,)}, (100 * MIB,), (), 0)
-    near = timeline_svg.Limit("budget", "budget reserved 120.00 MiB", 120 * MIB)
-    far = timeline_svg.Limit("card", "T4 <14 GiB>", 14 << 30)
+    near = timeline_svg.LimitLine("budget", "budget reserved 120.00 MiB", 120 * MIB)
+    far = timeline_svg.LimitLine("card", "T4 <14 GiB>", 14 << 30)
     parsed, _ = drawn(held, near, far)
     (line,) = parsed.all("g", class_="limit")
     assert line.attributes["class"] == "limit budget"
@@ -519,7 +519,7 @@ def test_every_chart_has_the_cards_line_and_the_declared_budgets(parsed):
 def test_a_refused_request_is_drawn_where_the_limit_was_passed():
     levels = tuple(n * 10 * MIB for n in (1, 2, 3, 4, 5))
     held = Timeline({"other": levels}, levels, (), 4)
-    refusal = timeline_svg.Refusal(15 * MIB, 30 * MIB, 35 * MIB)
+    refusal = timeline_svg.RefusedRequest(15 * MIB, 30 * MIB, 35 * MIB)
     (group,) = drawn(held, refusal=refusal)[0].all("g", class_="refused")
     assert (group.attributes["data-index"], "".join(group.text)) == ("3", "15.00 MiB refused here")
     (group,) = drawn(held, refusal=refusal._replace(cap=90 * MIB))[0].all("g", class_="refused")

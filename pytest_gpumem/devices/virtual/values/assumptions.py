@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from pytest_gpumem.devices.virtual.values.operators import Call
+    from pytest_gpumem.devices.virtual.values.operators import OperatorCall
 
 SEED: Final = 2_147_483_647
 TRUE_FOR: Final = {"all", "isclose", "isfinite"}
@@ -43,14 +43,14 @@ class Assumptions:
     def of_tensor(self, tensor: Tensor) -> Tensor:
         """Return values for a tensor of which nothing is known."""
         if tensor.dtype == torch.bool:
-            return self._mask(tensor)
+            return torch.rand(tensor.shape, generator=self._generator) < self.masks
         if not (tensor.is_floating_point() or tensor.is_complex()):
             return torch.zeros(tensor.shape, dtype=tensor.dtype)
         # Between 0 and 1: finite, a loss or a norm, a probability, a logit; never a divisor of 0.
         values = torch.rand(tensor.shape, generator=self._generator)
         return (values * 0.9 + 0.05).to(tensor.dtype)
 
-    def of_result(self, call: Call, result: Tensor) -> Tensor | None:
+    def of_result(self, call: OperatorCall, result: Tensor) -> Tensor | None:
         """Return values for a result of unknown tensors; None: it is unknown until it decides."""
         name = call.name
         source = call.args[0] if call.args else None
@@ -65,10 +65,7 @@ class Assumptions:
             return torch.full(result.shape, int(share * self.masks), dtype=result.dtype)
         return None
 
-    def _mask(self, tensor: Tensor) -> Tensor:
-        return torch.rand(tensor.shape, generator=self._generator) < self.masks
-
-    def _indices(self, call: Call, result: Tensor, source: Tensor) -> Tensor:
+    def _indices(self, call: OperatorCall, result: Tensor, source: Tensor) -> Tensor:
         dim = call.argument("dim")
         if not source.dim() or (dim is None and call.name in {"argmax", "argmin"}):
             dim, choices = -1, source.numel()

@@ -137,7 +137,7 @@ def _draw(dropout: float) -> int:
     return int(torch.randint(1 << 62, ())) if dropout else 0
 
 
-def _number(seed: Tensor) -> int:
+def _seed_number(seed: Tensor) -> int:
     return int(seed.flatten()[0].to(torch.int64)) if seed.numel() else 0
 
 
@@ -182,7 +182,7 @@ def sdpa_flash_backward(
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
     """Return the gradients of query, key and value."""
-    number = _number(seed) if dropout else 0
+    number = _seed_number(seed) if dropout else 0
     options = Options(_scale(scale, query), LOWER_RIGHT if causal else None, dropout, number)
     return attention_backward(gradient, query, key, value, None, options)[:3]
 
@@ -232,7 +232,7 @@ def sdpa_efficient_backward(
     scale: float | None = None,
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of query, key, value and bias."""
-    number = _number(seed) if dropout else 0
+    number = _seed_number(seed) if dropout else 0
     options = Options(_scale(scale, query), UPPER_LEFT if causal else None, dropout, number)
     *gradients, by_bias = attention_backward(gradient, query, key, value, bias, options)
     return *gradients, _reduced(by_bias, bias) if bias is not None and mask[3] else None
@@ -279,7 +279,7 @@ def sdpa_cudnn_backward(
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
     """Return the gradients of query, key and value."""
-    number = _number(seed) if dropout else 0
+    number = _seed_number(seed) if dropout else 0
     options = Options(_scale(scale, query), UPPER_LEFT if causal else None, dropout, number)
     has_bias = bias is not None and bias.numel() > 0
     return attention_backward(gradient, query, key, value, bias if has_bias else None, options)[:3]
@@ -372,7 +372,7 @@ def flash_backward(
     """Return the gradients of query, key and value."""
     window = (window_size_left, window_size_right)
     sides = tuple(-1 if side is None else side for side in window)
-    number = _number(seed) if dropout else 0
+    number = _seed_number(seed) if dropout else 0
     options = Options(
         _scale(scale, query), LOWER_RIGHT if causal else None, dropout, number, (sides[0], sides[1])
     )
@@ -457,7 +457,7 @@ def efficient_backward(
     if window_size is not None or starts_q is not None:
         message = "sequences of many lengths and windows have no equivalent"
         raise NotImplementedError(message)
-    number = _number(seed) if dropout else 0
+    number = _seed_number(seed) if dropout else 0
     options = Options(_scale(scale, query), ALIGNED[mask_type], dropout, number)
     *grads, by_scores = attention_backward(
         gradient.transpose(1, 2), *_heads_first(query, key, value), bias, options

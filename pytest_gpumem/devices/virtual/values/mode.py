@@ -29,7 +29,12 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
     tensors_in,
 )
 from pytest_gpumem.devices.virtual.values.known import KnownValues
-from pytest_gpumem.devices.virtual.values.operators import CARRIED, Call, let_pass, traits_of
+from pytest_gpumem.devices.virtual.values.operators import (
+    CARRIED,
+    OperatorCall,
+    let_pass,
+    traits_of,
+)
 from pytest_gpumem.devices.virtual.values.precision import in_types_of_the_host
 from pytest_gpumem.devices.virtual.values.sized_outputs import CHECKS, copies_of
 from pytest_gpumem.devices.virtual.values.tracing import keep_from
@@ -160,7 +165,7 @@ class ValueMode:
 
     # -- before and after a CUDA operator --
 
-    def before(self, call: Call) -> Plan | None:
+    def before(self, call: OperatorCall) -> Plan | None:
         """Prepare for an operator that reads values or writes its arguments.
 
         Returns:
@@ -197,11 +202,11 @@ class ValueMode:
                 self._queue(copies, call, result[0])
         return plan
 
-    def _queue(self, copies: Copies, call: Call, result: object) -> None:
+    def _queue(self, copies: Copies, call: OperatorCall, result: object) -> None:
         for content in copies(result, call.args, call.kwargs):
             self._library.queue_copy(content)
 
-    def after(self, call: Call) -> None:
+    def after(self, call: OperatorCall) -> None:
         """Note where a CUDA operator did not copy to the host what was queued for it."""
         faults = self._library.drop_queued_copies()
         if faults:
@@ -210,7 +215,7 @@ class ValueMode:
                 f"its copies to the host are not those of the torch that was studied: {faults}",
             )
 
-    def plan(self, call: Call, inputs: Sequence[Tensor], *, decides: bool) -> Plan | None:
+    def plan(self, call: OperatorCall, inputs: Sequence[Tensor], *, decides: bool) -> Plan | None:
         """Return how an operator is computed on the host; None: it is not.
 
         Args:
@@ -251,7 +256,7 @@ class ValueMode:
         """Give a small tensor, of which nothing is known, plausible values."""
         self.values.write(tensor, self.assumptions.of_tensor(tensor), assumed=True)
 
-    def compute(self, call: Call, plan: Plan, device: int) -> tuple[Any] | None:
+    def compute(self, call: OperatorCall, plan: Plan, device: int) -> tuple[Any] | None:
         """Return an operator's result, computed on the host; None where the host cannot."""
         function: Callable[..., Any] = EQUIVALENTS.get(call.op, call.op)
         if call.op in self._impossible:
@@ -271,7 +276,7 @@ class ValueMode:
             self.failures.setdefault(call.name, reason)
             return None
 
-    def finish(self, call: Call, result: object, plan: Plan | None) -> None:  # noqa: C901 - each case is short
+    def finish(self, call: OperatorCall, result: object, plan: Plan | None) -> None:  # noqa: C901 - each case is short
         """Write an operator's values once the CUDA operator has run, or make them unknown."""
         if call.name in CARRIED:
             return
@@ -286,7 +291,7 @@ class ValueMode:
         if call.traits.allocates:
             plan = None
         elif plan is None and not written and all(map(self.is_small, fresh)):
-            decides = any(not _is_real(tensor) for tensor in fresh)
+            decides = not all(tensor.is_floating_point() or tensor.is_complex() for tensor in fresh)
             plan = self.plan(call, call.inputs(), decides=decides)
         if plan is not None:
             host = plan.result
@@ -300,7 +305,7 @@ class ValueMode:
             if tensor.is_cuda and is_plain(tensor) and not call.copies_bytes_to(tensor):
                 self._leave_unknown(call, tensor)
 
-    def _forgets(self, call: Call, result: object) -> bool:
+    def _forgets(self, call: OperatorCall, result: object) -> bool:
         """Make the one large tensor unknown that most operators return; False: it returns more.
 
         These lines are all that a step without small tensors pays for.
@@ -318,7 +323,7 @@ class ValueMode:
         return True
 
     def _write(
-        self, call: Call, fresh: Sequence[Tensor], result: object, host: object, plan: Plan
+        self, call: OperatorCall, fresh: Sequence[Tensor], result: object, host: object, plan: Plan
     ) -> bool:
         """Write the host's results; False: they are not of the CUDA operator's form.
 
@@ -342,7 +347,7 @@ class ValueMode:
                 self._leave_unknown(call, tensor)
         return True
 
-    def _leave_unknown(self, call: Call, tensor: Tensor) -> None:
+    def _leave_unknown(self, call: OperatorCall, tensor: Tensor) -> None:
         if call.name == UNSCALES and tensor is call.args[1]:
             return  # no infinity is assumed: the zero of before stays
         if torch.cuda.is_current_stream_capturing() or not self.is_small(tensor):
@@ -370,7 +375,7 @@ class ValueMode:
         return torch.Generator().manual_seed(_seed(generator))
 
     @contextmanager
-    def _seeded(self, call: Call, device: int) -> Iterator[None]:
+    def _seeded(self, call: OperatorCall, device: int) -> Iterator[None]:
         """Let the host's own generator give what depends on the GPU's, and go on as before."""
         state = torch.default_generator.get_state()
         seed = _seed(torch.cuda.default_generators[device])
@@ -387,11 +392,6 @@ def _seed(generator: torch.Generator) -> int:
     return (mixed + generator.get_offset() * 0xD1B54A32D192ED03) % (1 << 63)
 
 
-def _is_real(tensor: Tensor) -> bool:
-    """Return whether a tensor is of floating-point or complex numbers."""
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
 def _intercept(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
     """Run a CUDA operator, and compute its values on the host."""
     __tracebackhide__ = True
@@ -399,7 +399,7 @@ def _intercept(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
         mode = ValueMode._current
         if mode is None:
             return op._op(*args, **kwargs)
-        call = Call(op, traits_of(op), args, kwargs)
+        call = OperatorCall(op, traits_of(op), args, kwargs)
         traits = call.traits
         plan = None
         if traits.written or traits.sized or traits.reads_back or traits.copies:

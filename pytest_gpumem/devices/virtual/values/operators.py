@@ -70,7 +70,7 @@ class Traits(NamedTuple):
     """of the arguments whose values do not matter"""
 
 
-class Call(NamedTuple):
+class OperatorCall(NamedTuple):
     """One call of an operator."""
 
     op: OpOverload
