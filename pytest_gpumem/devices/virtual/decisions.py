@@ -72,6 +72,12 @@ def _of_line(code: CodeType, line: int, *, is_float: bool) -> bool | None:
     return verdict
 
 
+@functools.lru_cache(maxsize=1024)
+def is_test_of_while(filename: str, line: int) -> bool:
+    """Return whether a line is in the test of a ``while``."""
+    return isinstance(_statement(filename, line)[1], ast.While)
+
+
 def _own_nodes(statement: ast.stmt) -> list[ast.AST]:
     """Return the nodes of a statement, without the statements within it."""
     nodes: list[ast.AST] = [statement]

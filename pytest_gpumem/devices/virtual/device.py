@@ -123,7 +123,7 @@ class VirtualDevice:
         self._unsupported: dict[str, int] = {}
         self._convolutions = ConvolutionWatch(library)
         self._guesses: dict[str, int] = {}
-        self._readbacks = Readbacks()
+        self._readbacks = Readbacks(library.set_endless)
         self._mode: ValueMode | None = None
         self._stack = ExitStack()
 

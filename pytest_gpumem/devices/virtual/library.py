@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.devices.cards import Card
 
-_READBACK = ctypes.CFUNCTYPE(None, ctypes.c_uint64)
+_READBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
 
 _CLOCK_RATE_KHZ = 1_500_000
 """no figure depends on it; code that divides by it must not find 0"""
@@ -338,11 +338,18 @@ class NativeLibrary:
         self._lib.gpumem_readbacks(raw)
         return Counters(int(self._lib.gpumem_launches()), *raw)
 
-    def on_readback(self, callback: Callable[[int], None] | None) -> None:
-        """Call ``callback`` with the bytes of every copy from a device to the host."""
+    def on_readback(self, callback: Callable[[int], bool] | None) -> None:
+        """Call ``callback`` with the bytes of every copy of unknown bytes to the host.
+
+        Where it returns True the copy fails, with the error of :meth:`set_endless`.
+        """
         # kept as an attribute: ctypes does not keep the callback alive for the library
         self._readback_callback = _READBACK(callback) if callback else _READBACK()
         self._lib.gpumem_on_readback(self._readback_callback)
+
+    def set_endless(self, text: str) -> None:
+        """Set the text of the CUDA error of a copy in a loop that would not end."""
+        self._lib.gpumem_set_endless(text.encode())
 
     def largest_convolution(self) -> int:
         """Return the bytes of the largest convolution's tensors since the last call of this.

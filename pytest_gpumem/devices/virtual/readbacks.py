@@ -7,12 +7,19 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.devices.virtual.decisions import decides
+from pytest_gpumem.devices.virtual.decisions import decides, is_test_of_while
+from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.source_lines import shown_path, users_line
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
+MOST_ROUNDS: Final = 10_000
+"""values that are not computed, read by the test of one ``while``; no text that is generated is so
+long, and it takes a second"""
+MOST_READ: Final = 100_000
+"""such values that any one line reads: a loop may end by itself, so that more are let through"""
 MOST_SITES: Final = 3
 """lines that a note names"""
 SCALER: Final = str(Path("torch", "amp", "grad_scaler.py"))
@@ -25,7 +32,13 @@ class Readbacks:
     A value that is only shown or logged is not counted: no figure depends on it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, set_endless: Callable[[str], None] | None = None) -> None:
+        """Count from nothing.
+
+        Args:
+            set_endless: is called with the error that a copy is about to fail with.
+        """
+        self._set_endless = set_endless
         self._unknown: Counter[tuple[str, int]] = Counter()
         self._assumed: Counter[tuple[str, int]] = Counter()
         self.answered = False
@@ -41,14 +54,28 @@ class Readbacks:
         """Whether the program decided by an unknown value."""
         return bool(self._unknown)
 
-    def seen(self, size: int) -> None:
-        """Note one copy of unknown bytes; called by the native library, on any thread."""
-        if not self.answered:
-            _note(sys._getframe().f_back, size, self._unknown)
+    def seen(self, size: int) -> bool:
+        """Note one copy of unknown bytes; called by the native library, on any thread.
+
+        Returns:
+            whether the copy is to fail: its loop would not end.
+        """
+        if self.answered:
+            return False
+        endless = _note(sys._getframe().f_back, size, self._unknown)
+        if endless is not None and self._set_endless is not None:
+            self._set_endless(str(endless))
+        return endless is not None
 
     def seen_assumed(self, size: int) -> None:
-        """Note that an assumed value of so many bytes is read."""
-        _note(sys._getframe().f_back, size, self._assumed)
+        """Note that an assumed value of so many bytes is read.
+
+        Raises:
+            DeviceError: the loop that reads it would not end.
+        """
+        endless = _note(sys._getframe().f_back, size, self._assumed)
+        if endless is not None:
+            raise endless
 
     def notes(self, root: Path) -> list[str]:
         """Return the sentences about these values; files as seen from ``root``."""
@@ -69,10 +96,24 @@ class Readbacks:
         return sentences
 
 
-def _note(frame: FrameType | None, size: int, sites: Counter[tuple[str, int]]) -> None:
-    if not asks_for_infinities(frame) and decides(frame, size):
-        line = users_line(frame)
-        sites[(line.filename, line.line) if line else ("", 0)] += 1
+def _note(
+    frame: FrameType | None, size: int, sites: Counter[tuple[str, int]]
+) -> DeviceError | None:
+    """Count a value; return the error that ends a loop which waits for it in vain."""
+    if asks_for_infinities(frame) or not decides(frame, size):
+        return None
+    line = users_line(frame)
+    site = (line.filename, line.line) if line else ("", 0)
+    sites[site] += 1
+    count = sites[site]
+    if line is None or count < MOST_ROUNDS or (count < MOST_READ and not is_test_of_while(*site)):
+        return None
+    return DeviceError(
+        f"{shown_path(line.filename, Path.cwd())}:{line.line}",
+        f"{count:,} values were read here that the virtual GPU has not computed, and a loop that "
+        "waits for them does not end",
+        'compute them (values="full"), guard the loop with `if gpu_memory.computes:`, or bound it',
+    )
 
 
 def _where(sites: Counter[tuple[str, int]], root: Path) -> str:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from pytest_gpumem.devices.virtual.decisions import decides
+from pytest_gpumem.devices.virtual.decisions import decides, is_test_of_while
 
 
 def read(size=4):
@@ -49,3 +49,10 @@ def test_the_statement_that_reads_tells(code, verdict, capsys, tmp_path):
     exec(compile(code, name, "exec"), {"read": read, "losses": [], "total": 0.0})
     assert [verdict] == VERDICTS
     capsys.readouterr()
+
+
+def test_the_test_of_a_while_is_told_from_its_body(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("while not (\n    read()\n):\n    if read(): pass\nif read(): pass\n")
+    lines = [line for line in range(1, 6) if is_test_of_while(str(program), line)]
+    assert lines == [1, 2, 3]

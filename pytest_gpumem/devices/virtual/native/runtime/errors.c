@@ -1,6 +1,10 @@
 /* Errors: the last one, and the names and texts of all. */
 #include "runtime/runtime.h"
 
+#include <stdio.h>
+
+static char endless[1024] = "the launch timed out and was terminated"; /* the last text that Python set */
+
 GM_API int cudaGetLastError(void) { return gm_last_error(true); }
 
 GM_API int cudaPeekAtLastError(void) { return gm_last_error(false); }
@@ -28,6 +32,7 @@ static const struct {
     {GM_NOT_SUPPORTED, "cudaErrorNotSupported", "the virtual GPU does not support this (standard error names it)"},
     {GM_STREAM_CAPTURE_UNSUPPORTED, "cudaErrorStreamCaptureUnsupported",
      "operation not permitted when stream is capturing"},
+    {GM_LAUNCH_TIMEOUT, "cudaErrorLaunchTimeout", endless},
     {GM_CAPTURE_INVALIDATED, "cudaErrorStreamCaptureInvalidated", "the stream's capture was invalidated"},
 };
 
@@ -50,3 +55,8 @@ GM_API int cuGetErrorName(int status, const char **message) {
     *message = describe(status, true);
     return GM_SUCCESS;
 }
+
+/* ---- a function that Python calls ---- */
+
+/* Sets the text of cudaErrorLaunchTimeout, which a copy in an endless loop fails with. */
+GM_API void gpumem_set_endless(const char *text) { snprintf(endless, sizeof endless, "%s", text); }
