@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from pytest_gpumem.devices.virtual.environment import INHERITED, skip_shape_check
 from pytest_gpumem.measurement import Peak
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ class _Watch:
         """Wait for CUDA's initialisation."""
         if not self._torch.version.cuda:
             return
+        if INHERITED in os.environ:  # on a virtual GPU
+            skip_shape_check(ExitStack())  # never closed: for as long as the process lives
         binding = self._torch._C._cuda_resetPeakMemoryStats
 
         def reset_peaks(device: int) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import runpy
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -95,7 +96,12 @@ class Program:
 
     def __init__(self, target: str, arguments: Sequence[str], *, module: bool) -> None:
         if not module and not Path(target).exists():
-            raise SpecError(target, "there is no such file", "name a script, or -m and a module")
+            command = find_command(target)
+            if command is None:
+                raise SpecError(
+                    target, "there is no such file", "name a script, or -m and a module"
+                )
+            target = command
         self._target = target
         self._arguments = list(arguments)
         self._module = module
@@ -115,6 +121,20 @@ class Program:
             print(end.code, file=sys.stderr)
             return 1
         return 0
+
+
+def find_command(name: str) -> str | None:
+    """Return the path of a command that is a Python script, as torchrun is; None without one.
+
+    Commands beside this interpreter come first: its environment need not be activated.
+    """
+    folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    path = shutil.which(name, path=folders)
+    if path is None:
+        return None
+    with Path(path).open("rb") as script:
+        first_lines = script.read(512)
+    return path if first_lines.startswith(b"#!") and b"python" in first_lines else None
 
 
 def measure_program(

@@ -8,6 +8,7 @@ it is the fake one of PyTorch's own tests: collectives do nothing, and take no m
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -86,7 +87,9 @@ def joined(rank: int, size: int, kind: DeviceKind) -> Iterator[None]:
         @stack.callback
         def destroy_groups() -> None:
             if distributed.is_initialized():  # the test may have done so itself
-                distributed.destroy_process_group()
+                # DeepSpeed keeps groups of its own, which only its own function lets go of.
+                comm: Any = sys.modules.get("deepspeed.comm", distributed)
+                (comm if comm.is_initialized() else distributed).destroy_process_group()
 
         # A group that is bound to a device is split for its subgroups, and ncclCommSplit does not
         # get the parts' sizes, which the other ranks would tell.

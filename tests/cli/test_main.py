@@ -74,6 +74,12 @@ torch.cuda.reset_peak_memory_stats()
 kept = torch.empty(10 << 20, dtype=torch.uint8, device="cuda:0")
 if "kill" in sys.argv:
     os._exit(0)
+if "ddp" in sys.argv:
+    torch.cuda.set_device(rank)
+    torch.distributed.init_process_group("nccl")
+    layer = torch.nn.Linear(4, 4).cuda()
+    torch.nn.parallel.DistributedDataParallel(layer, device_ids=[rank])
+    torch.distributed.destroy_process_group()
 """
 PARENT = """
 import subprocess, sys
@@ -116,12 +122,15 @@ def run_apart(gpumem, tmp_path):
 
 
 def test_run_of_a_launcher_tells_the_peaks_of_each_rank(run_apart):
-    """Also those before a reset of the statistics; the launcher itself used no GPU."""
-    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node=2", "child.py")
-    text, _ = run_apart(*torchrun)
+    """Also those before a reset of the statistics; the launcher itself used no GPU.
+
+    Each rank has a GPU of its own without ``--devices``, and DDP takes them as users write it.
+    """
+    text, _ = run_apart("torchrun", "--standalone", "--nproc-per-node=2", "child.py", "ddp")
     assert re.search(r"process device peak allocated peak reserved of [\d.]+ GiB", text)
     assert "rank 0 (pid N) cuda:0 40.00 MiB 40.00 MiB 0%" in text
     assert "rank 1 (pid N) cuda:0 80.00 MiB 80.00 MiB 1%" in text
+    assert re.search(r"rank 1 \(pid N\) cuda:1 \S+ \w+ 2.00 MiB 0%", text)
     assert "program" not in text
 
 
@@ -153,6 +162,7 @@ def test_marked_tests_below_run_take_its_card(run_apart, tmp_path, options, card
     ("arguments", "said"),
     [
         (["run", "absent.py"], "absent.py: there is no such file"),
+        (["run", "ls"], "ls: there is no such file"),  # a command, but not of Python
         (["run", "--card", "T44", "program.py"], "T44"),
         (["run", "--max-gib", "nan", "program.py"], "--max-gib=nan: that is not a size"),
         (["run", "--devices", "17", "program.py"], "write a number from 1 to 16"),

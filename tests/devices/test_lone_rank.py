@@ -1,7 +1,9 @@
 """One rank of many, whose others are not there: what data parallel training holds, to the byte."""
 
 import os
+import sys
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 from helpers.virtual_gpu import MIB, opened
@@ -70,6 +72,28 @@ def test_this_process_is_the_rank_it_was_asked_to_be_and_no_more_afterwards():
         assert "nccl" in distributed.get_backend()
     assert not distributed.is_initialized()
     assert {name: os.environ.get(name) for name in names} == before
+
+
+def test_deepspeed_lets_go_of_its_groups_by_a_function_of_its_own(monkeypatch):
+    """Or the next stage of ZeRO in a session would take groups that are no more."""
+    from torch import distributed
+
+    called = []
+
+    def destroy_process_group():
+        called.append("deepspeed")
+        distributed.destroy_process_group()
+
+    for initialized in (False, True):
+        comm = SimpleNamespace(
+            is_initialized=lambda value=initialized: value,
+            destroy_process_group=destroy_process_group,
+        )
+        monkeypatch.setitem(sys.modules, "deepspeed.comm", comm)
+        with opened(), joined(0, 2, "virtual"):
+            pass
+        assert called == ["deepspeed"] * initialized
+        assert not distributed.is_initialized()
 
 
 @pytest.mark.parametrize("rank", [0, 700, 1023])

@@ -79,10 +79,12 @@ def test_uneven(gpu_memory):
 
 @pytest.mark.gpu_memory
 def test_even():
-    distributed.init_process_group("gloo")
+    distributed.init_process_group("cpu:gloo,cuda:nccl")
     told = [None, None]
     distributed.all_gather_object(told, RANK)
     assert told == [0, 1]
+    layer = torch.nn.Linear(4, 4).cuda()
+    torch.nn.parallel.DistributedDataParallel(layer, device_ids=[RANK])
     kept = mib(10 + GROWN * RANK)
     distributed.destroy_process_group()
 """.replace("GROWN", "int(os.environ.get('GROWN', 0))")

@@ -30,9 +30,6 @@ def adapted(description: str) -> Iterator[None]:
     Triton links its launcher with the driver library, and looks for it among the system's unless a
     variable names its folder. Inductor links its C++ wrappers with ``-lcuda``, and so do older
     versions of Triton; compilers look for that in LIBRARY_PATH.
-
-    DistributedDataParallel compares the ranks' parameters by gathered figures, which newer versions
-    of PyTorch copy with a kernel, so that they are zeros here.
     """
     with ExitStack() as stack:
         preload = os.environ.get(PRELOAD)
@@ -42,13 +39,21 @@ def adapted(description: str) -> Iterator[None]:
             set_variable(stack, TRITON, str(native.FOLDER))
         linked = os.environ.get(COMPILER)  # behind the user's: a real driver's library is preferred
         set_variable(stack, COMPILER, f"{linked}:{native.FOLDER}" if linked else str(native.FOLDER))
-        distributed: Any = sys.modules.get("torch.distributed")
-        check = getattr(distributed, SHAPE_CHECK, None)
-        if check is not None:
-            # The check that every rank has the same parameters: they have.
-            setattr(distributed, SHAPE_CHECK, lambda *_args: None)
-            stack.callback(setattr, distributed, SHAPE_CHECK, check)
+        skip_shape_check(stack)
         yield
+
+
+def skip_shape_check(stack: ExitStack) -> None:
+    """Let DistributedDataParallel take every rank's parameters as the same until the stack ends.
+
+    It compares them by gathered figures, which newer versions of PyTorch copy with a kernel, so
+    that they are zeros here.
+    """
+    distributed: Any = sys.modules.get("torch.distributed")
+    check = getattr(distributed, SHAPE_CHECK, None)
+    if check is not None:
+        setattr(distributed, SHAPE_CHECK, lambda *_args: None)
+        stack.callback(setattr, distributed, SHAPE_CHECK, check)
 
 
 def set_variable(stack: ExitStack, name: str, value: str) -> None:

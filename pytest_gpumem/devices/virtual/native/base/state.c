@@ -65,10 +65,11 @@ void gm_note_sizes(int library) { atomic_fetch_add_explicit(&estimates[library],
 
 /* ---- child processes of a marked test: this library is preloaded into them, and a variable is set ---- */
 
-/* Reads GPUMEM_VIRTUAL, written by gpumem_describe: devices, versions and the card's bytes, in hexadecimal. */
+/* Reads GPUMEM_VIRTUAL, written by gpumem_describe: devices, versions and the card's bytes, in hexadecimal. A launcher's
+ * ranks choose their devices by their numbers on this machine: there are as many devices as ranks. */
 __attribute__((constructor)) static void inherit(void) {
-    const char *description = getenv("GPUMEM_VIRTUAL");
-    int count, cuda, cudnn, used = 0;
+    const char *description = getenv("GPUMEM_VIRTUAL"), *launched = getenv("LOCAL_WORLD_SIZE");
+    int count, cuda, cudnn, used = 0, ranks = launched ? atoi(launched) : 0;
     gm_card card;
     unsigned char *bytes = (unsigned char *)&card;
     if (!description || sscanf(description, "%d:%d:%d:%n", &count, &cuda, &cudnn, &used) != 3 || !used) return;
@@ -80,6 +81,7 @@ __attribute__((constructor)) static void inherit(void) {
         bytes[i] = (unsigned char)byte;
     }
     gm_profile = card;
+    if (ranks > count) count = ranks < GM_MAX_DEVICES ? ranks : GM_MAX_DEVICES;
     atomic_store(&cuda_version, cuda);
     atomic_store(&cudnn_version, cudnn);
     atomic_store(&visible_devices, count);
