@@ -79,6 +79,12 @@ class Device(Protocol):
     def decided_blindly(self) -> bool:
         """Return whether the step decided by values that no kernel computed."""
 
+    def has_guessed(self) -> bool:
+        """Return whether the step decided by values that are unknown or assumed."""
+
+    def assume_masks(self, share: float) -> None:
+        """Take this share of each unknown mask to be true, until the device is closed."""
+
     def watch(self, devices: range) -> UseWatch:
         """Return a watch on the memory in use on some devices while a step runs."""
 

@@ -113,6 +113,13 @@ class CudaDevice:
         """Return False: a real GPU's values are computed."""
         return False
 
+    def has_guessed(self) -> bool:
+        """Return False: a real GPU's values are computed."""
+        return False
+
+    def assume_masks(self, share: float) -> None:
+        """A real GPU computes masks."""
+
     def watch(self, devices: range) -> UseWatch:
         """See :meth:`pytest_gpumem.devices.base.Device.watch`."""
         from pytest_gpumem.devices.memory_use import watch_gpus

@@ -42,6 +42,11 @@ if TYPE_CHECKING:
 
 UNSUPPORTED_REMEDY = "run this test on a real GPU (--gpumem-device=cuda)"
 
+NOT_COMPUTED = (
+    "on the virtual GPU values are not computed here: guard it with `if gpu_memory.computes:` or "
+    'use values="full"'
+)
+
 
 class Finished(NamedTuple):
     """A test that was measured and judged."""
@@ -147,8 +152,23 @@ class MemorySession:
             and not debugging
             and in_call
         ):
-            return self._finish_with_values(item, run, error)
-        return Finished(self._finish(item, error, debugging=debugging), error)
+            finished = self._finish_with_values(item, run, error)
+        else:
+            finished = Finished(self._finish(item, error, debugging=debugging), error)
+        error = finished.error
+        if (
+            isinstance(error, (AssertionError, ValueError))
+            and not isinstance(error, GpuMemError)
+            and run.device.has_guessed()
+        ):
+            measured = run.measurement()
+            # As add_note() of Python 3.11, from which on pytest shows it.
+            vars(error).setdefault("__notes__", []).append(
+                f"{NOT_COMPUTED}; the peak until it failed was "
+                f"{format_size(measured.peak_allocated)} allocated, "
+                f"{format_size(measured.peak_reserved)} reserved"
+            )
+        return finished
 
     def _finish_with_values(
         self, item: MarkedItem, run: Run, error: BaseException | None

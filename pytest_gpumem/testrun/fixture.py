@@ -85,7 +85,7 @@ class GpuMemory:
 
     @property
     def computes(self) -> bool:
-        """Whether kernels run. False on the virtual GPU, where all values read as zero."""
+        """Whether all values are computed: on a real GPU, and with ``values="full"``."""
         return self._run.device.computes
 
     @property
@@ -121,6 +121,26 @@ class GpuMemory:
         """
         if self._run.spec.steady:
             self._run.meter.steps.mark()
+
+    def assume(self, *, masks: float) -> None:
+        """Say what a virtual GPU assumes of values that it does not compute.
+
+        Args:
+            masks: the share of an unknown mask that is true, 0.5 if the test does not say; with 1
+                all of it is, so that sizes which depend on masks are at their largest.
+
+        Raises:
+            SpecError: it is no share.
+        """
+        number: object = masks  # a caller without types may pass anything
+        is_share = isinstance(number, (int, float)) and 0 <= number <= 1
+        if not is_share or isinstance(number, bool):
+            raise SpecError(
+                f"gpu_memory.assume(masks={masks!r})",
+                "this is not a share",
+                "write a number from 0 (none is true) to 1 (all are)",
+            )
+        self._run.device.assume_masks(masks)
 
     def measure(self, name: str, **declared: object) -> AbstractContextManager[PartFigures]:
         """Measure a part of the test: ``with gpu_memory.measure("forward", max_gib=2) as part:``.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 DECIDES = """
@@ -64,3 +66,48 @@ def test_without_values_they_are_zeros_and_a_note_is_made(suite, options):
 def test_a_marker_says_which_values_a_test_has(suite):
     source = DECIDES.replace("gpu_memory\ndef test_mask", "gpu_memory(values='off')\ndef test_mask")
     assert suite.run(source=source).figures()["test_mask"][0] > 300
+
+
+ASSUMES = """
+@pytest.mark.gpu_memory
+def test_loss():
+    assert torch.randn(1000, 1000, device="cuda").mean() > 2
+
+@pytest.mark.gpu_memory
+def test_wrong():
+    assert torch.arange(4, device="cuda").sum() == 7
+
+@pytest.mark.gpu_memory(values="full")
+def test_full(gpu_memory):
+    x = torch.full((1000, 1000), 3.0, device="cuda")
+    assert gpu_memory.computes
+    assert x.mean() > 2
+
+@pytest.mark.gpu_memory
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_masks(gpu_memory, share):
+    gpu_memory.assume(masks=share)
+    scores = torch.randn(1000, 1000, device="cuda").mean(0)
+    assert gpu_memory.computes is False
+    chosen = torch.nonzero(scores > 0)
+    rows = torch.nonzero(torch.randn(500, 500, device="cuda") > 0)
+    assert len(rows) == 250_000 * share
+    mib(max(1, len(chosen) // 10))
+
+@pytest.mark.gpu_memory
+def test_no_share(gpu_memory):
+    with pytest.raises(ValueError, match="masks=2.* not a share"):
+        gpu_memory.assume(masks=2)
+"""
+
+
+def test_a_failure_by_values_that_are_not_computed_says_so_and_masks_are_as_assumed(suite):
+    session = suite.run(source=ASSUMES)
+    assert session.outcomes == {"passed": 4, "failed": 2}
+    if sys.version_info >= (3, 11):
+        assert session.flat.count("values are not computed here") == 1
+        assert 'use values="full"; the peak until it failed was 3.82 MiB alloc' in session.flat
+    figures = session.figures()
+    assert figures["test_masks[1.0]"][0] - figures["test_masks[0.0]"][0] == pytest.approx(
+        99, abs=20
+    )

@@ -292,6 +292,16 @@ class VirtualDevice:
         """See :meth:`pytest_gpumem.devices.base.Device.decided_blindly`."""
         return self._mode is None and self._readbacks.any_unknown
 
+    def has_guessed(self) -> bool:
+        """See :meth:`pytest_gpumem.devices.base.Device.has_guessed`."""
+        return self._readbacks.any_unknown or self._readbacks.any_assumed
+
+    def assume_masks(self, share: float) -> None:
+        """See :meth:`pytest_gpumem.devices.base.Device.assume_masks`."""
+        if self._mode is not None:
+            assumptions = self._mode.assumptions
+            assumptions.masks, assumptions.masks_declared = share, True
+
     def _change_card(self, torch: ModuleType, card: Card) -> None:
         """Make PyTorch forget the last card: its properties, and choices that depend on them."""
         library = ctypes.CDLL(str(Path(torch.__file__ or "").parent / "lib" / "libtorch_cuda.so"))

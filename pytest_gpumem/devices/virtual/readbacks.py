@@ -54,6 +54,11 @@ class Readbacks:
         """Whether the program decided by an unknown value."""
         return bool(self._unknown)
 
+    @property
+    def any_assumed(self) -> bool:
+        """Whether the program decided by an assumed value."""
+        return bool(self._assumed)
+
     def seen(self, size: int) -> bool:
         """Note one copy of unknown bytes; called by the native library, on any thread.
 

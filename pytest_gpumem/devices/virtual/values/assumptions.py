@@ -39,6 +39,8 @@ class Assumptions:
         self._generator = torch.Generator().manual_seed(SEED)
         self.masks = 0.5
         """the share of a mask that is true"""
+        self.masks_declared = False
+        """whether the test says that share: it holds for masks of assumed numbers too"""
 
     def of_tensor(self, tensor: Tensor) -> Tensor:
         """Return values for a tensor of which nothing is known."""
@@ -50,12 +52,18 @@ class Assumptions:
         values = torch.rand(tensor.shape, generator=self._generator)
         return (values * 0.9 + 0.05).to(tensor.dtype)
 
+    def are_of_mask(self, call: OperatorCall, result: Tensor) -> bool:
+        """Return whether the share of masks holds for a result of assumed tensors."""
+        is_mask = result.dtype == torch.bool and result.numel() > 1
+        return self.masks_declared and is_mask and call.name not in TRUE_FOR | FALSE_FOR
+
     def of_result(self, call: OperatorCall, result: Tensor) -> Tensor | None:
         """Return values for a result of unknown tensors; None: it is unknown until it decides."""
         name = call.name
         source = call.args[0] if call.args else None
         if name in TRUE_FOR | FALSE_FOR and result.dtype == torch.bool:
-            return torch.full(result.shape, name in TRUE_FOR)
+            is_true = name in TRUE_FOR or (name == "any" and self.masks == 1)
+            return torch.full(result.shape, is_true)
         if result.is_floating_point() or result.is_complex() or not isinstance(source, Tensor):
             return None
         if name in INDICES:

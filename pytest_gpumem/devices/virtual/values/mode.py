@@ -339,7 +339,9 @@ class ValueMode:
         for tensor, values in pairs:
             if id(tensor) not in are_fresh:
                 continue
-            if (
+            if plan.assumed and self.assumptions.are_of_mask(call, tensor):
+                self.assume(tensor)
+            elif (
                 values is None
                 or values.shape != tensor.shape
                 or not self.values.write(tensor, values, assumed=plan.assumed)
