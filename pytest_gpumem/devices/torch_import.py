@@ -51,10 +51,11 @@ class TorchGuard(MetaPathFinder):
 
 
 class TorchImportHook(MetaPathFinder):
-    """Calls back once, right after the first import of torch."""
+    """Calls back once, right after the first import of torch, or of a module of torch's."""
 
-    def __init__(self, imported: Callable[[ModuleType], None]) -> None:
+    def __init__(self, imported: Callable[[ModuleType], None], module: str = "torch") -> None:
         self._imported = imported
+        self._module = module
 
     def install(self) -> None:
         """Wait for the import."""
@@ -63,9 +64,9 @@ class TorchImportHook(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find torch as the other finders do, with a loader that calls back."""
+        """Find the module as the other finders do, with a loader that calls back."""
         del path, target
-        if fullname != "torch":
+        if fullname != self._module:
             return None
         sys.meta_path.remove(self)  # or it would be asked again, without end
         try:

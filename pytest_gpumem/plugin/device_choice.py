@@ -56,9 +56,10 @@ def settings_of(config: pytest.Config, namespace: object) -> Settings:
             return value, option.flag
         # Below `gpumem run --card T4` marked tests run on a T4, unless pytest's settings differ.
         variable = OF_RUN.get(option.ini, "")
-        if variable in os.environ and option.ini not in config.inicfg:
+        value = config.getini(option.ini)
+        if value is None and variable in os.environ:
             return os.environ[variable], variable
-        return config.getini(option.ini), option.ini
+        return option.default if value is None else value, option.ini
 
     try:
         settings = config.stash[SETTINGS] = read_settings(get, Path(config.rootpath))

@@ -15,6 +15,7 @@ from pytest_gpumem.devices.terminal import save_stderr
 from pytest_gpumem.plugin import hookspecs, item_hooks, session_plugin
 from pytest_gpumem.plugin.device_choice import (
     GUARD,
+    OF_RUN,
     SETTINGS,
     choice_of,
     choose_early,
@@ -52,7 +53,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             parser.addini(option.ini, option.help, type="bool", default=option.default)
         else:
             group.addoption(option.flag, metavar=option.metavar, **extra)
-            parser.addini(option.ini, option.help.replace("%%", "%"), default=option.default)
+            # None: of these two it matters whether a file or "-o" has them.
+            default = None if option.ini in OF_RUN else option.default
+            parser.addini(option.ini, option.help.replace("%%", "%"), default=default)
     parser.addini(defaults.INI, defaults.HELP, type="linelist", default=[])
 
 

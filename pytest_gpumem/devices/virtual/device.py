@@ -28,6 +28,7 @@ from pytest_gpumem.devices.virtual.account_watch import AccountWatch
 from pytest_gpumem.devices.virtual.cudnn_notes import ConvolutionWatch
 from pytest_gpumem.devices.virtual.environment import adapted
 from pytest_gpumem.devices.virtual.library import NativeLibrary
+from pytest_gpumem.devices.virtual.max_autotune import MODULE, MaxAutotuneSwitch
 from pytest_gpumem.devices.virtual.readbacks import Readbacks
 from pytest_gpumem.devices.virtual.visibility import Curtain, Question
 from pytest_gpumem.errors import DeviceError
@@ -122,6 +123,7 @@ class VirtualDevice:
         self._extra = [0] * MOST_DEVICES
         self._unsupported: dict[str, int] = {}
         self._convolutions = ConvolutionWatch(library)
+        self._max_autotune = MaxAutotuneSwitch()
         self._guesses: dict[str, int] = {}
         self._readbacks = Readbacks(library.set_endless)
         self._mode: ValueMode | None = None
@@ -163,6 +165,7 @@ class VirtualDevice:
         cls._loaded = device = cls(library, card)
         atexit.register(device._let_threads_end)
         TorchImportHook(device._imported).install()
+        TorchImportHook(device._max_autotune.install, MODULE).install()
         return device
 
     @classmethod
@@ -262,6 +265,7 @@ class VirtualDevice:
         self._stack.enter_context(adapted(self._library.describe(count)))
         self._unsupported = self._library.unsupported()
         self._convolutions.begin()
+        self._max_autotune.begin()
         self._guesses = self._library.guesses()
         self._library.forget_managed_peak()
         self._readbacks.clear()
@@ -422,7 +426,11 @@ class VirtualDevice:
 
     def notes(self, root: Path) -> list[str]:
         """See :meth:`pytest_gpumem.devices.base.Device.notes`."""
-        sentences = [*self._readbacks.notes(root), *self._convolutions.notes()]
+        sentences = [
+            *self._readbacks.notes(root),
+            *self._convolutions.notes(),
+            *self._max_autotune.notes(),
+        ]
         if self._mode is not None:
             sentences += self._mode.notes()
         sentences += [

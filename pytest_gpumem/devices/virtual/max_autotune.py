@@ -1,0 +1,79 @@
+"""``torch.compile(mode="max-autotune")``, which picks kernels by their time: here it picks none."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+MODULE: Final = "torch._inductor.compile_fx"
+"""PyTorch's module with the function of that name, through which Inductor compiles each graph"""
+PATCHES: Final = "config_patches"
+"""its argument with the settings of the mode"""
+TUNING: Final = (
+    *("max_autotune", "max_autotune_gemm"),
+    *("max_autotune_pointwise", "coordinate_descent_tuning"),
+)
+"""settings of Inductor's by which it compiles many kernels for an operator and keeps the fastest"""
+LESSER: Final = ("triton.autotune_pointwise", "dynamic_scale_rblock")
+"""settings by which a kernel may have a second configuration, whatever the mode"""
+LEFT_OUT: Final = (
+    "torch.compile's max-autotune picks kernels by their time on a GPU: it is off here, and memory "
+    "that only faster kernels need is not predicted"
+)
+MISSING: Final = (
+    "torch.compile's max-autotune could not be turned off with this torch: what it picks, and the "
+    "memory of that, may differ from run to run"
+)
+
+
+class MaxAutotuneSwitch:
+    """Turns max-autotune off wherever the virtual GPU is shown; a process with it has no other."""
+
+    def __init__(self) -> None:
+        self._turned_off = False
+        self._is_missing = False
+
+    def begin(self) -> None:
+        """Forget the compilations of the last run."""
+        self._turned_off = False
+
+    def notes(self) -> list[str]:
+        """Return sentences that a reader of the figures has to know about compilations."""
+        return [LEFT_OUT] * self._turned_off + [MISSING] * self._is_missing
+
+    def install(self, module: ModuleType) -> None:
+        """Wrap the function that compiles; ``module`` is :data:`MODULE`, just imported."""
+        compile_graph = getattr(module, "compile_fx", None)
+        config = getattr(module, "config", None)
+        if not callable(compile_graph) or not hasattr(config, TUNING[0]):
+            self._is_missing = True
+            return
+        signature = inspect.signature(compile_graph)
+        settings = [name for name in TUNING + LESSER if has(config, name)]
+
+        @functools.wraps(compile_graph)
+        def untuned(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
+            import torch
+
+            call = signature.bind(*arguments, **options)
+            patches = call.arguments.get(PATCHES) or {}
+            # Hidden, the virtual GPU is not available: what is compiled then is for the CPU.
+            if torch.cuda.is_available() and any(
+                patches.get(name, getattr(config, name, False)) for name in TUNING
+            ):
+                self._turned_off = True
+                # Inductor has these in the key of its caches, and compiles the backward with them.
+                call.arguments[PATCHES] = {**patches, **dict.fromkeys(settings, False)}
+            return compile_graph(*call.args, **call.kwargs)
+
+        module.compile_fx = untuned  # type: ignore[attr-defined] # checked above
+
+
+def has(config: object, name: str) -> bool:
+    """Return whether this torch has a setting; "triton.autotune_pointwise" is one in a group."""
+    group, _, setting = name.rpartition(".")
+    return hasattr(getattr(config, group, None) if group else config, setting)
