@@ -55,7 +55,7 @@ class TorchImportHook(MetaPathFinder):
 
     def __init__(self, imported: Callable[[ModuleType], None], module: str = "torch") -> None:
         self._imported = imported
-        self._module = module
+        self.module = module
 
     def install(self) -> None:
         """Wait for the import."""
@@ -66,7 +66,7 @@ class TorchImportHook(MetaPathFinder):
     ) -> ModuleSpec | None:
         """Find the module as the other finders do, with a loader that calls back."""
         del path, target
-        if fullname != self._module:
+        if fullname != self.module:
             return None
         sys.meta_path.remove(self)  # or it would be asked again, without end
         try:

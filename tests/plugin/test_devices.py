@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 
 import pytest
 
 import pytest_gpumem
+from pytest_gpumem.plugin.device_choice import SETTINGS
 
 MARKED = """
 import pytest
@@ -204,3 +206,19 @@ def test_without_the_plugin_the_marker_is_unknown_and_nothing_else_happens(suite
 
 def test_the_version_is_told():
     assert pytest_gpumem.__version__
+
+
+def test_the_ini_file_wins_over_the_card_of_gpumem_run(suite, monkeypatch):
+    """Also where it names the default; and pytest warns of nothing that is deprecated."""
+    monkeypatch.setenv("GPUMEM_RUN_CARD", "T4")
+    for ini, options, card in [
+        ("", (), "T4"),
+        ("gpumem_card = H100", (), "H100"),
+        ("", ("-ogpumem_card=H100",), "H100"),
+        ("gpumem_card = H100", ("--gpumem-card=L4",), "L4"),
+    ]:
+        suite.write("pytest.ini", f"[pytest]\n{ini}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            config = suite.pytester.parseconfig("--gpumem-device=none", *options)
+        assert config.stash[SETTINGS].card == card
