@@ -96,6 +96,31 @@ def test_deepspeed_lets_go_of_its_groups_by_a_function_of_its_own(monkeypatch):
         assert not distributed.is_initialized()
 
 
+def test_a_checkpoint_is_of_this_ranks_shards(world, tmp_path):
+    import torch
+    from torch.distributed import checkpoint
+    from torch.distributed.fsdp import fully_shard
+
+    network = fully_shard(torch.nn.Linear(64, 64).cuda())
+    assert network.weight.to_local().shape == (64 // WORLD, 64)
+    torch.save(network.state_dict(), tmp_path / "plain.pt")
+    checkpoint.save(network.state_dict(), checkpoint_id=tmp_path / "sharded")
+    loaded = network.state_dict()
+    checkpoint.load(loaded, checkpoint_id=tmp_path / "sharded")
+    assert loaded["weight"].to_local().shape == (64 // WORLD, 64)
+    with pytest.raises(checkpoint.CheckpointException, match="Missing key"):
+        checkpoint.load({"more": torch.ones(1)}, checkpoint_id=tmp_path / "sharded")
+
+
+def test_checkpoints_outside_of_such_a_rank_are_pytorchs_own():
+    from torch.distributed.checkpoint import default_planner, utils
+
+    names = (utils._DistWrapper.__init__, default_planner._validate_global_plan)
+    with opened(), joined(0, 2, "virtual"):
+        assert utils._DistWrapper.__init__ is not names[0]
+    assert (utils._DistWrapper.__init__, default_planner._validate_global_plan) == names
+
+
 @pytest.mark.parametrize("rank", [0, 700, 1023])
 def test_a_world_may_be_large(rank):
     """Above 128 ranks PyTorch lets several of them make ids, were it not told otherwise."""
