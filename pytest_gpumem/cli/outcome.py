@@ -7,6 +7,7 @@ Each subcommand is a module with HELP, DESCRIPTION, ``add_arguments`` and ``run`
 from __future__ import annotations
 
 import runpy
+import sys
 import traceback
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -51,7 +52,7 @@ _PACKAGE: Final = Path(__file__).parents[1]
 
 
 def show_error(error: BaseException) -> None:
-    """Print an error of the user's program as Python would, without this package's frames above."""
+    """Print an error of the user's program as Python would, without this package's frames."""
     frames = error.__traceback__
     while frames is not None:
         filename = frames.tb_frame.f_code.co_filename
@@ -59,4 +60,10 @@ def show_error(error: BaseException) -> None:
         if not starts_program and _PACKAGE not in Path(filename).parents:
             break
         frames = frames.tb_next
-    traceback.print_exception(type(error), error, frames)
+    shown = traceback.TracebackException(type(error), error, frames)
+    chain = [shown]
+    for part in chain:
+        own = [frame for frame in part.stack if _PACKAGE not in Path(frame.filename).parents]
+        part.stack = traceback.StackSummary.from_list(own)
+        chain += [former for former in (part.__cause__, part.__context__) if former is not None]
+    sys.stderr.write("".join(shown.format()))

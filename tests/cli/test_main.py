@@ -50,8 +50,12 @@ def test_run_gives_the_script_its_arguments_and_exits_with_its_status(gpumem):
     assert "memory is predicted, kernels did not run" in text
 
 
-def test_run_of_a_module_that_runs_out_of_memory_says_where_and_shows_its_own_frames(gpumem):
-    ended = gpumem("run", "--card", "T4", "--max-gib", "4.5", "-m", "program", "more")
+@pytest.mark.parametrize("values", ["off", "auto"])
+def test_run_of_a_module_that_runs_out_of_memory_says_where_and_shows_its_own_frames(
+    gpumem, values
+):
+    options = ("--card", "T4", "--max-gib", "4.5", f"--values={values}")
+    ended = gpumem("run", *options, "-m", "program", "more")
     assert ended.returncode == 1
     text = " ".join(ended.stderr.split())
     assert "torch.OutOfMemoryError: CUDA out of memory" in text
