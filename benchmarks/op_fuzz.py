@@ -155,6 +155,8 @@ def tolerant(samples: Callable[[], Iterable[Any]]) -> Iterator[Any]:
 
 def ended(operator: Any, most: int) -> tuple[int, str]:  # noqa: ANN401
     """Fuzz an operator in a child; return the signal that ended it, or 0, and its last sample."""
+    import torch
+
     read_end, write_end = os.pipe()
     child = os.fork()
     if not child:
@@ -163,6 +165,9 @@ def ended(operator: Any, most: int) -> tuple[int, str]:  # noqa: ANN401
         os.dup2(silent, 1)
         os.dup2(silent, 2)
         resource.setrlimit(resource.RLIMIT_CPU, (OPERATOR_S, OPERATOR_S + 5))
+        # A fork replaces PyTorch's thread pool when it first asks for it. Two of autograd's threads
+        # that ask at once may find none, and end the process ("Invalid thread pool!"): ask first.
+        torch.set_num_threads(1)
         try:
             fuzz(operator, most, lambda name: void(os.write(write_end, f"{name}\n".encode())))
         finally:
@@ -221,7 +226,6 @@ def main(arguments: Iterable[str] | None = None) -> int:
     import torch
 
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
     torch.empty(1, device="cuda")
     torch.cuda._is_in_bad_fork = lambda: False  # the virtual GPU goes on in a fork
     started = time.monotonic()
