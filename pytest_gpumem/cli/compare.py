@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.baselines.changes import EntryChange
     from pytest_gpumem.cli.sources import Source
+    from pytest_gpumem.sizes import Tolerance
 
 HELP = "say what grew, shrank, appeared and vanished between two sets of figures"
 DESCRIPTION = f"""{HELP.capitalize()}: two reports (.json), two folders of baselines, two git
@@ -36,12 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=tuple(rendering.RENDERERS), default="table", help="of what is printed"
     )
-    parser.add_argument(
-        "--fail-on-growth",
-        metavar="SIZE",
-        help='exit with status 1 if a peak grew by more: "2%%", "64MiB" or "2%%, 64MiB" (the '
-        "larger), of either peak",
-    )
+    add_growth_limit(parser, "a peak grew, of allocated or reserved")
     parser.add_argument(
         "--across",
         action="store_true",
@@ -60,19 +56,38 @@ def add_folder(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_growth_limit(parser: argparse.ArgumentParser, growth: str) -> None:
+    """Add the option that makes growth the status 1; ``growth`` says in its help what may grow."""
+    parser.add_argument(
+        "--fail-on-growth",
+        metavar="SIZE",
+        help=f'exit with status 1 if {growth}, by more than this: "2%%", "64MiB" or "2%%, 64MiB" '
+        "(the larger)",
+    )
+
+
+def growth_limit(arguments: argparse.Namespace) -> Tolerance | None:
+    """Return the limit of that option; None where it is not given.
+
+    Raises:
+        SpecError: it cannot be understood.
+    """
+    if arguments.fail_on_growth is None:
+        return None
+    try:
+        return parse_tolerance(arguments.fail_on_growth)
+    except SpecError as error:
+        option = f"--fail-on-growth={arguments.fail_on_growth}"
+        raise SpecError(option, error.problem, error.remedy) from error
+
+
 def run(arguments: argparse.Namespace) -> Outcome:
     """Compare; return the changes in the chosen format.
 
     Raises:
         GpuMemError: an argument cannot be understood, or names nothing that can be read.
     """
-    limit = None
-    if arguments.fail_on_growth is not None:
-        try:
-            limit = parse_tolerance(arguments.fail_on_growth)
-        except SpecError as error:
-            option = f"--fail-on-growth={arguments.fail_on_growth}"
-            raise SpecError(option, error.problem, error.remedy) from error
+    limit = growth_limit(arguments)
     folder = Path(arguments.baseline_dir)
     old = read_source(arguments.old, folder)
     if arguments.new is not None:

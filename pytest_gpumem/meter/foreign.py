@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 from pytest_gpumem.allocator_view import MOST_EVENTS, VIEW
 from pytest_gpumem.attribution.history_replay import Replay
 from pytest_gpumem.measurement import Peak
-from pytest_gpumem.meter.lone_allocator import LoneAllocator
+from pytest_gpumem.meter.lone_allocator import (
+    LARGE,
+    LARGE_SEGMENT,
+    SMALL_SEGMENT,
+    LoneAllocator,
+    segment_size,
+)
 from pytest_gpumem.meter.peaks import NOTHING, minus
 from pytest_gpumem.sizes import MIB, format_size
 from pytest_gpumem.tracebacks import without_collections
@@ -35,19 +41,16 @@ CLEARED_AT: Final = 20_000
 def segments_for(sizes: Iterable[int]) -> int:
     """Return the bytes of the segments that PyTorch's allocator takes for blocks of these sizes.
 
-    Blocks up to 1 MiB share segments of 2 MiB, those below 10 MiB share segments of 20 MiB, each
-    larger one has its own; see get_allocation_size in c10/cuda/CUDACachingAllocator.cpp. The blocks
-    of a kind are taken to fill their segments.
+    The small blocks are taken to fill their segments, and so are those that share larger ones.
     """
-    small = medium = large = 0
+    shared = {SMALL_SEGMENT: 0, LARGE_SEGMENT: 0}
+    alone = 0
     for size in sizes:
-        if size <= MIB:
-            small += size
-        elif size < 10 * MIB:
-            medium += size
+        if size < LARGE:
+            shared[segment_size(size)] += size
         else:
-            large += -(-size // (2 * MIB)) * 2 * MIB
-    return large + -(-small // (2 * MIB)) * 2 * MIB + -(-medium // (20 * MIB)) * 20 * MIB
+            alone += segment_size(size)
+    return alone + sum(-(-nbytes // segment) * segment for segment, nbytes in shared.items())
 
 
 @cache

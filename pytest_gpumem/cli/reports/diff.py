@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from pytest_gpumem.attribution.dumps.growth import growth_by_device
 from pytest_gpumem.attribution.dumps.held import held_memory
 from pytest_gpumem.attribution.dumps.reading import read_dump
+from pytest_gpumem.cli.compare import add_growth_limit, growth_limit
 from pytest_gpumem.cli.outcome import FOUND, OK, Outcome
-from pytest_gpumem.errors import SpecError
 from pytest_gpumem.report.dumps import growth as rendering
-from pytest_gpumem.sizes import parse_tolerance
 
 if TYPE_CHECKING:
     import argparse
@@ -34,12 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=tuple(rendering.RENDERERS), default="table", help="of what is printed"
     )
-    parser.add_argument(
-        "--fail-on-growth",
-        metavar="SIZE",
-        help='exit with status 1 if a device holds more by this: "2%%", "64MiB" or "2%%, 64MiB" '
-        "(the larger)",
-    )
+    add_growth_limit(parser, "a device holds more")
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
@@ -48,13 +42,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     Raises:
         GpuMemError: a file is no snapshot, or an argument cannot be understood.
     """
-    limit = None
-    if arguments.fail_on_growth is not None:
-        try:
-            limit = parse_tolerance(arguments.fail_on_growth)
-        except SpecError as error:
-            option = f"--fail-on-growth={arguments.fail_on_growth}"
-            raise SpecError(option, error.problem, error.remedy) from error
+    limit = growth_limit(arguments)
     old, new = (
         held_memory(read_dump(name), name, at_end=arguments.at_end)
         for name in (arguments.old, arguments.new)

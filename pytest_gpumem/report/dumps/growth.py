@@ -22,7 +22,7 @@ FORMAT: Final = 1
 """The JSON's format. 1: the first (pytest-gpumem 0.2.0)."""
 MOST_LINES: Final = 15
 """source lines of a table, unless all are asked for"""
-_TITLES: Final = ("test", "before", "now", "change", "blocks")
+_TITLES: Final = ("line", "before", "now", "change", "blocks")
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,7 @@ def growth_table(changes: DumpChanges, width: int = 80) -> str:
         block = [wrapped("", _device_words(growth), width)]
         if lines:
             rows = [(_place_words(line.place), *_cells(line)) for line in lines]
-            drawn = named_table(_TITLES, rows, width)
-            block.append(drawn.replace("test", "line", 1))
+            block.append(named_table(_TITLES, rows, width))
             if lines[0].difference > 0:
                 source = linecache.getline(lines[0].place.path, lines[0].place.line).strip()
                 where = _place_words(lines[0].place)

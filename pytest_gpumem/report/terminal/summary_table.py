@@ -151,7 +151,7 @@ def named_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int
         name = cells[0].lstrip(" ")
         indent = cells[0][: len(cells[0]) - len(name)]
         cells[0] = indent + shortened(name, max(room - len(indent), 1))
-    left = {"test", "verdict", "peak"}
+    left = {titles[0], "verdict", "peak"}
     drawn = aligned_table(table, ["left" if title in left else "right" for title in table[0]])
     head, rule, *lines = drawn.splitlines()
     remaining = iter(lines)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
 FROM_TOP_LEFT, FROM_BOTTOM_RIGHT = 1, 2
@@ -37,8 +39,32 @@ class Options(NamedTuple):
     """keys before and after a query that it sees; -1: all"""
 
 
-def _scale(scale: float | None, query: Tensor) -> float:
-    return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+def _options(
+    query: Tensor,
+    scale: float | None,
+    causal: str | None,
+    dropout: float,
+    seed: Tensor | None = None,
+    window: Sequence[int | None] = (None, None),
+) -> Options:
+    """Return the options of a call, as operators take them.
+
+    Args:
+        query: its last size gives the scale, where there is none.
+        scale: of the scores.
+        causal: where the causal mask's diagonal ends.
+        dropout: the share that is dropped.
+        seed: of a backward pass, as the forward one returned it; else one is drawn.
+        window: keys before and after a query that it sees; None: all.
+    """
+    number = 0
+    if dropout and seed is None:
+        number = int(torch.randint(1 << 62, ()))
+    elif dropout and seed is not None and seed.numel():
+        number = int(seed.flatten()[0].to(torch.int64))
+    before, after = (-1 if side is None else side for side in window)
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    return Options(scale, causal, dropout, number, (before, after))
 
 
 def _as_many_heads(keys: Tensor, query: Tensor) -> Tensor:
@@ -133,14 +159,6 @@ def _reduced(gradient: Tensor, bias: Tensor) -> Tensor:
     return gradient.sum_to_size(bias.shape).to(bias.dtype)
 
 
-def _draw(dropout: float) -> int:
-    return int(torch.randint(1 << 62, ())) if dropout else 0
-
-
-def _seed_number(seed: Tensor) -> int:
-    return int(seed.flatten()[0].to(torch.int64)) if seed.numel() else 0
-
-
 # -- torch.nn.functional.scaled_dot_product_attention: heads before rows --
 
 
@@ -155,10 +173,9 @@ def sdpa_flash(
     scale: float | None = None,
 ) -> tuple[object, ...]:
     """Return the results of ``_scaled_dot_product_flash_attention``; no mask for debugging."""
-    seed = _draw(dropout)
-    options = Options(_scale(scale, query), LOWER_RIGHT if causal else None, dropout, seed)
+    options = _options(query, scale, LOWER_RIGHT if causal else None, dropout)
     output, logarithm = attention(query, key, value, None, options)
-    state = torch.tensor([seed, 0]).to(torch.uint64)
+    state = torch.tensor([options.seed, 0]).to(torch.uint64)
     rows = (query.shape[-2], key.shape[-2])
     return output, logarithm, None, None, *rows, state, state.new_zeros(()), output.new_empty(0)
 
@@ -182,8 +199,7 @@ def sdpa_flash_backward(
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
     """Return the gradients of query, key and value."""
-    number = _seed_number(seed) if dropout else 0
-    options = Options(_scale(scale, query), LOWER_RIGHT if causal else None, dropout, number)
+    options = _options(query, scale, LOWER_RIGHT if causal else None, dropout, seed)
     return attention_backward(gradient, query, key, value, None, options)[:3]
 
 
@@ -199,13 +215,12 @@ def sdpa_efficient(
     scale: float | None = None,
 ) -> tuple[object, ...]:
     """Return the results of ``_scaled_dot_product_efficient_attention``."""
-    seed = _draw(dropout)
-    options = Options(_scale(scale, query), UPPER_LEFT if causal else None, dropout, seed)
+    options = _options(query, scale, UPPER_LEFT if causal else None, dropout)
     output, logarithm = attention(query, key, value, bias, options)
     return (
         output,
         _padded(logarithm) if compute_log_sumexp else logarithm[..., :0],
-        torch.tensor(seed),
+        torch.tensor(options.seed),
         torch.tensor(0),
     )
 
@@ -232,8 +247,7 @@ def sdpa_efficient_backward(
     scale: float | None = None,
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of query, key, value and bias."""
-    number = _seed_number(seed) if dropout else 0
-    options = Options(_scale(scale, query), UPPER_LEFT if causal else None, dropout, number)
+    options = _options(query, scale, UPPER_LEFT if causal else None, dropout, seed)
     *gradients, by_bias = attention_backward(gradient, query, key, value, bias, options)
     return *gradients, _reduced(by_bias, bias) if bias is not None and mask[3] else None
 
@@ -251,11 +265,10 @@ def sdpa_cudnn(
     scale: float | None = None,
 ) -> tuple[object, ...]:
     """Return the results of ``_scaled_dot_product_cudnn_attention``."""
-    seed = _draw(dropout)
-    options = Options(_scale(scale, query), UPPER_LEFT if causal else None, dropout, seed)
+    options = _options(query, scale, UPPER_LEFT if causal else None, dropout)
     output, logarithm = attention(query, key, value, bias, options)
     rows = (query.shape[-2], key.shape[-2])
-    seeds = torch.tensor(seed), torch.tensor(0)
+    seeds = torch.tensor(options.seed), torch.tensor(0)
     return output, logarithm[..., None], None, None, *rows, *seeds, None
 
 
@@ -279,8 +292,7 @@ def sdpa_cudnn_backward(
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
     """Return the gradients of query, key and value."""
-    number = _seed_number(seed) if dropout else 0
-    options = Options(_scale(scale, query), UPPER_LEFT if causal else None, dropout, number)
+    options = _options(query, scale, UPPER_LEFT if causal else None, dropout, seed)
     has_bias = bias is not None and bias.numel() > 0
     return attention_backward(gradient, query, key, value, bias if has_bias else None, options)[:3]
 
@@ -322,13 +334,9 @@ def flash_forward(
     if any(unknown.get(name) is not None for name in ("seqused_k", "alibi_slopes", "block_table")):
         message = "alibi_slopes, seqused_k and block_table have no equivalent"
         raise NotImplementedError(message)
-    seed = _draw(dropout)
     window = (window_size_left, window_size_right)
-    sides = tuple(-1 if side is None else side for side in window)
-    options = Options(
-        _scale(scale, query), LOWER_RIGHT if causal else None, dropout, seed, (sides[0], sides[1])
-    )
-    state = torch.tensor([seed, 0]).to(torch.uint64)
+    options = _options(query, scale, LOWER_RIGHT if causal else None, dropout, None, window)
+    state = torch.tensor([options.seed, 0]).to(torch.uint64)
     rest = (state, state.new_zeros(()), query.new_empty(0))
     pieces = _sequences(starts_q, starts_k)
     if not pieces:
@@ -371,11 +379,7 @@ def flash_backward(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of query, key and value."""
     window = (window_size_left, window_size_right)
-    sides = tuple(-1 if side is None else side for side in window)
-    number = _seed_number(seed) if dropout else 0
-    options = Options(
-        _scale(scale, query), LOWER_RIGHT if causal else None, dropout, number, (sides[0], sides[1])
-    )
+    options = _options(query, scale, LOWER_RIGHT if causal else None, dropout, seed, window)
     pieces = _sequences(starts_q, starts_k)
     if not pieces:
         heads = _heads_first(query, key, value)
@@ -423,10 +427,9 @@ def efficient_forward(
     ):
         message = "sequences of many lengths and windows have no equivalent"
         raise NotImplementedError(message)
-    seed = _draw(dropout)
-    options = Options(_scale(scale, query), ALIGNED[mask_type], dropout, seed)
+    options = _options(query, scale, ALIGNED[mask_type], dropout)
     output, logarithm = attention(*_heads_first(query, key, value), bias, options)
-    seeds = torch.tensor(seed), torch.tensor(0)
+    seeds = torch.tensor(options.seed), torch.tensor(0)
     kept = _padded(logarithm) if compute_log_sumexp else logarithm[..., :0]
     return output.transpose(1, 2), kept, *seeds, max_q, max_k
 
@@ -451,14 +454,13 @@ def efficient_backward(
     *,
     scale: float | None = None,
     window_size: int | None = None,
-    **_options: object,
+    **_unread: object,
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of query, key, value and bias."""
     if window_size is not None or starts_q is not None:
         message = "sequences of many lengths and windows have no equivalent"
         raise NotImplementedError(message)
-    number = _seed_number(seed) if dropout else 0
-    options = Options(_scale(scale, query), ALIGNED[mask_type], dropout, number)
+    options = _options(query, scale, ALIGNED[mask_type], dropout, seed)
     *grads, by_scores = attention_backward(
         gradient.transpose(1, 2), *_heads_first(query, key, value), bias, options
     )

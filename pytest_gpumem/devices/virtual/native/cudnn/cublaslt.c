@@ -2,8 +2,8 @@
  *
  * cuDNN has an engine that makes a convolution whose filter is 1x1 a matrix product of cuBLASLt, and its heuristics
  * often rank it first. To plan, that engine makes a handle of cuBLASLt and asks for an algorithm. A handle needs a
- * device: without one the engine is refused, and a worse one, which copies its tensors, is taken. So the engine gets a
- * handle from here, and one algorithm that takes no workspace. cuDNN allows cuBLASLt 0, 4 or 128 MiB, by shape; which
+ * device: without one the engine is refused, and a worse one, which copies its tensors, is taken. So the engine gets the
+ * virtual GPU's handle, and one algorithm that takes no workspace. cuDNN allows cuBLASLt 0, 4 or 128 MiB, by shape; which
  * algorithm a GPU's cuBLASLt has is not known here, but in all published peaks that show it, it took none.
  *
  * cuDNN looks cuBLASLt's functions up by dlsym in the real library, which it opens by name. In cuDNN's library of
@@ -15,39 +15,26 @@
 #include <dlfcn.h>
 #include <link.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #define ENGINES "libcudnn_engines_precompiled.so.9"
 
-static int lt_create(void **out) {
-    *out = calloc(1, 64);
-    return *out ? GM_SUCCESS : GM_CUDNN_NOT_INITIALIZED;
-}
-
-static int lt_destroy(void *handle) {
-    free(handle);
-    return GM_SUCCESS;
-}
-
-static int lt_heuristic(void *handle, void *operation, void *a, void *b, void *c, void *d, void *preference, int room,
-                        gm_cublaslt_algorithm *results, int *count) {
-    (void)handle, (void)operation, (void)a, (void)b, (void)c, (void)d, (void)preference;
-    *count = room > 0;
-    if (room > 0) *results = (gm_cublaslt_algorithm){.waves_count = 1};
-    return GM_SUCCESS;
-}
+/* libraries/blas.c */
+GM_API int cublasLtCreate(void **out);
+GM_API int cublasLtDestroy(void *handle);
+GM_API int cublasLtMatmulAlgoGetHeuristic(void *handle, void *operation, void *a, void *b, void *c, void *d,
+                                          void *preference, int room, void *results, int *count);
 
 static void *look_up(void *library, const char *name) {
     const struct {
         const char *name;
         void (*function)(void);
     } ours[] = {
-        {"cublasLtCreate", (void (*)(void))lt_create},
-        {"cublasLtDestroy", (void (*)(void))lt_destroy},
-        {"cublasLtMatmulAlgoGetHeuristic", (void (*)(void))lt_heuristic},
+        {"cublasLtCreate", (void (*)(void))cublasLtCreate},
+        {"cublasLtDestroy", (void (*)(void))cublasLtDestroy},
+        {"cublasLtMatmulAlgoGetHeuristic", (void (*)(void))cublasLtMatmulAlgoGetHeuristic},
     };
     for (size_t i = 0; i < sizeof ours / sizeof *ours; i++) {
         void *address;

@@ -29,15 +29,6 @@ int gm_installed_set(void *descriptor, int name, int type, int64_t count, const 
 int gm_installed_finalize(void *descriptor);
 int gm_installed_get(void *descriptor, int name, int type, int64_t room, int64_t *count, void *elements);
 
-/* cublasLtMatmulHeuristicResult_t */
-typedef struct {
-    uint64_t algorithm[8];
-    size_t workspace_size;
-    int state;
-    float waves_count;
-    int reserved[4];
-} gm_cublaslt_algorithm;
-
 /* cublaslt.c: lets the engines of the cuDNN that `function` is one of plan with cuBLASLt; false: they cannot */
 bool gm_lend_cublaslt(void *function);
 
