@@ -12,10 +12,10 @@ BELOW = {
     "base": set(),
     "runtime": {"base"},
     "driver": {"base", "runtime"},
-    "cudnn": {"base", "runtime"},
+    "cudnn": {"base", "runtime", "libraries"},
     "libraries": {"base", "runtime"},
 }
-"""folder: the folders that it may use"""
+"""folder: the folders that it may use; cuDNN's engines plan with cuBLASLt, of the libraries"""
 
 
 def test_every_folder_has_its_place():
