@@ -49,7 +49,7 @@ class GarbageWatch:
             return []
         sentence = (
             f"garbage in reference cycles held {format_size(self.most)} until Python's collector "
-            "ran: the peak may differ by that with the tests that run before (break the cycle, or "
-            "call gc.collect())"
+            "ran: when it runs depends on all earlier code, and the peak may differ by that (break "
+            "the cycle, or call gc.collect())"
         )
         return [sentence]
