@@ -350,3 +350,5 @@ class BaselineEntry:
     """of a test that runs with several batch sizes"""
     largest: int | None = None
     """the largest value that a search found to fit"""
+    reads_values: bool = False
+    """whether the test decides by values of the virtual GPU: they are computed from its start"""

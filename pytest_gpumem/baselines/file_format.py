@@ -24,6 +24,7 @@
        "peak_reserved": [...],
        "provenance": "torch-2.15.0+cu132",
        "rank": 0,
+       "reads_values": true,
        "slope": {"fixed": bytes, "per_sample": bytes, "sizes": [8, 16, 32]},
        "world_size": 64
       }
@@ -31,7 +32,8 @@
     }
 
 "largest" is in the entry of a search (``gpu_memory.largest``), whose peaks are that value's. A test
-with measured parts only has "parts" alone; "batch_size", "slope" (of "batch_sizes"), and
+with measured parts only has "parts" alone; "reads_values" is in the entries of a test that decides
+by values of the virtual GPU; "batch_size", "slope" (of "batch_sizes"), and
 "rank" and "world_size" together, are in an entry if the marker declares them.
 """
 
@@ -65,7 +67,8 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 2
 """The newest format that is written. 1: the first (pytest-gpumem 0.1.0), still that of a file
-without breakdowns. 2: a breakdown has "lines", "unsplit" and "autocast"."""
+without breakdowns. or "reads_values". 2: a breakdown has "lines", "unsplit" and
+"autocast", and an entry may have "reads_values"."""
 
 WHOLE_TEST: Final = ""
 """the part that stands for the test itself"""
@@ -148,6 +151,7 @@ class _Entry(_Strict):
     breakdown: list[_Breakdown] = []
     slope: _Slope | None = None
     largest: _Bytes | None = None
+    reads_values: bool = False
 
 
 class _File(_Strict):
@@ -289,7 +293,9 @@ def _read_entry(
     if entry.slope is not None:
         slope = Slope(tuple(entry.slope.sizes), entry.slope.fixed, entry.slope.per_sample)
     provenance, largest = provenances[entry.provenance], entry.largest
-    return BaselineEntry(tuple(peaks), provenance, *declared, breakdowns, slope, largest)
+    return BaselineEntry(
+        tuple(peaks), provenance, *declared, breakdowns, slope, largest, entry.reads_values
+    )
 
 
 def check(filename: str, device: DeviceInfo, parts: Mapping[str, BaselineEntry]) -> None:
@@ -330,11 +336,10 @@ def encode(file: BaselineFile) -> bytes:
         fields = {part: _entry_fields(entry, labels) for part, entry in parts.items()}
         whole = fields.pop(WHOLE_TEST, {})
         tests[name] = {**whole, "parts": fields} if fields else whole
-    first_format = all(
-        breakdown.autocast is None
-        for parts in file.tests.values()
-        for entry in parts.values()
-        for breakdown in entry.breakdowns
+    entries = [entry for parts in file.tests.values() for entry in parts.values()]
+    first_format = not any(
+        entry.reads_values or any(breakdown.autocast is not None for breakdown in entry.breakdowns)
+        for entry in entries
     )
     document = {
         "format": 1 if first_format else FORMAT,
@@ -387,6 +392,8 @@ def _entry_fields(entry: BaselineEntry, labels: Mapping[Provenance, str]) -> dic
     }
     if entry.largest is not None:
         fields["largest"] = entry.largest
+    if entry.reads_values:
+        fields["reads_values"] = True
     if entry.slope is not None:
         fields["slope"] = {**vars(entry.slope), "sizes": list(entry.slope.sizes)}
     if entry.breakdowns:

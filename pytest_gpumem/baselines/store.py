@@ -112,6 +112,14 @@ class BaselineStore:
         Raises:
             BaselineError: the file cannot be understood.
         """
+        return self.parts(device_key, module, test).get(part)
+
+    def parts(self, device_key: str, module: str, test: str) -> Mapping[str, BaselineEntry]:
+        """The baselines of a test on a device, by its parts; "" is the whole test.
+
+        Raises:
+            BaselineError: the file cannot be understood.
+        """
         key = device_key, module
         if key not in self._files:
             try:
@@ -121,7 +129,7 @@ class BaselineStore:
         file = self._files[key]
         if isinstance(file, BaselineError):  # a new one, as raising adds to its traceback
             raise BaselineError(file.given, file.problem, file.remedy)
-        return file.tests.get(test, {}).get(part) if file else None
+        return file.tests.get(test, {}) if file else {}
 
     def other_devices(
         self, device_key: str, module: str, test: str, part: str = WHOLE_TEST

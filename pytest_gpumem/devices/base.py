@@ -76,8 +76,17 @@ class Device(Protocol):
         A GPU computes all of them whatever is asked for.
         """
 
+    def expect_rerun(self, *, expected: bool) -> None:
+        """Say whether a step that decides by values which no kernel computed runs once more.
+
+        A loop that waits for such values ends early then.
+        """
+
     def decided_blindly(self) -> bool:
         """Return whether the step decided by values that no kernel computed."""
+
+    def decided_by_computed(self) -> bool:
+        """Return whether the step decided by values, where those of small tensors are computed."""
 
     def has_guessed(self) -> bool:
         """Return whether the step decided by values that are unknown or assumed."""

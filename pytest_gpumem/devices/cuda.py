@@ -109,8 +109,15 @@ class CudaDevice:
     def compute_values(self, scope: Values) -> None:
         """A real GPU computes everything."""
 
+    def expect_rerun(self, *, expected: bool) -> None:
+        """A real GPU's loops end by themselves."""
+
     def decided_blindly(self) -> bool:
         """Return False: a real GPU's values are computed."""
+        return False
+
+    def decided_by_computed(self) -> bool:
+        """Return False: a real GPU computes all values."""
         return False
 
     def has_guessed(self) -> bool:

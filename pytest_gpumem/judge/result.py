@@ -79,6 +79,8 @@ class Result:
     """the file of the allocator's snapshot"""
     snapshot_error: str = ""
     """why that could not be written"""
+    reads_values: bool = False
+    """whether the test decided by values, which a virtual GPU computed"""
 
     beside: Beside | None = None
     """the part by which the limit is told that was exceeded"""
@@ -214,4 +216,5 @@ def entry_of(result: Result, ranks: int = 0) -> BaselineEntry:
         breakdowns,
         measurement.slope,
         measurement.largest,
+        result.reads_values,
     )

@@ -252,6 +252,8 @@ class ItemHooks:
         if run is None:
             return (yield)
         marked = PytestItem(item)
+        if marked.has_set_up:
+            self.session.begin_call(debugging=self._is_debugging)
         try:
             run.warm_up(marked)
             yield
@@ -274,6 +276,10 @@ class ItemHooks:
             raise Failed(str(error)) from None
         self._report_results(item, results)
         return None
+
+    @property
+    def _is_debugging(self) -> bool:
+        return bool(self.config.getoption("usepdb", default=False))
 
     def _report_results(self, item: pytest.Item, results: list[Result]) -> None:
         """Attach the results of a test that passed; raise a verdict that fails.
@@ -301,7 +307,7 @@ class ItemHooks:
         on_purpose = (KeyboardInterrupt, pytest.exit.Exception, pytest.skip.Exception)
         if self.run is None or isinstance(error, (*on_purpose, pytest.xfail.Exception, Failed)):
             return False
-        debugging = self.config.getoption("usepdb", default=False)
+        debugging = self._is_debugging
         results, error_with_values = self.session.finish(
             PytestItem(item), error, debugging=debugging, in_call=in_call
         )

@@ -157,6 +157,11 @@ class PytestItem:
 
     # -- running --
 
+    @property
+    def has_set_up(self) -> bool:
+        """Whether it is a function's test, which can be set up and run once more."""
+        return self.item.parent is not None and hasattr(self.item, "_initrequest")
+
     def runtest(self) -> None:
         """Call the test's function."""
         self.item.runtest()
@@ -176,7 +181,7 @@ class PytestItem:
         execute: Callable[[], None],
     ) -> Attempt:
         """Tear the test down, set it up and run it once more: see ``MarkedItem``."""
-        if self.item.parent is None or not hasattr(self.item, "_initrequest"):
+        if not self.has_set_up:
             return Attempt(passed=False)
         from pytest_gpumem.tracebacks import clear
 

@@ -6,6 +6,7 @@ A test enters here twice: :meth:`MemorySession.begin` before its set-up, and
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +15,7 @@ from pytest_gpumem.errors import BaselineError, GpuMemError
 from pytest_gpumem.judge.judge import judge
 from pytest_gpumem.judge.result import Result, describe_budget, with_others
 from pytest_gpumem.judge.verdict import Lookup
+from pytest_gpumem.measurement import device_key
 from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 from pytest_gpumem.nodeids import module_of, split_nodeid
 from pytest_gpumem.sizes import format_size
@@ -107,10 +109,34 @@ class MemorySession:
             DeviceError: the device cannot be what the test asks for.
         """
         values = self._values_asked(spec)
-        if values == "auto" and current_rank() is None:
-            values = "off"  # where the test reads any, it runs once more
+        if values == "auto" and current_rank() is None and not self._is_known_to_read(item, spec):
+            values = "off"  # where the test decides by any, it runs once more
         record = self.explainer.records_first_run(spec)
         self.runner.begin(item, spec, record=record, values=values)
+
+    def _is_known_to_read(self, item: MarkedItem, spec: MemorySpec) -> bool:
+        """Return whether a baseline of the test says that it decides by values."""
+        info = None if self.choice.device is None else self.choice.device.expected()
+        if info is None or info.kind != "virtual" or not spec.baseline:
+            return False
+        key = self.settings.against or device_key("virtual", spec.card or info.name)
+        for store in (self.store, *self._nearest_stores):
+            with suppress(BaselineError):  # of which the verdict speaks
+                entries = store.parts(key, *split_nodeid(item.nodeid)).values()
+                if any(entry.reads_values for entry in entries):
+                    return True
+        return False
+
+    def begin_call(self, *, debugging: bool) -> None:
+        """Note that the call of the test which runs begins, and whether a debugger sees it."""
+        run = self.runner.run
+        if run is not None and self._may_rerun(run, debugging=debugging):
+            run.device.expect_rerun(expected=True)
+
+    def _may_rerun(self, run: Run, *, debugging: bool) -> bool:
+        """Return whether a run that decides by values which no kernel computed is not the last."""
+        ranked = current_rank() is not None
+        return self._values_asked(run.spec) == "auto" and not (debugging or ranked)
 
     def _values_asked(self, spec: MemorySpec) -> Values:
         return spec.values or self.settings.values
@@ -145,13 +171,8 @@ class MemorySession:
         """
         run = self.runner.run
         assert run is not None  # noqa: S101 - for the type checker
-        if (
-            self._values_asked(run.spec) == "auto"
-            and run.device.decided_blindly()
-            and current_rank() is None
-            and not debugging
-            and in_call
-        ):
+        run.device.expect_rerun(expected=False)
+        if in_call and self._may_rerun(run, debugging=debugging) and run.device.decided_blindly():
             finished = self._finish_with_values(item, run, error)
         else:
             finished = Finished(self._finish(item, error, debugging=debugging), error)
@@ -186,6 +207,7 @@ class MemorySession:
         if error is not None:
             return Finished([], again or error)
         # It fails with values alone: the first run's verdict stands.
+        run.device.compute_values("off")
         note = f"with its values computed the test failed: {shown_error(again)}" if again else ""
         results = [
             self._judged(
@@ -385,6 +407,11 @@ class MemorySession:
             location=item.location(),
             baseline=declared.baseline,
             baseline_entry=lookup.entry,
+            reads_values=(
+                self._rank is None
+                and self._values_asked(run.spec) == "auto"
+                and run.device.decided_by_computed()
+            ),
         )
 
 

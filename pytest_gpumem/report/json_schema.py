@@ -237,6 +237,7 @@ class FiguresJson(Strict, frozen=True):
     rank: Count | None
     slope: SlopeJson | None
     largest: Count | None = None
+    reads_values: bool = False
 
 
 class BaselineJson(FiguresJson, frozen=True):
@@ -274,6 +275,7 @@ class ResultJson(
     snapshot: str
     snapshot_error: str
     beside: BesideJson | None = None
+    reads_values: bool = False
 
 
 class EntryUpdateJson(Strict, frozen=True):

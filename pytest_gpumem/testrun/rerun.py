@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.select import Choice
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.marked_item import FixtureKey, MarkedItem
+    from pytest_gpumem.testrun.random_state import RandomState
     from pytest_gpumem.testrun.run import Inputs, Run
     from pytest_gpumem.testrun.wide_fixture import Retained
 
@@ -65,6 +66,8 @@ class Runner:
         self._leftovers: list[tuple[str, int]] = []
         """tests that left memory behind, and how many bytes"""
         self._nodeid = ""
+        self._random: RandomState | None = None
+        """as it was before the test's own fixtures were set up"""
 
     def begin(
         self, item: MarkedItem, spec: MemorySpec, *, record: bool, values: Values = "off"
@@ -96,7 +99,15 @@ class Runner:
             device.compute_values(values)
             run.start()
         self.run, self._nodeid = run, nodeid
+        self._take_random_state(run)
         activate(run.meter)
+
+    def _take_random_state(self, run: Run) -> None:
+        """Take the random state that a run with values begins with; a real GPU has no such runs."""
+        if run.info.kind == "virtual":
+            from pytest_gpumem.testrun.random_state import RandomState
+
+            self._random = RandomState(run.meter.devices)
 
     @contextmanager
     def fixture(self, name: str, fixture: FixtureKey) -> Iterator[None]:
@@ -110,6 +121,7 @@ class Runner:
         with self._run_for_set_up() as run, run.fixture(name) as retained:
             yield
         self.fixtures[fixture] = retained
+        self._take_random_state(run)  # it is not set up again
 
     @contextmanager
     def _run_for_set_up(self) -> Iterator[Run]:
@@ -229,6 +241,8 @@ class Runner:
                 run.lift_limits()
             if values is not None:
                 run.device.compute_values(values)
+                if self._random is not None:
+                    self._random.restore()
             run.begin_again(record=record, at_moment=at_moment)
             left = sum(self.left_by(run))
 

@@ -101,6 +101,15 @@ def test_the_rank_that_was_measured_stands_with_its_figures():
     assert read(text).tests["test_a"][""] == entry
 
 
+def test_a_test_that_reads_values_is_remembered_since_format_2():
+    entry = replace(ENTRY, reads_values=True)
+    text = encode(BaselineFile(T4, "m.py", {"test_a": {"": entry, "forward": entry}})).decode()
+    assert text.count('"reads_values": true') == 2
+    assert '"format": 2,' in text
+    assert read(text).tests["test_a"][""] == entry
+    assert "reads_values" not in TEXT
+
+
 def test_a_breakdown_has_the_peaks_of_lines_since_format_2():
     lines = (
         LinePeak("train.py", 9, "step", "loss.backward()", 8 << 20, calls_pass=True),

@@ -30,6 +30,13 @@ def test_wrong_assertion():
     assert x.sum().item() == 7
 
 @pytest.mark.gpu_memory
+def test_sizes():
+    x = torch.arange(1000, device="cuda")
+    large = x[x > 499]
+    rows = large.nonzero()
+    mib(rows.numel() // 50)
+
+@pytest.mark.gpu_memory
 def test_logged():
     x = torch.randn(1000, 1000, device="cuda")
     print("loss", x.mean().item())
@@ -47,18 +54,19 @@ def test_assumed():
 
 def test_a_test_that_decides_by_a_value_runs_again_with_values(suite):
     session = suite.run(source=DECIDES)
-    assert session.outcomes == {"passed": 4, "failed": 1}
+    assert session.outcomes == {"passed": 5, "failed": 1}
     assert session.figures()["test_mask"] == (20.06, 22)
+    assert session.figures()["test_sizes"][0] == pytest.approx(10, abs=0.1)
     assert "test_wrong_assertion - AssertionError: assert 6 == 7" in session.flat
     notes = [line for line in session.out.splitlines() if "value" in line and "note" in line]
     assert len(notes) == 1, session.out
-    assert "1 value was assumed (test_it.py:39)" in notes[0]
+    assert "1 value was assumed (test_it.py:46)" in notes[0]
 
 
 @pytest.mark.parametrize("options", [("--gpumem-values=off",), ("-o", "gpumem_values=off")])
 def test_without_values_they_are_zeros_and_a_note_is_made(suite, options):
     session = suite.run(*options, source=DECIDES)
-    assert session.outcomes == {"passed": 3, "failed": 2}
+    assert session.outcomes == {"passed": 4, "failed": 2}
     assert session.figures()["test_mask"][0] > 300
     assert "1 value was read back from the virtual GPU (test_it.py:12)" in session.flat
 
@@ -66,6 +74,73 @@ def test_without_values_they_are_zeros_and_a_note_is_made(suite, options):
 def test_a_marker_says_which_values_a_test_has(suite):
     source = DECIDES.replace("gpu_memory\ndef test_mask", "gpu_memory(values='off')\ndef test_mask")
     assert suite.run(source=source).figures()["test_mask"][0] > 300
+
+
+WAITS = """
+import random
+DRAWN, ROUNDS, CAUGHT, ENDED = [], [], [], []
+
+@pytest.fixture
+def ended():
+    yield
+    ENDED.append(True)
+
+@pytest.fixture(scope="module")
+def shared():
+    return torch.rand(1).item()
+
+def tokens_of(length):
+    # As generate() of transformers does.
+    tokens = torch.zeros(1, 1, dtype=torch.long, device="cuda")
+    unfinished = torch.ones(1, dtype=torch.long, device="cuda")
+    finished = False
+    while not finished:
+        ROUNDS.append(tokens.shape[1])
+        tokens = torch.cat([tokens, tokens[:, -1:] + 1], 1)
+        unfinished = unfinished & ~torch.full((1,), tokens.shape[1] >= length, device="cuda")
+        finished = bool(unfinished.max() == 0)
+    return tokens
+
+@pytest.mark.gpu_memory
+def test_waits(shared, ended):
+    drawn = torch.rand(1).item(), random.random(), torch.rand(1, device="cuda").item()
+    DRAWN.append(drawn[:2])
+    mib(20)
+    assert tokens_of(32).tolist() == [list(range(32))]
+
+@pytest.mark.gpu_memory
+def test_catches():
+    try:
+        tokens_of(32)
+    except RuntimeError as error:
+        CAUGHT.append(str(error))
+        mib(30)
+
+@pytest.mark.gpu_memory
+def test_wrong():
+    assert tokens_of(32).shape[1] == 31
+
+@pytest.mark.gpu_memory
+def test_ends_by_itself():
+    for _ in range(99):
+        assert torch.arange(4, device="cuda").sum() < 7
+
+def test_rounds():
+    assert len(ROUNDS) == 3 * (100 + 31)
+    assert len(DRAWN) == 2
+    assert DRAWN[0] == DRAWN[1]
+    assert len(CAUGHT) == 1
+    assert len(ENDED) == 2
+"""
+
+
+def test_a_loop_that_waits_for_a_value_is_left_early_where_a_run_with_values_follows(suite):
+    session = suite.run(source=WAITS)
+    assert session.outcomes == {"passed": 4, "failed": 1}, session.out
+    assert "test_wrong - assert 32 == 31" in session.flat
+    assert session.figures()["test_catches"][0] < 1
+    assert session.figures()["test_waits"][0] < 21
+    assert "note" not in session.flat
 
 
 ASSUMES = """
@@ -111,3 +186,47 @@ def test_a_failure_by_values_that_are_not_computed_says_so_and_masks_are_as_assu
     assert figures["test_masks[1.0]"][0] - figures["test_masks[0.0]"][0] == pytest.approx(
         99, abs=20
     )
+
+
+REMEMBERED = """
+from pathlib import Path
+
+def note_run():
+    with open("runs", "a") as runs:
+        runs.write("x")
+
+@pytest.mark.gpu_memory
+def test_mask(gpu_memory):
+    note_run()
+    torch.manual_seed(3)
+    drawn = torch.rand(2000, device="cuda")
+    with gpu_memory.measure("chosen"):
+        if torch.ones(4, device="cuda").all():
+            mib(int((drawn > 0.5).nonzero().shape[0]) // 100)
+        x = torch.randn(1000, 1000, device="cuda")
+        if x.mean() > 2:
+            mib(300)
+
+@pytest.mark.gpu_memory
+def test_plain():
+    print(torch.ones(1, device="cuda").item())
+    mib(3)
+"""
+
+
+def test_a_baseline_remembers_that_a_test_reads_values_and_the_next_session_runs_it_once(suite):
+    first = suite.run("--gpumem-update-baselines", source=REMEMBERED)
+    (content,) = suite.baselines().values()
+    assert content.count('"reads_values": true') == 2  # of the test and of its part
+    assert '"format": 2' in content
+    runs = suite.path / "runs"
+    assert runs.read_text() == "xx"
+    again = suite.run("--gpumem-update-baselines")
+    assert runs.read_text() == "xxx"
+    assert first.figures() == again.figures()
+    for session in (first, again):
+        assert session.flat.count("1 value was assumed (test_it.py:21)") == 1
+    assert [*suite.baselines().values()] == [content]
+    without = suite.run("--gpumem-values=off", "--gpumem-missing-baseline=note")
+    assert runs.read_text() == "xxxx"
+    assert without.figures()["test_mask"][0] < first.figures()["test_mask"][0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.source_lines import is_users
@@ -16,6 +17,7 @@ from pytest_gpumem.source_lines import is_users
 if TYPE_CHECKING:
     from types import CodeType, FrameType
 
+PACKAGE: Final = f"{Path(__file__).parents[2]}/"
 FLOAT_SIZES: Final = {2, 4}
 """bytes of a number that is a float nearly always: whole numbers and masks have 8 or 1"""
 SHOWING: Final = {"__format__", "__repr__", "__str__", "_str_intern", "_tensor_str"}
@@ -25,6 +27,9 @@ RECORDING: Final = (
     *("log", "debug", "info", "warning", "set_postfix", "set_description", "format"),
 )
 """functions to which a value is handed to be shown or kept"""
+READING: Final = {"item", "tolist", "cpu", "numpy", "float", "to"}
+"""functions that bring a number to the host; other statements read by an operator in them, which
+asks the device for a size: ``rows = mask.nonzero()``"""
 _TESTS: Final = (ast.If, ast.While, ast.Assert, ast.Match)
 _CHOICES: Final = (ast.Compare, ast.BoolOp, ast.IfExp, ast.Not, ast.Slice, ast.comprehension)
 
@@ -36,10 +41,17 @@ def decides(frame: FrameType | None, size: int) -> bool:
         frame: the innermost frame of Python's.
         size: bytes of the value.
     """
+    is_float = is_innermost = size in FLOAT_SIZES
     while frame is not None:
+        if frame.f_code.co_filename.startswith(PACKAGE):  # the values' own code
+            frame = frame.f_back
+            continue
         if frame.f_code.co_name in SHOWING:
             return False
-        verdict = _of_line(frame.f_code, frame.f_lineno, is_float=size in FLOAT_SIZES)
+        if is_innermost:
+            is_float = _reads_a_number(frame.f_code.co_filename, frame.f_lineno)
+            is_innermost = False
+        verdict = _of_line(frame.f_code, frame.f_lineno, is_float=is_float)
         if verdict is not None and (verdict or is_users(frame.f_code.co_filename)):
             return verdict
         frame = frame.f_back
@@ -70,6 +82,18 @@ def _of_line(code: CodeType, line: int, *, is_float: bool) -> bool | None:
         nodes = [node for target in targets for node in ast.walk(target)]
         verdict = _chosen_by(function, {node.id for node in nodes if isinstance(node, ast.Name)})
     return verdict
+
+
+@functools.lru_cache(maxsize=1024)
+def _reads_a_number(filename: str, line: int) -> bool:
+    """Return whether a statement brings a number to the host itself; True without its source."""
+    statement = _statement(filename, line)[1]
+    if statement is None:
+        return True
+    nodes = _own_nodes(statement)
+    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    names |= {node.id for node in nodes if isinstance(node, ast.Name)}
+    return not READING.isdisjoint(names)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -292,9 +292,18 @@ class VirtualDevice:
             self._mode = ValueMode(self._library, scope, self._readbacks)
             self._mode.__enter__()
 
+    def expect_rerun(self, *, expected: bool) -> None:
+        """See :meth:`pytest_gpumem.devices.base.Device.expect_rerun`."""
+        self._readbacks.rerun_follows = expected and self._mode is None
+
     def decided_blindly(self) -> bool:
         """See :meth:`pytest_gpumem.devices.base.Device.decided_blindly`."""
         return self._mode is None and self._readbacks.any_unknown
+
+    def decided_by_computed(self) -> bool:
+        """See :meth:`pytest_gpumem.devices.base.Device.decided_by_computed`."""
+        computes_small = self._mode is not None and not self._mode.full
+        return computes_small and self._readbacks.any_deciding
 
     def has_guessed(self) -> bool:
         """See :meth:`pytest_gpumem.devices.base.Device.has_guessed`."""

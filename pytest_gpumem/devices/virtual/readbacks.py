@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.devices.virtual.decisions import decides, is_test_of_while
+from pytest_gpumem.devices.virtual.decisions import PACKAGE, decides, is_test_of_while
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.source_lines import shown_path, users_line
 
@@ -20,6 +20,9 @@ MOST_ROUNDS: Final = 10_000
 long, and it takes a second"""
 MOST_READ: Final = 100_000
 """such values that any one line reads: a loop may end by itself, so that more are let through"""
+MOST_FIRST: Final = 100
+"""such values that a line reads in a run which is followed by one with values: a loop that waits
+for them, as that of ``generate()``, is left early, and layers that each read one are not"""
 MOST_SITES: Final = 3
 """lines that a note names"""
 SCALER: Final = str(Path("torch", "amp", "grad_scaler.py"))
@@ -43,11 +46,17 @@ class Readbacks:
         self._assumed: Counter[tuple[str, int]] = Counter()
         self.answered = False
         """whether the copies of the operator that runs are of known values"""
+        self._by_known = False
+        """whether the program decided by a value that was computed"""
+        self.rerun_follows = False
+        """whether the program runs once more, with values: it need not run to its end"""
 
     def clear(self) -> None:
         """Begin anew."""
         self._unknown.clear()
         self._assumed.clear()
+        self._by_known = False
+        self.rerun_follows = False
 
     @property
     def any_unknown(self) -> bool:
@@ -59,18 +68,29 @@ class Readbacks:
         """Whether the program decided by an assumed value."""
         return bool(self._assumed)
 
+    @property
+    def any_deciding(self) -> bool:
+        """Whether the program decided by any value, known or not."""
+        return self._by_known or self.any_unknown or self.any_assumed
+
     def seen(self, size: int) -> bool:
         """Note one copy of unknown bytes; called by the native library, on any thread.
 
         Returns:
-            whether the copy is to fail: its loop would not end.
+            whether the copy is to fail: its loop would not end, or need not.
         """
         if self.answered:
             return False
-        endless = _note(sys._getframe().f_back, size, self._unknown)
+        endless = _note(sys._getframe().f_back, size, self._unknown, short=self.rerun_follows)
         if endless is not None and self._set_endless is not None:
             self._set_endless(str(endless))
         return endless is not None
+
+    def seen_known(self, size: int) -> None:
+        """Note that a known value of so many bytes is read; only the first that decides counts."""
+        frame = sys._getframe().f_back
+        if not self._by_known and not asks_for_infinities(frame):
+            self._by_known = decides(frame, size)
 
     def seen_assumed(self, size: int) -> None:
         """Note that an assumed value of so many bytes is read.
@@ -102,16 +122,25 @@ class Readbacks:
 
 
 def _note(
-    frame: FrameType | None, size: int, sites: Counter[tuple[str, int]]
+    frame: FrameType | None, size: int, sites: Counter[tuple[str, int]], *, short: bool = False
 ) -> DeviceError | None:
-    """Count a value; return the error that ends a loop which waits for it in vain."""
+    """Count a value; return the error that ends a loop which waits for it in vain.
+
+    Args:
+        frame: the innermost frame of Python's.
+        size: bytes of the value.
+        sites: the values so far, by the lines that read them.
+        short: whether few are let through.
+    """
     if asks_for_infinities(frame) or not decides(frame, size):
         return None
     line = users_line(frame)
     site = (line.filename, line.line) if line else ("", 0)
     sites[site] += 1
     count = sites[site]
-    if line is None or count < MOST_ROUNDS or (count < MOST_READ and not is_test_of_while(*site)):
+    most = MOST_FIRST if short else MOST_ROUNDS
+    bounded = short or count >= MOST_READ or is_test_of_while(*site)
+    if line is None or count < most or not bounded:
         return None
     return DeviceError(
         f"{shown_path(line.filename, Path.cwd())}:{line.line}",
@@ -134,6 +163,8 @@ def asks_for_infinities(frame: FrameType | None) -> bool:
     Zero says that none did, as in a step that trains, and the optimizer steps. No shape depends on
     it.
     """
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
     while frame is not None and frame.f_code.co_filename.endswith(SCALER):
         if frame.f_code.co_name == "_maybe_opt_step":
             return True

@@ -8,7 +8,7 @@ import pytest
 from pytest_gpumem.devices.virtual.decisions import decides, is_test_of_while
 
 
-def read(size=4):
+def item(size=4):
     """Stand for PyTorch's code that reads a value."""
     VERDICTS.append(decides(sys._getframe(1), size))
     return 1.0
@@ -17,25 +17,27 @@ def read(size=4):
 VERDICTS: list[bool] = []
 
 DECIDES = [
-    "if read(): pass",
-    "while read() < 0: pass",
-    "assert read()",
-    "x = read() > 2",
-    "print(1 if read() else 2)",
-    "loss = read()\nif loss > 3: pass",
-    "y = 'abc'[: int(read())]",
-    "n = read(8)",
-    "n = [0] * int(read(8))",
-    "def helper(): return read()\nif helper(): pass",
+    "if item(): pass",
+    "while item() < 0: pass",
+    "assert item()",
+    "x = item() > 2",
+    "print(1 if item() else 2)",
+    "loss = item()\nif loss > 3: pass",
+    "y = 'abc'[: int(item())]",
+    "n = item(8)",
+    "rows = nonzero()",
+    "def chosen(): return nonzero()\nrows = chosen()",
+    "n = [0] * int(item(8))",
+    "def helper(): return item()\nif helper(): pass",
 ]
 SHOWS = [
-    "print(read())",
-    "losses.append(read())",
-    "total += read()",
-    "print(f'{read():.3f}')",
-    "loss = read()\nprint(loss)",
-    "losses.append(read(8))",
-    "def helper(): return read()\nprint(helper())",
+    "print(item())",
+    "losses.append(item())",
+    "total += item()",
+    "print(f'{item():.3f}')",
+    "loss = item()\nprint(loss)",
+    "losses.append(item(8))",
+    "def helper(): return item()\nprint(helper())",
 ]
 
 
@@ -46,13 +48,13 @@ def test_the_statement_that_reads_tells(code, verdict, capsys, tmp_path):
     name = str(tmp_path / "program.py")
     linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
     VERDICTS.clear()
-    exec(compile(code, name, "exec"), {"read": read, "losses": [], "total": 0.0})
+    exec(compile(code, name, "exec"), {"item": item, "nonzero": item, "losses": [], "total": 0.0})
     assert [verdict] == VERDICTS
     capsys.readouterr()
 
 
 def test_the_test_of_a_while_is_told_from_its_body(tmp_path):
     program = tmp_path / "program.py"
-    program.write_text("while not (\n    read()\n):\n    if read(): pass\nif read(): pass\n")
+    program.write_text("while not (\n    item()\n):\n    if item(): pass\nif item(): pass\n")
     lines = [line for line in range(1, 6) if is_test_of_while(str(program), line)]
     assert lines == [1, 2, 3]
