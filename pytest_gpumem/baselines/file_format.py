@@ -213,7 +213,7 @@ def _read_document(filename: str, content: bytes) -> object:
     except JsonProblem as problem:
         remedy = RESTORE
         if problem.conflict:
-            side = "take one side (git checkout --ours or --theirs)"
+            side = "take one side (git checkout --ours FILE, or --theirs)"
             remedy = f"{side} and run --gpumem-update-baselines"
         elif problem.encoding:
             remedy = f"save it as UTF-8, or {RESTORE}"

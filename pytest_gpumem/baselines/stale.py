@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 MOST_NAMES: Final = 3
 """tests that one line of the terminal still names"""
-PRUNE: Final = "gpumem prune --delete"
+PRUNE: Final = ("gpumem", "prune", "--delete")
 
 
 @dataclass
@@ -74,8 +75,13 @@ def find_stale(
     return sorted(set(stale), key=lambda key: (key.nodeid, key.device))
 
 
-def stale_line(stale: Iterable[Key]) -> str:
-    """Return a line that names stale baselines; "" where none is."""
+def stale_line(stale: Iterable[Key], words: Iterable[str] = ()) -> str:
+    """Return a line that names stale baselines; "" where none is.
+
+    Args:
+        stale: their keys.
+        words: those of the command line by which pytest collects the same tests again.
+    """
     names = [f"{key.nodeid} on {key.device}" for key in stale]
     if not names:
         return ""
@@ -83,4 +89,5 @@ def stale_line(stale: Iterable[Key]) -> str:
     if number > MOST_NAMES:
         names = [*names[:MOST_NAMES], f"{number - MOST_NAMES} more"]
     tests = "baseline is of a test that is" if number == 1 else "baselines are of tests that are"
-    return f"gpumem: {number} {tests} gone ({PRUNE} removes them): {', '.join(names)}"
+    command = shlex.join([*PRUNE, *words])
+    return f"gpumem: {number} {tests} gone ({command} removes them): {', '.join(names)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -105,14 +106,15 @@ def _collect(arguments: Sequence[str]) -> Collected:
             check=False,
         )
         last_lines = process.stdout.decode(errors="replace").splitlines()[-SHOWN_LINES:]
-        command_text = " ".join(["pytest --collect-only", *arguments])
+        command_text = shlex.join(["pytest", "--collect-only", *arguments])
         collected = None
         if answer.exists():
             try:
                 collected = msgspec.convert(json.loads(answer.read_bytes()), Collected)
             except (ValueError, RecursionError, msgspec.ValidationError) as error:
                 problem = f"its list of baselines cannot be read: {error}"
-                raise BaselineError(command_text, problem, "run gpumem prune again") from None
+                remedy = f"run {shlex.join(['gpumem', 'prune', *arguments])} again"
+                raise BaselineError(command_text, problem, remedy) from None
     if process.returncode not in (*_COLLECTED, _NO_TESTS):
         print("\n".join(map(printable, last_lines)), file=sys.stderr)
     if collected is not None and collected.partial:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from difflib import get_close_matches
 from pathlib import Path
@@ -11,6 +12,7 @@ from pytest_gpumem.baselines.folder import read_folder
 from pytest_gpumem.cli.compare import FOLDER, add_folder
 from pytest_gpumem.cli.outcome import BAD_INPUT, OK, Outcome
 from pytest_gpumem.errors import BaselineError
+from pytest_gpumem.judge.verdict import update_command
 from pytest_gpumem.report.baseline_listing import details, listing
 
 if TYPE_CHECKING:
@@ -49,7 +51,9 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if not entries:
         if trouble:
             return Outcome("", status, trouble)
-        remedy = "record some with pytest --gpumem-update-baselines"
+        # From the working folder; the option of pytest starts from its root folder.
+        option = f"--gpumem-baseline-dir={folder.absolute()}"
+        remedy = f"record some with {update_command([], [option])}"
         if arguments.baseline_dir == FOLDER:
             remedy = "run gpumem from pytest's root folder, or name the folder with --baseline-dir"
         raise BaselineError(arguments.baseline_dir, "there are no baselines", remedy)
@@ -63,14 +67,16 @@ def run(arguments: argparse.Namespace) -> Outcome:
                 f"these have: {', '.join(devices)}",
             )
     if arguments.nodeid:
-        entries = _matching(entries, arguments.nodeid)
+        entries = _matching(entries, arguments.nodeid, arguments.baseline_dir)
     width = shutil.get_terminal_size().columns
     if arguments.nodeid and len({key.nodeid for key in entries}) == 1:
         return Outcome(details(entries, width), status, trouble)
     return Outcome(listing(entries, width), status, trouble)
 
 
-def _matching(entries: Mapping[Key, BaselineEntry], name: str) -> dict[Key, BaselineEntry]:
+def _matching(
+    entries: Mapping[Key, BaselineEntry], name: str, folder: str
+) -> dict[Key, BaselineEntry]:
     """Return the entries that a name means: a test, a file, else any test with it in its name."""
     name = name.removeprefix("./")
     for keys in (
@@ -80,8 +86,15 @@ def _matching(entries: Mapping[Key, BaselineEntry], name: str) -> dict[Key, Base
     ):
         if keys:
             return {key: entry for key, entry in entries.items() if key in keys}
-    remedy = similar_names(name, {key.nodeid for key in entries}) or "gpumem show lists all"
+    similar = similar_names(name, {key.nodeid for key in entries})
+    remedy = similar or f"{command_for_all('show', folder)} lists all"
     raise BaselineError(name, "no test with a baseline has this in its name", remedy)
+
+
+def command_for_all(name: str, folder: str) -> str:
+    """Return the subcommand that lists all baselines of a folder."""
+    options = [] if folder == FOLDER else [f"--baseline-dir={folder}"]
+    return shlex.join(["gpumem", name, *options])
 
 
 def similar_names(name: str, nodeids: Collection[str]) -> str:

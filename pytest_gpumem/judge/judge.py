@@ -58,7 +58,7 @@ def judge(  # noqa: PLR0913 - the last two are words for the verdict
         spec: its declaration.
         lookup: its baseline, as beyond as one was found.
         policy: the session's options.
-        nodeid: the test as pytest names it, for the command in the remedy.
+        nodeid: the test as a command line in the working folder names it, for the remedy.
         card_bytes: the memory of ``spec.card`` less its CUDA context.
         relations: limits that other parts tell, with their bytes.
     """

@@ -238,6 +238,12 @@ def repeated_options(command: str) -> list[str]:
     return [word for word in shlex.split(command)[1:-1] if word.startswith("-")]
 
 
+def command_target(command: str) -> str:
+    """Return the first test or file that an :func:`update_command` names; "" where none is."""
+    words = shlex.split(command)[1:-1]
+    return words[0] if words and not words[0].startswith("-") else ""
+
+
 def beyond_tolerance(comparisons: Iterable[Comparison]) -> list[Comparison]:
     """Return the rows beyond tolerance: growth first; then allocated, which is the cause."""
     rows = [row for row in comparisons if row.excess]

@@ -10,7 +10,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -20,6 +20,8 @@ from pytest_gpumem.plugin.settings import DEVICES, REPEATED, Option, Settings, r
 from pytest_gpumem.torchrun_env import current_rank
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
     from pytest_gpumem.devices.select import Choice
 
 SETTINGS = pytest.StashKey[Settings]()
@@ -29,6 +31,20 @@ OF_RUN = {"gpumem_device": "GPUMEM_RUN_DEVICE", "gpumem_card": "GPUMEM_RUN_CARD"
 """options and the variables of ``gpumem run``; see devices/select.py, which imports too much"""
 GUARD = TorchGuard()
 """chooses when torch is imported"""
+
+KNOWN_EARLY = pytest.StashKey[frozenset[str]]()
+"""names of the options that are known before a conftest file adds its own"""
+COLLECTING: Final = (
+    *("-c", "-m", "-p"),
+    *("--config-file", "--rootdir", "--confcutdir", "--import-mode", "--noconftest"),
+)
+"""options of pytest that decide which tests there are, and what they are called"""
+NARROWING: Final = ("-k", "--deselect", "--ignore", "--ignore-glob")
+"""options of pytest that leave tests out; a command that names its test does without them"""
+COLLECTING_INI: Final = ("python", "collect_", "addopts")
+"""beginnings of ini options that do either"""
+SENT: Final = "gpumem_repeated"
+"""the name under which a worker of pytest-xdist is given the controller's words"""
 
 
 def load_by_default() -> None:
@@ -71,10 +87,62 @@ def settings_of(config: pytest.Config, namespace: object) -> Settings:
         f"-o{setting}"
         for setting in overridden
         if setting.partition("=")[0].removeprefix("gpumem_") in REPEATED
+        or setting.startswith(COLLECTING_INI)
     )
     if own:
         settings = config.stash[SETTINGS] = settings._replace(repeated=settings.repeated + own)
     return settings
+
+
+def note_command_line(config: pytest.Config) -> Settings:
+    """Return the settings with the words of the command line that a printed command repeats.
+
+    Options of conftest files are among them: without ``--runslow`` a test may be skipped.
+    """
+    settings = config.stash[SETTINGS]
+    if hasattr(config, "workerinput"):  # it has the controller's arguments, without options
+        repeated = tuple(config.workerinput.get(SENT, settings.repeated))
+        settings = settings._replace(repeated=repeated)
+    else:
+        early = config.stash.get(KNOWN_EARLY, None)
+        own = vars(config.option).keys() - early if early is not None else ()
+        flags = {name for name in own if isinstance(getattr(config.option, name), bool)}
+        words = [os.fspath(word) for word in config.invocation_params.args]
+        named = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else ()
+        settings = settings._replace(
+            repeated=(*settings.repeated, *given_options(words, COLLECTING, own, flags)),
+            arguments=(*named, *given_options(words, NARROWING)),
+        )
+    config.stash[SETTINGS] = settings
+    return settings
+
+
+def given_options(
+    words: Collection[str],
+    options: Collection[str],
+    own: Collection[str] = (),
+    flags: Collection[str] = (),
+) -> Iterator[str]:
+    """Yield those options of a command line that are asked for, each as one word.
+
+    Args:
+        words: the command line.
+        options: as they are written.
+        own: further ones, as names: "run_slow" is ``--run-slow``.
+        flags: those of all names that take no value.
+    """
+    flags = {"noconftest", *flags}
+    remaining = iter(words)
+    for word in remaining:
+        name, equals, _ = word.partition("=")
+        key = name.removeprefix("--").replace("-", "_")
+        if not word.startswith("--"):
+            if word[:2] in options:
+                value = word[2:] or next(remaining, "")
+                # A plugin that is switched off has no tests.
+                yield from () if f"{word[:2]}{value}".startswith("-pno:") else (word[:2] + value,)
+        elif name in options or key in own:
+            yield word if equals or key in flags else f"{name}={next(remaining, '')}"
 
 
 def choose_early(config: pytest.Config) -> None:

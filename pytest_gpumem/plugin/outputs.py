@@ -74,7 +74,15 @@ def publish(
     if settings.html is not None:
         with suppress(GitError):  # without git, or outside of a repository, none is known
             histories = recent_peaks(settings.baseline_dir)
-    report = Report(tuple(results), updates, device, options, tuple(remarks), histories)
+    report = Report(
+        tuple(results),
+        updates,
+        device,
+        options,
+        tuple(remarks),
+        settings.arguments,
+        histories,
+    )
     created = datetime.now(timezone.utc)
     paths = {name: getattr(settings, name) for name in FILES}
     published = [

@@ -91,6 +91,14 @@ class PytestItem:
         """The test's name, as pytest has it, but unique outside of the root folder too."""
         return unique_nodeid(self.item)
 
+    @property
+    def argument(self) -> str:
+        """The test's name on a command line: its file is named from the working folder."""
+        config = self.item.config
+        module, separator, test = self.nodeid.partition("::")
+        path = os.path.relpath(config.rootpath / module, config.invocation_params.dir)
+        return f"{path.replace(os.sep, '/')}{separator}{test}"
+
     def location(self) -> tuple[str, int]:
         """Return the test's file and the line of its marker, from 1."""
         from pytest_gpumem.source_lines import marker_line

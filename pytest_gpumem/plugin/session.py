@@ -390,7 +390,7 @@ class MemorySession:
             spec,
             lookup,
             policy,
-            nodeid=item.nodeid,
+            nodeid=item.argument,
             card_bytes=run.card.usable_memory if run.card and not part else None,
             relations=relations,
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pytest_gpumem.errors import GpuMemError
-from pytest_gpumem.plugin.device_choice import CHOICE, GUARD, choice_of
+from pytest_gpumem.plugin.device_choice import CHOICE, GUARD, SENT, choice_of
 from pytest_gpumem.plugin.parametrize import cards_of
 from pytest_gpumem.plugin.pytest_item import is_marked
 from pytest_gpumem.plugin.results import SessionResults
@@ -129,6 +129,11 @@ class GpuMemPlugin:
             lines.append(f"gpumem: {self._selection}")
         return [] if quiet else lines
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:  # noqa: ANN401 - of pytest-xdist
+        """Give a worker the words that its tests' commands repeat."""
+        node.workerinput[SENT] = list(self.settings.repeated)
+
     # -- results --
 
     @pytest.hookimpl(tryfirst=True)
@@ -239,6 +244,7 @@ class GpuMemPlugin:
             self.results,
             self._updates,
             updating=self.settings.update_baselines,
+            arguments=self.settings.arguments,
             verbosity=terminalreporter.verbosity,
             width=terminalreporter._tw.fullwidth,
             encoding=terminal_encoding(terminalreporter),

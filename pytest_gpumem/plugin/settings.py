@@ -204,8 +204,8 @@ OPTIONS: Final = (
 
 LONGEST_SHOWN: Final = 100
 """characters of a value that an error shows"""
-REPEATED: Final = {"device", "card", "cards", "visible", "baseline_dir"}
-"""options that decide which baselines a test is compared with"""
+REPEATED: Final = {"device", "card", "cards", "visible", "values", "baseline_dir"}
+"""options that decide what is measured, and which baselines it is compared with"""
 FILES: Final = {"html": "gpumem.html", "json": "gpumem.json", "markdown": "gpumem.md"}
 """the options that name a file to write, and what it may be called"""
 
@@ -249,7 +249,9 @@ class Settings(NamedTuple):
     """the key of the device whose baselines tests are held to; "" is their own"""
     against_tolerance: Tolerance | None
     repeated: tuple[str, ...] = ()
-    """the options of the command line that decide which baselines are compared"""
+    """the options of the command line that decide what is measured and compared"""
+    arguments: tuple[str, ...] = ()
+    """the files and folders that the command line names, and its options that leave tests out"""
     nearest_dirs: tuple[Path, ...] = ()
     """folders of other versions of torch, the nearest first, for tests without a baseline there"""
     names_card: bool = False

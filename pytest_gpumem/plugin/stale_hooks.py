@@ -5,6 +5,7 @@ Under pytest-xdist the workers collect, and each sends its stale baselines to th
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -114,7 +115,8 @@ class StaleHooks:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Name the stale baselines."""
         failing = self.settings.stale == "fail"
-        line = stale_line(self.stale)
+        words = (*self.settings.arguments, *self.settings.repeated)
+        line = stale_line(self.stale, words)
         from pytest_gpumem.report.text import printable
 
         if line and (failing or terminalreporter.verbosity >= 0):
@@ -141,6 +143,6 @@ def narrowed(config: pytest.Config) -> str:
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         return "" if here == root else f"pytest was not run in {root}"
     whole = [root, *(root / path for path in config.getini("testpaths"))]
-    folders = {(here / arg).absolute() for arg in config.args}
+    folders = {Path(os.path.normpath(here / arg)) for arg in config.args}
     covered = root in folders or (len(whole) > 1 and folders.issuperset(whole[1:]))
     return "" if covered else "tests, files or folders were named"

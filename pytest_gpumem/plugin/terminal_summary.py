@@ -116,6 +116,7 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
     updates: UpdateSummary | None,
     *,
     updating: bool,
+    arguments: Sequence[str],
     verbosity: int,
     width: int,
     encoding: str,
@@ -126,6 +127,7 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
         session_results: the results.
         updates: the outcome of writing baselines, in a run that does.
         updating: whether this run writes baselines.
+        arguments: what the command line names, and its options that leave tests out.
         verbosity: pytest's; below 0 all is left out that the tests' own failures say.
         width: columns of the terminal.
         encoding: of the terminal.
@@ -133,7 +135,7 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
     results = session_results.results()
     ascii_only = not can_encode("…→", encoding)
     paragraphs = [f"gpumem: {problem}" for problem in session_results.problems]
-    leads = lead_lines(results, width, ascii_only=ascii_only)
+    leads = lead_lines(results, width, ascii_only=ascii_only, arguments=arguments)
     if not leads:  # a new toolchain moves many tests at one line: it is the cause, not the line
         leads = [
             encodable(wrapped("gpumem: ", sentence, width), ascii_only=ascii_only)
@@ -168,6 +170,6 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
             )
         )
     if verbosity >= 0:
-        command = session_text.next_command(results, updating=updating)
+        command = session_text.next_command(results, updating=updating, arguments=arguments)
         paragraphs += [f"gpumem: to record baselines: {command}"] if command else []
     return paragraphs

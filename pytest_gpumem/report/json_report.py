@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,6 @@ from pytest_gpumem.version import __version__
 if TYPE_CHECKING:
     import os
 
-_AGAIN = "write it anew with pytest --gpumem-json=PATH"
 _GROUPS = ("created", "changed", "unchanged", "removed")
 """the entries of an update of baselines, by their fate"""
 
@@ -91,15 +91,16 @@ def loads(content: str | bytes, name: str) -> SavedReport:
     Raises:
         ReportError: it is not a report, or of a format that this version cannot read.
     """
+    again = f"write it anew with {shlex.join(['pytest', f'--gpumem-json={name}'])}"
     try:
         data = parse_json(content, "a report of pytest-gpumem")
     except JsonProblem as problem:
-        raise ReportError(name, str(problem), _AGAIN) from None
+        raise ReportError(name, str(problem), again) from None
     number = data.get("format") if isinstance(data, dict) else None
     # A baseline file has a "format" as well.
     if type(number) is not int or number < 1 or not isinstance(data, dict) or "gpumem" not in data:
         problem_text = 'is not a report of pytest-gpumem: it has no "format" and "gpumem"'
-        raise ReportError(name, problem_text, _AGAIN)
+        raise ReportError(name, problem_text, again)
     if number > FORMAT:
         raise ReportError(
             name,
@@ -118,7 +119,7 @@ def loads(content: str | bytes, name: str) -> SavedReport:
         return SavedReport(report, document.created, document.gpumem)
     except (msgspec.ValidationError, UnicodeError) as error:
         shown = json.dumps(str(error), ensure_ascii=False)[1:-1]  # names may have any character
-        raise ReportError(name, f"is not a report of pytest-gpumem: {shown}", _AGAIN) from None
+        raise ReportError(name, f"is not a report of pytest-gpumem: {shown}", again) from None
 
 
 def read_report(path: str | os.PathLike[str]) -> SavedReport:

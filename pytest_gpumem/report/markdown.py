@@ -109,7 +109,8 @@ def _document(report: Report, when: str, limits: _Limits) -> str:
         # Fenced: it has lines of its own, and paths in which nothing is markup.
         account = fenced(account.removeprefix("gpumem: baselines: "), "text")
         blocks += ["### Baselines", account]
-    command = next_command(report.results, updating=report.updates is not None)
+    updating = report.updates is not None
+    command = next_command(report.results, updating=updating, arguments=report.arguments)
     if command:
         blocks += ["To record baselines:", fenced(command, "sh")]
     if limits != _ALL:

@@ -31,6 +31,10 @@ class MarkedItem(Protocol):
     def nodeid(self) -> str:
         """The test's name, as pytest has it."""
 
+    @property
+    def argument(self) -> str:
+        """The test's name on a command line: its file is named from the working folder."""
+
     def location(self) -> tuple[str, int]:
         """Return the test's file and the line of its marker, from 1."""
 

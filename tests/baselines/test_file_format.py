@@ -158,7 +158,7 @@ def test_a_merge_conflict_is_called_one_and_its_line_named(marker, lines):
     before, after = TEXT.split(' "format"')
     error = refused(f'{before}{marker}\n "format"{after}'.replace("\n", lines))
     assert error.problem == f"has a merge-conflict marker ({marker[:7]}) in line 9"
-    assert "git checkout --ours or --theirs" in error.remedy
+    assert "git checkout --ours FILE, or --theirs" in error.remedy
 
 
 def test_a_conflict_marker_in_a_name_is_no_conflict():

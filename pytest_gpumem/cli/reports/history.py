@@ -13,7 +13,7 @@ from pytest_gpumem.baselines.git import GitError, OutsideRepositoryError
 from pytest_gpumem.baselines.history import read_history
 from pytest_gpumem.cli.compare import add_folder
 from pytest_gpumem.cli.outcome import BAD_INPUT, OK, Outcome
-from pytest_gpumem.cli.show import similar_names
+from pytest_gpumem.cli.show import command_for_all, similar_names
 from pytest_gpumem.errors import BaselineError, GpuMemError
 from pytest_gpumem.report.history import listing
 
@@ -110,7 +110,8 @@ def matching_history(
     if name and not nodeids:
         # Its file has no history: the names of all others may have one like it.
         read_history(directory, accept=accepts)
-    remedy = similar_names(name, nodeids) or "gpumem history lists all"
+    every = command_for_all("history", arguments.baseline_dir)
+    remedy = similar_names(name, nodeids) or f"{every} lists all"
     raise BaselineError(words, "no baseline with this name has a history", remedy)
 
 

@@ -11,7 +11,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.judge.result import count_kinds
-from pytest_gpumem.judge.verdict import WORDS, Kind, repeated_options, update_command
+from pytest_gpumem.judge.verdict import (
+    WORDS,
+    Kind,
+    command_target,
+    repeated_options,
+    update_command,
+)
 from pytest_gpumem.nodeids import module_of
 from pytest_gpumem.report.compared import comparison_sentences, tells_more_than_table
 from pytest_gpumem.report.text import printable, wrapped
@@ -93,15 +99,26 @@ def snapshots(results: Sequence[Result], *, width: int = 80) -> list[str]:
     return lines
 
 
-def next_command(results: Sequence[Result], *, updating: bool = False) -> str | None:
+def next_command(
+    results: Sequence[Result], *, updating: bool = False, arguments: Sequence[str] = ()
+) -> str | None:
     """Return the command that records missing baselines; None if nothing needs it.
 
     It never covers a test that regressed: to accept that is a decision of its own.
+
+    Args:
+        results: of the session.
+        updating: whether it writes baselines.
+        arguments: what its command line named, and its options that left tests out.
     """
-    regressed = {result.nodeid for result in results if result.verdict.kind is Kind.REGRESSED}
+    regressed = {
+        command_target(result.verdict.command) or result.nodeid
+        for result in results
+        if result.verdict.kind is Kind.REGRESSED
+    }
     # A result that asks for a baseline for another reason than a regression.
     asking = {
-        result.nodeid: result.verdict.command
+        command_target(result.verdict.command): result.verdict.command
         for result in results
         if result.verdict.command and result.verdict.kind is not Kind.REGRESSED
     }
@@ -111,8 +128,13 @@ def next_command(results: Sequence[Result], *, updating: bool = False) -> str | 
     options = repeated_options(asking[missing[0]])
     spared = regressed | {module_of(nodeid) for nodeid in regressed}
     files = list(dict.fromkeys(map(module_of, missing)))
-    for targets, longest in ((missing, LONG), (files, LONG), (missing, sys.maxsize)):
-        command = printable(update_command(targets, options))
+    narrowing = [word for word in arguments if word.startswith("-")]
+    for targets, extra, longest in (
+        (missing, [], LONG),
+        (files, narrowing, LONG),
+        (missing, [], sys.maxsize),
+    ):
+        command = printable(update_command([*targets, *extra], options))
         if len(targets) <= FEW and len(command) <= longest and spared.isdisjoint(targets):
             return command
-    return None if regressed else printable(update_command([], options))
+    return None if regressed else printable(update_command(arguments, options))

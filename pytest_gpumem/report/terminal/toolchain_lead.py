@@ -11,7 +11,7 @@ from pytest_gpumem.judge.toolchain_change import (
     moved_categories,
 )
 from pytest_gpumem.judge.verdict import Kind, repeated_options, update_command
-from pytest_gpumem.report.text import encodable, wrapped
+from pytest_gpumem.report.text import encodable, printable, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -55,11 +55,22 @@ def moved_together(results: Iterable[Result]) -> list[CommonChange]:
 
 
 def lead_lines(
-    results: Sequence[Result], width: int = 80, *, ascii_only: bool = False
+    results: Sequence[Result],
+    width: int = 80,
+    *,
+    ascii_only: bool = False,
+    arguments: Sequence[str] = (),
 ) -> list[str]:
-    """Return the paragraphs that a summary leads with; none where nothing moved together."""
+    """Return the paragraphs that a summary leads with; none where nothing moved together.
+
+    Args:
+        results: of the session.
+        width: columns of the terminal.
+        ascii_only: whether the terminal has no other characters.
+        arguments: what the command line named, and its options that left tests out.
+    """
     groups = moved_together(results)
-    sentences = [group.sentence for group in groups]
+    sentences, command = [group.sentence for group in groups], ""
     regressed = {
         result.name
         for result in results
@@ -72,8 +83,10 @@ def lead_lines(
     elif regressed & moved:
         commands = (result.verdict.command for result in results if result.name in moved)
         options = repeated_options(next(filter(None, commands), ""))
-        sentences.append(f"if this is intended, run {update_command([], options)}")
-    return [encodable(wrapped("gpumem: ", it, width), ascii_only=ascii_only) for it in sentences]
+        sentences.append("if this is intended, run")
+        command = printable(update_command(arguments, options))
+    lines = [encodable(wrapped("gpumem: ", it, width), ascii_only=ascii_only) for it in sentences]
+    return [*lines, f"    {command}"] if command else lines
 
 
 def short_texts(results: Sequence[Result]) -> dict[str, str]:

@@ -36,7 +36,7 @@ from helpers.terminal_results import (
 
 from pytest_gpumem.baselines.store import EntryUpdate, UpdateSummary
 from pytest_gpumem.errors import BaselineError
-from pytest_gpumem.judge.verdict import Kind, Lookup
+from pytest_gpumem.judge.verdict import Kind, Lookup, update_command
 from pytest_gpumem.measurement import Attribution, BaselineEntry, Breakdown, Site
 from pytest_gpumem.report.model import Report
 from pytest_gpumem.report.terminal import failure_text, session_text, update_text
@@ -141,7 +141,11 @@ def test_control_characters_from_outside_are_shown_and_not_obeyed():
         part=NASTY,
         budget=NASTY,
         verdict=replace(
-            NEW.verdict, headline=NASTY, notes=(NASTY,), remedy=f"run {NASTY}", command=NASTY
+            NEW.verdict,
+            headline=NASTY,
+            notes=(NASTY,),
+            remedy=f"run {NASTY}",
+            command=update_command([f"t.py::{NASTY}"], []),
         ),
     )
     oom = replace(
@@ -199,8 +203,10 @@ def test_the_header_gives_the_reason_where_there_is_no_device():
 
 
 def named(one, module, test):
-    """A result under another name."""
-    return replace(one, nodeid=f"{module}::{test}")
+    """A result under another name, which its command has as well."""
+    nodeid = f"{module}::{test}"
+    command = update_command([nodeid], []) if one.verdict.command else ""
+    return replace(one, nodeid=nodeid, verdict=replace(one.verdict, command=command))
 
 
 def test_the_next_command_names_few_tests_each_once_and_quoted():
@@ -219,6 +225,13 @@ def test_the_next_command_names_files_where_tests_are_many_or_long():
 def test_the_next_command_names_nothing_where_files_are_many():
     many = [named(NEW, f"tests/test_{i}.py", "test") for i in range(4)]
     assert session_text.next_command(many) == "pytest --gpumem-update-baselines"
+    arguments = ["my tests", "-ka or b"]
+    assert session_text.next_command(many, arguments=arguments) == (
+        "pytest 'my tests' '-ka or b' --gpumem-update-baselines"
+    )
+    assert session_text.next_command(many[:1], arguments=arguments) == (
+        "pytest tests/test_0.py::test --gpumem-update-baselines"
+    )
 
 
 def test_the_next_command_never_covers_a_regression():

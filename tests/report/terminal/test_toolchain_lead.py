@@ -23,12 +23,18 @@ FIVE = [moved(f"test_{i}", 28) for i in range(5)]
 
 
 def test_the_lead_is_wrapped_and_ends_in_what_to_do():
-    first, last = lead_lines(FIVE)
+    first, last, command = lead_lines(FIVE)
     assert first == (
         "gpumem: torch 2.14.0 -> 2.15.0, CUDA 13.0 -> 13.2: 5 tests moved by +28.00 MiB\n"
         "        allocated"
     )
-    assert last == "gpumem: if this is intended, run pytest --gpumem-update-baselines"
+    assert (last, command) == (
+        "gpumem: if this is intended, run",
+        "    pytest --gpumem-update-baselines",
+    )
+    arguments = ["tests of " + "x" * 90]
+    command = lead_lines(FIVE, arguments=arguments)[-1]  # never wrapped
+    assert command == f"    pytest '{arguments[0]}' --gpumem-update-baselines"
 
 
 def test_the_workspace_is_named_where_breakdowns_tell_it():

@@ -1,0 +1,274 @@
+"""Commands that the package prints: each is run in a shell, as it stands, where it was printed.
+
+The first tests collect the places that print any. The others print each command in a project that
+makes quoting and repeated options necessary: pytest is not run in its root folder, names have
+spaces, brackets, dollars and quotes, and options decide which tests there are.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+
+import pytest
+from helpers.html_pages import Page
+from helpers.pages import Place
+from helpers.paths import ROOT
+from helpers.sources import HELPER
+
+from pytest_gpumem.plugin.device_choice import COLLECTING, NARROWING, given_options
+
+PACKAGE = ROOT / "pytest_gpumem"
+COMMAND = re.compile(
+    r"\b(?:pytest --?\w|gpumem (?:run|fit|cards|compare|diff|show|history|prune)\b"
+    r"|git (?:checkout|fetch|log)\b|pip install|python \w+\.py|torchrun --?\w).*"
+)
+WRITTEN = {
+    "baselines/file_format.py": ["git checkout --ours FILE, or --theirs)"],
+    "baselines/history.py": ["git fetch --unshallow gets the commits before it"],
+    "cli/prune.py": [
+        "gpumem prune [--delete] [argument for pytest ...]",
+        "gpumem prune where pytest collects all tests, without naming any",
+        "gpumem prune from pytest's root folder, or add --gpumem-baseline-dir=DIR",
+    ],
+    "cli/reports/history.py": ["pip install 'pytest-gpumem[html]'"],
+    "cli/reports/report.py": ["pytest --gpumem-json"],
+    "cli/run.py": ["gpumem run [options] (SCRIPT | -m MODULE) [argument ...]"],
+    "devices/memory_use.py": [
+        "pip install 'pytest-gpumem[nvml]') tells if other processes hold it",
+    ],
+    "devices/virtual/device.py": [
+        "pip install torch",
+        "pip install torch)",
+        (
+            "pytest -p gpumem ...; in a program, call pytest_gpumem.use_virtual_gpu() before "
+            "importing torch"
+        ),
+        "python setup.py build_ext --inplace",
+    ],
+    "devices/virtual/native/__init__.py": [
+        (
+            "python setup.py build_ext --inplace; else: pip install --force-reinstall --no-deps "
+            "--no-cache-dir pytest-gpumem"
+        ),
+    ],
+    "plugin/settings.py": ["pip install 'pytest-gpumem[html]'"],
+    "report/json_report.py": ["pytest --gpumem-json=PATH wrote"],
+}
+"""texts with commands, by module: synopses, and what needs a network or a compiler; all others are
+made of words, or run below"""
+JOINED = {
+    "baselines/stale.py": 1,
+    "cli/prune.py": 2,
+    "cli/show.py": 1,
+    "judge/verdict.py": 1,
+    "report/json_report.py": 1,
+}
+"""modules that make commands of words, and how many"""
+
+
+def source_trees():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def test_every_text_with_a_command_is_known():
+    texts = {}
+    for name, tree in source_trees():
+        prose = {
+            id(node.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and id(node) not in prose:
+                match = COMMAND.search(str(node.value))
+                if match:
+                    texts.setdefault(name, []).append(match[0])
+    assert texts == WRITTEN
+    extras = re.findall(r"pytest-gpumem\[(\w+)\]", str(texts))
+    for extra in extras:
+        assert re.search(rf"(?m)^{extra} = \[", (ROOT / "pyproject.toml").read_text())
+    assert (ROOT / "setup.py").is_file()
+
+
+def test_every_place_that_joins_words_to_a_command_is_known():
+    joined = {}
+    for name, tree in source_trees():
+        number = sum(
+            isinstance(node, ast.Attribute)
+            and node.attr == "join"
+            and ast.unparse(node.value) == "shlex"
+            for node in ast.walk(tree)
+        )
+        if number:
+            joined[name] = number
+    assert joined == JOINED
+
+
+@pytest.mark.parametrize(
+    ("line", "repeated", "narrowing"),
+    [
+        ("-c a.ini --rootdir .. -m slow", ["-ca.ini", "--rootdir=..", "-mslow"], []),
+        ("-ca.ini --rootdir=.. -mslow", ["-ca.ini", "--rootdir=..", "-mslow"], []),
+        ("-p mine -p no:cov --noconftest", ["-pmine", "--noconftest"], []),
+        ("-k 'a or b' --deselect x --ignore=y", [], ["-ka or b", "--deselect=x", "--ignore=y"]),
+        ("tests -vx -n 4 --tb short --lf", [], []),
+        ("--run-slow --size 3 --size=4", ["--run-slow", "--size=3", "--size=4"], []),
+    ],
+)
+def test_options_are_repeated_each_as_one_word(line, repeated, narrowing):
+    words = shlex.split(line)
+    own, flags = {"run_slow", "size"}, {"run_slow"}
+    assert list(given_options(words, COLLECTING, own, flags)) == repeated
+    assert list(given_options(words, NARROWING)) == narrowing
+
+
+IDS = ("a b", "[x]", "$HOME", """it's "q" \\ `ls` *""")
+TESTS = f"""
+import os
+import pytest, torch
+{HELPER}
+
+@pytest.mark.slow
+@pytest.mark.gpu_memory
+@pytest.mark.parametrize("name", {IDS!r})
+def test_it(name):
+    mib(float(os.environ.get("SIZE", "5")))
+"""
+CONFTEST = """
+import pytest
+
+def pytest_addoption(parser):
+    parser.addoption("--run-slow", default="no")
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("run_slow") == "no":
+        for item in items:
+            item.add_marker(pytest.mark.skip(reason="needs --run-slow"))
+"""
+INI = "[pytest]\naddopts = -m 'not slow'\nmarkers = slow\n"
+SESSION = (
+    "pytest",
+    "-m",
+    "slow",
+    "--run-slow",
+    "yes",
+    "--gpumem-card=T4",
+    "--gpumem-baseline-dir=base lines",
+)
+REPORTS = ("--gpumem-markdown=a.md", "--gpumem-html=a.html", "--gpumem-json=a.json")
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A shell in a folder of tests below pytest's root folder."""
+    root = tmp_path / "a project"
+    root.mkdir()
+    (root / "pytest.ini").write_text(INI, encoding="utf-8")
+    place = Place(root / "the tests")
+    place.write("conftest.py", CONFTEST)
+    place.write("test_a.py", TESTS)
+    return place
+
+
+def in_terminal(output):
+    return re.findall(r"^(?: {4}|gpumem: to record baselines: )(pytest .*)$", output, re.MULTILINE)
+
+
+def in_markdown(text):
+    return re.findall(r"^```sh\n(.*)\n```$", text, re.MULTILINE)
+
+
+def results(place):
+    return json.loads((place.folder / "a.json").read_text(encoding="utf-8"))["results"]
+
+
+def test_commands_record_and_accept_from_the_folder_where_they_were_printed(place):
+    summary = place.folder / "summary.md"
+    github = {"CI": "1", "GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary)}
+    missing = place.sh(shlex.join([*SESSION, *REPORTS]), **github)
+    assert "4 without baseline" in missing.out
+    *each, every = in_terminal(missing.out)
+    assert len(each) == len(set(each)) == len(IDS)
+    # Every report has the same ones.
+    assert [result["verdict"]["command"] for result in results(place)] == each
+    for path in (place.folder / "a.md", summary):
+        assert in_markdown(path.read_text(encoding="utf-8")) == [*each, every]
+    page = Page((place.folder / "a.html").read_text(encoding="utf-8"))
+    codes = [" ".join("".join(code.text).split()) for code in page.all("code")]
+    assert [code for code in codes if code.startswith("pytest ")] == each
+    assert not re.search("(pytest|gpumem) -", re.sub("(?m)^(?!::).*$", "", missing.out))
+    for command in each:
+        assert "baselines: 1 created" in place.sh(command).out, command
+    # Of a test that grew, the command accepts it and no other one.
+    grown = place.sh(shlex.join([*SESSION, *REPORTS]), SIZE="70")
+    assert "4 regressed" in grown.out
+    commands = [result["verdict"]["command"] for result in results(place)]
+    assert commands == each
+    assert in_terminal(grown.out) == each[:1]  # the others have the same cause
+    assert "baselines: 1 changed" in place.sh(commands[1], SIZE="70").out
+    assert "1 ok, 3 regressed" in place.sh(shlex.join(SESSION), SIZE="70").out
+    # The same command for all tests that have none.
+    for path in (place.folder.parent / "base lines").rglob("*.json"):
+        path.unlink()
+    assert "baselines: 4 created" in place.sh(every).out
+    # A new toolchain that moved all of them: one command for the whole session.
+    (path,) = (place.folder.parent / "base lines").rglob("*.json")
+    path.write_text(re.sub(r'"torch": "[^"]*"', '"torch": "1.0"', path.read_text()))
+    moved = place.sh(shlex.join([*SESSION, "-k", "test_it or b"]), SIZE="70")
+    (command,) = in_terminal(moved.out)
+    assert "'-ktest_it or b'" in command
+    assert "baselines: 4 changed" in place.sh(command, SIZE="70").out
+
+
+def test_workers_print_what_the_controller_was_asked_with(place):
+    session = place.sh(shlex.join([*SESSION, "-n1"]), CI="1")
+    *each, every = in_terminal(session.out)
+    assert len(set(each)) == len(IDS)
+    assert "baselines: 1 created" in place.sh(each[2]).out
+    assert "3 created, 1 unchanged" in place.sh(every).out
+
+
+def test_commands_about_baselines_delete_list_and_write(place):
+    session = shlex.join([*SESSION, "-oaddopts="]).replace(" -m slow", "")
+    assert "baselines: 4 created" in place.sh(f"{session} --gpumem-update-baselines").out
+    place.write("test_a.py", TESTS.replace("'a b', ", ""))
+    session = place.sh(f"{session} .. .")
+    (command,) = re.findall(
+        r"1 baseline is of a test that is gone \((.*) removes them\)", session.out
+    )
+    assert place.sh(command).out.splitlines()[-1] == "gpumem: deleted"
+    folder = "--baseline-dir='../base lines'"
+    for name in ("show", "history"):
+        place.sh("git init -q .. && git add .. && git -c user.name=a -c user.email=b commit -qm x")
+        told = place.sh(f"gpumem {name} zzz {folder}")
+        (command,) = re.findall(r"; (gpumem .*) lists all$", told.err.strip())
+        listed = place.sh(command)
+        assert listed.ret == 0
+        assert "test_it[[x]]" in listed.out
+    told = place.sh("gpumem show --baseline-dir='none here'")
+    (command,) = re.findall("; record some with (.*)$", told.err.strip())
+    assert "baselines: 3 created" in place.sh(f"{command} -oaddopts= --run-slow=yes").out
+    assert "test_it[[x]]" in place.sh("gpumem show --baseline-dir='none here'").out
+    place.write("a b.json", "{")
+    told = place.sh("gpumem report 'a b.json'")
+    (command,) = re.findall("; write it anew with (.*)$", told.err.strip())
+    place.sh(f"{command} -oaddopts= --run-slow=yes")
+    assert place.sh("gpumem report 'a b.json'").ret == 0
+
+
+def test_a_shallow_clone_gets_the_commits_before_it(place):
+    commit = "git add . && git -c user.name=a -c user.email=b commit -qm x"
+    place.sh(f"git init -q . && {commit}")
+    for size in ("5", "70"):
+        update = "pytest --run-slow=yes -oaddopts= --rootdir=. --gpumem-update-baselines"
+        place.sh(f"{update} && {commit}", SIZE=size)
+    place.sh('git clone -q --depth=1 "file://$PWD" ../shallow')
+    told = place.sh("cd ../shallow && gpumem history")
+    (command,) = re.findall("this clone is shallow: (.*) gets the commits before it", told.out)
+    assert place.sh(f"cd ../shallow && {command}").ret == 0
+    told = place.sh("cd ../shallow && gpumem history")
+    assert "shallow" not in told.out
