@@ -33,16 +33,16 @@ GUARD = TorchGuard()
 """chooses when torch is imported"""
 
 KNOWN_EARLY = pytest.StashKey[frozenset[str]]()
-"""names of the options that are known before a conftest file adds its own"""
+"""names of the options before a conftest file adds any"""
 COLLECTING: Final = (
     *("-c", "-m", "-p"),
     *("--config-file", "--rootdir", "--confcutdir", "--import-mode", "--noconftest"),
 )
-"""options of pytest that decide which tests there are, and what they are called"""
+"""options of pytest that decide which tests there are, and their names"""
 NARROWING: Final = ("-k", "--deselect", "--ignore", "--ignore-glob")
 """options of pytest that leave tests out; a command that names its test does without them"""
 COLLECTING_INI: Final = ("python", "collect_", "addopts")
-"""beginnings of ini options that do either"""
+"""beginnings of ini options that decide or leave out as these do"""
 SENT: Final = "gpumem_repeated"
 """the name under which a worker of pytest-xdist is given the controller's words"""
 
@@ -123,13 +123,13 @@ def given_options(
     own: Collection[str] = (),
     flags: Collection[str] = (),
 ) -> Iterator[str]:
-    """Yield those options of a command line that are asked for, each as one word.
+    """Yield options of a command line, each as one word.
 
     Args:
         words: the command line.
-        options: as they are written.
-        own: further ones, as names: "run_slow" is ``--run-slow``.
-        flags: those of all names that take no value.
+        options: those to yield, as they are written.
+        own: further options, by name: "run_slow" is ``--run-slow``.
+        flags: names of options that take no value.
     """
     flags = {"noconftest", *flags}
     remaining = iter(words)

@@ -127,7 +127,7 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
         session_results: the results.
         updates: the outcome of writing baselines, in a run that does.
         updating: whether this run writes baselines.
-        arguments: what the command line names, and its options that leave tests out.
+        arguments: files and folders of the command line, and options that leave tests out.
         verbosity: pytest's; below 0 all is left out that the tests' own failures say.
         width: columns of the terminal.
         encoding: of the terminal.

@@ -29,7 +29,7 @@ class Report:
     remarks: tuple[str, ...] = ()
     """sentences about the session: skipped tests, files that cannot be read"""
     arguments: tuple[str, ...] = ()
-    """what its command line named, and its options that left tests out; not in JSON"""
+    """files and folders of its command line, and options that left tests out; not in JSON"""
 
     histories: Mapping[Key, Sequence[int]] = field(default_factory=dict)
     """peaks allocated that the tests' committed baselines have had, the oldest first, in bytes"""

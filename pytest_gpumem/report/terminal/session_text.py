@@ -109,7 +109,7 @@ def next_command(
     Args:
         results: of the session.
         updating: whether it writes baselines.
-        arguments: what its command line named, and its options that left tests out.
+        arguments: files and folders of its command line, and options that left tests out.
     """
     regressed = {
         command_target(result.verdict.command) or result.nodeid

@@ -67,7 +67,7 @@ def lead_lines(
         results: of the session.
         width: columns of the terminal.
         ascii_only: whether the terminal has no other characters.
-        arguments: what the command line named, and its options that left tests out.
+        arguments: files and folders of its command line, and options that left tests out.
     """
     groups = moved_together(results)
     sentences, command = [group.sentence for group in groups], ""
