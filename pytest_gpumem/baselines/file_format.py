@@ -67,8 +67,8 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 2
 """The newest format that is written. 1: the first (pytest-gpumem 0.1.0), still that of a file
-without breakdowns. or "reads_values". 2: a breakdown has "lines", "unsplit" and
-"autocast", and an entry may have "reads_values"."""
+without these. 2: a breakdown has "lines", "unsplit" and "autocast", an entry may have
+"reads_values"."""
 
 WHOLE_TEST: Final = ""
 """the part that stands for the test itself"""
