@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpumem.devices.cards import Card
+    from pytest_gpumem.devices.gpu_ledger import Turn
     from pytest_gpumem.devices.memory_use import UseWatch
     from pytest_gpumem.measurement import DeviceInfo, DeviceKind
 
@@ -97,5 +98,10 @@ class Device(Protocol):
     def watch(self, devices: range) -> UseWatch:
         """Return a watch on the memory in use on some devices while a step runs."""
 
-    def exclusive(self) -> AbstractContextManager[object]:
-        """Return a lock that keeps other processes' steps off this device while it is held."""
+    def turn(self, nbytes: int | None) -> AbstractContextManager[Turn]:
+        """Return a test's turn on the devices that were opened: other processes' tests wait.
+
+        Args:
+            nbytes: of each device, the test takes so many at most: neighbours may run where their
+                sum fits. None: it is alone.
+        """

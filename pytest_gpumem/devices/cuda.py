@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_gpumem.allocator_view import VIEW
+from pytest_gpumem.devices.gpu_ledger import GpuLedger, Turn, ledger_folder
+from pytest_gpumem.devices.memory_use import LARGEST_CONTEXT
 from pytest_gpumem.errors import DeviceError, TooSmallError
 from pytest_gpumem.measurement import DeviceInfo, DeviceKind
 from pytest_gpumem.sizes import format_size
@@ -30,12 +31,13 @@ class CudaDevice:
         """Use the GPUs of this machine.
 
         Args:
-            shared: other processes (pytest-xdist's workers) measure on them too: one at a time.
+            shared: other processes (pytest-xdist's workers) measure on them too: tests take turns.
             first: the first GPU to use; those before it belong to other ranks.
         """
         self._shared = shared
         self.first = first
         self._count = 1
+        self._ledger: GpuLedger | None = None
 
     def expected(self) -> None:
         """Return None: a GPU's properties are known to its driver only."""
@@ -134,32 +136,75 @@ class CudaDevice:
         return watch_gpus(devices)
 
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Lock the GPUs that were opened against other processes, where GPUs are shared.
-
-        There is a lock file for each GPU and user.
-        """
+    def turn(self, nbytes: int | None) -> Iterator[Turn]:
+        """See :meth:`pytest_gpumem.devices.base.Device.turn`; waits where GPUs are shared."""
         if not self._shared:
-            yield
+            yield Turn()
             return
+        if self._ledger is None:
+            self._ledger = GpuLedger(ledger_folder())
+        turn = SharedTurn(self._ledger, self._gpus(), nbytes)
+        try:
+            yield turn
+        finally:
+            turn.end()
+
+    def _gpus(self) -> dict[str, int]:
+        """Return the identity and the number of each GPU that was opened."""
         import torch
-        from filelock import FileLock
 
-        opened = range(self.first, self.first + self._count)
-        properties = map(torch.cuda.get_device_properties, opened)
-        with ExitStack() as stack:
-            # in one order in all processes, so that no two wait for each other
-            # Before 2.5 torch gives no UUID: GPUs of one name then share a lock.
-            identities = {
-                str(getattr(gpu, "uuid", None) or getattr(gpu, "name", "gpu")) for gpu in properties
-            }
-            for path in sorted(map(lock_path, identities)):
-                stack.enter_context(FileLock(path))
-            yield
+        numbers = range(self.first, self.first + self._count)
+        gpus = {number: torch.cuda.get_device_properties(number) for number in numbers}
+        # Before 2.5 torch gives no UUID: GPUs of one name are one in the ledger then.
+        return {
+            str(getattr(gpu, "uuid", None) or getattr(gpu, "name", "gpu")): number
+            for number, gpu in gpus.items()
+        }
 
 
-def lock_path(identity: str) -> Path:
-    """Return the path of a GPU's lock file: in the temporary folder, one a user."""
-    name = "".join(c if c.isalnum() else "-" for c in identity)
-    user = getattr(os, "getuid", int)()  # 0 on Windows, whose temporary folder is the user's own
-    return Path(tempfile.gettempdir()) / f"pytest-gpumem-{user}-{name}.lock"
+class SharedTurn(Turn):
+    """A test's turn on GPUs that other processes use too, with an entry in the ledger."""
+
+    def __init__(self, ledger: GpuLedger, gpus: dict[str, int], nbytes: int | None) -> None:
+        """Wait for it.
+
+        Args:
+            ledger: of this process.
+            gpus: the identity and the number of each GPU.
+            nbytes: the test takes so many of each at most, besides those that the process holds
+                already; None: it is alone.
+        """
+        super().__init__(nbytes)
+        self._ledger = ledger
+        self._gpus = gpus
+        self._enter()
+
+    def wait_alone(self) -> None:
+        """See :meth:`Turn.wait_alone`."""
+        if self.nbytes is not None:
+            self.nbytes = None
+            self._enter()
+
+    def _enter(self) -> None:
+        nbytes = {gpu: held + (self.nbytes or 0) for gpu, held in self._held().items()}
+        self._ledger.enter(nbytes, self._free, alone=self.nbytes is None)
+
+    def end(self) -> None:
+        """Let the next test run."""
+        with suppress(RuntimeError):  # after an error of CUDA's every call fails
+            VIEW.empty_cache()  # which other processes have no use of
+        self._ledger.leave(self._held())
+
+    def _held(self) -> dict[str, int]:
+        """Return the bytes that this process holds of each GPU, its context included."""
+        import torch
+
+        return {
+            gpu: LARGEST_CONTEXT + int(torch.cuda.memory_reserved(number))
+            for gpu, number in self._gpus.items()
+        }
+
+    def _free(self) -> dict[str, tuple[int, int]]:
+        import torch
+
+        return {gpu: torch.cuda.mem_get_info(number) for gpu, number in self._gpus.items()}

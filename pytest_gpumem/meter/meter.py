@@ -190,6 +190,11 @@ class Meter:
             [peak_in(stats).reserved for stats in all_stats],
         )
 
+    @property
+    def alloc_retries(self) -> int:
+        """The number of times that the device was full and the allocator emptied its cache."""
+        return alloc_retries(self._isolation.stats()) - self._retries
+
     def blocks(self) -> dict[tuple[int, int], int]:
         """Return device, address and bytes of each live block, foreign ones included."""
         return self._isolation.blocks()
@@ -357,7 +362,9 @@ class Meter:
             # An error may have left the old one in the midst of a step.
             self._recorder = Recorder(at_moment)
             self._record(self._recorder)
-        self._begin(self._isolation.stats())
+        all_stats = self._isolation.stats()
+        self._retries = alloc_retries(all_stats)
+        self._begin(all_stats)
 
     @property
     def ran_apart(self) -> bool:
@@ -439,7 +446,7 @@ class Meter:
             peaks=tuple((tally or self._whole).peaks),
             held=tuple(self._isolation.initial_foreign),
             retained=tuple(retained),
-            alloc_retries=alloc_retries(all_stats) - self._retries,
+            alloc_retries=self.alloc_retries,
             segments=segments,
             out_of_memory=out_of_memory,
             notes=tuple(sentences),

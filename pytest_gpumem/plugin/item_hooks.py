@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.run import Run
 
 NAME: Final = "gpumem-items"
+ENDS_SESSION: Final = (KeyboardInterrupt, pytest.exit.Exception)
 RESULTS = pytest.StashKey["list[Result]"]()
 """the results that the item's next report is to have"""
 CALL_RESULTS = pytest.StashKey["list[Result]"]()
@@ -201,7 +202,19 @@ class ItemHooks:
         try:
             return (yield)
         except BaseException as error:
+            if self._set_up_alone(item, error):
+                return None
             self._report_error(item, error, in_call=False)
+            raise
+
+    def _set_up_alone(self, item: pytest.Item, error: BaseException) -> bool:
+        """Set a test up once more where its neighbours may have kept the GPU from it."""
+        if self.run is None or isinstance(error, ENDS_SESSION):
+            return False
+        try:
+            return self.session.set_up_alone(PytestItem(item), error)
+        except BaseException as error_alone:
+            self._report_error(item, error_alone, in_call=False)
             raise
 
     @pytest.hookimpl(wrapper=True)
@@ -304,8 +317,10 @@ class ItemHooks:
             Failed: it ran out of memory; any other error is left to the caller.
             BaseException: the error of a run with values, in place of the first one's.
         """
-        on_purpose = (KeyboardInterrupt, pytest.exit.Exception, pytest.skip.Exception)
-        if self.run is None or isinstance(error, (*on_purpose, pytest.xfail.Exception, Failed)):
+        if self.run is None or isinstance(error, ENDS_SESSION):
+            return False
+        outcomes = (pytest.skip.Exception, pytest.xfail.Exception, Failed)
+        if isinstance(error, outcomes) and not (in_call and self.run.disturbed(error)):
             return False
         debugging = self._is_debugging
         results, error_with_values = self.session.finish(

@@ -193,17 +193,10 @@ class PytestItem:
             return Attempt(passed=False)
         from pytest_gpumem.tracebacks import clear
 
-        state: Any = self._private.session._setupstate
         hidden_before = self._hidden_infos()
-        clear(error)
         try:
             with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-                state.teardown_exact(self.item.parent)
-                clear(error)  # frames that waited for the tear-down have ended now
-                self._forget_instance()
-                self._private._initrequest()
-                prepare()
-                state.setup(self.item)
+                self.set_up_again(error, prepare)
                 execute()
             hidden = self._hidden_infos()
             if len(hidden) > len(hidden_before):
@@ -217,6 +210,19 @@ class PytestItem:
         finally:
             if self._hidden_infos() != hidden_before:
                 self._private._excinfo = hidden_before
+
+    def set_up_again(self, error: BaseException | None, prepare: Callable[[], None]) -> None:
+        """Tear the test down, and set it up once more: see ``MarkedItem``."""
+        from pytest_gpumem.tracebacks import clear
+
+        state: Any = self._private.session._setupstate
+        clear(error)
+        state.teardown_exact(self.item.parent)
+        clear(error)  # frames that waited for the tear-down have ended now
+        self._forget_instance()
+        self._private._initrequest()
+        prepare()
+        state.setup(self.item)
 
     def tear_down(self) -> None:
         """Tear the test down; its output and its errors are dropped."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pytest_gpumem.baselines.store import BaselineStore
+from pytest_gpumem.baselines.store import WHOLE_TEST, BaselineStore
 from pytest_gpumem.errors import BaselineError, GpuMemError
 from pytest_gpumem.judge.judge import judge
 from pytest_gpumem.judge.result import Result, describe_budget, with_others
@@ -18,7 +18,7 @@ from pytest_gpumem.judge.verdict import Lookup
 from pytest_gpumem.measurement import device_key
 from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 from pytest_gpumem.nodeids import module_of, split_nodeid
-from pytest_gpumem.sizes import format_size
+from pytest_gpumem.sizes import MIB, format_size
 from pytest_gpumem.testrun import batch_sizes, leaks
 from pytest_gpumem.testrun.advice import advice
 from pytest_gpumem.testrun.explain import Explainer, ExplainPolicy
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.devices.base import Values
     from pytest_gpumem.devices.select import Choice
-    from pytest_gpumem.measurement import Measurement
+    from pytest_gpumem.measurement import DeviceInfo, Measurement
     from pytest_gpumem.plugin.settings import Settings
     from pytest_gpumem.relations import Relation
     from pytest_gpumem.spec import MemorySpec
@@ -47,6 +47,13 @@ UNSUPPORTED_REMEDY = "run this test on a real GPU (--gpumem-device=cuda)"
 NOT_COMPUTED = (
     "on the virtual GPU values are not computed here: guard it with `if gpu_memory.computes:` or "
     'use values="full"'
+)
+
+
+GROWTH: Final = 256 * MIB
+"""bytes above its baseline that a test may take beside neighbours; of a large one a twentieth"""
+RAN_ALONE = (
+    "it was run once more alone: beside other processes' tests the GPU had too little for it"
 )
 
 
@@ -112,7 +119,24 @@ class MemorySession:
         if values == "auto" and current_rank() is None and not self._is_known_to_read(item, spec):
             values = "off"  # where the test decides by any, it runs once more
         record = self.explainer.records_first_run(spec)
-        self.runner.begin(item, spec, record=record, values=values)
+
+        def expected(info: DeviceInfo) -> int | None:
+            return self._expected_bytes(item, spec, info)
+
+        self.runner.begin(item, spec, record=record, values=values, expected=expected)
+
+    def _expected_bytes(self, item: MarkedItem, spec: MemorySpec, info: DeviceInfo) -> int | None:
+        """Return the bytes of each device that a test takes by its baseline; None: it is alone."""
+        if self.settings.packing == "off" or not spec.baseline:
+            return None
+        try:
+            entry = self.store.get(info.key, *split_nodeid(item.nodeid), WHOLE_TEST)
+        except BaselineError:
+            return None
+        if entry is None or not any(peak.reserved for peak in entry.peaks):
+            return None
+        peak = max(peak.reserved for peak in entry.peaks)
+        return peak + max(GROWTH, peak // 20)
 
     def _is_known_to_read(self, item: MarkedItem, spec: MemorySpec) -> bool:
         """Return whether a baseline of the test says that it decides by values."""
@@ -172,7 +196,9 @@ class MemorySession:
         run = self.runner.run
         assert run is not None  # noqa: S101 - for the type checker
         run.device.expect_rerun(expected=False)
-        if in_call and self._may_rerun(run, debugging=debugging) and run.device.decided_blindly():
+        if in_call and run.disturbed(error):
+            finished = self._finish_alone(item, run, error)
+        elif in_call and self._may_rerun(run, debugging=debugging) and run.device.decided_blindly():
             finished = self._finish_with_values(item, run, error)
         else:
             finished = Finished(self._finish(item, error, debugging=debugging), error)
@@ -190,6 +216,29 @@ class MemorySession:
                 f"{format_size(measured.peak_reserved)} reserved"
             )
         return finished
+
+    def _finish_alone(self, item: MarkedItem, run: Run, error: BaseException | None) -> Finished:
+        """Run a test once more without neighbours, and finish that run in its place."""
+        with self.runner.again(item, error, record=run.meter.records) as attempt:
+            run.notes.append(RAN_ALONE)
+            again = attempt.error if attempt.passed else attempt.error or error
+            return Finished(self._finish(item, again), again)
+
+    def set_up_alone(self, item: MarkedItem, error: BaseException) -> bool:
+        """Set a test up once more alone, if its set-up failed where neighbours may be the reason.
+
+        Returns:
+            whether that was done.
+
+        Raises:
+            BaseException: an error of the set-up, alone.
+        """
+        run = self.runner.run
+        if run is None or not run.disturbed(error):
+            return False
+        run.notes.append(RAN_ALONE)
+        self.runner.set_up_alone(item, error)
+        return True
 
     def _finish_with_values(
         self, item: MarkedItem, run: Run, error: BaseException | None

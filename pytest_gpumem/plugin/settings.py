@@ -162,6 +162,14 @@ OPTIONS: Final = (
         ("collected", "memory"),
     ),
     Option(
+        "packing",
+        "tests of pytest-xdist's workers that share a real GPU: off (one runs at a time) or "
+        "baselines (several do, where the sum of their baselines fits)",
+        "off",
+        "off|baselines",
+        ("off", "baselines"),
+    ),
+    Option(
         "html",
         "write a page with every test's figures, timeline and breakdown to this file: HTML that "
         "needs no network",
@@ -237,6 +245,7 @@ class Settings(NamedTuple):
     select_fits: str
     """the canonical name of the card that baselines have to fit; "": all tests run"""
     order: Literal["collected", "memory"]
+    packing: Literal["off", "baselines"]
     html: Path | None
     """where the page is to be written"""
     json: Path | None

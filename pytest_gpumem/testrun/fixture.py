@@ -201,6 +201,7 @@ class GpuMemory:
                 running out of memory.
         """
         run, call = self._run, "gpu_memory.largest"
+        run.require_alone()
         if baseline is not None and (not baseline.strip() or baseline in run.parts):
             raise SpecError(
                 f"{call}(baseline={baseline!r})",
@@ -247,6 +248,7 @@ class GpuMemory:
             SpecError: a mistake in an argument.
             GpuMemError: fewer than two of the sizes fit.
         """
+        self._run.require_alone()
         return self._prober().scaling(step, sizes, predict)
 
     def _prober(self) -> Prober:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.devices.base import Values
     from pytest_gpumem.devices.select import Choice
+    from pytest_gpumem.measurement import DeviceInfo
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.marked_item import FixtureKey, MarkedItem
     from pytest_gpumem.testrun.random_state import RandomState
@@ -70,7 +71,13 @@ class Runner:
         """as it was before the test's own fixtures were set up"""
 
     def begin(
-        self, item: MarkedItem, spec: MemorySpec, *, record: bool, values: Values = "off"
+        self,
+        item: MarkedItem,
+        spec: MemorySpec,
+        *,
+        record: bool,
+        values: Values = "off",
+        expected: Callable[[DeviceInfo], int | None] = lambda _info: None,
     ) -> None:
         """Open the device for a test; ``run`` stays None where the session has no device.
 
@@ -79,6 +86,7 @@ class Runner:
             spec: its declaration.
             record: whether the run is recorded.
             values: which of its values are computed.
+            expected: see :meth:`pytest_gpumem.testrun.run.Run.open`.
 
         Raises:
             DeviceError: the device cannot be what the test asks for.
@@ -94,7 +102,10 @@ class Runner:
         def progress(line: str) -> None:
             self._progress(f"{nodeid}: {line}")
 
-        with Run.open(spec, device, self.root, record=record, progress=progress) as run:
+        opened = Run.open(
+            spec, device, self.root, record=record, progress=progress, expected=expected
+        )
+        with opened as run:
             item.finish_replaced(self.fixtures)
             device.compute_values(values)
             run.start()
@@ -234,6 +245,7 @@ class Runner:
         def prepare() -> None:
             nonlocal left
             run.meter.await_release(sum(peak.allocated for peak in run.owned_peaks()))
+            run.wait_alone()
             if inputs is not None:
                 run.inputs = inputs
                 run.restore_limits()
@@ -265,6 +277,18 @@ class Runner:
                     if fixture not in fixtures_before and retained.holds_memory
                 ]
             )
+
+    def set_up_alone(self, item: MarkedItem, error: BaseException) -> None:
+        """Set a test up once more, alone on the devices, after its set-up ended with an error."""
+        assert self.run is not None  # noqa: S101 - for the type checker
+        run = self.run
+
+        def prepare() -> None:
+            run.meter.await_release(sum(peak.allocated for peak in run.owned_peaks()))
+            run.wait_alone()
+            run.begin_again(record=run.meter.records)
+
+        item.set_up_again(error, prepare)
 
     @contextmanager
     def trial(

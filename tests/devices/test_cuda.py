@@ -1,16 +1,18 @@
 """The device of real GPUs: the code that measures takes the virtual one for it, to the byte."""
 
+import json
 import os
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.virtual_gpu import GIB, opened, start_python, virtual_device
+from helpers.virtual_gpu import GIB, MIB, opened, virtual_device
 
 from pytest_gpumem.devices import cuda
 from pytest_gpumem.devices.cards import CARDS
-from pytest_gpumem.devices.cuda import CudaDevice, lock_path
+from pytest_gpumem.devices.cuda import CudaDevice
+from pytest_gpumem.devices.gpu_ledger import ledger_folder
+from pytest_gpumem.devices.memory_use import LARGEST_CONTEXT
 from pytest_gpumem.devices.select import choose
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.meter.meter import Meter
@@ -124,43 +126,46 @@ def test_the_drivers_version_is_read_where_the_kernel_tells_it(monkeypatch, tmp_
     assert CudaDevice().driver() == "580.159.03"
 
 
-def test_alone_it_takes_no_lock(gpu, monkeypatch, tmp_path):
+def test_alone_it_takes_no_turns(gpu, monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    with CudaDevice(shared=False).exclusive():
+    with CudaDevice(shared=False).turn(None):
         assert list(tmp_path.iterdir()) == []
-    with CudaDevice(shared=True).exclusive():
-        assert len(list(tmp_path.iterdir())) == 1
+    with CudaDevice(shared=True).turn(None) as turn:
+        assert turn.nbytes is None
+        assert [path.name for path in tmp_path.iterdir()] == [f"pytest-gpumem-{os.getuid()}"]
 
 
-def test_the_lock_lies_apart_for_each_gpu_and_user(monkeypatch):
-    assert lock_path("GPU-1/../x").name == f"pytest-gpumem-{os.getuid()}-GPU-1----x.lock"
-    assert lock_path("a") != lock_path("b")
-    here = lock_path("a")
+def test_the_ledger_lies_apart_for_each_user(monkeypatch):
+    here = ledger_folder()
     monkeypatch.setattr(os, "getuid", lambda: 4242)
-    assert lock_path("a") != here
+    assert ledger_folder() != here
 
 
-def test_two_processes_measure_one_at_a_time(gpu, monkeypatch, tmp_path):
-    """The other process waits at the lock for as long as this one measures."""
+def test_a_turn_has_the_bytes_that_the_process_holds(gpu, monkeypatch, tmp_path):
+    """While it lasts with what the test may take; afterwards without the allocator's cache."""
+    import torch
+
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    code = """
-    import pytest_gpumem, time
-    pytest_gpumem.use_virtual_gpu("A100-40GB")
-    from pytest_gpumem.devices.cuda import CudaDevice
-
     device = CudaDevice(shared=True)
     device.open(None, 1)
-    print("ready", flush=True)
-    with device.exclusive():
-        print(time.time(), flush=True)
-    """
-    with CudaDevice(shared=True).exclusive():
-        other = start_python(code, TMPDIR=str(tmp_path))
-        assert other.stdout.readline() == "ready\n"
-        time.sleep(0.5)
-        released = time.time()
-    with other:
-        assert float(other.stdout.read()) >= released
+    path = ledger_folder() / "ledger.json"
+
+    def entry():
+        (own,) = json.loads(path.read_text())
+        (nbytes,) = own["nbytes"].values()
+        return own["state"], own["alone"], nbytes - LARGEST_CONTEXT
+
+    held = torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")
+    with device.turn(GIB) as turn:
+        assert entry() == ("running", False, 40 * MIB + GIB)
+        cached = torch.empty(60 * MIB, dtype=torch.uint8, device="cuda")
+        turn.wait_alone()
+        assert turn.nbytes is None
+        assert entry() == ("running", True, 100 * MIB)
+        del cached
+    assert entry() == ("idle", True, 40 * MIB)
+    del held
+    torch.cuda.empty_cache()
 
 
 def test_a_card_smaller_than_the_gpu_is_kept_to_by_the_cap(gpu):

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import nullcontext
 from itertools import pairwise
 from unittest.mock import patch
 
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from pytest_gpumem.devices import xdist_order
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.cuda import CudaDevice
+from pytest_gpumem.devices.gpu_ledger import ledger_folder
 from pytest_gpumem.devices.select import choose
 from pytest_gpumem.devices.xdist_order import names, take_turns, turn
 
@@ -104,21 +104,16 @@ def test_the_virtual_gpu_takes_no_turns(monkeypatch):
         assert choose("virtual", CARDS["T4"], worker="gw1").device is not None
 
 
-def test_a_test_on_several_gpus_holds_the_locks_of_all(monkeypatch, tmp_path):
-    """In one order, whichever comes first in its list."""
+def test_a_test_on_several_gpus_takes_its_turn_on_all(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     with opened("T4", 3):
         device = CudaDevice(shared=True)
-        for count in (2, 3, 1):
-            device.open(None, count)
-            fake_lock = patch("filelock.FileLock", side_effect=nullcontext)
-            with fake_lock as lock, device.exclusive():
-                paths = [call.args[0] for call in lock.call_args_list]
-            assert len(set(paths)) == count
-            assert paths == sorted(paths)
-        device.open(None, 2)
-        with device.exclusive():
-            assert len(list(tmp_path.glob("*.lock"))) == 2
+        for number in (2, 3, 1):
+            device.open(None, number)
+            with device.turn(None):
+                (entry,) = json.loads((ledger_folder() / "ledger.json").read_text())
+                assert len(entry["nbytes"]) == number
+                assert (entry["state"], entry["alone"]) == ("running", True)
 
 
 STEPS = """
@@ -158,7 +153,6 @@ def test_workers_on_a_machine_of_three_gpus(suite, monkeypatch):
     spans = sorted(map(json.loads, lines))
     assert {tuple(span[3:]) for span in spans} == {("gw0", "0,1,2"), ("gw1", "1,2,0")}
     assert [b for a, b in pairwise(spans) if b[0] < a[1]] == []
-    assert len(list(suite.path.glob("pytest-gpumem-*.lock"))) == 2
 
 
 def test_the_process_that_asks_needs_nothing_but_python():

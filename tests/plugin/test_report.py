@@ -106,7 +106,17 @@ def prepared(suite):
 ELSEWHERE = {
     *("attribution", "snapshots", "snapshot_when", "github", "against_tolerance"),
     "json_format",
-    *("provenance", "stale", "cards", "visible", "values", "guard", "select_fits", "order"),
+    *(
+        "provenance",
+        "stale",
+        "cards",
+        "visible",
+        "values",
+        "guard",
+        "select_fits",
+        "order",
+        "packing",
+    ),
 }
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices.autograd_threads import await_autograd, has_autograd_threads
+from pytest_gpumem.devices.gpu_ledger import Turn
 from pytest_gpumem.devices.memory_cap import CAPS, set_cap, set_memory
 from pytest_gpumem.devices.terminal import saved_stderr
 from pytest_gpumem.devices.torch_build import installed_torch, torch_is_imported
@@ -461,9 +462,9 @@ class VirtualDevice:
             self._library.begin_apart(index)
         return AccountWatch(self._library, (self._opened_card or self.card).context, devices)
 
-    def exclusive(self) -> AbstractContextManager[object]:
-        """Return no lock: each process has its own virtual GPUs."""
-        return nullcontext()
+    def turn(self, nbytes: int | None) -> AbstractContextManager[Turn]:  # noqa: ARG002 - the protocol's
+        """Return a turn at once, alone: each process has its own virtual GPUs."""
+        return nullcontext(Turn())
 
 
 def _info(card: Card) -> DeviceInfo:
