@@ -317,6 +317,11 @@ class NativeLibrary:
         """Make bytes of device memory unknown."""
         self._lib.gpumem_forget(address, size)
 
+    def forgetting(self) -> Callable[[int, int], None]:
+        """Return :meth:`forget` without a frame of Python's, for each operator of a step."""
+        forget: Callable[[int, int], None] = self._lib.gpumem_forget
+        return forget
+
     def queue_copy(self, content: bytes) -> None:
         """Let this thread's next copy of as many bytes to the host bring these."""
         if not self._lib.gpumem_queue_copy(content, ctypes.c_uint64(len(content))):

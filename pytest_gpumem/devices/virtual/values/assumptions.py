@@ -28,6 +28,11 @@ INDICES: Final = {
     "topk",
 }
 """operators with indices into their first argument among their results"""
+UNSCALES: Final = "_amp_foreach_non_finite_check_and_unscale_"
+"""GradScaler's operator, which sets its second argument where a gradient is not finite"""
+ASSUMED: Final = {*TRUE_FOR, *FALSE_FOR, *INDICES, "sum", "count_nonzero", UNSCALES}
+"""operators with results that are assumed at once, where nothing is known; those of others are
+unknown until they decide"""
 MOST_CHOICES: Final = 256
 """of so many, as of experts, distinct ones are chosen; of more, repetitions are rare"""
 

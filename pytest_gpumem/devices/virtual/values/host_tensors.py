@@ -76,16 +76,19 @@ def span(tensor: Tensor) -> int:
     return elements * tensor.element_size()
 
 
-def tensors_in(arguments: object) -> Iterator[Tensor]:
-    """Yield the tensors among an operator's arguments or results, those in lists too."""
+def tensors_in(arguments: object) -> list[Tensor]:
+    """Return the tensors among an operator's arguments or results, those in lists too."""
     if isinstance(arguments, Tensor):
-        yield arguments
-    elif isinstance(arguments, (list, tuple)):
-        for argument in arguments:
-            yield from tensors_in(argument)
-    elif isinstance(arguments, dict):
-        for argument in arguments.values():
-            yield from tensors_in(argument)
+        return [arguments]
+    if not isinstance(arguments, (list, tuple)):
+        return []
+    tensors: list[Tensor] = []
+    for argument in arguments:  # hundreds, of an optimizer's operators
+        if isinstance(argument, Tensor):
+            tensors.append(argument)
+        elif isinstance(argument, (list, tuple)):
+            tensors += tensors_in(argument)
+    return tensors
 
 
 def paired(result: object, host: object) -> Iterator[tuple[Tensor, Tensor | None]]:

@@ -1,9 +1,6 @@
 """The mode in which operators' values are computed on the host, over the same addresses.
 
-It is no TorchDispatchMode: while one is active PyTorch's own code takes other ways, with other
-memory (``at::isTensorSubclassLike`` is true of every tensor then: gradients are not added in
-place), and torch.compile skips frames. The mode is a fallback for a dispatch key that is unused and
-lies below autograd: threads of autograd inherit it, and no code of PyTorch's asks for it.
+interception.py hands it each operator, and runs the CUDA operator in between.
 """
 
 from __future__ import annotations
@@ -17,7 +14,13 @@ from torch import Tensor
 
 from pytest_gpumem.devices.virtual.library import MOST_BACKED, MOST_COPIED
 from pytest_gpumem.devices.virtual.readbacks import Readbacks
-from pytest_gpumem.devices.virtual.values.assumptions import FALSE_FOR, TRUE_FOR, Assumptions
+from pytest_gpumem.devices.virtual.values.assumptions import (
+    ASSUMED,
+    FALSE_FOR,
+    TRUE_FOR,
+    UNSCALES,
+    Assumptions,
+)
 from pytest_gpumem.devices.virtual.values.equivalents import EQUIVALENTS
 from pytest_gpumem.devices.virtual.values.host_tensors import (
     available_memory,
@@ -28,16 +31,12 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
     span,
     tensors_in,
 )
+from pytest_gpumem.devices.virtual.values.interception import Interception
 from pytest_gpumem.devices.virtual.values.known import KnownValues
-from pytest_gpumem.devices.virtual.values.operators import (
-    CARRIED,
-    OperatorCall,
-    let_pass,
-    traits_of,
-)
+from pytest_gpumem.devices.virtual.values.operators import CARRIED
 from pytest_gpumem.devices.virtual.values.precision import in_types_of_the_host
+from pytest_gpumem.devices.virtual.values.short_ways import MOST_FLOATS, MOST_INTEGERS
 from pytest_gpumem.devices.virtual.values.sized_outputs import CHECKS, copies_of
-from pytest_gpumem.devices.virtual.values.tracing import keep_from
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
@@ -47,28 +46,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from pytest_gpumem.devices.virtual.library import NativeLibrary
+    from pytest_gpumem.devices.virtual.values.operators import OperatorCall
+    from pytest_gpumem.devices.virtual.values.short_ways import ShortWay
     from pytest_gpumem.devices.virtual.values.sized_outputs import Copies
 
-MOST_FLOATS: Final = 1 << 16
-"""elements of the largest tensor of floating-point numbers that is computed: losses, norms, the
-router of a layer are no larger; weights and activations are"""
-MOST_INTEGERS: Final = 1 << 20
-"""elements of the largest mask, and of the largest tensor of whole numbers: a batch of a million
-tokens"""
-MOST_BYTES: Final = 8 * MOST_INTEGERS
-UNSCALES: Final = "_amp_foreach_non_finite_check_and_unscale_"
-"""GradScaler's operator, which sets its second argument where a gradient is not finite"""
 SHARE_OF_HOST: Final = 0.5
 """of the host's free memory, that values take at most where all are computed"""
 MOST_NAMED: Final = 3
 """operators that a note names"""
 NO_MEMORY: Final = (torch.OutOfMemoryError, MemoryError)
-
-KEY: Final = "Fake"
-"""a dispatch key that is unused, below autograd and the keys of modes and of subclasses"""
-_KEY: Final = torch._C._dispatch_key_parse(KEY)
-_KEYS: Final = torch._C.DispatchKeySet(_KEY)
-_Without = torch._C._ExcludeDispatchKeyGuard
 
 
 class Plan(NamedTuple):
@@ -88,9 +74,6 @@ class Plan(NamedTuple):
 class ValueMode:
     """Computes operators' values while it is entered, on the threads that inherit it."""
 
-    _registered: Final[list[torch.library.Library]] = []
-    _current: ValueMode | None = None
-
     def __init__(
         self,
         library: NativeLibrary,
@@ -108,6 +91,9 @@ class ValueMode:
         self.full = scope == "full"
         self.running = library.running_operators()
         """is more than 0 while an operator runs whose results are written here"""
+        self.forget = library.forgetting()
+        self.short_ways: dict[object, ShortWay] = {}
+        """of operators that have run"""
         self.values = KnownValues(library)
         self.assumptions = Assumptions()
         self.failures: dict[str, str] = {}
@@ -117,25 +103,18 @@ class ValueMode:
 
     def __enter__(self) -> Self:
         """Begin to compute values."""
-        if not ValueMode._registered:
-            fallback = torch.library.Library("_", "IMPL")
-            fallback.fallback(_intercept, KEY)
-            ValueMode._registered.extend([fallback, *let_pass(KEY)])
-            keep_from(_KEYS)
-        ValueMode._current = self
         if self.full:
             most = int(available_memory() * SHARE_OF_HOST)
             self._library.set_value_limits(most, most)
         self._library.compute_values(on=True)
-        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)  # noqa: FBT003
+        Interception.begin(self)
         return self
 
     def __exit__(self, *_error: object) -> None:
         """Compute no more."""
-        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, False)  # noqa: FBT003
+        Interception.end()
         self._library.compute_values(on=False)
         self._library.set_value_limits(MOST_COPIED, MOST_BACKED)
-        ValueMode._current = None
 
     def notes(self) -> list[str]:
         """Return sentences on what was not computed, where all should have been."""
@@ -197,7 +176,8 @@ class ValueMode:
         self.readbacks.answered = plan is not None
         if plan is not None and copies is not None:
             device = next(tensor.get_device() for tensor in inputs if tensor.is_cuda)
-            result = self.compute(call, plan, device)
+            with self._one_thread():
+                result = self.compute(call, plan, device)
             if result is None and call.op._schema.name in CHECKS:
                 result = (None,)
             if result is not None:
@@ -250,8 +230,9 @@ class ValueMode:
             # The CUDA operator may yet copy unknown bytes there.
             return copies.setdefault(id(tensor), (tensor, host.clone()))[1]
 
-        host_args = map_arguments(call.args, on_host, self._host_generator)
-        host_kwargs = map_arguments(call.kwargs, on_host, self._host_generator)
+        with self._one_thread():
+            host_args = map_arguments(call.args, on_host, self._host_generator)
+            host_kwargs = map_arguments(call.kwargs, on_host, self._host_generator)
         assumed = self.values.are_assumed(inputs)
         return Plan(host_args, host_kwargs, list(copies.values()), assumed)
 
@@ -285,11 +266,11 @@ class ValueMode:
             return
         if plan is None and self._forgets(call, result):
             return
-        written = call.written()
+        written = [tensor for tensor in call.written() if is_plain(tensor)]
         outputs = [tensor for tensor in tensors_in(result) if is_plain(tensor)]
         if plan is None and not any(tensor.is_cuda for tensor in (*outputs, *written)):
             return
-        addresses = {tensor.data_ptr() for tensor in written if is_plain(tensor)}
+        addresses = {tensor.data_ptr() for tensor in written}
         fresh = [tensor for tensor in outputs if tensor.data_ptr() not in addresses]
         if call.traits.allocates:
             plan = None
@@ -297,22 +278,23 @@ class ValueMode:
             decides = not all(tensor.is_floating_point() or tensor.is_complex() for tensor in fresh)
             plan = self.plan(call, call.inputs(), decides=decides)
         if plan is not None:
-            host = plan.result
-            if host is None:
-                on_device = (tensor for tensor in (*outputs, *written) if tensor.is_cuda)
-                device = next((tensor.get_device() for tensor in on_device), 0)
-                host = self.compute(call, plan, device)
-            if host is not None and self._write(call, fresh, result, host[0], plan):
-                return
+            on_device = (tensor for tensor in (*outputs, *written) if tensor.is_cuda)
+            device = next((tensor.get_device() for tensor in on_device), 0)
+            with self._one_thread():
+                host = plan.result or self.compute(call, plan, device)
+                if host is not None and self._write(call, fresh, result, host[0], plan):
+                    return
+        leave = self._leave_unknown if call.name in ASSUMED or call.traits.allocates else None
         for tensor in (*fresh, *written):
-            if tensor.is_cuda and is_plain(tensor) and not call.copies_bytes_to(tensor):
-                self._leave_unknown(call, tensor)
+            if not tensor.is_cuda or (call.traits.copies and call.copies_bytes_to(tensor)):
+                continue
+            if leave is not None:
+                leave(call, tensor)
+            else:
+                self.forget(tensor.data_ptr(), span(tensor))
 
     def _forgets(self, call: OperatorCall, result: object) -> bool:
-        """Make the one large tensor unknown that most operators return; False: it returns more.
-
-        These lines are all that a step without small tensors pays for.
-        """
+        """Make the one large tensor unknown that most operators return; False: it returns more."""
         if type(result) is not Tensor or result.layout is not torch.strided:
             return False
         written = call.written() if call.traits.written else ()
@@ -322,7 +304,7 @@ class ValueMode:
             if self.is_small(result):
                 return False
             if not (call.traits.copies and call.copies_bytes_to(result)):
-                self._library.forget(result.data_ptr(), span(result))
+                self.forget(result.data_ptr(), span(result))
         return True
 
     def _write(
@@ -333,7 +315,7 @@ class ValueMode:
         A single one that the host has not, or of another size, is unknown.
         """
         pairs = list(paired(result, host))
-        if len(pairs) != sum(1 for _ in tensors_in(result)):
+        if len(pairs) != len(tensors_in(result)):
             return False
         for tensor, copy in plan.copies:
             if not self.values.write(tensor, copy, assumed=plan.assumed):
@@ -374,6 +356,22 @@ class ValueMode:
         """End :meth:`look_away`."""
         self._library.compute_values(on=True)
 
+    @contextmanager
+    def _one_thread(self) -> Iterator[None]:
+        """Let the host use one thread for small tensors.
+
+        A second one saves 50 us of a cosine of 65,536 numbers, and costs 2 ms on a busy machine.
+        """
+        threads = torch.get_num_threads()
+        if self.full or threads == 1:
+            yield
+            return
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
     # -- random numbers --
 
     def _host_generator(self, generator: torch.Generator) -> torch.Generator:
@@ -395,38 +393,3 @@ def _seed(generator: torch.Generator) -> int:
     """Return a seed that depends on a generator's seed and on how many numbers it has given."""
     mixed = generator.initial_seed() * 0x9E3779B97F4A7C15
     return (mixed + generator.get_offset() * 0xD1B54A32D192ED03) % (1 << 63)
-
-
-def _intercept(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
-    """Run a CUDA operator, and compute its values on the host."""
-    __tracebackhide__ = True
-    with _Without(_KEYS):
-        mode = ValueMode._current
-        if mode is None:
-            return op._op(*args, **kwargs)
-        call = OperatorCall(op, traits_of(op), args, kwargs)
-        traits = call.traits
-        plan = None
-        if traits.written or traits.sized or traits.reads_back or traits.copies:
-            plan = mode.before(call)
-        # It reads memory of its own back, which may lie where something else was known.
-        blind = traits.sized and (plan is None or plan.result is None)
-        if blind:
-            mode.look_away()
-        mode.running.value += 1
-        try:
-            result = op._op(*args, **kwargs)  # no frame of PyTorch's, which would keep arguments
-        except BaseException:
-            # This frame is in the error's traceback and must not keep tensors alive by it.
-            del args, kwargs, plan
-            call = call._replace(args=(), kwargs={})
-            raise
-        finally:
-            mode.running.value -= 1
-            mode.readbacks.answered = False
-            if traits.sized:
-                mode.after(call)
-            if blind:
-                mode.look_again()
-        mode.finish(call, result, plan)
-        return result

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from pytest_gpumem.devices.virtual.values.host_tensors import tensors_in
+from pytest_gpumem.devices.virtual.values.short_ways import short_way
 from pytest_gpumem.devices.virtual.values.sized_outputs import COPIES
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
     from torch._ops import OpOverload
+
+    from pytest_gpumem.devices.virtual.values.short_ways import ShortWay
 
 COLLECTIVES: Final = {"c10d", "_c10d_functional", "c10d_functional", "symm_mem"}
 """namespaces of operators that the native library carries out, where anything is known"""
@@ -68,6 +71,8 @@ class Traits(NamedTuple):
     """place and name of the arguments that it writes"""
     unread: tuple[tuple[int, str], ...]
     """of the arguments whose values do not matter"""
+    short_way: ShortWay | None
+    """tells of a call whether it writes one large tensor, and nothing else is to be done"""
 
 
 class OperatorCall(NamedTuple):
@@ -85,7 +90,8 @@ class OperatorCall(NamedTuple):
 
     def inputs(self) -> list[Tensor]:
         """Return all tensors among the arguments."""
-        return list(tensors_in((self.args, self.kwargs)))
+        tensors = tensors_in(self.args)
+        return tensors + tensors_in([*self.kwargs.values()]) if self.kwargs else tensors
 
     def written(self) -> list[Tensor]:
         """Return the tensors among the arguments that the operator writes."""
@@ -97,10 +103,9 @@ class OperatorCall(NamedTuple):
 
     def _tensors_at(self, places: Sequence[tuple[int, str]]) -> list[Tensor]:
         args, kwargs = self.args, self.kwargs
-        arguments = (
-            args[place] if place < len(args) else kwargs.get(name) for place, name in places
+        return tensors_in(
+            [args[place] if place < len(args) else kwargs.get(name) for place, name in places]
         )
-        return [tensor for argument in arguments for tensor in tensors_in(argument)]
 
     def argument(self, name: str) -> Any:  # noqa: ANN401 - of any type
         """Return the argument of a name, or its default; None where there is no such one."""
@@ -148,13 +153,22 @@ def traits_of(op: OpOverload) -> Traits:
     )
     name = schema.name.partition("::")[2]
     overwrites = name in OVERWRITES
+    sized = (bool(SIZED & tags) or schema.name in COPIES) and name != READS
+    copies = name in {"copy_", "_to_copy", "clone", "zero_"}
+    way = short_way(
+        name,
+        [place for place, _ in written],
+        first_is_tensor=bool(schema.arguments) and str(schema.arguments[0].type) == "Tensor",
+        copies=copies,
+        reads_back=name == READS,
+    )
     return Traits(
         name=name,
-        copies=name in {"copy_", "_to_copy", "clone", "zero_"},
+        copies=copies,
         allocates=name.startswith(("empty", "new_empty")) or name == "resize_",
         random=torch.Tag.nondeterministic_seeded in tags,
         reads_back=name == READS,
-        sized=(bool(SIZED & tags) or schema.name in COPIES) and name != READS,
+        sized=sized,
         written=written,
         unread=tuple(
             (place, argument.name)
@@ -162,6 +176,7 @@ def traits_of(op: OpOverload) -> Traits:
             if argument.name in UNREAD.get(schema.name, ())
             or ((place, argument.name) in written and (argument.kwarg_only or overwrites))
         ),
+        short_way=None if sized or name in CARRIED else way,
     )
 
 

@@ -263,3 +263,49 @@ def test_fake_tensors_pass_by():
         fake = torch.ones(3, device="cuda") @ torch.ones(3, 4, device="cuda")
     assert fake.shape == (4,)
     assert torch.ones(3, device="cuda").sum().item() == 3
+
+
+def test_an_operator_that_writes_one_large_tensor_takes_the_short_way(mode, monkeypatch):
+    import torch
+
+    x = torch.empty(1000, 1000, device="cuda").zero_()
+    assert mode.values.is_known(x)
+    names = []
+    finish = mode.finish
+
+    def noting(call, *rest):
+        names.append(call.name)
+        finish(call, *rest)
+
+    def step():
+        torch.nn.Parameter(x).data.mul_(2)
+        y = (x @ x + x).clone()
+        x.copy_(y)
+        torch.ones(()).item()
+        return y
+
+    step()
+    monkeypatch.setattr(mode, "finish", noting)
+    assert not mode.values.is_known(x)
+    assert not mode.values.is_known(step())
+    assert names == []
+    x[0, :4] = 3
+    assert x[0, :4].tolist() == [3] * 4
+    assert names.count("fill_") == 1
+
+
+def test_the_hosts_threads_are_as_they_were(mode, monkeypatch):
+    import torch
+
+    threads = torch.get_num_threads()
+    used = []
+    compute = mode.compute
+
+    def noting(*args):
+        used.append(torch.get_num_threads())
+        return compute(*args)
+
+    monkeypatch.setattr(mode, "compute", noting)
+    torch.ones(8, device="cuda").add_(1).sum().item()
+    assert set(used) == {1}
+    assert torch.get_num_threads() == threads

@@ -1,0 +1,123 @@
+"""Every operator that PyTorch runs, handed to a ValueMode before and after its CUDA code.
+
+This is no TorchDispatchMode: while one is active PyTorch's own code takes other ways, with other
+memory (``at::isTensorSubclassLike`` is true of every tensor then: gradients are not added in
+place), and torch.compile skips frames. It is a fallback for a dispatch key that is unused and lies
+below autograd: threads of autograd inherit it, and no code of PyTorch's asks for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from pytest_gpumem.devices.virtual.values.host_tensors import PLAIN, span
+from pytest_gpumem.devices.virtual.values.operators import OperatorCall, let_pass, traits_of
+from pytest_gpumem.devices.virtual.values.short_ways import is_beyond
+from pytest_gpumem.devices.virtual.values.tracing import keep_from
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+    from pytest_gpumem.devices.virtual.values.mode import ValueMode
+
+KEY: Final = "Fake"
+"""a dispatch key that is unused, below autograd and the keys of modes and of subclasses"""
+_KEY: Final = torch._C._dispatch_key_parse(KEY)
+_KEYS: Final = torch._C.DispatchKeySet(_KEY)
+NUMBERS: Final = {bool, int, float, complex}
+_Without = torch._C._ExcludeDispatchKeyGuard
+
+
+class Interception:
+    """The one mode that sees operators, on the threads that inherit it."""
+
+    mode: ValueMode | None = None
+    _registered: Final[list[torch.library.Library]] = []
+
+    @classmethod
+    def begin(cls, mode: ValueMode) -> None:
+        """Hand operators to a mode from now on."""
+        if not cls._registered:
+            fallback = torch.library.Library("_", "IMPL")
+            fallback.fallback(_intercept, KEY)
+            cls._registered.extend([fallback, *let_pass(KEY)])
+            keep_from(_KEYS)
+        cls.mode = mode
+        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)  # noqa: FBT003
+
+    @classmethod
+    def end(cls) -> None:
+        """Let operators run by themselves."""
+        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, False)  # noqa: FBT003
+        cls.mode = None
+
+
+def _intercept(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
+    """Run a CUDA operator, and have a mode compute its values.
+
+    Most operators of a step write one large tensor, which is unknown then. They take the short way,
+    which is all that a step without small tensors pays for.
+    """
+    __tracebackhide__ = True
+    with _Without(_KEYS):
+        mode = Interception.mode
+        if mode is None:
+            return op._op(*args, **kwargs)
+        is_short = mode.short_ways.get(op._op)  # a hash of OpOverload's own runs Python's code
+        try:
+            if is_short is None or not is_short(args, kwargs):
+                return _run(mode, op, args, kwargs)
+            mode.running.value += 1
+            try:
+                result = op._op(*args, **kwargs)  # no frame of PyTorch's: it would keep arguments
+            finally:
+                mode.running.value -= 1
+        except BaseException:
+            # This frame is in the error's traceback and must not keep tensors alive by it.
+            del args, kwargs
+            raise
+        if type(result) in PLAIN:
+            if result.layout is torch.strided:
+                if is_beyond(result):
+                    mode.forget(result.data_ptr(), span(result))
+                    return result
+                if not result.is_cuda:
+                    return result
+        elif type(result) in NUMBERS:
+            return result
+        mode.finish(OperatorCall(op, traits_of(op), args, kwargs), result, None)
+        return result
+
+
+def _run(mode: ValueMode, op: OpOverload, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
+    """Run an operator that may read values, or write some that are computed."""
+    __tracebackhide__ = True
+    traits = traits_of(op)
+    if not mode.full and traits.short_way is not None:
+        mode.short_ways[op._op] = traits.short_way
+    call = OperatorCall(op, traits, args, kwargs)
+    plan = None
+    if traits.written or traits.sized or traits.reads_back or traits.copies:
+        plan = mode.before(call)
+    # It reads memory of its own back, which may lie where something else was known.
+    blind = traits.sized and (plan is None or plan.result is None)
+    if blind:
+        mode.look_away()
+    mode.running.value += 1
+    try:
+        result = op._op(*args, **kwargs)
+    except BaseException:
+        del args, kwargs, plan
+        call = call._replace(args=(), kwargs={})
+        raise
+    finally:
+        mode.running.value -= 1
+        mode.readbacks.answered = False
+        if traits.sized:
+            mode.after(call)
+        if blind:
+            mode.look_again()
+    mode.finish(call, result, plan)
+    return result

@@ -1,0 +1,74 @@
+"""Calls of operators after which one large tensor is unknown, and nothing else is to be done.
+
+A large tensor is one that neither operators nor copies make known: most tensors of a step are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gpumem.devices.virtual.library import MOST_COPIED
+from pytest_gpumem.devices.virtual.values.host_tensors import PLAIN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor
+
+    ShortWay = Callable[[Sequence[Any], Mapping[str, Any]], bool]
+    """takes a call's arguments"""
+
+MOST_FLOATS: Final = 1 << 16
+"""elements of the largest tensor of floating-point numbers that is computed: losses, norms, the
+router of a layer are no larger; weights and activations are"""
+MOST_INTEGERS: Final = 1 << 20
+"""elements of the largest mask, and of the largest tensor of whole numbers: a batch of a million
+tokens"""
+
+
+def is_beyond(tensor: Tensor) -> bool:
+    """Return whether a tensor of a device is large."""
+    if tensor.nbytes <= MOST_COPIED or not tensor.is_cuda:
+        return False
+    return tensor.is_floating_point() or tensor.numel() > MOST_INTEGERS
+
+
+def makes_new(_args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:
+    """Return True: whether the new tensor is large is seen afterwards."""
+    return True
+
+
+def moves_to_device(_args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a copy is not to the host."""
+    device = kwargs.get("device")
+    return device is None or device.type != "cpu"
+
+
+def writes_large(args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:
+    """Return whether the tensor that is written is large."""
+    return bool(args) and type(args[0]) in PLAIN and is_beyond(args[0])
+
+
+def reads_host(args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:
+    """Return whether the number that is read is the host's."""
+    return not args[0].is_cuda
+
+
+def short_way(
+    name: str, written: Sequence[int], *, first_is_tensor: bool, copies: bool, reads_back: bool
+) -> ShortWay | None:
+    """Return what tells of an operator's call whether it is such a one; None: none is.
+
+    Args:
+        name: the operator's, without namespace and overload.
+        written: places of the arguments that it writes.
+        first_is_tensor: whether its first argument is one tensor.
+        copies: whether it copies bytes.
+        reads_back: whether it returns a tensor's bytes to the host.
+    """
+    if reads_back:
+        return reads_host
+    if written:
+        in_place = list(written) == [0] and first_is_tensor and name != "zero_"
+        return writes_large if in_place else None
+    return moves_to_device if copies else makes_new
