@@ -8,7 +8,7 @@ below autograd: threads of autograd inherit it, and no code of PyTorch's asks fo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
@@ -18,9 +18,13 @@ from pytest_gpumem.devices.virtual.values.short_ways import is_beyond
 from pytest_gpumem.devices.virtual.values.tracing import keep_from
 
 if TYPE_CHECKING:
+    import ctypes
+    from collections.abc import Callable
+
     from torch._ops import OpOverload
 
-    from pytest_gpumem.devices.virtual.values.mode import ValueMode
+    from pytest_gpumem.devices.virtual.readbacks import Readbacks
+    from pytest_gpumem.devices.virtual.values.short_ways import ShortWay
 
 KEY: Final = "Fake"
 """a dispatch key that is unused, below autograd and the keys of modes and of subclasses"""
@@ -30,14 +34,39 @@ NUMBERS: Final = {bool, int, float, complex}
 _Without = torch._C._ExcludeDispatchKeyGuard
 
 
+class Computer(Protocol):
+    """What computes values: mode.py's ValueMode, which documents these names."""
+
+    full: bool
+    running: ctypes.c_int
+    readbacks: Readbacks
+    forget: Callable[[int, int], None]
+    short_ways: dict[object, ShortWay]
+
+    def before(self, call: OperatorCall) -> Any:  # noqa: ANN401 - a plan of the computer's own
+        """Prepare for an operator; the plan may have its result."""
+
+    def after(self, call: OperatorCall) -> None:
+        """Look at the copies to the host that an operator has made."""
+
+    def finish(self, call: OperatorCall, result: object, plan: Any) -> None:  # noqa: ANN401 - of before
+        """Write an operator's values."""
+
+    def look_away(self) -> None:
+        """Let every kernel make all values unknown."""
+
+    def look_again(self) -> None:
+        """End that."""
+
+
 class Interception:
     """The one mode that sees operators, on the threads that inherit it."""
 
-    mode: ValueMode | None = None
+    mode: Computer | None = None
     _registered: Final[list[torch.library.Library]] = []
 
     @classmethod
-    def begin(cls, mode: ValueMode) -> None:
+    def begin(cls, mode: Computer) -> None:
         """Hand operators to a mode from now on."""
         if not cls._registered:
             fallback = torch.library.Library("_", "IMPL")
@@ -91,7 +120,7 @@ def _intercept(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
         return result
 
 
-def _run(mode: ValueMode, op: OpOverload, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
+def _run(mode: Computer, op: OpOverload, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
     """Run an operator that may read values, or write some that are computed."""
     __tracebackhide__ = True
     traits = traits_of(op)
