@@ -15,7 +15,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pytest_gpumem.devices.virtual.environment import INHERITED, skip_shape_check
+from pytest_gpumem.devices.virtual.environment import (
+    HOOK,
+    INHERITED,
+    PYTHON_PATH,
+    prepend,
+    set_variable,
+    skip_shape_check,
+)
 from pytest_gpumem.measurement import Peak
 
 if TYPE_CHECKING:
@@ -24,8 +31,6 @@ if TYPE_CHECKING:
 
 VARIABLE: Final = "GPUMEM_RUN_CHILDREN"
 """the environment's name for the folder"""
-HOOK: Final = Path(__file__).parent / "child_process"
-"""the folder with a sitecustomize.py"""
 
 
 class Child(NamedTuple):
@@ -45,14 +50,8 @@ def watched_children() -> Iterator[Path]:
     with ExitStack() as stack:
         # A launcher's ranks may outlive it by a moment, and write while the folder is removed.
         folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
-        paths = [str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])]
-        for name, value in ((VARIABLE, folder), ("PYTHONPATH", os.pathsep.join(paths))):
-            old_value = os.environ.get(name)
-            os.environ[name] = value
-            if old_value is None:
-                stack.callback(os.environ.pop, name, None)
-            else:
-                stack.callback(os.environ.__setitem__, name, old_value)
+        set_variable(stack, VARIABLE, folder)
+        prepend(stack, PYTHON_PATH, HOOK)
         yield Path(folder)
 
 
@@ -72,12 +71,20 @@ def read_children(folder: Path) -> list[Child]:
 
 
 def watch_this_process() -> None:
-    """Leave this process's peaks in the folder of ``gpumem run``, if it uses a GPU."""
+    """Adapt this process to its parent's virtual GPU, and note its peaks for ``gpumem run``."""
     from pytest_gpumem.devices.torch_import import TorchImportHook
 
-    folder = os.environ.get(VARIABLE)
-    if folder and "torch" not in sys.modules:
-        TorchImportHook(lambda torch: _Watch(torch, Path(folder)).begin()).install()
+    folder, inherits = os.environ.get(VARIABLE), INHERITED in os.environ
+    if "torch" in sys.modules or not (folder or inherits):
+        return
+
+    def imported(torch: ModuleType) -> None:
+        if inherits:
+            skip_shape_check(ExitStack())  # never closed: for as long as the process lives
+        if folder and torch.version.cuda:
+            _Watch(torch, Path(folder)).begin()
+
+    TorchImportHook(imported).install()
 
 
 class _Watch:
@@ -90,10 +97,6 @@ class _Watch:
 
     def begin(self) -> None:
         """Wait for CUDA's initialisation."""
-        if not self._torch.version.cuda:
-            return
-        if INHERITED in os.environ:  # on a virtual GPU
-            skip_shape_check(ExitStack())  # never closed: for as long as the process lives
         binding = self._torch._C._cuda_resetPeakMemoryStats
 
         def reset_peaks(device: int) -> object:

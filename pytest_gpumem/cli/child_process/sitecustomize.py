@@ -1,4 +1,6 @@
-"""Runs at the start of every Python process below ``gpumem run``: has it leave its peaks in a file.
+"""Runs at the start of each Python process that a marked test or ``gpumem run`` starts.
+
+On a virtual GPU it adapts torch.distributed; below ``gpumem run`` the process leaves its peaks.
 
 Python imports the first ``sitecustomize`` on its path. This one imports the user's own, if there is
 one, and costs little more until torch is imported. See :mod:`pytest_gpumem.cli.children`.

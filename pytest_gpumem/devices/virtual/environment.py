@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.virtual import native
@@ -17,6 +18,9 @@ COMPILER: Final = "LIBRARY_PATH"
 PRELOAD: Final = "LD_PRELOAD"
 INHERITED: Final = "GPUMEM_VIRTUAL"
 LIBRARIES: Final = ":".join(map(str, native.ALL))
+PYTHON_PATH: Final = "PYTHONPATH"
+HOOK: Final = str(Path(__file__).parents[2] / "cli" / "child_process")
+"""the folder with the sitecustomize.py that Python runs first in child processes"""
 SHAPE_CHECK: Final = "_verify_params_across_processes"
 
 
@@ -40,6 +44,7 @@ def adapted(description: str) -> Iterator[None]:
         linked = os.environ.get(COMPILER)  # behind the user's: a real driver's library is preferred
         set_variable(stack, COMPILER, f"{linked}:{native.FOLDER}" if linked else str(native.FOLDER))
         skip_shape_check(stack)
+        prepend(stack, PYTHON_PATH, HOOK)  # which has children skip it too
         yield
 
 
@@ -54,6 +59,12 @@ def skip_shape_check(stack: ExitStack) -> None:
     if check is not None:
         setattr(distributed, SHAPE_CHECK, lambda *_args: None)
         stack.callback(setattr, distributed, SHAPE_CHECK, check)
+
+
+def prepend(stack: ExitStack, name: str, folder: str) -> None:
+    """Put a folder before the other ones of an environment variable until the stack ends."""
+    folders = os.environ.get(name)
+    set_variable(stack, name, f"{folder}{os.pathsep}{folders}" if folders else folder)
 
 
 def set_variable(stack: ExitStack, name: str, value: str) -> None:

@@ -138,6 +138,43 @@ def test_process(context, target, said):
 """
 
 
+DDP = """
+import torch.distributed as dist, torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+
+def train(rank, port):
+    torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
+    )
+    model = DistributedDataParallel(torch.nn.Linear(64, 64).cuda(), device_ids=[rank])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    ranks = torch.tensor([1.0]).cuda()
+    dist.all_reduce(ranks)
+    assert ranks.item() == 2
+    print("rank", rank, "of", dist.get_world_size(), torch.cuda.get_device_name(), flush=True)
+    dist.destroy_process_group()
+
+@pytest.mark.gpu_memory(card="T4", devices=2)
+def test_ranks():
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = store.port
+    del store
+    torch.ones(8, device="cuda")
+    mp.spawn(train, args=(port,), nprocs=2)
+"""
+
+
+def test_a_marked_test_may_spawn_ranks_with_ddp(suite):
+    """As users write it, with NCCL; each rank's process has the GPUs of its parent."""
+    session = suite.run_warm("-s", source=DDP)
+    assert session.outcomes == {"passed": 1}, session.out
+    for rank in range(2):
+        assert f"rank {rank} of 2 Tesla T4" in session.out
+
+
 @pytest.mark.parametrize(("source", "count"), [(LOADER, 2), (PROCESSES, 4)])
 def test_a_marked_test_may_start_processes(suite, source, count):
     session = suite.run_warm(source=source)
