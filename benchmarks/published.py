@@ -3,9 +3,10 @@
     python benchmarks/published.py [--also /path/to/another/python ...] [--only TEXT]
 
 The rows are those of data/real-gpu-peaks.csv and data/xmem-peaks.csv (data/README.md says where
-they are from and how they were chosen). Each step runs in a process of its own, on the row's card;
-the torch versions here are those of the interpreters. Rows of whole directories run with the one
-whose torch is nearest to theirs, the others with all.
+they are from and how they were chosen). Each step runs on the row's card in a process of its own,
+forked from one that has imported torch and the models' packages. The torch versions here are those
+of the interpreters. Rows of whole directories run with the one whose torch is nearest to theirs,
+the others with all.
 """
 
 from __future__ import annotations
@@ -18,11 +19,16 @@ import os
 import statistics
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from provenance import ROOT, line, publish
 from published_rows import KINDS, Row, read
 from tabulate import tabulate
+
+if TYPE_CHECKING:
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
 
 WHY = {
     "C": "C  convolutions: the row is NVML's figure, kernels loaded late in it. The row's cuDNN, "
@@ -68,25 +74,48 @@ class Found:
         return 100 * (self.peak - self.row.real) / self.row.real
 
 
-def work(text: str) -> None:
-    """Run one step here and print its figure."""
-    card, memory, module, function, arguments = json.loads(text)
-    from pytest_gpumem.devices.cards import find_card
+def serve() -> None:
+    """Run the step of each line of standard input in a fork of its own; print its figure."""
+    from pytest_gpumem.devices.cards import CARDS
     from pytest_gpumem.devices.virtual.device import VirtualDevice
 
+    device = VirtualDevice.load(CARDS["RTX 3060"])
+    with suppress(ImportError):  # forks need not import them; not every interpreter has them
+        import published_xmem
+
+        published_xmem.import_models()
+    for text in sys.stdin:
+        child = os.fork()
+        if not child:
+            work(device, text)
+        _, status = os.waitpid(child, 0)
+        if status:
+            print(json.dumps(f"exit status {os.waitstatus_to_exitcode(status)}"), flush=True)
+
+
+def work(device: VirtualDevice, text: str) -> None:
+    """Run one step here, print its figure, and end this process."""
+    card, memory, module, function, arguments, environment = json.loads(text)
+    from pytest_gpumem.devices.cards import find_card
+
+    os.environ.update(environment)
     profile = find_card(card)
     if memory:
         profile = dataclasses.replace(profile, total_memory=memory)
-    device = VirtualDevice.load(profile)
     device.open(profile, 1)
     import torch
 
-    step = getattr(importlib.import_module(module), function)
     try:
+        step = getattr(importlib.import_module(module), function)
         value = step(**arguments)
     except torch.OutOfMemoryError:
         value = None
-    print(json.dumps([value, sorted(device.library.unsupported())]))
+    except Exception as error:  # noqa: BLE001 - the row's, recorded
+        value = (f"{type(error).__name__}: {error}".splitlines() or [""])[0][:120]
+    if unsupported := sorted(device.library.unsupported()):
+        value = f"not supported: {', '.join(unsupported)}"
+    print(json.dumps(value), flush=True)
+    os._exit(0)
 
 
 def versions_of(python: str) -> dict[str, str]:
@@ -100,24 +129,31 @@ def versions_of(python: str) -> dict[str, str]:
     return json.loads(done.stdout)
 
 
-def ask(python: str, row: Row, **more: str) -> float | str | None:
-    """Return our figure, None where it is out of memory, or why there is none.
+class Server:
+    """An interpreter that runs rows, each in a fork: importing torch costs more than most rows."""
 
-    ``more`` is put into the environment.
-    """
-    task = json.dumps([row.card, row.memory, *row.call])
-    done = subprocess.run(
-        [python, __file__, "--worker", task],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_COMPILE_THREADS": "1", **more},
-    )
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        return lines[-1][:120]
-    value, unsupported = json.loads(done.stdout.strip().splitlines()[-1])
-    return f"not supported: {', '.join(unsupported)}" if unsupported else value
+    def __init__(self, python: str) -> None:
+        environment = {"PYTHONPATH": str(ROOT), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        environment["OPENBLAS_NUM_THREADS"] = "1"  # more of its threads would not live in forks
+        self._process = subprocess.Popen(
+            [python, __file__, "--serve"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, **environment},
+        )
+
+    def ask(self, row: Row, **environment: str) -> float | str | None:
+        """Return our figure, None where it is out of memory, or why there is none."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        task = json.dumps([row.card, row.memory, *row.call, environment])
+        self._process.stdin.write(f"{task}\n")
+        self._process.stdin.flush()
+        while (answer := self._process.stdout.readline()) and answer[0] not in '"n0123456789':
+            pass  # a line that a library printed
+        return json.loads(answer) if answer else "the interpreter ended"
 
 
 def distance(row: Row, version: str) -> int:
@@ -132,18 +168,19 @@ def distance(row: Row, version: str) -> int:
 def run(rows: list[Row], pythons: dict[str, str]) -> tuple[list[Found], list[str]]:
     """Return what was found, and what could not be reproduced."""
     found, failures = [], []
+    servers = {version: Server(python) for version, python in pythons.items()}
     for row in rows:
         nearest = min(pythons, key=lambda version, row=row: distance(row, version))
-        for version, python in pythons.items():
+        for version, server in servers.items():
             if row.nearest_only and version != nearest:
                 continue
-            value = ask(python, row)
+            value = server.ask(row)
             if isinstance(value, str):
                 failures.append(f"{row.name}, torch {version}: {value}")
                 continue
             small = None
-            if row.call[0] == "published_xmem" and version == row.torch and value is not None:
-                said = ask(python, row, CUBLAS_WORKSPACE_CONFIG=SMALL)
+            if row.why == "W" and version == row.torch and value is not None:
+                said = server.ask(row, CUBLAS_WORKSPACE_CONFIG=SMALL)
                 small = None if isinstance(said, str) else said
             found.append(Found(row, version, value, small))
             seen = [row.name, row.card, f"{row.real:.0f}", version, value, small]
@@ -257,10 +294,10 @@ def main() -> None:
     parser.add_argument("--also", nargs="*", default=[], metavar="PYTHON")
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name has it")
     parser.add_argument("--record", metavar="NAME", help="results/NAME.txt; of some rows, none")
-    parser.add_argument("--worker")
+    parser.add_argument("--serve", action="store_true", help="run rows of standard input")
     options = parser.parse_args()
-    if options.worker:
-        work(options.worker)
+    if options.serve:
+        serve()
         return
     rows = [row for row in read() if options.only in row.name]
     there = {it: versions_of(it) for it in (sys.executable, *options.also)}

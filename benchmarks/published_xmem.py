@@ -86,6 +86,16 @@ VISION = {
 }
 
 
+def import_models() -> None:
+    """Import what the steps need, as far as that takes long."""
+    import torchvision  # noqa: F401 - imported for the forks
+    import transformers
+
+    for kind, config, _ in HUB.values():
+        mapping = getattr(transformers, f"AutoModelFor{kind}")._model_mapping
+        mapping[getattr(transformers, config)]
+
+
 def _train(
     model: nn.Module,
     name: str,

@@ -83,5 +83,10 @@ int cudnnBackendGetAttribute(descriptor *d, int name, int type, int64_t wanted, 
     *count = name == 202 || name == 300 || name == 402 || name == 1301;
     if (name == 402 && wanted > 0) *(int64_t *)elements = WORKSPACE;
     if (name == 1301 && wanted > 0) *(int64_t *)elements = 0;
+#ifdef COMPILED /* an engine with the note of run-time compilation, and its configuration's workspace */
+    if (name == 303 || name == 1305) *count = 1;
+    if (name == 303 && wanted > 0) *(int64_t *)elements = COMPILED;
+    if (name == 1305 && wanted > 0 && elements) *(int *)elements = 0;
+#endif
     return 0;
 }

@@ -342,6 +342,13 @@ def test_what_cudnn_refuses_is_refused(tmp_path):
     assert "engine" in said or "plan" in said.lower()
 
 
+def test_a_plan_whose_kernel_cudnn_would_compile_is_not_made(tmp_path):
+    """Its workspace is that of the engine's configuration; compiling takes most of a second."""
+    (taken, unknown, asked, *_), told = with_stand_in(tmp_path, "COMPILED=2000000")
+    assert (taken, unknown, asked) == (2_000_384, 0, 1)  # in units of 512
+    assert "set 407 of 5 as 15" not in told
+
+
 def test_an_older_cudnn_is_not_asked(tmp_path):
     (taken, unknown, asked, found, notes, _), told = with_stand_in(tmp_path, "VERSION=90701")
     assert (taken, unknown, asked, found) == (0, 1, 0, 90701)

@@ -5,8 +5,9 @@
  *
  * - Of a single convolution the plans are cuDNN's too: they say how much workspace they take, and a graph
  *   that it refuses is refused.
- * - Of any other graph (attention, fused convolutions) the engine's configuration says how much, which was the same
- *   wherever both were asked: a plan would have its kernel compiled, for about a second each.
+ * - Of any other graph (attention, fused convolutions), and of an engine that compiles its kernel, the engine's
+ *   configuration says how much, which was the same wherever both were asked: a plan would have the kernel compiled,
+ *   for about a second each. With torch.backends.cudnn.benchmark that was nearly all of the time.
  *
  * Where it cannot be asked, there is one engine whose workspace is zero, and the report of a step that ran it says
  * so. Nothing is executed.
@@ -46,6 +47,7 @@ enum {
     OPERATION_CONVOLUTION_FORWARD = 10,
     OPERATION_CONVOLUTION_BACKWARD_DATA = 12,
     OPERATIONGRAPH = 15,
+    RUNTIME_COMPILATION = 0, /* of cudnnBackendBehaviorNote_t */
 };
 
 typedef struct attribute {
@@ -221,10 +223,32 @@ static int ask(descriptor *d) {
     return GM_SUCCESS;
 }
 
-/* A plan that is not compiled: its engine's configuration says how much workspace it will want. */
-static int take_from_configuration(descriptor *plan) {
+static descriptor *configuration_of(const descriptor *plan) {
     const attribute *at = find_attribute(plan, EXECUTION_PLAN_ENGINE_CONFIG);
-    descriptor *configuration = at && at->count ? descriptor_at(at, 0) : NULL;
+    return at && at->count ? descriptor_at(at, 0) : NULL;
+}
+
+/* Whether finalizing the plan would compile a kernel with NVRTC: cuDNN notes it of the engine. */
+static bool is_compiled(const descriptor *plan) {
+    const descriptor *configuration = configuration_of(plan);
+    void *engine;
+    if (!configuration || !configuration->installed || gm_installed_create(GM_ENGINE, &engine)) return false;
+    int32_t notes[16];
+    int64_t count = 0;
+    bool compiled = false;
+    if (gm_installed_get(configuration->installed, ENGINECFG_ENGINE, GM_TYPE_BACKEND_DESCRIPTOR, 1, &count, &engine) ||
+        gm_installed_get(engine, ENGINE_BEHAVIOR_NOTE, GM_TYPE_BEHAVIOR_NOTE, sizeof notes / sizeof *notes, &count,
+                         notes)) {
+        count = 0;
+    }
+    for (int64_t i = 0; i < count; i++) compiled |= notes[i] == RUNTIME_COMPILATION;
+    gm_installed_destroy(engine);
+    return compiled;
+}
+
+/* A plan that is not made: its engine's configuration says how much workspace it will want. */
+static int take_from_configuration(descriptor *plan) {
+    const descriptor *configuration = configuration_of(plan);
     int64_t count = 0;
     bool has_workspace = configuration && configuration->installed &&
                  !gm_installed_get(configuration->installed, ENGINECFG_WORKSPACE_SIZE, GM_TYPE_INT64, 1, &count,
@@ -287,7 +311,7 @@ GM_API int cudnnBackendFinalize(descriptor *d) {
         d->has_counterpart = operations && gm_installed_card();
     }
     if (!d->has_counterpart || d->installed) return GM_SUCCESS;
-    return d->type == GM_EXECUTION_PLAN && !d->alone ? take_from_configuration(d) : ask(d);
+    return d->type == GM_EXECUTION_PLAN && (!d->alone || is_compiled(d)) ? take_from_configuration(d) : ask(d);
 }
 
 GM_API int cudnnBackendGetAttribute(descriptor *d, int name, int type, int64_t room, int64_t *count,
