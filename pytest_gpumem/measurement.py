@@ -153,6 +153,9 @@ class Breakdown:
     """of the bytes at the peak, those beyond what was asked for; None: of a baseline of 0.1.0"""
     autocast: bool | None = None
     """whether a module was called under autocast; None: of a baseline of 0.1.0"""
+    course: tuple[int, ...] = ()
+    """allocated in the course of the step: of equal stretches the highest level, in their order;
+    empty of a baseline that has none"""
 
 
 @dataclass(frozen=True)

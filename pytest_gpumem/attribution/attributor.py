@@ -17,7 +17,7 @@ from pytest_gpumem.attribution.sites import (
     source_code,
     users_frame,
 )
-from pytest_gpumem.attribution.timeline import drawn_timeline
+from pytest_gpumem.attribution.timeline import course_of, drawn_timeline
 from pytest_gpumem.measurement import CATEGORIES, Attribution, Breakdown, LinePeak, Peak
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.source_lines import qualified, shown_path
@@ -111,6 +111,7 @@ class Attributor:
             lines=line_peaks(device, blocks, range(indices[0], indices[-1] + 1), self._root),
             unsplit=sum(block.unsplit for block in alive),
             autocast=self._recording.autocast,
+            course=course_of(indices, totals),
         )
         scene = hints.Scene(device, blocks, totals, indices, top, breakdown)
         drawn = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.measurement import CATEGORIES, Phase, Timeline
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MOST_POINTS: Final = 400
 """points of a timeline; of longer histories each stretch gives its highest"""
+COURSE_POINTS: Final = 40
+"""levels of a course, which baselines keep: one line of a diff"""
 
 
 def drawn_timeline(
@@ -68,6 +70,20 @@ def drawn_timeline(
         peak=points.index(scene.top),
         lines=lines,
         line_of=tuple(places.get(line, -1) for line in words) if lines else (),
+    )
+
+
+def course_of(indices: Sequence[int], totals: Sequence[int]) -> tuple[int, ...]:
+    """Return the memory in the course of a step: of equal stretches of events the highest level.
+
+    Args:
+        indices: the step's events, at least one.
+        totals: bytes allocated before the first event and after each.
+    """
+    number = min(COURSE_POINTS, len(indices))
+    edges = [len(indices) * place // number for place in range(number + 1)]
+    return tuple(
+        max(totals[index + 1] for index in indices[start:end]) for start, end in pairwise(edges)
     )
 
 

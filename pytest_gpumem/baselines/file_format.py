@@ -11,7 +11,7 @@
       "TestX::test_y[a-1]": {
        "batch_size": 32,
        "breakdown": [{"autocast": false, "cached": bytes, "categories": {"activations": bytes, ...},
-         "lines": [
+         "course": [bytes in the first stretch of the step, in the second, ...], "lines": [
         {"bytes": 536870912, "code": "x = self.attn(x)", "function": "Block.forward", "line": 88,
          "path": "blocks.py"}, ...], "sites": [
         {"blocks": 12, "bytes": 536870912, "category": "activations", "code": "x = self.attn(x)",
@@ -67,8 +67,8 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 2
 """The newest format that is written. 1: the first (pytest-gpumem 0.1.0), still that of a file
-without these. 2: a breakdown has "lines", "unsplit" and "autocast", an entry may have
-"reads_values"."""
+without these. 2: a breakdown has "lines", "unsplit" and "autocast", and may have "course"; an entry
+may have "reads_values"."""
 
 WHOLE_TEST: Final = ""
 """the part that stands for the test itself"""
@@ -133,6 +133,7 @@ class _Breakdown(_Strict):
     lines: list[_LinePeak] = []
     unsplit: _Bytes | None = None
     autocast: bool | None = None
+    course: list[_Bytes] = []
 
 
 class _Slope(_Strict):
@@ -285,6 +286,7 @@ def _read_entry(
             tuple(LinePeak(*msgspec.structs.astuple(line)) for line in fields.lines),
             fields.unsplit,
             fields.autocast,
+            tuple(fields.course),
         )
         for fields in entry.breakdown
     )
@@ -418,9 +420,11 @@ def _entry_fields(entry: BaselineEntry, labels: Mapping[Provenance, str]) -> dic
                         }
                         for row in rows
                     ]
-            if breakdown.unsplit is not None:
-                parts["unsplit"] = breakdown.unsplit
-            if breakdown.autocast is not None:
-                parts["autocast"] = breakdown.autocast
+            optional = {
+                "unsplit": breakdown.unsplit,
+                "autocast": breakdown.autocast,
+                "course": list(breakdown.course) or None,
+            }
+            parts |= {name: value for name, value in optional.items() if value is not None}
             breakdowns.append(parts)
     return fields

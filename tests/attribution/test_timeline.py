@@ -3,6 +3,7 @@
 from helpers.recorded_runs import ROOT, linears, recorded, train
 from helpers.virtual_gpu import MIB
 
+from pytest_gpumem.attribution.timeline import COURSE_POINTS, course_of
 from pytest_gpumem.measurement import CATEGORIES
 from pytest_gpumem.testrun.explain import explain
 
@@ -41,3 +42,18 @@ def test_a_long_timeline_keeps_its_peaks(torch):
     line = found.attributions[0].timeline
     assert len(line.reserved) <= MOST_POINTS + 3
     assert line.categories["other"][line.peak] == 100 * MIB
+    course = found.attributions[0].breakdown.course
+    assert len(course) == COURSE_POINTS
+    # Of the stretch with the peak that one, of every other one its own highest.
+    place = COURSE_POINTS * 700 // (MOST_POINTS * 3)
+    assert [nbytes // MIB for nbytes in course] == [
+        100 if number == place else 1 for number in range(COURSE_POINTS)
+    ]
+
+
+def test_a_course_has_the_highest_of_equal_stretches():
+    assert course_of(range(3), [0, 5, 7, 6]) == (5, 7, 6)
+    assert course_of([4, 9], [0] * 5 + [3] * 6) == (3, 3)
+    levels = [0, *range(1000)]
+    course = course_of(range(1000), levels)
+    assert course == tuple(range(24, 1000, 25))

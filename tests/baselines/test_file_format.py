@@ -128,6 +128,18 @@ def test_a_breakdown_has_the_peaks_of_lines_since_format_2():
     assert f'      {{"bytes": 8388608, {own}, "path": "train.py"}},\n' in texts[1]
 
 
+def test_a_breakdown_may_have_the_memory_in_the_course_of_the_step():
+    course = tuple(range(0, 40 << 20, 1 << 20))
+    breakdown = Breakdown({"activations": 40 << 20}, 0, unsplit=0, autocast=False, course=course)
+    entry = BaselineEntry((Peak(40 << 20, 40 << 20),), MADE, breakdowns=(breakdown,))
+    text = encode(BaselineFile(T4, "m.py", {"test_a": {"": entry}})).decode()
+    (line,) = [line for line in text.splitlines() if "course" in line]  # a reviewer sees one line
+    assert line == f'     "course": {json.dumps(course)},'
+    assert read(text).tests["test_a"][""] == entry
+    old = read(text.replace(f"{line}\n", ""))
+    assert old.tests["test_a"][""].breakdowns[0].course == ()
+
+
 @pytest.mark.parametrize("lines", ["\r\n", "\r"])
 def test_line_ends_of_other_systems_are_read(lines):
     assert read(TEXT.replace("\n", lines)).tests == FILE.tests

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from pytest_gpumem.attribution.timeline import course_of
 from pytest_gpumem.baselines.store import EntryUpdate, UpdateSummary
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.judge.judge import judge
@@ -125,7 +126,10 @@ def breakdown(of, sites=True):
             found.append(Site("", 0, "", "", "", name, size, 3))
     found.sort(key=lambda site: -site.nbytes)
     total = sum(held.values())
-    return Breakdown(held, of.reserved[of.peak] - total, tuple(found) if sites else ())
+    levels = [sum(column) for column in zip(*of.categories.values(), strict=True)]
+    course = course_of(range(len(levels)), [0, *levels])
+    kept = tuple(found) if sites else ()
+    return Breakdown(held, of.reserved[of.peak] - total, kept, course=course)
 
 
 def attribution(**how):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import warnings
@@ -229,3 +230,41 @@ def test_a_baseline_travels_with_its_result(suite):
     out = suite.run("-s").out
     assert "ENTRY test_fits 100" in out
     assert "ENTRY test_too_much None" in out
+
+
+STEPS = """
+import os
+
+@pytest.mark.gpu_memory(card="T4")
+def test_trains():
+    kept = []
+    model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8))).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(3):
+        loss = model(torch.zeros(int(os.environ.get("ROWS", "4096")), 256, device="cuda")).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_the_baselines_course_is_recorded_the_same_each_time_and_drawn(suite, monkeypatch):
+    folders = [f"--gpumem-baseline-dir={name}" for name in ("first", "second")]
+    for option in folders:
+        suite.run("--gpumem-update-baselines", option, source=STEPS)
+    (content,) = suite.baselines("first").values()
+    assert list(suite.baselines("second").values()) == [content]
+    (course,) = re.findall(r'^ +"course": (\[.*\]),$', content, re.MULTILINE)
+    assert len(json.loads(course)) == 40
+    (peak,) = json.loads(content)["tests"]["test_trains"]["peak_allocated"]
+    assert max(json.loads(course)) == peak
+    suite.run(OPTION, folders[0])
+    assert 'class="ghost"' not in page_of(suite).source  # it is the same
+    monkeypatch.setenv("ROWS", "8192")
+    suite.run(OPTION, folders[0])
+    assert page_of(suite).source.count('class="ghost"') == 1
+    path = next((suite.path / "first").rglob("*.json"))
+    path.write_text(re.sub(r'^ +"course": .*\n', "", content, flags=re.MULTILINE))
+    session = suite.run(OPTION, folders[0])
+    assert "1 regressed" in session.out
+    assert 'class="ghost"' not in page_of(suite).source

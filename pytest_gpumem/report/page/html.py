@@ -74,6 +74,8 @@ class DeviceSection(NamedTuple):
     rows: DeviceRows
     drawing: Drawing | None
     legend: tuple[Category, ...]
+    ghost: bool
+    """whether the baseline's line is drawn over it"""
     undrawn: bool
     """whether it has a timeline that is not drawn"""
 
@@ -187,15 +189,18 @@ class Entry(NamedTuple):
         ):
             timeline = attribution.timeline
             if timeline is None or not timeline.reserved:
-                devices.append(DeviceSection(rows, None, (), undrawn=False))
+                devices.append(DeviceSection(rows, None, (), ghost=False, undrawn=False))
                 continue
-            drawing = None
+            drawing, ghost = None, ghost_of(self.result, rows.index)
             if self.drawn:
                 limits = limits_of(self.result, rows.index)
                 refusal = refusal_of(self.result, rows.index)
-                drawing = timeline_svg.draw(timeline, limits, refusal=refusal)
+                drawing = timeline_svg.draw(timeline, limits, refusal=refusal, ghost=ghost)
             legend = tuple(timeline_svg.categories_of(timeline))
-            devices.append(DeviceSection(rows, drawing, legend, undrawn=not self.drawn))
+            shown = self.drawn
+            devices.append(
+                DeviceSection(rows, drawing, legend, ghost=bool(ghost), undrawn=not shown)
+            )
         return devices
 
     @property
@@ -327,6 +332,15 @@ def limits_of(result: Result, device: int) -> list[LimitLine]:
                 LimitLine("baseline", f"baseline's peak {size(row.baseline)}", row.baseline)
             )
     return limits
+
+
+def ghost_of(result: Result, device: int) -> tuple[int, ...]:
+    """Return the baseline's course on a device; none where it is unknown, or the same."""
+    breakdowns, attributions = result.breakdowns_before, _attributions(result)
+    if min(len(breakdowns), len(attributions)) <= device:
+        return ()
+    course = breakdowns[device].course
+    return () if course == attributions[device].breakdown.course else course
 
 
 def refusal_of(result: Result, device: int) -> RefusedRequest | None:

@@ -135,7 +135,10 @@ def draw(
             f"H{round((index + 1) * width, 1):g}"
             for index, nbytes in enumerate(ghost)
         )
-        parts.append(f'<g class="ghost"><path d="{corners}"/></g>')
+        halo = (
+            f'<path class="halo" d="{corners}"/>'  # dark areas lie below it as well as light ones
+        )
+        parts.append(f'<g class="ghost">{halo}<path d="{corners}"/></g>')
     parts.append("</svg>")
     parts += limit_lines(inside, outside, scale, timeline.peak)
     parts += phase_names(timeline.phases, number)
@@ -148,7 +151,10 @@ def draw(
         "allocations and frees, in their order</text>"
     )
     label = describe(timeline)
-    return Drawing("".join(parts), f"0 0 {WIDTH} {HEIGHT}", label, points_json(timeline))
+    if ghost:
+        share = 100 * ghost.index(max(ghost)) / len(ghost)
+        label += f" The baseline had at most {format_size(max(ghost))}, after {share:.0f} %."
+    return Drawing("".join(parts), f"0 0 {WIDTH} {HEIGHT}", label, points_json(timeline, ghost))
 
 
 class _Scale(NamedTuple):
@@ -349,8 +355,11 @@ def refusal_mark(refused: tuple[int, int, str], scale: _Scale) -> str:
     )
 
 
-def points_json(timeline: Timeline) -> str:
-    """Return the points as JSON: of each column the points at which it changes, with its level."""
+def points_json(timeline: Timeline, ghost: Sequence[int] = ()) -> str:
+    """Return the points as JSON: of each column the points at which it changes, with its level.
+
+    The baseline's levels, at equal distances, are in bytes.
+    """
     columns: dict[str, Sequence[int]] = {
         name: timeline.categories[name] for name in categories_of(timeline)
     }
@@ -369,6 +378,7 @@ def points_json(timeline: Timeline) -> str:
         "phases": [[phase.name, phase.start, phase.end] for phase in timeline.phases],
         "lines": timeline.lines,
         "line": changes_of(timeline.line_of),
+        "ghost": list(ghost),
     }
     return json.dumps(document, separators=(",", ":"))
 

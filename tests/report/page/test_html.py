@@ -516,6 +516,35 @@ def test_every_chart_has_the_cards_line_and_the_declared_budgets(parsed):
     assert "baseline's peak 6521.00 MiB" in labels
 
 
+def test_the_baselines_course_is_a_line_over_this_ones():
+    levels = tuple(n * 10 * MIB for n in (1, 2, 3, 4))
+    held = Timeline({"other": levels}, levels, (), 3)
+    assert drawn(held)[0].all("g", class_="ghost") == []
+    drawing, data = drawn(held, ghost=[20 * MIB, 10 * MIB])
+    (group,) = re.findall('<g class="ghost">(.*?)</g>', drawing.source)
+    top = timeline_svg.HEADROOM * 40
+    low, high = (round(1000 * (1 - mib / top)) for mib in (20, 10))
+    assert re.findall(' d="(.*?)"', group) == [f"M0 {low}H2V{high}H4"] * 2  # with its halo
+    assert data["ghost"] == [20 * MIB, 10 * MIB]
+    words = timeline_svg.draw(held, ghost=[10 * MIB, 20 * MIB]).label
+    assert words.endswith(" The baseline had at most 20.00 MiB, after 50 %.")
+
+
+def test_a_section_has_the_ghost_of_its_own_baseline_alone(parsed):
+    for name, number in (
+        ("test_gpt2_step_retains[8]", 1),
+        ("test_gpt2_step", 0),
+        ("test_on_another", 0),
+    ):
+        (one,) = [it for it in sample().results if it.name == f"{MODULE}::{name}"]
+        (part,) = re.findall(
+            rf'<section [^>]*id="{anchor(one)}".*?</section>', parsed.source, re.DOTALL
+        )
+        assert part.count('class="ghost"') == part.count('class="swatch ghost-line"') == number, (
+            name
+        )
+
+
 def test_a_refused_request_is_drawn_where_the_limit_was_passed():
     levels = tuple(n * 10 * MIB for n in (1, 2, 3, 4, 5))
     held = Timeline({"other": levels}, levels, (), 4)
@@ -543,6 +572,7 @@ def test_the_points_are_there_for_the_script():
         "phases": [["forward", 1, 3]],
         "lines": ["a.py:1 in f", "b.py:2"],
         "line": [0, 0, 2, 1, 3, -1],
+        "ghost": [],
     }
     odd = replace(held, reserved=(2049,) * 4)
     assert drawn(odd)[1]["columns"]["other"] == [0, 512, 1, 1024, 3, 0]

@@ -79,10 +79,11 @@
       const source = data.line.length ? data.lines[levelAt(data.line, place)] : undefined;
       const words = [`${place + 1} of ${data.points}`, phase ? phase[0] : "", source ?? ""].filter(Boolean).join(" · ");
       const sums = [["allocated", total], ["reserved", levelAt(data.columns.reserved, place) * data.unit]];
+      if (data.ghost.length) sums.push(["baseline", data.ghost[Math.floor((place + .5) * data.ghost.length / data.points)]]);
       text.textContent = words;
       readout.replaceChildren(text, ...[...sums, ...held].map(([name, bytes]) => {
         const item = make("span", "");
-        const kind = name === "reserved" ? "line" : names.includes(name) ? name.replaceAll(" ", "-") : "";
+        const kind = { reserved: "line", baseline: "ghost-line" }[name] ?? (names.includes(name) ? name.replaceAll(" ", "-") : "");
         if (kind) item.append(make("span", `swatch ${kind}`));
         item.append(`${name} ${sized(bytes)}`);
         return item;
