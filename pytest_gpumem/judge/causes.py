@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.judge.breakdown_diff import category_rows, site_rows
 from pytest_gpumem.judge.verdict import Cause
-from pytest_gpumem.sizes import format_size
+from pytest_gpumem.sizes import MIB, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 MOST_CAUSES: Final = 10
 """causes of one verdict"""
+MOST_HELD: Final = 3
+"""source lines of a peak that is over a limit"""
 LEAST_ALIKE: Final = 0.5
 """of two lines' code, from 0 to 1: from here on one is the other, edited"""
 LEAST_KEPT: Final = 8
@@ -42,6 +44,31 @@ LEAST_LEADING: Final = 4
 """parameters that grew by one part in so many of what follows them are its cause"""
 FOLLOWING: Final = {"gradients", "optimizer state"}
 """categories that have as many bytes as there are parameters: these come first"""
+
+
+@dataclass(frozen=True)
+class HeldLine:
+    """A source line that holds much of a peak."""
+
+    site: Site
+    reasons: tuple[str, ...]
+    """clauses on what keeps its blocks"""
+
+
+def largest_lines(attribution: Attribution) -> list[HeldLine]:
+    """Return the source lines that hold most of a peak, the largest first."""
+    sites = sorted(attribution.breakdown.sites, key=lambda site: -site.nbytes)[:MOST_HELD]
+    return [
+        HeldLine(
+            site,
+            tuple(
+                keeper_reason(keeper, site.nbytes)
+                for keeper in keepers_of(site, attribution.keepers, site.nbytes)
+            ),
+        )
+        for site in sites
+        if site.nbytes >= MIB
+    ]
 
 
 @dataclass(frozen=True)
@@ -160,27 +187,38 @@ def _parameters_first(rows: list[BreakdownRow]) -> list[BreakdownRow]:
 def _cause(row: BreakdownRow, keepers: Sequence[Keeper]) -> Cause:
     site = row.site
     assert site is not None  # noqa: S101 - for the type checker: it is a row of sites
-    place = site.path, site.line, site.category
     growth = row.difference or 0
-    own = tuple(
-        keeper
-        for keeper in keepers
-        if (keeper.path, keeper.line, keeper.category) == place
-        and keeper.nbytes * LEAST_KEPT >= growth
-    )
+    own = keepers_of(site, keepers, growth)
     return Cause(
         nbytes=growth,
         category=site.category,
         site=site,
         baseline_blocks=row.baseline_blocks,
         keepers=own,
-        reasons=tuple(_keeper_reason(keeper, growth) for keeper in own),
+        reasons=tuple(keeper_reason(keeper, growth) for keeper in own),
     )
 
 
-def _keeper_reason(keeper: Keeper, growth: int) -> str:
-    """Return what keeps blocks, with its bytes where these are not nearly all of the growth."""
-    part = f"{format_size(keeper.nbytes)} " if keeper.nbytes * 10 < growth * 9 else ""
+def keepers_of(site: Site, keepers: Iterable[Keeper], nbytes: int) -> tuple[Keeper, ...]:
+    """Return the keepers of a source line's blocks that are worth telling.
+
+    Args:
+        site: the source line.
+        keepers: of blocks of any line.
+        nbytes: of the line that are to be explained.
+    """
+    place = site.path, site.line, site.category
+    return tuple(
+        keeper
+        for keeper in keepers
+        if (keeper.path, keeper.line, keeper.category) == place
+        and keeper.nbytes * LEAST_KEPT >= nbytes
+    )
+
+
+def keeper_reason(keeper: Keeper, nbytes: int) -> str:
+    """Return a keeper in words, with its bytes where these are not nearly all of a line's."""
+    part = f"{format_size(keeper.nbytes)} " if keeper.nbytes * 10 < nbytes * 9 else ""
     return f"{part}kept by {keeper.text}{_steps_text(keeper.steps)}"
 
 

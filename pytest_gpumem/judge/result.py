@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.judge.causes import growth_causes
+from pytest_gpumem.judge.causes import HeldLine, growth_causes, largest_lines
 from pytest_gpumem.judge.verdict import WORDS, Comparison, Kind, Verdict, beyond_tolerance
 from pytest_gpumem.measurement import BaselineEntry, Breakdown, Measurement, Peak
 from pytest_gpumem.nodeids import module_of
@@ -129,6 +129,26 @@ class Result:
         """The baseline's breakdowns, one a device; none where it was not compared."""
         entry = self.baseline_entry  # it may be of another batch size, and then is not compared
         return entry.breakdowns if entry is not None and self.leading_comparison is not None else ()
+
+    @property
+    def device_over_limit(self) -> int | None:
+        """The device whose limit the test did not keep; None where it kept all."""
+        oom = self.measurement.out_of_memory if self.measurement else None
+        if oom is not None:
+            return oom.device_index
+        if self.verdict.kind is not Kind.OVER_BUDGET:
+            return None
+        rows = (row for row in self.verdict.comparisons if row.budget is not None)
+        return next((row.device for row in rows if row.measured > (row.budget or 0)), 0)
+
+    @property
+    def held_lines(self) -> list[HeldLine]:
+        """The lines that hold most of a peak that is over a limit; none without attribution."""
+        device = self.device_over_limit
+        attributions = self.measurement.attributions if self.measurement else ()
+        if device is None or len(attributions) <= device:
+            return []
+        return largest_lines(attributions[device])
 
     @property
     def leading_comparison(self) -> Comparison | None:

@@ -356,6 +356,7 @@ class MemorySession:
             run.notes.append(f"the test raised it as {shown_error(error)}")
         part, spec, measurement = run.short_measurement(shortage, record)
         recording: Recording | None = None
+        explanations: Explanations | None = None
         hints: list[str] = []
         if not debugging:
             # Once more without limits: that shows how much it needs, and where its peak comes from.
@@ -381,6 +382,11 @@ class MemorySession:
                 hints = advice(self.runner, item, needed, error, batch_norm=batch_norm)
         measurement = replace(measurement, hints=(*hints, *measurement.hints))
         result = self._judged(item, run, part, spec, item.measured(part, measurement))
+        if explanations is not None and self.keepers.add_keepers(
+            item, run.spec, [result], explanations
+        ):
+            known = explanations.with_keepers(part, result.measurement or measurement)
+            result = replace(result, measurement=known)
         if recording is None:
             recording = run.meter.recording()
         return self.explainer.follow_up(item, run, [result], recording, uncapped=True)

@@ -159,18 +159,6 @@ def cause_lines(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def largest_sites(result: Result, number: int) -> list[Site]:
-    """Return the source lines that hold most of a peak; nothing without an attribution."""
-    measurement = result.measurement
-    if measurement is None or not measurement.attributions:
-        return []
-    oom = measurement.out_of_memory
-    device = oom.device_index if oom else 0
-    device = device if device < len(measurement.attributions) else 0
-    sites = measurement.attributions[device].breakdown.sites
-    return sorted(sites, key=lambda site: -site.nbytes)[:number]
-
-
 def code_words(site: Site) -> tuple[str, ...]:
     """Return a source line with its code, first with its function: for where that has room.
 

@@ -32,7 +32,7 @@ class SavedReport:
     """A report as a file has it."""
 
     report: Report
-    """without timelines, which files do not have"""
+    """without timelines and courses, which files do not have"""
     created: str
     """when it was written: "2026-11-21T15:06:07Z" """
     gpumem: str = __version__
@@ -47,7 +47,7 @@ class SavedReport:
 def dumps(report: Report, *, created: str, gpumem: str = __version__) -> str:
     """Return a report as JSON: every result is a line, for ``grep`` and for a diff.
 
-    Timelines are left out: they are drawings' data, and megabytes.
+    Timelines and courses are left out: they are drawings' data, and megabytes.
 
     Args:
         report: the session's.

@@ -136,6 +136,11 @@ def _failures(failures: Sequence[Result], limits: _Limits) -> Iterator[str]:
             if cause.site is not None
             for reason in cause.reasons
         ]
+        lines += [
+            f"- {code(code_words(line.site)[0])}: {prose(reason)}"
+            for line in result.held_lines
+            for reason in line.reasons
+        ]
         lines += [f"- note: {prose(note)}" for note in verdict.notes]
         lines += [f"- hint: {prose(hint)}" for hint in hints_of(result)]
         lines += [f"- snapshot: {code(result.snapshot)}"] if result.snapshot else []

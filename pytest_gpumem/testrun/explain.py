@@ -206,6 +206,12 @@ class Explanations:
         attributions[device] = replace(attributions[device], keepers=keepers)
         self._attributions[part] = tuple(attributions)
 
+    def with_keepers(self, part: str, measurement: Measurement) -> Measurement:
+        """Return a part's measurement with the keepers that were added since it was explained."""
+        if not measurement.attributions:
+            return measurement
+        return replace(measurement, attributions=self._attributions[part])
+
     def useless(self, reason: str) -> None:
         """Note that a recording explains nothing, and why."""
         self._obstacle = reason

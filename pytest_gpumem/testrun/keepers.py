@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.attribution.keepers import KeeperSearch
 from pytest_gpumem.judge.breakdown_diff import extra_blocks
 from pytest_gpumem.judge.verdict import Kind, beyond_tolerance
+from pytest_gpumem.measurement import LineKey
 from pytest_gpumem.torchrun_env import current_rank
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 ALIKE: Final = 3
 """tests in turn with one first cause and the same keepers: after these the next ones with that
 cause, which are told as one, are not run once more"""
+
+_SEARCHED: Final = {Kind.REGRESSED, Kind.OVER_BUDGET, Kind.OUT_OF_MEMORY}
 
 
 class KeeperFinder:
@@ -38,7 +42,10 @@ class KeeperFinder:
         results: Sequence[Result],
         explanations: Explanations,
     ) -> bool:
-        """Run a test once more where its peak grew; return whether keepers were found.
+        """Run a test once more where its peak is too high; return whether keepers were found.
+
+        Of a peak that grew the blocks count that the baseline had not, of one over a limit those of
+        the largest source lines.
 
         Args:
             item: the test.
@@ -51,24 +58,37 @@ class KeeperFinder:
             return False
         for result in sorted(results, key=lambda result: bool(result.part)):
             scenes = explanations.scenes.get(result.part, ())
-            verdict = result.verdict
-            if verdict.kind is not Kind.REGRESSED or not verdict.failed or not verdict.causes:
+            verdict, baselines = result.verdict, result.breakdowns_before
+            if not verdict.failed or verdict.kind not in _SEARCHED or verdict.beside:
                 continue
-            device = beyond_tolerance(verdict.comparisons)[0].device
-            baselines = result.breakdowns_before
-            if min(len(scenes), len(baselines)) <= device:
+            grown = verdict.kind is Kind.REGRESSED
+            far = beyond_tolerance(verdict.comparisons)
+            device = far[0].device if grown else result.device_over_limit
+            if device is None or len(scenes) <= device:
                 continue
-            site = verdict.causes[0].site
-            key = site and (site.path, site.function, site.code, site.category)
+            scene = scenes[device]
+            if grown:
+                if not verdict.causes or len(baselines) <= device:
+                    continue
+                site = verdict.causes[0].site
+                extra = extra_blocks(scene.breakdown, baselines[device])
+            else:
+                sites = [line.site for line in result.held_lines]
+                site = next(iter(sites), None)
+                extra = Counter[LineKey]()
+                for held in sites:
+                    extra[held.path, held.function, held.code] += held.blocks
+            key = site and (verdict.kind, site.path, site.function, site.code, site.category)
             alike = self._names.setdefault(key, [])[-ALIKE:]
             if len(alike) == ALIKE and len(set(alike)) == 1:
                 return False
-            scene = scenes[device]
-            extra = extra_blocks(scene.breakdown, baselines[device])
             search = KeeperSearch(scene, extra, self._runner.root)
             if not search.has_candidates:
                 return False
-            with self._runner.again(item, record=True, at_moment=search.at_moment) as attempt:
+            uncapped = verdict.kind is Kind.OUT_OF_MEMORY
+            with self._runner.again(
+                item, record=True, uncapped=uncapped, at_moment=search.at_moment
+            ) as attempt:
                 keepers = search.keepers() if attempt.passed else ()
             self._names[key].append(frozenset(keeper.name for keeper in keepers))
             explanations.add_keepers(result.part, device, keepers)

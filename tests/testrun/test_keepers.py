@@ -181,3 +181,63 @@ def test_what_keeps_the_blocks_is_named_and_no_figure_changes(suite, monkeypatch
     unsearched = suite.run()
     assert "kept by" not in unsearched.out
     assert unsearched.figures() == session.figures()
+
+
+OVER_LIMITS = """\
+import pytest, torch
+
+LOG = []
+
+
+@pytest.fixture(autouse=True)
+def cleared():
+    yield
+    LOG.clear()
+
+
+def work(number):
+    model = torch.nn.Linear(64, 16384).cuda()
+    for _ in range(number):
+        out = model(torch.zeros(64, 64, device="cuda"))
+        LOG.append(out.detach() + 1)
+        del out
+
+
+@pytest.mark.gpu_memory(max_memory="40 MiB")
+def test_refused():
+    work(12)
+
+
+@pytest.mark.gpu_memory(max_allocated="30 MiB")
+def test_over():
+    work(8)
+
+
+@pytest.mark.gpu_memory
+def test_part(gpu_memory):
+    with gpu_memory.measure("train", max_allocated="30 MiB"):
+        work(8)
+"""
+
+
+def test_who_keeps_the_blocks_is_told_where_a_limit_was_met(suite, monkeypatch):
+    options = ("--gpumem-html=a.html", "--gpumem-markdown=a.md", "-v")
+    session = suite.run(*options, source=OVER_LIMITS)
+    assert session.verdicts()["test_refused"] == "out of memory"
+    for name, number in (("refused", 12), ("over", 8), ("part", 8)):
+        # The last block of the line is not in the list at the peak.
+        words = f"kept by global variable LOG of test_it.py (list of {number - 1})"
+        (text,) = re.findall(
+            rf"^_+ test_{name} _+$(.*?)^(?:_+ test|=)", session.out, re.MULTILINE | re.DOTALL
+        )
+        share = f"{4 * number - 4}.00 MiB " if number < 10 else ""
+        assert f"kept: test_it.py:21 (work): {share}{words}" in " ".join(text.split())
+        for report in ("a.html", "a.md"):
+            told = (suite.path / report).read_text().replace("\\", "")  # Markdown escapes
+            assert words in " ".join(told.split())
+    brief = suite.run()
+    assert brief.out.count("kept by global variable LOG of test_it.py") == 3
+    monkeypatch.setattr(KeeperFinder, "add_keepers", lambda *_: False)
+    unsearched = suite.run()
+    assert "kept by" not in unsearched.out
+    assert unsearched.figures() == session.figures() == brief.figures()

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
+    from pytest_gpumem.judge.causes import HeldLine
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.judge.verdict import Comparison
     from pytest_gpumem.measurement import Attribution, Category, Stayed
@@ -114,8 +115,17 @@ class Entry(NamedTuple):
         causes = self.result.verdict.causes
         if causes and causes[0].reasons:
             return causes[0].reasons[0]
+        reasons = [reason for line in self.result.held_lines for reason in line.reasons]
+        if reasons:
+            return reasons[0]
         stayed = self.result.measurement.stayed if self.result.measurement else None
         return f"held by {stayed.holders[0].text}" if stayed and stayed.holders else ""
+
+    @property
+    def held(self) -> list[HeldLine]:
+        """The largest lines of a peak over a limit, if it is known what keeps their blocks."""
+        lines = self.result.held_lines
+        return lines if any(line.reasons for line in lines) else []
 
     @property
     def group(self) -> str:

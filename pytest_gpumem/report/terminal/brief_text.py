@@ -13,9 +13,9 @@ from pytest_gpumem.attribution.snapshots import VIEWER
 from pytest_gpumem.judge.breakdown_diff import site_name
 from pytest_gpumem.judge.result import hints_of
 from pytest_gpumem.judge.verdict import Kind, beyond_tolerance
-from pytest_gpumem.report.causes import code_words, largest_sites, shared_causes
+from pytest_gpumem.report.causes import code_words, shared_causes
 from pytest_gpumem.report.text import columns, encodable, printable, wrapped
-from pytest_gpumem.sizes import MIB, format_size
+from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -151,8 +151,11 @@ def _cause_lines(result: Result, width: int) -> list[str]:
     if kind in HINTED:
         oom = measurement.out_of_memory if measurement else None
         request = [f"  asked for at {printable(oom.site)}"] if oom is not None and oom.site else []
-        large = [site for site in largest_sites(result, MOST_SITES) if site.nbytes >= MIB]
-        rows = [(format_size(site.nbytes), site.category, code_words(site), ()) for site in large]
+        rows = [
+            (format_size(site.nbytes), site.category, code_words(site), line.reasons)
+            for line in result.held_lines
+            for site in (line.site,)
+        ]
         return [*request, *_amount_lines(rows, width)]
     sites = measurement.stayed.sites if measurement and measurement.stayed else ()
     if len(sites) < 2:  # noqa: PLR2004 - the headline names the only one

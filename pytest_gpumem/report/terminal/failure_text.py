@@ -94,6 +94,11 @@ def failure_section(
         if cause.site is not None
         for reason in cause.reasons
     ]
+    lines += [
+        wrapped("kept: ", f"{site_name(line.site)}: {reason}", width)
+        for line in result.held_lines
+        for reason in line.reasons
+    ]
     lines += [wrapped("note: ", note, width) for note in notes]
     lines += [wrapped("hint: ", hint, width) for hint in hints]
     if result.snapshot:
