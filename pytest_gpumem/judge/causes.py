@@ -52,7 +52,7 @@ class HeldLine:
 
     site: Site
     reasons: tuple[str, ...]
-    """clauses on what keeps its blocks"""
+    """clauses on the keepers of its blocks"""
 
 
 def largest_lines(attribution: Attribution) -> list[HeldLine]:

@@ -123,7 +123,7 @@ class Entry(NamedTuple):
 
     @property
     def held(self) -> list[HeldLine]:
-        """The largest lines of a peak over a limit, if it is known what keeps their blocks."""
+        """The largest lines of a peak over a limit, where keepers of their blocks are known."""
         lines = self.result.held_lines
         return lines if any(line.reasons for line in lines) else []
 
