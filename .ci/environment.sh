@@ -13,6 +13,7 @@ env_log=$venv/setup.log
 
 # Whatever lies around outside .venv must not be found.
 unset PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX
+unset PYTHONDONTWRITEBYTECODE # or every process compiles the package, the plugins and the tests anew
 export PYTHONNOUSERSITE=1
 
 env_sha256() {

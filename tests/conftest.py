@@ -14,9 +14,11 @@ import pkgutil
 import sys
 
 import pytest
+from helpers import installed_packages
 from helpers.hidden_heap import hide_objects
 from helpers.suites import Suite
 from helpers.virtual_gpu import CARD_80GIB, opened, virtual_device
+from helpers.warm import SHARED, warm_python
 
 import pytest_gpumem
 from pytest_gpumem.cli import main
@@ -38,6 +40,9 @@ def pytest_configure(config):
     # Inner sessions are those of a desk: in CI tests without a baseline fail. Fixtures of every
     # scope have to see that.
     os.environ.pop("CI", None)
+    installed_packages.read_once()
+    if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
+        os.environ[SHARED] = warm_python()
     keep_no_plans()  # tests of several cards take turns in a process
     if config.getoption("gpumem_device", None) != "cuda":
         try:
@@ -47,6 +52,17 @@ def pytest_configure(config):
 
 
 OBSTACLE = pytest.StashKey[str]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop():
+    """Let nothing that a test runs write bytecode; what was imported until now has written its own.
+
+    Python takes a module's bytecode for that of its source by the second and the size: a test that
+    writes a module twice would import the first one again.
+    """
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 
 @pytest.hookimpl(wrapper=True)

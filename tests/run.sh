@@ -4,9 +4,13 @@ set -euo pipefail
 . "$(dirname -- "${BASH_SOURCE[0]}")/../.ci/environment.sh"
 cd "$root"
 
+# One worker more than there are cores: each waits a part of its time, for processes that its tests start.
 # A worker holds a torch of its own, about 1 GB: no more than eight.
 workers=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
+[ "$workers" -gt 1 ] && workers=$((workers + 1)) || workers=0
 [ "$workers" -le 8 ] || workers=8
-[ "$workers" -gt 1 ] || workers=0
+
+# Interpreters that tests start write no bytecode (tests/conftest.py), and read this.
+"$venv/bin/python" -m compileall -q pytest_gpumem tests/helpers || true
 
 exec "$venv/bin/pytest" -o testpaths=tests -n "$workers" "$@"

@@ -103,13 +103,14 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def run_apart(gpumem, tmp_path):
-    """Run ``gpumem run`` in a new interpreter, whose children are new ones as well."""
+    """Run ``gpumem run`` in a process of its own, whose children are new interpreters."""
     (tmp_path / "child.py").write_text(CHILD, encoding="utf-8")
     (tmp_path / "parent.py").write_text(PARENT, encoding="utf-8")
     (tmp_path / "sitecustomize.py").write_text('print("here as well")', encoding="utf-8")
 
-    def run(*arguments, **variables):
-        command = [sys.executable, "-m", "pytest_gpumem.cli.main", "run", "--card=T4", *arguments]
+    def run(*arguments, new=False, **variables):
+        python = sys.executable if new else warm_python()
+        command = [python, "-m", "pytest_gpumem.cli.main", "run", "--card=T4", *arguments]
         ended = subprocess.run(
             command,
             cwd=tmp_path,
@@ -130,7 +131,8 @@ def test_run_of_a_launcher_tells_the_peaks_of_each_rank(run_apart):
 
     Each rank has a GPU of its own without ``--devices``, and DDP takes them as users write it.
     """
-    text, _ = run_apart("torchrun", "--standalone", "--nproc-per-node=2", "child.py", "ddp")
+    launcher = ("torchrun", "--standalone", "--nproc-per-node=2")  # found beside this Python
+    text, _ = run_apart(*launcher, "child.py", "ddp", new=True)
     assert re.search(r"process device peak allocated peak reserved of [\d.]+ GiB", text)
     assert "rank 0 (pid N) cuda:0 40.00 MiB 40.00 MiB 0%" in text
     assert "rank 1 (pid N) cuda:0 80.00 MiB 80.00 MiB 1%" in text
@@ -139,7 +141,7 @@ def test_run_of_a_launcher_tells_the_peaks_of_each_rank(run_apart):
 
 
 def test_run_tells_the_peaks_of_child_processes(run_apart, tmp_path):
-    text, out = run_apart("parent.py", PYTHONPATH=str(tmp_path))
+    text, out = run_apart("parent.py", new=True, PYTHONPATH=str(tmp_path))
     assert "child.py (pid N) cuda:0 40.00 MiB 40.00 MiB 0%" in text
     assert out.count("here as well") == 2
     text, _ = run_apart("parent.py", "spawn")

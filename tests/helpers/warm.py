@@ -23,15 +23,22 @@ HANGS = 900
 """seconds after which a process is taken to hang: no test is to fail on a busy machine"""
 
 
+SHARED = "WARM_PYTHON"
+"""the variable by which the workers of a run have one warm process, their controller's"""
+
+
 @functools.cache
 def warm_python() -> str:
     """Return the path of the interpreter; the first call of a process starts the warm process."""
+    if SHARED in os.environ:
+        return os.environ[SHARED]
     folder = Path(tempfile.mkdtemp(prefix="warm-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     paths = [str(ROOT), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {name: value for name, value in os.environ.items() if name[:7] != "PYTEST_"}
     # numpy's OpenBLAS starts no threads then: a process that forks is to have none
     environment |= {"PYTHONPATH": os.pathsep.join(paths), "OPENBLAS_NUM_THREADS": "1"}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # as tests/conftest.py sets it
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(
             [sys.executable, SERVER, folder],

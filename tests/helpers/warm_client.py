@@ -55,6 +55,7 @@ def main(address, python, server_environment, read_at_load):
     arguments, environment = sys.argv[1:], dict(os.environ)
     if not forkable(arguments, environment, server_environment, read_at_load):
         os.execv(python, [python, *arguments])
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # until it is known whom to pass them on to
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
         data = request(arguments, environment)
@@ -62,9 +63,10 @@ def main(address, python, server_environment, read_at_load):
         connection.sendall(data[sent:])
         process = received(connection)
         if process is None:
-            sys.exit("the warm process has ended")
+            sys.exit(f"the warm process has ended; its log is {os.path.dirname(address)}/log")  # noqa: PTH120 - likewise
         for number in FORWARDED:
             signal.signal(number, lambda number, _frame: os.kill(process, number))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         for stream in (0, 1, 2):  # or a pipe would not end before this process does
             os.close(stream)
         status = received(connection)

@@ -2,15 +2,18 @@
 
 A program, started by warm.py: ``python warm_server.py FOLDER``. In the folder it makes ``python``,
 an executable that does what the interpreter does (warm_client.py says when not), in a process of
-its own that was forked from this one. It prints that path, and ends when its standard input does.
+its own that was forked from this one. It prints that path, imports what it has to once that is
+run, and ends when its standard input does.
 """
 
 import atexit
 import contextlib
 import gc
 import io
+import multiprocessing.process
 import os
 import runpy
+import select
 import selectors
 import signal
 import socket
@@ -20,6 +23,7 @@ import threading
 import types
 from pathlib import Path
 
+from helpers import installed_packages
 from helpers.hidden_heap import hide_objects
 
 READ_AT_LOAD = (
@@ -55,9 +59,6 @@ def warm_up(folder):
     """Import what sessions need, by a session that collects a file."""
     import pytest
 
-    output = os.dup(1)
-    os.dup2(2, 1)
-
     (folder / "test_warm_up.py").write_text(WARM_UP, encoding="utf-8")
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     path, before = list(sys.path), Path.cwd()
@@ -71,8 +72,6 @@ def warm_up(folder):
     sys.modules.pop("test_warm_up", None)
     if status != pytest.ExitCode.NO_TESTS_COLLECTED or "torch" not in sys.modules:
         sys.exit(f"the warm-up session ended with {status!r}")
-    os.dup2(output, 1)
-    os.close(output)
     # or each collection in a fork goes through, and copies, all of torch's objects
     if not hide_objects():
         gc.collect()
@@ -99,11 +98,9 @@ class Request:
 class Server:
     """Accepts clients, forks for each, and tells it how its process ended."""
 
-    def __init__(self, address):
+    def __init__(self, listener):
         self.processes = {}
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(address)
-        self.listener.listen(64)
+        self.listener = listener
         self.selector = selectors.DefaultSelector()
         self.wake_up, self.waker = os.pipe()
         for descriptor in (self.wake_up, self.waker):
@@ -211,6 +208,7 @@ def become(request, python):
     take_streams(request.streams, unbuffered=unbuffered)
     os.dup2(2, saved_stderr())
     os.chdir(request.folder)
+    multiprocessing.process.ORIGINAL_DIR = request.folder  # by which children find the program
     os.environ.clear()
     os.environ.update(request.environment)
     sys.executable = python  # processes that this one starts are forked as well
@@ -271,8 +269,9 @@ def main(folder):
     """Serve; return the interpreter's stand-in and a request, in a forked process."""
     address, python = str(folder / "socket"), folder / "python"
     server_environment = {k: v for k, v in os.environ.items() if k != STARTED_WITH}
-    warm_up(folder)
-    server = Server(address)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen(64)
     client = Path(__file__).with_name("warm_client.py").read_text(encoding="utf-8")
     known = {k: v for k, v in server_environment.items() if k.startswith(READ_AT_LOAD)}
     call = f"main({address!r}, {sys.executable!r}, {known!r}, {READ_AT_LOAD!r})"
@@ -280,7 +279,11 @@ def main(folder):
     python.chmod(0o700)
     os.write(1, os.fsencode(python) + b"\n")
     os.dup2(2, 1)  # the starter's pipe ends
-    return server.serve(), str(python)
+    if listener not in select.select([0, listener], [], [])[0]:
+        sys.exit()  # nobody has run it
+    installed_packages.read_once()
+    warm_up(folder)
+    return Server(listener).serve(), str(python)
 
 
 if __name__ == "__main__":

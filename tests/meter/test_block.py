@@ -160,6 +160,7 @@ def test_a_program_measures_on_a_virtual_gpu():
         """,
         card="l4",
         devices=2,
+        warm=True,
     )
     assert text.split() == ["4000256", "20971520", "L4"]
 

@@ -6,6 +6,7 @@ not matter. benchmarks/scale.py measures.
 
 from __future__ import annotations
 
+import cProfile
 import sys
 
 import pytest
@@ -30,19 +31,9 @@ FEW, MANY = 1000, 10_000
 
 def calls(function, *args):
     """Return how many calls a function makes."""
-    count = 0
-
-    def counted(_frame, event, _arg):
-        nonlocal count
-        count += event in {"call", "c_call"}
-
-    before = sys.getprofile()
-    sys.setprofile(counted)
-    try:
-        function(*args)
-    finally:
-        sys.setprofile(before)
-    return count
+    profile = cProfile.Profile()
+    profile.runcall(function, *args)
+    return sum(entry.callcount for entry in profile.getstats())
 
 
 def gathered(results):

@@ -162,8 +162,8 @@ def test_the_first_card_of_a_process_leaves_nothing_behind():
         device.close()
     print(*peaks)
     """
-    alone = child(code, card=None, args=["T4"])
-    assert child(code, card=None, args=["H100", "T4"]) == alone
+    alone = child(code, card=None, args=["T4"], warm=True)
+    assert child(code, card=None, args=["H100", "T4"], warm=True) == alone
 
 
 def test_a_card_that_cannot_be_had_leaves_the_last_one(monkeypatch):

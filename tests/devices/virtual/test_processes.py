@@ -2,6 +2,7 @@
 
 import subprocess
 
+import pytest
 from helpers.virtual_gpu import child, run_python
 from helpers.warm import HANGS, warm_python
 
@@ -18,14 +19,23 @@ def show():
 """
 
 
-def test_expandable_segments_grow_and_shrink_in_units_of_their_own():
-    """20 MiB for large requests; cuMemCreate is charged as cudaMalloc is."""
-    text = child(
-        SHOW
-        + """
-from pytest_gpumem.devices.virtual.device import VirtualDevice
+def parts(program, **more):
+    """Run a program whose parts print their names behind dashes; return each one's lines."""
+    sections = child(SHOW + program, **more).split("-- ")[1:]
+    return {section.partition("\n")[0]: section.splitlines()[1:] for section in sections}
 
-account = VirtualDevice.loaded().library.account
+
+@pytest.fixture(scope="module")
+def expandable():
+    """The lines of each part of a program with expandable segments."""
+    return parts(
+        """
+from pytest_gpumem.devices.virtual.device import VirtualDevice
+from pytest_gpumem.meter.meter import Meter
+
+print("-- segments")
+device = VirtualDevice.loaded()
+account = device.library.account
 one = tensor(30); show()
 two = tensor(50); show()
 del one; show()
@@ -39,10 +49,40 @@ try:
 except torch.OutOfMemoryError:
     print("out of memory")
 four = tensor(70 << 10); print(torch.cuda.memory_reserved() >> 30)
+del four; torch.cuda.empty_cache()
+
+print("-- rooms")
+MIB = 1 << 20
+
+def bytes_of(size):
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+def figures():
+    meter = Meter(device, device.open(device.card, 1), 1)
+    meter.start()
+    sizes = (700, 12 * MIB, 5 * MIB, 600_000, 88 * MIB, 30 * MIB)
+    held = [bytes_of(size) for size in sizes]
+    peak = meter.result().peaks[0]
+    meter.stop()
+    return peak
+
+print(figures())
+left = [bytes_of(8 * MIB), bytes_of(300)]
+print(figures())
+
+print("-- sharing")
+try:
+    torch.zeros(5, device="cuda").untyped_storage()._share_cuda_()
+except RuntimeError:
+    print(device.trouble())
 """,
         PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True",
     )
-    lines = text.splitlines()
+
+
+def test_expandable_segments_grow_and_shrink_in_units_of_their_own(expandable):
+    """20 MiB for large requests; cuMemCreate is charged as cudaMalloc is."""
+    lines = expandable["segments"]
     assert lines[0] == "30 40"
     assert lines[1] == "80 80"
     assert lines[2] == "50 80"
@@ -50,6 +90,17 @@ four = tensor(70 << 10); print(torch.cuda.memory_reserved() >> 30)
     assert lines[4] == "80"
     assert lines[5:7] == ["0 0", "0"]
     assert lines[7:] == ["out of memory", "70"]
+
+
+def test_rooms_in_expandable_segments_are_filled_as_well(expandable):
+    alone, beside = expandable["rooms"]
+    assert alone == beside
+    assert "Peak(" in alone
+
+
+def test_sharing_an_expandable_segment_is_refused_by_name(expandable):
+    (trouble,) = expandable["sharing"]
+    assert "does not support cuMemExportToShareableHandle" in trouble
 
 
 def test_other_settings_of_the_allocator_are_pytorchs_own():
@@ -70,13 +121,14 @@ small = tensor(30); show()
 ASYNC = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}
 
 
-def test_cuda_malloc_async_has_an_allocator_of_cudas_own():
-    """It keeps what was freed, in units of 32 MiB; sizes are rounded up to 512 bytes."""
-    text = child(
-        SHOW
-        + """
+@pytest.fixture(scope="module")
+def malloc_async():
+    """The lines of each part of a program over cudaMallocAsync."""
+    return parts(
+        """
 from pytest_gpumem.devices.virtual.device import VirtualDevice
 
+print("-- allocator")
 print(torch.cuda.get_allocator_backend())
 one, small = tensor(33), torch.empty(1, device="cuda"); show()
 print(torch.cuda.memory_allocated() & 0xFFFFF)
@@ -89,18 +141,9 @@ stats = torch.cuda.memory_stats()
 print(stats["active_bytes.all.current"], stats["num_alloc_retries"])
 print(VirtualDevice.loaded().library.account(0).charged >> 20)
 print(VirtualDevice.loaded().library.unsupported())
-""",
-        **ASYNC,
-    )
-    assert text.splitlines() == [
-        "cudaMallocAsync", "33 64", "512", "0 64", "33 64", "512 64", "0 2", "512 0", "2", "{}",
-    ]  # fmt: skip
+del small; torch.cuda.empty_cache()
 
-
-def test_cuda_malloc_async_runs_out_of_memory_and_keeps_to_its_fraction():
-    text = child(
-        SHOW
-        + """
+print("-- fraction")
 for fraction in (1.0, 0.5):
     torch.cuda.set_per_process_memory_fraction(fraction)
     kept = []
@@ -109,46 +152,49 @@ for fraction in (1.0, 0.5):
             kept.append(tensor(1 << 10))
     except torch.OutOfMemoryError:
         print(len(kept))
+del kept; torch.cuda.empty_cache(); torch.cuda.set_per_process_memory_fraction(1.0)
+
+print("-- training")
+model = torch.nn.Linear(1000, 1000).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(2):
+    model(torch.randn(100, 1000, device="cuda")).sum().backward()
+    optimizer.step()
+held = sum(p.numel() for p in model.parameters()) * 4 * 4  # weights, gradients, 2 states
+workspaces = torch._C._cuda_clearCublasWorkspaces()
+torch.cuda.synchronize()
+print(0 <= torch.cuda.memory_allocated() - held < 1 << 20)
+
+print("-- measurement")
+try:
+    with pytest_gpumem.measure():
+        pass
+except pytest_gpumem.DeviceError as error:
+    print(error)
 """,
         card="T4",
         **ASYNC,
     )
-    assert text.splitlines() == ["14", "7"]
 
 
-def test_a_step_trains_with_cuda_malloc_async():
-    text = child(
-        """
-        import torch
-
-        model = torch.nn.Linear(1000, 1000).cuda()
-        optimizer = torch.optim.Adam(model.parameters())
-        for _ in range(2):
-            model(torch.randn(100, 1000, device="cuda")).sum().backward()
-            optimizer.step()
-        held = sum(p.numel() for p in model.parameters()) * 4 * 4  # weights, gradients, 2 states
-        workspaces = torch._C._cuda_clearCublasWorkspaces()
-        torch.cuda.synchronize()
-        print(0 <= torch.cuda.memory_allocated() - held < 1 << 20)
-        """,
-        **ASYNC,
-    )
-    assert text == "True\n"
+def test_cuda_malloc_async_has_an_allocator_of_cudas_own(malloc_async):
+    """It keeps what was freed, in units of 32 MiB; sizes are rounded up to 512 bytes."""
+    assert malloc_async["allocator"] == [
+        "cudaMallocAsync", "33 64", "512", "0 64", "33 64", "512 64", "0 2", "512 0", "2", "{}",
+    ]  # fmt: skip
 
 
-def test_a_measurement_of_another_allocator_is_refused_by_name():
-    done = run_python(
-        """
-        import pytest_gpumem
+def test_cuda_malloc_async_runs_out_of_memory_and_keeps_to_its_fraction(malloc_async):
+    assert malloc_async["fraction"] == ["14", "7"]
 
-        pytest_gpumem.use_virtual_gpu("T4")
-        with pytest_gpumem.measure():
-            pass
-        """,
-        **ASYNC,
-    )
-    assert done.returncode != 0
-    assert "DeviceError: PyTorch's allocator cudaMallocAsync: a measurement needs" in done.stderr
+
+def test_a_step_trains_with_cuda_malloc_async(malloc_async):
+    assert malloc_async["training"] == ["True"]
+
+
+def test_a_measurement_of_another_allocator_is_refused_by_name(malloc_async):
+    message = " ".join(malloc_async["measurement"])
+    assert message.startswith("PyTorch's allocator cudaMallocAsync: a measurement needs")
 
 
 def test_a_measurement_without_the_caching_allocator_is_refused_by_name():
@@ -164,45 +210,6 @@ def test_a_measurement_without_the_caching_allocator_is_refused_by_name():
     )
     assert done.returncode != 0
     assert "DeviceError: PYTORCH_NO_CUDA_MEMORY_CACHING" in done.stderr
-
-
-EXPANDABLE = """
-import torch
-import pytest_gpumem
-
-pytest_gpumem.use_virtual_gpu("H100")
-from pytest_gpumem.devices.virtual.device import VirtualDevice
-from pytest_gpumem.meter.meter import Meter
-
-MIB = 1 << 20
-device = VirtualDevice.loaded()
-
-
-def tensor(size):
-    return torch.empty(size, dtype=torch.uint8, device="cuda")
-
-
-def figures():
-    meter = Meter(device, device.open(device.card, 1), 1)
-    meter.start()
-    held = [tensor(size) for size in (700, 12 * MIB, 5 * MIB, 600_000, 88 * MIB, 30 * MIB)]
-    peak = meter.result().peaks[0]
-    meter.stop()
-    return peak
-
-
-alone = figures()
-left = [tensor(8 * MIB), tensor(300)]
-assert figures() == alone, (figures(), alone)
-"""
-
-
-def test_rooms_in_expandable_segments_are_filled_as_well():
-    done = run_python(
-        EXPANDABLE.replace("import torch\n", "", 1).replace("MIB = 1", "import torch\nMIB = 1"),
-        PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True",
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_marked_test_of_another_allocator_is_refused_by_name(pytester, monkeypatch):
@@ -282,22 +289,6 @@ if __name__ == "__main__":
     ]
 
 
-def test_sharing_an_expandable_segment_is_refused_by_name():
-    text = child(
-        """
-        import torch
-        from pytest_gpumem.devices.virtual.device import VirtualDevice
-
-        try:
-            torch.zeros(5, device="cuda").untyped_storage()._share_cuda_()
-        except RuntimeError:
-            print(VirtualDevice.loaded().trouble())
-        """,
-        PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True",
-    )
-    assert "does not support cuMemExportToShareableHandle" in text
-
-
 def test_a_marked_test_shares_its_tensors_with_a_process_that_it_starts(pytester):
     pytester.makepyfile(sharing_work=SHARING)
     pytester.makepyfile(
@@ -326,8 +317,8 @@ def test_a_marked_test_shares_its_tensors_with_a_process_that_it_starts(pytester
             assert gpu_memory.peak.allocated == 100 << 20
         """
     )
-    result = pytester.runpytest_subprocess("--gpumem-device=virtual", timeout=HANGS)
-    result.assert_outcomes(passed=1)
+    command = (warm_python(), "-m", "pytest", "--gpumem-device=virtual")
+    pytester.run(*command, timeout=HANGS).assert_outcomes(passed=1)
 
 
 def test_a_spawned_process_has_the_device_that_its_parent_has(tmp_path):
@@ -367,6 +358,7 @@ def test_a_forked_process_works_without_cuda_and_is_told_so_with_it():
             os._exit(0)
         assert os.wait()[1] == 0
         """,
+        warm=True,
     )
     assert text.startswith("4.0\n")
     assert "Cannot re-initialize CUDA in forked subprocess" in text

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.native_sources import compiler
 from helpers.virtual_gpu import run_python
-from helpers.warm import HANGS
+from helpers.warm import HANGS, warm_python
 
 EXITING = """
 #include <stdlib.h>
@@ -42,11 +42,11 @@ def run(tmp_path):
     source.write_text(EXITING)
     subprocess.run([*compiler(), "-shared", "-fPIC", source, "-o", library], check=True)
 
-    def run_suite(body, *options):
+    def run_suite(body, *options, python=None):
         (tmp_path / "test_suite.py").write_text(SUITE.format(library=str(library), body=body))
         options += ("-p", "no:cacheprovider", "--gpumem-device=virtual", "-v")
         return subprocess.run(
-            [sys.executable, "-m", "pytest", *options, "test_suite.py"],
+            [python or warm_python(), "-m", "pytest", *options, "test_suite.py"],
             cwd=tmp_path,
             env={**os.environ, "NO_COLOR": "1"},
             capture_output=True,
@@ -59,7 +59,7 @@ def run(tmp_path):
 
 
 def test_a_process_that_a_library_ends_names_the_test_and_the_refusal(run):
-    done = run("give_up(3)")
+    done = run("give_up(3)", python=sys.executable)  # the interpreter's end
     assert done.returncode == 3
     assert "passed" not in done.stdout  # pytest had no chance to say anything
     lines = done.stderr.split("\n")
