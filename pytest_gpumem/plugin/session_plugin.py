@@ -34,9 +34,12 @@ LISTINGS: Final = ("collectonly", "showfixtures", "show_fixtures_per_test")
 STYLES: Final[dict[str, dict[str, bool]]] = {
     "headline": {"red": True, "bold": True},
     "command": {"bold": True},
+    "bad": {"red": True},
+    "good": {"green": True},
+    "open": {"yellow": True},
     "": {},
 }
-"""markup of a failure's lines, where the terminal has colours"""
+"""markup of failures and of the summary, where the terminal has colours"""
 
 
 class BriefRepr:
@@ -200,20 +203,23 @@ class GpuMemPlugin:
 
         The terminal gets copies of their reports: the reports themselves stay whole.
         """
-        if self.results and not self._worker and terminalreporter.verbosity <= 0:
+        if self.results and not self._worker:
             from pytest_gpumem.plugin.terminal_summary import brief_texts
+            from pytest_gpumem.report.terminal.colours import full_lines
 
             texts = brief_texts(
                 self.results.results(),
                 width=terminalreporter._tw.fullwidth,
                 encoding=terminal_encoding(terminalreporter),
             )
+            brief = terminalreporter.verbosity <= 0
             for reports in (terminalreporter.stats.get(name, []) for name in ("failed", "error")):
                 for index, report in enumerate(reports):
                     # Of a test that failed for another reason the report has no results.
                     if report.nodeid in texts and hasattr(report, "gpumem"):
+                        lines = texts[report.nodeid] if brief else full_lines(str(report.longrepr))
                         reports[index] = copy.copy(report)
-                        reports[index].longrepr = BriefRepr(texts[report.nodeid], report.longrepr)
+                        reports[index].longrepr = BriefRepr(lines, report.longrepr)
         return (yield)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -238,6 +244,7 @@ class GpuMemPlugin:
             session_summary,
         )
         from pytest_gpumem.report.terminal.brief_text import brief_failures
+        from pytest_gpumem.report.terminal.colours import styled
         from pytest_gpumem.report.text import wrapped
 
         paragraphs = session_summary(
@@ -265,8 +272,10 @@ class GpuMemPlugin:
             for line in brief_failures(results) if terminalreporter.verbosity <= 0 else ():
                 terminalreporter.write_line(line.text, **STYLES[line.style])
             terminalreporter.write_line("")
-        for paragraph in paragraphs:
-            terminalreporter.write_line(paragraph)
+        for row in "\n".join(paragraphs).split("\n"):
+            for stretch, style in styled(row):
+                terminalreporter.write(stretch, **STYLES[style])
+            terminalreporter.write_line("")
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_table_html(self, report: pytest.TestReport, data: list[str]) -> None:

@@ -29,6 +29,7 @@ from pytest_gpumem.report.causes import cause_lines, short_cause
 from pytest_gpumem.report.compared import comparison_sentences, tells_more_than_table
 from pytest_gpumem.report.history.plot import sparkline
 from pytest_gpumem.report.page import timeline_svg
+from pytest_gpumem.report.page.icicle import draw_icicle
 from pytest_gpumem.report.page.timeline_svg import LimitLine, RefusedRequest
 from pytest_gpumem.report.terminal.failure_text import circumstances, shortage_facts
 from pytest_gpumem.report.terminal.summary_table import budget_cell, change_cell, peak_cells
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.verdict import Comparison
     from pytest_gpumem.measurement import Attribution, Category, Stayed
     from pytest_gpumem.report.model import Report
+    from pytest_gpumem.report.page.icicle import Icicle
     from pytest_gpumem.report.page.timeline_svg import Drawing
 
 MOST_ROWS = 200
@@ -79,6 +81,8 @@ class DeviceSection(NamedTuple):
     """whether the baseline's line is drawn over it"""
     undrawn: bool
     """whether it has a timeline that is not drawn"""
+    icicle: Icicle | None = None
+    """its lines by module, where they differ from the baseline's"""
 
 
 class Entry(NamedTuple):
@@ -193,13 +197,15 @@ class Entry(NamedTuple):
         """Where the peak of each device comes from; it draws, so a template asks once."""
         if not self.explained:
             return []
-        devices = []
+        devices: list[DeviceSection] = []
         for rows, attribution in zip(
             device_rows(self.result), _attributions(self.result), strict=True
         ):
             timeline = attribution.timeline
+            tree = draw_icicle(rows.sites) if rows.compared and self.drawn else None
             if timeline is None or not timeline.reserved:
-                devices.append(DeviceSection(rows, None, (), ghost=False, undrawn=False))
+                plain = DeviceSection(rows, None, (), ghost=False, undrawn=False, icicle=tree)
+                devices.append(plain)
                 continue
             drawing, ghost = None, ghost_of(self.result, rows.index)
             if self.drawn:
@@ -208,9 +214,7 @@ class Entry(NamedTuple):
                 drawing = timeline_svg.draw(timeline, limits, refusal=refusal, ghost=ghost)
             legend = tuple(timeline_svg.categories_of(timeline))
             shown = self.drawn
-            devices.append(
-                DeviceSection(rows, drawing, legend, ghost=bool(ghost), undrawn=not shown)
-            )
+            devices.append(DeviceSection(rows, drawing, legend, bool(ghost), not shown, tree))
         return devices
 
     @property
@@ -491,7 +495,8 @@ def comparisons_table(rows: Sequence[Comparison], measured: str) -> Markup:
             cells += [difference_cell(row.difference), size_cell(row.allowance, "tolerance")]
         lines.append(f'<tr><th scope="row">{row.title}{device}</th>{"".join(cells)}</tr>')
     return _markup(
-        f'<div class="scroll"><table class="figures cards">\n<thead><tr><td></td>{heads}</tr>'
+        '<div class="scroll"><table class="figures cards" aria-label="Peaks beside their limits">'
+        f"\n<thead><tr><td></td>{heads}</tr>"
         f"</thead>\n<tbody>\n{''.join(lines)}\n</tbody></table></div>"
     )
 
