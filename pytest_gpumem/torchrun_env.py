@@ -34,6 +34,13 @@ class TorchrunRank(NamedTuple):
         return self.rank == 0
 
     @property
+    def launcher(self) -> tuple[str, ...]:
+        """The words by which one command starts pytest in all ranks; none of several machines."""
+        if self.local_size != self.size:
+            return ()
+        return ("torchrun", "--standalone", f"--nproc-per-node={self.size}", "-m", "pytest")
+
+    @property
     def peers(self) -> range:
         """The other ranks of this machine, of the one that reports."""
         return range(1, self.local_size)

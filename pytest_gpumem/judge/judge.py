@@ -132,7 +132,10 @@ def _updatable(case: Case, verdict: Verdict, purpose: str) -> Verdict:
     if case.policy.updating:
         notes = (*verdict.notes, WRITTEN_ANEW)
         return replace(verdict, failed=False, notes=notes)
-    command = update_command([case.nodeid], case.policy.repeated)
+    if not case.policy.launcher:
+        remedy = f"{purpose}, start all ranks as before, with {UPDATE_OPTION}"
+        return replace(verdict, remedy=remedy)
+    command = update_command([case.nodeid], case.policy.repeated, case.policy.launcher)
     return replace(verdict, remedy=f"{purpose}, run {command}", command=command)
 
 

@@ -120,6 +120,8 @@ class Policy:
     """for a baseline of another toolchain: compare as with any; or pass with a note where the
     measurement is beyond tolerance; or fail as incomparable"""
 
+    launcher: tuple[str, ...] = ("pytest",)
+    """the words by which a command in a remedy starts pytest; empty: no one command does"""
     repeated: tuple[str, ...] = ()
     """options of this session's command line that decide what is compared with what: a command in
     a remedy repeats them, or it would record another device's baselines"""
@@ -223,25 +225,39 @@ class Verdict:
         return self.kind is Kind.NO_BASELINE and WRITTEN_ANEW in self.notes
 
 
-def update_command(targets: Iterable[str], options: Iterable[str]) -> str:
+def update_command(
+    targets: Iterable[str], options: Iterable[str], launcher: Iterable[str] = ("pytest",)
+) -> str:
     """Return the command that writes baselines, quoted for a shell.
 
     Args:
         targets: nodeids and files; none: all tests.
         options: those of :attr:`Policy.repeated`.
+        launcher: that of :attr:`Policy.launcher`.
     """
-    return shlex.join(["pytest", *filter(None, targets), *options, UPDATE_OPTION])
+    return shlex.join([*launcher, *filter(None, targets), *options, UPDATE_OPTION])
 
 
-def repeated_options(command: str) -> list[str]:
-    """Return the options of an :func:`update_command`; each is one word."""
-    return [word for word in shlex.split(command)[1:-1] if word.startswith("-")]
+def retargeted(command: str, targets: Iterable[str]) -> str:
+    """Return an :func:`update_command` with its launcher and options, for these targets."""
+    launcher, words = _split_command(command)
+    return update_command(targets, [word for word in words if word.startswith("-")], launcher)
 
 
 def command_target(command: str) -> str:
     """Return the first test or file that an :func:`update_command` names; "" where none is."""
-    words = shlex.split(command)[1:-1]
-    return words[0] if words and not words[0].startswith("-") else ""
+    target = next(iter(_split_command(command)[1]), "")
+    return "" if target.startswith("-") else target
+
+
+def _split_command(command: str) -> tuple[list[str], list[str]]:
+    """Return the words that start pytest, and those between these and the last one."""
+    try:
+        words = shlex.split(command)
+        place = words.index("pytest") + 1
+    except ValueError:  # of a report that was edited by hand
+        return ["pytest"], []
+    return words[:place], words[place:-1]
 
 
 def beyond_tolerance(comparisons: Iterable[Comparison]) -> list[Comparison]:

@@ -440,6 +440,8 @@ class MemorySession:
             world, rank = self._rank.size, self._rank.rank
             spec = replace(spec, world_size=world)
             policy = replace(policy, shrinkage="note")  # another rank may have taken more
+        if self._rank is not None:
+            policy = replace(policy, launcher=self._rank.launcher)
         verdict = judge(
             measurement,
             spec,

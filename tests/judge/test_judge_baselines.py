@@ -12,6 +12,7 @@ from pytest_gpumem.judge.judge import judge
 from pytest_gpumem.judge.verdict import Kind, Lookup, Policy
 from pytest_gpumem.sizes import GIB, MIB, Tolerance
 from pytest_gpumem.spec import MemorySpec
+from pytest_gpumem.torchrun_env import TorchrunRank
 
 # No baseline, or none that can be compared
 
@@ -45,6 +46,22 @@ def test_a_test_without_baseline_says_what_it_took_and_how_to_record_it():
     )
     assert verdict.command == "pytest 't.py::test[a b]' --gpumem-update-baselines"
     assert verdict.remedy == f"to record one, run {verdict.command}"
+
+
+def test_a_rank_says_how_all_of_its_ranks_are_started():
+    """One process alone would record other figures."""
+    rank = TorchrunRank(0, 4, 0, 4, "")
+    policy = Policy(launcher=rank.launcher)
+    verdict = judge(measured((MIB, MIB)), PLAIN, NOTHING, policy, nodeid="t.py::test")
+    assert verdict.command == (
+        "torchrun --standalone --nproc-per-node=4 -m pytest t.py::test --gpumem-update-baselines"
+    )
+    policy = Policy(launcher=rank._replace(local_size=2).launcher)  # of two machines
+    verdict = judge(measured((MIB, MIB)), PLAIN, NOTHING, policy, nodeid="t.py::test")
+    assert verdict.command == ""
+    assert verdict.remedy == (
+        "to record one, start all ranks as before, with --gpumem-update-baselines"
+    )
 
 
 def test_a_baseline_of_another_device_is_named_and_not_compared():

@@ -119,6 +119,13 @@ def test_one_report_and_one_baseline_of_the_fullest_rank(torchrun, suite):
     assert "rank 1 of 2" in session.first
     assert "1 regressed" in session.first.partition("Peak memory")[2]
     assert suite.baselines() == {next(iter(suite.baselines())): content}
+    # The command that is printed starts the ranks as well: one process alone has other figures.
+    (command,) = re.findall(
+        r"torchrun --standalone --nproc-per-node=2 -m pytest (\S+ --gpumem-update-baselines)",
+        session.first,
+    )
+    accepted = torchrun(*command.split(), GROWN="50")
+    assert "gpumem: baselines: 1 changed" in accepted.first
 
 
 def test_a_rank_that_ends_without_results_is_named_and_nothing_is_written(torchrun, suite):

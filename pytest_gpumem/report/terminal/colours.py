@@ -26,7 +26,7 @@ _WORD: Final = "|".join(sorted(TONES, key=len, reverse=True))
 _IN_ROW: Final = re.compile(rf"(?<=  )({_WORD})(?: \(xfail\))?$")
 _IN_COUNTS: Final = re.compile(rf"\d+ ({_WORD})(?: \(\d+ as expected\))?")
 _COUNTS: Final = re.compile(rf"gpumem: {_IN_COUNTS.pattern}(?:, {_IN_COUNTS.pattern})*")
-_COMMAND: Final = re.compile(r"^(?: {4}|gpumem: to record baselines: )(pytest .*)$")
+_COMMAND: Final = re.compile(r"^(?: {4}|gpumem: to record baselines: )((?:pytest|torchrun) .*)$")
 
 
 def styled(line: str) -> Iterator[tuple[str, Style]]:

@@ -15,8 +15,7 @@ from pytest_gpumem.judge.verdict import (
     WORDS,
     Kind,
     command_target,
-    repeated_options,
-    update_command,
+    retargeted,
 )
 from pytest_gpumem.nodeids import module_of
 from pytest_gpumem.report.compared import comparison_sentences, tells_more_than_table
@@ -125,7 +124,7 @@ def next_command(
     missing = list(asking)
     if updating or not missing:
         return None
-    options = repeated_options(asking[missing[0]])
+    any_command = asking[missing[0]]
     spared = regressed | {module_of(nodeid) for nodeid in regressed}
     files = list(dict.fromkeys(map(module_of, missing)))
     narrowing = [word for word in arguments if word.startswith("-")]
@@ -134,7 +133,7 @@ def next_command(
         (files, narrowing, LONG),
         (missing, [], sys.maxsize),
     ):
-        command = printable(update_command([*targets, *extra], options))
+        command = printable(retargeted(any_command, [*targets, *extra]))
         if len(targets) <= FEW and len(command) <= longest and spared.isdisjoint(targets):
             return command
-    return None if regressed else printable(update_command(arguments, options))
+    return None if regressed else printable(retargeted(any_command, arguments))

@@ -10,7 +10,7 @@ from pytest_gpumem.judge.toolchain_change import (
     find_common_changes,
     moved_categories,
 )
-from pytest_gpumem.judge.verdict import Kind, repeated_options, update_command
+from pytest_gpumem.judge.verdict import Kind, retargeted, update_command
 from pytest_gpumem.report.text import encodable, printable, wrapped
 
 if TYPE_CHECKING:
@@ -82,9 +82,9 @@ def lead_lines(
         sentences.append(f"{alone} more regressed for another reason: look there first")
     elif regressed & moved:
         commands = (result.verdict.command for result in results if result.name in moved)
-        options = repeated_options(next(filter(None, commands), ""))
+        own_command = next(filter(None, commands), update_command([], []))
         sentences.append("if this is intended, run")
-        command = printable(update_command(arguments, options))
+        command = printable(retargeted(own_command, arguments))
     lines = [encodable(wrapped("gpumem: ", it, width), ascii_only=ascii_only) for it in sentences]
     return [*lines, f"    {command}"] if command else lines
 

@@ -36,7 +36,7 @@ from helpers.terminal_results import (
 
 from pytest_gpumem.baselines.store import EntryUpdate, UpdateSummary
 from pytest_gpumem.errors import BaselineError
-from pytest_gpumem.judge.verdict import Kind, Lookup, update_command
+from pytest_gpumem.judge.verdict import Kind, Lookup, retargeted, update_command
 from pytest_gpumem.measurement import Attribution, BaselineEntry, Breakdown, Site
 from pytest_gpumem.report.model import Report
 from pytest_gpumem.report.terminal import failure_text, session_text, update_text
@@ -232,6 +232,24 @@ def test_the_next_command_names_nothing_where_files_are_many():
     assert session_text.next_command(many[:1], arguments=arguments) == (
         "pytest tests/test_0.py::test --gpumem-update-baselines"
     )
+
+
+def test_the_next_command_starts_the_ranks_as_that_of_a_test_does():
+    launcher = ("torchrun", "--standalone", "--nproc-per-node=2", "-m", "pytest")
+    command = update_command(["tests/test_a.py::test_new"], ["--gpumem-card=T4"], launcher)
+    new = replace(NEW, verdict=replace(NEW.verdict, command=command))
+    assert session_text.next_command([new]) == command
+    assert retargeted(command, ["a"]) == (
+        "torchrun --standalone --nproc-per-node=2 -m pytest a --gpumem-card=T4 "
+        "--gpumem-update-baselines"
+    )
+
+
+@pytest.mark.parametrize("command", ["", "it's", "make test"])
+def test_a_command_that_somebody_edited_is_no_error(command):
+    new = replace(NEW, verdict=replace(NEW.verdict, command=command))
+    assert session_text.next_command([new]) in {None, "pytest --gpumem-update-baselines"}
+    assert retargeted(command, ["a"]) == "pytest a --gpumem-update-baselines"
 
 
 def test_the_next_command_never_covers_a_regression():
