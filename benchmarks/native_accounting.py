@@ -96,7 +96,7 @@ def accounting(passes: int) -> dict[str, object]:
         behind = native_library()
         names = ("cudaMalloc", "cudaFree", "cudaLaunchKernel", "__cudaLaunchKernel")
         gate.switch_set(*(ctypes.cast(behind[name], ctypes.c_void_p) for name in names))
-        use_virtual_gpu(CARD)
+        use_virtual_gpu(CARD, values="off")
         give_arena(gate)
         library = VirtualDevice.loaded().library
         made = task()

@@ -222,7 +222,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     import pytest_gpumem
 
-    pytest_gpumem.use_virtual_gpu(options.card)
+    pytest_gpumem.use_virtual_gpu(options.card, values="off")
     import torch
 
     warnings.simplefilter("ignore")

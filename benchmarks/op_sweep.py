@@ -143,7 +143,7 @@ def serve(names: list[str], kinds: list[str], most: int) -> None:
 
     import pytest_gpumem
 
-    pytest_gpumem.use_virtual_gpu("H100", devices=2)
+    pytest_gpumem.use_virtual_gpu("H100", devices=2, values="off")
     from pytest_gpumem.devices.virtual.device import VirtualDevice
 
     warnings.simplefilter("ignore")

@@ -33,7 +33,7 @@ def main() -> None:
     from pytest_gpumem.meter.block import measure, use_virtual_gpu
 
     if options.virtual:
-        use_virtual_gpu(options.virtual)
+        use_virtual_gpu(options.virtual, values="off")
     import steps
     import torch
 

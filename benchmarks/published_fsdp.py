@@ -110,7 +110,7 @@ def main() -> None:
     if variant:
         from pytest_gpumem.meter.block import use_virtual_gpu
 
-        use_virtual_gpu("A10G")
+        use_virtual_gpu("A10G", values="off")
         print(json.dumps(run(checkpointed=variant == "checkpointed")))
         return
     lines, same = [], 0

@@ -222,7 +222,7 @@ def child(name: str, definition: str, options: dict[str, bool]) -> dict[str, obj
     from pytest_gpumem.devices.virtual.device import VirtualDevice
     from pytest_gpumem.meter.block import measure, use_virtual_gpu
 
-    use_virtual_gpu(CARD)
+    use_virtual_gpu(CARD, values="off")
     from pytest_gpumem.devices.lone_rank import joined
 
     with joined(0, size.ranks, "virtual"):  # what world_size on the marker does

@@ -123,7 +123,7 @@ def compare(repeats: int) -> str:
     """Return the table of the three ways to run the steps."""
     from pytest_gpumem.meter.block import use_virtual_gpu
 
-    use_virtual_gpu(CARD)
+    use_virtual_gpu(CARD, values="off")
     samples: dict[str, list[Sample]] = {name: [] for name in KINDS}
     for _ in range(1 + repeats):
         for name, run in KINDS.items():

@@ -38,7 +38,7 @@ def steps(repeats: int) -> list[list[object]]:
     """Time ResNet-50's steps in this process."""
     from pytest_gpumem.meter.block import measure, use_virtual_gpu
 
-    use_virtual_gpu(CARD)
+    use_virtual_gpu(CARD, values="off")
     import torch
     import torchvision
 

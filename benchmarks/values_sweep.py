@@ -152,7 +152,7 @@ def compare(names: Iterable[str], kinds: list[str], most: int) -> Iterator[dict[
     """Compare operators; yield a record before and after each."""
     import pytest_gpumem
 
-    pytest_gpumem.use_virtual_gpu("H100", devices=2)
+    pytest_gpumem.use_virtual_gpu("H100", devices=2, values="off")
     from pytest_gpumem.devices.virtual.device import VirtualDevice
     from pytest_gpumem.devices.virtual.values.mode import ValueMode
 

@@ -165,7 +165,7 @@ def sweep(arguments: argparse.Namespace) -> None:
     if arguments.virtual:
         import pytest_gpumem
 
-        pytest_gpumem.use_virtual_gpu(arguments.virtual)
+        pytest_gpumem.use_virtual_gpu(arguments.virtual, values="off")
     import torch
 
     made_with = (

@@ -49,7 +49,7 @@ def work(name: str, card: str | None) -> dict[str, object]:
         from pytest_gpumem.devices.virtual.device import VirtualDevice
         from pytest_gpumem.meter.block import use_virtual_gpu
 
-        use_virtual_gpu(card)
+        use_virtual_gpu(card, values="off")
         library = VirtualDevice.loaded().library
     import steps
     import torch

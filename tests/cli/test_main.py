@@ -201,13 +201,13 @@ if not mask.bool().all():
 def test_a_program_decides_by_values_that_are_computed(tmp_path, gpumem, computed):
     program = tmp_path / "program.py"
     program.write_text(VALUES)
-    ended = gpumem("run", "--card", "T4", *["--values=auto"] * computed, str(program))
+    ended = gpumem("run", "--card", "T4", *["--values=off"] * (not computed), str(program))
     assert ended.returncode == 0
     assert (" 300.06 MiB" in ended.stderr) != computed
     assert ("read back" in ended.stderr) != computed
 
 
-def test_a_programs_own_virtual_gpu_computes_values_where_it_asks_for_them():
-    code = "import pytest_gpumem\npytest_gpumem.use_virtual_gpu('T4', values='auto')\n"
+def test_a_programs_own_virtual_gpu_computes_values():
+    code = "import pytest_gpumem\npytest_gpumem.use_virtual_gpu('T4')\n"
     code += "import torch\nprint(torch.arange(4, device='cuda').sum().item())"
     assert child(code, card=None).strip() == "6"

@@ -13,7 +13,7 @@ from pytest_gpumem.meter.block import use_virtual_gpu
 CARD = os.environ["GPUMEM_FAKE_GPU"]
 # A real GPU has its own memory from the start, where the virtual one changes it between tests.
 device.FIRST_TOTAL = find_card(CARD).total_memory
-use_virtual_gpu(CARD)
+use_virtual_gpu(CARD, values="off")
 # As with a real GPU, the processes that it starts (xdist's workers) look for theirs themselves.
 for name in ("LD_PRELOAD", "GPUMEM_VIRTUAL"):
     os.environ.pop(name, None)

@@ -8,6 +8,7 @@ below autograd: threads of autograd inherit it, and no code of PyTorch's asks fo
 
 from __future__ import annotations
 
+import atexit
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
@@ -73,6 +74,8 @@ class Interception:
             fallback.fallback(_intercept, KEY)
             cls._registered.extend([fallback, *let_pass(KEY)])
             keep_from(_KEYS)
+            # torch.library takes the fallback back as Python ends, and no operator runs without it.
+            atexit.register(cls.end)
         cls.mode = mode
         torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)  # noqa: FBT003
 
