@@ -8,12 +8,40 @@ one, and costs little more until torch is imported. See :mod:`pytest_gpumem.cli.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 from contextlib import suppress
+from importlib.abc import MetaPathFinder
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 FOLDER = str(Path(__file__).parent)
+
+
+class _TorchGuard(MetaPathFinder):
+    """Watches this process just before it imports torch.
+
+    Not sooner: pytest warns of a plugin's package that was imported before it was.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        del path, target
+        if fullname != "torch":
+            return None
+        sys.meta_path.remove(self)
+        # An interpreter without this package, or with another version, works as if not watched.
+        with suppress(Exception):
+            from pytest_gpumem.cli.children import watch_this_process
+
+            watch_this_process()
+        return importlib.util.find_spec(fullname)
 
 
 def _import_next() -> None:
@@ -31,10 +59,6 @@ def _import_next() -> None:
         sys.modules.setdefault(__name__, this)
 
 
-# An interpreter without this package, or with another version of it, works as if not watched.
-with suppress(Exception):
-    from pytest_gpumem.cli.children import watch_this_process
-
-    watch_this_process()
+sys.meta_path.insert(0, _TorchGuard())
 if __name__ == "sitecustomize":
     _import_next()
