@@ -55,7 +55,8 @@ def leave():
 
 def steps():
     readings = []
-    net = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096) for _ in range(8)]).to("cuda")
+    with torch.device("cuda"):
+        net = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096) for _ in range(8)])
     optimizer = torch.optim.SGD(net.parameters())
     for rows in (4096, 64, 64):
         net(torch.zeros(rows, 4096, device="cuda")).sum().backward()
@@ -178,7 +179,8 @@ def test_three_steps_of_sgd_read_as_without_the_plugin(suite):
         @pytest.mark.gpu_memory
         def test_steps():
             torch.cuda.reset_peak_memory_stats()
-            net = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096) for _ in range(8)]).to("cuda")
+            with torch.device("cuda"):
+                net = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096) for _ in range(8)])
             optimizer = torch.optim.SGD(net.parameters())
             for _ in range(3):
                 net(torch.zeros(8192, 4096, device="cuda")).sum().backward()

@@ -16,7 +16,7 @@ from helpers.warm import HANGS, warm_python
 from packaging.version import Version
 
 TRAIN = """
-import os, sys
+import gc, os, sys
 import torch
 from torch import distributed
 from torch.distributed.fsdp import fully_shard
@@ -27,28 +27,35 @@ distributed.init_process_group(sys.argv[1])
 told = [None, None]
 if "gloo" in sys.argv[1]:  # the processes really talk
     distributed.all_gather_object(told, rank * 10)
-network = torch.nn.Linear(1024, 1024, bias=False).cuda()
-MODEL
-for _ in range(2):
-    model(torch.zeros(8, 1024, device="cuda")).sum().backward()
-other = torch.cuda.memory_allocated(1 - rank)
-mib = torch.cuda.memory_allocated() >> 20
-line = f"rank {rank} {torch.cuda.get_device_name()} {told} holds {mib} MiB, elsewhere {other}"
-os.write(1, line.encode() + bytes([10]))
+
+def ddp(network):
+    return torch.nn.parallel.DistributedDataParallel(network, init_sync=False)
+
+def train(wrap):
+    network = torch.nn.Linear(1024, 1024, bias=False).cuda()
+    model = wrap(network)
+    for _ in range(2):
+        model(torch.zeros(8, 1024, device="cuda")).sum().backward()
+    other = torch.cuda.memory_allocated(1 - rank)
+    mib = torch.cuda.memory_allocated() >> 20
+    name = f"rank {rank} {torch.cuda.get_device_name()} {wrap.__name__} {told}"
+    os.write(1, f"{name} holds {mib} MiB, elsewhere {other}".encode() + bytes([10]))
+
+for name in sys.argv[2:]:
+    train({"fully_shard": fully_shard, "ddp": ddp}[name])
+    gc.collect()
 distributed.destroy_process_group()
 """
-FSDP = "model = fully_shard(network)"
-DDP = "model = torch.nn.parallel.DistributedDataParallel(network, init_sync=False)"
 
 
-def torchrun(folder, model, backend):
+def torchrun(folder, backend, *models):
     """Run two ranks under ``gpumem run``; return what they said, sorted."""
     script = folder / "train.py"
-    script.write_text(TRAIN.replace("MODEL", model))
+    script.write_text(TRAIN)
     gpumem = "import sys; from pytest_gpumem.cli.main import main; sys.exit(main())"
     command = [warm_python(), "-c", gpumem]
     command += ["run", "--card=L4", "--devices=2", "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node=2", str(script), backend]
+    command += ["--nproc-per-node=2", str(script), backend, *models]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         command,
@@ -68,19 +75,20 @@ def torchrun(folder, model, backend):
 
 
 @pytest.mark.parametrize(
-    ("model", "backend", "told", "mib"),
+    ("backend", "told", "held"),
     [
-        (FSDP, "nccl", "[None, None]", 4),
-        (FSDP, "cpu:gloo,cuda:nccl", "[0, 10]", 4),
-        (DDP, "cpu:gloo,cuda:nccl", "[0, 10]", 12),
+        ("nccl", "[None, None]", {"fully_shard": 4}),
+        ("cpu:gloo,cuda:nccl", "[0, 10]", {"ddp": 12, "fully_shard": 4}),
     ],
 )
-def test_each_of_torchruns_ranks_has_a_device_of_its_own(tmp_path, model, backend, told, mib):
+def test_each_of_torchruns_ranks_has_a_device_of_its_own(tmp_path, backend, told, held):
     """A half of parameters and of gradients under FSDP2; with DDP, both and the buckets."""
     if Version(importlib.metadata.version("torch")) < Version("2.15"):
         pytest.skip("FSDP2 holds other amounts, and DDP's init_sync is newer than this torch")
-    assert torchrun(tmp_path, model, backend) == [
-        f"rank {rank} NVIDIA L4 {told} holds {mib} MiB, elsewhere 0" for rank in (0, 1)
+    assert torchrun(tmp_path, backend, *held) == [
+        f"rank {rank} NVIDIA L4 {model} {told} holds {mib} MiB, elsewhere 0"
+        for rank in (0, 1)
+        for model, mib in held.items()
     ]
 
 
