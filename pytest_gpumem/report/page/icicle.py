@@ -102,7 +102,7 @@ def draw_icicle(rows: Sequence[BreakdownRow]) -> Icicle | None:
     if not steepest:
         return None
     root = root.folded()
-    root.name = "peak allocated"
+    root.name = "all these lines"
     cells, deepest = [], 0
     for cell, depth, start in _placed(root, 0, 0):
         if cell.extent * SMALLEST < root.extent:
@@ -116,7 +116,7 @@ def draw_icicle(rows: Sequence[BreakdownRow]) -> Icicle | None:
             f'<text x="5" y="17">{escape(_label(cell))}</text></svg></g>'
         )
     return Icicle(
-        "".join(cells), (deepest + 1) * HEIGHT, f"By module and line: {_cell_words(root)}"
+        "".join(cells), (deepest + 1) * HEIGHT, f"By module and line. {_cell_words(root)}"
     )
 
 
@@ -137,10 +137,16 @@ def _shade(cell: _Cell, steepest: int) -> str:
 
 
 def _cell_words(cell: _Cell) -> str:
-    """Return a cell in words: its name, its bytes, how far it is from the baseline."""
-    if not cell.difference and not cell.known:
-        return f"{printable(cell.name)}: {size(cell.nbytes)}, which the baseline did not keep"
-    change = f"{signed_size(cell.difference)}" if cell.difference else "as the baseline"
+    """Return a cell in words: its name, its bytes, how far it is from the baseline.
+
+    A baseline keeps its largest lines alone: of all others no difference is known.
+    """
+    if not cell.difference:
+        change = "as the baseline" if cell.known else "difference not known"
+    else:
+        change = signed_size(cell.difference) + (
+            "" if cell.known else " of the lines that the baseline kept"
+        )
     return f"{printable(cell.name)}: {size(cell.nbytes)}, {change}"
 
 

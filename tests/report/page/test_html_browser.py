@@ -594,7 +594,7 @@ def test_the_accessibility_tree_names_every_control_and_the_keyboard_reaches_eac
         ("slider", "Place in the timeline"),
         ("table", "Peak memory of all tests"),
         ("tree", "By module and line"),
-        ("treeitem", "peak allocated"),
+        ("treeitem", "all these lines"),
         ("treeitem", "GPT.transformer.h.*.attn"),
     }
     (slider, *_) = [node for role, _, node in nodes if role == "slider"]

@@ -47,24 +47,36 @@ def test_modules_stand_above_their_lines_and_each_is_as_wide_as_its_memory():
     ]
     drawing, cells = cells_of(rows)
     assert cells == [
-        ("peak allocated: 100.00 MiB, +20.00 MiB", 1, "grew-2", 0, 100),
+        (
+            "all these lines: 100.00 MiB, +20.00 MiB of the lines that the baseline kept",
+            1,
+            "grew-2",
+            0,
+            100,
+        ),
         ("Net: 90.00 MiB, +30.00 MiB", 2, "grew-3", 0, 83.333),
         ("layers.*: 70.00 MiB, +30.00 MiB", 3, "grew-3", 0, 66.667),
         ("m.py:1 activations: 60.00 MiB, +40.00 MiB", 4, "grew-4", 0, 50),
         ("m.py:2 activations: 10.00 MiB, -10.00 MiB", 4, "shrank-1", 50, 16.667),
         ("head: 20.00 MiB, as the baseline", 3, "same", 66.667, 16.667),
         ("m.py:3 activations: 20.00 MiB, as the baseline", 4, "same", 66.667, 16.667),
-        ("outside of modules: 10.00 MiB, -10.00 MiB", 2, "shrank-1", 83.333, 16.667),
+        (
+            "outside of modules: 10.00 MiB, -10.00 MiB of the lines that the baseline kept",
+            2,
+            "shrank-1",
+            83.333,
+            16.667,
+        ),
         ("m.py:4 activations: 0 B, -10.00 MiB", 3, "shrank-1", 83.333, 8.333),
         (
-            "outside of Python workspaces: 10.00 MiB, which the baseline did not keep",
+            "outside of Python workspaces: 10.00 MiB, difference not known",
             3,
             "unknown",
             91.667,
             8.333,
         ),
     ]
-    assert drawing.label == "By module and line: peak allocated: 100.00 MiB, +20.00 MiB"
+    assert drawing.label == f"By module and line. {cells[0][0]}"
     assert drawing.height == 4 * icicle.HEIGHT
     assert re.findall("<text[^>]*>(.*?)</text>", drawing.svg)[4] == "m.py:2 activations -10.00 MiB"
 
@@ -72,7 +84,7 @@ def test_modules_stand_above_their_lines_and_each_is_as_wide_as_its_memory():
 def test_a_module_alone_in_its_module_is_one_cell_with_it():
     _, cells = cells_of([row(1, 2, 1, module="A.b.c"), row(2, 2, 2, module="A.b.c")])
     assert [words.partition(":")[0] for words, *_ in cells] == [
-        "peak allocated",
+        "all these lines",
         "A.b.c",
         "m.py",
         "m.py",
