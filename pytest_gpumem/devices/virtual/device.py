@@ -30,6 +30,7 @@ from pytest_gpumem.devices.virtual.cudnn_notes import ConvolutionWatch
 from pytest_gpumem.devices.virtual.environment import adapted
 from pytest_gpumem.devices.virtual.library import NativeLibrary
 from pytest_gpumem.devices.virtual.max_autotune import MODULE, MaxAutotuneSwitch
+from pytest_gpumem.devices.virtual.numba_cuda import NUMBA_DRIVER, refuse_numba
 from pytest_gpumem.devices.virtual.readbacks import Readbacks
 from pytest_gpumem.devices.virtual.visibility import Curtain, Question
 from pytest_gpumem.errors import DeviceError
@@ -167,6 +168,7 @@ class VirtualDevice:
         atexit.register(device._let_threads_end)
         TorchImportHook(device._imported).install()
         TorchImportHook(device._max_autotune.install, MODULE).install()
+        TorchImportHook(refuse_numba, NUMBA_DRIVER).install()
         return device
 
     @classmethod

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from helpers.native_sources import compiler
-from helpers.virtual_gpu import run_python
+from helpers.virtual_gpu import child, run_python
 from helpers.warm import HANGS, warm_python
+
+from pytest_gpumem.devices.virtual.numba_cuda import REFUSAL
 
 EXITING = """
 #include <stdlib.h>
@@ -120,3 +122,63 @@ def test_a_cuda_runtime_of_a_librarys_own_is_refused_by_name():
     assert status == "36"  # "not supported in the installed CUDA driver": the library's own words
     assert refused.startswith(f"{found[0]}: it has a CUDA runtime of its own (")
     assert f"does not support {refused}" in done.stderr
+
+
+def test_the_drivers_bindings_work_and_those_of_the_runtime_are_refused_by_name():
+    """cuda.bindings: the former look every function up, also the one that a runtime asks for."""
+    pytest.importorskip("cuda.bindings.driver")
+    text = child(
+        """
+        from cuda.bindings import driver, runtime
+        from pytest_gpumem.devices.virtual.device import VirtualDevice
+
+        driver.cuInit(0)
+        assert driver.cuMemAlloc(1 << 20)[0] == 0
+        refused = VirtualDevice.loaded()._library.unsupported
+        print(list(refused()))
+        assert runtime.cudaMalloc(1 << 20)[0] == 36
+        print(*refused())
+        """,
+        card="T4",
+        warm=True,
+    )
+    before, after = text.splitlines()
+    assert before == "[]"
+    assert "bindings/_internal/runtime." in after
+    assert after.endswith("(use cuda.bindings.driver, or torch.cuda)")
+
+
+NUMBA = """
+class Driver:
+    is_initialized, initialization_error = False, None
+
+    def ensure_initialized(self):
+        assert self.is_initialized, "the driver is called"
+
+    @property
+    def is_available(self):
+        self.ensure_initialized()
+        return self.initialization_error is None
+
+driver = Driver()
+"""
+
+
+def test_numba_is_not_available_and_names_the_virtual_gpu(tmp_path):
+    """A stand-in for numba.cuda's module, of the same names: Numba itself calls the driver."""
+    folder = tmp_path / "numba/cuda/cudadrv"
+    folder.mkdir(parents=True)
+    (folder / "driver.py").write_text(NUMBA)
+    text = child(
+        """
+        import sys
+
+        sys.path.insert(0, sys.argv[1])
+        from numba.cuda.cudadrv.driver import driver
+
+        print(driver.is_available, driver.initialization_error)
+        """,
+        args=[str(tmp_path)],
+        warm=True,
+    )
+    assert text == f"False {REFUSAL}\n"

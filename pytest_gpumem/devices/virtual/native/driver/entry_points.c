@@ -35,10 +35,13 @@ static void refuse_runtime(const void *caller) {
     const char *file = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
     for (size_t i = 0; i < sizeof nvidias / sizeof *nvidias; i++)
         if (strncmp(file, nvidias[i], strlen(nvidias[i])) == 0) return;
+    const char *bindings = strstr(path, "/cuda/bindings/");
+    if (bindings && strncmp(file, "driver.", strlen("driver.")) == 0) return; /* it looks up every function there is */
     bool is_shared = strncmp(file, "libcudart.so", strlen("libcudart.so")) == 0;
     snprintf(name, sizeof name, "%s: it has a CUDA runtime of its own (%s)", path,
-             is_shared ? "take the functions of the virtual GPU's: ctypes.CDLL(None), torch.cuda.cudart()"
-                       : "link it with the shared one: nvcc -cudart shared");
+             bindings    ? "use cuda.bindings.driver, or torch.cuda"
+             : is_shared ? "take the functions of the virtual GPU's: ctypes.CDLL(None), torch.cuda.cudart()"
+                         : "link it with the shared one: nvcc -cudart shared");
     gm_unsupported(name, GM_NOT_SUPPORTED);
 }
 
