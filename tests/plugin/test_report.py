@@ -18,6 +18,8 @@ def test_good():
 
 @pytest.mark.gpu_memory(max_allocated_gib=0.05)
 def test_bad():
+    with pytest.raises(torch.OutOfMemoryError):
+        mib(200_000)
     mib(100)
 """
 HEAD = "gpumem: virtual GPU H100 (79.19 GiB, capability 9.0, 132 SMs)"
@@ -40,6 +42,7 @@ def test_the_report_by_verbosity(suite):
     for out in outs.values():
         assert "over budget: peak allocated of 100.00 MiB" in out
         assert "step: max_allocated_gib=0.05, on virtual-H100" in out
+        assert "note: the step caught 1 out-of-memory error(s) itself" in out
 
 
 def test_many_results_show_those_that_are_not_within(suite):
