@@ -1,0 +1,146 @@
+"""Run libraries' own memory tests, unmodified, on the virtual GPU, and print what came of them.
+
+    python benchmarks/ecosystem/upstream.py diffusers=PATH torchtitan=PATH ao=PATH
+
+Each PATH is a checkout of the library's repository; nothing is fetched. The libraries themselves
+are the checkout's, or else (of torchao, which has to be built) those that are installed.
+``--values=auto`` computes small tensors' values only; ``--real`` takes a real GPU.
+benchmarks/results/upstream.txt is a recorded run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from collections import Counter
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+HANGS_S = 900
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+MARKING = """
+import pytest
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        item.add_marker(pytest.mark.gpu_memory(baseline=False))
+"""
+"""a plugin that does what a line in the suite's conftest.py would"""
+
+
+class Suite(NamedTuple):
+    """Some tests of a repository."""
+
+    repository: str
+    """its name on the command line"""
+    distribution: str
+    """the library that it tests"""
+    path: str
+    """file, from the repository's root"""
+    select: str = ""
+    """as pytest's -k"""
+
+
+SUITES = (
+    Suite("diffusers", "diffusers", "tests/hooks/test_group_offloading.py"),
+    Suite(
+        "diffusers",
+        "diffusers",
+        "tests/models/transformers/test_models_transformer_flux.py",
+        "TestFluxTransformerMemory",
+    ),
+    Suite(
+        "torchtitan",
+        "torchtitan",
+        "tests/unit_tests/test_activation_checkpoint.py",
+        "TestApplyAC",
+    ),
+    Suite("ao", "torchao", "test/quantization/test_quant_api.py", "streaming"),
+)
+
+
+def main() -> int:
+    """Run the suites of the repositories that are named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkouts", nargs="+", metavar="NAME=PATH")
+    parser.add_argument("--values", default="full", choices=("auto", "full", "off"))
+    parser.add_argument("--real", action="store_true", help="on a real GPU")
+    arguments = parser.parse_args()
+    checkouts = dict(checkout.split("=", 1) for checkout in arguments.checkouts)
+    print(f"torch {version('torch')}, Python {sys.version.split()[0]}, values={arguments.values}")
+    for suite in SUITES:
+        if suite.repository in checkouts:
+            options = [f"--gpumem-values={arguments.values}"]
+            options.append(f"--gpumem-device={'cuda' if arguments.real else 'virtual'}")
+            print(*run(suite, Path(checkouts[suite.repository]), options), sep="\n", flush=True)
+    return 0
+
+
+def run(suite: Suite, checkout: Path, options: list[str]) -> list[str]:
+    """Return lines on a suite: its counts, and the tests that failed, with the end of each."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "mark_all_tests.py").write_text(MARKING, encoding="utf-8")
+        report = Path(folder, "report.xml")
+        command = [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"),
+            *("-p", "mark_all_tests", suite.path, "-k", suite.select, f"--junitxml={report}"),
+            *("--gpumem-visible=session", "--gpumem-attribution=off", *options),
+        ]
+        paths = [
+            folder,
+            str(checkout / "src"),
+            str(checkout),
+            os.environ.get("PYTHONPATH", ""),
+        ]
+        environment = {**os.environ, **OFFLINE, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        try:
+            done = subprocess.run(
+                command,
+                cwd=checkout,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=HANGS_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return [f"{suite.path} {suite.select}: not done after {HANGS_S} s"]
+        cases = ET.parse(report).getroot().iter("testcase") if report.exists() else ()  # noqa: S314 - pytest's own
+        counts, failed = Counter[str](), []
+        for case in cases:
+            outcome = next(
+                (child for child in case if child.tag in {"failure", "error", "skipped"}), None
+            )
+            tag = "passed" if outcome is None else outcome.tag.replace("failure", "failed")
+            counts[tag] += 1
+            if outcome is not None:
+                message = (outcome.get("message") or "").strip().splitlines()
+                failed.append(f"  {tag}: {case.get('name')}: {message[0] if message else ''}")
+    words = ", ".join(f"{number} {tag}" for tag, number in counts.most_common()) or "no tests ran"
+    lines = [f"{name(suite, checkout)}, {suite.path} {suite.select}".rstrip() + f": {words}"]
+    if not counts:
+        lines += [f"  | {line}" for line in (done.stdout + done.stderr).splitlines()[-15:]]
+    return [*lines, *failed]
+
+
+def name(suite: Suite, checkout: Path) -> str:
+    """Return the library's name and version, and the commit of its tests."""
+    library = f"{suite.distribution} of the checkout"
+    if not any((checkout / place / suite.distribution).exists() for place in ("src", "")):
+        library = f"{suite.distribution} {version(suite.distribution)}"
+    git = subprocess.run(
+        ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return f"{library}, tests of commit {git.stdout.strip() or 'unknown'}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
