@@ -230,3 +230,19 @@ def test_a_baseline_remembers_that_a_test_reads_values_and_the_next_session_runs
     without = suite.run("--gpumem-values=off", "--gpumem-missing-baseline=note")
     assert runs.read_text() == "xxxx"
     assert without.figures()["test_mask"][0] < first.figures()["test_mask"][0]
+
+
+WIDE_FIXTURE = """
+@pytest.fixture(scope="module")
+def expected():
+    return torch.arange(8.0).cuda() * 2
+
+@pytest.mark.gpu_memory(values="full")
+@pytest.mark.parametrize("number", range(2))
+def test_same(expected, number):
+    assert torch.equal(expected, torch.arange(8.0).cuda() * 2)
+"""
+
+
+def test_each_test_reads_the_values_that_a_fixture_of_wider_scope_holds(suite):
+    assert suite.run(source=WIDE_FIXTURE).outcomes == {"passed": 2}

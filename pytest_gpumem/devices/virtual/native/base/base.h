@@ -202,7 +202,7 @@ bool gm_is_known(const void *address, uint64_t size);
 bool gm_open_for_writing(void *address, uint64_t size);         /* false: too much; the bytes are unknown then */
 void gm_forget(const void *address, uint64_t size);             /* unknown bytes are written there */
 void gm_forget_all(void);  /* kernels ran: unknown bytes are written somewhere */
-void gm_values_reset(void); /* none is known any more, and all pages go back to the host */
+void gm_values_trim(void); /* the pages of unknown bytes go back to the host */
 
 /* ---- copy_queue.c: what this thread's next copies to the host bring, as Python computed it ---- */
 

@@ -106,7 +106,7 @@ GM_API void gpumem_set_card(const gm_card *card) { gm_profile = *card; }
 
 /* Shows `count` devices (0 hides them all). Returns how many were shown before. */
 GM_API int gpumem_show(int count) {
-    gm_values_reset();
+    gm_values_trim();
     device_total = GM_MAX_DEVICES; /* Python limits them itself from now on: nothing is inherited */
     if (count > GM_MAX_DEVICES) count = GM_MAX_DEVICES;
     return atomic_exchange(&visible_devices, count < 0 ? 0 : count);

@@ -203,28 +203,27 @@ static void mark(uintptr_t start, uintptr_t end) {
     }
 }
 
-static void forget_known(bool give_pages_back) {
+static void forget_known(void) {
     pthread_mutex_lock(&lock);
     known.count = 0;
     known.total = 0;
-    if (give_pages_back) {
-        give_back_unknown();
-        publish_counts();
-        pthread_mutex_unlock(&lock);
-    } else {
-        end_change(0, UINTPTR_MAX);
-    }
+    end_change(0, UINTPTR_MAX);
 }
 
 void gm_forget_all(void) {
     if (nothing_known()) return;
     bool told = atomic_load_explicit(&computing, memory_order_relaxed) &&
                 atomic_load_explicit(&gpumem_running_operators, memory_order_relaxed) > 0;
-    if (!told) forget_known(false);
+    if (!told) forget_known();
 }
 
-/* Memory that is shared stays as the other processes know it. */
-void gm_values_reset(void) { forget_known(true); }
+/* Between two measured tests: what fixtures of wider scope hold stays known, as the tests that share it read it. */
+void gm_values_trim(void) {
+    pthread_mutex_lock(&lock);
+    give_back_unknown();
+    publish_counts();
+    pthread_mutex_unlock(&lock);
+}
 
 void gm_forget(const void *address, uint64_t size) {
     uintptr_t start = (uintptr_t)address, end = start + size;
