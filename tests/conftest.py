@@ -52,6 +52,20 @@ def pytest_configure(config):
 
 
 OBSTACLE = pytest.StashKey[str]()
+LONGEST = (
+    "test_allocator_view.py",
+    "test_processes.py",
+    "test_programs.py",
+    "test_main.py",
+    "test_visible.py",
+)
+"""files of tests that take many seconds each"""
+
+
+def pytest_collection_modifyitems(config, items):
+    """Let workers begin with the longest tests: at the end all but one would wait for the last."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -136,6 +150,7 @@ def suite(modules_kept, pytester, virtual_gpu, monkeypatch):
     yield Suite(pytester)
     VirtualDevice.loaded().card = default
     gc.collect()
+    virtual_gpu.cuda.empty_cache()  # or it would serve an unmarked test, which sees no GPU
 
 
 class _TestModulesOnly:

@@ -12,8 +12,8 @@ import socket
 import struct
 import sys
 
-MAY_DIFFER = {"PYTHONPATH", "CUDA_MODULE_LOADING"}
-"""variables of any value: a fork sets its own paths, torch sets the other as CUDA is initialised"""
+MAY_DIFFER = {"PYTHONPATH", "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES"}
+"""variables of any value: a fork sets its own paths, CUDA's are read as CUDA is initialised"""
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
