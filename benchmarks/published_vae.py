@@ -1,10 +1,11 @@
 """Autoencoders of diffusion models, measured on an RTX 4090, beside the virtual GPU's.
 
-    python benchmarks/published_vae.py --python /path/to/python
+    GPUMEM_CUDNN=/path/to/libcudnn.so.9 python benchmarks/published_vae.py --python /path/to/python
 
 The rows are those of data/vae-peaks.csv (data/README.md says where they are from). The interpreter
-needs their torch 2.8, and diffusers 0.33 for Stable Diffusion's. As there, each model's rows run in
-one process, one after the other; two runs warm up, the mean of five is the figure.
+needs their torch 2.7, and diffusers 0.33 for Stable Diffusion's. Their cuDNN 9.7.1 cannot be asked
+without a GPU: 9.8.0 is the nearest that can. As there, each model's rows run in one process, one
+after the other; two runs warm up, the mean of five is the figure.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ CONFIGURATION = {
 }
 """of both of Stable Diffusion's autoencoders"""
 MIB = 2**20
+TITLE = "Peaks of autoencoders in MiB on an RTX 4090, by their source with torch 2.7.1, cuDNN 9.7.1"
 Result = dict[str, tuple[float, float]]
 
 
@@ -248,7 +250,7 @@ def report(peaks: Result, versions: str) -> str:
         table.append([name, *figures, *[f"{error:+.2f}" for error in errors], unseen])
     heads = ["RTX 4090", "allocated", "virtual", "reserved", "virtual", "allocated %"]
     text = [
-        "Peaks of autoencoders in MiB, torch 2.8.0 and cuDNN 9.10.2 on an RTX 4090",
+        TITLE,
         line(),
         f"here: {versions}",
         "",

@@ -1,0 +1,201 @@
+"""The page of the documentation that has every published row that was run, from the results.
+
+    python benchmarks/evidence.py
+
+It writes docs/explanation/evidence.md from results/*.txt; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from published_rows import Row, read
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "explanation" / "evidence.md"
+HEAD = """\
+# Every published row
+
+Each figure that others published of a real GPU and that was run on the virtual one, with its error.
+[Accuracy](accuracy.md) sums up; [the data](../../benchmarks/data/README.md) tell the sources. Rows
+that nobody had looked at while the virtual GPU was built stand apart. `benchmarks/evidence.py`
+writes this page from [the recorded results](../../benchmarks/results).
+"""
+FOOT = """\
+## Not in these tables
+- 48 moments of FSDP, each the same in MiB as PyTorch's test asserts
+  ([published_fsdp.txt](../../benchmarks/results/published_fsdp.txt)).
+- Rows of the same sources that were run with another torch than their own
+  ([published.txt](../../benchmarks/results/published.txt)).
+"""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of one family, torch, cuDNN and card.
+
+    Attributes:
+        note: a sentence on all of them.
+        columns: heads of what each row has besides its name.
+        rows: a name and cells by these columns.
+        errors: percent, by kind of memory.
+    """
+
+    title: str
+    note: str
+    columns: list[str]
+    rows: list[list[str]]
+    errors: dict[str, list[float]]
+
+    def lines(self) -> list[str]:
+        """Return the group as Markdown."""
+        heads = ["row", *self.columns]
+        table = ["|".join(["", *(f" {cell} " for cell in row), ""]) for row in [heads, *self.rows]]
+        table.insert(1, "| --- " * len(heads) + "|")
+        spreads = [f"{kind}: {spread(errors)}" for kind, errors in self.errors.items()]
+        summary = [f"Error, {'; '.join(spreads)}.", ""] if spreads else []
+        return [f"## {self.title}", self.note, "", *summary, *table, ""]
+
+
+def spread(errors: list[float]) -> str:
+    """Return count, median and worst of errors in percent."""
+    sizes = [abs(error) for error in errors]
+    median, worst = statistics.median(sizes), max(sizes)
+    return f"{len(sizes)} rows, {median:.2f} % in the median, {worst:.2f} % at worst"
+
+
+def tables(name: str) -> list[list[dict[str, str]]]:
+    """Return the tables of a result: rows by their heads, made unique by a number."""
+    lines = (RESULTS / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+    found = []
+    for at, line in enumerate(lines):
+        if not re.fullmatch(r"-+(  -+)+", line):
+            continue
+        spans = [match.span() for match in re.finditer("-+", line)]
+        heads: list[str] = []
+        for start, end in spans:
+            head = lines[at - 1][start:end].strip()
+            heads.append(f"{head} {heads.count(head) + 1}" if head in heads else head)
+        rows = []
+        for row in lines[at + 1 :]:
+            if not row.strip():
+                break
+            cells = [row[start:end].strip() for start, end in spans]
+            rows.append(dict(zip(heads, cells, strict=True)))
+        found.append(rows)
+    return found
+
+
+def training_runs() -> list[Group]:
+    """Return the runs of published.txt, by kind, torch and card, and those out of memory."""
+    figures = {
+        (row["step"], row["card"], row["real MiB"], row["torch here"]): row
+        for row in tables("published")[0]
+    }
+    groups: dict[tuple[str, str, str], list[tuple[Row, dict[str, str]]]] = {}
+    full: list[list[str]] = []
+    for row in read():
+        if row.real_oom:
+            full.append([row.name, row.card, row.torch, "out of memory"])
+            continue
+        figure = figures.get((row.name, row.card, f"{row.real:.0f}", row.torch))
+        if figure is not None:
+            groups.setdefault((row.kind, row.torch, row.card), []).append((row, figure))
+    named = {"transformers": "Transformers", "conv nets": "Convolution nets"}
+    result = []
+    for (kind, torch, card), pairs in sorted(groups.items(), reverse=True):
+        errors = [float(figure["%"]) for _, figure in pairs]
+        cells = [
+            [row.name, figure["real MiB"], figure["virtual"], figure["%"]] for row, figure in pairs
+        ]
+        result.append(
+            Group(
+                f"{named.get(kind, kind)}, torch {torch}, {card}",
+                "Training; peak reserved in MiB. Their cuDNN cannot be asked.",
+                [card, "virtual", "error %"],
+                cells,
+                {"reserved": errors},
+            )
+        )
+    text = (RESULTS / "published.txt").read_text(encoding="utf-8")
+    counts = re.search(r"(\d+) runs on real cards, (\d+).*\n.*the same of (\d+);", text)
+    assert counts is not None, "published.txt has no count of runs out of memory"
+    note = (
+        f"Of {counts[1]} runs on real cards {counts[2]} were out of memory; the virtual GPU says "
+        f"the same of {counts[3]}. These are the {counts[2]}:"
+    )
+    return [*result, Group("Out of memory", note, ["card", "torch", "on the GPU"], full, {})]
+
+
+def autoencoders() -> list[Group]:
+    """Return the rows of published_vae.txt, by type and by whether they had been looked at."""
+    [rows] = tables("published_vae")
+    head = (RESULTS / "published_vae.txt").read_text(encoding="utf-8").partition("\n\n")[0]
+    ran = head.rpartition("here: ")[2]
+    result = []
+    for kind in ("half precision", "float32"):
+        for unseen in (True, False):
+            chosen = [
+                row
+                for row in rows
+                if row["RTX 4090"].endswith("float16") == (kind == "half precision")
+                and (row["never looked at"] == "yes") == unseen
+            ]
+            heads = ["allocated", "virtual", "reserved", "virtual 2"]
+            errors = ["allocated %", "reserved %"]
+            result.append(
+                Group(
+                    f"Autoencoders in {kind}, RTX 4090, "
+                    f"{'never looked at' if unseen else 'looked at'}",
+                    f"Encoding and decoding; MiB. There torch 2.7.1, cuDNN 9.7.1; here {ran}.",
+                    [*(head.removesuffix(" 2") for head in heads), *errors],
+                    [[row["RTX 4090"], *(row[head] for head in heads + errors)] for row in chosen],
+                    {error[:-2]: [float(row[error]) for row in chosen] for error in errors},
+                )
+            )
+    return result
+
+
+def segmentation() -> list[Group]:
+    """Return the rows of published_smp.txt."""
+    [rows] = tables("published_smp")
+    cells = [[row["four steps"], row["L40S"], row["virtual"], row["one group %"]] for row in rows]
+    note = (
+        "Training; peak allocated in bytes. What their source leaves open was tried until most fit."
+    )
+    errors = {"allocated": [float(row["one group %"]) for row in rows]}
+    title = "Segmentation nets, torch 2.11.0 (cuDNN 9.19.0), L40S"
+    return [Group(title, note, ["L40S", "virtual", "error %"], cells, errors)]
+
+
+def workspaces() -> list[Group]:
+    """Return the rows of measured_workspaces.txt that asked the row's own cuDNN."""
+    [rows] = tables("measured_workspaces")
+    own = [row for row in rows if row["cuDNN"] == row["asked"]]
+    heads = ["GPU", "cuDNN", "measured", "within", "virtual", "difference"]
+    cells = [[row["convolution"], *(row[head] for head in heads)] for row in own]
+    note = (
+        "Bytes of one convolution, its own cuDNN asked; `within` is how far the published figure "
+        "was rounded. Rows of cuDNN 9.5.1, for which another was asked, are in "
+        "[measured_workspaces.txt](../../benchmarks/results/measured_workspaces.txt)."
+    )
+    return [Group("Workspaces of convolutions", note, heads, cells, {})]
+
+
+def page() -> str:
+    """Return the page."""
+    groups = [*training_runs(), *autoencoders(), *segmentation(), *workspaces()]
+    return "\n".join([HEAD, *(line for group in groups for line in group.lines()), FOOT])
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
