@@ -36,13 +36,14 @@ _Without = torch._C._ExcludeDispatchKeyGuard
 
 
 class Computer(Protocol):
-    """What computes values: mode.py's ValueMode, which documents these names."""
+    """The computer of values: mode.py's ValueMode, which documents these names."""
 
     full: bool
     running: ctypes.c_int
     readbacks: Readbacks
     forget: Callable[[int, int], None]
     short_ways: dict[object, ShortWay]
+    sizes_told: bool
 
     def before(self, call: OperatorCall) -> Any:  # noqa: ANN401 - a plan of the computer's own
         """Prepare for an operator; the plan may have its result."""
@@ -134,7 +135,7 @@ def _run(mode: Computer, op: OpOverload, args: Any, kwargs: Any) -> Any:  # noqa
     if traits.written or traits.sized or traits.reads_back or traits.copies:
         plan = mode.before(call)
     # It reads memory of its own back, which may lie where something else was known.
-    blind = traits.sized and (plan is None or plan.result is None)
+    blind = traits.sized and not mode.sizes_told and (plan is None or plan.result is None)
     if blind:
         mode.look_away()
     mode.running.value += 1

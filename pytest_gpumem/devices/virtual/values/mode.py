@@ -36,7 +36,7 @@ from pytest_gpumem.devices.virtual.values.known import KnownValues
 from pytest_gpumem.devices.virtual.values.operators import CARRIED
 from pytest_gpumem.devices.virtual.values.precision import in_types_of_the_host
 from pytest_gpumem.devices.virtual.values.short_ways import MOST_FLOATS, MOST_INTEGERS
-from pytest_gpumem.devices.virtual.values.sized_outputs import CHECKS, copies_of
+from pytest_gpumem.devices.virtual.values.sized_outputs import CHECKS, copies_of, masks_of
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
@@ -92,6 +92,8 @@ class ValueMode:
         self.running = library.running_operators()
         """is more than 0 while an operator runs whose results are written here"""
         self.forget = library.forgetting()
+        self.sizes_told = False
+        """whether the operator that runs asks for no size but those of masks, which are queued"""
         self.short_ways: dict[object, ShortWay] = {}
         """of operators that have run"""
         self.values = KnownValues(library)
@@ -151,7 +153,9 @@ class ValueMode:
             how it is computed on the host; None where it is not, or where that is seen afterwards.
         """
         traits = call.traits
-        copies = copies_of(call.op) if traits.sized else None
+        masks = masks_of(call.op._schema.name, call.args) if traits.sized else None
+        self.sizes_told = masks == []  # it chooses by whole numbers, which it does not ask for
+        copies = copies_of(call.op) if traits.sized and not self.sizes_told else None
         reads = traits.reads_back or copies is not None or (traits.copies and call.copies_to_host())
         if not reads and not (traits.written and all(map(self.is_small, call.written()))):
             return None
@@ -161,8 +165,9 @@ class ValueMode:
         plan = self.plan(call, inputs, decides=reads)
         if not reads:
             return plan
+        self._tell_sizes(call, plan, copies, masks)
         size = min(tensor.nbytes for tensor in inputs)
-        if self.values.are_assumed(inputs):
+        if self.values.are_assumed(masks or inputs):
             self.readbacks.seen_assumed(size)
         else:
             self.readbacks.seen_known(size)
@@ -173,7 +178,7 @@ class ValueMode:
             if copies is not None:
                 self._queue(copies, call, True)  # noqa: FBT003 - its result
             copies = None
-        self.readbacks.answered = plan is not None
+        self.readbacks.answered = plan is not None or self.sizes_told
         if plan is not None and copies is not None:
             device = next(tensor.get_device() for tensor in inputs if tensor.is_cuda)
             with self._one_thread():
@@ -184,6 +189,22 @@ class ValueMode:
                 plan = plan._replace(result=result)
                 self._queue(copies, call, result[0])
         return plan
+
+    def _tell_sizes(
+        self,
+        call: OperatorCall,
+        plan: Plan | None,
+        copies: Copies | None,
+        masks: Sequence[Tensor] | None,
+    ) -> None:
+        """Queue the number of true values of masks that select from an unknown tensor."""
+        if plan is not None or copies is None or not masks:
+            return
+        small = all(is_plain(mask) and self.is_small(mask) for mask in masks)
+        if small and not torch.cuda.is_current_stream_capturing():
+            self.sizes_told = all(self.values.is_known(mask) or self.assume(mask) for mask in masks)
+            if self.sizes_told:
+                self._queue(copies, call, None)
 
     def _queue(self, copies: Copies, call: OperatorCall, result: object) -> None:
         for content in copies(result, call.args, call.kwargs):
@@ -218,8 +239,8 @@ class ValueMode:
             return None
         if torch.cuda.is_current_stream_capturing():
             return None  # what is captured does not happen yet
-        for tensor in unknown:
-            self.assume(tensor)
+        if not all(map(self.assume, unknown)):
+            return None
         written = {id(tensor) for tensor in call.written()}
         copies: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -236,9 +257,9 @@ class ValueMode:
         assumed = self.values.are_assumed(inputs)
         return Plan(host_args, host_kwargs, list(copies.values()), assumed)
 
-    def assume(self, tensor: Tensor) -> None:
-        """Give a small tensor, of which nothing is known, plausible values."""
-        self.values.write(tensor, self.assumptions.of_tensor(tensor), assumed=True)
+    def assume(self, tensor: Tensor) -> bool:
+        """Give a small tensor, of which nothing is known, plausible values; False: no room."""
+        return self.values.write(tensor, self.assumptions.of_tensor(tensor), assumed=True)
 
     def compute(self, call: OperatorCall, plan: Plan, device: int) -> tuple[Any] | None:
         """Return an operator's result, computed on the host; None where the host cannot."""

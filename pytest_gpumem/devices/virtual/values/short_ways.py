@@ -57,7 +57,7 @@ def reads_host(args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:
 def short_way(
     name: str, written: Sequence[int], *, first_is_tensor: bool, copies: bool, reads_back: bool
 ) -> ShortWay | None:
-    """Return what tells of an operator's call whether it is such a one; None: none is.
+    """Return the test of an operator's calls for that; None: no call passes.
 
     Args:
         name: the operator's, without namespace and overload.

@@ -73,10 +73,12 @@ def nonzero_copies(result: Tensor, mask: Tensor, **_options: object) -> list[byt
 
 
 def masked_select_copies(
-    result: Tensor, values: Tensor, mask: Tensor, **_options: object
+    _result: object, values: Tensor, mask: Tensor, **_options: object
 ) -> list[bytes]:
     """Return the number of true values of the mask, as expanded."""
-    return _count_of_true(torch.broadcast_tensors(values, mask)[1], result.numel())
+    expanded = torch.broadcast_tensors(values, mask)[1]
+    repeated = expanded.numel() // mask.numel() if mask.numel() else 0
+    return _count_of_true(expanded, int(_on_host(mask).count_nonzero()) * repeated)
 
 
 def nms_copies(result: Tensor, boxes: Tensor, *_options: object) -> list[bytes]:
@@ -352,6 +354,25 @@ COPIES: Final[dict[str, Callable[..., list[bytes]]]] = {
     "aten::linalg_eig": eig_copies,
 }
 """by the operator's name: a function of the host's result and the CUDA call's arguments"""
+
+INDEXING: Final = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+"""operators that take masks or whole numbers, and ask for the size of masks alone"""
+
+
+def masks_of(name: str, args: Sequence[Any]) -> list[Tensor] | None:
+    """Return the device's masks that alone tell an operator's sizes; None: other values do.
+
+    Args:
+        name: the operator's, with its namespace.
+        args: of its call.
+    """
+    if name == "aten::masked_select":
+        return [args[1]]
+    if name not in INDEXING:
+        return None
+    indices = (index for index in args[1] if index is not None)
+    return [index for index in indices if index.dtype in BYTE_MASKS and index.is_cuda]
+
 
 CHECKS: Final = {"aten::_linalg_check_errors"}
 """operators that raise the host's error, and need no result for that"""

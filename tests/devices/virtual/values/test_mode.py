@@ -309,3 +309,37 @@ def test_the_hosts_threads_are_as_they_were(mode, monkeypatch):
     torch.ones(8, device="cuda").add_(1).sum().item()
     assert set(used) == {1}
     assert torch.get_num_threads() == threads
+
+
+def test_what_known_masks_and_indices_choose_of_large_tensors_has_its_size(mode):
+    import torch
+
+    x = torch.empty(1000, 1000, device="cuda").normal_()
+    known = torch.ones(4, device="cuda")
+    mask = torch.arange(1000, device="cuda") % 4 == 0
+    assert x[mask].shape == (250, 1000)
+    assert x[:, mask].shape == (1000, 250)
+    assert x.masked_select(mask[:, None]).shape == (250_000,)
+    x[mask] = torch.empty(250, 1000, device="cuda").normal_()
+    x[mask] = 1.0
+    rows = torch.arange(7, device="cuda")
+    assert x[rows].shape == (7, 1000)
+    x[rows] = x[rows + 1]
+    assert mode.values.is_known(known)
+    assert not mode.values.is_known(x)
+    assert not mode.readbacks.any_assumed
+    assert 100_000 < len(x[:400][torch.randn(400, 1000, device="cuda") > 0]) < 300_000
+    assert mode.readbacks.any_assumed
+
+
+@pytest.mark.usefixtures("mode")
+def test_memory_of_masked_large_tensors_is_that_of_a_known_size():
+    import torch
+
+    x = torch.empty(1000, 1000, device="cuda").normal_()
+    mask = torch.arange(1000, device="cuda") % 4 == 0
+    rows = mask.nonzero()[:, 0]
+    torch.cuda.reset_peak_memory_stats()
+    before = current(0).allocated
+    chosen = x[mask]
+    assert current(0).allocated - before == chosen.nbytes + 448 == x[rows].nbytes + 448
