@@ -81,13 +81,15 @@ def pytest_runtestloop():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol():
-    """Give the environment back as it was.
+    """Give the environment and the collector's threshold back as they were.
 
     Inductor sets TRITON_CACHE_DIR for good. Every later process would be a new interpreter then,
-    of two seconds, instead of a fork of the warm process.
+    of two seconds, instead of a fork of the warm process. mypy lets the collector run seldom, and
+    garbage of a later test's compilation was in its peak.
     """
-    environment = dict(os.environ)
+    environment, threshold = dict(os.environ), gc.get_threshold()
     result = yield
+    gc.set_threshold(*threshold)
     for name in os.environ.keys() - environment.keys() - {"CUDA_MODULE_LOADING"}:
         del os.environ[name]
     os.environ.update(environment)
