@@ -1,5 +1,7 @@
 """torchao: an 8-bit optimizer keeps less state; weights of 8 bits take less than of 16."""
 
+import gc
+
 import pytest
 import torch
 from torchao.optim import AdamW8bit
@@ -32,3 +34,17 @@ def test_quantized_weights_take_less(gpu_memory):
     quantize_(model, Int8WeightOnlyConfig())
     assert gpu_memory.allocated < 0.6 * before
     model(torch.randn(8, 2048, device="cuda", dtype=torch.bfloat16))
+
+
+@pytest.mark.gpu_memory(card="L4")
+def test_weights_that_are_quantized_on_their_way_to_the_gpu_take_less(gpu_memory):
+    """As torchao's own test_quantized_model_streaming has it, with two peaks compared by hand."""
+
+    def model():
+        return torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(4)))
+
+    with gpu_memory.measure("all, then quantized") as moved:
+        quantize_(model().cuda(), Int8WeightOnlyConfig())
+    gc.collect()  # the first model is in cycles of its own
+    with gpu_memory.measure("one by one", less_than=moved):
+        quantize_(model(), Int8WeightOnlyConfig(), device="cuda")

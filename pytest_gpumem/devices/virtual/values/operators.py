@@ -32,6 +32,8 @@ UNDECLARED: Final = {
 SIZED: Final = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 CARRIED: Final = {"_cudnn_rnn_flatten_weight"}
 """operators that move values by plain copies, which the native library carries out"""
+UNWRITTEN: Final = {"aten::record_stream"}
+"""operators that write nothing though their schema says so"""
 OVERWRITES: Final = {
     *("copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"),
     *("normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_"),
@@ -182,6 +184,8 @@ def traits_of(op: OpOverload) -> Traits:
 
 def writes_nothing(schema: torch.FunctionSchema) -> bool:
     """Return whether an operator's results are views of its arguments, or no tensors."""
+    if schema.name in UNWRITTEN:
+        return True
     tensors = [result for result in schema.returns if "Tensor" in str(result.type)]
     are_views = all(result.alias_info is not None for result in tensors)
     aliases = [argument.alias_info for argument in schema.arguments]

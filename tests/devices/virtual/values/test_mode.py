@@ -33,6 +33,16 @@ def test_small_tensors_are_computed_and_read_back():
 
 
 @pytest.mark.usefixtures("mode")
+def test_a_tensor_that_another_stream_uses_keeps_its_values():
+    """record_stream's schema says that it writes the tensor; it does not."""
+    import torch
+
+    x = torch.arange(4.0).cuda()
+    x.record_stream(torch.cuda.Stream())
+    assert x.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.usefixtures("mode")
 def test_backward_and_an_optimizer_are_the_cpus():
     import torch
 
