@@ -79,8 +79,12 @@ def pytest_runtestloop():
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 
+MOST_OBJECTS = 60_000
+"""objects that a collection goes through; libraries that tests import (mypy, Inductor) have more"""
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol():
+def pytest_runtest_protocol(item, nextitem):
     """Give the environment and the collector's threshold back as they were.
 
     Inductor sets TRITON_CACHE_DIR for good. Every later process would be a new interpreter then,
@@ -93,6 +97,10 @@ def pytest_runtest_protocol():
     for name in os.environ.keys() - environment.keys() - {"CUDA_MODULE_LOADING"}:
         del os.environ[name]
     os.environ.update(environment)
+    # Between two files no fixture holds a tensor, which is not to be hidden.
+    between_files = nextitem is not None and nextitem.path != item.path
+    if between_files and "torch" in sys.modules and len(gc.get_objects()) > MOST_OBJECTS:
+        hide_objects()
     return result
 
 

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import weakref
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.hidden_heap import hide_objects
@@ -103,18 +105,38 @@ def test_processes_that_a_fork_starts_are_forks_as_well():
     assert run("-c", code).stdout == "fork\n"
 
 
-def test_each_test_gives_the_environment_back_as_it_was(pytestconfig, monkeypatch):
-    """Inductor sets a variable for good, with which no fork would do."""
-    monkeypatch.setenv("WARM_TEST", "1")
-    plugin = pytestconfig.pluginmanager.get_plugin(str(TESTS / "conftest.py"))
-    protocol = plugin.pytest_runtest_protocol()
+def protocol_around(request, nextitem=None):
+    """The conftest file's part around a test, at its middle."""
+    plugin = request.config.pluginmanager.get_plugin(str(TESTS / "conftest.py"))
+    protocol = plugin.pytest_runtest_protocol(request.node, nextitem)
     next(protocol)
+    return protocol
+
+
+def test_each_test_gives_environment_and_threshold_back_as_they_were(request, monkeypatch):
+    """Inductor sets a variable for good, with which no fork would do; mypy sets the threshold."""
+    monkeypatch.setenv("WARM_TEST", "1")
+    threshold = gc.get_threshold()
+    protocol = protocol_around(request)
     os.environ["TRITON_CACHE_DIR"] = "/nowhere"
     del os.environ["WARM_TEST"]
+    gc.set_threshold(200_000, 30, 30)
     with pytest.raises(StopIteration):
         protocol.send(None)
     assert "TRITON_CACHE_DIR" not in os.environ
     assert os.environ["WARM_TEST"] == "1"
+    assert gc.get_threshold() == threshold
+
+
+def test_objects_of_libraries_that_tests_import_are_hidden_between_files(request, torch):
+    if not hide_objects():
+        pytest.skip("not of this Python")
+    imported = [[] for _ in range(70_000)]
+    for path, hidden in ((request.path, False), (Path("test_other.py"), True)):
+        protocol = protocol_around(request, SimpleNamespace(path=path))
+        with pytest.raises(StopIteration):
+            protocol.send(None)
+        assert (len(gc.get_objects()) < len(imported)) is hidden
 
 
 def test_hidden_objects_cost_no_collection_and_others_are_collected():
