@@ -69,7 +69,8 @@ RESNET_STEPS = f"""
     import torch, torchvision
     from test_figures import peaks
 
-    model = torchvision.models.resnet50().cuda()
+    with torch.device("cuda"):  # where nothing draws its values
+        model = torchvision.models.resnet50()
     images = torch.randn(32, 3, 224, 224, device="cuda")
     labels = torch.randint(0, 1000, (32,), device="cuda")
     loss = torch.nn.functional.cross_entropy
