@@ -85,6 +85,22 @@ KEEPERS = {
             "(SumBackward0): 24.00 MiB in 4 blocks"
         ),
     ),
+    "graph of checkpoints": (
+        (
+            "from torch.utils.checkpoint import checkpoint\nLOSSES = []\n"
+            "class Block(torch.nn.Module):\n    def forward(self, x): return x.exp().sin()"
+        ),
+        [
+            "x = mib(2).float().requires_grad_()",
+            "block = Block()",
+            "for _ in range(3): x = checkpoint(block, x, use_reentrant=False)",
+            "LOSSES.append(x.sum())",
+        ],
+        (
+            "global variable LOSSES of test_it.py (list of 1), with its autograd graph "
+            "(SumBackward0): 24.00 MiB in 4 blocks"
+        ),
+    ),
     "graph": (
         "KEPT = []",
         ["KEPT.append(mib(8).float().requires_grad_().exp().sum())"],
