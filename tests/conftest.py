@@ -13,6 +13,7 @@ import os
 import pkgutil
 import sys
 
+import hypothesis
 import pytest
 from helpers import installed_packages
 from helpers.hidden_heap import hide_objects
@@ -27,6 +28,12 @@ from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_plans
 from pytest_gpumem.devices.virtual.device import VirtualDevice
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.meter.meter import Meter
+
+# No example is to fail by the clock: on a busy machine drawing one takes seconds.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 pytest.register_assert_rewrite(
     "helpers.hint_suite",
