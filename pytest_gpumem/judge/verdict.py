@@ -254,8 +254,9 @@ def _split_command(command: str) -> tuple[list[str], list[str]]:
     """Return the words that start pytest, and those between these and the last one."""
     try:
         words = shlex.split(command)
-        place = words.index("pytest") + 1
-    except ValueError:  # of a report that was edited by hand
+        # Of a script it may be a path: ".venv/bin/pytest".
+        place = next(i for i, word in enumerate(words, 1) if word.rpartition("/")[2] == "pytest")
+    except (ValueError, StopIteration):  # of a report that was edited by hand
         return ["pytest"], []
     return words[:place], words[place:-1]
 

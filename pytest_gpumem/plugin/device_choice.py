@@ -7,6 +7,7 @@ before any test is known.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from pytest_gpumem.plugin.settings import DEVICES, REPEATED, Option, Settings, r
 from pytest_gpumem.torchrun_env import current_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
     from pytest_gpumem.devices.select import Choice
 
@@ -43,8 +44,8 @@ NARROWING: Final = ("-k", "--deselect", "--ignore", "--ignore-glob")
 """options of pytest that leave tests out; a command that names its test does without them"""
 COLLECTING_INI: Final = ("python", "collect_", "addopts")
 """beginnings of ini options that decide or leave out as these do"""
-SENT: Final = "gpumem_repeated"
-"""the name under which a worker of pytest-xdist is given the controller's words"""
+SENT: Final = "gpumem_command_line"
+"""the name under which a worker of pytest-xdist is given the controller's launcher and options"""
 
 
 def load_by_default() -> None:
@@ -101,13 +102,16 @@ def note_command_line(config: pytest.Config) -> Settings:
     """
     settings = config.stash[SETTINGS]
     if hasattr(config, "workerinput"):  # it has the controller's arguments, without options
-        repeated = tuple(config.workerinput.get(SENT, settings.repeated))
-        settings = settings._replace(repeated=repeated)
+        own_words = (settings.launcher, settings.repeated)
+        launcher, repeated = map(tuple, config.workerinput.get(SENT, own_words))
+        settings = settings._replace(launcher=launcher, repeated=repeated)
     else:
         early = config.stash.get(KNOWN_EARLY, None)
         own = vars(config.option).keys() - early if early is not None else ()
         flags = {name for name in own if isinstance(getattr(config.option, name), bool)}
         words = [os.fspath(word) for word in config.invocation_params.args]
+        if words == sys.argv[1:]:  # else a program calls pytest.main(...)
+            settings = settings._replace(launcher=launcher_of(sys.argv, sys.orig_argv))
         named = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else ()
         settings = settings._replace(
             repeated=(*settings.repeated, *given_options(words, COLLECTING, own, flags)),
@@ -115,6 +119,24 @@ def note_command_line(config: pytest.Config) -> Settings:
         )
     config.stash[SETTINGS] = settings
     return settings
+
+
+def launcher_of(arguments: Sequence[str], interpreter_arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return the words that started pytest, as they were typed: "python -m pytest", "pytest".
+
+    Without a script ``pytest`` on the search path the first works alone; and it imports from the
+    working folder, which the second does not.
+
+    Args:
+        arguments: ``sys.argv``.
+        interpreter_arguments: ``sys.orig_argv``, with the interpreter and its options before these.
+    """
+    head = interpreter_arguments[: len(interpreter_arguments) - len(arguments) + 1]
+    if head[-2:-1] and head[-2].startswith("-") and head[-2].endswith("m") and head[-1] == "pytest":
+        return tuple(head)
+    script = Path(next(iter(arguments), ""))
+    named = script.name != "pytest" or shutil.which("pytest") == str(script.absolute())
+    return ("pytest",) if named else (arguments[0],)
 
 
 def given_options(

@@ -135,7 +135,7 @@ class GpuMemPlugin:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:  # noqa: ANN401 - of pytest-xdist
         """Give a worker the words that its tests' commands repeat."""
-        node.workerinput[SENT] = list(self.settings.repeated)
+        node.workerinput[SENT] = [list(self.settings.launcher), list(self.settings.repeated)]
 
     # -- results --
 

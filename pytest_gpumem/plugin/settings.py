@@ -257,6 +257,8 @@ class Settings(NamedTuple):
     against: str
     """the key of the device whose baselines tests are held to; "" is their own"""
     against_tolerance: Tolerance | None
+    launcher: tuple[str, ...] = ("pytest",)
+    """the words of the command line that started pytest"""
     repeated: tuple[str, ...] = ()
     """the options of the command line that decide what is measured and compared"""
     arguments: tuple[str, ...] = ()
@@ -308,6 +310,7 @@ class Settings(NamedTuple):
             updating=self.update_baselines,
             against=self.against,
             against_tolerance=self.against_tolerance,
+            launcher=self.launcher,
             repeated=self.repeated,
         )
 

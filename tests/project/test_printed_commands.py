@@ -17,8 +17,10 @@ from helpers.html_pages import Page
 from helpers.pages import Place
 from helpers.paths import ROOT
 from helpers.sources import HELPER
+from helpers.warm import warm_python
 
-from pytest_gpumem.plugin.device_choice import COLLECTING, NARROWING, given_options
+from pytest_gpumem.judge.verdict import retargeted, update_command
+from pytest_gpumem.plugin.device_choice import COLLECTING, NARROWING, given_options, launcher_of
 
 PACKAGE = ROOT / "pytest_gpumem"
 COMMAND = re.compile(
@@ -126,6 +128,32 @@ def test_options_are_repeated_each_as_one_word(line, repeated, narrowing):
     assert list(given_options(words, NARROWING)) == narrowing
 
 
+MODULE = "site-packages/pytest/__main__.py"
+
+
+@pytest.mark.parametrize(
+    ("typed", "script", "launcher"),
+    [
+        ("python -m pytest", MODULE, ["python", "-m", "pytest"]),
+        ("python3 -X dev -Bm pytest", MODULE, ["python3", "-X", "dev", "-Bm", "pytest"]),
+        ("python cover run -m pytest", MODULE, ["python", "cover", "run", "-m", "pytest"]),
+        ("/env/python BIN/pytest", "BIN/pytest", ["pytest"]),
+        ("/env/python env/bin/pytest", "env/bin/pytest", ["env/bin/pytest"]),
+        ("python program.py", "program.py", ["pytest"]),
+        ("python -m program", "program.py", ["pytest"]),
+    ],
+)
+def test_pytest_is_started_as_it_was(typed, script, launcher, tmp_path, monkeypatch):
+    (tmp_path / "pytest").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = [word.replace("BIN", str(tmp_path)) for word in (*shlex.split(typed), "-k", "a b")]
+    script = script.replace("BIN", str(tmp_path))
+    started = launcher_of([script, "-k", "a b"], words)
+    assert list(started) == launcher
+    command = update_command(["test_a.py"], ["--gpumem-card=T4"], started)
+    assert retargeted(command, ["test_b.py"]) == command.replace("test_a", "test_b")
+
+
 IDS = ("a b", "[x]", "$HOME", """it's "q" \\ `ls` *""")
 TESTS = f"""
 import os
@@ -230,6 +258,36 @@ def test_workers_print_what_the_controller_was_asked_with(place):
     assert len(set(each)) == len(IDS)
     assert "baselines: 1 created" in place.sh(each[2]).out
     assert "3 created, 1 unchanged" in place.sh(every).out
+
+
+STARTER = """#!/bin/sh
+exec "{python}" -c '
+import runpy, sys
+sys.orig_argv = ["python", *sys.argv[1:]]
+del sys.argv[:2]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+' "$@"
+"""
+"""a stand-in of ``python -m``, whose ``sys.orig_argv`` is that of the warm process otherwise"""
+
+
+def test_what_python_m_pytest_was_asked_is_asked_so_again(place):
+    """It imports from the working folder, and needs no script on the search path."""
+    place.write("inner/test_b.py", f"import sizes_of_project\n{TESTS}")
+    place.write("sizes_of_project.py", "")
+    folder = place.folder.parent.parent / "scripts"
+    folder.mkdir()
+    python = folder / "python"
+    python.write_text(STARTER.format(python=warm_python()), encoding="utf-8")
+    python.chmod(0o755)
+    path = f"{folder}:/usr/bin:/bin"
+    assert place.sh("! command -v pytest", PATH=path).ret == 0
+    words = ("python", "-m", *SESSION, "-n1", "inner")
+    session = place.sh(shlex.join(words), PATH=path)
+    assert "4 without baseline" in session.out
+    commands = re.findall(r"^gpumem: to record baselines: (.*)$", session.out, re.MULTILINE)
+    assert [command.startswith("python -m pytest inner ") for command in commands] == [True]
+    assert "baselines: 4 created" in place.sh(commands[0], PATH=path).out
 
 
 def test_commands_about_baselines_delete_list_and_write(place):
