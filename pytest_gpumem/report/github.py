@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from pytest_gpumem.judge.breakdown_diff import site_name
 from pytest_gpumem.judge.result import urgency
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.report.text import printable
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from pytest_gpumem.judge.result import Result
+    from pytest_gpumem.measurement import Site
 
 SUMMARY_LIMIT: Final = 1024 * 1024
 """bytes that GitHub takes of a step's summary; of a larger one it shows nothing"""
@@ -90,20 +92,33 @@ def line_at_fault(result: Result) -> tuple[str, int, str] | None:
     """Return the file and line that made a test fail, and how; None where that is not known."""
     measurement = result.measurement
     oom = measurement.out_of_memory if measurement else None
+    held_lines = [line for line in result.held_lines if line.reasons]
+    keepers = [
+        f"{_amount(line.site)} of {site_name(line.site)} {', '.join(line.reasons)}"
+        for line in held_lines
+    ]
     if oom is not None:
         match = _PLACE.fullmatch(oom.site)
         requested = f" of {format_size(oom.requested)}" if oom.requested else ""
-        return (match[1], int(match[2]), f"out of memory: a request{requested}") if match else None
+        words = "; ".join([f"out of memory: a request{requested}", *keepers])
+        return (match[1], int(match[2]), words) if match else None
     stayed = measurement.stayed if measurement else None
     if result.verdict.kind is Kind.LEAKED and stayed is not None and stayed.sites:
         site = stayed.sites[0]
         held = f", held by {stayed.holders[0].text}" if stayed.holders else ""
-        return site.path, site.line, f"leaked: {format_size(site.nbytes)} of {site.category}{held}"
+        return site.path, site.line, f"leaked: {_amount(site)}{held}"
     if result.verdict.causes and result.verdict.causes[0].site is not None:
         cause, site = result.verdict.causes[0], result.verdict.causes[0].site
         growth = f"{format_size(cause.nbytes, signed=True)} of {cause.category}"
         return site.path, site.line, "; ".join([growth, *cause.reasons])
+    if held_lines:  # over a budget: where nothing is kept, no line is at fault
+        site = held_lines[0].site
+        return site.path, site.line, f"{result.verdict.kind}: {'; '.join(keepers)}"
     return None
+
+
+def _amount(site: Site) -> str:
+    return f"{format_size(site.nbytes)} of {site.category}"
 
 
 def _file_name(file: Path, workspace: Path) -> str:

@@ -110,12 +110,25 @@ class BreakdownJson(Strict, frozen=True):
     autocast: bool | None = None
 
 
+class KeeperJson(Strict, frozen=True, rename={"nbytes": "bytes"}):
+    """A variable, attribute, list or graph that keeps blocks of a source line alive at the peak."""
+
+    path: str
+    line: Count
+    category: Category
+    text: str
+    nbytes: Bytes
+    blocks: Count
+    steps: tuple[Count, ...]
+
+
 class AttributionJson(Strict, frozen=True):
     """Where one device's peak comes from."""
 
     breakdown: BreakdownJson
     notes: tuple[str, ...]
     hints: tuple[str, ...]
+    keepers: tuple[KeeperJson, ...] = ()
 
 
 class SlopeJson(Strict, frozen=True):
@@ -186,18 +199,6 @@ class ComparisonJson(Strict, frozen=True):
     baseline: Signed | None
     allowance: Bytes | None
     budget: Bytes | None
-
-
-class KeeperJson(Strict, frozen=True, rename={"nbytes": "bytes"}):
-    """A variable, attribute, list or graph that keeps blocks of a source line alive at the peak."""
-
-    path: str
-    line: Count
-    category: Category
-    text: str
-    nbytes: Bytes
-    blocks: Count
-    steps: tuple[Count, ...]
 
 
 class CauseJson(Strict, frozen=True, rename={"nbytes": "bytes"}):

@@ -10,7 +10,7 @@ import pytest
 from helpers.sample_report import EVIL, attribution, entry, measured, result, sample
 
 from pytest_gpumem.judge.verdict import Kind, Lookup, Verdict
-from pytest_gpumem.measurement import Holder, Site, Stayed
+from pytest_gpumem.measurement import Holder, Keeper, Site, Stayed
 from pytest_gpumem.report.github import cause_warnings, error_lines
 from pytest_gpumem.sizes import MIB
 
@@ -144,6 +144,36 @@ def test_an_out_of_memory_and_a_leak_are_annotated_where_they_asked_for_memory(p
     assert found["7"].startswith(
         "leaked: 3.00 MiB of activations, held by global variable CACHE; makes fail "
     )
+
+
+def over(kind):
+    """A test whose peak is too high for a limit, with what keeps its activations."""
+    failed = next(it for it in sample().results if it.verdict.kind is kind)
+    (first,) = failed.measurement.attributions
+    site = next(it for it in first.breakdown.sites if it.category == "activations")
+    text = "local variable best of step, src/train.py:11"
+    keeper = Keeper(site.path, site.line, site.category, text, site.nbytes, 3, (1, 2))
+    sites = (site, *(it for it in first.breakdown.sites if it.category == "gradients"))
+    first = replace(first, breakdown=replace(first.breakdown, sites=sites), keepers=(keeper,))
+    return replace(failed, measurement=replace(failed.measurement, attributions=(first,)))
+
+
+def test_what_keeps_the_largest_lines_is_annotated_where_a_limit_was_met(project):
+    """An out of memory is annotated where it asked for more."""
+    oom, over_budget = over(Kind.OUT_OF_MEMORY), over(Kind.OVER_BUDGET)
+    short = replace(oom.measurement.out_of_memory, site="src/model.py:31 in step")
+    oom = replace(oom, measurement=replace(oom.measurement, out_of_memory=short))
+    kept = (
+        r"\d+\.\d\d MiB of activations of src/model.py:88 \(Attention.forward\) kept by local "
+        r"variable best of step, src/train.py:11, of steps 1 and 2"
+    )
+    found = {it["line"]: message for it, message in warnings([oom, over_budget], project)}
+    assert re.match(rf"out of memory: a request of 512.00 MiB; {kept}; makes fail ", found["31"])
+    assert re.match(rf"over budget: {kept}; makes fail ", found["88"])
+    attributions = over_budget.measurement.attributions
+    alone = tuple(replace(it, keepers=()) for it in attributions)
+    measurement = replace(over_budget.measurement, attributions=alone)
+    assert warnings([replace(over_budget, measurement=measurement)], project) == []
 
 
 def test_no_line_is_annotated_that_github_could_not_show(project):
