@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -177,12 +179,14 @@ def test_without_a_working_compiler_the_wheel_is_pure_and_says_why(tmp_path, cas
 @needs_compiler
 def test_build_in_place_replaces_what_an_earlier_one_left(tmp_path):
     copy_tree(tmp_path)
-    build = (sys.executable, "setup.py", "--quiet", "build_ext", "--inplace")
     ask = (
         "from importlib.util import module_from_spec as make, spec_from_file_location as spec\n"
         f"s = spec('native', '{NATIVE}/__init__.py'); m = make(s); s.loader.exec_module(m)\n"
         "print(m.build_problem())"
     )
+    printed = run(sys.executable, "-c", ask, cwd=tmp_path)
+    command = re.search("in a source tree: python (.*?); else", printed)[1]
+    build = (sys.executable, *shlex.split(command))
     run(*build, cwd=tmp_path, CC="/nonexistent")
     assert "'/nonexistent'" in run(sys.executable, "-c", ask, cwd=tmp_path)
     run(*build, cwd=tmp_path)

@@ -1,8 +1,9 @@
 """Commands that the package prints: each is run in a shell, as it stands, where it was printed.
 
-The first tests collect the places that print any. The others print each command in a project that
-makes quoting and repeated options necessary: pytest is not run in its root folder, names have
-spaces, brackets, dollars and quotes, and options decide which tests there are.
+The first tests collect the places that print any; those whose words stand in the source are run in
+test_fixed_commands.py. The others print each command in a project that makes quoting and repeated
+options necessary: pytest is not run in its root folder, names have spaces, brackets, dollars and
+quotes, and options decide which tests there are.
 """
 
 from __future__ import annotations
@@ -15,18 +16,13 @@ import shlex
 import pytest
 from helpers.html_pages import Page
 from helpers.pages import Place
-from helpers.paths import ROOT
+from helpers.printed_commands import source_trees, texts_with_commands
 from helpers.sources import HELPER
 from helpers.warm import warm_python
 
 from pytest_gpumem.judge.verdict import retargeted, update_command
 from pytest_gpumem.plugin.device_choice import COLLECTING, NARROWING, given_options, launcher_of
 
-PACKAGE = ROOT / "pytest_gpumem"
-COMMAND = re.compile(
-    r"\b(?:pytest --?\w|gpumem (?:run|fit|cards|compare|diff|show|history|prune)\b"
-    r"|git (?:checkout|fetch|log)\b|pip install|python \w+\.py|torchrun --?\w).*"
-)
 WRITTEN = {
     "baselines/file_format.py": ["git checkout --ours FILE, or --theirs)"],
     "baselines/history.py": ["git fetch --unshallow gets the commits before it"],
@@ -58,42 +54,30 @@ WRITTEN = {
     ],
     "plugin/settings.py": ["pip install 'pytest-gpumem[html]'"],
     "report/json_report.py": ["pytest --gpumem-json=PATH wrote"],
+    "setup.py": [
+        (
+            "pip install --force-reinstall --no-deps --no-cache-dir pytest-gpumem, or, in a source "
+            "tree: python setup.py build_ext --inplace"
+        ),
+        "pip install --force-reinstall --no-deps --no-binary pytest-gpumem pytest-gpumem",
+    ],
 }
-"""texts with commands, by module: synopses, and what needs a network or a compiler; all others are
-made of words, or run below"""
+"""texts with commands, by module, beside those that are made of words: test_fixed_commands.py runs
+them; test_packaging.py builds, plugin/test_devices.py runs ``pytest -p gpumem``, cli/ has the tests
+of synopses"""
 JOINED = {
     "baselines/stale.py": 1,
     "cli/prune.py": 2,
     "cli/show.py": 1,
     "judge/verdict.py": 1,
     "report/json_report.py": 1,
+    "setup.py": 2,  # the compiler's, which it runs itself
 }
 """modules that make commands of words, and how many"""
 
 
-def source_trees():
-    for path in sorted(PACKAGE.rglob("*.py")):
-        yield path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
-
-
 def test_every_text_with_a_command_is_known():
-    texts = {}
-    for name, tree in source_trees():
-        prose = {
-            id(node.value)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        }
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and id(node) not in prose:
-                match = COMMAND.search(str(node.value))
-                if match:
-                    texts.setdefault(name, []).append(match[0])
-    assert texts == WRITTEN
-    extras = re.findall(r"pytest-gpumem\[(\w+)\]", str(texts))
-    for extra in extras:
-        assert re.search(rf"(?m)^{extra} = \[", (ROOT / "pyproject.toml").read_text())
-    assert (ROOT / "setup.py").is_file()
+    assert texts_with_commands() == WRITTEN
 
 
 def test_every_place_that_joins_words_to_a_command_is_known():

@@ -1,0 +1,38 @@
+"""Texts of the package's source that have commands, for the tests that run these."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from helpers.paths import ROOT
+
+PACKAGE = ROOT / "pytest_gpumem"
+COMMAND = re.compile(
+    r"\b(?:pytest --?\w|gpumem (?:run|fit|cards|compare|diff|show|history|prune)\b"
+    r"|git (?:checkout|fetch|log)\b|pip install|python \w+\.py|torchrun --?\w).*"
+)
+
+
+def source_trees():
+    """The package's modules and setup.py, each parsed, by name."""
+    for path in (*sorted(PACKAGE.rglob("*.py")), ROOT / "setup.py"):
+        base = PACKAGE if path.is_relative_to(PACKAGE) else ROOT
+        yield path.relative_to(base).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def texts_with_commands():
+    """The texts, from their first command on, by module; docstrings are none."""
+    texts = {}
+    for name, tree in source_trees():
+        prose = {
+            id(node.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and id(node) not in prose:
+                match = COMMAND.search(str(node.value))
+                if match:
+                    texts.setdefault(name, []).append(match[0])
+    return texts
