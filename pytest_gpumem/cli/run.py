@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from tabulate import tabulate
 
-from pytest_gpumem.cli.children import read_children, watched_children
 from pytest_gpumem.cli.outcome import PREDICTED, Outcome, read_max_gib, show_error
 from pytest_gpumem.devices.cards import find_card
+from pytest_gpumem.devices.children import ChildWatch
 from pytest_gpumem.devices.select import DEFAULT_CARD, RUN_CARD, RUN_DEVICE, choose
 from pytest_gpumem.errors import DeviceError, SpecError
 from pytest_gpumem.measurement import OutOfMemory, Peak
@@ -26,8 +26,8 @@ from pytest_gpumem.spec import MOST_DEVICES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_gpumem.cli.children import Child
     from pytest_gpumem.devices.base import Device, Values
+    from pytest_gpumem.devices.children import Child
     from pytest_gpumem.measurement import Measurement
 
 HELP: Final = "run a program on a virtual GPU (or a real one) and print its peaks"
@@ -147,13 +147,10 @@ def measure_program(
     meter.start(count_held=True)
     meter.cap(limit)
     status, shortage = 1, None
-    children: list[Child] = []
+    watch = ChildWatch()
     try:
-        with watched_children() as folder:
-            try:
-                status = program.run()
-            finally:
-                children = read_children(folder)
+        with watch.watching():
+            status = program.run()
     except KeyboardInterrupt:
         status = INTERRUPTED
     except BaseException as error:  # noqa: BLE001 - the program's own; shown as Python shows it
@@ -173,7 +170,7 @@ def measure_program(
         meter.stop()
     if shortage is not None:
         print(shortage_text(shortage), file=sys.stderr)
-    print(summary(measurement, limit, children), file=sys.stderr)
+    print(summary(measurement, limit, watch.children()), file=sys.stderr)
     if trouble is not None:
         print(f"gpumem: {trouble}: these figures mean nothing", file=sys.stderr)
         return status or 1

@@ -92,6 +92,8 @@ class Case:
     card_bytes: int | None
     relations: Sequence[tuple[Relation, int]] = ()
     """limits that other parts tell, with their bytes"""
+    children: Sequence[Peak] = ()
+    """peaks of processes that the test started, one a process and device"""
 
     @cached_property
     def entry(self) -> BaselineEntry | None:

@@ -14,6 +14,7 @@ from pytest_gpumem.judge.comparison import Case, both_sizes
 from pytest_gpumem.judge.verdict import (
     DEFAULT_TOLERANCES,
     NEED_UNKNOWN,
+    PEAKS,
     UPDATE_OPTION,
     USE_LESS,
     WORDS,
@@ -34,7 +35,7 @@ from pytest_gpumem.step_growth import growth
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from pytest_gpumem.measurement import Measurement
+    from pytest_gpumem.measurement import Measurement, Peak
     from pytest_gpumem.relations import Relation
     from pytest_gpumem.spec import MemorySpec
 
@@ -48,6 +49,7 @@ def judge(  # noqa: PLR0913 - the last two are words for the verdict
     nodeid: str = "",
     card_bytes: int | None = None,
     relations: Sequence[tuple[Relation, int]] = (),
+    children: Sequence[Peak] = (),
 ) -> Verdict:
     """Judge a measurement: out of memory first, then budgets, growth, and the baseline.
 
@@ -61,8 +63,9 @@ def judge(  # noqa: PLR0913 - the last two are words for the verdict
         nodeid: the test as a command line in the working folder names it, for the remedy.
         card_bytes: the memory of ``spec.card`` less its CUDA context.
         relations: limits that other parts tell, with their bytes.
+        children: peaks of processes that the test started, one a process and device.
     """
-    case = Case(measurement, spec, lookup, policy, nodeid, card_bytes, relations)
+    case = Case(measurement, spec, lookup, policy, nodeid, card_bytes, relations, children)
     # A step that does not run, or not within its limits, fails however its baseline looks.
     failure = _out_of_memory(case) or _over_budget(case) or _growing(case)
     return failure or _without_baseline(case) or _largest(case) or _compared(case)
@@ -188,7 +191,7 @@ def _over_budget(case: Case) -> Verdict | None:
         if row.peak == limit.peak and row.measured > limit.nbytes
     ]
     if not excesses:
-        return _over_budget_outside(case)
+        return _over_budget_outside(case) or _over_budget_in_child(case)
     excesses.sort(key=lambda item: -item[0])
     texts = [
         f"{row.title} of {format_size(row.measured)}{case.on_device(row.device)} is "
@@ -231,6 +234,27 @@ def _over_budget_outside(case: Case) -> Verdict | None:
     )
     verdict = _verdict(case, Kind.OVER_BUDGET, finding, failed=True)
     larger_limit = "" if limit.name == "card" else _declare(limit.name, total)
+    return replace(verdict, remedy=f"try {USE_LESS}{larger_limit}")
+
+
+def _over_budget_in_child(case: Case) -> Verdict | None:
+    """Judge a process that the test started, by itself: its memory is in no peak of the test."""
+    excesses = [
+        (size - limit.nbytes, size, limit)
+        for peak in case.children
+        for limit in case.limits
+        if limit.peak in PEAKS and limit.relation is None
+        if (size := getattr(peak, limit.peak)) > limit.nbytes
+    ]
+    if not excesses:
+        return None
+    over, size, limit = max(excesses, key=lambda excess: excess[0])
+    finding = (
+        f"a child process's peak {limit.peak} of {format_size(size)} is {format_size(over)} over "
+        f"{limit}"
+    )
+    verdict = _verdict(case, Kind.OVER_BUDGET, finding, failed=True)
+    larger_limit = "" if limit.name == "card" else _declare(limit.name, size)
     return replace(verdict, remedy=f"try {USE_LESS}{larger_limit}")
 
 

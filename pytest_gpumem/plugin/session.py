@@ -450,6 +450,7 @@ class MemorySession:
             nodeid=item.argument,
             card_bytes=run.card.usable_memory if run.card and not part else None,
             relations=relations,
+            children=() if part else run.child_peaks(),
         )
         return Result(
             nodeid=item.nodeid,

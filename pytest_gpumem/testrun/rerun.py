@@ -7,7 +7,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from pytest_gpumem.devices.children import CHILDREN
 from pytest_gpumem.sizes import MIB, format_size
+from pytest_gpumem.testrun.child_processes import child_notes
 from pytest_gpumem.testrun.marked_item import Attempt
 from pytest_gpumem.torchrun_env import current_rank
 
@@ -191,7 +193,7 @@ class Runner:
     # -- a test that has ended --
 
     def ended(self) -> Run:
-        """Return the run of a test that has ended, with a note of memory that is not counted."""
+        """Return the run of a test that has ended, with notes of memory that is not counted."""
         assert self.run is not None  # noqa: S101 - for the type checker
         run = self.run
         uncounted = sum(held.allocated for held in run.meter.foreign)
@@ -206,6 +208,8 @@ class Runner:
             run.notes.append(
                 f"{format_size(uncounted)} held when it began, by {names}, are not counted"
             )
+        run.children = CHILDREN.children()
+        run.notes += child_notes(run)
         return run
 
     @contextmanager

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.devices.cards import CARDS, find_card
+from pytest_gpumem.devices.children import CHILDREN
 from pytest_gpumem.devices.gpu_ledger import Turn
 from pytest_gpumem.devices.lone_rank import joined
 from pytest_gpumem.measurement import OutOfMemory, Peak
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.attribution.recording import Recording, Span
     from pytest_gpumem.devices.base import Device
     from pytest_gpumem.devices.cards import Card
+    from pytest_gpumem.devices.children import Child
     from pytest_gpumem.fit.search import Largest
     from pytest_gpumem.measurement import DeviceInfo, Measurement
     from pytest_gpumem.meter.peaks import Tally
@@ -92,6 +94,8 @@ class Run:
     """device and address of blocks that are no leak, where leaks are asked for"""
     searches: dict[str, Largest] = field(default_factory=dict)
     """values that searches with a baseline found, by its name"""
+    children: list[Child] = field(default_factory=list)
+    """processes that used a GPU below this one, once the test has ended"""
     _inputs_read: set[str] = field(default_factory=set)
     _turn: Turn = field(default_factory=Turn)
     _needs_alone: bool = False
@@ -134,6 +138,7 @@ class Run:
         with ExitStack() as stack:
             stack.callback(device.close)
             info = device.open(card, spec.devices)
+            stack.enter_context(CHILDREN.watching())
             turn = stack.enter_context(device.turn(expected(info)))
             if spec.world_size is not None:
                 stack.enter_context(joined(spec.rank or 0, spec.world_size, device.kind))
@@ -412,6 +417,10 @@ class Run:
             return self.meter.peaks()
         return tuple(self.parts[part].tally.peaks) if part in self.parts else ()
 
+    def child_peaks(self) -> list[Peak]:
+        """Return the peaks of processes that the test started, one a process and device."""
+        return [peak for child in self.children for peak in child.peaks.values()]
+
     def windows(self, part: str) -> list[Span]:
         """Return when the test was measured, or a part of it."""
         return self.meter.windows(self.parts[part].tally if part else None)
@@ -421,6 +430,7 @@ class Run:
     ) -> None:
         """Begin to count anew, and to record; ``at_moment`` is called at each of its moments."""
         self.parts.clear()
+        CHILDREN.forget_ended()
         self.meter.restart(record=record, at_moment=at_moment)
 
     def lift_limits(self) -> None:

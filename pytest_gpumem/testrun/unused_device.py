@@ -68,8 +68,11 @@ def check_unused(run: Run, path: Path) -> None:
     Raises:
         UnusedDeviceError: it declares a limit, which would hold whatever the step takes.
     """
+    by_children = any(child.peaks for child in run.children)
     problem, cause = f"the test took no memory on {run.info.name}", ""
-    if not run.device.computes:  # the step may have run on the CPU
+    if by_children:
+        cause = "; its child processes did"
+    elif not run.device.computes:  # the step may have run on the CPU
         loaded = getattr(sys.modules.get("bitsandbytes.cextension"), "lib", None)
         # A library of CPU code that was chosen at its import stays for the whole process.
         if "bitsandbytes" in sys.modules and not getattr(loaded, "compiled_with_cuda", True):
@@ -80,7 +83,7 @@ def check_unused(run: Run, path: Path) -> None:
             )
         else:
             cause = _hidden_gpu(run, path)
-    if any(getattr(run.spec, name) is not None for name in MEMORY_LIMITS):
+    if not by_children and any(getattr(run.spec, name) is not None for name in MEMORY_LIMITS):
         raise UnusedDeviceError(
             f"@pytest.mark.gpu_memory({describe_budget(run.spec)})", problem + cause, REMEDY
         )

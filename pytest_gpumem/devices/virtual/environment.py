@@ -19,7 +19,7 @@ PRELOAD: Final = "LD_PRELOAD"
 INHERITED: Final = "GPUMEM_VIRTUAL"
 LIBRARIES: Final = ":".join(map(str, native.ALL))
 PYTHON_PATH: Final = "PYTHONPATH"
-HOOK: Final = str(Path(__file__).parents[2] / "cli" / "child_process")
+HOOK: Final = str(Path(__file__).parents[1] / "child_process")
 """the folder with the sitecustomize.py that Python runs first in child processes"""
 SHAPE_CHECK: Final = "_verify_params_across_processes"
 

@@ -181,6 +181,7 @@ def test_a_marked_test_may_spawn_ranks_with_ddp(suite):
     assert session.outcomes == {"passed": 1}, session.out
     for rank in range(2):
         assert f"rank {rank} of 2 Tesla T4" in session.out
+    assert "2 child processes reserved 22.00 MiB of device 0, 22.00 MiB of device 1" in session.flat
 
 
 @pytest.mark.parametrize(("source", "count"), [(LOADER, 2), (PROCESSES, 4)])

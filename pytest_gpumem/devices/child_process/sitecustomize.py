@@ -3,7 +3,7 @@
 On a virtual GPU it adapts torch.distributed; below ``gpumem run`` the process leaves its peaks.
 
 Python imports the first ``sitecustomize`` on its path. This one imports the user's own, if there is
-one, and costs little more until torch is imported. See :mod:`pytest_gpumem.cli.children`.
+one, and costs little more until torch is imported. See :mod:`pytest_gpumem.devices.children`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _TorchGuard(MetaPathFinder):
         sys.meta_path.remove(self)
         # An interpreter without this package, or with another version, works as if not watched.
         with suppress(Exception):
-            from pytest_gpumem.cli.children import watch_this_process
+            from pytest_gpumem.devices.children import watch_this_process
 
             watch_this_process()
         return importlib.util.find_spec(fullname)

@@ -1,0 +1,194 @@
+"""Peaks of the processes that a marked test or a program of ``gpumem run`` starts: ranks, workers.
+
+Each Python process that uses a GPU leaves a file in the folders that the environment names: when it
+initialises CUDA, and once more with its peaks when it ends. A process that is killed leaves the
+first file only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import sys
+import tempfile
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pytest_gpumem.devices.virtual.environment import (
+    HOOK,
+    INHERITED,
+    PYTHON_PATH,
+    prepend,
+    skip_shape_check,
+)
+from pytest_gpumem.measurement import Peak
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+VARIABLE: Final = "GPUMEM_CHILDREN"
+"""the environment's name for the folders: a test's, and that of a ``gpumem run`` around it"""
+
+
+class Child(NamedTuple):
+    """One process that used a GPU."""
+
+    name: str
+    """"rank 1 (pid 4711)", or its script with its number"""
+    peaks: dict[int, Peak]
+    """by device; only those that it used"""
+    ended: bool
+    """whether it told its peaks; False while it runs, and after a kill or ``os._exit``"""
+
+
+class ChildWatch:
+    """The processes that this one starts, and theirs, where they use a GPU."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._owner = 0
+        """the process that made the folder; a fork of it makes another one"""
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Have the processes that are started in the block leave their peaks."""
+        self.forget_ended()
+        with ExitStack() as stack:
+            prepend(stack, VARIABLE, str(self._own_folder()))
+            prepend(stack, PYTHON_PATH, HOOK)
+            yield
+
+    def _own_folder(self) -> Path:
+        if self._folder is None or self._owner != os.getpid():
+            self._folder = folder = Path(tempfile.mkdtemp(prefix="gpumem-"))
+            self._owner = owner = os.getpid()
+
+            def remove() -> None:
+                if os.getpid() == owner:
+                    # A launcher's ranks may outlive it by a moment, and write meanwhile.
+                    shutil.rmtree(folder, ignore_errors=True)
+
+            atexit.register(remove)
+        return self._folder
+
+    def forget_ended(self) -> None:
+        """Forget all processes but those that still run, as a fixture's server may."""
+        for path, record in self._records():
+            if record["peaks"] is not None or not _runs(record["pid"]):
+                path.unlink(missing_ok=True)
+
+    def _records(self) -> list[tuple[Path, dict[str, Any]]]:
+        records = []
+        for path in self._own_folder().glob("*.json"):
+            with suppress(OSError, ValueError):
+                records.append((path, json.loads(path.read_bytes())))
+        return records
+
+    def children(self) -> list[Child]:
+        """Return the processes that used a GPU, ranks in their order."""
+        records = [record for _, record in self._records()]
+        records.sort(key=lambda record: (record["rank"] is None, record["rank"], record["pid"]))
+        children = []
+        for record in records:
+            name = record["script"] if record["rank"] is None else f"rank {record['rank']}"
+            peaks = {int(index): Peak(*sizes) for index, sizes in (record["peaks"] or {}).items()}
+            ended = record["peaks"] is not None
+            children.append(Child(f"{name} (pid {record['pid']})", peaks, ended))
+        return children
+
+
+CHILDREN: Final = ChildWatch()
+"""those of marked tests"""
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a process runs; one that has ended, and is not waited for, does not."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] not in {"Z", "X"}
+
+
+def watch_this_process() -> None:
+    """Adapt this process to its parent's virtual GPU, and note its peaks for its parent."""
+    from pytest_gpumem.devices.torch_import import TorchImportHook
+
+    folders, inherits = os.environ.get(VARIABLE), INHERITED in os.environ
+    if "torch" in sys.modules or not (folders or inherits):
+        return
+
+    def imported(torch: ModuleType) -> None:
+        if inherits:
+            skip_shape_check(ExitStack())  # never closed: for as long as the process lives
+        if folders and torch.version.cuda:
+            _Watch(torch, [Path(folder) for folder in folders.split(os.pathsep)]).begin()
+
+    TorchImportHook(imported).install()
+
+
+class _Watch:
+    """The peaks of this process, resets by its own code not counted."""
+
+    def __init__(self, torch: ModuleType, folders: list[Path]) -> None:
+        self._torch: Any = torch
+        self._folders = folders
+        self._peaks: dict[int, Peak] = {}
+
+    def begin(self) -> None:
+        """Wait for CUDA's initialisation."""
+        binding = self._torch._C._cuda_resetPeakMemoryStats
+
+        def reset_peaks(device: int) -> object:
+            self._fold()
+            return binding(device)
+
+        def announce() -> None:
+            from multiprocessing.util import Finalize
+
+            self._write(None)
+            # multiprocessing's children end without Python's exit functions, but run these.
+            Finalize(None, self._end, exitpriority=0)
+            atexit.register(self._end)
+
+        self._torch._C._cuda_resetPeakMemoryStats = reset_peaks
+        self._torch.cuda._lazy_call(announce)
+
+    def _end(self) -> None:
+        with suppress(Exception):  # at an interpreter's end anything may be gone
+            self._fold()
+            self._write(
+                {
+                    index: [peak.allocated, peak.reserved]
+                    for index, peak in self._peaks.items()
+                    if peak.reserved
+                }
+            )
+
+    def _fold(self) -> None:
+        cuda = self._torch.cuda
+        for index in range(cuda.device_count()):
+            old = self._peaks.get(index, Peak(0, 0))
+            self._peaks[index] = Peak(
+                max(old.allocated, cuda.max_memory_allocated(index)),
+                max(old.reserved, cuda.max_memory_reserved(index)),
+            )
+
+    def _write(self, peaks: dict[int, list[int]] | None) -> None:
+        rank = os.environ.get("RANK", "")
+        record = {
+            "pid": os.getpid(),
+            "rank": int(rank) if rank.isdecimal() else None,
+            "script": Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python",
+            "peaks": peaks,
+        }
+        for folder in self._folders:
+            path = folder / f"{os.getpid()}.json"
+            temporary = path.with_suffix(".part")
+            with suppress(OSError):  # the folder is gone: this process outlives its parent
+                temporary.write_text(json.dumps(record), encoding="utf-8")
+                temporary.replace(path)

@@ -1,0 +1,58 @@
+"""Sentences on the memory of processes that a test started: it is in no figure of the test."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_gpumem.testrun.run import Run
+
+MOST_SHOWN: Final = 4
+"""processes on one device whose sizes are shown each"""
+
+
+def child_notes(run: Run) -> Iterator[str]:
+    """Yield sentences on the child processes of a test that has ended.
+
+    They name no process by its number, so that they are the same in every run.
+    """
+    reserved: dict[int, list[int]] = {}
+    for child in run.children:
+        for device, peak in child.peaks.items():
+            reserved.setdefault(device, []).append(peak.reserved)
+    shown, excesses, own_peaks = [], [], run.meter.peaks()
+    for device, sizes in sorted(reserved.items()):
+        text = " and ".join(format_size(size) for size in sorted(sizes, reverse=True))
+        if len(sizes) > MOST_SHOWN:
+            text = f"at most {format_size(max(sizes))} each, {format_size(sum(sizes))} in all,"
+        shown.append(f"{text} of device {device}")
+        # Each process has a CUDA context of its own.
+        room = run.info.total_memory - run.info.context * (1 + len(sizes))
+        limit = room if run.limit is None else min(run.limit, room)
+        total = sum(sizes) + (own_peaks[device].reserved if device < len(own_peaks) else 0)
+        if total > limit:  # each is measured by itself
+            excesses.append(
+                f"with the test's own memory these are up to {format_size(total)} on device "
+                f"{device}, if at the same time: more than the {format_size(limit)} that it may "
+                "take"
+            )
+    if shown:
+        number = sum(bool(child.peaks) for child in run.children)
+        yield (
+            f"{_counted(number)} reserved {', '.join(shown)}, which are in no figure of this test"
+        )
+    yield from excesses
+    silent = sum(not child.ended for child in run.children)
+    if silent:
+        yield (
+            f"{_counted(silent)} used the GPU and told no peak: it is known when a process has "
+            "ended, not by a signal or os._exit()"
+        )
+
+
+def _counted(number: int) -> str:
+    return "1 child process" if number == 1 else f"{number} child processes"

@@ -1,0 +1,106 @@
+"""Processes that a test starts: their memory is in no figure of the test, and never silent."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from pytest_gpumem.devices.children import Child
+from pytest_gpumem.measurement import Peak
+from pytest_gpumem.sizes import GIB, MIB
+from pytest_gpumem.testrun.child_processes import child_notes
+
+SOURCE = """
+import subprocess, sys
+
+CODE = '''
+import sys, torch
+tensor = torch.empty(int(sys.argv[1]) << 20, dtype=torch.uint8, device="cuda")
+del tensor
+torch.cuda.reset_peak_memory_stats()
+print(flush=True)
+sys.stdin.read()
+'''
+
+def started(size):
+    command = [sys.executable, "-c", CODE, str(size)]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child.stdout.readline()
+    return child
+
+@pytest.fixture(scope="module")
+def server():
+    child = started(8)
+    yield
+    child.communicate()
+
+@pytest.mark.gpu_memory(max_gib=0.02)
+def test_too_large():
+    started(30).communicate()
+
+@pytest.mark.gpu_memory
+def test_without(): mib(4)
+
+@pytest.mark.gpu_memory(max_gib=1)
+def test_served(server): mib(4)
+
+@pytest.mark.gpu_memory(max_gib=1)
+def test_beside(): mib(4)
+"""
+
+
+def test_a_child_process_is_told_and_judged_by_itself(suite):
+    """Also its peak before a reset of its own; a fixture's process is told in every test."""
+    session = suite.run("-v", source=SOURCE)
+    assert session.outcomes == {"passed": 3, "failed": 1}, session.out
+    assert session.verdicts()["test_too_large"] == "over budget"
+    assert "a child process's peak reserved of 30.00 MiB is 9.52 MiB over max_gib=0.02" in (
+        session.flat
+    )
+    assert (
+        "note: 1 child process reserved 30.00 MiB of device 0, which are in no figure of this test"
+        in session.flat
+    )
+    assert "the test took no memory on H100, and no baseline is made of it; its child" in (
+        session.flat
+    )
+    own = {"test_without": (4, 20), "test_served": (4, 20), "test_beside": (4, 20)}
+    assert session.figures() == {"test_too_large": (0, 0), **own}
+    assert "1 child process used the GPU and told no peak: it is known" in session.flat
+    assert "or os._exit() (2 tests)" in session.flat
+
+
+def notes_of(*children, limit=None):
+    run = SimpleNamespace(
+        children=[Child(str(number), sizes, ended=True) for number, sizes in enumerate(children)],
+        limit=limit,
+        meter=SimpleNamespace(peaks=lambda: (Peak(0, GIB),)),
+        info=SimpleNamespace(total_memory=16 * GIB, context=GIB),
+    )
+    return list(child_notes(run))
+
+
+def sizes(*nbytes):
+    return {device: Peak(0, size) for device, size in enumerate(nbytes) if size}
+
+
+def test_processes_are_told_by_device_in_any_order():
+    expected = (
+        "3 child processes reserved 5.00 MiB and 4.00 MiB of device 0, 7.00 MiB of device 1, which "
+        "are in no figure of this test"
+    )
+    children = sizes(4 * MIB), sizes(5 * MIB), sizes(0, 7 * MIB)
+    assert notes_of(*children) == notes_of(*reversed(children)) == [expected]
+    assert notes_of(sizes()) == []
+    (many,) = notes_of(*[sizes(2 * MIB)] * 5)
+    assert "reserved at most 2.00 MiB each, 10.00 MiB in all, of device 0, which" in many
+
+
+def test_together_they_may_be_more_than_the_limit_or_the_card_with_their_contexts():
+    assert len(notes_of(sizes(GIB), limit=2 * GIB)) == 1
+    (_, note) = notes_of(sizes(GIB), sizes(MIB), limit=2 * GIB)
+    assert note == (
+        "with the test's own memory these are up to 2049.00 MiB on device 0, if at the same time: "
+        "more than the 2048.00 MiB that it may take"
+    )
+    assert len(notes_of(sizes(6 * GIB), sizes(6 * GIB))) == 1
+    assert len(notes_of(sizes(6 * GIB), sizes(6 * GIB + 2 * MIB))) == 2
