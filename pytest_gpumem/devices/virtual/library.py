@@ -193,9 +193,14 @@ class NativeLibrary:
         for name in ("largest_convolution", "launches", "guessed"):
             getattr(self._lib, f"gpumem_{name}").restype = ctypes.c_uint64
         # Without these types each call would have to make objects of ctypes'.
-        for name in ("forget", "is_known", "open_for_writing"):
+        for name in (
+            *("forget", "is_known", "open_for_writing"),
+            *("defer", "deferred_at", "open_deferred"),
+        ):
             function = getattr(self._lib, f"gpumem_{name}")
             function.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+        for name in ("defer", "deferred_at"):
+            getattr(self._lib, f"gpumem_{name}").restype = ctypes.c_uint64
         self._guesses: tuple[int, dict[str, int]] = (-1, {})
         self._lib.gpumem_fill_properties.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
         self._lib.gpumem_make_room.argtypes = [ctypes.c_int, ctypes.c_uint64]
@@ -321,6 +326,25 @@ class NativeLibrary:
         """Return :meth:`forget` without a frame of Python's, for each operator of a step."""
         forget: Callable[[int, int], None] = self._lib.gpumem_forget
         return forget
+
+    def defer(self, address: int, size: int) -> int:
+        """Note that a range, unknown now, could be computed; return its number.
+
+        It is 0 where another process may write to the range.
+        """
+        return int(self._lib.gpumem_defer(address, size))
+
+    def deferred_at(self, address: int, size: int) -> int:
+        """Return the number of the deferred range that holds these bytes, unwritten since; or 0."""
+        return int(self._lib.gpumem_deferred_at(address, size))
+
+    def open_deferred(self, address: int, size: int) -> bool:
+        """Make a deferred range known, which is written now; False: the host has no room."""
+        return bool(self._lib.gpumem_open_deferred(address, size))
+
+    def drop_deferred(self) -> None:
+        """Have no deferred ranges."""
+        self._lib.gpumem_drop_deferred()
 
     def queue_copy(self, content: bytes) -> None:
         """Let this thread's next copy of as many bytes to the host bring these."""

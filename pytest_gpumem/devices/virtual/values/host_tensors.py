@@ -102,18 +102,18 @@ def paired(result: object, host: object) -> Iterator[tuple[Tensor, Tensor | None
 
 def map_arguments(
     arguments: object,
-    on_host: Callable[[Tensor], Tensor],
+    on_host: Callable[[Tensor], object],
     generator: Callable[[torch.Generator], torch.Generator],
 ) -> object:
     """Return an operator's arguments as the CPU takes them.
 
     Args:
         arguments: positional or by name; lists of them too.
-        on_host: gives the CPU tensor for a CUDA tensor; tensors of the host stay.
+        on_host: gives the CPU tensor for a tensor of the device or of the host.
         generator: gives the CPU's generator for one of the GPU's.
     """
     if isinstance(arguments, Tensor):
-        return on_host(arguments) if arguments.is_cuda else arguments
+        return on_host(arguments)
     if isinstance(arguments, (list, tuple)):
         items = [map_arguments(argument, on_host, generator) for argument in arguments]
         return items if isinstance(arguments, list) else tuple(items)

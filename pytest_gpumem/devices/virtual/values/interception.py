@@ -114,9 +114,10 @@ def _intercept(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
         if type(result) in PLAIN:
             if result.layout is torch.strided:
                 if is_beyond(result):
-                    mode.forget(result.data_ptr(), span(result))
-                    return result
-                if not result.is_cuda:
+                    if result.is_floating_point():
+                        mode.forget(result.data_ptr(), span(result))
+                        return result
+                elif not result.is_cuda:
                     return result
         elif type(result) in NUMBERS:
             return result

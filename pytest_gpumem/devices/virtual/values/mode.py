@@ -21,6 +21,7 @@ from pytest_gpumem.devices.virtual.values.assumptions import (
     UNSCALES,
     Assumptions,
 )
+from pytest_gpumem.devices.virtual.values.deferred import DeferredValues
 from pytest_gpumem.devices.virtual.values.equivalents import EQUIVALENTS
 from pytest_gpumem.devices.virtual.values.host_tensors import (
     available_memory,
@@ -35,7 +36,7 @@ from pytest_gpumem.devices.virtual.values.interception import Interception
 from pytest_gpumem.devices.virtual.values.known import KnownValues
 from pytest_gpumem.devices.virtual.values.operators import CARRIED
 from pytest_gpumem.devices.virtual.values.precision import in_types_of_the_host
-from pytest_gpumem.devices.virtual.values.short_ways import MOST_FLOATS, MOST_INTEGERS
+from pytest_gpumem.devices.virtual.values.short_ways import MOST_FLOATS
 from pytest_gpumem.devices.virtual.values.sized_outputs import CHECKS, copies_of, masks_of
 from pytest_gpumem.sizes import format_size
 
@@ -97,6 +98,7 @@ class ValueMode:
         self.short_ways: dict[object, ShortWay] = {}
         """of operators that have run"""
         self.values = KnownValues(library)
+        self.deferred = DeferredValues(library, self.values, self._compute_deferred)
         self.assumptions = Assumptions()
         self.failures: dict[str, str] = {}
         """operators that the host could not compute, and why"""
@@ -117,6 +119,7 @@ class ValueMode:
         Interception.end()
         self._library.compute_values(on=False)
         self._library.set_value_limits(MOST_COPIED, MOST_BACKED)
+        self._library.drop_deferred()
 
     def notes(self) -> list[str]:
         """Return sentences on what was not computed, where all should have been."""
@@ -139,10 +142,31 @@ class ValueMode:
 
     def is_small(self, tensor: Tensor) -> bool:
         """Return whether a tensor is computed."""
-        count = tensor.numel()
-        if count <= MOST_FLOATS or self.full:
+        if self.full:
             return True
-        return count <= MOST_INTEGERS and not (tensor.is_floating_point() or tensor.is_complex())
+        if tensor.nbytes > MOST_COPIED:
+            return False
+        is_float = tensor.is_floating_point() or tensor.is_complex()
+        return not is_float or tensor.numel() <= MOST_FLOATS
+
+    def _could_be_known(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is known or assumed, or would be if it were computed."""
+        return self.values.is_known(tensor) or self.deferred.covers(tensor)
+
+    def _are_readable(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether these tensors are small, or known and not too large to be looked at."""
+        large = [tensor for tensor in tensors if not (is_plain(tensor) and self.is_small(tensor))]
+        if sum(tensor.nbytes for tensor in large) > MOST_BACKED:
+            return False
+        return all(is_plain(tensor) and self._could_be_known(tensor) for tensor in large)
+
+    def _make_known(self, tensor: Tensor) -> bool:
+        """Compute a tensor that could be known; False: it could not, or the host has no room."""
+        return self.values.is_known(tensor) or self.deferred.computed(tensor)
+
+    def _compute_deferred(self, call: OperatorCall, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - an operator's
+        result = self.compute(call, Plan(args, kwargs, (), assumed=False), 0)
+        return result[0] if result is not None else None
 
     # -- before and after a CUDA operator --
 
@@ -157,7 +181,7 @@ class ValueMode:
         self.sizes_told = masks == []  # it chooses by whole numbers, which it does not ask for
         copies = copies_of(call.op) if traits.sized and not self.sizes_told else None
         reads = traits.reads_back or copies is not None or (traits.copies and call.copies_to_host())
-        if not reads and not (traits.written and all(map(self.is_small, call.written()))):
+        if not reads and not self._writes_small(call.written()):
             return None
         inputs = call.inputs()
         if not any(tensor.is_cuda for tensor in inputs):
@@ -190,6 +214,12 @@ class ValueMode:
                 self._queue(copies, call, result[0])
         return plan
 
+    def _writes_small(self, written: Sequence[Tensor]) -> bool:
+        """Return whether small tensors are written: parts of a deferred one are deferred too."""
+        if not written or not all(map(self.is_small, written)):
+            return False
+        return len(written) > 1 or not self.deferred.covers(written[0])
+
     def _tell_sizes(
         self,
         call: OperatorCall,
@@ -200,9 +230,8 @@ class ValueMode:
         """Queue the number of true values of masks that select from an unknown tensor."""
         if plan is not None or copies is None or not masks:
             return
-        small = all(is_plain(mask) and self.is_small(mask) for mask in masks)
-        if small and not torch.cuda.is_current_stream_capturing():
-            self.sizes_told = all(self.values.is_known(mask) or self.assume(mask) for mask in masks)
+        if self._are_readable(masks) and not torch.cuda.is_current_stream_capturing():
+            self.sizes_told = all(self._make_known(mask) or self.assume(mask) for mask in masks)
             if self.sizes_told:
                 self._queue(copies, call, None)
 
@@ -227,24 +256,24 @@ class ValueMode:
             inputs: all tensors among its arguments.
             decides: whether its results are wanted even of unknown values, which are assumed then.
         """
-        if not all(is_plain(tensor) and self.is_small(tensor) for tensor in inputs):
+        if not self._are_readable(inputs) or not all(map(self.is_small, call.written())):
             return None
         unread = {id(tensor) for tensor in call.unread()}
-        unknown = [
-            tensor
-            for tensor in inputs
-            if id(tensor) not in unread and not self.values.is_known(tensor)
-        ]
+        read = [tensor for tensor in inputs if id(tensor) not in unread]
+        unknown = [tensor for tensor in read if not self._could_be_known(tensor)]
         if unknown and (not decides or call.name in TRUE_FOR | FALSE_FOR):
             return None
         if torch.cuda.is_current_stream_capturing():
             return None  # what is captured does not happen yet
-        if not all(map(self.assume, unknown)):
-            return None
+        with self._one_thread():
+            if not all(self._make_known(tensor) or self.assume(tensor) for tensor in read):
+                return None
         written = {id(tensor) for tensor in call.written()}
         copies: dict[int, tuple[Tensor, Tensor]] = {}
 
         def on_host(tensor: Tensor) -> Tensor:
+            if not tensor.is_cuda:
+                return tensor
             host = over_device_memory(tensor)
             if id(tensor) not in written:
                 return host
@@ -322,7 +351,12 @@ class ValueMode:
         if written and not (len(written) == 1 and result is written[0]):
             return False
         if result.is_cuda:
-            if self.is_small(result):
+            is_small = self.is_small(result)
+            if is_small and not (written and self.deferred.covers(result)):
+                return False
+            if self.deferred.add(call, result):
+                return True
+            if is_small:
                 return False
             if not (call.traits.copies and call.copies_bytes_to(result)):
                 self.forget(result.data_ptr(), span(result))

@@ -21,16 +21,18 @@ if TYPE_CHECKING:
 MOST_FLOATS: Final = 1 << 16
 """elements of the largest tensor of floating-point numbers that is computed: losses, norms, the
 router of a layer are no larger; weights and activations are"""
-MOST_INTEGERS: Final = 1 << 20
-"""elements of the largest mask, and of the largest tensor of whole numbers: a batch of a million
-tokens"""
+OF_CONSTANTS: Final = {
+    *("zeros", "ones", "full", "zeros_like", "ones_like", "full_like"),
+    *("new_zeros", "new_ones", "new_full", "arange", "linspace", "eye"),
+    *("where", "masked_fill", "triu", "tril"),
+}
+"""operators whose large results are noted though they are floating-point numbers: constants, and
+masks that are added to scores. Other operators' depend on weights or on activations."""
 
 
 def is_beyond(tensor: Tensor) -> bool:
     """Return whether a tensor of a device is large."""
-    if tensor.nbytes <= MOST_COPIED or not tensor.is_cuda:
-        return False
-    return tensor.is_floating_point() or tensor.numel() > MOST_INTEGERS
+    return tensor.nbytes > MOST_COPIED and tensor.is_cuda
 
 
 def makes_new(_args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:
@@ -38,10 +40,18 @@ def makes_new(_args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:
     return True
 
 
-def moves_to_device(_args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether a copy is not to the host."""
+def moves_to_device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a copy is not to the host, and of floating-point numbers: no mask's."""
     device = kwargs.get("device")
-    return device is None or device.type != "cpu"
+    return (device is None or device.type != "cpu") and bool(args[0].is_floating_point())
+
+
+def stays_on_host(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether an operator of OF_CONSTANTS makes a tensor of the host."""
+    if args and type(args[0]) in PLAIN and args[0].is_cuda:
+        return False
+    device = kwargs.get("device")
+    return device is None or device.type == "cpu"
 
 
 def writes_large(args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:
@@ -68,6 +78,8 @@ def short_way(
     """
     if reads_back:
         return reads_host
+    if name in OF_CONSTANTS:
+        return stays_on_host
     if written:
         in_place = list(written) == [0] and first_is_tensor and name != "zero_"
         return writes_large if in_place else None

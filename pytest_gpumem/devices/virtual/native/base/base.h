@@ -187,6 +187,13 @@ void gm_shared_pull(gm_intervals *known, uintptr_t start, uintptr_t end);
 void gm_shared_push(const gm_intervals *known, uintptr_t start, uintptr_t end);
 bool gm_shared_allow(uintptr_t start, uintptr_t end, uint64_t most); /* whether it is shared and may be written */
 
+/* ---- deferred.c: ranges whose values Python computes once they are read; the lock of values.c is held ---- */
+
+size_t gm_deferred_count(void);
+void gm_deferred_cut(uintptr_t start, uintptr_t end);        /* something is written there */
+uint64_t gm_deferred_add(uintptr_t start, uintptr_t end);    /* the range's number */
+uint64_t gm_deferred_at(uintptr_t start, uintptr_t end);     /* the number of the range that holds all of it; 0: none */
+
 /* ---- values.c: the bytes that device memory holds, and which of them are known ---- */
 
 void *gm_space_open(uint64_t size); /* addresses of a device; NULL: there are none */

@@ -31,7 +31,8 @@ static _Atomic uint64_t most_backed = 256 << 20;
 
 static gm_intervals known;  /* of bytes */
 static gm_intervals backed; /* of pages that may take host memory */
-static atomic_size_t known_count, backed_count; /* of the two: a look without the lock saves most calls the lock */
+/* Of known and deferred ranges, and of the pages: a look without the lock saves most calls the lock. */
+static atomic_size_t known_count, backed_count;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_bool computing; /* Python computes values, and says what an operator of PyTorch's writes */
 
@@ -48,8 +49,14 @@ static void begin(uintptr_t start, uintptr_t end) {
     if (gm_shared_any()) gm_shared_pull(&known, start, end);
 }
 
+/* Every change of them does. */
+static void begin_change(uintptr_t start, uintptr_t end) {
+    begin(start, end);
+    gm_deferred_cut(start, end);
+}
+
 static void publish_counts(void) {
-    atomic_store_explicit(&known_count, known.count, memory_order_relaxed);
+    atomic_store_explicit(&known_count, known.count + gm_deferred_count(), memory_order_relaxed);
     atomic_store_explicit(&backed_count, backed.count, memory_order_relaxed);
 }
 
@@ -111,6 +118,7 @@ int gm_space_share(void *address, uint64_t size) {
         }
         if (ok && gm_shared_map(address, size, file, true)) {
             gm_intervals_cut(&backed, start, end); /* the pages went with the old mapping */
+            gm_deferred_cut(start, end);           /* other processes may write there */
             gm_shared_push(&known, start, end);
         } else {
             close(file);
@@ -165,6 +173,7 @@ void gm_space_release(const void *address, uint64_t size) {
     if (nothing_known() && !atomic_load_explicit(&backed_count, memory_order_relaxed)) return;
     pthread_mutex_lock(&lock);
     end_sharing(start, size);
+    gm_deferred_cut(start, end);
     gm_intervals_cut(&known, start, end);
     give_back(page_end(start), page_of(end));
     publish_counts();
@@ -184,7 +193,7 @@ static void give_back_unknown(void) {
 /* Whether so many bytes may be written there, which then may take host memory; the lock is held. */
 static bool back(uintptr_t start, uintptr_t end) {
     size_t at = gm_intervals_first(&unwritable, start);
-    if (end - start > largest_copy || (at < unwritable.count && unwritable.items[at].start < end)) return false;
+    if (at < unwritable.count && unwritable.items[at].start < end) return false;
     if (gm_shared_any() && gm_shared_covers(start)) return gm_shared_allow(start, end, most_backed);
     start = page_of(start);
     end = page_end(end);
@@ -205,6 +214,7 @@ static void mark(uintptr_t start, uintptr_t end) {
 
 static void forget_known(void) {
     pthread_mutex_lock(&lock);
+    gm_deferred_cut(0, UINTPTR_MAX);
     known.count = 0;
     known.total = 0;
     end_change(0, UINTPTR_MAX);
@@ -228,7 +238,7 @@ void gm_values_trim(void) {
 void gm_forget(const void *address, uint64_t size) {
     uintptr_t start = (uintptr_t)address, end = start + size;
     if (!size || nothing_known()) return;
-    begin(start, end);
+    begin_change(start, end);
     gm_intervals_cut(&known, start, end);
     end_change(start, end);
 }
@@ -245,8 +255,8 @@ bool gm_is_known(const void *address, uint64_t size) {
 /* Makes bytes known that are there, or may be written there now: false where they cannot be. */
 bool gm_open_for_writing(void *address, uint64_t size) {
     uintptr_t start = (uintptr_t)address, end = start + size;
-    begin(start, end);
-    bool ok = back(start, end);
+    begin_change(start, end);
+    bool ok = size <= largest_copy && back(start, end);
     if (ok) mark(start, end);
     else gm_intervals_cut(&known, start, end);
     end_change(start, end);
@@ -289,7 +299,7 @@ void gm_copy(void *to, const void *from, uint64_t size) {
 
 /* Zeros cost nothing: pages that were never written are zeros, and many whole pages that were are given back. */
 static void fill_zeros(uintptr_t start, uintptr_t end) {
-    begin(start, end);
+    begin_change(start, end);
     size_t at = gm_intervals_first(&unwritable, start);
     bool writable = at == unwritable.count || unwritable.items[at].start >= end;
     if (end - start > largest_copy && end - start > 2 * PAGE) give_back(page_end(start), page_of(end));
@@ -334,3 +344,39 @@ GM_API void gpumem_forget(const void *address, uint64_t size) { gm_forget(addres
 
 /* Allows Python to write there, and makes it known; 0: it would take too much of the host's memory, or is no memory. */
 GM_API int gpumem_open_for_writing(void *address, uint64_t size) { return gm_open_for_writing(address, size); }
+
+/* Notes that Python could compute the values there, which are unknown; the range's number, 0: another process may write
+ * there. */
+GM_API uint64_t gpumem_defer(const void *address, uint64_t size) {
+    uintptr_t start = (uintptr_t)address, end = start + size;
+    begin_change(start, end);
+    gm_intervals_cut(&known, start, end);
+    uint64_t number = gm_shared_any() && gm_shared_covers(start) ? 0 : gm_deferred_add(start, end);
+    end_change(start, end);
+    return number;
+}
+
+/* The number of the deferred range that holds all of these bytes; 0: none does. */
+GM_API uint64_t gpumem_deferred_at(const void *address, uint64_t size) {
+    pthread_mutex_lock(&lock);
+    uint64_t number = gm_deferred_at((uintptr_t)address, (uintptr_t)address + size);
+    pthread_mutex_unlock(&lock);
+    return number;
+}
+
+/* As gpumem_open_for_writing for the values of a deferred range, which stays one: a copy's limit does not hold. */
+GM_API int gpumem_open_deferred(void *address, uint64_t size) {
+    uintptr_t start = (uintptr_t)address, end = start + size;
+    begin(start, end);
+    bool ok = back(start, end);
+    if (ok) mark(start, end);
+    end_change(start, end);
+    return ok;
+}
+
+GM_API void gpumem_drop_deferred(void) {
+    pthread_mutex_lock(&lock);
+    gm_deferred_cut(0, UINTPTR_MAX);
+    publish_counts();
+    pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,291 @@
+"""Large tensors that operators make of known values: they are computed once something reads them.
+
+A mask of a thousand rows and columns costs no more than a note of its operator until then. The
+native library knows of each such range of addresses whether it has been written to since.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+
+from pytest_gpumem.devices.virtual.library import MOST_BACKED, MOST_COPIED
+from pytest_gpumem.devices.virtual.values.host_tensors import (
+    HOST,
+    is_plain,
+    map_arguments,
+    over_device_memory,
+    span,
+)
+from pytest_gpumem.devices.virtual.values.short_ways import OF_CONSTANTS
+from pytest_gpumem.sizes import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pytest_gpumem.devices.virtual.library import NativeLibrary
+    from pytest_gpumem.devices.virtual.values.known import KnownValues
+    from pytest_gpumem.devices.virtual.values.operators import OperatorCall
+
+    Compute = Callable[[OperatorCall, Any, Any], Any]
+    """takes a call and its arguments on the host; returns the result, or None"""
+
+MOST_WORK: Final = 1 << 29
+"""elements of all operators that lead to a tensor: two seconds of one thread of the host, and eight
+operators on masks of four texts with 4,096 tokens"""
+MOST_STEPS: Final = 32
+"""operators that lead to a tensor, one after the other: in a loop each would add one"""
+MOST_KEPT: Final = 128 * MIB
+"""bytes of the host's memory for the arguments of these operators"""
+MOST_RANGES: Final = 64
+"""ranges that the native library has (deferred.c)"""
+
+
+@dataclass(eq=False)
+class Recipe:
+    """An operator and its arguments, which give the values of a range of device memory."""
+
+    call: OperatorCall
+    """without its arguments"""
+    args: Any
+    """the arguments on the host; a DeferredPart stands for each large tensor"""
+    kwargs: Any
+    layout: DeferredPart
+    """of the operator's result, or of the argument that it changes"""
+    changed: Recipe | None
+    """the range's values before, where the operator changes a part of them"""
+    address: int
+    nbytes: int
+    work: int
+    steps: int
+    kept: int
+    """bytes of the host's memory that the arguments take"""
+    number: int = 0
+    """of the range; as long as the library knows it by that number, it was not written to"""
+
+
+@dataclass(frozen=True)
+class DeferredPart:
+    """A tensor that lies in the values of a recipe."""
+
+    recipe: Recipe | None
+    """None: its values do not matter"""
+    offset: int
+    """bytes from the range's start"""
+    size: Sequence[int]
+    stride: Sequence[int]
+    dtype: torch.dtype
+
+    def over(self, storage: Any) -> Tensor:  # noqa: ANN401 - of either of PyTorch's types
+        """Return the tensor over the range's values."""
+        host = torch.empty(0, dtype=self.dtype)
+        host.set_(storage, self.offset // self.dtype.itemsize, self.size, self.stride)
+        return host
+
+
+class DeferredValues:
+    """The large tensors whose values are known, and not computed yet."""
+
+    def __init__(self, library: NativeLibrary, values: KnownValues, compute: Compute) -> None:
+        self._library = library
+        self._known = values
+        self._compute = compute
+        self._recipes: dict[int, Recipe] = {}
+        library.drop_deferred()
+
+    def covers(self, tensor: Tensor) -> bool:
+        """Return whether a tensor's values could be computed."""
+        return bool(self._recipes) and tensor.is_cuda and self._recipe_at(tensor) is not None
+
+    def computed(self, tensor: Tensor) -> bool:
+        """Write the values of a tensor's range; False: it is in none, or the host has no room."""
+        recipe = self._recipe_at(tensor)
+        if recipe is None:
+            return False
+        values = self._values_of(recipe)
+        if values is None or not self._library.open_deferred(recipe.address, recipe.nbytes):
+            self._library.forget(recipe.address, recipe.nbytes)
+            return False
+        if values.data_ptr() != recipe.address:
+            _device_storage(recipe).copy_(values)
+        return True
+
+    def add(self, call: OperatorCall, result: Tensor) -> bool:
+        """Note how a large result could be computed; False: it depends on unknown values.
+
+        Args:
+            call: an operator's that has run, and has returned one tensor.
+            result: the tensor, new or an argument that it has changed.
+        """
+        traits = call.traits
+        if traits.random or traits.allocates or not is_plain(result) or not result.numel():
+            return False
+        if result.is_floating_point() and not (
+            call.name in OF_CONSTANTS
+            or (traits.copies and not traits.written)  # from a mask: see moves_to_device
+        ):
+            return False
+        if result.is_conj() or result.is_neg() or torch.cuda.is_current_stream_capturing():
+            return False
+        recipe = self._recipe_of(call, result)
+        if recipe is None:
+            return False
+        recipe.number = self._library.defer(recipe.address, recipe.nbytes)
+        if not recipe.number:
+            return False
+        self._recipes[recipe.number] = recipe
+        return True
+
+    def _recipe_of(self, call: OperatorCall, result: Tensor) -> Recipe | None:
+        inputs, written = call.inputs(), call.written()
+        places = ((tensor, self._source(call, at, tensor)) for at, tensor in enumerate(inputs))
+        sources = {id(tensor): source for tensor, source in places if source is not None}
+        copied = [tensor for tensor in inputs if id(tensor) not in sources]
+        if not all(map(self._can_be_kept, copied)):
+            return None
+        layout = DeferredPart(None, 0, result.shape, result.stride(), result.dtype)
+        address, nbytes = result.data_ptr(), result.nbytes
+        target = sources.get(id(written[0])) if written else None
+        changed = target.recipe if target is not None else None
+        if target is not None and changed is not None:
+            layout, address, nbytes = target, changed.address, changed.nbytes
+        elif span(result) != nbytes:
+            return None  # others' values lie between its own
+        recipes = [source.recipe for source in sources.values() if source.recipe is not None]
+        work = result.numel() + sum(recipe.work for recipe in recipes)
+        steps = 1 + max((recipe.steps for recipe in recipes if recipe is not changed), default=0)
+        if changed is not None:
+            steps = max(steps, changed.steps)  # changes of one range are made in a loop
+        kept = sum(tensor.nbytes for tensor in copied)
+        too_much = work > MOST_WORK or nbytes > MOST_BACKED or steps > MOST_STEPS
+        if too_much or not self._has_room(kept):
+            return None
+
+        def lasting(tensor: Tensor) -> object:
+            if id(tensor) in sources:
+                return sources[id(tensor)]
+            return (over_device_memory(tensor) if tensor.is_cuda else tensor).clone()
+
+        args, kwargs = (
+            map_arguments(arguments, lasting, lambda generator: generator)
+            for arguments in (call.args, call.kwargs)
+        )
+        call = call._replace(args=(), kwargs={})
+        return Recipe(call, args, kwargs, layout, changed, address, nbytes, work, steps, kept)
+
+    def _recipe_at(self, tensor: Tensor) -> Recipe | None:
+        nbytes = span(tensor)
+        if not nbytes or not is_plain(tensor):
+            return None
+        return self._recipes.get(self._library.deferred_at(tensor.data_ptr(), nbytes))
+
+    def _source(self, call: OperatorCall, place: int, tensor: Tensor) -> DeferredPart | None:
+        """Return where an argument lies in a deferred range; None: in none."""
+        if not tensor.is_cuda or not is_plain(tensor) or tensor.is_conj() or tensor.is_neg():
+            return None
+        recipe = self._recipe_at(tensor)
+        is_shape = call.name.endswith("_like") or (call.name.startswith("new_") and place == 0)
+        is_overwritten = any(tensor is unread for unread in call.unread())
+        if is_overwritten and (recipe is None or recipe.nbytes == tensor.nbytes):
+            is_shape = True
+        size, stride, dtype = tensor.shape, tensor.stride(), tensor.dtype
+        if is_shape:
+            return DeferredPart(None, 0, size, stride, dtype)
+        if recipe is None:
+            return None
+        offset = tensor.data_ptr() - recipe.address
+        return (
+            None if offset % dtype.itemsize else DeferredPart(recipe, offset, size, stride, dtype)
+        )
+
+    def _can_be_kept(self, tensor: Tensor) -> bool:
+        """Return whether a copy of an argument can be kept: a small known one, or a host's mask."""
+        if not is_plain(tensor):
+            return False
+        if tensor.is_cuda:
+            is_small = span(tensor) <= MOST_COPIED
+            known = is_small and self._known.is_known(tensor)
+            return known and not self._known.are_assumed([tensor])
+        return tensor.nbytes <= (MOST_KEPT // 2 if tensor.dtype == torch.bool else MOST_COPIED)
+
+    def _has_room(self, kept: int) -> bool:
+        """Return whether so many bytes can be kept, once the recipes of no range are dropped."""
+        total = sum(recipe.kept for recipe in self._recipes.values())
+        if len(self._recipes) >= 2 * MOST_RANGES or total + kept > MOST_KEPT:
+            self._recipes = {
+                number: recipe for number, recipe in self._recipes.items() if self._is_valid(recipe)
+            }
+            total = sum(recipe.kept for recipe in self._recipes.values())
+        return total + kept <= MOST_KEPT
+
+    def _is_valid(self, recipe: Recipe) -> bool:
+        return self._library.deferred_at(recipe.address, recipe.nbytes) == recipe.number
+
+    def _values_of(self, recipe: Recipe) -> Any:  # noqa: ANN401 - a storage, which PyTorch has two types for
+        """Return the storage of a recipe's range; None: the host cannot compute it."""
+        changes: list[Recipe] = []
+        while recipe.changed is not None and not self._is_computed(recipe):
+            changes.append(recipe)
+            recipe = recipe.changed
+        if self._is_computed(recipe):
+            storage = _device_storage(recipe)
+            if changes:
+                storage = _copy_of(storage)
+        else:
+            result = self._result_of(recipe, None)
+            if result is None or result.shape != torch.Size(recipe.layout.size):
+                return None
+            storage = torch.UntypedStorage(recipe.nbytes)
+            recipe.layout.over(storage).copy_(result)
+        for change in reversed(changes):
+            if self._result_of(change, storage) is None:
+                return None
+        return storage
+
+    def _result_of(self, recipe: Recipe, changed: Any) -> Tensor | None:  # noqa: ANN401 - a storage
+        """Run a recipe's operator on the host; ``changed`` is the storage that it changes."""
+        storages = {id(recipe.changed): changed}
+
+        def filled(argument: object) -> object:
+            if not isinstance(argument, DeferredPart):
+                return argument
+            source = argument.recipe
+            if source is None:
+                return torch.empty_strided(argument.size, argument.stride, dtype=argument.dtype)
+            if id(source) not in storages:
+                storages[id(source)] = self._values_of(source)
+            storage = storages[id(source)]
+            return None if storage is None else argument.over(storage)
+
+        args, kwargs = (_mapped(part, filled) for part in (recipe.args, recipe.kwargs))
+        if any(storage is None for key, storage in storages.items() if key != id(None)):
+            return None
+        result = self._compute(recipe.call, args, kwargs)
+        return result if isinstance(result, Tensor) else None
+
+    def _is_computed(self, recipe: Recipe) -> bool:
+        is_known = self._library.is_known
+        return self._is_valid(recipe) and is_known(recipe.address, recipe.nbytes)
+
+
+def _device_storage(recipe: Recipe) -> Any:  # noqa: ANN401 - a storage
+    return torch._C._construct_storage_from_data_pointer(recipe.address, HOST, recipe.nbytes)
+
+
+def _copy_of(storage: Any) -> Any:  # noqa: ANN401 - as the storage
+    copy = torch.UntypedStorage(storage.nbytes())
+    copy.copy_(storage)
+    return copy
+
+
+def _mapped(arguments: object, function: Callable[[object], object]) -> Any:  # noqa: ANN401 - as the arguments
+    """Return arguments with a function's results in the place of all that is no list."""
+    if isinstance(arguments, (list, tuple)):
+        items = [_mapped(argument, function) for argument in arguments]
+        return items if isinstance(arguments, list) else tuple(items)
+    if isinstance(arguments, dict):
+        return {name: _mapped(argument, function) for name, argument in arguments.items()}
+    return function(arguments)
