@@ -7,11 +7,12 @@ from pathlib import Path
 
 
 def await_autograd() -> list[object]:
-    """Return once autograd's threads have let go of a backward pass that an error ended.
+    """Return once autograd's threads have let go of the backward passes that have ended.
 
-    A device's thread wakes the caller first, and then drops its reference to the pass, with the
-    gradients of operations that did not run (``thread_main`` of torch/csrc/autograd/engine.cpp).
-    It takes the next operation after that.
+    A device's thread wakes the caller first, and then drops its reference to the pass
+    (``thread_main`` of torch/csrc/autograd/engine.cpp): with the gradients of operations that did
+    not run, where an error ended it, and with the callbacks that were queued for its end. FSDP's
+    holds the sharded module. The thread takes the next operation after that.
 
     Returns:
         all objects of that next operation: the threads may hold those.

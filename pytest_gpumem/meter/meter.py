@@ -10,7 +10,7 @@ from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.attribution.optimizer_watch import OptimizerWatch
 from pytest_gpumem.attribution.recorder import Recorder, history
 from pytest_gpumem.attribution.recording import Span, beginning, now
-from pytest_gpumem.devices.autograd_threads import await_autograd
+from pytest_gpumem.devices.autograd_threads import await_autograd, has_autograd_threads
 from pytest_gpumem.devices.memory_cap import kept_fractions, set_cap
 from pytest_gpumem.devices.memory_use import beside, shared
 from pytest_gpumem.measurement import DeviceInfo, Measurement, Peak
@@ -312,7 +312,13 @@ class Meter:
         reset_peaks(self.devices)
 
     def release(self) -> None:
-        """Free the memory of all garbage, also of objects made before the step."""
+        """Free the memory of all garbage, also of objects made before the step.
+
+        Autograd's threads are waited for: the callback of the last backward pass may hold a module
+        that nothing else refers to.
+        """
+        if has_autograd_threads():
+            await_autograd()
         collect_all()
         self.resettle()
 

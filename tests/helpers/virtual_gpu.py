@@ -16,6 +16,7 @@ import pytest
 
 from helpers.paths import ROOT, TESTS
 from helpers.warm import HANGS, warm_python
+from pytest_gpumem.devices.autograd_threads import await_autograd, has_autograd_threads
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.device import VirtualDevice, obstacle, real_gpu_expected
@@ -55,16 +56,26 @@ def virtual_device():
 LEFT = "an earlier test of this process left memory behind"
 
 
+def settle_all(count):
+    """Settle the devices, once autograd's threads have let go of the last backward pass.
+
+    They may do so after the test that ran it: FSDP's callback, which they hold, has the module.
+    """
+    if has_autograd_threads():
+        await_autograd()
+    settle(count)
+
+
 @contextmanager
 def opened(card="H100", count=1):
     """The virtual GPU, settled, as a card (a name or a Card); hidden again at the end."""
     device = virtual_device()
     device.open(CARDS[card] if isinstance(card, str) else card, count)
     try:
-        settle(count)
+        settle_all(count)
         assert [current(index) for index in range(count)] == [Peak(0, 0)] * count, LEFT
         yield device
-        settle(count)
+        settle_all(count)
     finally:
         device.close()
 

@@ -1,4 +1,4 @@
-"""Autograd's threads may hold memory of a backward pass after its error: they are waited for."""
+"""Autograd's threads may hold memory of a backward pass after its end: they are waited for."""
 
 import subprocess
 import sys
@@ -111,3 +111,14 @@ def test_memory_that_is_held_after_an_error_is_waited_for_once(meter, monkeypatc
     meter.await_release(0)
     assert calls == ["wait", "wait"]
     assert meter.counted()[0].allocated == reference.nbytes
+
+
+def test_what_a_callback_of_the_last_backward_pass_holds_is_no_leak(meter, monkeypatch):
+    """A device's thread drops it, after the caller has gone on: FSDP's has the sharded module."""
+    import torch
+
+    held = [torch.empty(MIB, dtype=torch.uint8, device="cuda:1")]
+    monkeypatch.setattr("pytest_gpumem.meter.meter.has_autograd_threads", lambda: True)
+    monkeypatch.setattr("pytest_gpumem.meter.meter.await_autograd", held.clear)
+    meter.release()
+    assert [peak.allocated for peak in meter.counted()] == [0, 0]
