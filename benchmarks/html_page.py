@@ -3,8 +3,8 @@
     python benchmarks/html_page.py [--counts 1000 10000]
 
 The results are those that tests/sample_report.py makes up: one in a hundred failed. They are
-written once without attributions and once with a breakdown, lines and a timeline of each. The
-browser is Chromium, where it and playwright are there.
+written without attributions, with a breakdown, lines and a timeline of each, and so where all lines
+moved against the baseline. The browser is Chromium, where it and playwright are there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from helpers.sample_report import many
 
 from pytest_gpumem.report.model import Report
-from pytest_gpumem.report.page.html import MOST_DRAWN, page
+from pytest_gpumem.report.page.html import MOST_DRAWN, MOST_EXPLAINED, MOST_ICICLES, page
 
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 
@@ -58,14 +58,15 @@ def main() -> None:
     page(Report(tuple(many(1, attributed=1))))  # imports, and the first drawing
     table = []
     for number in counts:
-        for attributed in (0, number):
-            report = Report(tuple(many(number, attributed=attributed)))
+        for with_them in ("without", "with", "with, all lines moved"):
+            attributed = 0 if with_them == "without" else number
+            moved = with_them.endswith("moved")
+            report = Report(tuple(many(number, attributed=attributed, moved=moved)))
             started = time.process_time()  # of this process alone, however busy the machine is
             text = page(report)
             took = time.process_time() - started
             ready, elements = shown(text)
             size = f"{len(text.encode()) / 1e6:.2f}"
-            with_them = "with" if attributed else "without"
             table.append([f"{number}", with_them, f"{took:.2f}", size, ready, elements])
     heads = ["results", "attributions", "s of CPU to make", "MB", "s until ready", "elements"]
     text = [
@@ -74,7 +75,11 @@ def main() -> None:
         "",
         tabulate(table, heads, disable_numparse=True, stralign="right"),
         "",
-        f"Of the timelines {MOST_DRAWN} are drawn, those of failures first. One run of each.",
+        (
+            f"{MOST_DRAWN} timelines are drawn, failures first; {MOST_EXPLAINED} breakdowns"
+            f" have their\ntables, and {MOST_ICICLES} tests whose lines moved have them by module. "
+            "One run of each."
+        ),
         "Aims for 10,000 with attributions: made in 3 s, ready in 2 s.",
     ]
     publish("html_page", "\n".join(text))

@@ -217,11 +217,14 @@ def sample(more=()):
     )
 
 
-def many(number, *, attributed=0):
-    """Results of so many tests, one in a hundred of them failed; some with attributions."""
+def many(number, *, attributed=0, moved=False):
+    """Results of so many tests, one in a hundred of them failed; some with attributions.
+
+    ``moved``: each line of each test has a little more than in its baseline.
+    """
     plain, grown = attribution(layers=4), attribution(layers=4, retained=900, scale=1.1)
     bare = {id(it): replace(measured(it), attributions=()) for it in (plain, grown)}
-    known = Lookup(entry(plain))
+    known = Lookup(entry(attribution(layers=4, scale=0.9998) if moved else plain))
     found = []
     for index in range(number):
         one = grown if index % 100 == 7 else plain

@@ -49,11 +49,8 @@ class _Cell:
     known: bool = True
     """whether the baseline kept all of it"""
     below: dict[str, _Cell] = field(default_factory=dict)
-
-    @property
-    def extent(self) -> int:
-        """The bytes that it is drawn as wide as."""
-        return max(self.nbytes, self.baseline, sum(cell.extent for cell in self.below.values()))
+    extent: int = 0
+    """the bytes that it is drawn as wide as, once it is folded"""
 
     @property
     def difference(self) -> int:
@@ -69,6 +66,7 @@ class _Cell:
     def folded(self) -> _Cell:
         """Return the cell with each module that has one module alone as one cell with that."""
         below = [cell.folded() for cell in self.below.values()]
+        self.extent = max(self.nbytes, self.baseline, sum(cell.extent for cell in below))
         below.sort(key=lambda cell: (-cell.extent, cell.name))
         if len(below) == 1 and below[0].below and self.name:
             (only,) = below
@@ -97,14 +95,14 @@ def draw_icicle(rows: Sequence[BreakdownRow]) -> Icicle | None:
         for name in [*path, f"{place} {site.category}"]:
             cell = cell.below.setdefault(name, _Cell(name))
             cell.add(row)
-    lines = [cell for cell, *_ in _placed(root, 0, 0) if not cell.below]
-    steepest = max((abs(cell.difference) for cell in lines), default=0)
+    root = root.folded()
+    placed = list(_placed(root, 0, 0))
+    steepest = max((abs(cell.difference) for cell, *_ in placed if not cell.below), default=0)
     if not steepest:
         return None
-    root = root.folded()
     root.name = "all these lines"
     cells, deepest = [], 0
-    for cell, depth, start in _placed(root, 0, 0):
+    for cell, depth, start in placed:
         if cell.extent * SMALLEST < root.extent:
             continue
         deepest = max(deepest, depth)
@@ -137,19 +135,18 @@ def _shade(cell: _Cell, steepest: int) -> str:
 
 
 def _cell_words(cell: _Cell) -> str:
-    """Return a cell in words: its name, its bytes, how far it is from the baseline.
+    """Return a cell in words: first those that it shows, so that they are its name for speech too.
 
     A baseline keeps its largest lines alone: of all others no difference is known.
     """
     if not cell.difference:
-        change = "as the baseline" if cell.known else "difference not known"
+        clause = ", as the baseline" if cell.known else ", difference not known"
     else:
-        change = signed_size(cell.difference) + (
-            "" if cell.known else " of the lines that the baseline kept"
-        )
-    return f"{printable(cell.name)}: {size(cell.nbytes)}, {change}"
+        clause = "" if cell.known else ", the difference of the lines that the baseline kept"
+    return f"{_label(cell)}: {size(cell.nbytes)} at the peak{clause}"
 
 
 def _label(cell: _Cell) -> str:
+    """Return what a cell shows."""
     change = f" {signed_size(cell.difference)}" if cell.difference else ""
     return f"{printable(cell.name)}{change}"

@@ -388,6 +388,17 @@ def test_breakdowns_of_failures_are_shown_first_and_the_others_say_so(monkeypatc
     assert sum("at most 3 breakdowns: run this test alone" in it for it in told[3:]) > 3
 
 
+def test_tests_whose_lines_moved_come_first_and_beyond_the_tables_by_module(monkeypatch):
+    monkeypatch.setattr(html, "MOST_EXPLAINED", 2)
+    monkeypatch.setattr(html, "MOST_ICICLES", 3)
+    results = (*many(3, attributed=3), *many(4, attributed=4, moved=True))
+    told = Page(page(Report(results))).texts("section", class_="result")
+    tables = ["Lines that allocated it" in section for section in told]
+    assert tables == [False, False, False, True, True, False, False]
+    drawn = ["By module and line, coloured" in section for section in told]
+    assert drawn == [False, False, False, True, True, True, False]
+
+
 def test_a_timeline_is_drawn_once(monkeypatch):
     drawn = []
     draw = timeline_svg.draw

@@ -11,6 +11,8 @@ from pytest_gpumem.measurement import Site
 from pytest_gpumem.report.page import icicle
 from pytest_gpumem.sizes import MIB
 
+PARTLY = ", the difference of the lines that the baseline kept"
+
 
 def row(line, now, baseline, module="Net.layers.*", path="m.py"):
     """A row of a line, in MiB."""
@@ -48,28 +50,28 @@ def test_modules_stand_above_their_lines_and_each_is_as_wide_as_its_memory():
     drawing, cells = cells_of(rows)
     assert cells == [
         (
-            "all these lines: 100.00 MiB, +20.00 MiB of the lines that the baseline kept",
+            f"all these lines +20.00 MiB: 100.00 MiB at the peak{PARTLY}",
             1,
             "grew-2",
             0,
             100,
         ),
-        ("Net: 90.00 MiB, +30.00 MiB", 2, "grew-3", 0, 83.333),
-        ("layers.*: 70.00 MiB, +30.00 MiB", 3, "grew-3", 0, 66.667),
-        ("m.py:1 activations: 60.00 MiB, +40.00 MiB", 4, "grew-4", 0, 50),
-        ("m.py:2 activations: 10.00 MiB, -10.00 MiB", 4, "shrank-1", 50, 16.667),
-        ("head: 20.00 MiB, as the baseline", 3, "same", 66.667, 16.667),
-        ("m.py:3 activations: 20.00 MiB, as the baseline", 4, "same", 66.667, 16.667),
+        ("Net +30.00 MiB: 90.00 MiB at the peak", 2, "grew-3", 0, 83.333),
+        ("layers.* +30.00 MiB: 70.00 MiB at the peak", 3, "grew-3", 0, 66.667),
+        ("m.py:1 activations +40.00 MiB: 60.00 MiB at the peak", 4, "grew-4", 0, 50),
+        ("m.py:2 activations -10.00 MiB: 10.00 MiB at the peak", 4, "shrank-1", 50, 16.667),
+        ("head: 20.00 MiB at the peak, as the baseline", 3, "same", 66.667, 16.667),
+        ("m.py:3 activations: 20.00 MiB at the peak, as the baseline", 4, "same", 66.667, 16.667),
         (
-            "outside of modules: 10.00 MiB, -10.00 MiB of the lines that the baseline kept",
+            f"outside of modules -10.00 MiB: 10.00 MiB at the peak{PARTLY}",
             2,
             "shrank-1",
             83.333,
             16.667,
         ),
-        ("m.py:4 activations: 0 B, -10.00 MiB", 3, "shrank-1", 83.333, 8.333),
+        ("m.py:4 activations -10.00 MiB: 0 B at the peak", 3, "shrank-1", 83.333, 8.333),
         (
-            "outside of Python workspaces: 10.00 MiB, difference not known",
+            "outside of Python workspaces: 10.00 MiB at the peak, difference not known",
             3,
             "unknown",
             91.667,
@@ -78,17 +80,14 @@ def test_modules_stand_above_their_lines_and_each_is_as_wide_as_its_memory():
     ]
     assert drawing.label == f"By module and line. {cells[0][0]}"
     assert drawing.height == 4 * icicle.HEIGHT
-    assert re.findall("<text[^>]*>(.*?)</text>", drawing.svg)[4] == "m.py:2 activations -10.00 MiB"
+    shown = re.findall("<text[^>]*>(.*?)</text>", drawing.svg)
+    assert shown == [words.partition(": ")[0] for words, *_ in cells]
 
 
 def test_a_module_alone_in_its_module_is_one_cell_with_it():
     _, cells = cells_of([row(1, 2, 1, module="A.b.c"), row(2, 2, 2, module="A.b.c")])
-    assert [words.partition(":")[0] for words, *_ in cells] == [
-        "all these lines",
-        "A.b.c",
-        "m.py",
-        "m.py",
-    ]
+    names = [re.split(" [+-]|: ", words)[0] for words, *_ in cells]
+    assert names == ["all these lines", "A.b.c", "m.py:1 activations", "m.py:2 activations"]
 
 
 def test_nothing_is_drawn_where_nothing_differs_and_no_cell_that_is_too_small():
