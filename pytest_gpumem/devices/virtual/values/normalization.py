@@ -1,4 +1,4 @@
-"""Equivalents of normalisations: cuDNN's, and those that keep their statistics in another form."""
+"""Equivalents of normalisations: cuDNN's, and those with results of another form or type."""
 
 from __future__ import annotations
 
@@ -326,3 +326,31 @@ def rms_norm_backward(
         by_values.to(values.dtype) if mask[0] else None,
         by_weight.to(weight.dtype) if mask[1] and weight is not None else None,
     )
+
+
+def softmax(values: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Return single precision of half in one operator, which the CPU does in two."""
+    result: Tensor = aten._softmax(values.float() if half_to_float else values, dim, False)
+    return result
+
+
+def softmax_backward(
+    gradient: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+) -> Tensor:
+    """Return the gradient in the type of the operator's input, which the CPU does not convert."""
+    result: Tensor = aten._softmax_backward_data(gradient, output, dim, gradient.dtype)
+    return result.to(input_dtype)
+
+
+def log_softmax(values: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Return single precision of half in one operator, as ``softmax`` does."""
+    result: Tensor = aten._log_softmax(values.float() if half_to_float else values, dim, False)
+    return result
+
+
+def log_softmax_backward(
+    gradient: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+) -> Tensor:
+    """Return the gradient in the type of the operator's input, as ``softmax_backward`` does."""
+    result: Tensor = aten._log_softmax_backward_data(gradient, output, dim, gradient.dtype)
+    return result.to(input_dtype)

@@ -192,6 +192,16 @@ def sampled(device):
     return [output, x.grad, grid.grad]
 
 
+def in_single_precision(function):
+    def run(device):
+        x = numbers(4, 8, dtype=torch.float16).to(device).requires_grad_()
+        output = function(x, dim=-1, dtype=torch.float32)
+        output.square().sum().backward()
+        return [output, x.grad]
+
+    return run
+
+
 def spoken(device):
     scores = numbers(20, 2, 5).log_softmax(-1).to(device).requires_grad_()
     texts = torch.arange(16, dtype=torch.int32) % 4 + 1  # cuDNN takes them from the host
@@ -237,6 +247,8 @@ USES = {
     ),
     "group norm": normalised(lambda x, weight: functional.group_norm(x, 2, weight), 4, 8, 5),
     "log sigmoid": normalised(lambda x, weight: functional.logsigmoid(x * weight), 4, 8),
+    "softmax of half": in_single_precision(functional.softmax),
+    "log softmax of half": in_single_precision(functional.log_softmax),
     "int4": int4,
     "scaled": scaled(rows=False),
     "scaled by rows": scaled(rows=True),
