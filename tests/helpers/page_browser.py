@@ -10,6 +10,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 from helpers.sample_report import MODULE
+from helpers.warm import HANGS
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -22,6 +23,8 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+SLOWEST = HANGS * 1000
+"""ms after which the browser is taken to hang: its own 30 seconds pass on a busy machine"""
 DESKTOP = {"width": 1280, "height": 900}
 PHONE = {"width": 360, "height": 740}
 
@@ -31,6 +34,7 @@ class Shown:
 
     def __init__(self, tab, url):
         self.tab = tab
+        tab.set_default_timeout(SLOWEST)
         self.said, self.asked = [], []
         tab.on("console", lambda message: self.said.append(message.text))
         tab.on("pageerror", lambda error: self.said.append(str(error)))
@@ -43,7 +47,22 @@ class Shown:
         self.tab.goto("about:blank")
         self.asked.clear()
         self.tab.goto(url)
-        self.tab.wait_for_selector("html[data-ready]", timeout=20_000)
+        self.tab.wait_for_selector("html[data-ready]")
+
+    def cpu_seconds(self, act):
+        """Seconds that the page's own thread works while ``act`` runs: not the clock's."""
+        session = self.tab.context.new_cdp_session(self.tab)
+        session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+        def worked():
+            metrics = session.send("Performance.getMetrics")["metrics"]
+            return next(it["value"] for it in metrics if it["name"] == "TaskDuration")
+
+        before = worked()
+        act()
+        seconds = worked() - before
+        session.detach()
+        return seconds
 
     def column(self, number):
         """The texts of a column, as they are shown: 0 is the tests' names."""

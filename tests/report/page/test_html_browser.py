@@ -10,7 +10,16 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers.page_browser import ARGUMENTS, CHROMIUM, COLOURS, DESKTOP, PHONE, Shown, served
+from helpers.page_browser import (
+    ARGUMENTS,
+    CHROMIUM,
+    COLOURS,
+    DESKTOP,
+    PHONE,
+    SLOWEST,
+    Shown,
+    served,
+)
 from helpers.sample_report import EVIL, many, sample
 
 from pytest_gpumem.report.model import Report
@@ -29,7 +38,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS, timeout=SLOWEST)
         yield found
         found.close()
 
@@ -233,6 +242,7 @@ def test_the_pages_policy_stops_markup_that_would_get_through(browser, files, se
     path = files("sample").with_name("hole.html")
     path.write_text(text.replace("<main>", f"<main>{hole}"), encoding="utf-8")
     tab = browser.new_page()
+    tab.set_default_timeout(SLOWEST)
     said = []
     tab.on("console", lambda message: said.append(message.text))
     tab.goto(f"{server.address}/hole.html")
@@ -330,15 +340,11 @@ def test_a_thousand_tests_are_few_elements_until_more_are_asked_for(show):
 
 def test_ten_thousand_tests_are_ready_sorted_and_filtered_at_once(show):
     shown = show("ten-thousand")
-    ready = shown.ask("performance.now()")
-    assert ready < 10_000  # ms; a fraction of a second on an idle machine
+    seconds = shown.cpu_seconds(lambda: shown.tab.reload(wait_until="load"))
+    assert 0 < seconds < 5  # tenths of a second; what grows with the square takes minutes
     assert shown.tab.inner_text("#status") == "10000 in all"
-    took = shown.ask(
-        "(() => { const start = performance.now();"
-        "document.querySelector('[data-column=\"0\"]').click();"
-        "return performance.now() - start; })()"
-    )
-    assert took < 5_000
+    seconds = shown.cpu_seconds(lambda: shown.tab.click("[data-column='0']"))
+    assert 0 < seconds < 5
     assert shown.column(0)[0].endswith("test_step[model-0-fp16]")
     shown.tab.fill("#search", "model-9999-")
     assert len(shown.column(0)) == 1
@@ -353,6 +359,7 @@ def test_a_page_without_results_is_quiet(show):
 def test_without_javascript_the_table_and_the_failures_are_there(browser, files):
     context = browser.new_context(java_script_enabled=False)
     tab = context.new_page()
+    tab.set_default_timeout(SLOWEST)
     tab.goto(files("thousand").as_uri())
     assert tab.locator("#rows tr").count() == 200
     assert tab.locator("section.result").count() == 10
@@ -380,6 +387,7 @@ def server(files):
 def test_served_by_a_web_server_it_asks_for_nothing_more(browser, server):
     """As CI's artifacts are: a browser asks a server for an icon where a page names none."""
     tab = browser.new_page()
+    tab.set_default_timeout(SLOWEST)
     tab.goto(f"{server.address}/sample.html")
     tab.wait_for_selector("html[data-ready]")
     tab.close()
