@@ -22,6 +22,17 @@ class Peak:
 
 
 @dataclass(frozen=True)
+class PeakRange:
+    """The ends between which the peaks lie where a library's choice of a workspace is not known."""
+
+    least: tuple[Peak, ...]
+    """one a device"""
+    most: tuple[Peak, ...]
+    reason: str
+    """the choice that is not known: "cuDNN's choice in benchmark mode" """
+
+
+@dataclass(frozen=True)
 class Provenance:
     """The versions and settings that a measurement was made with."""
 
@@ -323,6 +334,8 @@ class Measurement:
     """the leak, if the test failed by one"""
     largest: int | None = None
     """the largest value that a search found to fit; the peaks are that value's"""
+    range: PeakRange | None = None
+    """None where the peaks are known, or their range is not"""
 
     @property
     def peak_allocated(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -15,6 +15,18 @@ if TYPE_CHECKING:
 
 Values = Literal["auto", "full", "off"]
 """values that a virtual GPU computes: of small tensors, all, none"""
+
+RangeEnd = Literal["usual", "least", "most"]
+"""the size that is taken of a workspace if its library tells none"""
+
+
+class UncertainSizes(NamedTuple):
+    """Numbers of workspaces that may be smaller, or larger, than they were taken."""
+
+    smaller: int = 0
+    larger: int = 0
+    reason: str = ""
+    """the choice that is not known: "cuDNN's choice in benchmark mode" """
 
 
 class Device(Protocol):
@@ -94,6 +106,12 @@ class Device(Protocol):
 
     def assume_masks(self, share: float) -> None:
         """Take this share of each unknown mask to be true, until the device is closed."""
+
+    def take_sizes(self, end: RangeEnd) -> None:
+        """Take this end of the range of each workspace of unknown size, from now on."""
+
+    def uncertain_sizes(self) -> UncertainSizes:
+        """Return which workspaces since ``open`` may have had another size."""
 
     def watch(self, devices: range) -> UseWatch:
         """Return a watch on the memory in use on some devices while a step runs."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.allocator_view import VIEW
+from pytest_gpumem.devices.base import UncertainSizes
 from pytest_gpumem.devices.gpu_ledger import GpuLedger, Turn, ledger_folder
 from pytest_gpumem.devices.memory_use import LARGEST_CONTEXT
 from pytest_gpumem.errors import DeviceError, TooSmallError
@@ -16,7 +17,7 @@ from pytest_gpumem.sizes import format_size
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_gpumem.devices.base import Values
+    from pytest_gpumem.devices.base import RangeEnd, Values
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.memory_use import UseWatch
 
@@ -128,6 +129,13 @@ class CudaDevice:
 
     def assume_masks(self, share: float) -> None:
         """A real GPU computes masks."""
+
+    def take_sizes(self, end: RangeEnd) -> None:
+        """A real GPU's libraries decide."""
+
+    def uncertain_sizes(self) -> UncertainSizes:
+        """Return none."""
+        return UncertainSizes()
 
     def watch(self, devices: range) -> UseWatch:
         """See :meth:`pytest_gpumem.devices.base.Device.watch`."""

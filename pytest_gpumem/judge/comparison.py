@@ -146,6 +146,13 @@ class Case:
             return ""
         return provenance_text(self.entry.provenance, self.measurement.provenance)
 
+    def most(self, row: Comparison) -> int:
+        """Return a figure at its largest, where a library's choice of a workspace is not known."""
+        spanned = self.measurement.range
+        if spanned is None or row.peak not in PEAKS:
+            return row.measured
+        return max(row.measured, int(getattr(spanned.most[row.device], row.peak)))
+
     @cached_property
     def limits(self) -> tuple[Limit, ...]:
         """Every declared limit; those of ``max_gib`` and ``card`` the allocator enforces."""

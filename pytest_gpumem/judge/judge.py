@@ -185,16 +185,18 @@ def _out_of_memory(case: Case) -> Verdict | None:
 
 def _over_budget(case: Case) -> Verdict | None:
     excesses = [
-        (row.measured - limit.nbytes, row, limit)
+        (case.most(row) - limit.nbytes, row, limit)
         for row in case.comparisons
         for limit in case.limits
-        if row.peak == limit.peak and row.measured > limit.nbytes
+        if row.peak == limit.peak and case.most(row) > limit.nbytes
     ]
     if not excesses:
         return _over_budget_outside(case) or _over_budget_in_child(case)
     excesses.sort(key=lambda item: -item[0])
     texts = [
-        f"{row.title} of {format_size(row.measured)}{case.on_device(row.device)} is "
+        f"{row.title} of {format_size(case.most(row))}"
+        + (" at most" if case.most(row) > row.measured else "")
+        + f"{case.on_device(row.device)} is "
         + ("as much as" if limit.strict and over == 1 else f"{format_size(over)} over")
         + f" {limit}"
         for over, row, limit in excesses
@@ -205,7 +207,7 @@ def _over_budget(case: Case) -> Verdict | None:
     if limit.relation is not None:
         remedy = f"see which lines differ from {limit.relation.part}'s"
         return replace(verdict, remedy=remedy, beside=limit.relation.part)
-    larger_limit = "" if limit.name == "card" else _declare(limit.name, worst.measured)
+    larger_limit = "" if limit.name == "card" else _declare(limit.name, case.most(worst))
     return replace(verdict, remedy=f"try {USE_LESS}{larger_limit}")
 
 

@@ -24,6 +24,7 @@ from pytest_gpumem.testrun.advice import advice
 from pytest_gpumem.testrun.explain import Explainer, ExplainPolicy
 from pytest_gpumem.testrun.keepers import KeeperFinder
 from pytest_gpumem.testrun.rerun import Runner, shown_error
+from pytest_gpumem.testrun.size_range import with_ranges
 from pytest_gpumem.testrun.unused_device import check_unused, is_unused, unrecorded
 from pytest_gpumem.torchrun_env import current_rank
 
@@ -311,6 +312,7 @@ class MemorySession:
                 self.runner, item, run, whole, name_lines=self.explainer.enabled
             )
         measured[""] = run.spec, whole
+        measured = with_ranges(self.runner, item, run, measured)
         cases = [
             (part, spec, item.measured(part, measurement))
             for part, (spec, measurement) in measured.items()

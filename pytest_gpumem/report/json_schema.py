@@ -168,6 +168,14 @@ class DeviceUseJson(Strict, frozen=True):
     every_ms: Count
 
 
+class PeakRangeJson(Strict, frozen=True):
+    """The ends between which the peaks lie, one entry a device, and the reason."""
+
+    least: tuple[PeakJson, ...]
+    most: tuple[PeakJson, ...]
+    reason: str
+
+
 class MeasurementJson(Strict, frozen=True):
     """One step's memory; all lists but notes and hints have one entry a device."""
 
@@ -188,6 +196,7 @@ class MeasurementJson(Strict, frozen=True):
     device_use: tuple[DeviceUseJson, ...]
     stayed: StayedJson | None
     largest: Count | None = None
+    range: PeakRangeJson | None = None
 
 
 class ComparisonJson(Strict, frozen=True):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpumem.attribution.recording import Recording
-    from pytest_gpumem.devices.base import Values
+    from pytest_gpumem.devices.base import RangeEnd, Values
     from pytest_gpumem.devices.select import Choice
     from pytest_gpumem.measurement import DeviceInfo
     from pytest_gpumem.spec import MemorySpec
@@ -223,6 +223,7 @@ class Runner:
         warm: bool = False,
         inputs: Inputs | None = None,
         values: Values | None = None,
+        sizes: RangeEnd = "usual",
         at_moment: Callable[[Recording], None] | None = None,
     ) -> Iterator[Attempt]:
         """Run the test once more, and tear it down at the end of the block.
@@ -237,6 +238,7 @@ class Runner:
             warm: whether nothing is left to warm up.
             inputs: a batch size and a variant to run with, under the limits.
             values: which of its values are computed from now on, if not the same as before.
+            sizes: the end of the range that is taken of workspaces of unknown size.
             at_moment: is called at each moment of the recording.
         """
         if current_rank() is not None:
@@ -259,6 +261,8 @@ class Runner:
                 run.device.compute_values(values)
                 if self._random is not None:
                     self._random.restore()
+            if not warm:
+                run.device.take_sizes(sizes)
             run.begin_again(record=record, at_moment=at_moment)
             left = sum(self.left_by(run))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pytest_gpumem.judge.judge import judge
 from pytest_gpumem.judge.verdict import WORDS, Kind, Lookup, Policy
-from pytest_gpumem.measurement import OutOfMemory, Peak
+from pytest_gpumem.measurement import OutOfMemory, Peak, PeakRange
 from pytest_gpumem.sizes import GIB, MIB, Tolerance, gib
 from pytest_gpumem.spec import MemorySpec
 
@@ -313,3 +313,16 @@ def test_a_budget_and_running_out_of_memory_come_before_the_toolchain():
     over = judge(measured((2 * GIB, 2 * GIB)), MemorySpec(max_allocated_gib=1), lookup, policy)
     assert (over.kind, over.failed) == (Kind.OVER_BUDGET, True)
     assert judge(short_of_memory(), PLAIN, lookup, policy).failed
+
+
+def test_a_limit_is_held_to_the_largest_of_a_range():
+    peaks = (Peak(60 * MIB, 80 * MIB),)
+    spanned = PeakRange((Peak(50 * MIB, 70 * MIB),), (Peak(90 * MIB, 120 * MIB),), "cuFFT")
+    measurement = replace(measured((60 * MIB, 80 * MIB)), range=spanned)
+    assert measurement.peaks == peaks
+    spec = MemorySpec(max_reserved_gib=100 / 1024)
+    verdict = judge(measurement, spec, NOTHING, LENIENT)
+    assert verdict.kind is Kind.OVER_BUDGET
+    assert "peak reserved of 120.00 MiB at most is 20.00 MiB over" in verdict.headline
+    assert "max_reserved_gib=0.12" in verdict.remedy
+    assert not judge(measurement, MemorySpec(max_reserved_gib=120 / 1024), NOTHING, LENIENT).failed

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.devices.virtual.library import Convolutions
+from pytest_gpumem.devices.virtual.library import Convolutions, SizeCounts
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from pytest_gpumem.devices.virtual.library import NativeLibrary
 
 LEAST_CUDNN: Final = 90800
@@ -36,19 +37,44 @@ def keep_no_plans() -> None:
     os.environ.setdefault(PLANS_KEPT, "-1")
 
 
+def keep_no_timed_plans(torch: ModuleType) -> None:
+    """Let PyTorch keep no plan once a program turns ``torch.backends.cudnn.benchmark`` on.
+
+    A plan that was timed is then the same for each test, alone or after another, and a test can
+    run again with another plan. Where a convolution ran before, PyTorch keeps plans.
+    """
+    switch = type(torch.backends.cudnn).__dict__.get("benchmark")
+    set_benchmark = getattr(switch, "setter", None)
+    if set_benchmark is None:
+        return
+
+    def set_and_keep_none(value: object) -> None:
+        if value:
+            keep_no_plans()
+        set_benchmark(value)
+
+    vars(switch)["setter"] = set_and_keep_none
+
+
 class ConvolutionWatch:
     """Watches the convolutions of one measured test."""
 
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library
         self._start = Convolutions()
+        self._sizes_at_start = SizeCounts()
         self._largest = 0
 
     def begin(self) -> None:
         """Count from now on."""
         self._start = self._library.convolutions()
+        self._sizes_at_start = self._library.size_counts()
         self._library.largest_convolution()  # asking forgets it
         self._largest = 0
+
+    def choices(self) -> int:
+        """Return how often PyTorch timed plans with different workspaces."""
+        return (self._library.size_counts() - self._sizes_at_start).choices
 
     def notes(self) -> list[str]:
         """Return sentences that a reader of the figures has to know about the convolutions."""
@@ -76,16 +102,15 @@ class ConvolutionWatch:
                 "cuDNN's plans ran with workspaces that it chose for another card, since PyTorch "
                 "keeps them for the life of a process: run each card's tests in one of its own"
             )
-        torch = sys.modules.get("torch")
         if ran.asked and os.environ.get(LIBRARY):
             sentences.append(
                 f"cuDNN {self._version()} ({LIBRARY}) was asked for its workspaces: torch's own "
                 "version may have different ones"
             )
-        if ran.asked and torch is not None and torch.backends.cudnn.benchmark:
+        if self.choices():
             sentences.append(
                 "torch.backends.cudnn.benchmark is on: the fastest of cuDNN's plans is not known "
-                "here, the one that its heuristics rank first is taken"
+                "here, the one with the largest workspace is taken"
             )
         return sentences
 

@@ -15,10 +15,11 @@ import warnings
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, get_args
 
 from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices.autograd_threads import await_autograd, has_autograd_threads
+from pytest_gpumem.devices.base import RangeEnd, UncertainSizes
 from pytest_gpumem.devices.gpu_ledger import Turn
 from pytest_gpumem.devices.memory_cap import CAPS, set_cap, set_memory
 from pytest_gpumem.devices.terminal import saved_stderr
@@ -26,7 +27,7 @@ from pytest_gpumem.devices.torch_build import installed_torch, torch_is_imported
 from pytest_gpumem.devices.torch_import import TorchImportHook
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.account_watch import AccountWatch
-from pytest_gpumem.devices.virtual.cudnn_notes import ConvolutionWatch
+from pytest_gpumem.devices.virtual.cudnn_notes import ConvolutionWatch, keep_no_timed_plans
 from pytest_gpumem.devices.virtual.environment import adapted
 from pytest_gpumem.devices.virtual.library import NativeLibrary
 from pytest_gpumem.devices.virtual.max_autotune import MODULE, MaxAutotuneSwitch
@@ -71,6 +72,9 @@ _PROPERTIES_SYMBOLS: Final = (
     ("_ZN2at4cuda19getDevicePropertiesEa", ctypes.c_int8),
     ("_ZN2at4cuda19getDevicePropertiesEs", ctypes.c_int16),
 )
+
+# at::native::_cudnn_set_conv_benchmark_empty_cache(bool), declared in ATen/native/ConvUtils.h
+_EMPTYING_SYMBOL: Final = "_ZN2at6native37_cudnn_set_conv_benchmark_empty_cacheEb"
 
 
 def obstacle() -> tuple[str, str] | None:
@@ -208,6 +212,7 @@ class VirtualDevice:
                     part * weight for part, weight in zip(parts, (10000, 100, 1), strict=True)
                 )
             self._library.set_versions(major * 1000 + minor * 10, cudnn)
+        keep_no_timed_plans(torch)
         if self.shown_always:
             self.open(None, self.shown_always)
 
@@ -267,6 +272,7 @@ class VirtualDevice:
             raise
         self._stack.enter_context(adapted(self._library.describe(count)))
         self._unsupported = self._library.unsupported()
+        self.take_sizes("usual")
         self._convolutions.begin()
         self._max_autotune.begin()
         self._guesses = self._library.guesses()
@@ -338,6 +344,8 @@ class VirtualDevice:
                     "run the tests of each card in a process of their own",
                 )
         self._opened_card = card
+        cpu = ctypes.CDLL(str(Path(torch.__file__ or "").parent / "lib" / "libtorch_cpu.so"))
+        self._library.switch_emptying(getattr(cpu, _EMPTYING_SYMBOL, None))
         if not os.environ.get("CUBLAS_WORKSPACE_CONFIG"):
             # PyTorch with a function to set it keeps its choice for the first card of the process,
             # and its own reset goes back to that; older PyTorch reads the card each time
@@ -457,6 +465,16 @@ class VirtualDevice:
                 "allocator, are not in the peaks: a GPU that is full moves them to the host"
             )
         return sentences
+
+    def take_sizes(self, end: RangeEnd) -> None:
+        """See :meth:`pytest_gpumem.devices.base.Device.take_sizes`."""
+        self._library.take_sizes(get_args(RangeEnd).index(end))
+
+    def uncertain_sizes(self) -> UncertainSizes:
+        """See :meth:`pytest_gpumem.devices.base.Device.uncertain_sizes`."""
+        choices = self._convolutions.choices()
+        reasons = ["cuDNN's choice in benchmark mode"] if choices else []
+        return UncertainSizes(choices, 0, ", ".join(reasons))
 
     def watch(self, devices: range) -> AccountWatch:
         """See :meth:`pytest_gpumem.devices.base.Device.watch`."""

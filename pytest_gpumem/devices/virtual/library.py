@@ -129,6 +129,27 @@ class Counters:
 
 
 @dataclass(frozen=True)
+class SizeCounts:
+    """How many sizes of workspaces were not known in this process.
+
+    Attributes:
+        smaller: those that may be smaller than they were taken.
+        larger: those that may be larger.
+        choices: of plans of cuDNN's that PyTorch timed; the one with the largest workspace is kept.
+    """
+
+    smaller: int = 0
+    larger: int = 0
+    choices: int = 0
+
+    def __sub__(self, start: SizeCounts) -> SizeCounts:
+        """Return how many were not known since an earlier count."""
+        return SizeCounts(
+            self.smaller - start.smaller, self.larger - start.larger, self.choices - start.choices
+        )
+
+
+@dataclass(frozen=True)
 class Convolutions:
     """How often cuDNN's plans ran in this process.
 
@@ -392,6 +413,20 @@ class NativeLibrary:
         raw = (ctypes.c_uint64 * 3)()
         self._lib.gpumem_convolutions(raw)
         return Convolutions(*raw)
+
+    def switch_emptying(self, function: object) -> None:
+        """Set the C function by which PyTorch's emptying of its cache after timing is switched."""
+        self._lib.gpumem_emptying(function)
+
+    def take_sizes(self, end: int) -> None:
+        """Take the usual one (0), the least (1) or the most (2) of all unknown sizes."""
+        self._lib.gpumem_take_sizes(end)
+
+    def size_counts(self) -> SizeCounts:
+        """Return how many sizes were not known in this process so far."""
+        raw = (ctypes.c_uint64 * 3)()
+        self._lib.gpumem_uncertain_sizes(raw)
+        return SizeCounts(*raw)
 
     def cudnn_found(self) -> int:
         """Return the version of the cuDNN to ask (90501 is 9.5.1), 0 without one."""

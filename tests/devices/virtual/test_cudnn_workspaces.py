@@ -16,6 +16,7 @@ from helpers.virtual_gpu import child, opened
 
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.virtual.cudnn_notes import LEAST_CUDNN, PLAN, PLANS_KEPT
+from pytest_gpumem.report.json_report import read_report
 from pytest_gpumem.sizes import format_size
 
 DATA = ROOT / "benchmarks/data/measured-workspaces.csv"
@@ -162,32 +163,64 @@ def test_the_report_says_how_much_they_may_be(suite, monkeypatch):
     assert f"here {format_size(small)} or less (1 test)" in session.flat
 
 
-def test_benchmark_mode_takes_the_first_plan_and_says_so(suite, monkeypatch):
+BENCHMARK = """
+    torch.backends.cudnn.benchmark = True
+
+    def step(gpu_memory, name):
+        x = torch.zeros(16, 32, 26, 26, device="cuda")
+        w = torch.zeros(64, 32, 3, 3, device="cuda")
+        with gpu_memory.measure(name):
+            torch.nn.functional.conv2d(x, w)
+
+    @pytest.mark.gpu_memory(card="RTX A6000")
+    def test_steps(gpu_memory):
+        for name in ("first", "second", "third"):
+            step(gpu_memory, name)
+
+    @pytest.mark.gpu_memory(card="RTX A6000")
+    def test_another(gpu_memory):
+        step(gpu_memory, "first")
+
+    @pytest.mark.gpu_memory(card="RTX A6000", max_gib=0.023)
+    def test_small(gpu_memory):
+        step(gpu_memory, "first")
+
+    @pytest.mark.gpu_memory(card="RTX A6000", steady=True)
+    def test_steady(gpu_memory):
+        for _ in range(5):
+            step(gpu_memory, "first")
+            gpu_memory.step()
+"""
+
+
+def test_benchmark_mode_has_a_range(suite, monkeypatch):
     with opened() as device:
         skip_without_cudnn(device)
-    source = """
-        @pytest.mark.gpu_memory(card="RTX A6000")
-        def test_conv():
-            for benchmark in (False, True):
-                torch.backends.cudnn.benchmark = benchmark
-                for side in range(20, 40):
-                    x = torch.zeros(16, 32, side, side, device="cuda")
-                    w = torch.zeros(64, 32, 3, 3, device="cuda")
-                    took = []
-                    for _ in range(2):  # all plans are tried at the first
-                        torch.cuda.empty_cache()
-                        torch.cuda.reset_peak_memory_stats()
-                        y = torch.nn.functional.conv2d(x, w)
-                        peak = torch.cuda.max_memory_allocated()
-                        took.append(peak - torch.cuda.memory_allocated())
-                    print("took", benchmark, side, *took)
-    """
-    session = apart(suite, monkeypatch, "-s", source=source, **{PLANS_KEPT: "100"})
-    assert session.outcomes == {"passed": 1}
-    took = re.findall(r"took (\w+) (\d+) (\d+) (\d+)", session.out)
-    first, then = ({row[:2]: int(row[at]) for row in took} for at in (2, 3))
-    assert [then["True", side] for _, side in then] == [then["False", side] for _, side in then]
-    assert any(first["True", side] > then["True", side] for _, side in then)
+    session = apart(suite, monkeypatch, "--gpumem-json=r.json", source=BENCHMARK)
+    assert session.outcomes == {"passed": 4}
+    report = read_report(suite.path / "r.json")
+    measured = {
+        (result.nodeid.partition("::")[2], result.part): result.measurement
+        for result in report.results
+    }
+    first, second, third = (measured["test_steps", part] for part in ("first", "second", "third"))
+    whole = measured["test_steps", ""]
+    # PyTorch allocates the largest workspace once, to time the plans.
+    assert first.peaks[0].allocated > second.peaks[0].allocated
+    assert second.peaks == third.peaks
+    assert first.range.least == second.range.least
+    for part in (whole, first, second):
+        assert part.peaks == part.range.most
+        low, high = part.range.least[0], part.range.most[0]
+        assert low.allocated < high.allocated
+        ends = f"allocated {format_size(low.allocated)} to {format_size(high.allocated)}"
+        assert any(note.startswith(ends) for note in part.notes)
+    assert "cuDNN's choice in benchmark mode; the figures are the largest" in session.flat
+    # Each test finds its plans anew: alone or after others, its figures are the same.
+    assert measured["test_another", "first"].peaks == first.peaks
+    # PyTorch tries no plan for which there is no room.
+    assert measured["test_small", ""].peaks[0].reserved < whole.peaks[0].reserved
+    assert measured["test_steady", ""].range is None
     assert "torch.backends.cudnn.benchmark is on: the fastest of cuDNN's plans" in session.flat
 
 

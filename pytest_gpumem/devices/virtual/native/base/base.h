@@ -99,6 +99,12 @@ bool gm_inside_cudnn(void);
 enum { GM_RNN, GM_CTC, GM_CUFFT, GM_CUSOLVER, GM_CUSPARSE, GM_POOL, GM_CUDNN_PLAN, GM_BATCH_NORM, GM_ESTIMATED };
 void gm_note_sizes(int library);
 
+/* ---- sizes.c: workspaces whose size lies in a range ---- */
+
+uint64_t gm_size_between(uint64_t least, uint64_t usual, uint64_t most); /* the one that this run takes */
+float gm_plan_milliseconds(uint64_t graph, uint64_t workspace); /* a plan of cuDNN's was timed */
+bool gm_admits_plan(uint64_t graph, uint64_t workspace);        /* false: not kept of those that were timed */
+
 /* ---- refusals.c ---- */
 
 /* Tells a function's name once, counts it for the report (by a copy), and returns its library's own "not supported". */

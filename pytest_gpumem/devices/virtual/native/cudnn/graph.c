@@ -68,7 +68,8 @@ typedef struct {
     bool has_counterpart;  /* a descriptor of the installed cuDNN stands behind it, or is to */
     void *installed;       /* that descriptor */
     void *card;            /* of a plan that cuDNN was asked for: the card that it was made for */
-    int64_t workspace;     /* of such a plan without a descriptor of cuDNN's */
+    int64_t workspace;     /* of such a plan */
+    uint64_t graph;        /* the same of all that belongs to equal graphs with a convolution; else 0 */
 } descriptor;
 
 /* The size in bytes of an element of cudnnBackendAttributeType_t. */
@@ -198,6 +199,7 @@ static int get_installed(descriptor *d, int name, int64_t room, int64_t *count, 
         into[i]->bytes = d->bytes;
         into[i]->convolves = d->convolves;
         into[i]->alone = d->alone;
+        into[i]->graph = d->graph;
         into[i]->has_counterpart = true;
     }
     free(handles);
@@ -247,7 +249,7 @@ static bool is_compiled(const descriptor *plan) {
 }
 
 /* A plan that is not made: its engine's configuration says how much workspace it will want. */
-static int take_from_configuration(descriptor *plan) {
+static void take_from_configuration(descriptor *plan) {
     const descriptor *configuration = configuration_of(plan);
     int64_t count = 0;
     bool has_workspace = configuration && configuration->installed &&
@@ -256,7 +258,6 @@ static int take_from_configuration(descriptor *plan) {
                  count == 1;
     plan->card = has_workspace ? gm_installed_card() : NULL;
     if (!has_workspace) plan->workspace = 0;
-    return GM_SUCCESS;
 }
 
 /* ---- finalizing, reading, running ---- */
@@ -284,6 +285,33 @@ static uint64_t tensor_bytes(const attribute *dimensions, const attribute *type)
     return bytes;
 }
 
+/* FNV-1a (RFC 9923) of all that a graph is made of. */
+static uint64_t identity(const descriptor *d, uint64_t hash) {
+    for (const attribute *at = d->attributes; at; at = at->next) {
+        if (at->type == GM_TYPE_HANDLE) continue;
+        if (at->type == GM_TYPE_BACKEND_DESCRIPTOR) {
+            for (int64_t i = 0; i < at->count; i++)
+                if (descriptor_at(at, i)) hash = identity(descriptor_at(at, i), hash ^ (uint64_t)at->name);
+            continue;
+        }
+        for (size_t i = 0; i < at->size; i++)
+            hash = (hash ^ (unsigned char)at->data[i] ^ (uint64_t)at->name) * 1099511628211u;
+    }
+    return hash;
+}
+
+/* A plan that PyTorch would not have kept is refused, by its configuration: making a plan takes longer. */
+static int make_plan(descriptor *plan) {
+    int64_t count = 0;
+    take_from_configuration(plan);
+    if (plan->card && !gm_admits_plan(plan->graph, (uint64_t)plan->workspace)) return GM_CUDNN_NOT_SUPPORTED;
+    if (!plan->alone || is_compiled(plan)) return GM_SUCCESS;
+    int status = ask(plan);
+    if (!status)
+        gm_installed_get(plan->installed, EXECUTION_PLAN_WORKSPACE_SIZE, GM_TYPE_INT64, 1, &count, &plan->workspace);
+    return status;
+}
+
 /* A tensor knows its bytes; an operation, a graph, an engine, a plan has those of its components. */
 GM_API int cudnnBackendFinalize(descriptor *d) {
     if (!d) return GM_CUDNN_BAD_PARAM;
@@ -303,15 +331,17 @@ GM_API int cudnnBackendFinalize(descriptor *d) {
             d->convolves |= component->convolves;
             d->alone |= component->alone;
             d->has_counterpart |= component->has_counterpart;
+            if (component->graph) d->graph = component->graph;
         }
     }
     if (d->type == OPERATIONGRAPH) {
         const attribute *operations = find_attribute(d, OPERATIONGRAPH_OPS);
         d->alone = d->convolves && operations && operations->count == 1;
         d->has_counterpart = operations && gm_installed_card();
+        d->graph = d->convolves ? identity(d, 14695981039346656037u) : 0;
     }
     if (!d->has_counterpart || d->installed) return GM_SUCCESS;
-    return d->type == GM_EXECUTION_PLAN && (!d->alone || is_compiled(d)) ? take_from_configuration(d) : ask(d);
+    return d->type == GM_EXECUTION_PLAN ? make_plan(d) : ask(d);
 }
 
 GM_API int cudnnBackendGetAttribute(descriptor *d, int name, int type, int64_t room, int64_t *count,
@@ -376,7 +406,7 @@ static atomic_ullong planned_runs;   /* runs of cuDNN's own plans */
 static atomic_ullong other_card_runs;
 
 static void count_run(const descriptor *plan) {
-    gm_count_plan();
+    gm_count_plan(plan->graph, (uint64_t)plan->workspace);
     if (plan->card) {
         atomic_fetch_add_explicit(&planned_runs, 1, memory_order_relaxed);
         if (plan->card != gm_installed_card()) atomic_fetch_add_explicit(&other_card_runs, 1, memory_order_relaxed);

@@ -7,11 +7,13 @@ typedef gm_dim3 dim3;
 
 static atomic_ullong launches;
 
-static _Thread_local uint64_t plans_run;
+static _Thread_local gm_plan last_plan;
 
-void gm_count_plan(void) { plans_run++; }
+void gm_count_plan(uint64_t graph, uint64_t workspace) {
+    last_plan = (gm_plan){graph, workspace, last_plan.number + 1};
+}
 
-uint64_t gm_plans_run(void) { return plans_run; }
+gm_plan gm_last_plan(void) { return last_plan; }
 
 void gm_count_launch(void) {
     atomic_fetch_add_explicit(&launches, 1, memory_order_relaxed);

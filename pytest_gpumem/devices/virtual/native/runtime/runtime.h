@@ -21,8 +21,12 @@ typedef struct {
 } gm_dim3;
 int gm_launch_status(gm_dim3 grid, gm_dim3 block, size_t shared);
 uint64_t gm_launches(void);
-void gm_count_plan(void); /* of cuDNN's: they launch kernels of their own */
-uint64_t gm_plans_run(void); /* on this thread */
+typedef struct {
+    uint64_t graph, workspace; /* graph is 0 where no plan is chosen by its time */
+    uint64_t number;           /* of the plan among those that ran on this thread */
+} gm_plan;
+void gm_count_plan(uint64_t graph, uint64_t workspace); /* of cuDNN's: they launch kernels of their own */
+gm_plan gm_last_plan(void); /* on this thread */
 
 /* streams.c */
 GM_API int cudaEventCreateWithFlags(void **out, unsigned flags);

@@ -26,7 +26,8 @@ typedef struct {
     bool recorded;
     unsigned long long capture;
     void *graph;
-    uint64_t plans, launches; /* that ran until then: cuDNN's, on this thread; of all */
+    gm_plan plan;      /* the last one until then, on this thread */
+    uint64_t launches; /* that ran until then */
 } event;
 
 static stream null_streams[GM_MAX_DEVICES]; /* the default stream of each device */
@@ -115,7 +116,7 @@ GM_API int cudaEventRecordWithFlags(void *handle, void *on, unsigned flags) {
     stream *s = stream_of(on);
     clock_gettime(CLOCK_MONOTONIC, &e->time);
     e->recorded = true;
-    e->plans = gm_plans_run();
+    e->plan = gm_last_plan();
     e->launches = gm_launches();
     e->capture = s->capture;
     e->graph = s->graph;
@@ -135,8 +136,9 @@ GM_API int cudaEventSynchronize(void *handle) {
 GM_API int cudaEventElapsedTime(float *milliseconds, void *from, void *to) {
     event *a = from, *b = to;
     if (!a->recorded || !b->recorded) return gm_error(GM_INVALID_VALUE);
-    if (b->plans == a->plans + 1 && b->launches == a->launches) {
-        *milliseconds = 1; /* all plans of cuDNN's are as fast: which is the fastest shall not be left to chance */
+    if (b->plan.number == a->plan.number + 1 && b->launches == a->launches) {
+        /* which plan of cuDNN's is the fastest shall not be left to chance */
+        *milliseconds = b->plan.graph ? gm_plan_milliseconds(b->plan.graph, b->plan.workspace) : 1;
         return GM_SUCCESS;
     }
     *milliseconds = (float)((double)(b->time.tv_sec - a->time.tv_sec) * 1e3 +

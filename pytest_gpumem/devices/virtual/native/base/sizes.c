@@ -1,0 +1,111 @@
+/* Sizes of workspaces that a library chooses and no manual tells: they lie in a range, and a run takes one end of it.
+ *
+ * - Estimates: the size that is usual here, the least or the most.
+ * - Plans of cuDNN's that PyTorch times with torch.backends.cudnn.benchmark. It allocates the largest workspace of all
+ *   that fit, runs the first plans (torch.backends.cudnn.benchmark_limit of them), and keeps the fastest until the
+ *   process ends. (ATen/native/cudnn/Conv_v8.cpp: generate_and_filter_plans, get_plans_from_find, run_single_conv.)
+ *   Which one a GPU finds fastest is not known: the one with the largest workspace is made so. A virtual GPU keeps no
+ *   plan, since PyTorch would have it for every later test and card. So of a graph whose plans were timed there are
+ *   from then on those with the largest workspace, and those with the least for where that does not fit. A run that
+ *   takes the least has the latter alone, at once: what PyTorch allocates to time others is cuDNN's choice too.
+ */
+#include "base/base.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+enum { USUAL, LEAST, MOST }; /* of gpumem_take_sizes */
+enum { BUCKETS = 1024 };
+
+typedef struct timed {
+    uint64_t graph, least, most; /* bytes of the plans' workspaces */
+    bool kept;                   /* in this run: PyTorch has its plan by now */
+    struct timed *next;
+} timed;
+
+static timed *buckets[BUCKETS];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_int end_of_range;
+static atomic_ullong smaller, larger, choices;
+
+/* at::native::_cudnn_set_conv_benchmark_empty_cache: PyTorch empties its cache once it has timed plans. Where it would
+ * have kept the plan it times none and empties nothing. */
+static void (*_Atomic set_emptying)(bool);
+static atomic_bool emptying_is_off;
+
+uint64_t gm_size_between(uint64_t least, uint64_t usual, uint64_t most) {
+    if (least < usual) atomic_fetch_add_explicit(&smaller, 1, memory_order_relaxed);
+    if (usual < most) atomic_fetch_add_explicit(&larger, 1, memory_order_relaxed);
+    int end = atomic_load(&end_of_range);
+    return end == LEAST ? least : end == MOST ? most : usual;
+}
+
+static timed *find_timed(uint64_t graph) {
+    timed *t = buckets[graph % BUCKETS];
+    while (t && t->graph != graph) t = t->next;
+    return t;
+}
+
+/* To the base 2, nearly. Times that lie between 1 and 2 ms tell sizes apart, the largest too. */
+static float logarithm(uint64_t size) {
+    int exponent = 63 - __builtin_clzll(size | 1);
+    return (float)exponent + (float)((double)size / (double)(1ULL << exponent) - 1);
+}
+
+float gm_plan_milliseconds(uint64_t graph, uint64_t workspace) {
+    pthread_mutex_lock(&lock);
+    timed *t = find_timed(graph);
+    if (!t && (t = malloc(sizeof *t))) {
+        *t = (timed){graph, workspace, workspace, false, buckets[graph % BUCKETS]};
+        buckets[graph % BUCKETS] = t;
+    }
+    if (t) {
+        if (workspace < t->least) t->least = workspace;
+        if (workspace > t->most) t->most = workspace;
+        t->kept = true;
+    }
+    if (t && t->least < t->most) atomic_fetch_add_explicit(&choices, 1, memory_order_relaxed);
+    pthread_mutex_unlock(&lock);
+    return 2 - logarithm(workspace + 1) / 64;
+}
+
+static void empty_cache(bool on) {
+    void (*set)(bool) = atomic_load(&set_emptying);
+    if (set && atomic_exchange(&emptying_is_off, !on) == on) set(on);
+}
+
+bool gm_admits_plan(uint64_t graph, uint64_t workspace) {
+    pthread_mutex_lock(&lock);
+    const timed *t = find_timed(graph);
+    bool admitted = !t || workspace == t->least || (workspace == t->most && atomic_load(&end_of_range) != LEAST);
+    bool kept = t && t->kept;
+    pthread_mutex_unlock(&lock);
+    empty_cache(!kept);
+    return admitted;
+}
+
+/* Takes this end of all ranges from now on. The plans that were timed before say which is the least of them. */
+GM_API void gpumem_take_sizes(int end) {
+    atomic_store(&end_of_range, end);
+    empty_cache(true);
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < BUCKETS; i++) {
+        for (timed *t = buckets[i], *next; t; t = next) {
+            next = t->next;
+            t->kept = false;
+            if (end != LEAST) free(t);
+        }
+        if (end != LEAST) buckets[i] = NULL;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+GM_API void gpumem_emptying(void (*set)(bool)) { atomic_store(&set_emptying, set); }
+
+/* How many sizes were answered so far that may be smaller, or larger; and how many choices of plans. */
+GM_API void gpumem_uncertain_sizes(uint64_t out[3]) {
+    out[0] = atomic_load(&smaller);
+    out[1] = atomic_load(&larger);
+    out[2] = atomic_load(&choices);
+}
