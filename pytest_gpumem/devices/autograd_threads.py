@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ENGINE: Final = "_engine_run_backward"
+"""the function of torch.autograd that every backward pass goes through"""
 
 
 def await_autograd() -> list[object]:
@@ -27,6 +34,38 @@ def await_autograd() -> list[object]:
             objects += [leaf, product, product.grad_fn, gradient]
             objects += torch.autograd.grad(product, leaf, gradient)
     return objects
+
+
+@contextmanager
+def awaited_errors() -> Iterator[None]:
+    """Have each backward pass that an error ends wait for autograd's threads, in the block.
+
+    A step that catches the error would have the pass's memory or not, as threads happen to run.
+    """
+    import torch
+
+    modules: Any = (torch.autograd, torch.autograd.graph)
+    originals = [(module, vars(module)[ENGINE]) for module in modules if ENGINE in vars(module)]
+    if not originals:
+        yield
+        return
+    run_backward = originals[0][1]
+
+    def run_and_wait(*args: object, **options: object) -> object:
+        try:
+            return run_backward(*args, **options)
+        except BaseException:
+            with suppress(Exception):  # after an error of CUDA's every call fails
+                await_autograd()
+            raise
+
+    for module, _ in originals:
+        setattr(module, ENGINE, run_and_wait)
+    try:
+        yield
+    finally:
+        for module, original in originals:
+            setattr(module, ENGINE, original)
 
 
 def has_autograd_threads() -> bool:

@@ -122,3 +122,39 @@ def test_what_a_callback_of_the_last_backward_pass_holds_is_no_leak(meter, monke
     monkeypatch.setattr("pytest_gpumem.meter.meter.await_autograd", held.clear)
     meter.release()
     assert [peak.allocated for peak in meter.counted()] == [0, 0]
+
+
+def test_a_step_that_catches_the_error_of_a_backward_pass_goes_on_when_its_memory_is_free(
+    meter, monkeypatch
+):
+    """As autograd's threads happen to run, the pass's memory would be in the step's peak or not."""
+    import torch
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise ValueError("of the user's")
+
+    module = "pytest_gpumem.devices.autograd_threads"
+    calls = []
+    monkeypatch.setattr(f"{module}.await_autograd", lambda: calls.append("wait"))
+
+    def passes(function):
+        leaf = torch.ones(4, device="cuda:1", requires_grad=True)
+        function(leaf).sum().backward()
+        torch.autograd.grad(function(leaf).sum(), leaf)
+
+    passes(torch.exp)
+    assert calls == []
+    for number in range(1, 3):
+        with pytest.raises(ValueError, match="of the user's"):
+            passes(Fails.apply)
+        assert calls == ["wait"] * number
+    meter.stop()
+    with pytest.raises(ValueError, match="of the user's"):
+        passes(Fails.apply)
+    assert calls == ["wait"] * 2
