@@ -83,10 +83,14 @@ class Device(Protocol):
         Files are named as seen from ``root``.
         """
 
-    def compute_values(self, scope: Values) -> None:
+    def compute_values(self, scope: Values, *, within_step: bool = False) -> None:
         """Compute the values of small tensors from now on, of all ("full") or of none.
 
         A GPU computes all of them whatever is asked for.
+
+        Args:
+            scope: the values.
+            within_step: whether the values that were read so far are the same step's.
         """
 
     def expect_rerun(self, *, expected: bool) -> None:

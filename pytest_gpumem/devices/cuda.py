@@ -109,7 +109,7 @@ class CudaDevice:
         """Return none."""
         return []
 
-    def compute_values(self, scope: Values) -> None:
+    def compute_values(self, scope: Values, *, within_step: bool = False) -> None:
         """A real GPU computes everything."""
 
     def expect_rerun(self, *, expected: bool) -> None:

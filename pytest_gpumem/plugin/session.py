@@ -81,7 +81,7 @@ class MemorySession:
             progress: shows the waiting user a line.
         """
         self.settings = settings
-        self.runner = Runner(choice, root, progress)
+        self.runner = Runner(choice, root, progress, settings.values)
         self.explainer = Explainer(
             self.runner,
             ExplainPolicy(
@@ -117,14 +117,16 @@ class MemorySession:
             DeviceError: the device cannot be what the test asks for.
         """
         values = self._values_asked(spec)
-        if values == "auto" and current_rank() is None and not self._is_known_to_read(item, spec):
-            values = "off"  # where the test decides by any, it runs once more
+        alone = current_rank() is None
+        reruns = values == "auto" and alone and not self._is_known_to_read(item, spec)
         record = self.explainer.records_first_run(spec)
 
         def expected(info: DeviceInfo) -> int | None:
             return self._expected_bytes(item, spec, info)
 
-        self.runner.begin(item, spec, record=record, values=values, expected=expected)
+        self.runner.begin(
+            item, spec, record=record, values=values, reruns=reruns, expected=expected
+        )
 
     def _expected_bytes(self, item: MarkedItem, spec: MemorySpec, info: DeviceInfo) -> int | None:
         """Return the bytes of each device that a test takes by its baseline; None: it is alone."""

@@ -51,13 +51,20 @@ class Trial:
 class Runner:
     """Runs one marked test after the other on the session's device."""
 
-    def __init__(self, choice: Choice, root: Path, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        choice: Choice,
+        root: Path,
+        progress: Callable[[str], None],
+        values: Values = "off",
+    ) -> None:
         """Run tests.
 
         Args:
             choice: the session's device.
             root: pytest's root folder, for the names of files.
             progress: shows the waiting user a line.
+            values: which values are computed while an unmarked test sets up a fixture.
         """
         self.choice = choice
         self.root = root
@@ -69,25 +76,34 @@ class Runner:
         self._leftovers: list[tuple[str, int]] = []
         """tests that left memory behind, and how many bytes"""
         self._nodeid = ""
+        self._session_values = self._values = values
+        """which are computed for the test that runs, at the latest in a second run"""
+        self._computes = False
+        """whether any are computed now"""
         self._random: RandomState | None = None
         """as it was before the test's own fixtures were set up"""
 
-    def begin(
+    def begin(  # noqa: PLR0913 - all that tests differ in
         self,
         item: MarkedItem,
         spec: MemorySpec,
         *,
         record: bool,
         values: Values = "off",
+        reruns: bool = False,
         expected: Callable[[DeviceInfo], int | None] = lambda _info: None,
     ) -> None:
         """Open the device for a test; ``run`` stays None where the session has no device.
+
+        While fixtures of wider scope hold memory, values are computed from the start: a test
+        without them would make theirs unknown, and they are not set up again.
 
         Args:
             item: the test.
             spec: its declaration.
             record: whether the run is recorded.
             values: which of its values are computed.
+            reruns: whether it runs once more with values, if it decides by any.
             expected: see :meth:`pytest_gpumem.testrun.run.Run.open`.
 
         Raises:
@@ -109,7 +125,10 @@ class Runner:
         )
         with opened as run:
             item.finish_replaced(self.fixtures)
-            device.compute_values(values)
+            self._values, self._computes = values, values != "off"
+            if reruns and not any(fixture.holds_memory for fixture in self.fixtures.values()):
+                self._computes = False
+            device.compute_values(values if self._computes else "off")
             run.start()
         self.run, self._nodeid = run, nodeid
         self._take_random_state(run)
@@ -131,10 +150,20 @@ class Runner:
         if self.run is None and self.choice.device is None:
             yield
             return
-        with self._run_for_set_up() as run, run.fixture(name) as retained:
-            yield
-        self.fixtures[fixture] = retained
+        with self._run_for_set_up() as run:
+            begins = self._values != "off" and not self._computes
+            if begins:
+                self._compute(run, self._values)
+            with run.fixture(name) as retained:
+                yield
+            self.fixtures[fixture] = retained
+            if begins and not any(fixture.holds_memory for fixture in self.fixtures.values()):
+                self._compute(run, "off")
         self._take_random_state(run)  # it is not set up again
+
+    def _compute(self, run: Run, values: Values) -> None:
+        run.device.compute_values(values, within_step=True)
+        self._computes = values != "off"
 
     @contextmanager
     def _run_for_set_up(self) -> Iterator[Run]:
@@ -147,7 +176,7 @@ class Runner:
         assert self.choice.device is not None  # noqa: S101 - for the type checker
         with Run.open(MemorySpec(), self.choice.device, self.root) as run:
             run.start()
-        self.run = run
+        self.run, self._values, self._computes = run, self._session_values, False
         try:
             yield run
         finally:
@@ -259,6 +288,7 @@ class Runner:
                 run.lift_limits()
             if values is not None:
                 run.device.compute_values(values)
+                self._computes = values != "off"
                 if self._random is not None:
                     self._random.restore()
             if not warm:

@@ -246,3 +246,65 @@ def test_same(expected, number):
 
 def test_each_test_reads_the_values_that_a_fixture_of_wider_scope_holds(suite):
     assert suite.run(source=WIDE_FIXTURE).outcomes == {"passed": 2}
+
+
+WIDE_FIXTURES = """
+RUNS = []
+
+@pytest.fixture(scope="module")
+def mask():
+    return torch.ones(4, 2048, dtype=torch.long, device="cuda")
+
+@pytest.fixture(scope="module")
+def large():
+    return torch.ones(1024, 1024, dtype=torch.bool, device="cuda")
+
+@pytest.fixture(scope="module")
+def name():
+    assert torch.arange(3, device="cuda").sum() == 3
+    return "none"
+
+@pytest.mark.gpu_memory
+def test_plain(name):
+    RUNS.append(name)
+    torch.randn(300, 300, device="cuda")
+
+@pytest.mark.gpu_memory
+def test_mask(mask):
+    RUNS.append("mask")
+    mib(300 if not mask.bool().all() else 20)
+
+@pytest.mark.gpu_memory
+def test_between():
+    RUNS.append("between")
+    torch.randn(300, 300, device="cuda")
+
+def test_unmarked(large):
+    pass
+
+@pytest.mark.gpu_memory
+def test_both(mask, large):
+    RUNS.append("both")
+    mib(300 if not (mask.bool().all() and large.all()) else 30)
+
+@pytest.mark.gpu_memory
+def test_asks_late(request):
+    RUNS.append("late")
+    ones = torch.ones(3, device="cuda")
+    mib(300 if not (ones.all() and request.getfixturevalue("large").all()) else 40)
+
+def test_runs():
+    assert RUNS == ["none", "mask", "between", "both", "late"]
+"""
+
+
+def test_fixtures_of_wider_scope_have_values_and_so_have_tests_beside_them(suite):
+    session = suite.run(source=WIDE_FIXTURES)
+    assert session.outcomes == {"passed": 7}, session.out
+    figures = session.figures()
+    assert figures["test_mask"][0] == pytest.approx(20.1, abs=0.1)
+    assert figures["test_both"][0] == pytest.approx(31.1, abs=0.1)
+    assert figures["test_asks_late"][0] == pytest.approx(41, abs=0.1)
+    assert not any(words in session.flat for words in ("read back from", "assumed"))
+    alone = suite.run("-k", "late").figures()
+    assert alone["test_asks_late"] == figures["test_asks_late"]

@@ -133,6 +133,9 @@ class VirtualDevice:
         self._guesses: dict[str, int] = {}
         self._readbacks = Readbacks(library.set_endless)
         self._mode: ValueMode | None = None
+        self._last_mode: ValueMode | None = None
+        self._was_blind = False
+        """whether the step decided by values before any were computed"""
         self._stack = ExitStack()
 
     @classmethod
@@ -289,16 +292,20 @@ class VirtualDevice:
         """Whether all values are computed."""
         return self._mode is not None and self._mode.full
 
-    def compute_values(self, scope: Values) -> None:
+    def compute_values(self, scope: Values, *, within_step: bool = False) -> None:
         """See :meth:`pytest_gpumem.devices.base.Device.compute_values`."""
+        self._was_blind = within_step and self.decided_blindly()
         if self._mode is not None:
             self._mode.__exit__()
-            self._mode = None
-        self._readbacks.clear()
+            self._last_mode, self._mode = self._mode, None
+        if not within_step:
+            self._readbacks.clear()
         if scope != "off":
             from pytest_gpumem.devices.virtual.values.mode import ValueMode
 
             self._mode = ValueMode(self._library, scope, self._readbacks)
+            if self._last_mode is not None:
+                self._mode.take_over(self._last_mode)
             self._mode.__enter__()
 
     def expect_rerun(self, *, expected: bool) -> None:
@@ -307,7 +314,7 @@ class VirtualDevice:
 
     def decided_blindly(self) -> bool:
         """See :meth:`pytest_gpumem.devices.base.Device.decided_blindly`."""
-        return self._mode is None and self._readbacks.any_unknown
+        return self._was_blind or (self._mode is None and self._readbacks.any_unknown)
 
     def decided_by_computed(self) -> bool:
         """See :meth:`pytest_gpumem.devices.base.Device.decided_by_computed`."""

@@ -363,10 +363,6 @@ class NativeLibrary:
         """Make a deferred range known, which is written now; False: the host has no room."""
         return bool(self._lib.gpumem_open_deferred(address, size))
 
-    def drop_deferred(self) -> None:
-        """Have no deferred ranges."""
-        self._lib.gpumem_drop_deferred()
-
     def queue_copy(self, content: bytes) -> None:
         """Let this thread's next copy of as many bytes to the host bring these."""
         if not self._lib.gpumem_queue_copy(content, ctypes.c_uint64(len(content))):

@@ -93,12 +93,12 @@ class DeferredValues:
         self._library = library
         self._known = values
         self._compute = compute
-        self._recipes: dict[int, Recipe] = {}
-        library.drop_deferred()
+        self.recipes: dict[int, Recipe] = {}
+        """by their ranges' numbers"""
 
     def covers(self, tensor: Tensor) -> bool:
         """Return whether a tensor's values could be computed."""
-        return bool(self._recipes) and tensor.is_cuda and self._recipe_at(tensor) is not None
+        return bool(self.recipes) and tensor.is_cuda and self._recipe_at(tensor) is not None
 
     def computed(self, tensor: Tensor) -> bool:
         """Write the values of a tensor's range; False: it is in none, or the host has no room."""
@@ -136,7 +136,7 @@ class DeferredValues:
         recipe.number = self._library.defer(recipe.address, recipe.nbytes)
         if not recipe.number:
             return False
-        self._recipes[recipe.number] = recipe
+        self.recipes[recipe.number] = recipe
         return True
 
     def _recipe_of(self, call: OperatorCall, result: Tensor) -> Recipe | None:
@@ -180,7 +180,7 @@ class DeferredValues:
         nbytes = span(tensor)
         if not nbytes or not is_plain(tensor):
             return None
-        return self._recipes.get(self._library.deferred_at(tensor.data_ptr(), nbytes))
+        return self.recipes.get(self._library.deferred_at(tensor.data_ptr(), nbytes))
 
     def _source(self, call: OperatorCall, place: int, tensor: Tensor) -> DeferredPart | None:
         """Return where an argument lies in a deferred range; None: in none."""
@@ -213,12 +213,12 @@ class DeferredValues:
 
     def _has_room(self, kept: int) -> bool:
         """Return whether so many bytes can be kept, once the recipes of no range are dropped."""
-        total = sum(recipe.kept for recipe in self._recipes.values())
-        if len(self._recipes) >= 2 * MOST_RANGES or total + kept > MOST_KEPT:
-            self._recipes = {
-                number: recipe for number, recipe in self._recipes.items() if self._is_valid(recipe)
+        total = sum(recipe.kept for recipe in self.recipes.values())
+        if len(self.recipes) >= 2 * MOST_RANGES or total + kept > MOST_KEPT:
+            self.recipes = {
+                number: recipe for number, recipe in self.recipes.items() if self._is_valid(recipe)
             }
-            total = sum(recipe.kept for recipe in self._recipes.values())
+            total = sum(recipe.kept for recipe in self.recipes.values())
         return total + kept <= MOST_KEPT
 
     def _is_valid(self, recipe: Recipe) -> bool:

@@ -27,6 +27,14 @@ class KnownValues:
         self.refused = 0
         """bytes that were not written: the host has no room for them"""
 
+    def take_over(self, earlier: KnownValues) -> None:
+        """Take over which values were assumed, of those that are known still."""
+        self._assumed = {
+            address: nbytes
+            for address, nbytes in earlier._assumed.items()
+            if self._library.is_known(address, nbytes)
+        }
+
     def is_known(self, tensor: Tensor) -> bool:
         """Return whether all of a tensor's values are known or assumed; the host's are."""
         if not tensor.is_cuda:

@@ -119,7 +119,11 @@ class ValueMode:
         Interception.end()
         self._library.compute_values(on=False)
         self._library.set_value_limits(MOST_COPIED, MOST_BACKED)
-        self._library.drop_deferred()
+
+    def take_over(self, mode: ValueMode) -> None:
+        """Go on with the values of an earlier mode that lie in fixtures of wider scope."""
+        self.values.take_over(mode.values)
+        self.deferred.recipes = mode.deferred.recipes
 
     def notes(self) -> list[str]:
         """Return sentences on what was not computed, where all should have been."""

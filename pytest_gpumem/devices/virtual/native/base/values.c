@@ -373,10 +373,3 @@ GM_API int gpumem_open_deferred(void *address, uint64_t size) {
     end_change(start, end);
     return ok;
 }
-
-GM_API void gpumem_drop_deferred(void) {
-    pthread_mutex_lock(&lock);
-    gm_deferred_cut(0, UINTPTR_MAX);
-    publish_counts();
-    pthread_mutex_unlock(&lock);
-}
