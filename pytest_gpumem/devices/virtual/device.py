@@ -29,9 +29,14 @@ from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.account_watch import AccountWatch
 from pytest_gpumem.devices.virtual.cudnn_notes import ConvolutionWatch, keep_no_timed_plans
 from pytest_gpumem.devices.virtual.environment import adapted
+from pytest_gpumem.devices.virtual.frameworks import (
+    JAX_PLUGINS,
+    NUMBA_DRIVER,
+    refuse_jax,
+    refuse_numba,
+)
 from pytest_gpumem.devices.virtual.library import NativeLibrary
 from pytest_gpumem.devices.virtual.max_autotune import MODULE, MaxAutotuneSwitch
-from pytest_gpumem.devices.virtual.numba_cuda import NUMBA_DRIVER, refuse_numba
 from pytest_gpumem.devices.virtual.readbacks import Readbacks
 from pytest_gpumem.devices.virtual.visibility import Curtain, Question
 from pytest_gpumem.errors import DeviceError
@@ -176,6 +181,8 @@ class VirtualDevice:
         TorchImportHook(device._imported).install()
         TorchImportHook(device._max_autotune.install, MODULE).install()
         TorchImportHook(refuse_numba, NUMBA_DRIVER).install()
+        for plugin in JAX_PLUGINS:
+            TorchImportHook(refuse_jax, plugin).install()
         return device
 
     @classmethod

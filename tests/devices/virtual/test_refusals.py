@@ -11,7 +11,7 @@ from helpers.native_sources import compiler
 from helpers.virtual_gpu import child, run_python
 from helpers.warm import HANGS, warm_python
 
-from pytest_gpumem.devices.virtual.numba_cuda import REFUSAL
+from pytest_gpumem.devices.virtual.frameworks import JAX_REFUSAL, NUMBA_REFUSAL
 
 EXITING = """
 #include <stdlib.h>
@@ -181,4 +181,25 @@ def test_numba_is_not_available_and_names_the_virtual_gpu(tmp_path):
         args=[str(tmp_path)],
         warm=True,
     )
-    assert text == f"False {REFUSAL}\n"
+    assert text == f"False {NUMBA_REFUSAL}\n"
+
+
+def test_jax_gets_no_cuda_device_and_names_the_virtual_gpu(tmp_path):
+    """A stand-in for JAX's plugin: the real one ends the process in NVIDIA's CUPTI."""
+    (tmp_path / "jax_plugins").mkdir()
+    (tmp_path / "jax_plugins/xla_cuda13.py").write_text("def initialize(): print('initialized')")
+    text = child(
+        """
+        import importlib
+        import sys
+
+        sys.path.insert(0, sys.argv[1])
+        try:
+            importlib.import_module("jax_plugins.xla_cuda13").initialize()
+        except RuntimeError as error:
+            print(error)
+        """,
+        args=[str(tmp_path)],
+        warm=True,
+    )
+    assert text == f"{JAX_REFUSAL}\n"
