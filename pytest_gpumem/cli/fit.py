@@ -13,6 +13,7 @@ from pytest_gpumem.cli.outcome import (
     OK,
     PREDICTED,
     Outcome,
+    add_values_argument,
     read_max_gib,
     show_error,
 )
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-    from pytest_gpumem.devices.base import Device
+    from pytest_gpumem.devices.base import Device, Values
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.fit.prober import Prober
     from pytest_gpumem.fit.search import Largest, Probe
@@ -78,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="virtual",
         help="virtual, or a real GPU, capped to the memory of each card",
     )
+    add_values_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
@@ -121,6 +123,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         arguments.limit,
         arguments.multiple,
         max_bytes,
+        arguments.values,
     )
     try:
         answers = [question.answer(choice.device, card) for card in cards]
@@ -155,6 +158,8 @@ class _Question:
     multiple: int
     max_bytes: int | None
     """bytes that it is to fit in; None: the card's"""
+    values: Values
+    """which of its values are computed"""
 
     def answer(self, device: Device, card: Card) -> CardFit:
         """Answer for one card.
@@ -172,6 +177,7 @@ class _Question:
 
         meter = Meter(device, device.open(card, 1), 1)
         try:
+            device.compute_values(self.values)
             meter.start(count_held=True)
             meter.cap(min(card.usable_memory, self.max_bytes or card.usable_memory))
             prober = Prober(meter, Path.cwd(), show, patience=1.0)

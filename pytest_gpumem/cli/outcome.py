@@ -10,10 +10,13 @@ import runpy
 import sys
 import traceback
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.sizes import gib
+
+if TYPE_CHECKING:
+    import argparse
 
 OK: Final = 0
 FOUND: Final = 1
@@ -23,6 +26,17 @@ BAD_INPUT: Final = 2  # as argparse has it
 MOST_GIB: Final = 1e9  # as for max_gib of the marker
 PREDICTED: Final = "memory is predicted, kernels did not run"
 """below figures of the virtual GPU"""
+
+
+def add_values_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that says which values the virtual GPU computes."""
+    parser.add_argument(
+        "--values",
+        choices=("auto", "full", "off"),
+        default="auto",
+        help="values that the virtual GPU computes: auto (of small tensors, which decide sizes and "
+        "branches; the default), full (all), off (none: steps take less than half as long)",
+    )
 
 
 def read_max_gib(value: float | None) -> int | None:

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 from tabulate import tabulate
 
-from pytest_gpumem.cli.outcome import PREDICTED, Outcome, read_max_gib, show_error
+from pytest_gpumem.cli.outcome import (
+    PREDICTED,
+    Outcome,
+    add_values_argument,
+    read_max_gib,
+    show_error,
+)
 from pytest_gpumem.devices.cards import find_card
 from pytest_gpumem.devices.children import ChildWatch
 from pytest_gpumem.devices.select import DEFAULT_CARD, RUN_CARD, RUN_DEVICE, choose
@@ -46,13 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="auto (a real GPU, else the virtual one; virtual if --card is given), cuda, virtual",
     )
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="number of GPUs (1)")
-    parser.add_argument(
-        "--values",
-        choices=("auto", "full", "off"),
-        default="auto",
-        help="values that the virtual GPU computes: auto (of small tensors, which decide sizes and "
-        "branches; the default), full (all), off (none: steps take less than half as long)",
-    )
+    add_values_argument(parser)
     parser.add_argument(
         "--max-gib", type=float, metavar="GIB", help="limit of the memory that each may reserve"
     )

@@ -32,8 +32,10 @@ def step(n):
     torch.fft.fft(torch.zeros(n, 4096, device="cuda"))
 """
 READS_BACK = """
-def step(n):
-    torch.ones(n).cuda().sum().item()
+def reads(n):
+    step(n)
+    if not torch.ones(n).cuda().all():
+        step(2 * n)
 """
 UNSUPPORTED = """
 def step(n):
@@ -142,8 +144,16 @@ def test_what_a_prediction_leaves_out_is_said(fit, tmp_path):
     assert out.count("note: the workspaces of cuFFT are estimates") == 1  # of both cards
     assert out.endswith("memory is predicted, kernels did not run\n")
     (tmp_path / "steps.py").write_text(f"{STEPS}\n{READS_BACK}")
-    out = fit("steps:step", "--limit=4")[1]
+    out = fit("steps:reads", "--limit=4", "--values=off")[1]
     assert re.search(r"note: \d values were read back from the virtual GPU \(steps.py:\d+\)", out)
+
+
+def test_a_step_decides_by_values_as_on_a_gpu(fit, tmp_path):
+    (tmp_path / "steps.py").write_text(f"{STEPS}\n{READS_BACK}")
+    status, out, err = fit("steps:reads", "--card=T4", "--size=16")
+    assert status == 0, err
+    assert "8192.00 MiB" in out
+    assert "note" not in out
 
 
 def test_a_step_that_does_what_the_virtual_gpu_cannot_is_no_answer(fit, tmp_path):
