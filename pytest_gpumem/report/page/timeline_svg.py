@@ -140,7 +140,8 @@ def draw(
         )
         parts.append(f'<g class="ghost">{halo}<path d="{corners}"/></g>')
     parts.append("</svg>")
-    parts += limit_lines(inside, outside, scale, timeline.peak)
+    mark = scale.x(refused[0] + 0.5) if refused else None
+    parts += limit_lines(inside, outside, scale, timeline.peak, mark)
     parts += phase_names(timeline.phases, number)
     if refused:
         parts.append(refusal_mark(refused, scale))
@@ -243,9 +244,21 @@ def stacked_heights(timeline: Timeline) -> list[tuple[Category, list[int]]]:
 
 
 def limit_lines(
-    inside: Iterable[LimitLine], outside: Iterable[LimitLine], scale: _Scale, peak: int
+    inside: Iterable[LimitLine],
+    outside: Iterable[LimitLine],
+    scale: _Scale,
+    peak: int,
+    mark: float | None,
 ) -> list[str]:
-    """Return the lines of limits with their labels, which stand on the side without the peak's."""
+    """Return the lines of limits with their labels, which stand on the side without the peak's.
+
+    Args:
+        inside: limits at their height.
+        outside: limits above the plot.
+        scale: of the plot.
+        peak: its point.
+        mark: the place of a refused request, which no label meets.
+    """
     on_left = peak > SIDE * scale.number
     x, side = (LEFT + 4, "start") if on_left else (RIGHT - 4, "end")
     parts = []
@@ -257,20 +270,32 @@ def limit_lines(
         while any(abs(place - height) < LINE_HEIGHT for height in taken):
             place -= 1
         taken.append(place)
-        parts.append(_limit_label(limit, x, place, side, limit.label))
+        words = limit.label
+        parts.append(_limit_label(limit, beside_mark(x, side, words, mark), place, side, words))
     for number, limit in enumerate(sorted(outside, key=lambda limit: limit.nbytes)):
         # The first line below the names of the phases, and below the limits' of this side.
         place = TOP + 11 + (1 + number) * LINE_HEIGHT
         while any(abs(place - height) < LINE_HEIGHT for height in taken):
             place += 1
         taken.append(place)
-        parts.append(_limit_label(limit, x, place, side, f"↑ {limit.label}"))
+        words = f"↑ {limit.label}"
+        parts.append(_limit_label(limit, beside_mark(x, side, words, mark), place, side, words))
     return parts
+
+
+def beside_mark(x: float, side: str, words: str, mark: float | None) -> float:
+    """Return the place of a label, beyond a mark that it would meet."""
+    width = len(words) * PHONE_LETTER
+    if mark is not None and side == "start" and x < mark < x + width and mark + width < RIGHT:
+        return mark + 2 * GAP
+    if mark is not None and side == "end" and x - width < mark < x and mark - width > LEFT:
+        return mark - 2 * GAP
+    return x
 
 
 def _limit_label(limit: LimitLine, x: float, y: float, side: str, words: str) -> str:
     return (
-        f'<text class="limit-label {limit.kind}" x="{x}" y="{y:.1f}" text-anchor="{side}">'
+        f'<text class="limit-label {limit.kind}" x="{x:g}" y="{y:.1f}" text-anchor="{side}">'
         f"{escape(words)}</text>"
     )
 

@@ -566,6 +566,26 @@ def test_a_refused_request_is_drawn_where_the_limit_was_passed():
     assert group.attributes["data-index"] == "4"
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_no_label_of_a_limit_meets_the_mark_of_a_refused_request(early):
+    """They stand on the side without the peak: beyond a mark at this side's end."""
+    levels = [index * MIB for index in range(1, 21)]
+    levels = tuple(levels if early else levels[::-1])
+    held = Timeline({"other": levels}, levels, (), levels.index(max(levels)))
+    refusal = timeline_svg.RefusedRequest(MIB, 2 * MIB, 2 * MIB if early else 90 * MIB)
+    limit = timeline_svg.LimitLine("budget", "budget reserved 2.00 MiB", 2 * MIB)
+    with_mark = drawn(held, limit, refusal=refusal)[0]
+    (label,), (without,) = (
+        drawing.all("text", class_="budget") for drawing in (with_mark, drawn(held, limit)[0])
+    )
+    (path,) = (it.attributes["d"] for it in with_mark.all("path") if "m-4" in it.attributes["d"])
+    x = float(re.search(r"M([\d.]+)", path)[1])
+    places = [float(it.attributes["x"]) for it in (without, label)]
+    anchor = label.attributes["text-anchor"]
+    assert anchor == ("start" if early else "end")
+    assert (places[0] < x < places[1]) if early else (places[1] < x < places[0])
+
+
 def test_out_of_memory_has_its_refusal_in_its_section_alone(parsed):
     (group,) = parsed.texts("g", class_="refused")
     assert group == "512.00 MiB refused here"
