@@ -4,7 +4,7 @@ import re
 
 import pytest
 from helpers.pages import read, table
-from helpers.paths import ROOT
+from helpers.paths import ROOT, TESTS
 
 import pytest_gpumem
 
@@ -46,6 +46,14 @@ def test_the_way_of_a_test_names_modules():
 def test_the_paths_of_a_page_are_there(page):
     named = re.findall(r"`((?:pytest_gpumem|tests|docs|benchmarks|release)/[\w./-]*)`", read(page))
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_files_that_the_tests_page_names_are_there():
+    page = (ROOT / "tests/README.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(\w+/[\w/]+\.py)`", page)
+    assert len(named) >= 4
+    missing = [it for it in named if not any((top / it).exists() for top in (PACKAGE, TESTS))]
+    assert missing == []
 
 
 def test_the_commands_of_contributing_name_files_that_are_there():

@@ -102,7 +102,7 @@ def test_the_default_says_which_tests_a_hidden_gpu_has_skipped(suite):
         in workers.flat
     )
     assert whole in workers.flat
-    shown = suite.run_warm("-n2", "--gpumem-visible=session")
+    shown = suite.run_warm("-n1", "--gpumem-visible=session")
     assert shown.outcomes == {"passed": 7, "skipped": 1}
     assert "when none was shown" not in shown.flat
 

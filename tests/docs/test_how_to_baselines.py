@@ -1,0 +1,83 @@
+"""The guides on reviewing baselines and on services that track figures: their commands run."""
+
+import json
+import re
+import shlex
+
+import pytest
+from helpers.command_line import write
+from helpers.git import commit, git
+from helpers.pages import blocks
+
+REVIEW = "how-to/reviewing-a-baseline.md"
+TRACK = "how-to/track-benchmarks.md"
+STEP = "@pytest.mark.gpu_memory\ndef test_step(): mib(100)"
+
+
+def commands(page):
+    """The arguments of each command that a page shows at a prompt, in their order."""
+    text = "".join(blocks(page, "console"))
+    return [shlex.split(line) for line in re.findall(r"^\$ (.*)$", text, re.MULTILINE)]
+
+
+@pytest.fixture
+def grown(here):
+    """A repository whose last commit has a grown baseline of the page's test."""
+    git("init", "-q", "-b", "main")
+    for size in (100, 150):
+        sizes = {"test_resnet50_step": (size, 200)}
+        write(here / "baselines", sizes, module="test_training.py")
+        commit(f"a step of {size} MiB")
+    git("checkout", "-qb", "topic")
+    write(here / "baselines", {"test_resnet50_step": (180, 200)}, module="test_training.py")
+    return here
+
+
+def test_the_commands_of_a_review_say_what_the_page_says(grown, gpumem):
+    ours = [words[1:] for words in commands(REVIEW) if words[0] == "gpumem"]
+    outputs = []
+    for arguments in ours:
+        status, out, err = gpumem(*arguments)
+        assert (status, err) == (0, ""), arguments
+        outputs.append(out)
+    compared, listed, course, _, shown = outputs
+    assert compared.startswith("gpumem: main -> baselines: 1 grew")
+    assert "150.00" in compared
+    assert listed.index("not committed") < listed.index("a step of 150 MiB")
+    assert course.index("180.00") < course.index("150.00") < course.index("100.00")
+    assert "a step of 150 MiB" in (grown / "history.html").read_text(encoding="utf-8")
+    assert "180.00" in shown
+    assert gpumem("compare", "main", "--fail-on-growth", "2%")[0] == 1
+    assert gpumem("compare", "main", "--format=markdown")[1].count("test_resnet50_step") == 1
+
+
+def test_a_run_is_compared_with_baselines_of_the_device_that_the_page_names(suite):
+    (command,) = [words[1:] for words in commands(REVIEW) if words[0] == "pytest"]
+    assert suite.run("--gpumem-card=L4", "--gpumem-update-baselines", source=STEP).ret == 0
+    assert command[0] == "--gpumem-device=cuda"
+    session = suite.run("--gpumem-device=virtual", "--gpumem-card=T4", *command[1:])
+    assert session.ret == 0
+    assert "virtual-L4" in session.flat
+
+
+def test_services_get_their_files_by_the_commands_of_the_page(suite, gpumem, capsys):
+    (workflow,) = blocks(TRACK, "yaml")
+    suite.write("test_it.py", STEP)
+    action, bencher, (_, *report), *forms = (
+        re.search(r"run: (.*)", workflow)[1].split(),
+        commands(TRACK)[0],
+        *commands(TRACK)[2:],
+    )
+    assert suite.run(*action[1:]).ret == 0
+    path = suite.path / re.search(r"output-file-path: (.*)", workflow)[1]
+    rows = json.loads(path.read_text())
+    assert "tool: customSmallerIsBetter" in workflow
+    assert {row["unit"] for row in rows} == {"MiB"}
+    assert suite.run(*bencher[1:]).ret == 0
+    figures = json.loads(path.read_text())
+    assert commands(TRACK)[1][-1] == path.name
+    assert suite.run(*report).ret == 0
+    capsys.readouterr()  # what the sessions printed
+    made = [json.loads(gpumem(*words[1:])[1]) for words in forms]
+    assert made == [figures, rows]
+    assert all(set(it) == {"peak-allocated", "peak-reserved"} for it in figures.values())
