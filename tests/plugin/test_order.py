@@ -323,6 +323,26 @@ def test_a_fixture_that_failed_without_a_gpu_is_set_up_anew_for_a_marked_test(su
     assert "2 failed, 1 passed, 1 skipped" in session.out
 
 
+def test_a_wide_fixture_has_segments_of_its_own_in_every_order(suite):
+    """In one program all of this would share one segment of 20 MiB."""
+    source = """
+        @pytest.fixture(scope="module")
+        def data(): return mib(2)
+
+        @pytest.fixture(scope="module")
+        def model(): return mib(6)
+
+        @pytest.mark.gpu_memory
+        def test_first(data, model): mib(2)
+
+        @pytest.mark.gpu_memory
+        def test_again(model, data): mib(2)
+    """
+    session = suite.run(source=source)
+    assert session.figures() == {"test_first": (10, 60), "test_again": (10, 60)}
+    assert suite.run("-k", "again").figures() == {"test_again": (10, 60)}
+
+
 def test_a_parametrized_wide_fixture_counts_with_its_own_parameter_only(suite):
     session = suite.run(
         "-v",
