@@ -36,13 +36,13 @@ for entry in "$@"; do
     "$venv/bin/python" -m pytest -q -n "${WORKERS:-2}" -p no:cacheprovider ${tests[@]} 2>&1 | tee "$log" || status=$?
     [ "$status" -eq 0 ] || failed=1
     made=$("$venv/bin/python" -c 'import platform, torch
-print(platform.python_version(), torch.__version__, torch.version.cuda)')
-    table+=$(printf 'Python %-8s torch %-14s CUDA %-6s %s' $made "$(tail -n 1 "$log")")$'\n'
+print(torch.__version__, torch.version.cuda, platform.python_version())')
+    table+=$(printf '%-14s CUDA %-6s Python %-7s %s' $made "$(tail -n 1 "$log")")$'\n'
     grep -E '^(FAILED|ERROR)' "$log" >> "$log.failed" || true
     [ ! -s "$log.failed" ] || table+=$(sed 's/^/    /' "$log.failed")$'\n'
 done
 {
-    echo "The virtual GPU's tests, by version of Python and torch: ${tests[*]}"
+    echo "The virtual GPU's tests, by version of torch and Python: ${tests[*]}"
     echo "date $(date -u '+%Y-%m-%d %H:%M') UTC; commit $(git describe --always --dirty=+)"
     echo
     printf '%s' "$table"
