@@ -30,6 +30,8 @@ class PeakRange:
     most: tuple[Peak, ...]
     reason: str
     """the choice that is not known: "cuDNN's choice in benchmark mode" """
+    judged: bool = False
+    """whether limits are held to ``most``; those of an estimate are held to the peaks"""
 
 
 @dataclass(frozen=True)

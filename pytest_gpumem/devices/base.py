@@ -27,6 +27,8 @@ class UncertainSizes(NamedTuple):
     larger: int = 0
     reason: str = ""
     """the choice that is not known: "cuDNN's choice in benchmark mode" """
+    judged: bool = False
+    """whether limits are held to the largest of them"""
 
 
 class Device(Protocol):

@@ -149,7 +149,7 @@ class Case:
     def most(self, row: Comparison) -> int:
         """Return a figure at its largest, where a library's choice of a workspace is not known."""
         spanned = self.measurement.range
-        if spanned is None or row.peak not in PEAKS:
+        if spanned is None or not spanned.judged or row.peak not in PEAKS:
             return row.measured
         return max(row.measured, int(getattr(spanned.most[row.device], row.peak)))
 

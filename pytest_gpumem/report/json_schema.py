@@ -174,6 +174,7 @@ class PeakRangeJson(Strict, frozen=True):
     least: tuple[PeakJson, ...]
     most: tuple[PeakJson, ...]
     reason: str
+    judged: bool = False
 
 
 class MeasurementJson(Strict, frozen=True):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.measurement import Peak, PeakRange
+from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
@@ -43,10 +44,17 @@ def with_ranges(
             # PyTorch may have kept the plans of the first run, and asked for no other.
             if attempt.passed and has_asked and not attempt.left:
                 ends[end] = {part: run.peaks_of(part) for part in measured}
+            elif attempt.error is not None and find_out_of_memory(attempt.error) is not None:
+                whole_spec, whole = results[""]
+                note = f"with the largest it does not fit: {uncertain.reason}"
+                results[""] = whole_spec, replace(whole, notes=(*whole.notes, note))
+    if not ends or len(ends) < sum(map(bool, numbers.values())):
+        return results
     for part, (part_spec, measurement) in measured.items():
-        peaks = [measurement.peaks, *(parts.get(part, ()) for parts in ends.values())]
-        if ends and all(len(devices) == len(measurement.peaks) for devices in peaks):
-            spanned = PeakRange(_each(peaks, min), _each(peaks, max), uncertain.reason)
+        peaks = [measurement.peaks, *(parts[part] for parts in ends.values())]
+        if all(len(devices) == len(measurement.peaks) for devices in peaks):
+            low, high = _each(peaks, min), _each(peaks, max)
+            spanned = PeakRange(low, high, uncertain.reason, uncertain.judged)
             results[part] = part_spec, _with_range(measurement, spanned)
     return results
 

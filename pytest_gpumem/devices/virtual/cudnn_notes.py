@@ -72,9 +72,9 @@ class ConvolutionWatch:
         self._library.largest_convolution()  # asking forgets it
         self._largest = 0
 
-    def choices(self) -> int:
-        """Return how often PyTorch timed plans with different workspaces."""
-        return (self._library.size_counts() - self._sizes_at_start).choices
+    def size_counts(self) -> SizeCounts:
+        """Return how many sizes were not known, of cuDNN and of every library."""
+        return self._library.size_counts() - self._sizes_at_start
 
     def notes(self) -> list[str]:
         """Return sentences that a reader of the figures has to know about the convolutions."""
@@ -107,7 +107,7 @@ class ConvolutionWatch:
                 f"cuDNN {self._version()} ({LIBRARY}) was asked for its workspaces: torch's own "
                 "version may have different ones"
             )
-        if self.choices():
+        if self.size_counts().choices:
             sentences.append(
                 "torch.backends.cudnn.benchmark is on: the fastest of cuDNN's plans is not known "
                 "here, the one with the largest workspace is taken"

@@ -71,6 +71,17 @@ GUESSED: Final = {
 }
 """the note on a step that asked a library for a size that its maker does not document"""
 
+RANGES: Final = {
+    "cuFFT": "cuFFT's workspaces, from none to the most that its manual names",
+    "cuSOLVER": "cuSOLVER's workspaces, from none to four times the estimate",
+    "cuDNN's CTC loss": "the workspace of cuDNN's CTC loss, from none to four times the estimate",
+    "cuDNN's RNN": (
+        "cuDNN's RNN, with a reserve space of half to twice the estimate and a workspace of none "
+        "to twice"
+    ),
+}
+"""the range in which such sizes are taken to lie (native/base/sizes.c)"""
+
 # at::cuda::getDeviceProperties(c10::DeviceIndex), declared in ATen/cuda/CUDAContextLight.h, which
 # returns a pointer to the properties that PyTorch keeps; DeviceIndex is int8_t, before that int16_t
 _PROPERTIES_SYMBOLS: Final = (
@@ -467,11 +478,7 @@ class VirtualDevice:
         ]
         if self._mode is not None:
             sentences += self._mode.notes()
-        sentences += [
-            GUESSED[library]
-            for library, questions in self._library.guesses().items()
-            if questions > self._guesses.get(library, 0)
-        ]
+        sentences += [GUESSED[library] for library in self._asked_libraries()]
         managed = self._library.managed().peak_bytes
         if managed:
             sentences.append(
@@ -483,12 +490,26 @@ class VirtualDevice:
     def take_sizes(self, end: RangeEnd) -> None:
         """See :meth:`pytest_gpumem.devices.base.Device.take_sizes`."""
         self._library.take_sizes(get_args(RangeEnd).index(end))
+        if self._torch is not None and self._torch.cuda.is_initialized():
+            # Plans keep their workspaces. (torch.backends.cuda.cufft_plan_cache keeps the number of
+            # devices of its first use.)
+            for index in range(self._torch.cuda.device_count()):
+                self._torch._cufft_clear_plan_cache(index)
 
     def uncertain_sizes(self) -> UncertainSizes:
         """See :meth:`pytest_gpumem.devices.base.Device.uncertain_sizes`."""
-        choices = self._convolutions.choices()
-        reasons = ["cuDNN's choice in benchmark mode"] if choices else []
-        return UncertainSizes(choices, 0, ", ".join(reasons))
+        counts = self._convolutions.size_counts()
+        reasons = [RANGES[library] for library in self._asked_libraries() if library in RANGES]
+        judged = bool(counts.choices) and not counts.larger
+        if counts.choices:
+            reasons.insert(0, "cuDNN's choice in benchmark mode")
+        smaller = counts.smaller + counts.choices
+        return UncertainSizes(smaller, counts.larger, "; ".join(reasons), judged)
+
+    def _asked_libraries(self) -> list[str]:
+        """Return the libraries that were asked for sizes which their makers do not document."""
+        questions = self._library.guesses()
+        return [name for name in questions if questions[name] > self._guesses.get(name, 0)]
 
     def watch(self, devices: range) -> AccountWatch:
         """See :meth:`pytest_gpumem.devices.base.Device.watch`."""

@@ -6,6 +6,7 @@ import pytest
 from helpers.virtual_gpu import CARD_80GIB, opened
 
 from pytest_gpumem.devices.cards import CARDS
+from pytest_gpumem.report.json_report import read_report
 
 C = "cuda"
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -356,3 +357,74 @@ def test_managed_memory_is_a_cpu_tensors_and_beside_the_peaks(device, notes):
         "the peaks: a GPU that is full moves them to the host"
     )
     assert cuda.cudaFree(address) == 0
+
+
+# -- the range of peaks with estimates --
+
+RANGED = """
+    def transform():
+        torch.fft.rfft(torch.zeros(64, 4096, device="cuda"))
+
+    @pytest.mark.gpu_memory
+    def test_transform():
+        transform()
+
+    @pytest.mark.gpu_memory
+    def test_transform_again(gpu_memory):
+        with gpu_memory.measure("part"):
+            transform()
+
+    @pytest.mark.gpu_memory(max_gib=0.02)
+    def test_that_may_not_fit():
+        torch.fft.rfft(torch.zeros(128, 4096, device="cuda"))
+
+    @pytest.mark.gpu_memory(max_leak_mib=8)
+    def test_that_is_run_once():
+        transform()
+
+    @pytest.mark.gpu_memory
+    def test_recurrent():
+        torch.nn.LSTM(256, 256, 2, device="cuda")(torch.zeros(64, 32, 256, device="cuda"))
+
+    @pytest.mark.gpu_memory
+    def test_solver():
+        torch.linalg.cholesky(torch.zeros(2048, 2048, device="cuda"))
+
+    @pytest.mark.gpu_memory
+    def test_loss():
+        scores = torch.zeros(50, 16, 20, device="cuda").log_softmax(2)
+        targets = torch.ones(16 * 20, dtype=torch.int32)
+        torch.nn.functional.ctc_loss(scores, targets, [50] * 16, [20] * 16)
+
+    @pytest.mark.gpu_memory
+    def test_plain():
+        torch.zeros(256, 256, device="cuda")
+"""
+
+
+def test_estimates_have_a_range(suite):
+    session = suite.run("-v", "--gpumem-json=r.json", source=RANGED)
+    assert session.outcomes == {"passed": 8}
+    measured = {
+        (result.nodeid.partition("::")[2], result.part): result.measurement
+        for result in read_report(suite.path / "r.json").results
+    }
+    one, again = measured["test_transform", ""], measured["test_transform_again", ""]
+    size = 64 * 4096 * 8  # a complex copy of the input, which is half of that
+    assert one.peaks == again.peaks  # although PyTorch keeps the plan
+    assert one.range == again.range == measured["test_transform_again", "part"].range
+    assert one.peaks[0].allocated - one.range.least[0].allocated == size
+    assert one.range.most[0].allocated - one.peaks[0].allocated == 7 * size
+    reason = "cuFFT's workspaces, from none to the most that its manual names"
+    assert f"allocated 2.00 MiB to 18.00 MiB: {reason}" in session.flat
+    # Of the estimate it is held to its limit, and fits.
+    short = measured["test_that_may_not_fit", ""]
+    assert short.range is None
+    assert f"with the largest it does not fit: {reason}" in short.notes
+    assert measured["test_that_is_run_once", ""].range is None
+    for name in ("recurrent", "solver", "loss"):
+        spanned = measured[f"test_{name}", ""].range
+        peak = measured[f"test_{name}", ""].peaks[0]
+        low, high = spanned.least[0], spanned.most[0]
+        assert low.allocated < peak.allocated < high.allocated
+    assert measured["test_plain", ""].range is None

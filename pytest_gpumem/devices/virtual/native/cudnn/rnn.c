@@ -181,8 +181,10 @@ GM_API int cudnnGetRNNTempSpaceSizes(void *handle, const network *n, int trainin
     (void)handle;
     size_t steps = (size_t)data->time * (size_t)data->batch, hidden = (size_t)n->hidden_size;
     gm_note_sizes(GM_RNN);
-    if (workspace) *workspace = steps * hidden * (size_t)(gates(n) * n->directions) * element(n);
-    if (reserve) *reserve = training ? steps * hidden * values_kept(n) * element(n) : 0;
+    size_t bytes = steps * hidden * (size_t)(gates(n) * n->directions) * element(n);
+    size_t kept = training ? steps * hidden * values_kept(n) * element(n) : 0;
+    if (workspace) *workspace = gm_size_between(0, bytes, 2 * bytes);
+    if (reserve) *reserve = gm_size_between(kept / 2, kept, 2 * kept);
     return GM_SUCCESS;
 }
 

@@ -74,7 +74,7 @@ GM_API int cufftXtMakePlanMany(int plan, int rank, long long *n, long long *inem
         bytes *= (size_t)n[i];
         bluestein |= !factors_are_small(n[i]);
     }
-    *size = bluestein ? bytes * BLUESTEIN : bytes;
+    *size = gm_size_between(0, bluestein ? bytes * BLUESTEIN : bytes, bytes * BLUESTEIN);
     return GM_SUCCESS;
 }
 
