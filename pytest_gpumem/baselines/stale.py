@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Final
 from pytest_gpumem.nodeids import module_of, without_card
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from pytest_gpumem.baselines.key import Key
 
 MOST_NAMES: Final = 3
 """tests that one line of the terminal still names"""
-PRUNE: Final = ("gpumem", "prune", "--delete")
 
 
 @dataclass
@@ -75,12 +74,15 @@ def find_stale(
     return sorted(set(stale), key=lambda key: (key.nodeid, key.device))
 
 
-def stale_line(stale: Iterable[Key], words: Iterable[str] = ()) -> str:
+def stale_line(
+    stale: Iterable[Key], words: Iterable[str] = (), launcher: Sequence[str] = ("pytest",)
+) -> str:
     """Return a line that names stale baselines; "" where none is.
 
     Args:
         stale: their keys.
         words: those of the command line by which pytest collects the same tests again.
+        launcher: the words that started pytest; they start the command as well.
     """
     names = [f"{key.nodeid} on {key.device}" for key in stale]
     if not names:
@@ -89,5 +91,7 @@ def stale_line(stale: Iterable[Key], words: Iterable[str] = ()) -> str:
     if number > MOST_NAMES:
         names = [*names[:MOST_NAMES], f"{number - MOST_NAMES} more"]
     tests = "baseline is of a test that is" if number == 1 else "baselines are of tests that are"
-    command = shlex.join([*PRUNE, *words])
+    *interpreter, script = launcher
+    module = "pytest_gpumem.cli" if interpreter else f"{script.removesuffix('pytest')}gpumem"
+    command = shlex.join([*interpreter, module, "prune", "--delete", *words])
     return f"gpumem: {number} {tests} gone ({command} removes them): {', '.join(names)}"

@@ -116,7 +116,7 @@ class StaleHooks:
         """Name the stale baselines."""
         failing = self.settings.stale == "fail"
         words = (*self.settings.arguments, *self.settings.repeated)
-        line = stale_line(self.stale, words)
+        line = stale_line(self.stale, words, self.settings.launcher)
         from pytest_gpumem.report.text import printable
 
         if line and (failing or terminalreporter.verbosity >= 0):

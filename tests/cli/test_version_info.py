@@ -173,3 +173,9 @@ def test_the_version_alone(capsys):
         main.main(["--version"])
     assert end.value.code == 0
     assert capsys.readouterr().out == f"pytest-gpumem {__version__}\n"
+
+
+def test_the_command_needs_no_script():
+    command = (sys.executable, "-m", "pytest_gpumem.cli", "--version")
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (f"pytest-gpumem {__version__}\n", "")

@@ -249,10 +249,13 @@ exec "{python}" -c '
 import runpy, sys
 sys.orig_argv = ["python", *sys.argv[1:]]
 del sys.argv[:2]
+sys.modules.pop(f"{{sys.argv[0]}}.__main__", None)
+sys.meta_path[:] = [it for it in sys.meta_path if hasattr(it, "get_code") or isinstance(it, type)]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 ' "$@"
 """
-"""a stand-in of ``python -m``, whose ``sys.orig_argv`` is that of the warm process otherwise"""
+"""a stand-in of ``python -m``, whose ``sys.orig_argv`` is that of the warm process otherwise; the
+hook by which pytest rewrote the package's modules there cannot run one"""
 
 
 def test_what_python_m_pytest_was_asked_is_asked_so_again(place):
@@ -272,6 +275,13 @@ def test_what_python_m_pytest_was_asked_is_asked_so_again(place):
     commands = re.findall(r"^gpumem: to record baselines: (.*)$", session.out, re.MULTILINE)
     assert [command.startswith("python -m pytest inner ") for command in commands] == [True]
     assert "baselines: 4 created" in place.sh(commands[0], PATH=path).out
+    place.write("inner/test_b.py", "import sizes_of_project\n" + TESTS.replace("'a b', ", ""))
+    words = shlex.join(["python", "-m", *SESSION, "-oaddopts=", "..", "."]).replace(" -m slow", "")
+    session = place.sh(words, PATH=path)
+    (command,) = re.findall(r"is of a test that is gone \((.*) removes them\)", session.out)
+    assert command.startswith("python -m pytest_gpumem.cli prune --delete ")
+    pruned = place.sh(command, PATH=path)
+    assert pruned.out.splitlines()[-1:] == ["gpumem: deleted"], pruned.err
 
 
 def test_commands_about_baselines_delete_list_and_write(place):
