@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 
 from helpers.paths import ROOT
@@ -21,6 +22,7 @@ def source_trees():
         yield path.relative_to(base).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
 
 
+@functools.cache
 def texts_with_commands():
     """The texts, from their first command on, by module; docstrings are none."""
     texts = {}
