@@ -149,7 +149,7 @@ def measure_program(
     status, shortage = 1, None
     watch = ChildWatch()
     try:
-        with watch.watching():
+        with watch.watching(values):
             status = program.run()
     except KeyboardInterrupt:
         status = INTERRUPTED

@@ -22,6 +22,7 @@ from pytest_gpumem.devices.virtual.environment import (
     INHERITED,
     PYTHON_PATH,
     prepend,
+    set_variable,
     skip_shape_check,
 )
 from pytest_gpumem.measurement import Peak
@@ -30,8 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
+    from pytest_gpumem.devices.base import Values
+
 VARIABLE: Final = "GPUMEM_CHILDREN"
 """the environment's name for the folders: a test's, and that of a ``gpumem run`` around it"""
+VALUES: Final = "GPUMEM_VALUES"
+"""the environment's name for the values that are computed"""
 
 
 class Child(NamedTuple):
@@ -54,12 +59,17 @@ class ChildWatch:
         """the process that made the folder; a fork of it makes another one"""
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Have the processes that are started in the block leave their peaks."""
+    def watching(self, values: Values) -> Iterator[None]:
+        """Have the processes that are started in the block leave their peaks.
+
+        Args:
+            values: which values they compute on the virtual GPU, from their start.
+        """
         self.forget_ended()
         with ExitStack() as stack:
             prepend(stack, VARIABLE, str(self._own_folder()))
             prepend(stack, PYTHON_PATH, HOOK)
+            set_variable(stack, VALUES, values)
             yield
 
     def _own_folder(self) -> Path:
@@ -125,10 +135,29 @@ def watch_this_process() -> None:
     def imported(torch: ModuleType) -> None:
         if inherits:
             skip_shape_check(ExitStack())  # never closed: for as long as the process lives
+            if os.environ.get(VALUES, "off") != "off":
+                torch.cuda._lazy_call(_compute_values)
         if folders and torch.version.cuda:
             _Watch(torch, [Path(folder) for folder in folders.split(os.pathsep)]).begin()
 
     TorchImportHook(imported).install()
+
+
+def _compute_values() -> None:
+    """Compute values from now on, as CUDA is initialised."""
+    # Without a frame of PyTorch's own error for calls that fail then.
+    with suppress(Exception):
+        from pytest_gpumem.devices.virtual.device import VirtualDevice
+        from pytest_gpumem.devices.virtual.library import NativeLibrary
+        from pytest_gpumem.devices.virtual.readbacks import Readbacks
+        from pytest_gpumem.devices.virtual.values.mode import ValueMode
+
+        if VirtualDevice.loaded() is None:  # of a session of pytest, whose tests say it themselves
+            library = NativeLibrary()
+            readbacks = Readbacks(library.set_endless)
+            library.on_readback(readbacks.seen)
+            scope: Any = os.environ[VALUES]
+            ValueMode(library, scope, readbacks).__enter__()
 
 
 class _Watch:

@@ -121,7 +121,13 @@ class Runner:
             self._progress(f"{nodeid}: {line}")
 
         opened = Run.open(
-            spec, device, self.root, record=record, progress=progress, expected=expected
+            spec,
+            device,
+            self.root,
+            record=record,
+            values=values,
+            progress=progress,
+            expected=expected,
         )
         with opened as run:
             item.finish_replaced(self.fixtures)
@@ -174,7 +180,8 @@ class Runner:
         from pytest_gpumem.testrun.run import Run
 
         assert self.choice.device is not None  # noqa: S101 - for the type checker
-        with Run.open(MemorySpec(), self.choice.device, self.root) as run:
+        values = self._session_values
+        with Run.open(MemorySpec(), self.choice.device, self.root, values=values) as run:
             run.start()
         self.run, self._values, self._computes = run, self._session_values, False
         try:

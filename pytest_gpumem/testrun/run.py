@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpumem.attribution.recording import Recording, Span
-    from pytest_gpumem.devices.base import Device
+    from pytest_gpumem.devices.base import Device, Values
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.children import Child
     from pytest_gpumem.fit.search import Largest
@@ -117,6 +117,7 @@ class Run:
         root: Path,
         *,
         record: bool = False,
+        values: Values = "off",
         progress: Callable[[str], None] = _no_progress,
         expected: Callable[[DeviceInfo], int | None] = lambda _info: None,
     ) -> Iterator[Run]:
@@ -127,6 +128,7 @@ class Run:
             device: where it runs.
             root: the project's folder, for the names of files.
             record: whether the run is recorded, so that its peaks can be explained.
+            values: which values the processes compute that it starts.
             progress: shows the waiting user a line.
             expected: returns the bytes that it takes of a device at most, so that tests of other
                 processes may run beside it; None where that is unknown: it runs alone.
@@ -138,7 +140,7 @@ class Run:
         with ExitStack() as stack:
             stack.callback(device.close)
             info = device.open(card, spec.devices)
-            stack.enter_context(CHILDREN.watching())
+            stack.enter_context(CHILDREN.watching(values))
             turn = stack.enter_context(device.turn(expected(info)))
             if spec.world_size is not None:
                 stack.enter_context(joined(spec.rank or 0, spec.world_size, device.kind))

@@ -207,6 +207,27 @@ def test_a_program_decides_by_values_that_are_computed(tmp_path, gpumem, compute
     assert ("read back" in ended.stderr) != computed
 
 
+VALUES_OF_CHILD = (
+    """
+import subprocess, sys
+CHILD = """
+    + repr(VALUES)
+    + """
+CHILD += "print(mask.sum().item(), mask.bool().all().item())"
+subprocess.run([sys.executable, "-c", CHILD], check=True)
+"""
+)
+
+
+@pytest.mark.parametrize("computed", [True, False])
+def test_a_child_process_decides_by_values_that_are_computed(tmp_path, gpumem, computed):
+    program = tmp_path / "program.py"
+    program.write_text(VALUES_OF_CHILD)
+    ended = gpumem("run", "--card", "T4", *["--values=off"] * (not computed), str(program))
+    assert ended.stdout == ("8192 True\n" if computed else "0 False\n"), ended.stderr
+    assert (" 300.06 MiB" in ended.stderr) != computed
+
+
 def test_a_programs_own_virtual_gpu_computes_values():
     code = "import pytest_gpumem\npytest_gpumem.use_virtual_gpu('T4')\n"
     code += "import torch\nprint(torch.arange(4, device='cuda').sum().item())"
