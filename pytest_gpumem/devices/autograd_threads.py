@@ -29,6 +29,9 @@ def await_autograd() -> list[object]:
     objects: list[object] = []
     with torch.inference_mode(mode=False), torch.enable_grad():
         for device in range(torch.cuda.device_count()):
+            # The thread of a device that was never used holds nothing, and a context takes memory.
+            if not torch._C._cuda_hasPrimaryContext(device):
+                continue
             leaf = torch.empty(0, device=f"cuda:{device}", requires_grad=True)  # takes no memory
             product, gradient = leaf * 1, torch.empty_like(leaf)
             objects += [leaf, product, product.grad_fn, gradient]

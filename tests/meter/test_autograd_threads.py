@@ -48,6 +48,14 @@ def test_waiting_takes_no_memory(device):
     assert [torch.cuda.max_memory_allocated(index) for index in range(2)] == [0, 0]
 
 
+def test_a_device_that_was_never_used_gets_no_context(device, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda index: index == 1)
+    leaf = await_autograd()[0]
+    assert (leaf.device.index, len(await_autograd())) == (1, 5)
+
+
 def test_a_process_ends_after_the_threads_have_let_go():
     """They need Python for it: one that asks after the interpreter's end would end the process."""
     done = subprocess.run(
