@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from diffusers import UNet2DModel
+from diffusers import UNet2DConditionModel, UNet2DModel
 from diffusers.models import ModelMixin
+from diffusers.models.attention_processor import AttnProcessor
 
 
 class Block(torch.nn.Module):
@@ -70,6 +71,22 @@ def test_layerwise_casting_takes_less(gpu_memory):
         model = Stack().to(torch.bfloat16)
         model.enable_layerwise_casting(torch.float8_e4m3fn, torch.bfloat16)
         model.to("cuda")(batch)
+
+
+@pytest.mark.gpu_memory(card="T4", max_allocated="5GB")
+@pytest.mark.parametrize("slices", ["auto", "max", 2])
+@torch.no_grad()
+def test_slices_of_a_unet_s_attention_take_less(gpu_memory, slices):
+    with torch.device("cuda"):
+        model = UNet2DConditionModel(cross_attention_dim=768).half()
+        latents = torch.randn(1, 4, 64, 64, dtype=torch.float16)
+        prompt = torch.randn(1, 77, 768, dtype=torch.float16)
+    model.set_attn_processor(AttnProcessor())
+    with gpu_memory.measure("whole") as whole:
+        model(latents, 1, prompt)
+    with gpu_memory.measure("slices", less_than=whole):
+        model.set_attention_slice(slices)
+        model(latents, 1, prompt)
 
 
 @pytest.mark.gpu_memory(card="T4")

@@ -1,6 +1,7 @@
 """Run libraries' own memory tests, unmodified, on the virtual GPU, and print what came of them.
 
-    python benchmarks/ecosystem/upstream.py diffusers=PATH torchtitan=PATH ao=PATH
+    python benchmarks/ecosystem/upstream.py diffusers=PATH torchtitan=PATH ao=PATH \\
+        accelerate=PATH fairscale=PATH opacus=PATH pytorch-lightning=PATH
 
 Each PATH is a checkout of the library's repository; nothing is fetched. The libraries themselves
 are the checkout's, or else (of torchao, which has to be built) those that are installed.
@@ -44,6 +45,8 @@ class Suite(NamedTuple):
     """file, from the repository's root"""
     select: str = ""
     """as pytest's -k"""
+    gpus: int = 1
+    """that the session sees"""
 
 
 SUITES = (
@@ -61,6 +64,25 @@ SUITES = (
         "TestApplyAC",
     ),
     Suite("ao", "torchao", "test/quantization/test_quant_api.py", "streaming"),
+    Suite("accelerate", "accelerate", "tests/test_memory_utils.py"),
+    Suite("accelerate", "accelerate", "tests/test_big_modeling.py", gpus=2),
+    Suite("accelerate", "accelerate", "tests/test_modeling_utils.py", gpus=2),
+    Suite("fairscale", "fairscale", "tests/nn/checkpoint/test_checkpoint_activations.py"),
+    Suite("fairscale", "fairscale", "tests/experimental/nn/test_mevo.py"),
+    Suite("fairscale", "fairscale", "tests/nn/data_parallel/test_fsdp_memory.py", gpus=2),
+    Suite(
+        "fairscale",
+        "fairscale",
+        "tests/nn/data_parallel/test_fsdp_summon_full_params.py",
+        "TestMemory and reshard_after_forward_False_mixed_precision_False",
+        gpus=2,
+    ),
+    Suite("opacus", "opacus", "benchmarks/tests"),
+    Suite(
+        "pytorch-lightning",
+        "lightning",
+        "tests/tests_pytorch/strategies/test_single_device.py",
+    ),
 )
 
 
@@ -89,7 +111,7 @@ def run(suite: Suite, checkout: Path, options: list[str]) -> list[str]:
         command = [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"),
             *("-p", "mark_all_tests", suite.path, "-k", suite.select, f"--junitxml={report}"),
-            *("--gpumem-visible=session", "--gpumem-attribution=off", *options),
+            *(f"--gpumem-visible=session:{suite.gpus}", "--gpumem-attribution=off", *options),
         ]
         paths = [
             folder,

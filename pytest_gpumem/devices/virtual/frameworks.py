@@ -1,8 +1,8 @@
 """Frameworks with CUDA kernels of their own, which are refused by name on the virtual GPU.
 
 numba.cuda loads and launches kernels by the driver's functions, with ctypes or cuda.bindings, and
-checks none of them for being there. JAX asks NVIDIA's CUPTI for its version, which without a true
-driver calls itself until the process crashes.
+checks for none of them whether it exists. JAX asks NVIDIA's CUPTI for its version, which without a
+true driver calls itself until the process crashes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NUMBA_REFUSAL: Final = (
     "`if numba.cuda.is_available():`, or run this on a real GPU (--gpumem-device=cuda)"
 )
 JAX_PLUGINS: Final = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
-"""the modules whose ``initialize`` gives JAX its CUDA devices"""
+"""the modules with an ``initialize`` that gives JAX its CUDA devices"""
 JAX_REFUSAL: Final = (
     "the virtual GPU does not support JAX's CUDA devices, whose kernels JAX loads by itself; "
     "set JAX_PLATFORMS=cpu, or run this on a real GPU (--gpumem-device=cuda)"
