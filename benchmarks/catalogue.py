@@ -287,6 +287,13 @@ CATALOGUE = {
         line="again = model(tokens)",
         keeper=r"\bagain\b",
     ),
+    "a convolution that takes a workspace": Planted(
+        "        optimizer.zero_grad()\n",
+        "        kernel = torch.zeros(64, 3, 7, 7, device='cuda')\n"
+        "        stem = F.conv2d(frames, kernel, stride=2, padding=3).amax()\n"
+        "        optimizer.zero_grad()\n",
+        line="stem = F.conv2d(",
+    ),
     "fragmentation alone": Planted(
         "    train(model, optimizer)\n",
         "    rooms = [torch.zeros(9 << 18, device='cuda') for _ in range(40)]\n"
