@@ -62,7 +62,7 @@ KEEPERS = {
     "generator": (
         "def batches():\n    big = mib(8)\n    yield big\nBATCHES = []",
         ["BATCHES.append(batches())", "next(BATCHES[0])"],
-        "global variable BATCHES of test_it.py (list of 1, generator batches): 8.00 MiB",
+        "global variable BATCHES of test_it.py (list of 1, generator batches",
     ),
     "dict with several ways": (
         "CACHE = {}",
