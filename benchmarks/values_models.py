@@ -1,10 +1,11 @@
 """Whether models take the branches that they take on the CPU, where their code decides by values.
 
-    python benchmarks/values_models.py [--only 'gpt2*' ...] [--dry]
+    python benchmarks/values_models.py [--only 'gpt2*' ...] [--values full] [--dry]
 
 Small models of transformers and torchvision run on the CPU and on the virtual GPU, with values of
-small tensors. Compared are the lines of these libraries that ran: a line of either alone is a
-branch. Nothing is fetched: models are made from their configurations.
+small tensors, or with all (recorded in values_models_full.txt). Compared are the lines of these
+libraries that ran: a line of either alone is a branch. Nothing is fetched: models are made from
+their configurations.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ CARD = "H100"
 PACKAGES = ("/transformers/", "/torchvision/")
 SHOWN = int(os.environ.get("SHOWN", "4"))
 """lines of a case that are named"""
-BY_DEVICE = {"_can_use_grouped_mm", "_valid_auto_compile_criteria", "_roi_align_backward"}
-"""functions that ask for the kind of device"""
+BY_DEVICE = {
+    *("_can_use_grouped_mm", "_valid_auto_compile_criteria", "_roi_align_backward"),
+    *("batched_nms", "_batched_nms_vanilla"),  # above 4,000 boxes, on a GPU above 100,000
+}
+"""functions that ask for the kind of device, or run for one of them"""
 LEFT_OUT = ("/import_utils.py", "/training_args.py")
 """files that ask what is installed, once, and which device to train on"""
 CASES: dict[str, Callable[[str], object]] = {}
@@ -276,12 +280,13 @@ def main() -> None:
     """Run all of them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="*", default=["*"], help="names of cases, with wildcards")
+    parser.add_argument("--values", choices=("auto", "full"), default="auto")
     parser.add_argument("--dry", action="store_true", help="record nothing")
     options = parser.parse_args()
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     from pytest_gpumem.meter.block import use_virtual_gpu
 
-    use_virtual_gpu(CARD, values="auto")
+    use_virtual_gpu(CARD, values=options.values)
     add_cases()
     rows = []
     for name, run in CASES.items():
@@ -292,7 +297,7 @@ def main() -> None:
     same = sum(row[2] == "the same" for row in rows)
     text = "\n".join(
         [
-            f"Lines of libraries that run on the CPU, and on the virtual GPU ({CARD}) with values",
+            f"Lines that run on the CPU, and on a virtual {CARD}, values={options.values}",
             line("transformers", "torchvision", "accelerate"),
             "",
             table,
@@ -303,7 +308,7 @@ def main() -> None:
     if options.dry:
         print(text)
     else:
-        publish("values_models", text)
+        publish("values_models" if options.values == "auto" else "values_models_full", text)
 
 
 if __name__ == "__main__":
