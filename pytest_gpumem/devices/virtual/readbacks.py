@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +30,33 @@ SCALER: Final = str(Path("torch", "amp", "grad_scaler.py"))
 """PyTorch's file with torch.amp.GradScaler"""
 
 
+@dataclass
+class _Guesses:
+    """The values of one kind, unknown or assumed, that a program decided by, by its lines."""
+
+    lines: Counter[tuple[str, int]] = field(default_factory=Counter)
+    taken: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """rows or elements that operators took there by such values"""
+    offered: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """of so many"""
+
+    def where(self, root: Path) -> str:
+        """Return the lines, those where sizes depend on the values first."""
+        sites = sorted(
+            (site for site, _ in self.lines.most_common() if site[0]),
+            key=lambda site: site not in self.offered,
+        )
+        named = []
+        for site in sites[:MOST_SITES]:
+            line = f"{shown_path(site[0], root)}:{site[1]}"
+            if site in self.offered:
+                line = f"{self.taken[site]:,} of {self.offered[site]:,} taken at {line}"
+            named.append(line)
+        unnamed = len(sites) - MOST_SITES
+        also = f" and {unnamed} more" if unnamed > 0 else ""
+        return f" ({', '.join(named)}{also})" if named else ""
+
+
 class Readbacks:
     """Counts the values that a program decides by and that are unknown, or assumed, by its lines.
 
@@ -42,8 +70,8 @@ class Readbacks:
             set_endless: is called with the error that a copy is about to fail with.
         """
         self._set_endless = set_endless
-        self._unknown: Counter[tuple[str, int]] = Counter()
-        self._assumed: Counter[tuple[str, int]] = Counter()
+        self._unknown = _Guesses()
+        self._assumed = _Guesses()
         self.answered = False
         """whether the copies of the operator that runs are of known values"""
         self._by_known = False
@@ -53,25 +81,30 @@ class Readbacks:
 
     def clear(self) -> None:
         """Begin anew."""
-        self._unknown.clear()
-        self._assumed.clear()
+        self._unknown = _Guesses()
+        self._assumed = _Guesses()
         self._by_known = False
         self.rerun_follows = False
 
     @property
     def any_unknown(self) -> bool:
         """Whether the program decided by an unknown value."""
-        return bool(self._unknown)
+        return bool(self._unknown.lines)
 
     @property
     def any_assumed(self) -> bool:
         """Whether the program decided by an assumed value."""
-        return bool(self._assumed)
+        return bool(self._assumed.lines)
 
     @property
     def any_deciding(self) -> bool:
         """Whether the program decided by any value, known or not."""
         return self._by_known or self.any_unknown or self.any_assumed
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """The numbers of unknown and of assumed values that the program decided by."""
+        return self._unknown.lines.total(), self._assumed.lines.total()
 
     def seen(self, size: int) -> bool:
         """Note one copy of unknown bytes; called by the native library, on any thread.
@@ -81,7 +114,7 @@ class Readbacks:
         """
         if self.answered:
             return False
-        endless = _note(sys._getframe().f_back, size, self._unknown, short=self.rerun_follows)
+        endless = _note(sys._getframe().f_back, size, self._unknown.lines, short=self.rerun_follows)
         if endless is not None and self._set_endless is not None:
             self._set_endless(str(endless))
         return endless is not None
@@ -98,26 +131,39 @@ class Readbacks:
         Raises:
             DeviceError: the loop that reads it would not end.
         """
-        endless = _note(sys._getframe().f_back, size, self._assumed)
+        endless = _note(sys._getframe().f_back, size, self._assumed.lines)
         if endless is not None:
             raise endless
+
+    def seen_taken(self, taken: int, offered: int, counts: tuple[int, int]) -> None:
+        """Note how many of so many rows or elements an operator took by values not computed.
+
+        Args:
+            taken: the number of rows or elements of its output.
+            offered: the number that it chose from.
+            counts: ``counts`` before it ran.
+        """
+        line = users_line(sys._getframe().f_back)
+        if line is not None:
+            guesses = self._unknown if self.counts[0] > counts[0] else self._assumed
+            guesses.taken[line.filename, line.line] += taken
+            guesses.offered[line.filename, line.line] += offered
 
     def notes(self, root: Path) -> list[str]:
         """Return the sentences about these values; files as seen from ``root``."""
         sentences = []
-        if self._unknown:
-            total, where = self._unknown.total(), _where(self._unknown, root)
-            values = f"{total} values were" if total > 1 else "1 value was"
-            sentences.append(
-                f"{values} read back from the virtual GPU{where}: shapes that depend on them are "
-                "not predicted"
-            )
-        if self._assumed:
-            total, where = self._assumed.total(), _where(self._assumed, root)
-            values = f"{total} values were" if total > 1 else "1 value was"
-            sentences.append(
-                f"{values} assumed{where}: the figures hold for finite, evenly spread values"
-            )
+        for guesses, event, consequence in (
+            (
+                self._unknown,
+                "read back from the virtual GPU",
+                "shapes that depend on them are not predicted",
+            ),
+            (self._assumed, "assumed", "the figures hold for finite, evenly spread values"),
+        ):
+            total = guesses.lines.total()
+            if total:
+                values = f"{total} values were" if total > 1 else "1 value was"
+                sentences.append(f"{values} {event}{guesses.where(root)}: {consequence}")
         return sentences
 
 
@@ -148,13 +194,6 @@ def _note(
         "waits for them does not end",
         'compute them (values="full"), guard the loop with `if gpu_memory.computes:`, or bound it',
     )
-
-
-def _where(sites: Counter[tuple[str, int]], root: Path) -> str:
-    lines = [f"{shown_path(name, root)}:{line}" for (name, line), _ in sites.most_common() if name]
-    unnamed = len(lines) - MOST_SITES
-    named = ", ".join(lines[:MOST_SITES]) + (f" and {unnamed} more" if unnamed > 0 else "")
-    return f" ({named})" if named else ""
 
 
 def asks_for_infinities(frame: FrameType | None) -> bool:

@@ -1,5 +1,8 @@
 """Loops that wait for values which are not computed."""
 
+import re
+from pathlib import Path
+
 import pytest
 from helpers.virtual_gpu import opened
 
@@ -43,3 +46,60 @@ def test_a_loop_that_waits_for_such_a_value_ends_with_its_line(values, monkeypat
         count(x, 101)  # it ends by itself
         device.compute_values("off")
         assert torch.ones(2, device="cuda").sum().item() == 0  # the error leaves nothing behind
+
+
+def take_rows(x):
+    small = x.mean(1) > 0.5
+    for _ in range(2):
+        x[small]
+    x[:, torch_zeros(x.shape[1]).bool()]  # known
+    assert not x.mean() > 2
+
+
+def take_others(x):
+    masks = x > 2
+    masks.nonzero()
+    x.masked_select(masks[0])
+    x[:, x[0] > 2]
+
+
+def torch_zeros(size):
+    import torch
+
+    return torch.zeros(size, device="cuda")
+
+
+def test_boxes_are_taken_too():
+    import torch
+
+    from pytest_gpumem.devices.virtual.values.sized_outputs import taken_of
+
+    assert taken_of("torchvision::nms", [torch.zeros(9, 4)], torch.arange(3)) == (3, 9)
+    assert taken_of("aten::bincount", [torch.zeros(9)], torch.zeros(3)) is None
+
+
+def test_a_note_says_how_many_of_how_many_an_operator_took():
+    import torch
+
+    with opened() as device:
+        device.compute_values("auto")
+        rows = torch.randn(500, 1000, device="cuda")
+        take_rows(rows)
+        line = take_rows.__code__.co_firstlineno
+        (note,) = device.notes(Path(__file__).parent)
+        match = re.fullmatch(
+            rf"3 values were assumed \(([\d,]+) of 1,000 taken at test_readbacks.py:{line + 3}, "
+            rf"test_readbacks.py:{line + 5}\): the figures hold for .*",
+            note,
+        )
+        assert match is not None, note
+        assert 400 < int(match[1].replace(",", "")) < 600
+
+        device.compute_values("off")
+        device.compute_values("auto")
+        take_others(torch.randn(1000, 1000, device="cuda"))
+        line = take_others.__code__.co_firstlineno
+        (unknown, assumed) = device.notes(Path(__file__).parent)
+        assert f"(0 of 1,000,000 taken at test_readbacks.py:{line + 2})" in unknown
+        assert f"of 1,000,000 taken at test_readbacks.py:{line + 3}, " in assumed
+        assert f", 0 of 1,000 taken at test_readbacks.py:{line + 4})" in assumed  # columns

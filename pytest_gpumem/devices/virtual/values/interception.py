@@ -16,6 +16,7 @@ import torch
 from pytest_gpumem.devices.virtual.values.host_tensors import PLAIN, span
 from pytest_gpumem.devices.virtual.values.operators import OperatorCall, let_pass, traits_of
 from pytest_gpumem.devices.virtual.values.short_ways import is_beyond
+from pytest_gpumem.devices.virtual.values.sized_outputs import taken_of
 from pytest_gpumem.devices.virtual.values.tracing import keep_from
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ def _run(mode: Computer, op: OpOverload, args: Any, kwargs: Any) -> Any:  # noqa
         mode.short_ways[op._op] = traits.short_way
     call = OperatorCall(op, traits, args, kwargs)
     plan = None
+    counts = mode.readbacks.counts if traits.sized else (0, 0)
     if traits.written or traits.sized or traits.reads_back or traits.copies:
         plan = mode.before(call)
     # It reads memory of its own back, which may lie where something else was known.
@@ -153,5 +155,9 @@ def _run(mode: Computer, op: OpOverload, args: Any, kwargs: Any) -> Any:  # noqa
             mode.after(call)
         if blind:
             mode.look_again()
+    if traits.sized and mode.readbacks.counts != counts:
+        taken = taken_of(op._schema.name, args, result)
+        if taken is not None:
+            mode.readbacks.seen_taken(*taken, counts)
     mode.finish(call, result, plan)
     return result

@@ -374,6 +374,27 @@ def masks_of(name: str, args: Sequence[Any]) -> list[Tensor] | None:
     return [index for index in indices if index.dtype in BYTE_MASKS and index.is_cuda]
 
 
+def taken_of(name: str, args: Sequence[Any], result: Any) -> tuple[int, int] | None:  # noqa: ANN401 - an operator's
+    """Return how many of how many rows or elements an operator took by values; None: it takes none.
+
+    Args:
+        name: the operator's, with its namespace.
+        args: of its call.
+        result: of the CUDA operator.
+    """
+    if name == "aten::nonzero":
+        return result.shape[0], args[0].numel()
+    if name == "aten::masked_select":
+        return result.numel(), torch.broadcast_shapes(args[0].shape, args[1].shape).numel()
+    if name == "torchvision::nms":
+        return result.numel(), args[0].shape[0]
+    masks = masks_of(name, args)
+    if name != "aten::index" or not masks or sum(index is not None for index in args[1]) > 1:
+        return None
+    place = next(place for place, index in enumerate(args[1]) if index is not None)
+    return result.shape[place], masks[0].numel()
+
+
 CHECKS: Final = {"aten::_linalg_check_errors"}
 """operators that raise the host's error, and need no result for that"""
 
