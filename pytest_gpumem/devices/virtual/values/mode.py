@@ -102,6 +102,8 @@ class ValueMode:
         self.assumptions = Assumptions()
         self.failures: dict[str, str] = {}
         """operators that the host could not compute, and why"""
+        self.captured = False
+        """whether an operator was captured in a CUDA graph, whose replays compute nothing"""
         self._impossible: set[OpOverload] = set()
         self.readbacks = readbacks or Readbacks()
 
@@ -135,6 +137,11 @@ class ValueMode:
             sentences.append(
                 f"results of these operators were not computed, and are unknown "
                 f"({'; '.join(reasons[:MOST_NAMED])}{also})"
+            )
+        if self.full and self.captured:
+            sentences.append(
+                "a CUDA graph was captured: its replays compute nothing, and make all values of "
+                "the device unknown (for values, run the step without the graph)"
             )
         if self.full and self.values.refused:
             sentences.append(
@@ -268,6 +275,7 @@ class ValueMode:
         if unknown and (not decides or call.name in TRUE_FOR | FALSE_FOR):
             return None
         if torch.cuda.is_current_stream_capturing():
+            self.captured = True
             return None  # what is captured does not happen yet
         with self._one_thread():
             if not all(self._make_known(tensor) or self.assume(tensor) for tensor in read):
