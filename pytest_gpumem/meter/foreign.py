@@ -84,6 +84,8 @@ class _DeviceState:
 
     def __init__(self, foreign: Peak, blocks: dict[int, int]) -> None:
         self.foreign = foreign
+        self.at_refusal: Peak | None = None
+        """the foreign memory when a request was last refused"""
         self.blocks = blocks
         """bytes of each foreign block, by its address"""
         self.segments: list[dict[str, Any]] = []
@@ -128,9 +130,11 @@ class _DeviceState:
                     self.alone.add(segment, self.plugs.union(self.blocks))
 
     def free(self, event: dict[str, Any]) -> None:
-        """Forget the foreign memory that an event ends."""
+        """Forget the foreign memory that an event ends; note it at a refusal."""
         action, address = event["action"], event.get("addr", 0)
-        if action == "free_requested":
+        if action == "oom":
+            self.at_refusal = self.foreign
+        elif action == "free_requested":
             self.foreign = minus(self.foreign, Peak(self.blocks.pop(address, 0), 0))
         elif action in {"segment_free", "segment_unmap"} and self.is_foreign(address):
             self.foreign = minus(self.foreign, Peak(0, event["size"]))
@@ -170,6 +174,8 @@ class _DeviceState:
         )
         self.freed |= begins
         if not self.freed:
+            if any(event["action"] == "oom" for event in events):
+                self.at_refusal = self.foreign
             return None
         settings = snapshot.get("allocator_settings", {})
         # Of expandable segments and graphs' pools the lone allocator does not know the rules.
@@ -293,6 +299,11 @@ class ForeignMemory:
     def alone(self) -> list[LoneAllocator | None]:
         """Each device's allocator as it would be without foreign memory, where some was freed."""
         return [device.alone for device in self._devices.values()]
+
+    @property
+    def at_refusal(self) -> list[Peak | None]:
+        """Each device's foreign memory when it last refused a request that was read."""
+        return [device.at_refusal for device in self._devices.values()]
 
     def adopt(self, blocks: Collection[tuple[int, int]], peaks: Iterable[Peak]) -> None:
         """Take some foreign blocks and their memory for the step's own."""

@@ -146,7 +146,13 @@ class Isolation:
     def own_at_refusal(self, held: Peak, device: int) -> Peak:
         """Return the step's own part of what a device held when it refused a request."""
         alone = self._foreign.alone[device]
-        return alone.held_at_refusal if alone else self.own([held] * len(self.devices))[device]
+        if alone is not None and alone.held_at_refusal is not None:
+            return alone.held_at_refusal
+        # Not the foreign memory of now: some of it may have been freed since.
+        foreign = self._foreign.at_refusal[device] or self.foreign[device]
+        borrowed = self._foreign.borrowed()[device]
+        own = minus(minus(held, foreign), Peak(self.plugs.sizes[device], 0))
+        return plus(own, Peak(0, borrowed))
 
     def cap(self, limit: int | None) -> None:
         """Note the bytes that the step may reserve on each device."""

@@ -113,7 +113,7 @@ class LoneAllocator:
         self.limit: int | None = None
         """bytes that the step may reserve"""
         self.held = Peak(0, 0)
-        self.held_at_refusal = Peak(0, 0)
+        self.held_at_refusal: Peak | None = None
         """the memory held when a request was last refused"""
         for segment in segments:
             self.add(segment, plugs)

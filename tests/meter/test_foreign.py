@@ -1,6 +1,7 @@
 """Foreign memory that is freed while a step runs: figures are those of the step alone."""
 
 import random
+from contextlib import nullcontext
 
 import pytest
 from helpers.virtual_gpu import CARD_80GIB, MIB, opened
@@ -83,6 +84,30 @@ def test_where_segments_are_expandable_such_a_figure_is_an_estimate_and_says_so(
         del kept, left
     assert result.peaks[0] == Peak(64 * MIB, 64 * MIB)
     assert any("up to 64.00 MiB of the peak reserved are an estimate" in it for it in result.notes)
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+@pytest.mark.parametrize("read", [False, True])
+def test_what_was_held_at_a_refusal_stays_though_foreign_memory_is_freed_later(
+    device, read, expandable
+):
+    """Both of its figures are of that moment: allocated is never more than reserved."""
+    import torch
+
+    with expandable_segments() if expandable else nullcontext():
+        left = [tensor(64 * MIB), tensor(64 * MIB)]
+        meter = Meter(device, device.open(CARD_80GIB, 1), 1)
+        meter.start()
+        kept = tensor(100 * MIB)
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            tensor(1 << 42)
+        if read:  # as at the end of a part
+            meter.note()
+        left.pop()
+        held = meter.own_at_refusal(WATCH.last(caught.value).held, 0)
+        meter.stop()
+        del kept, left
+    assert held == Peak(100 * MIB, 100 * MIB)
 
 
 SIZES = [1, 5_000, 300_000, MIB, MIB + 1, 3 * MIB, 7 * MIB, 10 * MIB, 12 * MIB, 33 * MIB, 64 * MIB]
