@@ -50,6 +50,8 @@ def decides(frame: FrameType | None, size: int) -> bool:
             return False
         if is_innermost:
             is_float = _reads_a_number(frame.f_code.co_filename, frame.f_lineno)
+            if is_float and _drops_the_number(frame.f_code.co_filename, frame.f_lineno):
+                return False
             is_innermost = False
         verdict = _of_line(frame.f_code, frame.f_lineno, is_float=is_float)
         if verdict is not None and (verdict or is_users(frame.f_code.co_filename)):
@@ -94,6 +96,17 @@ def _reads_a_number(filename: str, line: int) -> bool:
     names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     names |= {node.id for node in nodes if isinstance(node, ast.Name)}
     return not READING.isdisjoint(names)
+
+
+@functools.lru_cache(maxsize=1024)
+def _drops_the_number(filename: str, line: int) -> bool:
+    """Return whether a statement only reads, as ``loss.item()`` does that waits for the device."""
+    statement = _statement(filename, line)[1]
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+        return False
+    calls = [node for node in _own_nodes(statement) if isinstance(node, ast.Call)]
+    readers = [call for call in calls if _called(call.func) in READING]
+    return readers == [statement.value]
 
 
 @functools.lru_cache(maxsize=1024)

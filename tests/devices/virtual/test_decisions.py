@@ -29,8 +29,10 @@ DECIDES = [
     "def chosen(): return nonzero()\nrows = chosen()",
     "n = [0] * int(item(8))",
     "def helper(): return item()\nif helper(): pass",
+    "chosen(item())",
 ]
 SHOWS = [
+    "item()",
     "print(item())",
     "losses.append(item())",
     "total += item()",
@@ -48,7 +50,8 @@ def test_the_statement_that_reads_tells(code, verdict, capsys, tmp_path):
     name = str(tmp_path / "program.py")
     linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
     VERDICTS.clear()
-    exec(compile(code, name, "exec"), {"item": item, "nonzero": item, "losses": [], "total": 0.0})
+    names = {"item": item, "nonzero": item, "chosen": abs, "losses": [], "total": 0.0}
+    exec(compile(code, name, "exec"), names)
     assert [verdict] == VERDICTS
     capsys.readouterr()
 

@@ -103,3 +103,22 @@ def test_a_note_says_how_many_of_how_many_an_operator_took():
         assert f"(0 of 1,000,000 taken at test_readbacks.py:{line + 2})" in unknown
         assert f"of 1,000,000 taken at test_readbacks.py:{line + 3}, " in assumed
         assert f", 0 of 1,000 taken at test_readbacks.py:{line + 4})" in assumed  # columns
+
+
+def test_a_loss_that_shapes_nothing_makes_no_note(capsys):
+    import torch
+
+    with opened() as device:
+        loss = torch.randn(1000, device="cuda").mean()
+        losses, total = [], 0.0
+        for step in range(2):
+            loss.item()
+            losses.append(loss.item())
+            total += loss.item()
+            shown = loss.item()
+            print(f"{step}: {loss.item():.3f}, {shown}")  # noqa: T201 - what is tried
+        assert device.notes(Path.cwd()) == []
+        if loss.item() < 3:
+            (note,) = device.notes(Path.cwd())
+            assert note.startswith("1 value was read back from the virtual GPU")
+    assert capsys.readouterr().out.count("0.000") == 2
