@@ -34,6 +34,8 @@ class _Progress:
     fresh: bool
     steps: int = 0
     state_bytes: int = 0
+    bytes_without_gradient: int = 0
+    """of parameters without a gradient, in the step with most of them"""
 
 
 class OptimizerWatch:
@@ -116,6 +118,9 @@ class OptimizerWatch:
             self._tell_after(optimizer)
         progress = self._progress[id(optimizer)]
         progress.steps += 1
+        progress.bytes_without_gradient = max(
+            progress.bytes_without_gradient, bytes_without_gradient(optimizer)
+        )
         if progress.fresh and progress.steps == 1:
             import torch
 
@@ -148,6 +153,35 @@ class OptimizerWatch:
             for progress in self._progress.values()
             if progress.fresh and progress.steps == 1 and progress.state_bytes
         ]
+
+    def notes_on_gradients(self) -> list[str]:
+        """Return a sentence for each optimizer with parameters that got no gradient."""
+        return [
+            f"parameters of {format_size(progress.bytes_without_gradient)} got no gradient in a "
+            f"step of {progress.name}, which may be otherwise with other values than the assumed "
+            "or unknown ones: the figures lack these gradients"
+            for progress in self._progress.values()
+            if progress.bytes_without_gradient
+        ]
+
+
+def bytes_without_gradient(optimizer: Optimizer) -> int:
+    """Return the bytes of parameters without a gradient; 0 where none has any.
+
+    An optimizer that keeps gradients elsewhere, as in a buffer of its own, has none at all.
+    """
+    trained = [
+        param
+        for group in optimizer.param_groups
+        for param in group["params"]
+        if param.requires_grad
+    ]
+    without_gradient = [param for param in trained if param.grad is None]
+    if len(without_gradient) == len(trained):
+        return 0
+    return sum(
+        part.nbytes for param in without_gradient for part in plain_tensors(param) if part.is_cuda
+    )
 
 
 def steps_around(frame: FrameType | None, wrapper: CodeType | None) -> int:

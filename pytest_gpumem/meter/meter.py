@@ -449,6 +449,8 @@ class Meter:
         ended = whole and out_of_memory is None
         if ended:
             sentences.extend(self._optimizers.notes())
+            if self.device.has_guessed():
+                sentences.extend(self._optimizers.notes_on_gradients())
         if ended and WATCH.count:
             sentences.append(f"the step caught {WATCH.count} out-of-memory error(s) itself")
         return Measurement(

@@ -36,6 +36,25 @@ def test_one_step_with_a_fresh_optimizer_is_noted_with_its_states_size(watch):
     )
 
 
+def test_parameters_without_a_gradient_are_noted_where_some_have_one(watch):
+    import torch
+
+    experts = [torch.nn.Parameter(torch.zeros(N, device="cuda")) for _ in range(3)]
+    frozen = torch.nn.Parameter(torch.zeros(N, device="cuda"), requires_grad=False)
+    optimizer = torch.optim.SGD([*experts, frozen], lr=0.1)
+    optimizer.step()
+    assert watch.notes_on_gradients() == []
+    for trained in ([0], [1, 2], [0, 1, 2]):
+        optimizer.zero_grad()
+        sum(experts[index].sum() for index in trained).backward()
+        optimizer.step()
+    (note,) = watch.notes_on_gradients()
+    assert note.startswith("parameters of 16.00 MiB got no gradient in a step of SGD, which may")
+    watch.forget()
+    optimizer.step()
+    assert watch.notes_on_gradients() == []
+
+
 def test_two_steps_need_no_note(watch):
     optimizer = made()
     optimizer.step()

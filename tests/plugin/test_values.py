@@ -170,6 +170,16 @@ def test_masks(gpu_memory, share):
     mib(max(1, len(chosen) // 10))
 
 @pytest.mark.gpu_memory
+@pytest.mark.parametrize("routed", [True, False])
+def test_experts(routed):
+    weights = [torch.nn.Parameter(torch.randn(1024, 512, device="cuda")) for _ in range(2)]
+    x = torch.randn(1000, 1024, device="cuda")
+    if routed and x.mean() > 2:
+        weights.reverse()
+    (x @ weights[0]).sum().backward()
+    torch.optim.SGD(weights).step()
+
+@pytest.mark.gpu_memory
 def test_no_share(gpu_memory):
     with pytest.raises(ValueError, match="masks=2.* not a share"):
         gpu_memory.assume(masks=2)
@@ -178,7 +188,8 @@ def test_no_share(gpu_memory):
 
 def test_a_failure_by_values_that_are_not_computed_says_so_and_masks_are_as_assumed(suite):
     session = suite.run(source=ASSUMES)
-    assert session.outcomes == {"passed": 4, "failed": 2}
+    assert session.outcomes == {"passed": 6, "failed": 2}
+    assert session.flat.count("parameters of 2.00 MiB got no gradient in a step of SGD") == 1
     if sys.version_info >= (3, 11):
         assert session.flat.count("values are not computed here") == 1
         assert 'use values="full"; the peak until it failed was 3.82 MiB alloc' in session.flat
