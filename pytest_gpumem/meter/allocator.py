@@ -96,14 +96,29 @@ def require_native_allocator() -> None:
             "a measurement needs its snapshots and its refused requests, and it has neither",
             "leave backend: out of PYTORCH_ALLOC_CONF for these tests",
         )
-    # torch 2.9 and older do not say whether it is enabled
-    is_enabled = getattr(torch._C, "_cuda_cudaCachingAllocator_is_enabled", None)
-    if NO_CACHING in os.environ or (is_enabled is not None and not is_enabled()):
+    if NO_CACHING in os.environ or is_switched_off():
         raise DeviceError(
             f"{NO_CACHING} or caching_allocator_enable(False)",
             "PyTorch then allocates beside the allocator that counts and that limits hold for",
-            f"leave {NO_CACHING} out of the environment of these tests",
+            f"leave {NO_CACHING} out of the environment of these tests, and call "
+            "caching_allocator_enable(True) where code before them has switched it off",
         )
+
+
+def is_switched_off() -> bool:
+    """Return whether ``caching_allocator_enable(False)`` holds; torch 2.9 and older do not say."""
+    import torch
+
+    is_enabled = getattr(torch._C, "_cuda_cudaCachingAllocator_is_enabled", None)
+    return is_enabled is not None and not is_enabled()
+
+
+def switch_on() -> None:
+    """Switch the caching allocator on again where a step has left it off."""
+    import torch
+
+    if is_switched_off():
+        torch.cuda.memory.caching_allocator_enable(value=True)
 
 
 def reset_peaks(devices: int | range) -> None:

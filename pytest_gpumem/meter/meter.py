@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.attribution.optimizer_watch import OptimizerWatch
@@ -22,12 +22,14 @@ from pytest_gpumem.meter.allocator import (
     alloc_retries,
     collect_all,
     current_in,
+    is_switched_off,
     own_garbage_only,
     peak_in,
     require_native_allocator,
     reset_peaks,
     segments_held,
     settle,
+    switch_on,
 )
 from pytest_gpumem.meter.garbage_watch import GarbageWatch
 from pytest_gpumem.meter.isolation import Isolation
@@ -46,6 +48,11 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.memory_use import UseWatch
     from pytest_gpumem.measurement import OutOfMemory
     from pytest_gpumem.meter.allocator import Stats
+
+SWITCHED_OFF: Final = (
+    "the step left PyTorch's caching allocator off (caching_allocator_enable(False)): what it "
+    "allocated so is in no peak of PyTorch's; it is on again for later tests"
+)
 
 
 class Meter:
@@ -85,6 +92,8 @@ class Meter:
         self._open = [self._whole]
         self._limit: int | None = None
         self._retries = 0
+        self._left_off = False
+        """whether the caching allocator was found switched off, and was switched on again"""
         self._use: UseWatch
         self._recorder = Recorder() if record else None
         self._began = 0.0
@@ -128,6 +137,7 @@ class Meter:
         self._stack.callback(self._use.stop)
         if self._recorder is not None:
             self._record(self._recorder)
+        self._stack.callback(switch_on)  # first: plugs are freed by the caching allocator alone
         self._begin(all_stats)
 
     def _record(self, recorder: Recorder) -> None:
@@ -311,6 +321,8 @@ class Meter:
     def resettle(self) -> None:
         """Settle in the midst of a step: its live memory stays counted, its cache goes."""
         self.fold()
+        self._left_off |= is_switched_off()
+        switch_on()  # the rooms that are filled are the caching allocator's
         with self._recorder.ours() if self._recorder else nullcontext():
             self._isolation.settle()
         self._use.forget()
@@ -444,6 +456,8 @@ class Meter:
         if self.info.kind == "virtual":  # a GPU's driver loads kernels there, when it wants
             sentences.extend(beside(use, self.info.name))
         if whole:
+            if self._left_off or is_switched_off():
+                sentences.append(SWITCHED_OFF)
             sentences.extend(self._isolation.notes())
             sentences.extend(self._garbage.notes([peak.allocated for peak in self._whole.peaks]))
         ended = whole and out_of_memory is None

@@ -5,9 +5,10 @@ import gc
 import pytest
 from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, opened
 
+from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.allocator import current, highest
-from pytest_gpumem.meter.meter import Meter
+from pytest_gpumem.meter.meter import SWITCHED_OFF, Meter
 from pytest_gpumem.meter.out_of_memory import WATCH
 from pytest_gpumem.meter.peaks import maximum, minus, plus
 from pytest_gpumem.meter.provenance import provenance
@@ -215,6 +216,45 @@ def test_beginning_anew_forgets_what_was_except_what_is_held(meter):
     work(10 * MIB)
     assert first(meter) == Peak(40 * MIB, 40 * MIB)
     del kept
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_the_next_step_has_the_caching_allocator_again_that_one_left_off(meter, device, settled):
+    import torch
+
+    if not hasattr(torch._C, "_cuda_cudaCachingAllocator_is_enabled"):
+        pytest.skip("this torch does not say whether it is enabled")
+    left = tensor(3 * MIB)
+    meter.start()
+    kept = tensor(30 * MIB)
+    torch.cuda.memory.caching_allocator_enable(False)
+    unseen = tensor(50 * MIB)
+    if settled:
+        meter.release()
+    result = meter.result()
+    meter.stop()
+    assert result.peaks[0].allocated == 30 * MIB
+    assert sum(note == SWITCHED_OFF for note in result.notes) == 1
+    del kept, unseen
+    following = Meter(device, device.open(CARD_80GIB, 2), 2)
+    following.start()
+    work(20 * MIB)
+    result = following.result()
+    following.stop()
+    assert result.peaks[0] == Peak(20 * MIB, 20 * MIB)
+    assert SWITCHED_OFF not in result.notes
+    del left
+
+
+def test_where_other_code_switched_it_off_a_step_is_refused(meter):
+    import torch
+
+    if not hasattr(torch._C, "_cuda_cudaCachingAllocator_is_enabled"):
+        pytest.skip("this torch does not say whether it is enabled")
+    refused = pytest.raises(DeviceError, match=r"call caching_allocator_enable\(True\)")
+    with torch.cuda.memory.caching_allocator_disabled(), refused:
+        meter.start()
+    meter.start()
 
 
 # ---- the cap ----
