@@ -9,6 +9,7 @@ below autograd: threads of autograd inherit it, and no code of PyTorch's asks fo
 from __future__ import annotations
 
 import atexit
+import ctypes
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
@@ -20,7 +21,6 @@ from pytest_gpumem.devices.virtual.values.sized_outputs import taken_of
 from pytest_gpumem.devices.virtual.values.tracing import keep_from
 
 if TYPE_CHECKING:
-    import ctypes
     from collections.abc import Callable
 
     from torch._ops import OpOverload
@@ -108,22 +108,31 @@ def _intercept(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
                 result = op._op(*args, **kwargs)  # no frame of PyTorch's: it would keep arguments
             finally:
                 mode.running.value -= 1
-        except BaseException:
+            if type(result) in PLAIN:
+                if result.layout is torch.strided:
+                    if is_beyond(result):
+                        if result.is_floating_point():
+                            mode.forget(result.data_ptr(), span(result))
+                            return result
+                    elif not result.is_cuda:
+                        return result
+            elif type(result) in NUMBERS:
+                return result
+            mode.finish(OperatorCall(op, traits_of(op), args, kwargs), result, None)
+        except BaseException as error:
             # This frame is in the error's traceback and must not keep tensors alive by it.
             del args, kwargs
+            _raise_unwrapped(error)
             raise
-        if type(result) in PLAIN:
-            if result.layout is torch.strided:
-                if is_beyond(result):
-                    if result.is_floating_point():
-                        mode.forget(result.data_ptr(), span(result))
-                        return result
-                elif not result.is_cuda:
-                    return result
-        elif type(result) in NUMBERS:
-            return result
-        mode.finish(OperatorCall(op, traits_of(op), args, kwargs), result, None)
         return result
+
+
+def _raise_unwrapped(error: BaseException) -> None:
+    """Raise what ended the conversion of an argument by ctypes, which names it in a text alone."""
+    if type(error) is ctypes.ArgumentError:
+        for kind in (RecursionError, MemoryError):
+            if f": {kind.__name__}: " in str(error):
+                raise kind(str(error).partition(f"{kind.__name__}: ")[2]) from error
 
 
 def _run(mode: Computer, op: OpOverload, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - as the operator

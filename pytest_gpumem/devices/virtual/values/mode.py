@@ -55,7 +55,8 @@ SHARE_OF_HOST: Final = 0.5
 """of the host's free memory, that values take at most where all are computed"""
 MOST_NAMED: Final = 3
 """operators that a note names"""
-NO_MEMORY: Final = (torch.OutOfMemoryError, MemoryError)
+PASSED_ON: Final = (torch.OutOfMemoryError, MemoryError, RecursionError)
+"""errors of the host's that say nothing of an operator: too little memory, or too deep a stack"""
 
 
 class Plan(NamedTuple):
@@ -312,7 +313,7 @@ class ValueMode:
                 with self._seeded(call, device):
                     return (in_types_of_the_host(function, plan.args, plan.kwargs),)
             return (in_types_of_the_host(function, plan.args, plan.kwargs),)
-        except NO_MEMORY:
+        except PASSED_ON:
             raise
         except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError) as error:
             reason = str(error).partition("\n")[0]

@@ -1,5 +1,6 @@
 """Operators' values, computed on the host where the virtual GPU's tensors lie."""
 
+import ctypes
 import io
 
 import pytest
@@ -30,6 +31,35 @@ def test_small_tensors_are_computed_and_read_back():
     assert y.tolist() == [[2, 7, 2, 2, 2]] * 3
     assert y.t().contiguous().cpu()[1].tolist() == [7, 7, 7]
     assert torch.ones(4, 2048, dtype=torch.long, device="cuda").bool().all().item()
+
+
+def test_too_deep_a_stack_does_not_make_values_unknown(mode, monkeypatch):
+    import torch
+
+    from pytest_gpumem.devices.virtual.values import mode as module
+
+    def compute(*_args):
+        raise RecursionError
+
+    small = torch.ones(4, device="cuda")
+    with monkeypatch.context() as patches, pytest.raises(RecursionError):
+        patches.setattr(module, "in_types_of_the_host", compute)
+        small + 1
+    assert not mode.failures
+    assert (small + 1).tolist() == [2, 2, 2, 2]
+
+
+def test_a_lack_that_ctypes_names_in_a_text_is_raised_as_itself(mode, monkeypatch):
+    import torch
+
+    def forget(*_args):
+        raise ctypes.ArgumentError(texts.pop())
+
+    monkeypatch.setattr(mode, "forget", forget)
+    texts = ["argument 1: TypeError: wrong type", "argument 2: RecursionError: too deep"]
+    for kind in (RecursionError, ctypes.ArgumentError):
+        with pytest.raises(kind):
+            torch.randn(1000, 1000, device="cuda")
 
 
 @pytest.mark.usefixtures("mode")
