@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
-from helpers.virtual_gpu import MIB, opened
+from helpers.virtual_gpu import MIB, opened, settle_all, virtual_device
 
 from pytest_gpumem.devices.lone_rank import joined
 from pytest_gpumem.errors import DeviceError
@@ -252,6 +252,58 @@ def test_fsdp_holds_its_share_and_gathers_a_layer_at_a_time(world, reshard):
         assert param.grad.to_local().nbytes == 4 * N // WORLD
     del loss
     assert allocated() == pytest.approx(2 * PARAMS // WORLD, abs=4 * 1024)
+
+
+def test_fsdp_in_a_cuda_graph_has_one_peak_and_keeps_its_gradients(world):
+    """As torchtitan captures them, after steps on a stream beside.
+
+    PyTorch gives such a graph user objects (``cudaUserObjectCreate``).
+    """
+    import torch
+    from torch.distributed.fsdp import fully_shard
+
+    device = virtual_device()
+    device.compute_values("auto" if world else "off")
+    shard = 2 * 4 * (2 * 1024 * 4096 + 2 * 1024) // WORLD
+
+    def captured():
+        net = torch.nn.Sequential(mlp(), mlp())
+        for block in net:
+            fully_shard(block)
+        fully_shard(net)
+        net.to_empty(device="cuda")
+        x = torch.randn(4, 64, 1024, device="cuda")
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(2):
+                net(x).sum().backward()
+                net.zero_grad()
+        torch.cuda.current_stream().wait_stream(beside)
+        settle_all(1)
+        torch.cuda.reset_peak_memory_stats()
+        held, graph = allocated(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            net(x).sum().backward()
+        top, kept = peak() - held, allocated() - held
+        addresses = [param.grad.to_local().data_ptr() for param in net.parameters()]
+        for _ in range(3):
+            graph.replay()
+        torch.cuda.synchronize()
+        assert allocated() - held == kept
+        assert [param.grad.to_local().data_ptr() for param in net.parameters()] == addresses
+        assert sum(param.grad.to_local().nbytes for param in net.parameters()) == shard
+        assert shard <= kept <= shard + MIB
+        return top, kept
+
+    figures = []
+    for _ in range(2):
+        figures.append(captured())
+        settle_all(1)
+        assert allocated() == 0
+    assert figures[0] == figures[1]
+    assert figures[0][0] > 3 * 8 * 1024 * 4096  # a block gathered, the next, and a gradient
+    assert device.trouble() is None
 
 
 def test_fsdp_that_offloads_holds_nothing_between_steps(world):
