@@ -101,14 +101,22 @@ class Device(Protocol):
         A loop that waits for such values ends early then.
         """
 
-    def decided_blindly(self) -> bool:
-        """Return whether the step decided by values that no kernel computed."""
+    def decided_blindly(self, *, failed: bool = False) -> bool:
+        """Return whether the step decided by values that no kernel computed.
+
+        Args:
+            failed: whether it failed by what it read: values that it only kept count then.
+        """
 
     def decided_by_computed(self) -> bool:
         """Return whether the step decided by values, where those of small tensors are computed."""
 
-    def has_guessed(self) -> bool:
-        """Return whether the step decided by values that are unknown or assumed."""
+    def has_guessed(self, *, failed: bool = False) -> bool:
+        """Return whether the step decided by values that are unknown or assumed.
+
+        Args:
+            failed: as of :meth:`decided_blindly`.
+        """
 
     def assume_masks(self, share: float) -> None:
         """Take this share of each unknown mask to be true, until the device is closed."""

@@ -115,7 +115,7 @@ class CudaDevice:
     def expect_rerun(self, *, expected: bool) -> None:
         """A real GPU's loops end by themselves."""
 
-    def decided_blindly(self) -> bool:
+    def decided_blindly(self, *, failed: bool = False) -> bool:  # noqa: ARG002 - the protocol's
         """Return False: a real GPU's values are computed."""
         return False
 
@@ -123,7 +123,7 @@ class CudaDevice:
         """Return False: a real GPU computes all values."""
         return False
 
-    def has_guessed(self) -> bool:
+    def has_guessed(self, *, failed: bool = False) -> bool:  # noqa: ARG002 - the protocol's
         """Return False: a real GPU's values are computed."""
         return False
 

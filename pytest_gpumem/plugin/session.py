@@ -49,7 +49,13 @@ NOT_COMPUTED = (
     "on the virtual GPU values are not computed here: guard it with `if gpu_memory.computes:` or "
     'use values="full"'
 )
-
+MOST_COMPUTED: Final = 256 * MIB
+"""bytes that a test may allocate at its peak to run once more with all values computed: that takes
+seconds, and so much of the host's memory"""
+RAN_COMPUTED = (
+    "it failed by values that were not computed, and was run once more with all values computed: "
+    'values="full" computes them in its first run'
+)
 
 GROWTH: Final = 256 * MIB
 """bytes above its baseline that a test may take beside neighbours; of a large one a twentieth"""
@@ -64,6 +70,11 @@ class Finished(NamedTuple):
     results: list[Result]
     error: BaseException | None
     """the error that it ends with; a run with values may have none, or another than the first"""
+
+
+def _is_of_values(error: BaseException | None) -> bool:
+    """Return whether an error is of the kinds with which a test or a library refuses a value."""
+    return isinstance(error, (AssertionError, ValueError)) and not isinstance(error, GpuMemError)
 
 
 class MemorySession:
@@ -199,26 +210,44 @@ class MemorySession:
         run = self.runner.run
         assert run is not None  # noqa: S101 - for the type checker
         run.device.expect_rerun(expected=False)
+        may_rerun = in_call and self._may_rerun(run, debugging=debugging)
         if in_call and run.disturbed(error):
             finished = self._finish_alone(item, run, error)
-        elif in_call and self._may_rerun(run, debugging=debugging) and run.device.decided_blindly():
+        elif may_rerun and run.device.decided_blindly(failed=_is_of_values(error)):
             finished = self._finish_with_values(item, run, error)
         else:
             finished = Finished(self._finish(item, error, debugging=debugging), error)
         error = finished.error
-        if (
-            isinstance(error, (AssertionError, ValueError))
-            and not isinstance(error, GpuMemError)
-            and run.device.has_guessed()
-        ):
-            measured = run.measurement()
-            # As add_note() of Python 3.11, from which on pytest shows it.
-            vars(error).setdefault("__notes__", []).append(
-                f"{NOT_COMPUTED}; the peak until it failed was "
-                f"{format_size(measured.peak_allocated)} allocated, "
-                f"{format_size(measured.peak_reserved)} reserved"
-            )
+        if error is None or not _is_of_values(error) or not run.device.has_guessed(failed=True):
+            return finished
+        measured = run.measurement()
+        if may_rerun and measured.peak_allocated <= MOST_COMPUTED:
+            computed = self._finish_computed(item, run, error)
+            if computed is not None:
+                return computed
+        # As add_note() of Python 3.11, from which on pytest shows it.
+        vars(error).setdefault("__notes__", []).append(
+            f"{NOT_COMPUTED}; the peak until it failed was "
+            f"{format_size(measured.peak_allocated)} allocated, "
+            f"{format_size(measured.peak_reserved)} reserved"
+        )
         return finished
+
+    def _finish_computed(self, item: MarkedItem, run: Run, error: BaseException) -> Finished | None:
+        """Run a test once more with all values computed, and finish that run in its place.
+
+        Returns:
+            None where that run too fails, by values that could not be computed or otherwise.
+        """
+        record = self.explainer.records_first_run(run.spec)
+        with self.runner.again(item, error, record=record, values="full") as attempt:
+            run.notes.append(RAN_COMPUTED)
+            again = attempt.error
+            if attempt.passed or (again is not None and find_out_of_memory(again) is not None):
+                return Finished(self._finish(item, again), again)
+            if _is_of_values(again) and not run.device.has_guessed(failed=True):
+                return Finished([], again)
+        return None
 
     def _finish_alone(self, item: MarkedItem, run: Run, error: BaseException | None) -> Finished:
         """Run a test once more without neighbours, and finish that run in its place."""

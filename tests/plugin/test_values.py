@@ -146,6 +146,7 @@ def test_a_loop_that_waits_for_a_value_is_left_early_where_a_run_with_values_fol
 ASSUMES = """
 @pytest.mark.gpu_memory
 def test_loss():
+    large = mib(256)
     assert torch.randn(1000, 1000, device="cuda").mean() > 2
 
 @pytest.mark.gpu_memory
@@ -192,11 +193,59 @@ def test_a_failure_by_values_that_are_not_computed_says_so_and_masks_are_as_assu
     assert session.flat.count("parameters of 2.00 MiB got no gradient in a step of SGD") == 1
     if sys.version_info >= (3, 11):
         assert session.flat.count("values are not computed here") == 1
-        assert 'use values="full"; the peak until it failed was 3.82 MiB alloc' in session.flat
+        assert 'use values="full"; the peak until it failed was 259.82 MiB alloc' in session.flat
     figures = session.figures()
     assert figures["test_masks[1.0]"][0] - figures["test_masks[0.0]"][0] == pytest.approx(
         99, abs=20
     )
+
+
+TRAINS = """
+RUNS = []
+
+def losses(device, steps):
+    torch.manual_seed(3)
+    model = torch.nn.Linear(300, 300).to(device)
+    x = torch.randn(8, 300).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    history = []
+    for _ in range(steps):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        history.append(loss.item())
+    return history
+
+@pytest.mark.gpu_memory
+def test_trains(gpu_memory):
+    RUNS.append(gpu_memory.computes)
+    history = losses("cuda", 4)
+    assert history == pytest.approx(losses("cpu", 4), rel=1e-4)
+    assert history == sorted(history, reverse=True)
+
+@pytest.mark.gpu_memory
+def test_decides():
+    x = torch.full((400, 400), 2.0, device="cuda")
+    if not x.square().mean() == 4:
+        raise ValueError("not 4")
+
+@pytest.mark.gpu_memory
+def test_wrong():
+    assert losses("cuda", 1)[0] < 0
+
+def test_runs():
+    assert RUNS == [False, False, True]
+"""
+
+
+def test_a_small_test_that_fails_by_values_runs_again_with_all_computed(suite):
+    session = suite.run(source=TRAINS)
+    assert session.outcomes == {"passed": 3, "failed": 1}, session.out
+    assert "was run once more with all values computed" in session.flat
+    assert "(2 tests)" in session.flat
+    assert "test_wrong - assert 0.3255" in session.flat  # the CPU's loss
+    assert "values are not computed here" not in session.flat
 
 
 REMEMBERED = """

@@ -330,18 +330,20 @@ class VirtualDevice:
         """See :meth:`pytest_gpumem.devices.base.Device.expect_rerun`."""
         self._readbacks.rerun_follows = expected and self._mode is None
 
-    def decided_blindly(self) -> bool:
+    def decided_blindly(self, *, failed: bool = False) -> bool:
         """See :meth:`pytest_gpumem.devices.base.Device.decided_blindly`."""
-        return self._was_blind or (self._mode is None and self._readbacks.any_unknown)
+        unknown = self._readbacks.any_unknown or (failed and self._readbacks.any_read)
+        return self._was_blind or (self._mode is None and unknown)
 
     def decided_by_computed(self) -> bool:
         """See :meth:`pytest_gpumem.devices.base.Device.decided_by_computed`."""
         computes_small = self._mode is not None and not self._mode.full
         return computes_small and self._readbacks.any_deciding
 
-    def has_guessed(self) -> bool:
+    def has_guessed(self, *, failed: bool = False) -> bool:
         """See :meth:`pytest_gpumem.devices.base.Device.has_guessed`."""
-        return self._readbacks.any_unknown or self._readbacks.any_assumed
+        decided = self._readbacks.any_unknown or self._readbacks.any_assumed
+        return decided or (failed and self._readbacks.any_read)
 
     def assume_masks(self, share: float) -> None:
         """See :meth:`pytest_gpumem.devices.base.Device.assume_masks`."""

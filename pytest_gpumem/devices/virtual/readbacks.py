@@ -72,6 +72,8 @@ class Readbacks:
         self._set_endless = set_endless
         self._unknown = _Guesses()
         self._assumed = _Guesses()
+        self.any_read = False
+        """whether the program read an unknown or assumed value, be it to show it or to keep it"""
         self.answered = False
         """whether the copies of the operator that runs are of known values"""
         self._by_known = False
@@ -83,6 +85,7 @@ class Readbacks:
         """Begin anew."""
         self._unknown = _Guesses()
         self._assumed = _Guesses()
+        self.any_read = False
         self._by_known = False
         self.rerun_follows = False
 
@@ -114,6 +117,7 @@ class Readbacks:
         """
         if self.answered:
             return False
+        self.any_read = True
         endless = _note(sys._getframe().f_back, size, self._unknown.lines, short=self.rerun_follows)
         if endless is not None and self._set_endless is not None:
             self._set_endless(str(endless))
@@ -131,6 +135,7 @@ class Readbacks:
         Raises:
             DeviceError: the loop that reads it would not end.
         """
+        self.any_read = True
         endless = _note(sys._getframe().f_back, size, self._assumed.lines)
         if endless is not None:
             raise endless
