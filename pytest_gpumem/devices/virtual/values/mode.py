@@ -168,9 +168,9 @@ class ValueMode:
     def _are_readable(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether these tensors are small, or known and not too large to be looked at."""
         large = [tensor for tensor in tensors if not (is_plain(tensor) and self.is_small(tensor))]
-        if sum(tensor.nbytes for tensor in large) > MOST_BACKED:
+        if not all(map(is_plain, large)) or sum(tensor.nbytes for tensor in large) > MOST_BACKED:
             return False
-        return all(is_plain(tensor) and self._could_be_known(tensor) for tensor in large)
+        return all(map(self._could_be_known, large))
 
     def _make_known(self, tensor: Tensor) -> bool:
         """Compute a tensor that could be known; False: it could not, or the host has no room."""
@@ -202,8 +202,9 @@ class ValueMode:
         if not reads:
             return plan
         self._tell_sizes(call, plan, copies, masks)
-        size = min(tensor.nbytes for tensor in inputs)
-        if self.values.are_assumed(masks or inputs):
+        parts = [part for tensor in inputs for part in _plain_parts(tensor)]
+        size = min((part.nbytes for part in parts), default=0)
+        if self.values.are_assumed(masks or parts):
             self.readbacks.seen_assumed(size)
         else:
             self.readbacks.seen_known(size)
@@ -327,7 +328,7 @@ class ValueMode:
         """Write an operator's values once the CUDA operator has run, or make them unknown."""
         if call.name in CARRIED:
             return
-        if plan is None and self._forgets(call, result):
+        if plan is None and (self._forgets_sparse(call, result) or self._forgets(call, result)):
             return
         written = [tensor for tensor in call.written() if is_plain(tensor)]
         outputs = [tensor for tensor in tensors_in(result) if is_plain(tensor)]
@@ -355,6 +356,17 @@ class ValueMode:
                 leave(call, tensor)
             else:
                 self.forget(tensor.data_ptr(), span(tensor))
+
+    def _forgets_sparse(self, call: OperatorCall, result: object) -> bool:
+        """Make a sparse result unknown, but for arguments that it consists of."""
+        if not isinstance(result, Tensor) or not result.is_sparse:
+            return False
+        inputs = [part for tensor in call.inputs() for part in _plain_parts(tensor)]
+        addresses = {part.data_ptr() for part in inputs}
+        for part in _plain_parts(result):
+            if part.is_cuda and part.data_ptr() not in addresses:
+                self.values.forget(part)
+        return True
 
     def _forgets(self, call: OperatorCall, result: object) -> bool:
         """Make the one large tensor unknown that most operators return; False: it returns more."""
@@ -455,6 +467,13 @@ class ValueMode:
             yield
         finally:
             torch.default_generator.set_state(state)
+
+
+def _plain_parts(tensor: Tensor) -> Sequence[Tensor]:
+    """Return the tensors that a sparse one consists of, or a plain one itself."""
+    if tensor.is_sparse:
+        return tensor._indices(), tensor._values()
+    return [tensor] if is_plain(tensor) else []
 
 
 def _seed(generator: torch.Generator) -> int:

@@ -200,6 +200,14 @@ def masked_scatter_backward_copies(
     return _count_of_true(expanded, int(_on_host(mask).expand_as(expanded).count_nonzero()))
 
 
+def coalesce_copies(_result: object, sparse: Tensor) -> list[bytes]:
+    """Return the number of unique indices, which thrust's unique_by_key gives."""
+    if sparse._nnz() <= 1:
+        return []
+    indices = _on_host(sparse._indices())
+    return [_int32(indices.unique(dim=1).shape[1] if indices.numel() else 1)]
+
+
 # -- counts --
 
 
@@ -336,6 +344,7 @@ COPIES: Final[dict[str, Callable[..., list[bytes]]]] = {
     "aten::unique_dim_consecutive": unique_dim_consecutive_copies,
     "aten::unique_consecutive": unique_consecutive_copies,
     "aten::isin": isin_copies,
+    "aten::_coalesce": coalesce_copies,
     "aten::masked_scatter_backward": masked_scatter_backward_copies,
     "aten::_ctc_loss": nothing_copies,
     "aten::bincount": bincount_copies,
@@ -368,6 +377,8 @@ def masks_of(name: str, args: Sequence[Any]) -> list[Tensor] | None:
     """
     if name == "aten::masked_select":
         return [args[1]]
+    if name == "aten::_coalesce":
+        return [args[0]._indices()]
     if name not in INDEXING:
         return None
     indices = (index for index in args[1] if index is not None)

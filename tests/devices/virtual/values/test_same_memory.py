@@ -282,3 +282,23 @@ def test_a_loop_that_stops_early_is_computed_by_auto(device):
         results = stopped_early("cuda")
     assert results == pytest.approx(stopped_early("cpu"), rel=1e-4)
     assert 2 < results[0] < 60
+
+
+@pytest.mark.parametrize("scope", ["auto", "full"])
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_sparse_tensors_have_their_size_and_no_values_of_earlier_tensors(device, scope):
+    places, numbers = torch.tensor([[0, 1, 1, 3], [2, 0, 0, 1]]), torch.ones(4, 300)
+    with ValueMode(device.library, scope) as mode:
+        for indices, size in ((places, (4, 3)), (places[:1], (4,)), (places[:, :1], (4, 3))):
+            count = indices.shape[1]
+            earlier = [torch.full((count, 300), 77.0, device="cuda") for _ in range(4)]
+            del earlier
+            sparse = torch.sparse_coo_tensor(indices.cuda(), numbers[:count].cuda(), (*size, 300))
+            assert sparse._indices().tolist() == indices.tolist()
+            coalesced = sparse.coalesce()
+            assert coalesced._nnz() == min(count, 3)
+            assert coalesced.values().shape == (min(count, 3), 300)
+            assert (coalesced.values() != 77).all()
+            assert sparse.to_dense().shape == (*size, 300)
+            assert sparse.cpu()._nnz() == count
+        assert mode.failures == {}

@@ -166,6 +166,7 @@ def test_every_operator_is_tried():
     tried = {op._schema.name for op, *_ in CASES}
     in_place = {"aten::index_put_", "aten::_index_put_impl_"}
     elsewhere = {
+        "aten::_coalesce",
         "aten::_ctc_loss",
         "torchvision::nms",
         "aten::linalg_eig",
