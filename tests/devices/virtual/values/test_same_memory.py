@@ -9,6 +9,7 @@ from helpers.virtual_gpu import opened, settle_all
 from torch import nn
 from torch.utils import checkpoint
 
+from pytest_gpumem.devices.autograd_threads import await_autograd, has_autograd_threads
 from pytest_gpumem.devices.lone_rank import joined
 from pytest_gpumem.devices.virtual.values.mode import ValueMode
 
@@ -20,6 +21,17 @@ ROWS = 512
 def filled(*shape, seed=0):
     """Numbers of the host, which are copied to the device."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) / shape[-1] ** 0.5
+
+
+def waited(result):
+    """A result, once autograd's threads have let go of what led to it: peaks depend on when."""
+    if has_autograd_threads():
+        await_autograd()
+    return result
+
+
+def backward(loss):
+    waited(loss.backward())
 
 
 def network(device):
@@ -36,7 +48,7 @@ def trained(net, x, read=nn.Module.parameters):
     results = []
     for _ in range(2):
         loss = net(x).square().mean()
-        loss.backward()
+        backward(loss)
         optimizer.step()
         results.append(loss.item())
         gradient = next(iter(read(net))).grad
@@ -98,7 +110,7 @@ def quantised(device):
     weight = Quantised.quantise(filled(WIDTH, WIDTH).to(device))
     x = filled(ROWS, WIDTH, seed=1).to(device).requires_grad_()
     loss = torch.mm(x, weight).square().mean()
-    loss.backward()
+    backward(loss)
     return [loss.item(), x.grad.abs().sum().item(), weight.codes[0, :8].sum().item()]
 
 
@@ -111,7 +123,7 @@ def distributed_tensors(device):
     weight = distribute_tensor(filled(WIDTH, WIDTH, seed=1).to(device), mesh, [Replicate()])
     weight.requires_grad_()
     loss = (x @ weight).tanh().square().mean()
-    loss.backward()
+    backward(loss)
     return [loss.full_tensor().item(), weight.grad.full_tensor().abs().sum().item()]
 
 
@@ -134,7 +146,7 @@ def checkpointed(device, *, use_reentrant):
     x = filled(ROWS, WIDTH).to(device).requires_grad_()
     for _ in range(2):
         loss = checkpoint.checkpoint(net, x, use_reentrant=use_reentrant).square().mean()
-        loss.backward()
+        backward(loss)
     return [loss.item(), x.grad.abs().sum().item(), net[0].weight.grad.abs().sum().item()]
 
 
@@ -146,9 +158,9 @@ def functional_gradients(device):
         return torch.func.functional_call(net, parameters, (x,)).square().mean()
 
     parameters = {name: parameter.detach() for name, parameter in net.named_parameters()}
-    gradients = torch.func.grad(loss)(parameters, x)
+    gradients = waited(torch.func.grad(loss)(parameters, x))
     value, tangent = torch.func.jvp(lambda x: loss(parameters, x), (x,), (torch.ones_like(x),))
-    rows = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x[:8])
+    rows = waited(torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x[:8]))
     return [
         value.item(),
         tangent.item(),
@@ -175,7 +187,7 @@ def stopped_early(device):
         best = loss.item()
         results.append(best)
         optimizer.zero_grad()
-        loss.backward()
+        backward(loss)
         optimizer.step()
     return [len(results), *results]
 
@@ -184,7 +196,7 @@ def distributed_tensors_on_host(device):
     """The same with plain tensors."""
     x, weight = filled(ROWS, WIDTH).to(device), filled(WIDTH, WIDTH, seed=1).to(device)
     loss = (x @ weight.requires_grad_()).tanh().square().mean()
-    loss.backward()
+    backward(loss)
     return [loss.item(), weight.grad.abs().sum().item()]
 
 
