@@ -106,7 +106,7 @@ def require_native_allocator() -> None:
 
 
 def is_switched_off() -> bool:
-    """Return whether ``caching_allocator_enable(False)`` holds; torch 2.9 and older do not say."""
+    """Return whether ``caching_allocator_enable(False)`` holds; torch 2.11 and older do not say."""
     import torch
 
     is_enabled = getattr(torch._C, "_cuda_cudaCachingAllocator_is_enabled", None)
