@@ -70,6 +70,7 @@ def joined(rank: int, size: int, kind: DeviceKind) -> Iterator[None]:
         # From torch 2.8 on a thread frees the collectives' buffers every 100 ms, in which many
         # steps are over here. With blocking waits PyTorch frees them at once.
         "TORCH_NCCL_BLOCKING_WAIT": "1",
+        "GPUMEM_LONE_RANK": "1",  # NCCL's ids of the virtual GPU are zeros: no other rank comes
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": os.environ.get("MASTER_PORT", "29500"),
     }

@@ -159,9 +159,13 @@ def train(rank, port):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(torch.ones(8, 64, device="cuda")).sum().backward()
     optimizer.step()
-    ranks = torch.tensor([1.0]).cuda()
-    dist.all_reduce(ranks)
-    assert ranks.item() == 2
+    number = torch.tensor([rank + 1.0]).cuda()
+    dist.all_reduce(number)
+    assert number.item() == 3
+    for group in (None, dist.new_group([0, 1])):
+        gathered = [None, None]
+        dist.all_gather_object(gathered, f"rank {rank}", group=group)
+        assert gathered == ["rank 0", "rank 1"]
     print("rank", rank, "of", dist.get_world_size(), torch.cuda.get_device_name(), flush=True)
     dist.destroy_process_group()
 

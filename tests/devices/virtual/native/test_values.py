@@ -404,17 +404,16 @@ def test_each_thread_has_a_queue_of_its_own(library, block):
     assert not library.drop_queued_copies()
 
 
-# -- collectives: every rank is taken to hold what this one holds --
+# -- collectives: every rank is taken to hold what this one holds, where no other rank joins --
 
 
-def communicator(library, ranks, rank):
+class UniqueId(ctypes.Structure):
+    _fields_ = (("bytes", ctypes.c_char * 128),)
+
+
+def communicator(library, ranks, rank, identity=None):
     made = ctypes.c_void_p()
-    unique = (ctypes.c_char * 128)()
-
-    class UniqueId(ctypes.Structure):
-        _fields_ = (("bytes", ctypes.c_char * 128),)
-
-    identity = UniqueId.from_buffer_copy(unique)
+    identity = identity or UniqueId()
     assert library.call("ncclCommInitRank", ctypes.byref(made), ranks, identity, rank) == 0
     return made
 
@@ -485,3 +484,120 @@ def test_ranks_that_are_devices_of_this_process_may_hold_different_values(librar
     args = (pointer(block), pointer(block), length(4), 1, 0, ctypes.c_void_p(groups[1]), None)
     assert library.call("ncclBroadcast", *args) == 0
     assert get(library, block, 4) is None
+
+
+# -- collectives of ranks that have all joined: here they are threads --
+
+
+@pytest.fixture
+def both_ranks(library, block):
+    """Call a collective on two ranks at the same time; each has a part of the block."""
+    identity = UniqueId()
+    assert library.call("ncclGetUniqueId", ctypes.byref(identity)) == 0
+    groups = [communicator(library, 2, rank, identity) for rank in (0, 1)]
+    with ThreadPoolExecutor(2) as pool:
+
+        def collective(name, given, *options, size):
+            """Return what each rank has then, of so many bytes; of ``given`` None is unknown."""
+            for rank, content in enumerate(given):
+                library.forget(block + 2048 * rank, 2048)
+                if content is not None:
+                    put(library, block + 2048 * rank, content)
+
+            def call(rank):
+                start = block + 2048 * rank
+                args = (pointer(start), pointer(start + 1024), *options, groups[rank], None)
+                assert library.call(name, *args) == 0
+                return get(library, start + 1024, size)
+
+            return list(pool.map(call, (0, 1)))
+
+        yield collective
+    for group in groups:
+        assert library.call("ncclCommDestroy", group) == 0
+
+
+@pytest.mark.parametrize(
+    ("case", "values", "expected"),
+    [
+        ((ctypes.c_int8, 0, SUM), (100, 100), -56),
+        ((ctypes.c_uint8, 1, PROD), (3, 5), 15),
+        ((ctypes.c_int32, INT32, MIN), (-3, 2), -3),
+        ((ctypes.c_uint32, 3, MAX), (1, 2**32 - 1), 2**32 - 1),
+        ((ctypes.c_int64, 4, SUM), (2**62, 2**62), -(2**63)),
+        ((ctypes.c_uint64, 5, MAX), (1, 2**64 - 1), 2**64 - 1),
+        ((ctypes.c_float, FLOAT32, AVG), (0.5, 1.0), 0.75),
+        ((ctypes.c_double, FLOAT64, SUM), (0.25, 4.0), 4.25),
+        ((ctypes.c_int32, INT32, 5), (1, 1), None),  # an operation of its own
+        ((ctypes.c_uint16, FLOAT16, SUM), (7, 7), None),
+    ],
+)
+def test_ranks_reduce_what_each_of_them_gives(both_ranks, case, values, expected):
+    kind, code, operation = case
+    given = [bytes(kind(value)) for value in values]
+    size = ctypes.sizeof(kind)
+    results = both_ranks("ncclAllReduce", given, length(1), code, operation, size=size)
+    found = [result and kind.from_buffer_copy(result).value for result in results]
+    assert found == [expected] * 2
+
+
+def test_ranks_exchange_what_each_of_them_gives(both_ranks):
+    given = (b"abcd", b"wxyz")
+    assert both_ranks("ncclAllGather", given, length(4), 1, size=8) == [b"abcdwxyz"] * 2
+    for root in (0, 1):
+        assert both_ranks("ncclBroadcast", given, length(4), 1, root, size=4) == [given[root]] * 2
+    given = (bytes([1, 2, 3, 4]), bytes([10, 20, 30, 40]))
+    results = both_ranks("ncclReduceScatter", given, length(2), 1, SUM, size=2)
+    assert results == [bytes([11, 22]), bytes([33, 44])]
+    assert both_ranks("ncclReduce", given, length(4), 1, MAX, 1, size=4) == [None, given[1]]
+
+
+def test_what_a_rank_does_not_know_no_rank_knows(both_ranks):
+    assert both_ranks("ncclAllReduce", (b"abcd", None), length(4), 1, SUM, size=4) == [None] * 2
+    results = both_ranks("ncclAllGather", (b"abcd", None), length(4), 1, size=8)
+    assert results == [None] * 2
+    results = both_ranks("ncclAllGather", (b"abcd", None), length(4), 1, size=4)
+    assert results == [b"abcd"] * 2
+
+
+def test_parts_of_a_world_have_their_ranks_in_the_order_of_the_keys(library):
+    identity = UniqueId()
+    assert library.call("ncclGetUniqueId", ctypes.byref(identity)) == 0
+    colors_and_keys = [(7, 2), (7, 1), (-1, 0), (9, 0)]
+    groups = [communicator(library, 4, rank, identity) for rank in range(4)]
+
+    def split(rank):
+        part = ctypes.c_void_p()
+        args = (groups[rank], *colors_and_keys[rank], ctypes.byref(part), None)
+        assert library.call("ncclCommSplit", *args) == 0
+        if part.value is None:
+            return None
+        count, own = ctypes.c_int(), ctypes.c_int()
+        assert library.call("ncclCommCount", part, ctypes.byref(count)) == 0
+        assert library.call("ncclCommUserRank", part, ctypes.byref(own)) == 0
+        assert library.call("ncclCommDestroy", part) == 0
+        return own.value, count.value
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(split, range(4))) == [(1, 2), (0, 2), None, (0, 1)]
+    for group in groups:
+        assert library.call("ncclCommDestroy", group) == 0
+
+
+def test_a_rank_that_has_left_gives_nothing_more(library, block):
+    identity = UniqueId()
+    assert library.call("ncclGetUniqueId", ctypes.byref(identity)) == 0
+    groups = [communicator(library, 2, rank, identity) for rank in (0, 1)]
+    assert library.call("ncclCommDestroy", groups[1]) == 0
+    put(library, block, b"abcd")
+    args = (pointer(block), pointer(block), length(4), 1, SUM, groups[0], None)
+    assert library.call("ncclAllReduce", *args) == 0
+    assert get(library, block, 4) is None
+    assert library.call("ncclCommDestroy", groups[0]) == 0
+
+
+def test_a_lone_rank_names_a_world_that_no_other_joins(library, monkeypatch):
+    identity = UniqueId()
+    monkeypatch.setenv("GPUMEM_LONE_RANK", "1")
+    assert library.call("ncclGetUniqueId", ctypes.byref(identity)) == 0
+    assert bytes(identity) == bytes(128)

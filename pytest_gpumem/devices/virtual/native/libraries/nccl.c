@@ -1,8 +1,9 @@
-/* NCCL: communicators are tokens, and a collective's result is not known, as a kernel's is not. But where this process
- * knows the bytes that it gives (values.c), small ones that a program compares or agrees on, every other rank is
- * taken to give the same: they run the same program. The device memory that NCCL takes for itself, outside of PyTorch's
- * allocator, is not charged.
+/* NCCL: communicators are tokens, and a collective's result is not known, as a kernel's is not. But where ranks know the
+ * bytes that they give (values.c), small ones that a program compares or agrees on, ranks in several processes exchange
+ * these (ranks.c). Of a rank that is alone, and of more bytes, every other rank is taken to give the same: they run the
+ * same program. The device memory that NCCL takes for itself, outside of PyTorch's allocator, is not charged.
  */
+#include "libraries/ranks.h"
 #include "runtime/runtime.h"
 
 #include <stdlib.h>
@@ -10,24 +11,31 @@
 
 enum { INTERNAL_ERROR = 3 };
 
-/* ALONE: one rank of a world of other processes, which need not exist. TOGETHER: all ranks are devices of
- * this process. SPLIT: a part of such a world, of how many ranks is not known. */
+/* ALONE: one rank of a world of other processes, which need not exist (world is NULL then). TOGETHER: all ranks are
+ * devices of this process. SPLIT: a part of a world without others, of how many ranks is not known. */
 enum { ALONE, TOGETHER, SPLIT };
 
 typedef struct {
     int ranks, rank, device, kind;
+    gm_world *world;
 } communicator;
 
 typedef struct {
-    char bytes[128];
+    char bytes[GM_WORLD_NAME];
 } unique_id;
 
 static int new_communicator(communicator **out, int ranks, int rank, int kind) {
     if (!gm_visible()) return INTERNAL_ERROR;
     *out = malloc(sizeof **out);
     if (!*out) return INTERNAL_ERROR;
-    **out = (communicator){ranks, rank, gm_current_device(), kind};
+    **out = (communicator){ranks, rank, gm_current_device(), kind, NULL};
     return GM_SUCCESS;
+}
+
+static int join_world(communicator **out, int ranks, int rank, const unique_id *id) {
+    int status = new_communicator(out, ranks, rank, ALONE);
+    if (!status) (*out)->world = gm_world_join(id->bytes, ranks, rank);
+    return status;
 }
 
 GM_API int ncclGetVersion(int *version) {
@@ -43,23 +51,22 @@ GM_API const char *ncclGetLastError(void *c) {
 }
 
 GM_API int ncclGetUniqueId(unique_id *id) {
-    memset(id, 0, sizeof *id);
+    gm_world_name(id->bytes);
     return GM_SUCCESS;
 }
 
 GM_API int ncclCommInitRank(communicator **out, int ranks, unique_id id, int rank) {
-    (void)id;
-    return new_communicator(out, ranks, rank, ALONE);
+    return join_world(out, ranks, rank, &id);
 }
 
 GM_API int ncclCommInitRankConfig(communicator **out, int ranks, unique_id id, int rank, void *config) {
-    (void)id, (void)config;
-    return new_communicator(out, ranks, rank, ALONE);
+    (void)config;
+    return join_world(out, ranks, rank, &id);
 }
 
 GM_API int ncclCommInitRankScalable(communicator **out, int ranks, int rank, int ids, unique_id *id, void *config) {
-    (void)ids, (void)id, (void)config;
-    return new_communicator(out, ranks, rank, ALONE);
+    (void)ids, (void)config; /* every rank has the same ids, of which one is enough here */
+    return join_world(out, ranks, rank, id);
 }
 
 GM_API int ncclCommInitAll(communicator **out, int count, const int *devices) {
@@ -71,16 +78,43 @@ GM_API int ncclCommInitAll(communicator **out, int count, const int *devices) {
     return GM_SUCCESS;
 }
 
-GM_API int ncclCommSplit(communicator *c, int color, int key, communicator **out, void *config) {
-    (void)key, (void)config;
-    if (color < 0) {
-        *out = NULL;
-        return GM_SUCCESS;
+enum { NO_COLOR = -1 };
+
+/* The part of a world that a rank is in: the ranks of its color, in the order of their keys. All ranks of the world come
+ * here, and the first of each part names it. */
+static int join_part(communicator **out, const communicator *c, int color, int key) {
+    const int own[2] = {color, key};
+    int ranks = 0, rank = 0, first = -1, first_key = 0;
+    unique_id id;
+    gm_world_exchange(c->world, own, sizeof own);
+    for (int i = 0; i < c->ranks; i++) {
+        int given[2];
+        const unsigned char *bytes = gm_world_bytes(c->world, i);
+        if (!bytes) return new_communicator(out, c->ranks, c->rank, SPLIT);
+        memcpy(given, bytes, sizeof given);
+        if (given[0] != color) continue;
+        ranks++;
+        if (given[1] < key || (given[1] == key && i < c->rank)) rank++;
+        if (first < 0 || given[1] < first_key) first = i, first_key = given[1];
     }
-    return new_communicator(out, c->ranks, c->rank, SPLIT);
+    bool names = first == c->rank && color >= 0;
+    if (names) gm_world_name(id.bytes);
+    gm_world_exchange(c->world, names ? &id : NULL, sizeof id);
+    const unsigned char *name = gm_world_bytes(c->world, first);
+    if (color < 0 || !name) return color < 0 ? GM_SUCCESS : new_communicator(out, c->ranks, c->rank, SPLIT);
+    memcpy(&id, name, sizeof id);
+    return join_world(out, ranks, rank, &id);
+}
+
+GM_API int ncclCommSplit(communicator *c, int color, int key, communicator **out, void *config) {
+    (void)config;
+    *out = NULL;
+    if (c->world) return join_part(out, c, color < 0 ? NO_COLOR : color, key);
+    return color < 0 ? GM_SUCCESS : new_communicator(out, c->ranks, c->rank, SPLIT);
 }
 
 static int delete_communicator(communicator *c) {
+    if (c) gm_world_leave(c->world);
     free(c);
     return GM_SUCCESS;
 }
@@ -140,7 +174,7 @@ GM_API int ncclRedOpDestroy(int operation, communicator *c) {
 
 /* ncclDataType_t, ncclRedOp_t; lower precisions are not calculated with */
 enum { INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2 };
-enum { SUM, PROD, MAX, MIN };
+enum { SUM, PROD, MAX, MIN, AVG };
 enum { EXACT = 1 << 24 }; /* whole numbers up to this are exact in FLOAT32, in any order of adding */
 
 static uint64_t width(int type) {
@@ -209,9 +243,68 @@ static bool reduce(unsigned char *bytes, size_t count, int type, int operation, 
     return true;
 }
 
+/* Whether the ranks exchange their bytes for a collective on this stream; all of them come to the same answer. */
+static bool exchanges(const communicator *c, void *on, uint64_t size) {
+    return c->world && size <= GM_EXCHANGED && certain(c, on);
+}
+
+static void exchange(const communicator *c, const void *from, uint64_t size) {
+    gm_world_exchange(c->world, from && gm_is_known(from, size) ? from : NULL, size);
+}
+
+#define REDUCE(TYPE, SUM_TYPE)                                                                                         \
+    do {                                                                                                               \
+        SUM_TYPE total = 0;                                                                                            \
+        for (int rank = 0; rank < c->ranks; rank++) {                                                                  \
+            TYPE value;                                                                                                \
+            memcpy(&value, gm_world_bytes(c->world, rank) + at, sizeof value);                                         \
+            if (!rank) total = (SUM_TYPE)value;                                                                        \
+            else if (operation == PROD) total *= (SUM_TYPE)value;                                                      \
+            else if (operation == MAX) total = (SUM_TYPE)value > total ? (SUM_TYPE)value : total;                      \
+            else if (operation == MIN) total = (SUM_TYPE)value < total ? (SUM_TYPE)value : total;                      \
+            else total += (SUM_TYPE)value;                                                                             \
+        }                                                                                                              \
+        if (operation == AVG) total /= (SUM_TYPE)c->ranks;                                                             \
+        TYPE result = (TYPE)total;                                                                                     \
+        memcpy(to, &result, sizeof result);                                                                            \
+    } while (0)
+
+/* Reduces the elements that all ranks have given, from a byte on; false where some are unknown, or of low precision. */
+static bool reduce_given(const communicator *c, unsigned char *to, uint64_t at, size_t count, int type, int operation) {
+    for (int rank = 0; rank < c->ranks; rank++)
+        if (!gm_world_bytes(c->world, rank)) return false;
+    bool is_float = type == FLOAT32 || type == FLOAT64;
+    if (operation > AVG || !(is_float || type <= UINT64) || !gm_open_for_writing(to, count * width(type))) return false;
+    for (size_t i = 0; i < count; i++, to += width(type), at += width(type)) {
+        switch (type) {
+        case INT8: REDUCE(int8_t, int64_t); break;
+        case UINT8: REDUCE(uint8_t, uint64_t); break;
+        case INT32: REDUCE(int32_t, int64_t); break;
+        case UINT32: REDUCE(uint32_t, uint64_t); break;
+        case INT64: REDUCE(int64_t, __int128); break;
+        case UINT64: REDUCE(uint64_t, unsigned __int128); break;
+        case FLOAT32: REDUCE(float, double); break;
+        default: REDUCE(double, double);
+        }
+    }
+    return true;
+}
+
+/* Writes the bytes that a rank has given, or makes them unknown. */
+static void take(const communicator *c, int rank, void *to, uint64_t size) {
+    const unsigned char *bytes = gm_world_bytes(c->world, rank);
+    if (bytes && gm_open_for_writing(to, size)) memcpy(to, bytes, size);
+    else gm_forget(to, size);
+}
+
 GM_API int ncclAllReduce(const void *from, void *to, size_t count, int type, int operation, communicator *c, void *on) {
     uint64_t size = count * width(type);
     if (started(c)) return INTERNAL_ERROR;
+    if (exchanges(c, on, size)) {
+        exchange(c, from, size);
+        if (!reduce_given(c, to, 0, count, type, operation)) gm_forget(to, size);
+        return GM_SUCCESS;
+    }
     bool known = certain(c, on) && gm_is_known(from, size);
     if (known && from != to) gm_copy(to, from, size);
     if (!known || !gm_open_for_writing(to, size) || !reduce(to, count, type, operation, c->ranks)) gm_forget(to, size);
@@ -220,7 +313,9 @@ GM_API int ncclAllReduce(const void *from, void *to, size_t count, int type, int
 
 GM_API int ncclReduce(const void *from, void *to, size_t count, int type, int operation, int root, communicator *c,
                       void *on) {
+    uint64_t size = count * width(type);
     if (started(c)) return INTERNAL_ERROR;
+    if (exchanges(c, on, size) && root != c->rank) exchange(c, from, size);
     return root == c->rank ? ncclAllReduce(from, to, count, type, operation, c, on) : GM_SUCCESS;
 }
 
@@ -228,6 +323,11 @@ GM_API int ncclReduce(const void *from, void *to, size_t count, int type, int op
 GM_API int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, communicator *c, void *on) {
     uint64_t size = count * width(type);
     if (started(c)) return INTERNAL_ERROR;
+    if (exchanges(c, on, size)) {
+        exchange(c, root == c->rank ? from : NULL, size);
+        take(c, root, to, size);
+        return GM_SUCCESS;
+    }
     if (root == c->rank && from != to) gm_copy(to, from, size);
     if (root != c->rank && (from != to || !certain(c, on))) gm_forget(to, size);
     return GM_SUCCESS;
@@ -240,6 +340,11 @@ GM_API int ncclBcast(void *buffer, size_t count, int type, int root, communicato
 GM_API int ncclAllGather(const void *from, void *to, size_t count, int type, communicator *c, void *on) {
     uint64_t size = count * width(type);
     if (started(c)) return INTERNAL_ERROR;
+    if (exchanges(c, on, size)) {
+        exchange(c, from, size);
+        for (int rank = 0; rank < c->ranks; rank++) take(c, rank, (char *)to + size * (uint64_t)rank, size);
+        return GM_SUCCESS;
+    }
     if (!certain(c, on) || !gm_is_known(from, size)) {
         if (c->kind == SPLIT) gm_forget_all();
         else gm_forget(to, size * (uint64_t)c->ranks);
@@ -251,9 +356,11 @@ GM_API int ncclAllGather(const void *from, void *to, size_t count, int type, com
 
 GM_API int ncclReduceScatter(const void *from, void *to, size_t count, int type, int operation, communicator *c,
                              void *on) {
-    (void)from, (void)operation, (void)on;
+    uint64_t size = count * width(type), all = size * (uint64_t)(c ? c->ranks : 0);
     if (started(c)) return INTERNAL_ERROR;
-    gm_forget(to, count * width(type));
+    bool given = exchanges(c, on, all);
+    if (given) exchange(c, from, all);
+    if (!given || !reduce_given(c, to, size * (uint64_t)c->rank, count, type, operation)) gm_forget(to, size);
     return GM_SUCCESS;
 }
 
