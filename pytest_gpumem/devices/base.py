@@ -105,7 +105,7 @@ class Device(Protocol):
         """Return whether the step decided by values that no kernel computed.
 
         Args:
-            failed: whether it failed by what it read: values that it only kept count then.
+            failed: whether it failed by a value: values that it only kept count then.
         """
 
     def decided_by_computed(self) -> bool:

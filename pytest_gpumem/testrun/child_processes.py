@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.run import Run
 
 MOST_SHOWN: Final = 4
-"""processes on one device whose sizes are shown each"""
+"""processes on one device that have a size each in a note"""
 
 
 def child_notes(run: Run) -> Iterator[str]:

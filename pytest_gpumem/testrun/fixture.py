@@ -140,6 +140,7 @@ class GpuMemory:
                 "this is not a share",
                 "write a number from 0 (none is true) to 1 (all are)",
             )
+        self._run.assumes = True
         self._run.device.assume_masks(masks)
 
     def measure(self, name: str, **declared: object) -> AbstractContextManager[PartFigures]:

@@ -96,6 +96,8 @@ class Run:
     """values that searches with a baseline found, by its name"""
     children: list[Child] = field(default_factory=list)
     """processes that used a GPU below this one, once the test has ended"""
+    assumes: bool = False
+    """whether the test declares the share of true values in unknown masks"""
     _inputs_read: set[str] = field(default_factory=set)
     _turn: Turn = field(default_factory=Turn)
     _needs_alone: bool = False

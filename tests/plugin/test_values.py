@@ -234,6 +234,12 @@ def test_decides():
 def test_wrong():
     assert losses("cuda", 1)[0] < 0
 
+@pytest.mark.gpu_memory
+def test_negative():
+    loss = -torch.nn.Linear(400, 400, device="cuda").weight.square().mean()
+    history = [loss.item()]  # assumed values are positive
+    assert history[0] > 0
+
 def test_runs():
     assert RUNS == [False, False, True]
 """
@@ -241,10 +247,11 @@ def test_runs():
 
 def test_a_small_test_that_fails_by_values_runs_again_with_all_computed(suite):
     session = suite.run(source=TRAINS)
-    assert session.outcomes == {"passed": 3, "failed": 1}, session.out
+    assert session.outcomes == {"passed": 3, "failed": 2}, session.out
     assert "was run once more with all values computed" in session.flat
     assert "(2 tests)" in session.flat
     assert "test_wrong - assert 0.3255" in session.flat  # the CPU's loss
+    assert "test_negative - assert -0.000" in session.flat
     assert "values are not computed here" not in session.flat
 
 

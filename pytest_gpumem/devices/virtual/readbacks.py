@@ -36,7 +36,7 @@ class _Guesses:
 
     lines: Counter[tuple[str, int]] = field(default_factory=Counter)
     taken: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """rows or elements that operators took there by such values"""
+    """rows or elements that operators took at each line by such values"""
     offered: Counter[tuple[str, int]] = field(default_factory=Counter)
     """of so many"""
 

@@ -61,7 +61,7 @@ MOST_EXPLAINED = 1000
 """results with the tables of their breakdowns and source lines, failures first: each takes about
 1 ms"""
 MOST_ICICLES = 3000
-"""results whose lines moved and are drawn by module, the same first: each takes 0.2 ms"""
+"""results with moved lines that are drawn by module, the same first: each takes 0.2 ms"""
 MOST_SITES = 12
 """source lines that a section lists, of each device"""
 MOST_CAUSES = 5

@@ -87,7 +87,7 @@ class DeferredPart:
 
 
 class DeferredValues:
-    """The large tensors whose values are known, and not computed yet."""
+    """The large tensors of known values that are not computed yet."""
 
     def __init__(self, library: NativeLibrary, values: KnownValues, compute: Compute) -> None:
         self._library = library

@@ -128,7 +128,7 @@ def _intercept(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
 
 
 def _raise_unwrapped(error: BaseException) -> None:
-    """Raise what ended the conversion of an argument by ctypes, which names it in a text alone."""
+    """Raise the error behind a ctypes.ArgumentError, which names it in a text alone."""
     if type(error) is ctypes.ArgumentError:
         for kind in (RecursionError, MemoryError):
             if f": {kind.__name__}: " in str(error):
