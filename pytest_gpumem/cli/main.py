@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
+import os
 import sys
 from typing import TYPE_CHECKING, Final
 
@@ -54,8 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
         if outcome.text:
             output = encodable(outcome.text, ascii_only=not can_encode("…→", encoding))
-            with contextlib.suppress(BrokenPipeError):  # of a reader that has seen enough
+            try:
                 print(output, flush=True)
+            except BrokenPipeError:  # of a reader that has seen enough
+                # Python flushes what is left at its end, as its signal module's documentation says.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except GpuMemError as error:
         print(f"gpumem: {printable(str(error))}", file=sys.stderr)
         return USAGE_ERROR
