@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.plugin.pytest_item import FIXTURE, MARKER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    import pytest
 
 CARD: Final = "_gpumem_card"
 RANK: Final = "_gpumem_rank"
@@ -17,7 +19,7 @@ MOST_RANKS: Final = 4096
 """ranks that "all" may mean"""
 
 
-def spread(metafunc: Any, cards: Sequence[str]) -> None:  # noqa: ANN401 - a pytest.Metafunc
+def spread(metafunc: pytest.Metafunc, cards: Sequence[str]) -> None:
     """Make several tests of one with several cards or ranks in its marker.
 
     Mistakes in a marker are errors of the test's set-up, not of this.
@@ -50,10 +52,7 @@ def spread(metafunc: Any, cards: Sequence[str]) -> None:  # noqa: ANN401 - a pyt
 
 
 def _parametrize(
-    metafunc: Any,  # noqa: ANN401
-    name: str,
-    values: Sequence[object],
-    ids: list[str],
+    metafunc: pytest.Metafunc, name: str, values: Sequence[object], ids: list[str]
 ) -> None:
     if name not in metafunc.fixturenames:
         metafunc.fixturenames.append(name)
@@ -70,7 +69,7 @@ def canonical_or_given(name: str) -> str:
         return name
 
 
-def spread_fields(item: Any) -> dict[str, object]:  # noqa: ANN401 - a pytest.Item
+def spread_fields(item: pytest.Item) -> dict[str, object]:
     """Return the marker's arguments that are a test's parameters."""
     params = getattr(getattr(item, "callspec", None), "params", {})
     fields: dict[str, object] = {}
@@ -81,14 +80,14 @@ def spread_fields(item: Any) -> dict[str, object]:  # noqa: ANN401 - a pytest.It
     return fields
 
 
-def cards_of(items: Iterable[Any]) -> set[str | None]:
+def cards_of(items: Iterable[pytest.Item]) -> set[str | None]:
     """Return the cards that tests name; None stands for a test that names none."""
     named: set[str | None] = set()
     for item in items:
         fields = spread_fields(item)
         if "card" not in fields:
             for mark in item.iter_markers(MARKER):
-                fields = mark.kwargs | fields
+                fields = {**mark.kwargs, **fields}
         card = fields.get("card")
         named.add(canonical_or_given(card) if isinstance(card, str) else None)
     return named
