@@ -128,9 +128,8 @@ def parts_of(value: object) -> Iterable[object]:
         parts = (value.__self__, value.__func__)
     elif isinstance(value, functools.partial):
         parts = (value.func, value.args, value.keywords)
-    elif hasattr(
-        type(value), "unpack_hook"
-    ):  # a saved tensor; newer checkpoints keep their inputs so
+    elif hasattr(type(value), "unpack_hook"):
+        # a saved tensor; newer checkpoints keep their inputs so
         parts = (getattr(value, "data", None), getattr(value, "unpack_hook", None))
     elif isinstance(value, CellType):
         parts = ()

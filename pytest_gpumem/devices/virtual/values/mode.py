@@ -229,7 +229,7 @@ class ValueMode:
 
     def _writes_small(self, written: Sequence[Tensor]) -> bool:
         """Return whether small tensors are written: parts of a deferred one are deferred too."""
-        if not written or not all(map(self.is_small, written)):
+        if not written or not all(is_plain(tensor) and self.is_small(tensor) for tensor in written):
             return False
         return len(written) > 1 or not self.deferred.covers(written[0])
 
@@ -358,11 +358,12 @@ class ValueMode:
                 self.forget(tensor.data_ptr(), span(tensor))
 
     def _forgets_sparse(self, call: OperatorCall, result: object) -> bool:
-        """Make a sparse result unknown, but for arguments that it consists of."""
+        """Make a sparse result unknown, but for arguments that it consists of and that stay."""
         if not isinstance(result, Tensor) or not result.is_sparse:
             return False
-        inputs = [part for tensor in call.inputs() for part in _plain_parts(tensor)]
-        addresses = {part.data_ptr() for part in inputs}
+        written = {id(tensor) for tensor in call.written()}
+        inputs = [tensor for tensor in call.inputs() if id(tensor) not in written]
+        addresses = {part.data_ptr() for tensor in inputs for part in _plain_parts(tensor)}
         for part in _plain_parts(result):
             if part.is_cuda and part.data_ptr() not in addresses:
                 self.values.forget(part)

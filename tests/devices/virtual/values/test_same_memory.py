@@ -314,3 +314,14 @@ def test_sparse_tensors_have_their_size_and_no_values_of_earlier_tensors(device,
             assert sparse.to_dense().shape == (*size, 300)
             assert sparse.cpu()._nnz() == count
         assert mode.failures == {}
+
+
+@pytest.mark.parametrize("scope", ["auto", "full"])
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_a_sparse_tensor_that_is_changed_in_place_has_not_its_old_values(device, scope):
+    with ValueMode(device.library, scope):
+        indices, numbers = torch.tensor([[0, 1, 2]]).cuda(), torch.tensor([71.0, 72.0, 73.0]).cuda()
+        sparse = torch.sparse_coo_tensor(indices, numbers, (4,))
+        assert sparse._values().tolist() == [71.0, 72.0, 73.0]
+        sparse.mul_(2)
+        assert not set(sparse._values().tolist()) & {71.0, 72.0, 73.0}

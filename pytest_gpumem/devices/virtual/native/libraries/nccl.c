@@ -90,7 +90,7 @@ static int join_part(communicator **out, const communicator *c, int color, int k
     for (int i = 0; i < c->ranks; i++) {
         int given[2];
         const unsigned char *bytes = gm_world_bytes(c->world, i);
-        if (!bytes) return new_communicator(out, c->ranks, c->rank, SPLIT);
+        if (!bytes) return color < 0 ? GM_SUCCESS : new_communicator(out, c->ranks, c->rank, SPLIT);
         memcpy(given, bytes, sizeof given);
         if (given[0] != color) continue;
         ranks++;
@@ -100,8 +100,9 @@ static int join_part(communicator **out, const communicator *c, int color, int k
     bool names = first == c->rank && color >= 0;
     if (names) gm_world_name(id.bytes);
     gm_world_exchange(c->world, names ? &id : NULL, sizeof id);
+    if (color < 0) return GM_SUCCESS;
     const unsigned char *name = gm_world_bytes(c->world, first);
-    if (color < 0 || !name) return color < 0 ? GM_SUCCESS : new_communicator(out, c->ranks, c->rank, SPLIT);
+    if (!name) return new_communicator(out, c->ranks, c->rank, SPLIT);
     memcpy(&id, name, sizeof id);
     return join_world(out, ranks, rank, &id);
 }
