@@ -35,6 +35,7 @@ from pytest_gpumem.step_growth import growth
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from pytest_gpumem.judge.comparison import Limit
     from pytest_gpumem.measurement import Measurement, Peak
     from pytest_gpumem.relations import Relation
     from pytest_gpumem.spec import MemorySpec
@@ -207,8 +208,7 @@ def _over_budget(case: Case) -> Verdict | None:
     if limit.relation is not None:
         remedy = f"see which lines differ from {limit.relation.part}'s"
         return replace(verdict, remedy=remedy, beside=limit.relation.part)
-    larger_limit = "" if limit.name == "card" else _declare(limit.name, case.most(worst))
-    return replace(verdict, remedy=f"try {USE_LESS}{larger_limit}")
+    return replace(verdict, remedy=_less_or_larger(limit, case.most(worst)))
 
 
 def _over_budget_outside(case: Case) -> Verdict | None:
@@ -235,8 +235,7 @@ def _over_budget_outside(case: Case) -> Verdict | None:
         f"PyTorch's allocator, is {format_size(total - limit.nbytes)} over {limit}"
     )
     verdict = _verdict(case, Kind.OVER_BUDGET, finding, failed=True)
-    larger_limit = "" if limit.name == "card" else _declare(limit.name, total)
-    return replace(verdict, remedy=f"try {USE_LESS}{larger_limit}")
+    return replace(verdict, remedy=_less_or_larger(limit, total))
 
 
 def _over_budget_in_child(case: Case) -> Verdict | None:
@@ -256,8 +255,7 @@ def _over_budget_in_child(case: Case) -> Verdict | None:
         f"{limit}"
     )
     verdict = _verdict(case, Kind.OVER_BUDGET, finding, failed=True)
-    larger_limit = "" if limit.name == "card" else _declare(limit.name, size)
-    return replace(verdict, remedy=f"try {USE_LESS}{larger_limit}")
+    return replace(verdict, remedy=_less_or_larger(limit, size))
 
 
 def _growing(case: Case) -> Verdict | None:
@@ -399,6 +397,11 @@ def _change(case: Case, row: Comparison) -> str:
         return f"{row.title}{place} is {amount} {side} that of {case.policy.against}"
     verb = "grew" if difference > 0 else "shrank"
     return f"{row.title}{place} {verb} by {format_size(abs(difference))}{share}"
+
+
+def _less_or_larger(limit: Limit, nbytes: int) -> str:
+    """Return the remedy of a limit that is exceeded; a card has the memory that it has."""
+    return f"try {USE_LESS}{'' if limit.name == 'card' else _declare(limit.name, nbytes)}"
 
 
 def _declare(name: str, nbytes: int) -> str:

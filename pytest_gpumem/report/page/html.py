@@ -96,11 +96,11 @@ class Entry(NamedTuple):
     result: Result
     rank: int
     """of its verdict: the lower, the more urgent"""
-    drawn: bool
+    drawn: bool = False
     """whether its timelines are drawn"""
-    explained: bool
+    explained: bool = False
     """whether its section has the tables of where its peaks come from"""
-    by_module: bool
+    by_module: bool = False
     """whether its lines are drawn by module, where they moved"""
 
     @property
@@ -325,9 +325,7 @@ def _ranked_entries(results: Sequence[Result]) -> list[Entry]:
         name = anchor(result)
         times = times_used[name] = times_used.get(name, 0) + 1
         name = name if times == 1 else f"{name}-{times}"
-        rank = urgency(result)
-        flags = {"drawn": False, "explained": False, "by_module": False}
-        ranked.append(Entry(name, result, rank, **flags))
+        ranked.append(Entry(name, result, urgency(result)))
     ranked.sort(key=lambda entry: entry.rank)
     drawn = explained = by_module = 0
     entries = {}

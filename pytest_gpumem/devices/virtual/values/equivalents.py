@@ -368,10 +368,14 @@ EQUIVALENTS: Final[dict[OpOverload, Callable[..., Any]]] = {
     aten.native_layer_norm_backward.default: normalization.layer_norm_backward,
     aten._fused_rms_norm.default: normalization.rms_norm,
     aten._fused_rms_norm_backward.default: normalization.rms_norm_backward,
-    aten._softmax.default: normalization.softmax,
-    aten._softmax_backward_data.default: normalization.softmax_backward,
-    aten._log_softmax.default: normalization.log_softmax,
-    aten._log_softmax_backward_data.default: normalization.log_softmax_backward,
+    aten._softmax.default: normalization.softmax(aten._softmax),
+    aten._softmax_backward_data.default: normalization.softmax_backward(
+        aten._softmax_backward_data
+    ),
+    aten._log_softmax.default: normalization.softmax(aten._log_softmax),
+    aten._log_softmax_backward_data.default: normalization.softmax_backward(
+        aten._log_softmax_backward_data
+    ),
     # attention
     aten._scaled_dot_product_flash_attention.default: attention.sdpa_flash,
     aten._scaled_dot_product_flash_attention_backward.default: attention.sdpa_flash_backward,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -328,29 +328,19 @@ def rms_norm_backward(
     )
 
 
-def softmax(values: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """Return single precision of half in one operator, which the CPU does in two."""
-    result: Tensor = aten._softmax(values.float() if half_to_float else values, dim, False)
-    return result
+def softmax(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return ``_softmax`` or ``_log_softmax`` with half made single in it: the CPU's does not."""
+
+    def forward(values: Tensor, dim: int, half_to_float: bool) -> Tensor:
+        return operator(values.float() if half_to_float else values, dim, False)
+
+    return forward
 
 
-def softmax_backward(
-    gradient: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
-) -> Tensor:
-    """Return the gradient in the type of the operator's input, which the CPU does not convert."""
-    result: Tensor = aten._softmax_backward_data(gradient, output, dim, gradient.dtype)
-    return result.to(input_dtype)
+def softmax_backward(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the operator's backward with its gradient in the type of the forward's input."""
 
+    def backward(gradient: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+        return operator(gradient, output, dim, gradient.dtype).to(input_dtype)
 
-def log_softmax(values: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """Return single precision of half in one operator, as ``softmax`` does."""
-    result: Tensor = aten._log_softmax(values.float() if half_to_float else values, dim, False)
-    return result
-
-
-def log_softmax_backward(
-    gradient: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
-) -> Tensor:
-    """Return the gradient in the type of the operator's input, as ``softmax_backward`` does."""
-    result: Tensor = aten._log_softmax_backward_data(gradient, output, dim, gradient.dtype)
-    return result.to(input_dtype)
+    return backward
