@@ -11,7 +11,7 @@ so that every function, also one imported earlier, returns the values without th
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -33,6 +33,10 @@ MOST_EVENTS: Final = 1_000_000
 RETRIES: Final = "num_alloc_retries"
 TOTALS: Final = ("allocated", "freed")
 """figures of a statistic that only grow, until they are reset"""
+COUNTS: Final = ("allocation", "active")
+"""statistics of a number of blocks"""
+SIZES: Final = ("allocated_bytes", "active_bytes", "requested_bytes")
+"""statistics of the blocks' bytes"""
 
 
 Path = tuple[Any, ...]
@@ -44,6 +48,20 @@ class Plug(NamedTuple):
 
     device: int
     address: int
+    size: int
+    """bytes"""
+    pool: str
+    """the allocator's: ``"small_pool"`` or ``"large_pool"``"""
+    fills: bool
+    """nothing is left of the free room that it was taken from"""
+
+    def current_figures(self) -> Iterator[tuple[Path, int]]:
+        """Yield what it adds to each current figure of its device."""
+        for pool in ("all", self.pool):
+            yield from (((count, pool, "current"), 1) for count in COUNTS)
+            yield from (((size, pool, "current"), self.size) for size in SIZES)
+            yield ("inactive_split", pool, "current"), -int(self.fills)
+            yield ("inactive_split_bytes", pool, "current"), -self.size
 
 
 class AllocatorView:
@@ -56,7 +74,7 @@ class AllocatorView:
         self._hidden: defaultdict[int, defaultdict[Path, int]] = defaultdict(
             lambda: defaultdict(int)
         )
-        """of each device and figure: the measurement's share"""
+        """of each device, counter and total: the measurement's share"""
         self._hidden_times: list[tuple[int, int]] = []
         """microseconds since 1970: from and until when the allocator worked for the measurement"""
         self._earlier_retries: defaultdict[int, int] = defaultdict(int)
@@ -75,8 +93,10 @@ class AllocatorView:
         self._test_events: list[list[dict[str, Any]]] = []
         """of each device: the test's events that the real history no longer has"""
         self._shows_all = False
-        self.plugs: set[Plug] = set()
-        """blocks that snapshots show as free"""
+        self.plugs: dict[tuple[int, int], Plug] = {}
+        """by device and address: blocks that snapshots and statistics show as free"""
+        self._plugged: defaultdict[int, Counter[Path]] = defaultdict(Counter)
+        """of each device and current figure: what the plugs add"""
 
     def install(self) -> None:
         """Wrap the bindings; nothing if that is done."""
@@ -153,16 +173,30 @@ class AllocatorView:
 
     @contextmanager
     def hidden(self, devices: Iterable[int]) -> Iterator[None]:
-        """Leave the allocator's work inside out of the figures that the test's code reads."""
+        """Leave the allocator's work inside out of the figures that the test's code reads.
+
+        Blocks that stay have to be plugs: the difference of the memory held has what other threads
+        allocate and free meanwhile.
+        """
         start = time.time_ns() // 1000
         devices = list(devices)
         for device in devices:
             self._note_peaks(device)
-        with self._hidden_differences(devices, lambda path: path[-1] != "peak"):
+        with self._hidden_differences(devices, lambda path: path[-1] not in {"peak", "current"}):
             yield
         self._hidden_times.append((start, time.time_ns() // 1000 + 1))
         for device in devices:
             self._real[PEAK_RESETS[0]](device)
+
+    def add_plug(self, plug: Plug) -> None:
+        """Show a block as free from now on."""
+        self.plugs[plug.device, plug.address] = plug
+        self._plugged[plug.device].update(dict(plug.current_figures()))
+
+    def remove_plug(self, device: int, address: int) -> None:
+        """Show a block that is freed now as it is."""
+        plug = self.plugs.pop((device, address))
+        self._plugged[device].subtract(dict(plug.current_figures()))
 
     def hidden_counters(self, devices: Iterable[int]) -> AbstractContextManager[None]:
         """Leave the calls inside out of the counters that the test's code reads."""
@@ -235,17 +269,18 @@ class AllocatorView:
             notify()
 
     def _note_peaks(self, device: int) -> None:
-        peaks, hidden = self._peaks[device], self._hidden[device]
+        peaks = self._peaks[device]
         for path, value in _figures(self.stats(device)):
             if path[-1] == "peak":
-                peaks[path] = max(peaks.get(path, 0), value - hidden[(*path[:-1], "current")])
+                plugged = self._plugged[device][(*path[:-1], "current")]
+                peaks[path] = max(peaks.get(path, 0), value - plugged)
 
     # -- the test's side --
 
     def _show_stats(self, binding: Callable[..., Any], device: int) -> Stats:
         stats: Stats = binding(device)
         peaks, hidden = self._peaks[device], self._hidden[device]
-        if not peaks and not hidden:
+        if not peaks and not hidden and not self.plugs:
             return stats
         for path, value in list(_figures(stats)):
             *outer, name = path
@@ -253,8 +288,10 @@ class AllocatorView:
             for key in outer:
                 statistic = statistic[key]
             if name == "peak":
-                own = value - hidden[(*outer, "current")]
+                own = value - self._plugged[device][(*outer, "current")]
                 statistic[name] = max(own, peaks.get(path, 0))
+            elif name == "current":
+                statistic[name] = value - self._plugged[device][path]
             else:
                 statistic[name] = value - hidden[path]
         return stats
@@ -318,7 +355,7 @@ class AllocatorView:
         if self._shows_all:
             return snapshot
         for segment in snapshot["segments"]:
-            if any(plug.device == segment["device"] for plug in self.plugs):
+            if any(device == segment["device"] for device, _ in self.plugs):
                 self._hide_plugs(segment)
         snapshot["device_traces"] = self._events_of_test(snapshot.get("device_traces", []))
         return snapshot
@@ -328,7 +365,7 @@ class AllocatorView:
         blocks: list[dict[str, Any]] = []
         address = segment["address"]
         for block in segment["blocks"]:
-            if Plug(segment["device"], address) in self.plugs:
+            if (segment["device"], address) in self.plugs:
                 block["state"] = "inactive"
                 for total, size in (
                     ("allocated_size", block["size"]),

@@ -22,11 +22,14 @@ def await_autograd() -> list[object]:
     holds the sharded module. The thread takes the next operation after that.
 
     Returns:
-        all objects of that next operation: the threads may hold those.
+        all objects of that next operation: the threads may hold those. None where there are no
+        threads.
     """
     import torch
 
     objects: list[object] = []
+    if not has_autograd_threads():
+        return objects
     with torch.inference_mode(mode=False), torch.enable_grad():
         for device in range(torch.cuda.device_count()):
             # The thread of a device that was never used holds nothing, and a context takes memory.

@@ -345,7 +345,7 @@ class ForeignMemory:
                 peaks.append(device.follow(events, snapshot, plug, serve))
                 device.rebase(
                     [segment for segment in snapshot["segments"] if segment["device"] == number],
-                    {block.address for block in VIEW.plugs if block.device == number},
+                    {address for index, address in VIEW.plugs if index == number},
                 )
                 device.events_read = len(all_events)
             self._releases = VIEW.releases

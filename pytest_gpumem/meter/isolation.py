@@ -122,7 +122,7 @@ class Isolation:
         sentences = self._foreign.notes()
         if self.plugs.unfilled:
             sentences.append(
-                "earlier tests left rooms in expandable segments that cannot be filled: peak "
+                "earlier tests left free rooms in their segments that cannot be filled: peak "
                 "reserved may be up to 20.00 MiB off"
             )
         return sentences
@@ -165,8 +165,8 @@ class Isolation:
     def blocks(self) -> dict[tuple[int, int], int]:
         """Return device, address and bytes of each live block, foreign ones included, no plugs."""
         blocks = live_blocks(self.devices)
-        for plug in self.plugs.blocks:
-            blocks.pop((plug.device, plug.address), None)
+        for place in self.plugs.blocks:
+            blocks.pop(place, None)
         return blocks
 
 
@@ -187,48 +187,53 @@ class Plugs:
         self._devices = device_range(devices)
         self.sizes = [0] * len(self._devices)
         """bytes of plugs on each device: they count as allocated"""
-        self.blocks: list[Plug] = []
+        self.blocks: list[tuple[int, int]] = []
+        """device and address of each plug"""
         self.unfilled = False
-        """a room was too small to be filled, and may save a step a part of a page"""
+        """a room could not be filled, and may save a step a part of a page"""
 
     def fill(self) -> None:
         """Fill every free room."""
         if not any(current(device).reserved for device in self._devices):
             return
-        sizes: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        rooms: defaultdict[tuple[int, int, str], list[tuple[int, bool]]] = defaultdict(list)
         with VIEW.hidden(self._devices):
             for segment in VIEW.segments():
                 device, private = segment["device"], tuple(segment.get("segment_pool_id", (0, 0)))
                 if device not in self._devices or private != (0, 0):
                     continue
-                rooms = [
-                    block["size"] for block in segment["blocks"] if block["state"] == "inactive"
-                ]
-                if segment["segment_type"] == "small":  # it serves no more than this at a time
-                    full = [SMALL for room in rooms for _ in range(room // SMALL)]
-                    rooms = full + [room % SMALL for room in rooms if room % SMALL]
-                elif segment.get("is_expandable"):  # a request as small goes to a small segment
-                    self.unfilled |= any(size <= SMALL for size in rooms)
-                    rooms = [size for size in rooms if size > SMALL]
-                sizes[device, segment["stream"]] += rooms
-            for (device, stream), rooms in sizes.items():
+                pool = "small_pool" if segment["segment_type"] == "small" else "large_pool"
+                for block in segment["blocks"]:
+                    size = block["size"]
+                    if block["state"] != "inactive":
+                        continue
+                    if pool == "large_pool" and size <= SMALL:  # a request as small goes elsewhere
+                        self.unfilled |= bool(segment.get("is_expandable"))
+                        continue
+                    # A small segment serves no more than this at a time.
+                    most = SMALL if pool == "small_pool" else size
+                    parts = [most] * (size // most) + [size % most] * bool(size % most)
+                    rooms[device, segment["stream"], pool] += [
+                        (part, number == len(parts)) for number, part in enumerate(parts, 1)
+                    ]
+            for (device, stream, pool), requests in rooms.items():
                 # The largest first, of all segments: the best fit of each is then its own room.
-                for size in sorted(rooms, reverse=True):
-                    self._take(size, device, stream)
-        VIEW.plugs.update(self.blocks)
+                for size, fills in sorted(requests, reverse=True):
+                    self._take(size, device, stream, pool, fills=fills)
 
-    def _take(self, size: int, device: int, stream: int) -> None:
+    def _take(self, size: int, device: int, stream: int, pool: str, *, fills: bool) -> None:
         import torch
 
-        unplugged = current(device)
-        block = torch.cuda.caching_allocator_alloc(size, device, stream)
-        plugged = current(device)
-        if plugged.reserved > unplugged.reserved:  # it got a segment of its own, not the room
-            torch.cuda.caching_allocator_delete(block)
+        reserved = current(device).reserved
+        address = torch.cuda.caching_allocator_alloc(size, device, stream)
+        if current(device).reserved > reserved:  # it got a segment of its own, not the room
+            torch.cuda.caching_allocator_delete(address)
             VIEW.empty_cache()
+            self.unfilled = True
         else:
-            self.blocks.append(Plug(device, block))
-            self.sizes[self._devices.index(device)] += plugged.allocated - unplugged.allocated
+            VIEW.add_plug(Plug(device, address, size, pool, fills))
+            self.blocks.append((device, address))
+            self.sizes[self._devices.index(device)] += size
 
     def release(self) -> None:
         """Give the rooms back."""
@@ -237,8 +242,8 @@ class Plugs:
         import torch
 
         with VIEW.hidden(self._devices):
-            for plug in self.blocks:
-                torch.cuda.caching_allocator_delete(plug.address)
-        VIEW.plugs.difference_update(self.blocks)
+            for device, address in self.blocks:
+                torch.cuda.caching_allocator_delete(address)
+                VIEW.remove_plug(device, address)
         self.blocks.clear()
         self.sizes = [0] * len(self.sizes)

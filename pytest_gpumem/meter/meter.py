@@ -10,11 +10,7 @@ from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.attribution.optimizer_watch import OptimizerWatch
 from pytest_gpumem.attribution.recorder import Recorder, history
 from pytest_gpumem.attribution.recording import Span, beginning, now
-from pytest_gpumem.devices.autograd_threads import (
-    await_autograd,
-    awaited_errors,
-    has_autograd_threads,
-)
+from pytest_gpumem.devices.autograd_threads import await_autograd, awaited_errors
 from pytest_gpumem.devices.memory_cap import kept_fractions, set_cap
 from pytest_gpumem.devices.memory_use import beside, shared
 from pytest_gpumem.measurement import DeviceInfo, Measurement, Peak
@@ -120,6 +116,7 @@ class Meter:
         """
         require_native_allocator()
         self._isolation.plugs.release()
+        await_autograd()  # or what they free soon would count as foreign memory
         settle(self.devices)
         all_stats = self._isolation.separate(owned, owned_blocks, count_held=count_held)
         self.device.make_room([peak.reserved for peak in self.foreign])
@@ -334,8 +331,7 @@ class Meter:
         Autograd's threads are waited for: the callback of the last backward pass may hold a module
         that nothing else refers to.
         """
-        if has_autograd_threads():
-            await_autograd()
+        await_autograd()
         collect_all()
         self.resettle()
 

@@ -16,7 +16,7 @@ import pytest
 
 from helpers.paths import ROOT, TESTS
 from helpers.warm import HANGS, warm_python
-from pytest_gpumem.devices.autograd_threads import await_autograd, has_autograd_threads
+from pytest_gpumem.devices.autograd_threads import await_autograd
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.device import VirtualDevice, obstacle, real_gpu_expected
@@ -61,8 +61,7 @@ def settle_all(count):
 
     They may do so after the test that ran it: FSDP's callback, which they hold, has the module.
     """
-    if has_autograd_threads():
-        await_autograd()
+    await_autograd()
     settle(count)
 
 

@@ -191,6 +191,65 @@ def test_rooms_of_several_segments_are_all_filled(device):
         plugs.release()
 
 
+def test_all_that_the_test_reads_is_as_without_plugs(device):
+    """Blocks of both pools, of one room and of parts of one: what the plugs add is known."""
+    import torch
+
+    left = [tensor(600_000, index) for index in (0, 1) for _ in range(6)]
+    left += [tensor(3 * MIB), tensor(3 * MIB), tensor(12 * MIB)]
+    del left[1::2]
+    settle(2)
+    unplugged = [current_figures(index) for index in (0, 1)]
+    plugs = Plugs(2)
+    plugs.fill()
+    assert min(plugs.sizes) > MIB
+    assert [current_figures(index) for index in (0, 1)] == unplugged
+    torch.cuda.reset_peak_memory_stats()
+    peaks = torch.cuda.memory_stats()
+    assert peaks["allocated_bytes.all.peak"] == peaks["allocated_bytes.all.current"]
+    plugs.release()
+    assert [current_figures(index) for index in (0, 1)] == unplugged
+
+
+def current_figures(index):
+    import torch
+
+    stats = torch.cuda.memory_stats(index)
+    return {name: value for name, value in stats.items() if name.endswith(".current")}
+
+
+@pytest.mark.parametrize("method", ["fill", "release"])
+def test_what_others_free_meanwhile_does_not_shift_what_the_test_reads(device, monkeypatch, method):
+    """A thread of autograd's let go of 1,024 bytes: the test read as much too much ever after."""
+    import torch
+
+    left, other = tensor(3 * MIB), [tensor(1024)]
+    plugs = Plugs(1)
+    if method == "release":
+        plugs.fill()
+    free = torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
+
+    def free_others(function):
+        def call(*arguments):
+            other.clear()
+            return function(*arguments)
+
+        return call
+
+    for function in free:
+        monkeypatch.setattr(torch.cuda, function.__name__, free_others(function))
+    getattr(plugs, method)()
+    assert not other
+    assert torch.cuda.memory_allocated() == 3 * MIB
+    torch.cuda.reset_peak_memory_stats()
+    assert torch.cuda.max_memory_allocated() == 3 * MIB
+    if method == "fill":  # the other tensor's room is not, which was none yet
+        assert plugs.sizes == [17 * MIB + 2 * MIB - 1024]
+    plugs.release()
+    assert torch.cuda.memory_allocated() == 3 * MIB
+    del left
+
+
 def test_where_nothing_is_held_nothing_is_plugged(device):
     plugs = Plugs(2)
     plugs.fill()

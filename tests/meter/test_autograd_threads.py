@@ -52,6 +52,7 @@ def test_a_device_that_was_never_used_gets_no_context(device, monkeypatch):
     import torch
 
     monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda index: index == 1)
+    monkeypatch.setattr("pytest_gpumem.devices.autograd_threads.has_autograd_threads", lambda: True)
     leaf = await_autograd()[0]
     assert (leaf.device.index, len(await_autograd())) == (1, 5)
 
@@ -121,12 +122,23 @@ def test_memory_that_is_held_after_an_error_is_waited_for_once(meter, monkeypatc
     assert meter.counted()[0].allocated == reference.nbytes
 
 
+def test_what_the_threads_still_hold_is_waited_for_before_a_measurement_begins(device, monkeypatch):
+    """It would count as foreign memory, and its end as a free of that."""
+    import torch
+
+    held = [torch.empty(MIB, dtype=torch.uint8, device="cuda:1")]
+    monkeypatch.setattr("pytest_gpumem.meter.meter.await_autograd", held.clear)
+    meter = Meter(device, device.open(CARD_80GIB, 2), 2)
+    meter.start()
+    assert [peak.allocated for peak in meter.foreign] == [0, 0]
+    meter.stop()
+
+
 def test_what_a_callback_of_the_last_backward_pass_holds_is_no_leak(meter, monkeypatch):
     """A device's thread drops it, after the caller has gone on: FSDP's has the sharded module."""
     import torch
 
     held = [torch.empty(MIB, dtype=torch.uint8, device="cuda:1")]
-    monkeypatch.setattr("pytest_gpumem.meter.meter.has_autograd_threads", lambda: True)
     monkeypatch.setattr("pytest_gpumem.meter.meter.await_autograd", held.clear)
     meter.release()
     assert [peak.allocated for peak in meter.counted()] == [0, 0]

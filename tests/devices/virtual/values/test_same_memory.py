@@ -9,7 +9,7 @@ from helpers.virtual_gpu import opened, settle_all
 from torch import nn
 from torch.utils import checkpoint
 
-from pytest_gpumem.devices.autograd_threads import await_autograd, has_autograd_threads
+from pytest_gpumem.devices.autograd_threads import await_autograd
 from pytest_gpumem.devices.lone_rank import joined
 from pytest_gpumem.devices.virtual.values.mode import ValueMode
 
@@ -25,8 +25,7 @@ def filled(*shape, seed=0):
 
 def waited(result):
     """A result, once autograd's threads have let go of what led to it: peaks depend on when."""
-    if has_autograd_threads():
-        await_autograd()
+    await_autograd()
     return result
 
 
