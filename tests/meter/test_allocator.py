@@ -250,6 +250,20 @@ def test_what_others_free_meanwhile_does_not_shift_what_the_test_reads(device, m
     del left
 
 
+def test_a_room_that_rounded_requests_do_not_fit_is_told():
+    code = """
+    import torch
+    from pytest_gpumem.meter.isolation import Plugs
+    left = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+    plugs = Plugs(1)
+    plugs.fill()  # 17 MiB are free, and a request of as much is one of 20
+    print(plugs.unfilled, plugs.sizes)
+    """
+    settings = "roundup_power2_divisions:4"
+    for conf, printed in ((settings, "True [0]\n"), ("", "False [17825792]\n")):
+        assert child(code, warm=True, PYTORCH_CUDA_ALLOC_CONF=conf) == printed
+
+
 def test_where_nothing_is_held_nothing_is_plugged(device):
     plugs = Plugs(2)
     plugs.fill()
