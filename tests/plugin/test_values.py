@@ -63,6 +63,41 @@ def test_a_test_that_decides_by_a_value_runs_again_with_values(suite):
     assert "1 value was assumed (test_it.py:46)" in notes[0]
 
 
+SIZED = """
+def mask():
+    return torch.arange(1 << 16, device="cuda") % 4 > 0
+
+@pytest.mark.gpu_memory
+def test_rows():
+    rows = mask().to("cuda").nonzero()
+
+@pytest.mark.gpu_memory
+def test_appended():
+    picked = []
+    picked.append(mask()[mask()])
+
+@pytest.mark.gpu_memory
+def test_length():
+    longest = mask().sum().to(torch.int32).item()
+    x = torch.zeros(longest, device="cuda")
+
+@pytest.mark.gpu_memory
+def test_total():
+    total, totals = 0, []
+    total += mask().sum().item()
+    totals.append(total)
+    x = torch.zeros(max(totals), device="cuda")
+"""
+
+
+def test_sizes_by_values_are_those_with_all_values_whatever_the_statement(suite):
+    """Each was a size of zero, without a word."""
+    everything = suite.run("--gpumem-values=full", source=SIZED).figures()
+    session = suite.run(source=SIZED)
+    assert session.figures() == everything
+    assert "note" not in session.out
+
+
 @pytest.mark.parametrize("options", [("--gpumem-values=off",), ("-o", "gpumem_values=off")])
 def test_without_values_they_are_zeros_and_a_note_is_made(suite, options):
     session = suite.run(*options, source=DECIDES)

@@ -8,13 +8,24 @@ from __future__ import annotations
 
 import ast
 import functools
-import linecache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from pytest_gpumem.devices.virtual.number_uses import (
+    CHOICES,
+    TESTS,
+    are_tested,
+    called,
+    derived,
+    make_sizes,
+    mentions,
+    names_of,
+)
+from pytest_gpumem.devices.virtual.running_call import running_call, syntax_tree
 from pytest_gpumem.source_lines import is_users
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from types import CodeType, FrameType
 
 PACKAGE: Final = f"{Path(__file__).parents[2]}/"
@@ -28,10 +39,31 @@ RECORDING: Final = (
 )
 """functions to which a value is handed to be shown or kept"""
 READING: Final = {"item", "tolist", "cpu", "numpy", "float", "to"}
-"""functions that bring a number to the host; other statements read by an operator in them, which
-asks the device for a size: ``rows = mask.nonzero()``"""
-_TESTS: Final = (ast.If, ast.While, ast.Assert, ast.Match)
-_CHOICES: Final = (ast.Compare, ast.BoolOp, ast.IfExp, ast.Not, ast.Slice, ast.comprehension)
+"""functions that bring a number to the host"""
+ANSWERING: Final = READING | {"equal", "allclose", "is_nonzero", "copy_", "tensor"}
+"""functions that bring values to the host and ask for no size; any other, and an index, asks the
+device for one: ``rows = mask.nonzero()``"""
+KEEPING: Final = {"append", "extend"}
+"""methods that put a value into a list"""
+TENSORS: Final = {"cpu", "to", "numpy", "copy_", "tensor"}
+"""functions whose results on the host are tensors or arrays"""
+DISPATCHING: Final = {
+    "__torch_function__",
+    "__torch_dispatch__",
+    "_call_overload_packet_from_python",
+}
+"""functions of PyTorch's that hand a call on: the call is their caller's"""
+OPERATORS: Final = "torch/_ops.py"
+"""PyTorch's file whose functions hand calls of ``torch.ops`` on"""
+
+
+class _Verdict(NamedTuple):
+    """The use that a statement makes of a value."""
+
+    decides: bool | None
+    """None: its function returns the value"""
+    is_kept: bool = False
+    """whether the value was added to others: they decide where they make a size"""
 
 
 def decides(frame: FrameType | None, size: int) -> bool:
@@ -41,49 +73,95 @@ def decides(frame: FrameType | None, size: int) -> bool:
         frame: the innermost frame of Python's.
         size: bytes of the value.
     """
-    is_float = is_innermost = size in FLOAT_SIZES
+    is_float, is_innermost, is_kept = size in FLOAT_SIZES, True, False
     while frame is not None:
-        if frame.f_code.co_filename.startswith(PACKAGE):  # the values' own code
+        filename = frame.f_code.co_filename
+        if filename.startswith(PACKAGE):  # the values' own code
             frame = frame.f_back
             continue
         if frame.f_code.co_name in SHOWING:
             return False
+        hands_on = frame.f_code.co_name in DISPATCHING or filename.endswith(OPERATORS)
+        if is_innermost and hands_on and not is_users(filename):
+            frame = frame.f_back
+            continue
+        call = running_call(frame)
         if is_innermost:
-            is_float = _reads_a_number(frame.f_code.co_filename, frame.f_lineno)
-            if is_float and _drops_the_number(frame.f_code.co_filename, frame.f_lineno):
+            if call and not (call.makes_a_number or call.name in ANSWERING):
+                return True  # it asks the device for a size
+            is_float = is_float and _reads_a_number(filename, frame.f_lineno)
+            if is_float and _drops_the_number(filename, frame.f_lineno):
                 return False
             is_innermost = False
-        verdict = _of_line(frame.f_code, frame.f_lineno, is_float=is_float)
-        if verdict is not None and (verdict or is_users(frame.f_code.co_filename)):
-            return verdict
+        name = call.name if call and call.name not in TENSORS else ""
+        verdict = _of_line(frame.f_code, frame.f_lineno, name, is_float=is_float, is_kept=is_kept)
+        is_kept = verdict.is_kept
+        if verdict.decides is not None and (verdict.decides or is_users(filename)):
+            return verdict.decides
         frame = frame.f_back
-    return True
+    return not is_kept
 
 
 @functools.lru_cache(maxsize=1024)
-def _of_line(code: CodeType, line: int, *, is_float: bool) -> bool | None:
-    """Return whether the statement of a line decides; None: its function returns the value."""
+def _of_line(code: CodeType, line: int, call: str, *, is_float: bool, is_kept: bool) -> _Verdict:
+    """Return the use that the statement of a line makes of a value.
+
+    Args:
+        code: of the line's function.
+        line: its number.
+        call: the name of the function, called in the statement, that returns a number.
+        is_float: whether the value is a float, as it seems.
+        is_kept: whether it was added to others.
+    """
     function, statement = _statement(code.co_filename, line)
     if statement is None:
-        return True if is_users(code.co_filename) else None
-    verdict: bool | None = not is_float
-    if isinstance(statement, _TESTS) or any(
-        isinstance(node, _CHOICES) for node in _own_nodes(statement)
-    ):
-        verdict = True
-    elif isinstance(statement, (ast.Return, ast.With)):
-        verdict = None
-    elif isinstance(statement, ast.AugAssign):
-        verdict = False
-    elif isinstance(statement, ast.Expr):
-        call = statement.value
-        shown = isinstance(call, ast.Call) and _called(call.func) in RECORDING
-        verdict = False if shown else (not is_float or None)
-    elif isinstance(statement, (ast.Assign, ast.AnnAssign)) and is_float:
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        nodes = [node for target in targets for node in ast.walk(target)]
-        verdict = _chosen_by(function, {node.id for node in nodes if isinstance(node, ast.Name)})
-    return verdict
+        return _Verdict(True if is_users(code.co_filename) else None, is_kept)
+    nodes = _own_nodes(statement)
+    chooses = isinstance(statement, TESTS) or any(isinstance(node, CHOICES) for node in nodes)
+    if (chooses and not is_kept) or _make_sizes(code, nodes, {f"{call}()"}):
+        return _Verdict(decides=True)
+    if isinstance(statement, (ast.Return, ast.With)):
+        return _Verdict(None, is_kept)
+    receivers, is_added = _receivers(statement)
+    if receivers and (is_float or is_kept or is_added):
+        return _of_receivers(code, function, receivers, is_kept=is_kept or is_added)
+    if isinstance(statement, ast.Expr) and not is_kept:
+        expression = statement.value
+        shows = isinstance(expression, ast.Call) and called(expression.func) in RECORDING
+        return _Verdict(False if shows else (not is_float or None))
+    return _Verdict(not is_float and not is_kept)
+
+
+def _make_sizes(code: CodeType, nodes: Iterable[ast.AST], names: set[str]) -> bool:
+    """Return whether the user's code makes sizes of numbers; PyTorch's own makes none of floats."""
+    return is_users(code.co_filename) and make_sizes(nodes, names)
+
+
+def _receivers(statement: ast.stmt) -> tuple[list[ast.expr], bool]:
+    """Return the variables that a statement puts a value into, and whether it adds to them."""
+    if isinstance(statement, ast.Assign):
+        return statement.targets, False
+    if isinstance(statement, (ast.AnnAssign, ast.AugAssign)):
+        return [statement.target], isinstance(statement, ast.AugAssign)
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+        return ([call.func.value], True) if call.func.attr in KEEPING else ([], False)
+    return [], False
+
+
+def _of_receivers(
+    code: CodeType, function: ast.AST, receivers: Sequence[ast.expr], *, is_kept: bool
+) -> _Verdict:
+    """Return the use that code makes of variables: of those that are local, in their function."""
+    names = {name for target in receivers for name in names_of(target)}
+    is_local = all(name.isidentifier() for name in names)
+    nodes = list(ast.walk(function if is_local else syntax_tree(code.co_filename) or function))
+    names = derived(nodes, names)
+    if _make_sizes(code, nodes, names) or (not is_kept and are_tested(nodes, names)):
+        return _Verdict(decides=True)
+    values = [node.value for node in nodes if isinstance(node, ast.Return)]
+    is_returned = any(value is not None and mentions(value, names) for value in values)
+    return _Verdict(None if is_returned else False, is_kept)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -105,7 +183,7 @@ def _drops_the_number(filename: str, line: int) -> bool:
     if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
         return False
     calls = [node for node in _own_nodes(statement) if isinstance(node, ast.Call)]
-    readers = [call for call in calls if _called(call.func) in READING]
+    readers = [call for call in calls if called(call.func) in READING]
     return readers == [statement.value]
 
 
@@ -123,37 +201,9 @@ def _own_nodes(statement: ast.stmt) -> list[ast.AST]:
     return nodes
 
 
-def _called(function: ast.expr) -> str:
-    """Return the last name of a function that is called."""
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ""
-
-
-def _chosen_by(function: ast.AST, names: set[str]) -> bool:
-    """Return whether any of these variables is tested or compared in a function."""
-    for node in ast.walk(function):
-        test = getattr(node, "test", None) if isinstance(node, _TESTS) else None
-        if test is None and isinstance(node, _CHOICES):
-            test = node
-        if test is not None and any(
-            isinstance(part, ast.Name) and part.id in names for part in ast.walk(test)
-        ):
-            return True
-    return False
-
-
-@functools.lru_cache(maxsize=256)
-def _syntax_tree(filename: str) -> ast.Module | None:
-    try:
-        return ast.parse("".join(linecache.getlines(filename)))
-    except (SyntaxError, ValueError, RecursionError):
-        return None
-
-
 def _statement(filename: str, line: int) -> tuple[ast.AST, ast.stmt | None]:
     """Return the innermost function and statement at a line of a file."""
-    module = _syntax_tree(filename)
+    module = syntax_tree(filename)
     function: ast.AST = module or ast.Module([], [])
     statement: ast.stmt | None = None
     for node in ast.walk(function):
