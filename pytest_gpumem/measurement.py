@@ -11,6 +11,8 @@ from functools import cache
 from typing import Literal, get_args
 
 DeviceKind = Literal["cuda", "virtual"]
+ReadsValues = bool | Literal["full"]
+"""whether a test decides by values; "full" where all of them had to be computed"""
 
 
 @dataclass(frozen=True)
@@ -368,5 +370,5 @@ class BaselineEntry:
     """of a test that runs with several batch sizes"""
     largest: int | None = None
     """the largest value that a search found to fit"""
-    reads_values: bool = False
+    reads_values: ReadsValues = False
     """whether the test decides by values of the virtual GPU: they are computed from its start"""

@@ -33,8 +33,9 @@
 
 "largest" is in the entry of a search (``gpu_memory.largest``), whose peaks are that value's. A test
 with measured parts only has "parts" alone; "reads_values" is in the entries of a test that decides
-by values of the virtual GPU; "batch_size", "slope" (of "batch_sizes"), and
-"rank" and "world_size" together, are in an entry if the marker declares them.
+by values of the virtual GPU, "full" where it was judged with all of them computed; "batch_size",
+"slope" (of "batch_sizes"), and "rank" and "world_size" together, are in an entry if the marker
+declares them.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from pytest_gpumem.measurement import (
     LinePeak,
     Peak,
     Provenance,
+    ReadsValues,
     Site,
     Slope,
 )
@@ -152,7 +154,7 @@ class _Entry(_Strict):
     breakdown: list[_Breakdown] = []
     slope: _Slope | None = None
     largest: _Bytes | None = None
-    reads_values: bool = False
+    reads_values: ReadsValues = False
 
 
 class _File(_Strict):
@@ -395,7 +397,7 @@ def _entry_fields(entry: BaselineEntry, labels: Mapping[Provenance, str]) -> dic
     if entry.largest is not None:
         fields["largest"] = entry.largest
     if entry.reads_values:
-        fields["reads_values"] = True
+        fields["reads_values"] = entry.reads_values
     if entry.slope is not None:
         fields["slope"] = {**vars(entry.slope), "sizes": list(entry.slope.sizes)}
     if entry.breakdowns:

@@ -20,7 +20,7 @@ from pytest_gpumem.cli.outcome import (
     show_error,
 )
 from pytest_gpumem.devices.cards import find_card
-from pytest_gpumem.devices.children import ChildWatch
+from pytest_gpumem.devices.children import ChildWatch, value_notes
 from pytest_gpumem.devices.select import DEFAULT_CARD, RUN_CARD, RUN_DEVICE, choose
 from pytest_gpumem.errors import DeviceError, SpecError
 from pytest_gpumem.measurement import OutOfMemory, Peak
@@ -221,7 +221,8 @@ def summary(measurement: Measurement, limit: int | None, children: Sequence[Chil
     lines = [f"gpumem: {virtual}{info.name}", table]
     if info.kind == "virtual":
         lines.append(PREDICTED)
-    lines += [f"note: {note}" for note in measurement.notes]
+    notes = [*measurement.notes, *value_notes(children, Path.cwd())]
+    lines += [f"note: {note}" for note in notes]
     lines += [
         f"note: {child.name} used a GPU and was ended before it told its peaks"
         for child in children

@@ -108,8 +108,11 @@ class Device(Protocol):
             failed: whether it failed by a value: values that it only kept count then.
         """
 
-    def decided_by_computed(self) -> bool:
-        """Return whether the step decided by values, where those of small tensors are computed."""
+    def needed_values(self) -> Values:
+        """Return which of the values that are computed the step made use of, "off" for none.
+
+        It decided by some of small tensors' ("auto"), or read any where all are computed ("full").
+        """
 
     def has_guessed(self, *, failed: bool = False) -> bool:
         """Return whether the step decided by values that are unknown or assumed.

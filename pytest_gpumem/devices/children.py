@@ -1,8 +1,8 @@
 """Peaks of the processes that a marked test or a program of ``gpumem run`` starts: ranks, workers.
 
 Each Python process that uses a GPU leaves a file in the folders that the environment names: when it
-initialises CUDA, and once more with its peaks when it ends. A process that is killed leaves the
-first file only.
+initialises CUDA, and once more with its peaks when it ends, and with the values it decided by that
+were not computed. A process that is killed leaves the first file only.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from pytest_gpumem.devices.virtual.environment import (
 from pytest_gpumem.measurement import Peak
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from types import ModuleType
 
     from pytest_gpumem.devices.base import Values
+    from pytest_gpumem.devices.virtual.readbacks import Readbacks, Row
+    from pytest_gpumem.devices.virtual.values.mode import ValueMode
 
 VARIABLE: Final = "GPUMEM_CHILDREN"
 """the environment's name for the folders: a test's, and that of a ``gpumem run`` around it"""
@@ -48,6 +50,10 @@ class Child(NamedTuple):
     """by device; only those that it used"""
     ended: bool
     """whether it told its peaks; False while it runs, and after a kill or ``os._exit``"""
+    guesses: Sequence[Sequence[Row]] = ((), ())
+    """the unknown and the assumed values that it decided by, as Readbacks counts them"""
+    notes: Sequence[str] = ()
+    """sentences on what was not computed, where all values should have been"""
 
 
 class ChildWatch:
@@ -107,12 +113,28 @@ class ChildWatch:
             name = record["script"] if record["rank"] is None else f"rank {record['rank']}"
             peaks = {int(index): Peak(*sizes) for index, sizes in (record["peaks"] or {}).items()}
             ended = record["peaks"] is not None
-            children.append(Child(f"{name} (pid {record['pid']})", peaks, ended))
+            values = record["guesses"], record["notes"]
+            children.append(Child(f"{name} (pid {record['pid']})", peaks, ended, *values))
         return children
 
 
 CHILDREN: Final = ChildWatch()
 """those of marked tests"""
+
+
+def value_notes(children: Sequence[Child], root: Path) -> list[str]:
+    """Return sentences on values that child processes decided by and that were not computed.
+
+    They name no process, and are the same in whatever order the processes ended.
+    """
+    # Each Python process that a test starts imports this file, and most need no more of it.
+    from pytest_gpumem.devices.virtual.readbacks import Readbacks
+
+    readbacks = Readbacks()
+    for child in children:
+        readbacks.add(child.guesses)
+    uncomputed = sorted({note for child in children for note in child.notes})
+    return [f"in child processes: {note}" for note in (*readbacks.notes(root), *uncomputed)]
 
 
 def _runs(pid: int) -> bool:
@@ -135,38 +157,47 @@ def watch_this_process() -> None:
     def imported(torch: ModuleType) -> None:
         if inherits:
             skip_shape_check(ExitStack())  # never closed: for as long as the process lives
-            if os.environ.get(VALUES, "off") != "off":
-                torch.cuda._lazy_call(_compute_values)
-        if folders and torch.version.cuda:
-            _Watch(torch, [Path(folder) for folder in folders.split(os.pathsep)]).begin()
+        if torch.version.cuda:
+            watch = _Watch(torch, [Path(folder) for folder in (folders or "").split(os.pathsep)])
+            if inherits:
+                torch.cuda._lazy_call(watch.begin_values)
+            if folders:
+                watch.begin()
 
     TorchImportHook(imported).install()
 
 
-def _compute_values() -> None:
-    """Compute values from now on, as CUDA is initialised."""
-    # Without a frame of PyTorch's own error for calls that fail then.
-    with suppress(Exception):
-        from pytest_gpumem.devices.virtual.device import VirtualDevice
-        from pytest_gpumem.devices.virtual.library import NativeLibrary
-        from pytest_gpumem.devices.virtual.readbacks import Readbacks
-        from pytest_gpumem.devices.virtual.values.mode import ValueMode
-
-        if VirtualDevice.loaded() is None:  # of a session of pytest, whose tests say it themselves
-            library = NativeLibrary()
-            readbacks = Readbacks(library.set_endless)
-            library.on_readback(readbacks.seen)
-            scope: Any = os.environ[VALUES]
-            ValueMode(library, scope, readbacks).__enter__()
-
-
 class _Watch:
-    """The peaks of this process, resets by its own code not counted."""
+    """The peaks of this process, resets by its own code not counted, and its values."""
 
     def __init__(self, torch: ModuleType, folders: list[Path]) -> None:
         self._torch: Any = torch
         self._folders = folders
         self._peaks: dict[int, Peak] = {}
+        self._readbacks: Readbacks | None = None
+        self._mode: ValueMode | None = None
+        self._failure = ""
+        """the reason why it has no values"""
+
+    def begin_values(self) -> None:
+        """Compute values, and count the unknown ones, from now on: as CUDA is initialised."""
+        from pytest_gpumem.devices.virtual.device import VirtualDevice
+        from pytest_gpumem.devices.virtual.library import NativeLibrary
+        from pytest_gpumem.devices.virtual.readbacks import Readbacks
+
+        if VirtualDevice.loaded() is not None:
+            return  # a session of pytest, or use_virtual_gpu(), which have values of their own
+        scope: Any = os.environ.get(VALUES, "off")
+        try:
+            library = NativeLibrary()
+            self._readbacks = readbacks = Readbacks(library.set_endless)
+            library.on_readback(readbacks.seen)
+            if scope != "off":
+                from pytest_gpumem.devices.virtual.values.mode import ValueMode
+
+                self._mode = ValueMode(library, scope, readbacks).__enter__()
+        except Exception as error:  # noqa: BLE001 - PyTorch would let it fail the use of CUDA
+            self._failure = f"no values are computed: {type(error).__name__}: {error}"
 
     def begin(self) -> None:
         """Wait for CUDA's initialisation."""
@@ -214,6 +245,8 @@ class _Watch:
             "rank": int(rank) if rank.isdecimal() else None,
             "script": Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python",
             "peaks": peaks,
+            "guesses": self._readbacks.rows() if self._readbacks else ((), ()),
+            "notes": [*(self._mode.notes() if self._mode else ()), *filter(None, [self._failure])],
         }
         for folder in self._folders:
             path = folder / f"{os.getpid()}.json"

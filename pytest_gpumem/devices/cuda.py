@@ -119,9 +119,9 @@ class CudaDevice:
         """Return False: a real GPU's values are computed."""
         return False
 
-    def decided_by_computed(self) -> bool:
-        """Return False: a real GPU computes all values."""
-        return False
+    def needed_values(self) -> Values:
+        """Return "off": a real GPU computes all values by itself."""
+        return "off"
 
     def has_guessed(self, *, failed: bool = False) -> bool:  # noqa: ARG002 - the protocol's
         """Return False: a real GPU's values are computed."""

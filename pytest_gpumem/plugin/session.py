@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.devices.base import Values
     from pytest_gpumem.devices.select import Choice
-    from pytest_gpumem.measurement import DeviceInfo, Measurement
+    from pytest_gpumem.measurement import DeviceInfo, Measurement, ReadsValues
     from pytest_gpumem.plugin.settings import Settings
     from pytest_gpumem.relations import Relation
     from pytest_gpumem.spec import MemorySpec
@@ -54,7 +54,7 @@ MOST_COMPUTED: Final = 256 * MIB
 seconds, and so much of the host's memory"""
 RAN_COMPUTED = (
     "it failed by values that were not computed, and was run once more with all values computed: "
-    'values="full" computes them in its first run'
+    'its baseline, or values="full", has them computed in its first run'
 )
 
 GROWTH: Final = 256 * MIB
@@ -127,16 +127,21 @@ class MemorySession:
         Raises:
             DeviceError: the device cannot be what the test asks for.
         """
-        values = self._values_asked(spec)
-        alone = current_rank() is None
-        reruns = values == "auto" and alone and not self._is_known_to_read(item, spec)
+        values = first_values = self._values_asked(spec)
+        if values == "auto" and current_rank() is None:
+            first_values = self._remembered_values(item, spec)
         record = self.explainer.records_first_run(spec)
 
         def expected(info: DeviceInfo) -> int | None:
             return self._expected_bytes(item, spec, info)
 
         self.runner.begin(
-            item, spec, record=record, values=values, reruns=reruns, expected=expected
+            item,
+            spec,
+            record=record,
+            values=values,
+            first_values=first_values,
+            expected=expected,
         )
 
     def _expected_bytes(self, item: MarkedItem, spec: MemorySpec, info: DeviceInfo) -> int | None:
@@ -152,18 +157,21 @@ class MemorySession:
         peak = max(peak.reserved for peak in entry.peaks)
         return peak + max(GROWTH, peak // 20)
 
-    def _is_known_to_read(self, item: MarkedItem, spec: MemorySpec) -> bool:
-        """Return whether a baseline of the test says that it decides by values."""
+    def _remembered_values(self, item: MarkedItem, spec: MemorySpec) -> Values:
+        """Return the values that a test needs by its baseline: "off" for none, or no baseline."""
         info = None if self.choice.device is None else self.choice.device.expected()
         if info is None or info.kind != "virtual" or not spec.baseline:
-            return False
+            return "off"
         key = self.settings.against or device_key("virtual", spec.card or info.name)
         for store in (self.store, *self._nearest_stores):
             with suppress(BaselineError):  # of which the verdict speaks
                 entries = store.parts(key, *split_nodeid(item.nodeid)).values()
+                peaks = [peak.allocated for entry in entries for peak in entry.peaks]
+                if any(entry.reads_values == "full" for entry in entries):
+                    return "full" if max(peaks) <= MOST_COMPUTED else "auto"
                 if any(entry.reads_values for entry in entries):
-                    return True
-        return False
+                    return "auto"
+        return "off"
 
     def begin_call(self, *, debugging: bool) -> None:
         """Note that the call of the test which runs begins, and whether a debugger sees it."""
@@ -221,7 +229,8 @@ class MemorySession:
         if error is None or not _is_of_values(error) or not run.device.has_guessed(failed=True):
             return finished
         measured = run.measurement()
-        if may_rerun and measured.peak_allocated <= MOST_COMPUTED:
+        is_small = measured.peak_allocated <= MOST_COMPUTED
+        if may_rerun and is_small and not run.device.computes:
             computed = self._finish_computed(item, run, error)
             if computed is not None:
                 return computed
@@ -503,12 +512,15 @@ class MemorySession:
             location=item.location(),
             baseline=declared.baseline,
             baseline_entry=lookup.entry,
-            reads_values=(
-                self._rank is None
-                and self._values_asked(run.spec) == "auto"
-                and run.device.decided_by_computed()
-            ),
+            reads_values=self._needs_values(run),
         )
+
+    def _needs_values(self, run: Run) -> ReadsValues:
+        """Return what a baseline remembers of a test that was not told which values it has."""
+        if self._rank is not None or self._values_asked(run.spec) != "auto":
+            return False
+        needed = run.device.needed_values()
+        return "full" if needed == "full" else needed != "off"
 
 
 class WorthlessError(GpuMemError):

@@ -15,7 +15,7 @@ import msgspec
 from pytest_gpumem.judge.verdict import FigureName, Kind  # noqa: TC001
 
 # At run time: msgspec reads the annotations.
-from pytest_gpumem.measurement import Category, DeviceKind  # noqa: TC001
+from pytest_gpumem.measurement import Category, DeviceKind, ReadsValues  # noqa: TC001
 
 FORMAT: Final = 2
 """The format that is written. 1: the first (pytest-gpumem 0.1.0). 2: a verdict has causes, a
@@ -248,7 +248,7 @@ class FiguresJson(Strict, frozen=True):
     rank: Count | None
     slope: SlopeJson | None
     largest: Count | None = None
-    reads_values: bool = False
+    reads_values: ReadsValues = False
 
 
 class BaselineJson(FiguresJson, frozen=True):
@@ -286,7 +286,7 @@ class ResultJson(
     snapshot: str
     snapshot_error: str
     beside: BesideJson | None = None
-    reads_values: bool = False
+    reads_values: ReadsValues = False
 
 
 class EntryUpdateJson(Strict, frozen=True):

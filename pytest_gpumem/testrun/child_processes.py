@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from pytest_gpumem.devices.children import value_notes
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def child_notes(run: Run) -> Iterator[str]:
             f"{_counted(number)} reserved {', '.join(shown)}, which are in no figure of this test"
         )
     yield from excesses
+    yield from value_notes(run.children, run.root)
     silent = sum(not child.ended for child in run.children)
     if silent:
         yield (

@@ -90,7 +90,7 @@ class Runner:
         *,
         record: bool,
         values: Values = "off",
-        reruns: bool = False,
+        first_values: Values = "off",
         expected: Callable[[DeviceInfo], int | None] = lambda _info: None,
     ) -> None:
         """Open the device for a test; ``run`` stays None where the session has no device.
@@ -102,8 +102,8 @@ class Runner:
             item: the test.
             spec: its declaration.
             record: whether the run is recorded.
-            values: which of its values are computed.
-            reruns: whether it runs once more with values, if it decides by any.
+            values: which of its values are computed, in a second run at the latest.
+            first_values: which are computed in its first run.
             expected: see :meth:`pytest_gpumem.testrun.run.Run.open`.
 
         Raises:
@@ -131,10 +131,15 @@ class Runner:
         )
         with opened as run:
             item.finish_replaced(self.fixtures)
-            self._values, self._computes = values, values != "off"
-            if reruns and not any(fixture.holds_memory for fixture in self.fixtures.values()):
-                self._computes = False
-            device.compute_values(values if self._computes else "off")
+            if first_values == "off" and any(
+                fixture.holds_memory for fixture in self.fixtures.values()
+            ):
+                first_values = values
+            if values == "off":
+                for fixture in self.fixtures.values():
+                    fixture.values_lost_by = nodeid
+            self._values, self._computes = values, first_values != "off"
+            device.compute_values(first_values)
             run.start()
         self.run, self._nodeid = run, nodeid
         self._take_random_state(run)
@@ -162,6 +167,8 @@ class Runner:
                 self._compute(run, self._values)
             with run.fixture(name) as retained:
                 yield
+            if self._values == "off" and self._session_values != "off":
+                retained.values_lost_by = self._nodeid
             self.fixtures[fixture] = retained
             if begins and not any(fixture.holds_memory for fixture in self.fixtures.values()):
                 self._compute(run, "off")
@@ -244,6 +251,13 @@ class Runner:
             run.notes.append(
                 f"{format_size(uncounted)} held when it began, by {names}, are not counted"
             )
+        if run.device.has_guessed():
+            run.notes += [
+                f"the values of fixture {fixture.name!r} are unknown: {fixture.values_lost_by} "
+                'used it, or ran beside it, with values="off"'
+                for fixture in run.owned
+                if fixture.holds_memory and fixture.values_lost_by not in {"", self._nodeid}
+            ]
         run.children = CHILDREN.children()
         run.notes += child_notes(run)
         return run

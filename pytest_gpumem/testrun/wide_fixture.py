@@ -63,6 +63,9 @@ class Retained:
     blocks: frozenset[tuple[int, int]] = field(default=frozenset(), repr=False)
     """device and address of its blocks"""
 
+    values_lost_by: str = ""
+    """the test that had no values computed, and so made its values unknown"""
+
     @property
     def holds_memory(self) -> bool:
         """Whether it holds any."""

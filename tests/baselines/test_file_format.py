@@ -107,6 +107,10 @@ def test_a_test_that_reads_values_is_remembered_since_format_2():
     assert text.count('"reads_values": true') == 2
     assert '"format": 2,' in text
     assert read(text).tests["test_a"][""] == entry
+    entry = replace(ENTRY, reads_values="full")
+    text = encode(BaselineFile(T4, "m.py", {"test_a": {"": entry}})).decode()
+    assert text.count('"reads_values": "full"') == 1
+    assert read(text).tests["test_a"][""] == entry
     assert "reads_values" not in TEXT
 
 

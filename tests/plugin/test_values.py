@@ -334,6 +334,33 @@ def test_a_baseline_remembers_that_a_test_reads_values_and_the_next_session_runs
     assert without.figures()["test_mask"][0] < first.figures()["test_mask"][0]
 
 
+JUDGED_BY_FULL = """
+@pytest.mark.gpu_memory
+def test_loss():
+    with open("runs", "a") as runs:
+        runs.write("x")
+    torch.manual_seed(3)
+    x = -torch.rand(400, 400, device="cuda")
+    history = [x.mean().item()]
+    mib(3 if history[0] < 0 else 5)
+    assert history[0] < 0
+"""
+
+
+def test_a_baseline_remembers_that_a_test_was_judged_with_all_values_computed(suite):
+    first = suite.run("--gpumem-update-baselines", source=JUDGED_BY_FULL)
+    (content,) = suite.baselines().values()
+    assert content.count('"reads_values": "full"') == 1
+    runs = suite.path / "runs"
+    assert runs.read_text() == "xxx"
+    again = suite.run("--gpumem-update-baselines")
+    assert runs.read_text() == "xxxx"
+    assert first.figures() == again.figures() == {"test_loss": (pytest.approx(3.6, abs=0.1), 22)}
+    assert [*suite.baselines().values()] == [content]
+    suite.run(source=JUDGED_BY_FULL.replace("assert history[0] <", "assert history[0] >"))
+    assert runs.read_text() == "xxxxx"
+
+
 WIDE_FIXTURE = """
 @pytest.fixture(scope="module")
 def expected():
@@ -410,3 +437,37 @@ def test_fixtures_of_wider_scope_have_values_and_so_have_tests_beside_them(suite
     assert not any(words in session.flat for words in ("read back from", "assumed"))
     alone = suite.run("-k", "late").figures()
     assert alone["test_asks_late"] == figures["test_asks_late"]
+
+
+LOST = """
+@pytest.fixture(scope="module")
+def mask():
+    return torch.ones(4, 2048, dtype=torch.long, device="cuda")
+
+@pytest.fixture(scope="module")
+def unasked():
+    return torch.ones(4, 2048, dtype=torch.long, device="cuda")
+
+@pytest.mark.gpu_memory
+def test_known(mask, unasked):
+    assert mask.all()
+
+@pytest.mark.gpu_memory(values="off")
+def test_off():
+    torch.randn(300, 300, device="cuda")
+
+@pytest.mark.gpu_memory
+def test_unknown(mask):
+    mib(20 if mask.all() else 10)
+
+@pytest.mark.gpu_memory
+def test_known_again(mask):
+    mib(20)
+"""
+
+
+def test_a_test_that_made_a_fixtures_values_unknown_is_named(suite):
+    session = suite.run(source=LOST)
+    assert session.outcomes == {"passed": 4}
+    assert session.flat.count("are unknown: test_it.py::test_off") == 1
+    assert "the values of fixture 'mask' are unknown: test_it.py::test_off used it" in session.flat

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 from pytest_gpumem.devices.children import Child
@@ -71,9 +72,13 @@ def test_a_child_process_is_told_and_judged_by_itself(suite):
     assert "or os._exit() (2 tests)" in session.flat
 
 
-def notes_of(*children, limit=None):
+def notes_of(*children, guesses=((), ()), notes=(), limit=None):
     run = SimpleNamespace(
-        children=[Child(str(number), sizes, ended=True) for number, sizes in enumerate(children)],
+        root=Path("/root"),
+        children=[
+            Child(str(number), sizes, ended=True, guesses=guesses, notes=notes)
+            for number, sizes in enumerate(children)
+        ],
         limit=limit,
         meter=SimpleNamespace(peaks=lambda: (Peak(0, GIB),)),
         info=SimpleNamespace(total_memory=16 * GIB, context=GIB),
@@ -106,3 +111,19 @@ def test_together_they_may_be_more_than_the_limit_or_the_card_with_their_context
     )
     assert len(notes_of(sizes(6 * GIB), sizes(6 * GIB))) == 1
     assert len(notes_of(sizes(6 * GIB), sizes(6 * GIB + 2 * MIB))) == 2
+
+
+def test_values_that_they_decided_by_are_told_once_for_all_of_them():
+    unknown = [("/root/work.py", 4, 2, 10, 500)]
+    assumed = [("/root/work.py", 9, 1, 0, 0)]
+    assert notes_of(sizes(), sizes(), guesses=(unknown, assumed), notes=["op: none"]) == [
+        (
+            "in child processes: 4 values were read back from the virtual GPU (20 of 1,000 taken "
+            "at work.py:4): shapes that depend on them are not predicted"
+        ),
+        (
+            "in child processes: 2 values were assumed (work.py:9): the figures hold for finite, "
+            "evenly spread values"
+        ),
+        "in child processes: op: none",
+    ]

@@ -335,10 +335,13 @@ class VirtualDevice:
         unknown = self._readbacks.any_unknown or (failed and self._readbacks.any_read)
         return self._was_blind or (self._mode is None and unknown)
 
-    def decided_by_computed(self) -> bool:
-        """See :meth:`pytest_gpumem.devices.base.Device.decided_by_computed`."""
-        computes_small = self._mode is not None and not self._mode.full
-        return computes_small and self._readbacks.any_deciding
+    def needed_values(self) -> Values:
+        """See :meth:`pytest_gpumem.devices.base.Device.needed_values`."""
+        if self._mode is None:
+            return "off"
+        if self._mode.full:
+            return "full" if self._readbacks.any_known or self._readbacks.any_read else "off"
+        return "auto" if self._readbacks.any_deciding else "off"
 
     def has_guessed(self, *, failed: bool = False) -> bool:
         """See :meth:`pytest_gpumem.devices.base.Device.has_guessed`."""

@@ -13,8 +13,11 @@ from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.source_lines import shown_path, users_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import FrameType
+
+    Row = tuple[str, int, int, int, int]
+    """a file, a line, the number of values that it read; rows or elements taken, and of how many"""
 
 MOST_ROUNDS: Final = 10_000
 """values that are not computed, read by the test of one ``while``; no text that is generated is so
@@ -56,6 +59,25 @@ class _Guesses:
         also = f" and {unnamed} more" if unnamed > 0 else ""
         return f" ({', '.join(named)}{also})" if named else ""
 
+    def rows(self) -> list[Row]:
+        """Return all counts, a row a line; files by their absolute paths."""
+        return [
+            (
+                str(Path(site[0]).absolute()) if site[0] else "",
+                *(site[1], count, self.taken[site], self.offered[site]),
+            )
+            for site, count in self.lines.items()
+        ]
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Add the counts of another process."""
+        for filename, line, count, taken, offered in rows:
+            site = filename, line
+            self.lines[site] += count
+            if offered:
+                self.taken[site] += taken
+                self.offered[site] += offered
+
 
 class Readbacks:
     """Counts the values that a program decides by and that are unknown, or assumed, by its lines.
@@ -76,8 +98,10 @@ class Readbacks:
         """whether the program read an unknown or assumed value, be it to show it or to keep it"""
         self.answered = False
         """whether the copies of the operator that runs are of known values"""
+        self.any_known = False
+        """whether the program read a value that was computed"""
         self._by_known = False
-        """whether the program decided by a value that was computed"""
+        """whether it decided by one"""
         self.rerun_follows = False
         """whether the program runs once more, with values: it need not run to its end"""
 
@@ -85,8 +109,7 @@ class Readbacks:
         """Begin anew."""
         self._unknown = _Guesses()
         self._assumed = _Guesses()
-        self.any_read = False
-        self._by_known = False
+        self.any_read = self.any_known = self._by_known = False
         self.rerun_follows = False
 
     @property
@@ -109,6 +132,16 @@ class Readbacks:
         """The numbers of unknown and of assumed values that the program decided by."""
         return self._unknown.lines.total(), self._assumed.lines.total()
 
+    def rows(self) -> tuple[list[Row], list[Row]]:
+        """Return the counts of unknown and of assumed values, for another process's ``add``."""
+        return self._unknown.rows(), self._assumed.rows()
+
+    def add(self, rows: Sequence[Sequence[Row]]) -> None:
+        """Add the counts that another process has from ``rows``."""
+        unknown, assumed = rows
+        self._unknown.add(unknown)
+        self._assumed.add(assumed)
+
     def seen(self, size: int) -> bool:
         """Note one copy of unknown bytes; called by the native library, on any thread.
 
@@ -125,6 +158,7 @@ class Readbacks:
 
     def seen_known(self, size: int) -> None:
         """Note that a known value of so many bytes is read; only the first that decides counts."""
+        self.any_known = True
         frame = sys._getframe().f_back
         if not self._by_known and not asks_for_infinities(frame):
             self._by_known = decides(frame, size)

@@ -159,6 +159,8 @@ def train(rank, port):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(torch.ones(8, 64, device="cuda")).sum().backward()
     optimizer.step()
+    if rank and torch.randn(1000, 1000, device="cuda").mean() > 2:
+        optimizer.step()
     number = torch.tensor([rank + 1.0]).cuda()
     dist.all_reduce(number)
     assert number.item() == 3
@@ -186,6 +188,9 @@ def test_a_marked_test_may_spawn_ranks_with_ddp(suite):
     for rank in range(2):
         assert f"rank {rank} of 2 Tesla T4" in session.out
     assert "2 child processes reserved 22.00 MiB of device 0, 22.00 MiB of device 1" in session.flat
+    assert (
+        "in child processes: 1 value was assumed (test_it.py:18): the figures hold" in session.flat
+    )
 
 
 @pytest.mark.parametrize(("source", "count"), [(LOADER, 2), (PROCESSES, 4)])

@@ -160,10 +160,10 @@ def _run(mode: Computer, op: OpOverload, args: Any, kwargs: Any) -> Any:  # noqa
     finally:
         mode.running.value -= 1
         mode.readbacks.answered = False
-        if traits.sized:
-            mode.after(call)
         if blind:
             mode.look_again()
+        if traits.sized:
+            mode.after(call)  # last: it may fail
     if traits.sized and mode.readbacks.counts != counts:
         taken = taken_of(op._schema.name, args, result)
         if taken is not None:

@@ -62,6 +62,23 @@ def test_a_lack_that_ctypes_names_in_a_text_is_raised_as_itself(mode, monkeypatc
             torch.randn(1000, 1000, device="cuda")
 
 
+def test_values_are_computed_after_an_operator_whose_copies_could_not_be_looked_at(
+    mode, monkeypatch
+):
+    import torch
+
+    def after(_call):
+        raise MemoryError
+
+    large = torch.randn(1000, 1000, device="cuda")
+    with monkeypatch.context() as patches, pytest.raises(MemoryError):
+        patches.setattr(mode, "after", after)
+        large.nonzero()
+    small = torch.arange(4, device="cuda")
+    large.add_(1)  # its kernel makes all unknown where values are not computed
+    assert small.tolist() == [0, 1, 2, 3]
+
+
 @pytest.mark.usefixtures("mode")
 def test_a_tensor_that_another_stream_uses_keeps_its_values():
     """record_stream's schema says that it writes the tensor; it does not."""
