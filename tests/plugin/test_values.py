@@ -49,13 +49,20 @@ def test_assumed():
     x = torch.randn(1000, 1000, device="cuda")
     if x.mean() > 2:
         mib(300)
+
+@pytest.mark.gpu_memory
+def test_kept():
+    table, sums = torch.ones(1024, 2048, device="cuda"), []
+    mask = torch.arange(1024, device="cuda") > 255
+    sums.append(table[mask].sum().item())
 """
 
 
 def test_a_test_that_decides_by_a_value_runs_again_with_values(suite):
     session = suite.run(source=DECIDES)
-    assert session.outcomes == {"passed": 5, "failed": 1}
+    assert session.outcomes == {"passed": 6, "failed": 1}
     assert session.figures()["test_mask"] == (20.06, 22)
+    assert session.figures()["test_kept"][0] == pytest.approx(14, abs=0.1)
     assert session.figures()["test_sizes"][0] == pytest.approx(10, abs=0.1)
     assert "test_wrong_assertion - AssertionError: assert 6 == 7" in session.flat
     notes = [line for line in session.out.splitlines() if "value" in line and "note" in line]
@@ -101,8 +108,9 @@ def test_sizes_by_values_are_those_with_all_values_whatever_the_statement(suite)
 @pytest.mark.parametrize("options", [("--gpumem-values=off",), ("-o", "gpumem_values=off")])
 def test_without_values_they_are_zeros_and_a_note_is_made(suite, options):
     session = suite.run(*options, source=DECIDES)
-    assert session.outcomes == {"passed": 4, "failed": 2}
+    assert session.outcomes == {"passed": 5, "failed": 2}
     assert session.figures()["test_mask"][0] > 300
+    assert "1 value was read back from the virtual GPU (test_it.py:53)" in session.flat
     assert "1 value was read back from the virtual GPU (test_it.py:12)" in session.flat
 
 

@@ -66,13 +66,16 @@ class _Verdict(NamedTuple):
     """whether the value was added to others: they decide where they make a size"""
 
 
-def decides(frame: FrameType | None, size: int) -> bool:
+def decides(frame: FrameType | None, size: int, *, sized: bool = False) -> bool:
     """Return whether the code of a stack of frames decides by a value that it reads now.
 
     Args:
         frame: the innermost frame of Python's.
         size: bytes of the value.
+        sized: whether an operator is known to read it for a size.
     """
+    if sized:
+        return not _makes_text(frame)
     is_float, is_innermost, is_kept = size in FLOAT_SIZES, True, False
     while frame is not None:
         filename = frame.f_code.co_filename
@@ -100,6 +103,15 @@ def decides(frame: FrameType | None, size: int) -> bool:
             return verdict.decides
         frame = frame.f_back
     return not is_kept
+
+
+def _makes_text(frame: FrameType | None) -> bool:
+    """Return whether code makes text of a tensor, for which PyTorch selects some of its values."""
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        if frame.f_code.co_name in SHOWING:
+            return True
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name in SHOWING
 
 
 @functools.lru_cache(maxsize=1024)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.devices.cards import Card
 
-_READBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
+_READBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_int)
 
 _CLOCK_RATE_KHZ = 1_500_000
 """no figure depends on it; code that divides by it must not find 0"""
@@ -384,8 +384,10 @@ class NativeLibrary:
         self._lib.gpumem_readbacks(raw)
         return Counters(int(self._lib.gpumem_launches()), *raw)
 
-    def on_readback(self, callback: Callable[[int], bool] | None) -> None:
-        """Call ``callback`` with the bytes of every copy of unknown bytes to the host.
+    def on_readback(self, callback: Callable[[int, int], bool] | None) -> None:
+        """Call ``callback`` at every copy of unknown bytes to the host.
+
+        It takes the copy's size, and whether an operator chooses a size by it.
 
         Where it returns True the copy fails, with the error of :meth:`set_endless`.
         """

@@ -142,8 +142,12 @@ class Readbacks:
         self._unknown.add(unknown)
         self._assumed.add(assumed)
 
-    def seen(self, size: int) -> bool:
+    def seen(self, size: int, sized: int = 0) -> bool:
         """Note one copy of unknown bytes; called by the native library, on any thread.
+
+        Args:
+            size: of the copy.
+            sized: whether an operator chooses a size by it.
 
         Returns:
             whether the copy is to fail: its loop would not end, or need not.
@@ -151,26 +155,31 @@ class Readbacks:
         if self.answered:
             return False
         self.any_read = True
-        endless = _note(sys._getframe().f_back, size, self._unknown.lines, short=self.rerun_follows)
+        frame, lines = sys._getframe().f_back, self._unknown.lines
+        endless = _note(frame, size, lines, sized=bool(sized), short=self.rerun_follows)
         if endless is not None and self._set_endless is not None:
             self._set_endless(str(endless))
         return endless is not None
 
-    def seen_known(self, size: int) -> None:
+    def seen_known(self, size: int, *, sized: bool) -> None:
         """Note that a known value of so many bytes is read; only the first that decides counts."""
         self.any_known = True
         frame = sys._getframe().f_back
         if not self._by_known and not asks_for_infinities(frame):
-            self._by_known = decides(frame, size)
+            self._by_known = decides(frame, size, sized=sized)
 
-    def seen_assumed(self, size: int) -> None:
+    def seen_assumed(self, size: int, *, sized: bool) -> None:
         """Note that an assumed value of so many bytes is read.
+
+        Args:
+            size: of the value.
+            sized: whether an operator chooses a size by it.
 
         Raises:
             DeviceError: the loop that reads it would not end.
         """
         self.any_read = True
-        endless = _note(sys._getframe().f_back, size, self._assumed.lines)
+        endless = _note(sys._getframe().f_back, size, self._assumed.lines, sized=sized)
         if endless is not None:
             raise endless
 
@@ -207,7 +216,12 @@ class Readbacks:
 
 
 def _note(
-    frame: FrameType | None, size: int, sites: Counter[tuple[str, int]], *, short: bool = False
+    frame: FrameType | None,
+    size: int,
+    sites: Counter[tuple[str, int]],
+    *,
+    sized: bool,
+    short: bool = False,
 ) -> DeviceError | None:
     """Count a value; return the error that ends a loop which waits for it in vain.
 
@@ -215,9 +229,10 @@ def _note(
         frame: the innermost frame of Python's.
         size: bytes of the value.
         sites: the values so far, by the lines that read them.
+        sized: whether an operator chooses a size by it.
         short: whether few are let through.
     """
-    if asks_for_infinities(frame) or not decides(frame, size):
+    if asks_for_infinities(frame) or not decides(frame, size, sized=sized):
         return None
     line = users_line(frame)
     site = (line.filename, line.line) if line else ("", 0)

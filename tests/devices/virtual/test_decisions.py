@@ -15,6 +15,12 @@ def item(size=4):
     return 1.0
 
 
+def sized():
+    """Stand for an operator that is known to read a size."""
+    VERDICTS.append(decides(sys._getframe(1), 4, sized=True))
+    return 1.0
+
+
 class Tensor:
     """Stands for a tensor of the device."""
 
@@ -71,6 +77,9 @@ DECIDES = [
     "total += long.item()\nchosen(int(total))",
     "def longest():\n    n = m.item()\n    return n\nchosen(longest())",
     "def longest():\n    n = m.item()\n    return n\nn = longest()\nchosen(n)",
+    "losses.append(sized())",
+    "total += sized()",
+    "sized()",
     "def lengths():\n    n = []\n    n.append(long.item())\n    return n\nchosen(max(lengths()))",
 ]
 SHOWS = [
@@ -90,6 +99,7 @@ SHOWS = [
     "print('%.3f' % m.item(), math.exp(m.item()))",
     "print('%.3f' % float(m))",
     "print(m.equal(m))",
+    "def __repr__(): return sized()\nprint(__repr__())",
     "total += long.item()\nprint(total / 3)",
     "losses.append(m.item())\nprint(sum(losses) / len(losses))\nassert losses",
     "def mean():\n    s = 0\n    s += m.item()\n    return s / 2\nx = mean()\nprint(x)\nassert x",
@@ -107,6 +117,7 @@ def test_the_statement_that_reads_tells(code, verdict, capsys, tmp_path):
     VERDICTS.clear()
     names = {
         "item": item,
+        "sized": sized,
         "nonzero": item,
         "chosen": lambda *_, **__: 1,
         "losses": [],

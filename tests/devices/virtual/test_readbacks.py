@@ -122,3 +122,39 @@ def test_a_loss_that_shapes_nothing_makes_no_note(capsys):
             (note,) = device.notes(Path.cwd())
             assert note.startswith("1 value was read back from the virtual GPU")
     assert capsys.readouterr().out.count("0.000") == 2
+
+
+def test_an_operator_that_reads_for_a_size_is_told_from_one_that_reads_a_number():
+    import torch
+
+    def backward(x):
+        weight = torch.ones(4, 2, device="cuda", requires_grad=True)
+        weight[x > 1].sum().backward()
+
+    sized = (
+        lambda x: x.nonzero(),
+        lambda x: x[x > 1],
+        lambda x: x.unique(),
+        lambda x: x[:, None].to_sparse(),
+        lambda x: x.repeat_interleave(x.long()),
+        backward,
+    )
+    numbers = (
+        lambda x: x.sum().item(),
+        lambda x: x.cpu(),
+        lambda x: float(x[0]),
+        lambda x: x.tolist(),
+        lambda x: torch.equal(x, x + 1),
+        lambda x: torch.ops.aten._local_scalar_dense(x[0]),
+        lambda x: torch.linalg.inv_ex(x[:, None] + x, check_errors=True),
+    )
+    with opened() as device:
+        flags = []
+        device.library.on_readback(lambda _size, sized: flags.append(sized) or False)
+        x = torch.ones(4, device="cuda")
+        for calls, expected in ((sized, True), (numbers, False)):
+            for call in calls:
+                flags.clear()
+                call(x)
+                assert set(flags) == {int(expected)}
+        device.library.on_readback(None)

@@ -37,7 +37,7 @@ from pytest_gpumem.devices.virtual.values.known import KnownValues
 from pytest_gpumem.devices.virtual.values.operators import CARRIED
 from pytest_gpumem.devices.virtual.values.precision import in_types_of_the_host
 from pytest_gpumem.devices.virtual.values.short_ways import MOST_FLOATS
-from pytest_gpumem.devices.virtual.values.sized_outputs import CHECKS, copies_of, masks_of
+from pytest_gpumem.devices.virtual.values.sized_outputs import ANSWERS, CHECKS, copies_of, masks_of
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
@@ -204,13 +204,14 @@ class ValueMode:
         self._tell_sizes(call, plan, copies, masks)
         parts = [part for tensor in inputs for part in _plain_parts(tensor)]
         size = min((part.nbytes for part in parts), default=0)
+        sized = copies is not None and call.op._schema.name not in ANSWERS
         if self.values.are_assumed(masks or parts):
-            self.readbacks.seen_assumed(size)
+            self.readbacks.seen_assumed(size, sized=sized)
         else:
-            self.readbacks.seen_known(size)
+            self.readbacks.seen_known(size, sized=sized)
         if plan is None and call.name in {"equal", "allclose"}:
             # Large tensors are taken to be equal: that they are is what a test asks, mostly.
-            self.readbacks.seen_assumed(1)
+            self.readbacks.seen_assumed(1, sized=False)
             plan = Plan(call.args, call.kwargs, (), assumed=True, result=(True,))
             if copies is not None:
                 self._queue(copies, call, True)  # noqa: FBT003 - its result
