@@ -24,10 +24,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from provenance import ROOT, line, publish
-from published_rows import KINDS, Row, read
+from published_rows import KINDS, MIB, Row, read
 from tabulate import tabulate
 
+sys.path.insert(0, str(ROOT))  # of this checkout, not of an installed one
+from pytest_gpumem.devices.virtual.cudnn_notes import MARGIN
+from pytest_gpumem.measurement import Peak
+from pytest_gpumem.testrun.size_range import widened
+
 if TYPE_CHECKING:
+    from pytest_gpumem.devices.base import RangeEnd
     from pytest_gpumem.devices.virtual.device import VirtualDevice
 
 WHY = {
@@ -59,12 +65,14 @@ class Found:
     Attributes:
         peak: in MiB, None: out of memory.
         small: likewise, with cuBLAS's small workspaces, of a row that was run with them too.
+        ends: MiB between which a convolution net's peak lies where its own cuDNN is not asked.
     """
 
     row: Row
     torch: str
     peak: float | None
     small: float | None = None
+    ends: tuple[float, float] | None = None
 
     @property
     def error(self) -> float | None:
@@ -90,12 +98,17 @@ def serve() -> None:
             work(device, text)
         _, status = os.waitpid(child, 0)
         if status:
-            print(json.dumps(f"exit status {os.waitstatus_to_exitcode(status)}"), flush=True)
+            failure = f"exit status {os.waitstatus_to_exitcode(status)}"
+            print(json.dumps([failure, 0, 0, False]), flush=True)
 
 
 def work(device: VirtualDevice, text: str) -> None:
-    """Run one step here, print its figure, and end this process."""
-    card, memory, module, function, arguments, environment = json.loads(text)
+    """Run one step here, print its figures, and end this process.
+
+    They are its peak, the peak allocated, the card's memory where workspaces of convolutions lie in
+    a range, in MiB, and whether there was no room for one of them.
+    """
+    card, memory, module, function, arguments, end, environment = json.loads(text)
     from pytest_gpumem.devices.cards import find_card
 
     os.environ.update(environment)
@@ -103,6 +116,7 @@ def work(device: VirtualDevice, text: str) -> None:
     if memory:
         profile = dataclasses.replace(profile, total_memory=memory)
     device.open(profile, 1)
+    device.take_sizes(end)
     import torch
 
     try:
@@ -114,7 +128,10 @@ def work(device: VirtualDevice, text: str) -> None:
         value = (f"{type(error).__name__}: {error}".splitlines() or [""])[0][:120]
     if unsupported := sorted(device.library.unsupported()):
         value = f"not supported: {', '.join(unsupported)}"
-    print(json.dumps(value), flush=True)
+    allocated = torch.cuda.max_memory_allocated() / 2**20
+    ran = device.library.convolutions()
+    room = profile.total_memory / 2**20 if ran.ranged else 0
+    print(json.dumps([value, allocated, room, ran.unfit > 0]), flush=True)
     os._exit(0)
 
 
@@ -144,16 +161,18 @@ class Server:
             env={**os.environ, **environment},
         )
 
-    def ask(self, row: Row, **environment: str) -> float | str | None:
-        """Return our figure, None where it is out of memory, or why there is none."""
+    def ask(
+        self, row: Row, end: RangeEnd = "usual", **environment: str
+    ) -> tuple[float | str | None, float, float, bool]:
+        """Return our figures; the peak is None where it is out of memory, or why there is none."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        task = json.dumps([row.card, row.memory, *row.call, environment])
+        task = json.dumps([row.card, row.memory, *row.call, end, environment])
         self._process.stdin.write(f"{task}\n")
         self._process.stdin.flush()
-        while (answer := self._process.stdout.readline()) and answer[0] not in '"n0123456789':
+        while (answer := self._process.stdout.readline()) and answer[0] != "[":
             pass  # a line that a library printed
-        return json.loads(answer) if answer else "the interpreter ended"
+        return tuple(json.loads(answer)) if answer else ("the interpreter ended", 0, 0, False)
 
 
 def distance(row: Row, version: str) -> int:
@@ -174,16 +193,25 @@ def run(rows: list[Row], pythons: dict[str, str]) -> tuple[list[Found], list[str
         for version, server in servers.items():
             if row.nearest_only and version != nearest:
                 continue
-            value = server.ask(row)
+            value, allocated, room, _ = server.ask(row)
             if isinstance(value, str):
                 failures.append(f"{row.name}, torch {version}: {value}")
                 continue
-            small = None
+            small, ends = None, None
             if row.why == "W" and version == row.torch and value is not None:
-                said = server.ask(row, CUBLAS_WORKSPACE_CONFIG=SMALL)
+                said, *_ = server.ask(row, CUBLAS_WORKSPACE_CONFIG=SMALL)
                 small = None if isinstance(said, str) else said
-            found.append(Found(row, version, value, small))
-            seen = [row.name, row.card, f"{row.real:.0f}", version, value, small]
+            if room and value is not None:
+                largest, _, _, unfit = server.ask(row, "most")
+                if isinstance(largest, str):
+                    failures.append(f"{row.name}, torch {version}, largest: {largest}")
+                    continue
+                high = Peak(0, round(max(value, largest or 0) * MIB))
+                full = unfit or largest is None
+                high = widened(high, MARGIN, round(room * MIB), full=full)
+                ends = min(allocated, value), high.reserved / MIB
+            found.append(Found(row, version, value, small, ends))
+            seen = [row.name, row.card, f"{row.real:.0f}", version, value, small, ends]
             print(*seen, file=sys.stderr, flush=True)
     return found, failures
 
@@ -202,7 +230,7 @@ def why(it: Found) -> str:
 def peaks(found: list[Found]) -> str:
     """Return the table of peaks."""
     heads = ["step", "card", "torch", "real MiB", "torch here", "virtual", "%", "why"]
-    heads += ["small workspaces", "real less that", "xMem %"]
+    heads += ["range", "small workspaces", "real less that", "xMem %"]
     lines = []
     for it in found:
         row = it.row
@@ -211,6 +239,7 @@ def peaks(found: list[Found]) -> str:
         said = "" if row.predicted is None else f"{percent(row.predicted, row.real):+.2f}"
         one = [row.name, row.card, row.torch, f"{row.real:.0f}", it.torch, f"{it.peak:.0f}"]
         one += [f"{it.error:+.2f}", why(it)]
+        one += [f"{it.ends[0]:.0f} to {it.ends[1]:.0f}" if it.ends else ""]
         small = ["", ""] if it.small is None else [f"{it.small:.0f}", f"{row.real - it.small:.0f}"]
         lines.append([*one, *small, said])
     return tabulate(lines, heads, disable_numparse=True)
@@ -243,6 +272,25 @@ def summaries(found: list[Found]) -> list[str]:
             if said:
                 text.append(f"    xMem on {len(said)} of them: {spread(said)}")
     return text
+
+
+def ranges(found: list[Found]) -> list[str]:
+    """Return how many rows lie in the ranges that a report has, and how wide these are."""
+    these = [it for it in found if it.ends is not None and not it.row.real_oom]
+    if not these:
+        return []
+    outside = [it for it in these if it.ends and not it.ends[0] <= it.row.real <= it.ends[1]]
+    beyond = [it.row.real / it.ends[1] for it in these if it.ends]
+    widths = [100 * (it.ends[1] - it.ends[0]) / it.row.real for it in these if it.ends]
+    text = (
+        f"Ranges of {KINDS[1]} whose own cuDNN was not asked: {len(these) - len(outside)} of "
+        f"{len(these)} rows lie in them; they are {statistics.median(widths):.0f} % of the real "
+        f"figure wide in the median, and it is {100 * max(beyond):.0f} % of the upper end at most"
+    )
+    return [
+        text,
+        *(f"    outside: {it.row.name}, {it.row.card}, torch {it.torch}" for it in outside),
+    ]
 
 
 def offsets(found: list[Found]) -> list[str]:
@@ -313,6 +361,8 @@ def main() -> None:
         *summaries(found),
         "",
         *offsets(found),
+        "",
+        *ranges(found),
         "",
         *verdicts(found),
         "",

@@ -5,7 +5,8 @@
 The rows are those of data/vae-peaks.csv (data/README.md says where they are from). The interpreter
 needs their torch 2.7, and diffusers 0.33 for Stable Diffusion's. Their cuDNN 9.7.1 cannot be asked
 without a GPU: 9.8.0 is the nearest that can. As there, each model's rows run in one process, one
-after the other; two runs warm up, the mean of five is the figure.
+after the other; two runs warm up, the mean of five is the figure. They run again with the least and
+the largest workspaces, between whose peaks the published ones are to lie.
 """
 
 from __future__ import annotations
@@ -24,10 +25,18 @@ from typing import TYPE_CHECKING
 from provenance import ROOT, line, publish
 from tabulate import tabulate
 
+sys.path.insert(0, str(ROOT))  # of this checkout, not of an installed one
+from pytest_gpumem.devices.cards import CARDS
+from pytest_gpumem.devices.virtual.cudnn_notes import MARGIN
+from pytest_gpumem.measurement import Peak
+from pytest_gpumem.testrun.size_range import widened
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import torch
+
+    from pytest_gpumem.devices.base import RangeEnd
 
 DATA = ROOT / "benchmarks" / "data" / "vae-peaks.csv"
 SIZES = (512, 768, 1024, 1536, 2048)
@@ -46,9 +55,8 @@ TITLE = "Peaks of autoencoders in MiB on an RTX 4090, by their source with torch
 Result = dict[str, tuple[float, float]]
 
 
-def work(model: str) -> None:
-    """Run a model's rows here; print their figures and the versions."""
-    from pytest_gpumem.devices.cards import CARDS
+def work(model: str, end: RangeEnd) -> None:
+    """Run a model's rows here; print their figures, and the versions."""
     from pytest_gpumem.devices.virtual.device import VirtualDevice
 
     device = VirtualDevice.load(CARDS["RTX 4090"])
@@ -57,6 +65,9 @@ def work(model: str) -> None:
     import torch
 
     torch.cuda.init()
+    device.take_sizes(end)
+    if end != "usual":
+        ROUNDS.warm = ROUNDS.count = 1
     peaks = dict(flux_rows() if model == "Flux" else diffusion_rows())
     if unsupported := sorted(device.library.unsupported()):
         raise SystemExit(f"not supported: {', '.join(unsupported)}")
@@ -72,11 +83,23 @@ def clear() -> None:
     torch.cuda.reset_peak_memory_stats()
 
 
-def mean(run: Callable[[], object], *, warm: int = 2, count: int = 5) -> tuple[float, float]:
+@dataclass
+class Rounds:
+    """How often each row runs: as its source's; at the ends of a range once, after one more."""
+
+    warm: int = 2
+    count: int = 5
+
+
+ROUNDS = Rounds()
+
+
+def mean(run: Callable[[], object]) -> tuple[float, float]:
     """Return MiB that a run allocates and reserves more than there was, on average."""
     import torch
 
-    for _ in range(warm):
+    count = ROUNDS.count
+    for _ in range(ROUNDS.warm):
         result = run()
         clear()
     allocated, reserved = 0, 0
@@ -196,11 +219,11 @@ def rows() -> list[dict[str, str]]:
         return list(csv.DictReader(lines))
 
 
-def ask(python: str, model: str) -> tuple[Result, str]:
+def ask(python: str, model: str, end: RangeEnd) -> tuple[Result, str]:
     """Return the figures of a worker, and its versions."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [python, __file__, "--worker", model],
+        [python, __file__, "--worker", model, "--end", end],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -223,43 +246,75 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--worker")
+    parser.add_argument("--end", default="usual")
     options = parser.parse_args()
     if options.worker:
-        work(options.worker)
+        work(options.worker, options.end)
         return
-    peaks: Result = {}
-    for model in ("Flux", "Stable Diffusion"):
-        figures, versions = ask(options.python, model)
-        peaks |= figures
+    peaks: dict[RangeEnd, Result] = {"usual": {}, "least": {}, "most": {}}
+    for end, results in peaks.items():
+        for model in ("Flux", "Stable Diffusion"):
+            figures, versions = ask(options.python, model, end)
+            results.update(figures)
     publish("published_vae", report(peaks, versions))
 
 
-def report(peaks: Result, versions: str) -> str:
+def ends(peaks: dict[RangeEnd, Result], name: str) -> tuple[tuple[float, float], ...]:
+    """Return the ranges of what a row allocates and reserves, as testrun/size_range.py does."""
+    allocated, reserved = zip(*(results[name] for results in peaks.values()), strict=True)
+    most = Peak(round(max(allocated) * MIB), round(max(reserved) * MIB))
+    most = widened(most, MARGIN, CARDS["RTX 4090"].total_memory, full=False)
+    return (min(allocated), most.allocated / MIB), (min(allocated), most.reserved / MIB)
+
+
+def report(peaks: dict[RangeEnd, Result], versions: str) -> str:
     """Return the table and its summaries."""
-    table, groups = [], {}
+    table, groups, inside = [], {}, 0
     for row in rows():
         name = f"{row['model']} {row['operation']} {row['size']} {row['dtype']}"
         real = float(row["allocated_mib"]), float(row["reserved_mib"])
-        errors = [100 * (mine / it - 1) for mine, it in zip(peaks[name], real, strict=True)]
+        usual = peaks["usual"][name]
+        errors = [100 * (mine / it - 1) for mine, it in zip(usual, real, strict=True)]
+        spans = ends(peaks, name)
+        # Published to 0.01 MiB; what is allocated besides is at most 0.1 % of it.
+        inside += all(
+            low * 0.999 <= it <= high * 1.001 for it, (low, high) in zip(real, spans, strict=True)
+        )
         half = "half" if row["dtype"] in ("float16", "bfloat16") else "float32"
         group = "never looked at" if row["unseen"] == "1" else "looked at"
         for key in (f"{group}, {half}", f"{row['model']} {half}"):
             groups.setdefault(key, []).append(errors)
-        figures = [f"{value:.2f}" for pair in zip(real, peaks[name], strict=True) for value in pair]
+        figures = [f"{value:.2f}" for pair in zip(real, usual, strict=True) for value in pair]
         unseen = "yes" if row["unseen"] == "1" else ""
-        table.append([name, *figures, *[f"{error:+.2f}" for error in errors], unseen])
+        shown = [f"{low:.0f} to {high:.0f}" for low, high in spans]
+        table.append([name, *figures, *[f"{error:+.2f}" for error in errors], unseen, *shown])
     heads = ["RTX 4090", "allocated", "virtual", "reserved", "virtual", "allocated %"]
     text = [
         TITLE,
         line(),
         f"here: {versions}",
         "",
-        tabulate(table, [*heads, "reserved %", "never looked at"], disable_numparse=True),
+        tabulate(
+            table,
+            [*heads, "reserved %", "never looked at", "allocated between", "reserved between"],
+            disable_numparse=True,
+        ),
         "",
     ]
     for key, errors in sorted(groups.items()):
         for at, kind in enumerate(("allocated", "reserved")):
             text.append(f"{key}, {kind}: {spread([pair[at] for pair in errors])}")
+    widths = {
+        kind: statistics.median(
+            100 * (high / low - 1) for low, high in (ends(peaks, row[0])[at] for row in table)
+        )
+        for at, kind in enumerate(("allocated", "reserved"))
+    }
+    text.append(
+        f"ranges: {inside} of {len(table)} rows lie in both of theirs, within 0.1 %; the upper end "
+        f"is {widths['allocated']:.0f} % (allocated) and {widths['reserved']:.0f} % (reserved) "
+        "above the lower in the median"
+    )
     return "\n".join(text)
 
 

@@ -54,6 +54,11 @@ def with_ranges(
         peaks = [measurement.peaks, *(parts[part] for parts in ends.values())]
         if all(len(devices) == len(measurement.peaks) for devices in peaks):
             low, high = _each(peaks, min), _each(peaks, max)
+            if uncertain.margin:
+                low = tuple(Peak(peak.allocated, peak.allocated) for peak in low)
+                cap = run.limit or run.info.total_memory
+                full = run.device.uncertain_sizes().unfit > 0
+                high = tuple(widened(peak, uncertain.margin, cap, full=full) for peak in high)
             spanned = PeakRange(low, high, uncertain.reason, uncertain.judged)
             results[part] = part_spec, _with_range(measurement, spanned)
     return results
@@ -69,6 +74,22 @@ def _each(
     )
 
 
+def widened(peak: Peak, percent: int, cap: int, *, full: bool) -> Peak:
+    """Return a largest peak with what may be reserved beyond it.
+
+    Args:
+        peak: the largest of several runs'.
+        percent: of what is reserved, that may be reserved besides.
+        cap: bytes at which PyTorch's allocator empties its cache, and PyTorch takes a workspace
+            that fits.
+        full: whether it did so for the largest: then a size between may have filled the memory.
+    """
+    if full:
+        return Peak(max(peak.allocated, cap), max(peak.reserved, cap))
+    reserved = min(cap, peak.reserved * (100 + percent) // 100)
+    return Peak(peak.allocated, max(peak.reserved, reserved))
+
+
 def _with_range(measurement: Measurement, spanned: PeakRange) -> Measurement:
     """Return a measurement with its range, and a note of it unless its ends are the same."""
     figures = []
@@ -80,6 +101,8 @@ def _with_range(measurement: Measurement, spanned: PeakRange) -> Measurement:
             figures.append(f"{name} {format_size(low)} to {format_size(high)}")
     notes = [*measurement.notes]
     if figures:
-        judged = "; the figures are the largest" if measurement.peaks == spanned.most else ""
+        judged = "; limits are held to the largest" if spanned.judged else ""
+        if measurement.peaks == spanned.most:
+            judged = "; the figures are the largest"
         notes.append(f"{', '.join(figures)}: {spanned.reason}{judged}")
     return replace(measurement, range=spanned, notes=tuple(notes))

@@ -27,7 +27,11 @@ from pytest_gpumem.devices.torch_build import installed_torch, torch_is_imported
 from pytest_gpumem.devices.torch_import import TorchImportHook
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.account_watch import AccountWatch
-from pytest_gpumem.devices.virtual.cudnn_notes import ConvolutionWatch, keep_no_timed_plans
+from pytest_gpumem.devices.virtual.cudnn_notes import (
+    MARGIN,
+    ConvolutionWatch,
+    keep_no_timed_plans,
+)
 from pytest_gpumem.devices.virtual.environment import adapted
 from pytest_gpumem.devices.virtual.frameworks import (
     JAX_PLUGINS,
@@ -233,6 +237,7 @@ class VirtualDevice:
                     part * weight for part, weight in zip(parts, (10000, 100, 1), strict=True)
                 )
             self._library.set_versions(major * 1000 + minor * 10, cudnn)
+            self._convolutions.set_version(cudnn)
         keep_no_timed_plans(torch)
         if self.shown_always:
             self.open(None, self.shown_always)
@@ -505,11 +510,18 @@ class VirtualDevice:
         """See :meth:`pytest_gpumem.devices.base.Device.uncertain_sizes`."""
         counts = self._convolutions.size_counts()
         reasons = [RANGES[library] for library in self._asked_libraries() if library in RANGES]
-        judged = bool(counts.choices) and not counts.larger
+        convolutions = self._convolutions.counts()
+        ranged = convolutions.ranged
+        # Limits are held to what a library chooses, not to an estimate.
+        judged = bool(counts.choices or ranged) and counts.larger <= ranged
+        if ranged:
+            reasons.insert(0, self._convolutions.range_reason())
         if counts.choices:
             reasons.insert(0, "cuDNN's choice in benchmark mode")
         smaller = counts.smaller + counts.choices
-        return UncertainSizes(smaller, counts.larger, "; ".join(reasons), judged)
+        margin = MARGIN if ranged else 0
+        reason = "; ".join(reasons)
+        return UncertainSizes(smaller, counts.larger, reason, judged, margin, convolutions.unfit)
 
     def _asked_libraries(self) -> list[str]:
         """Return the libraries that were asked for sizes which their makers do not document."""

@@ -157,16 +157,24 @@ class Convolutions:
         unknown: convolutions with a workspace that cuDNN could not be asked for; taken as zero.
         asked: of convolutions and attention, with the workspace that cuDNN names.
         astray: of these, on another card than PyTorch had the plan made for.
+        ranged: questions for a convolution's workspace that lies in a range.
+        unfit: how often there was no room for that, so that PyTorch took the next plan.
     """
 
     unknown: int = 0
     asked: int = 0
     astray: int = 0
+    ranged: int = 0
+    unfit: int = 0
 
     def __sub__(self, start: Convolutions) -> Convolutions:
         """Return the plans that ran since an earlier count."""
         return Convolutions(
-            self.unknown - start.unknown, self.asked - start.asked, self.astray - start.astray
+            self.unknown - start.unknown,
+            self.asked - start.asked,
+            self.astray - start.astray,
+            self.ranged - start.ranged,
+            self.unfit - start.unfit,
         )
 
 
@@ -400,7 +408,7 @@ class NativeLibrary:
         self._lib.gpumem_set_endless(text.encode())
 
     def largest_convolution(self) -> int:
-        """Return the bytes of the largest convolution's tensors since the last call of this.
+        """Return the most bytes of workspace that a convolution may have had since the last call.
 
         Only convolutions with unknown workspaces count.
         """
@@ -408,7 +416,7 @@ class NativeLibrary:
 
     def convolutions(self) -> Convolutions:
         """Return how often cuDNN's plans ran in this process so far."""
-        raw = (ctypes.c_uint64 * 3)()
+        raw = (ctypes.c_uint64 * 5)()
         self._lib.gpumem_convolutions(raw)
         return Convolutions(*raw)
 

@@ -22,6 +22,7 @@ enum {
 
 /* installed.c: the functions of the cuDNN that is installed, with its arguments and statuses. */
 int gm_installed_version(void); /* 91002 for cuDNN 9.10.2; 0: there is none at hand */
+bool gm_asks_another_cudnn(void); /* $GPUMEM_CUDNN is not the one that PyTorch was linked with */
 const char *gm_installed_error_string(int status);
 bool gm_installed_last_error(char *message, size_t size);
 int gm_installed_create(int type, void **out);

@@ -10,7 +10,8 @@
  *   for about a second each. With torch.backends.cudnn.benchmark that was nearly all of the time.
  *
  * Where it cannot be asked, there is one engine whose workspace is zero, and the report of a step that ran it says
- * so. Nothing is executed.
+ * so. There, and where another version than PyTorch's own is asked, a convolution's workspace lies in a range, and a
+ * run takes one end of it (base/sizes.c). Nothing is executed.
  */
 #include "cudnn/cudnn.h"
 #include "runtime/runtime.h"
@@ -69,6 +70,7 @@ typedef struct {
     void *installed;       /* that descriptor */
     void *card;            /* of a plan that cuDNN was asked for: the card that it was made for */
     int64_t workspace;     /* of such a plan */
+    uint64_t most;         /* bytes of workspace that a convolution was ever seen to take, by its tensors */
     uint64_t graph;        /* the same of all that belongs to equal graphs with a convolution; else 0 */
 } descriptor;
 
@@ -200,6 +202,7 @@ static int get_installed(descriptor *d, int name, int64_t room, int64_t *count, 
         into[i]->convolves = d->convolves;
         into[i]->alone = d->alone;
         into[i]->graph = d->graph;
+        into[i]->most = d->most;
         into[i]->has_counterpart = true;
     }
     free(handles);
@@ -273,16 +276,48 @@ static uint64_t data_size(int type) {
     }
 }
 
+static uint64_t length_at(const attribute *dimensions, int64_t index) {
+    int64_t length;
+    memcpy(&length, dimensions->data + sizeof length * (size_t)index, sizeof length);
+    return length > 0 ? (uint64_t)length : 1;
+}
+
+static uint64_t element_count(const attribute *dimensions) {
+    uint64_t count = 1;
+    for (int64_t i = 0; i < dimensions->count; i++) count *= length_at(dimensions, i);
+    return count;
+}
+
 static uint64_t tensor_bytes(const attribute *dimensions, const attribute *type) {
     int32_t kind = 0;
     if (type && type->size >= sizeof kind) memcpy(&kind, type->data, sizeof kind);
-    uint64_t bytes = data_size(kind);
-    for (int64_t i = 0; i < dimensions->count; i++) {
-        int64_t length;
-        memcpy(&length, dimensions->data + 8 * (size_t)i, sizeof length);
-        bytes *= length > 0 ? (uint64_t)length : 1;
+    return data_size(kind) * element_count(dimensions);
+}
+
+/* In the published workspaces (benchmarks/results/convolution_ranges.txt) a convolution takes copies of its tensors, and
+ * where its sums are long, partial sums of its result in float32, each of at least so many products. */
+enum { PARTIAL_SUM = 768, FLOAT = 4, PLAN = 512 };
+
+/* The most that an operation's workspace may be, by that. */
+static uint64_t most_workspace(const descriptor *operation) {
+    enum { FILTER, OUTPUT, RESULT };
+    static const int names[][3] = {
+        {703, 705, 705}, /* forward: CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W, _Y */
+        {715, 717, 715}, /* filter gradient: CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW, _DY */
+        {709, 711, 710}, /* data gradient: CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W, _DY, _DX */
+    };
+    const int *of_kind = names[operation->type - OPERATION_CONVOLUTION_FORWARD];
+    const descriptor *tensors[3];
+    const attribute *lengths[3];
+    for (int i = FILTER; i <= RESULT; i++) {
+        const attribute *at = find_attribute(operation, of_kind[i]);
+        tensors[i] = at && at->count ? descriptor_at(at, 0) : NULL;
+        lengths[i] = tensors[i] ? find_attribute(tensors[i], TENSOR_DIMENSIONS) : NULL;
+        if (!lengths[i] || !lengths[i]->count) return operation->bytes + PLAN;
     }
-    return bytes;
+    uint64_t products = element_count(lengths[OUTPUT]) * (element_count(lengths[FILTER]) / length_at(lengths[FILTER], 0));
+    uint64_t sums = products / PARTIAL_SUM * FLOAT, result = tensors[RESULT]->bytes;
+    return operation->bytes - result + (sums > result ? sums : result) + PLAN;
 }
 
 /* FNV-1a (RFC 9923) of all that a graph is made of. */
@@ -312,6 +347,27 @@ static int make_plan(descriptor *plan) {
     return status;
 }
 
+static atomic_ullong ranged_plans; /* convolutions' plans whose workspace lies in a range */
+static atomic_ullong unfit_plans;  /* of these, those that PyTorch did not run: there was no room */
+
+/* The plan that this thread asked last for its workspace and has not run: where that does not fit, PyTorch goes on to
+ * the next of the graph's plans. (ATen/native/cudnn/Conv_v8.cpp: try_plans, try_configs.) */
+static _Thread_local struct {
+    const descriptor *plan;
+    uint64_t graph;
+} not_run;
+
+/* What a plan's workspace is in this run. The plan keeps what cuDNN names: PyTorch's timing tells plans apart by it. */
+static int64_t taken_by(const descriptor *plan) {
+    if (!plan->convolves || (plan->card && !gm_asks_another_cudnn())) return plan->workspace;
+    uint64_t usual = (uint64_t)plan->workspace, most = plan->most > usual ? plan->most : usual;
+    if (not_run.graph == plan->graph && not_run.plan != plan) return plan->workspace;
+    not_run.plan = plan;
+    not_run.graph = plan->graph;
+    atomic_fetch_add_explicit(&ranged_plans, 1, memory_order_relaxed);
+    return (int64_t)gm_size_between(0, usual, most);
+}
+
 /* A tensor knows its bytes; an operation, a graph, an engine, a plan has those of its components. */
 GM_API int cudnnBackendFinalize(descriptor *d) {
     if (!d) return GM_CUDNN_BAD_PARAM;
@@ -331,9 +387,11 @@ GM_API int cudnnBackendFinalize(descriptor *d) {
             d->convolves |= component->convolves;
             d->alone |= component->alone;
             d->has_counterpart |= component->has_counterpart;
+            if (component->most > d->most) d->most = component->most;
             if (component->graph) d->graph = component->graph;
         }
     }
+    if (d->convolves && !d->most) d->most = most_workspace(d);
     if (d->type == OPERATIONGRAPH) {
         const attribute *operations = find_attribute(d, OPERATIONGRAPH_OPS);
         d->alone = d->convolves && operations && operations->count == 1;
@@ -358,6 +416,11 @@ GM_API int cudnnBackendGetAttribute(descriptor *d, int name, int type, int64_t r
         return GM_SUCCESS;
     }
     *count = 0;
+    if (name == EXECUTION_PLAN_WORKSPACE_SIZE && d->type == GM_EXECUTION_PLAN) {
+        *count = 1;
+        if (elements && room > 0) *(int64_t *)elements = taken_by(d);
+        return GM_SUCCESS;
+    }
     if (d->installed) {
         return type == GM_TYPE_BACKEND_DESCRIPTOR && elements
                    ? get_installed(d, name, room, count, elements)
@@ -370,6 +433,8 @@ GM_API int cudnnBackendGetAttribute(descriptor *d, int name, int type, int64_t r
         if (elements && room > 0 && *(descriptor **)elements) {
             (*(descriptor **)elements)->bytes = d->bytes;
             (*(descriptor **)elements)->convolves = d->convolves;
+            (*(descriptor **)elements)->most = d->most;
+            (*(descriptor **)elements)->graph = d->graph;
         }
         return GM_SUCCESS;
     case ENGINE_NUMERICAL_NOTE: case ENGINE_BEHAVIOR_NOTE: case ENGINE_KNOB_INFO: case ENGINE_LAYOUT_INFO:
@@ -378,10 +443,6 @@ GM_API int cudnnBackendGetAttribute(descriptor *d, int name, int type, int64_t r
     case ENGINE_GLOBAL_INDEX: case OPERATIONGRAPH_ENGINE_GLOBAL_COUNT: case ENGINECFG_WORKSPACE_SIZE:
         *count = 1;
         if (elements && room > 0) *(int64_t *)elements = name == OPERATIONGRAPH_ENGINE_GLOBAL_COUNT;
-        return GM_SUCCESS;
-    case EXECUTION_PLAN_WORKSPACE_SIZE:
-        *count = 1;
-        if (elements && room > 0) *(int64_t *)elements = d->workspace;
         return GM_SUCCESS;
     case ENGINECFG_SHARED_MEMORY_USED:
         *count = 1;
@@ -399,20 +460,23 @@ GM_API int cudnnBackendGetAttribute(descriptor *d, int name, int type, int64_t r
     }
 }
 
-static atomic_ullong largest; /* bytes of a plan's tensors */
+static atomic_ullong largest; /* bytes */
 static atomic_ullong estimated_runs; /* runs of convolutions' plans with unknown workspaces */
 static atomic_ullong planned_runs;   /* runs of cuDNN's own plans */
 /* Of these, on another card than they were made for: PyTorch keeps plans for good. */
 static atomic_ullong other_card_runs;
 
 static void count_run(const descriptor *plan) {
+    if (not_run.graph == plan->graph && not_run.plan != plan && plan->convolves)
+        atomic_fetch_add_explicit(&unfit_plans, 1, memory_order_relaxed);
+    not_run.graph = 0;
     gm_count_plan(plan->graph, (uint64_t)plan->workspace);
     if (plan->card) {
         atomic_fetch_add_explicit(&planned_runs, 1, memory_order_relaxed);
         if (plan->card != gm_installed_card()) atomic_fetch_add_explicit(&other_card_runs, 1, memory_order_relaxed);
     } else if (plan->convolves) {
         unsigned long long largest_before = atomic_load(&largest);
-        while (plan->bytes > largest_before && !atomic_compare_exchange_weak(&largest, &largest_before, plan->bytes)) {}
+        while (plan->most > largest_before && !atomic_compare_exchange_weak(&largest, &largest_before, plan->most)) {}
         atomic_fetch_add_explicit(&estimated_runs, 1, memory_order_relaxed);
     } else {
         gm_note_sizes(GM_CUDNN_PLAN);
@@ -427,12 +491,15 @@ GM_API int cudnnBackendExecute(void *handle, descriptor *plan, descriptor *pack)
     return GM_SUCCESS;
 }
 
-/* Bytes of the tensors of the largest convolution with an unknown workspace, since this was last asked. */
+/* The most bytes of workspace of a convolution for which it is not known, since this was last asked. */
 GM_API uint64_t gpumem_largest_convolution(void) { return atomic_exchange(&largest, 0); }
 
-/* How often a convolution with an unknown workspace ran; a plan of cuDNN's; one made for another card. */
-GM_API void gpumem_convolutions(uint64_t out[3]) {
+/* How often a convolution with an unknown workspace ran; a plan of cuDNN's; one made for another card; how often a
+ * convolution's workspace was asked for that lies in a range; how often there was no room for that. */
+GM_API void gpumem_convolutions(uint64_t out[5]) {
     out[0] = atomic_load(&estimated_runs);
     out[1] = atomic_load(&planned_runs);
     out[2] = atomic_load(&other_card_runs);
+    out[3] = atomic_load(&ranged_plans);
+    out[4] = atomic_load(&unfit_plans);
 }

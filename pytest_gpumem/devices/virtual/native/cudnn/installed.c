@@ -35,6 +35,7 @@ static struct {
     int (*get)(void *descriptor, int name, int type, int64_t room, int64_t *count, void *elements);
 } cudnn;
 static atomic_bool opened;       /* all of them are there */
+static atomic_bool asks_another; /* it is another file than PyTorch was linked with */
 static atomic_int found_version; /* of the library, 90501 for 9.5.1; 0: none was found, or looked for */
 
 static bool look_up(void *library) {
@@ -66,6 +67,8 @@ static void open_library(void) {
     const char *path = getenv("GPUMEM_CUDNN");
     bool path_given = path && *path;
     if (path_given && strcmp(path, "none") == 0) return;
+    /* Its version cannot be asked: it would look for its parts by names that the other's have as well. */
+    void *linked = dlopen("libcudnn.so.9", RTLD_LAZY | RTLD_NOLOAD);
     void *library = dlopen(path_given ? path : "libcudnn.so.9", path_given ? RTLD_LAZY : RTLD_LAZY | RTLD_NOLOAD);
     if (!library && path_given) {
         fprintf(stderr, "pytest-gpumem: GPUMEM_CUDNN: %s; give the path of a libcudnn.so.9, or none\n", dlerror());
@@ -80,6 +83,7 @@ static void open_library(void) {
                 gm_cuda_version() / 1000);
         return;
     }
+    atomic_store(&asks_another, library != linked);
     atomic_store(&found_version, version);
     atomic_store(&opened, version >= LEAST_VERSION);
 }
@@ -92,6 +96,11 @@ static void open_once(void) {
 int gm_installed_version(void) {
     open_once();
     return atomic_load(&found_version);
+}
+
+bool gm_asks_another_cudnn(void) {
+    open_once();
+    return atomic_load(&asks_another);
 }
 
 GM_API int gpumem_cudnn_found(void) { return atomic_load(&found_version); }
