@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.cards import Card
 
 _READBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_int)
+_KNOWN_READ = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
 
 _CLOCK_RATE_KHZ = 1_500_000
 """no figure depends on it; code that divides by it must not find 0"""
@@ -402,6 +403,14 @@ class NativeLibrary:
         # kept as an attribute: ctypes does not keep the callback alive for the library
         self._readback_callback = _READBACK(callback) if callback else _READBACK()
         self._lib.gpumem_on_readback(self._readback_callback)
+
+    def on_known_read(self, callback: Callable[[int], bool] | None) -> None:
+        """Call ``callback`` with the address of every copy of known bytes to the host.
+
+        Where it returns True they are unknown: they are of an earlier tensor at that address.
+        """
+        self._known_read_callback = _KNOWN_READ(callback) if callback else _KNOWN_READ()
+        self._lib.gpumem_on_known_read(self._known_read_callback)
 
     def set_endless(self, text: str) -> None:
         """Set the text of the CUDA error of a copy in a loop that would not end."""

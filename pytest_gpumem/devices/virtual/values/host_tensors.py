@@ -12,7 +12,7 @@ from torch import Tensor
 from pytest_gpumem.sizes import KIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 HOST: Final = torch.device("cpu")
 PLAIN: Final = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -41,6 +41,19 @@ def is_plain(tensor: Tensor) -> bool:
         and not tensor.is_quantized
         and not tensor.is_nested
     )
+
+
+def parts_of(tensor: Tensor) -> Sequence[Tensor]:
+    """Return the tensors with memory that one consists of: a sparse or a nested one, or itself."""
+    if tensor.is_nested:
+        return [tensor.values()]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in {torch.sparse_csc, torch.sparse_bsc}:
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [tensor] if tensor.layout is torch.strided and not tensor._is_zerotensor() else []
 
 
 def over_device_memory(tensor: Tensor) -> Tensor:

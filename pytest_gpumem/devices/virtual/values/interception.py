@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import sys
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
-from pytest_gpumem.devices.virtual.values.host_tensors import PLAIN, span
+from pytest_gpumem.devices.virtual.values.host_tensors import PLAIN, parts_of, span, tensors_in
 from pytest_gpumem.devices.virtual.values.operators import OperatorCall, let_pass, traits_of
 from pytest_gpumem.devices.virtual.values.short_ways import is_beyond
 from pytest_gpumem.devices.virtual.values.sized_outputs import taken_of
@@ -125,6 +126,26 @@ def _intercept(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
             _raise_unwrapped(error)
             raise
         return result
+
+
+def is_of_an_operators_own(address: int) -> bool:
+    """Return whether the operator that runs reads memory of its own, and none of its arguments.
+
+    Its kernels wrote there, which do not run: what was known at that address is of an earlier
+    tensor, whose block PyTorch uses again. Called by the native library, on any thread.
+    """
+    frame = sys._getframe(1)
+    if frame.f_code not in {_intercept.__code__, _run.__code__}:
+        return False
+    variables = frame.f_locals
+    arguments = [*variables.get("args", ()), *variables.get("kwargs", {}).values()]
+    if type(variables) is dict:  # before Python 3.13 a copy, which would keep the arguments alive
+        variables.clear()
+    return not any(
+        0 <= address - part.untyped_storage().data_ptr() < part.untyped_storage().nbytes()
+        for tensor in tensors_in(arguments)
+        for part in parts_of(tensor)
+    )
 
 
 def _raise_unwrapped(error: BaseException) -> None:

@@ -32,7 +32,10 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
     span,
     tensors_in,
 )
-from pytest_gpumem.devices.virtual.values.interception import Interception
+from pytest_gpumem.devices.virtual.values.interception import (
+    Interception,
+    is_of_an_operators_own,
+)
 from pytest_gpumem.devices.virtual.values.known import KnownValues
 from pytest_gpumem.devices.virtual.values.operators import CARRIED
 from pytest_gpumem.devices.virtual.values.precision import in_types_of_the_host
@@ -114,12 +117,14 @@ class ValueMode:
             most = int(available_memory() * SHARE_OF_HOST)
             self._library.set_value_limits(most, most)
         self._library.compute_values(on=True)
+        self._library.on_known_read(is_of_an_operators_own)
         Interception.begin(self)
         return self
 
     def __exit__(self, *_error: object) -> None:
         """Compute no more."""
         Interception.end()
+        self._library.on_known_read(None)
         self._library.compute_values(on=False)
         self._library.set_value_limits(MOST_COPIED, MOST_BACKED)
 
@@ -400,7 +405,8 @@ class ValueMode:
         if len(pairs) != len(tensors_in(result)):
             return False
         for tensor, copy in plan.copies:
-            if not self.values.write(tensor, copy, assumed=plan.assumed):
+            is_same = tensor.shape == copy.shape  # not of out= where CUDA's operator resized it
+            if not is_same or not self.values.write(tensor, copy, assumed=plan.assumed):
                 self.values.forget(tensor)
         are_fresh = {id(tensor) for tensor in fresh}
         for tensor, values in pairs:

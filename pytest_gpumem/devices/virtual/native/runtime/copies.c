@@ -7,6 +7,7 @@
 
 static atomic_ullong readbacks, readback_bytes;
 static int (*_Atomic on_readback)(uint64_t size, int sized);
+static int (*_Atomic on_known_read)(uint64_t address);
 
 int gm_note_readback(size_t size) {
     atomic_fetch_add_explicit(&readbacks, 1, memory_order_relaxed);
@@ -23,6 +24,12 @@ static bool captured(void *on) {
     return status != 0;
 }
 
+/* Whether known bytes are none of this copy's: an operator of PyTorch's reads memory of its own. */
+static bool is_stale(const void *from, size_t size) {
+    int (*callback)(uint64_t) = atomic_load_explicit(&on_known_read, memory_order_relaxed);
+    return callback && gm_is_known(from, size) && callback((uint64_t)(uintptr_t)from);
+}
+
 static int copy(void *to, const void *from, size_t size, bool later) {
     if (size == 0) return GM_SUCCESS;
     if (!to || !from) return GM_INVALID_VALUE;
@@ -35,7 +42,7 @@ static int copy(void *to, const void *from, size_t size, bool later) {
         memmove(to, from, size);
     } else if (!later && gm_queue_take(to, size)) {
         return GM_SUCCESS; /* before what is known there: a freed block that PyTorch uses again may hold old bytes */
-    } else if (later || !gm_read(from, to, size)) {
+    } else if (later || is_stale(from, size) || !gm_read(from, to, size)) {
         memset(to, 0, size);
         return gm_note_readback(size);
     }
@@ -139,6 +146,10 @@ GM_API int cudaPointerGetAttributes(pointer_attributes *out, const void *pointer
 /* Sets the function that is called, with no lock held, at every copy of unknown bytes to the host, with its size and whether
  * an operator chooses a size by it. It returns whether the copy is to fail: of a loop that would not end. */
 GM_API void gpumem_on_readback(int (*callback)(uint64_t, int)) { atomic_store(&on_readback, callback); }
+
+/* Sets the function that is called, with no lock held, at every copy of known bytes to the host, with their address. It
+ * returns whether these are of an earlier tensor there, and unknown now. */
+GM_API void gpumem_on_known_read(int (*callback)(uint64_t)) { atomic_store(&on_known_read, callback); }
 
 /* Copies to the host so far, and their bytes. */
 GM_API void gpumem_readbacks(uint64_t *out) {
