@@ -72,10 +72,13 @@ def tensors(found: Any) -> Iterator[Any]:  # noqa: ANN401 - whatever an operator
 
 def backwards(found: Any) -> None:  # noqa: ANN401
     """Differentiate the sum of a result's magnitudes."""
+    import torch
+
     total: Any = None
     for each in tensors(found):
         if each.requires_grad and each.grad_fn is not None:
-            dense = each.to_dense() if each.layout.__str__() != "torch.strided" else each
+            dense = each.values() if each.is_nested else each
+            dense = dense.to_dense() if dense.layout is not torch.strided else dense
             part = (dense.abs() if dense.is_complex() else dense).sum()
             total = part if total is None else total + part.to(total.dtype)
     if total is not None:

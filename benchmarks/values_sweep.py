@@ -1,11 +1,15 @@
 """Which of PyTorch's operators have the CPU's results on the virtual GPU that computes values.
 
-    python benchmarks/values_sweep.py [--samples 4] [--types float32,int64] [--only NAME ...]
+    python benchmarks/values_sweep.py [--values auto] [--samples 4] [--types int64] [--only NAME]
 
 Takes the operators and samples of op_sweep.py, runs each on the CPU and, with everything computed,
 on the virtual GPU, forwards and backwards, and compares results and gradients: sizes, types and
 values, within a tolerance of a CPU against a GPU. Each chunk of operators runs in a fork: one that
 crashes is named and the rest goes on.
+
+With ``--values auto`` each operator runs as in a test under that option, the default, and the sizes
+of its results are compared with the CPU's, its peak with that of everything computed
+(sweep_sizes.py).
 """
 
 from __future__ import annotations
@@ -22,12 +26,17 @@ from typing import TYPE_CHECKING, Any
 
 from op_sweep import backwards, database, kinds_of, name_of, tensors
 from provenance import line, publish
+from sweep_cases import entries
+from sweep_sizes import VERDICTS, moved, sizes_compared, summary
 from tabulate import tabulate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from pytest_gpumem.devices.virtual.values.mode import ValueMode
+
+    Compare = Callable[[list[str], list[str], int], Iterator[dict[str, Any]]]
+    """takes operators' names, types and the most samples; yields a record before and after each"""
 
 CHUNK = 40
 """operators a process"""
@@ -37,22 +46,6 @@ KINDS = ("float32", "bfloat16", "complex64", "int64", "bool")
 TOLERANCES = {"float32": 1e-3, "complex64": 1e-3, "bfloat16": 3e-2, "float16": 1e-2}
 UNDEFINED = ("empty", "new_empty")
 """operators whose results have no values"""
-
-
-def moved(value: Any, device: str, *, grad: bool) -> Any:  # noqa: ANN401 - a sample's part
-    """Return a copy of a sample's part on a device; its tensors are leaves."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        there = value.detach().clone().to(device)
-        real = there.is_floating_point() or there.is_complex()
-        return there.requires_grad_() if grad and real else there
-    if isinstance(value, (list, tuple)):
-        parts = [moved(part, device, grad=grad) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if isinstance(value, dict):
-        return {key: moved(part, device, grad=grad) for key, part in value.items()}
-    return torch.device(device) if value in {torch.device("cpu"), "cpu"} else value
 
 
 def outcome(op: Any, sample: Any, device: str, *, grad: bool) -> list[Any]:  # noqa: ANN401
@@ -143,11 +136,6 @@ def attempt(op: Any, kind: Any, most: int, mode: ValueMode) -> tuple[int, str, s
     return compared, problem, cpu
 
 
-def summary(error: Exception) -> str:
-    """Return an error in a line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:110]}"
-
-
 def compare(names: Iterable[str], kinds: list[str], most: int) -> Iterator[dict[str, Any]]:
     """Compare operators; yield a record before and after each."""
     import pytest_gpumem
@@ -180,7 +168,9 @@ def compare(names: Iterable[str], kinds: list[str], most: int) -> Iterator[dict[
     signal.alarm(0)
 
 
-def forked(names: list[str], kinds: list[str], most: int) -> Iterator[dict[str, Any]]:
+def forked(
+    compare: Compare, names: list[str], kinds: list[str], most: int
+) -> Iterator[dict[str, Any]]:
     """Compare operators in a fork; yield its records, and at last how it ended."""
     read, write = os.pipe()
     child = os.fork()
@@ -199,12 +189,14 @@ def forked(names: list[str], kinds: list[str], most: int) -> Iterator[dict[str, 
         yield {"ended": signal.Signals(-status).name if status < 0 else f"exit status {status}"}
 
 
-def swept(names: list[str], kinds: list[str], most: int) -> dict[str, dict[str, Any]]:
+def swept(
+    compare: Compare, names: list[str], kinds: list[str], most: int
+) -> dict[str, dict[str, Any]]:
     """Compare all operators; return what became of each."""
     records: dict[str, dict[str, Any]] = {}
     while left := [name for name in names if name not in records]:
         current = left[0]
-        for record in forked(left[:CHUNK], kinds, most):
+        for record in forked(compare, left[:CHUNK], kinds, most):
             if "begun" in record:
                 current = record["begun"]
             elif "done" in record:
@@ -255,11 +247,54 @@ def why(record: dict[str, Any]) -> str:
     return str(record.get("crash") or record["reason"] or record["cpu"])
 
 
+def report_of_sizes(
+    records: dict[str, dict[str, Any]], kinds: list[str], most: int, seconds: float
+) -> str:
+    """Return the result of ``--values auto`` as text."""
+    worst: dict[str, list[str]] = {verdict: [] for verdict in VERDICTS}
+    totals: Counter[str] = Counter()
+    for name, record in sorted(records.items()):
+        counts = {"crashes or hangs": 1} if "crash" in record else record["counts"]
+        totals.update(counts)
+        if counts:
+            worst[min(counts, key=VERDICTS.index)].append(name)
+    rows = [[verdict, totals[verdict], len(worst[verdict])] for verdict in VERDICTS]
+    total = ["", sum(totals.values()), sum(map(len, worst.values()))]
+    lines = [
+        "Sizes of operators on the virtual GPU (H100) under --gpumem-values=auto, the default",
+        f"up to {most} samples of each in {', '.join(kinds)}; in place, with out=, sparse, nested,",
+        "lists, torchvision's, and gradients: types, shapes, strides, storage as on the CPU,",
+        "peaks as with everything computed",
+        line(),
+        "",
+        tabulate([*rows, total], ["calls", "number", "operators whose worst"]),
+        "",
+        f"in {seconds:.0f} s",
+    ]
+    for verdict in VERDICTS[:-2]:
+        listed = [name for name, record in records.items() if verdict in record.get("examples", {})]
+        listed += [name for name in worst[verdict] if "crash" in records[name]]
+        if listed:
+            lines += ["", f"{verdict}:"]
+            lines += [
+                f"    {name}: {example_of(records[name], verdict)}" for name in sorted(listed)
+            ]
+    return "\n".join(lines)
+
+
+def example_of(record: dict[str, Any], verdict: str) -> str:
+    """Return an operator's first call of a verdict, and how many there are."""
+    if "crash" in record:
+        return str(record["crash"])
+    return f"{record['counts'][verdict]}, {record['examples'][verdict][:230]}"
+
+
 def main(arguments: Iterable[str] | None = None) -> int:
     """Sweep; return 1 where an operator crashes."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
+    parser.add_argument("--values", choices=("full", "auto"), default="full", help="computed")
     parser.add_argument("--samples", type=int, default=4, help="most samples of an operator")
     parser.add_argument("--types", default=",".join(KINDS), help="of the samples")
     parser.add_argument("--every", type=int, default=1, help="one operator of so many")
@@ -271,15 +306,19 @@ def main(arguments: Iterable[str] | None = None) -> int:
 
     VirtualDevice.load(CARDS["H100"])  # before torch; forks initialise it
     started = time.monotonic()
-    names = args.only or sorted({name_of(op) for op in database()})[:: args.every]
-    if len(names) < CHUNK:
-        database()  # for the forks
-    records = swept(names, kinds, args.samples)
-    text = report(records, kinds, args.samples, time.monotonic() - started)
+    sizes_alone = args.values == "auto"
+    known = entries() if sizes_alone else {name_of(op) for op in database()}
+    names = args.only or sorted(known)[:: args.every]
+    records = swept(sizes_compared if sizes_alone else compare, names, kinds, args.samples)
+    write = report_of_sizes if sizes_alone else report
+    text = write(records, kinds, args.samples, time.monotonic() - started)
     if args.only or args.every > 1:
         print(text)
     else:
-        publish("values_sweep", text)
+        publish("values_sweep_auto" if sizes_alone else "values_sweep", text)
+    if sizes_alone:
+        bad = {"crashes or hangs", "differs in silence"}
+        return any("crash" in record or bad & {*record["counts"]} for record in records.values())
     return any(verdict(record) == "crashes or hangs" for record in records.values())
 
 
