@@ -1,7 +1,8 @@
-"""PyTorch's operators on the virtual GPU: a part of benchmarks/op_sweep.py, which has them all."""
+"""PyTorch's operators on the virtual GPU: a part of benchmarks/op_sweep.py and values_sweep.py."""
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from helpers.paths import ROOT
 from helpers.warm import HANGS, warm_python
 
 SWEEP = ROOT / "benchmarks" / "op_sweep.py"
+SIZES = ROOT / "benchmarks" / "values_sweep.py"
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tabulate") is None, reason="tabulate is not installed"
 )
@@ -41,6 +43,40 @@ def test_an_operator_that_looks_at_values_is_named():
     assert done.returncode == 0, done.stderr
     assert outcomes(done.stdout) == {"runs": 1, "fails, having read values": 1, "operators": 2}
     assert "linalg.eig: float32: RuntimeError: torch.linalg.eig: input tensor" in done.stdout
+
+
+def test_no_operator_has_a_wrong_size_without_a_note():
+    """Each fortieth of some 1,000 under the default options, and some that read values back."""
+    sized = ["nonzero", "masked_select", "unique", "to_sparse", "torchvision nms", "bincount"]
+    options = ["--values", "auto", "--samples", "1", "--types", "float32,bool"]
+    for chosen in (["--every", "40"], ["--only", *sized]):
+        command = [warm_python(), str(SIZES), *options, *chosen]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert re.search(r"^differs in silence +0 +0$", done.stdout, re.MULTILINE)
+        assert int(re.search(r"^the same +(\d+)", done.stdout, re.MULTILINE)[1]) >= 8
+
+
+def test_a_wrong_size_without_a_note_is_named(tmp_path):
+    program = tmp_path / "silent.py"
+    program.write_text(
+        f"""
+import sys
+
+sys.path.insert(0, {str(SIZES.parent)!r})
+import values_sweep
+from pytest_gpumem.devices.virtual import readbacks
+
+readbacks.decides = lambda *_arguments, **_options: False
+options = ["--values", "auto", "--samples", "2", "--types", "float32", "--only", "unique"]
+sys.exit(values_sweep.main(options))
+"""
+    )
+    done = subprocess.run(
+        [warm_python(), str(program)], capture_output=True, text=True, timeout=HANGS, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "differs in silence:\n    unique: " in done.stdout
 
 
 def test_a_crash_and_a_hang_are_named_and_the_rest_goes_on(tmp_path):
