@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 SPARSE = ("sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
 
 
+CRASHING = {"split_with_sizes"}
+"""operators whose backward pass of nested tensors ends the process, on the CPU too (torch 2.15)"""
+
+
 class Case(NamedTuple):
     """One call."""
 
@@ -114,7 +118,8 @@ def jagged_calls(op: Any, kinds: Iterable[str], most: int) -> Iterator[Case]:  #
     if "float32" in kinds:
         for kind in kinds_of(op, ["float32"]):
             for sample in first(2 * most, op.sample_inputs, kind):
-                yield Case(str(kind)[6:], op.op, sample, differentiates(op, kind))
+                grad = differentiates(op, kind) and op.name not in CRASHING
+                yield Case(str(kind)[6:], op.op, sample, grad)
 
 
 def vision_calls(name: str, kinds: Iterable[str], most: int) -> Iterator[Case]:

@@ -24,14 +24,16 @@ import warnings
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from op_sweep import backwards, database, kinds_of, name_of, tensors
+from op_sweep import backwards, tensors
 from provenance import line, publish
-from sweep_cases import Case, differentiates, entries, first
+from sweep_cases import entries
 from sweep_sizes import VERDICTS, moved, sizes_compared, summary
 from tabulate import tabulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from sweep_cases import Case
 
     from pytest_gpumem.devices.virtual.values.mode import ValueMode
 
@@ -49,39 +51,45 @@ UNDEFINED = ("empty", "new_empty")
 """operators whose results have no values"""
 
 
-def outcome(op: Any, sample: Any, device: str, *, grad: bool) -> list[Any]:  # noqa: ANN401
-    """Run a sample on a device; return its results and gradients, on the host."""
+def outcome(case: Case, device: str) -> list[Any]:
+    """Run a call on a device; return its results and gradients, on the host."""
     import torch
 
+    sample, grad = case.sample, case.grad
     given = (sample.input, tuple(sample.args), dict(sample.kwargs))
     arguments = moved(given, device, grad=grad)
     if not list(tensors(given[0])) and not list(tensors(given[1])):
         arguments[2]["device"] = device
     torch.manual_seed(0)
-    result = op(arguments[0], *arguments[1], **arguments[2])
+    result = case.function(arguments[0], *arguments[1], **arguments[2])
     if grad:
         backwards(sample.output_process_fn_grad(result))
     leaves = [leaf for part in (arguments[0], arguments[1]) for leaf in tensors(part)]
     gradients = [leaf.grad for leaf in leaves if leaf.is_leaf and leaf.grad is not None]
     results = list(tensors(result)) if not isinstance(result, (bool, int, float)) else [result]
-    return [
+    hosts = (
         part.detach().cpu() if isinstance(part, torch.Tensor) else part
         for part in (*results, *gradients)
+    )
+    return [
+        part.values() if isinstance(part, torch.Tensor) and part.is_nested else part
+        for part in hosts
     ]
 
 
-def difference(op: Any, kind: Any, results: list[Any], expected: list[Any]) -> str:  # noqa: ANN401
-    """Return in a line how results differ from the CPU's, or nothing."""
+def difference(name: str, case: Case, results: list[Any], expected: list[Any]) -> str:
+    """Return in a line how an operator's results differ from the CPU's, or nothing."""
     import torch
 
     if len(results) != len(expected):
         return f"{len(results)} results instead of {len(expected)}"
-    name = str(kind)[6:]
-    tolerance = TOLERANCES.get(name, 0.0)
+    tolerance = TOLERANCES.get(case.label.split()[0], 0.0)
+    base = name.removeprefix("nested ")
+    is_random = base in RANDOM or any(base.startswith(f"{random}.") for random in RANDOM)
     for place, (result, wanted) in enumerate(zip(results, expected, strict=True)):
         if isinstance(result, torch.Tensor) and result.is_floating_point():
             result = result.to(wanted.dtype)  # noqa: PLW2901 - PyTorch's CUDA code chose its type
-        if name_of(op).startswith(UNDEFINED) or op.name in RANDOM:
+        if base.startswith(UNDEFINED) or is_random:
             if isinstance(wanted, torch.Tensor) and result.shape != wanted.shape:
                 return f"result {place}: sizes {tuple(result.shape)} not {tuple(wanted.shape)}"
             continue
@@ -124,7 +132,7 @@ def is_as_exact(case: Case, results: list[Any], expected: list[Any]) -> bool:
         args=tuple(map(widened, sample.args)),
         kwargs={key: widened(part) for key, part in sample.kwargs.items()},
     )
-    exact = outcome(case.function, wide, "cpu", grad=case.grad)
+    exact = outcome(case._replace(sample=wide), "cpu")
     errors = (
         [
             (part.float() - true.float()).abs().max().item()
@@ -147,39 +155,35 @@ RANDOM = {
 """operators whose results differ between a CPU and a GPU, which draw other random numbers"""
 
 
-def attempt(op: Any, kind: Any, most: int, mode: ValueMode) -> dict[str, Any]:  # noqa: ANN401
-    """Compare an operator's samples in a type.
+def attempt(name: str, case: Case, mode: ValueMode, record: dict[str, Any]) -> None:
+    """Compare a call of an operator, and note in a record how the first that differs does.
 
-    Returns:
-        how many were compared; how the first that differs does, and the first that a GPU alone
-        refuses, or has in a type of its own; why the CPU alone failed.
+    Beside it stand the first that a GPU alone refuses, or has in a type of its own, and why the CPU
+    alone failed.
     """
-    record: dict[str, Any] = {"compared": 0, "reason": "", "own": "", "cpu": ""}
-    grad = differentiates(op, kind)
-    for sample in first(most, op.sample_inputs, kind):
-        try:
-            expected = outcome(op, sample, "cpu", grad=grad)
-        except Exception as error:  # noqa: BLE001
-            record["cpu"] = record["cpu"] or summary(error)
-            continue
-        try:
-            with mode:
-                results = outcome(op, sample, "cuda", grad=grad)
-        except Exception as error:  # noqa: BLE001
-            place = "own" if is_refused(op, sample, summary(error), grad=grad) else "reason"
-            record[place] = record[place] or summary(error)
-            continue
-        record["compared"] += 1
-        record["own"] = record["own"] or own_types(results, expected)
-        problem = difference(op, kind, results, expected)
-        half = str(kind) in {"torch.bfloat16", "torch.float16"}
-        if problem and half and is_as_exact(Case("", op, sample, grad), results, expected):
-            problem = ""
-        record["reason"] = record["reason"] or problem
-    return record
+    kind = case.label
+    try:
+        expected = outcome(case, "cpu")
+    except Exception as error:  # noqa: BLE001
+        record["cpu"] = record["cpu"] or f"{kind}: {summary(error)}"
+        return
+    try:
+        with mode:
+            results = outcome(case, "cuda")
+    except Exception as error:  # noqa: BLE001
+        place = "own" if is_refused(case, summary(error)) else "reason"
+        record[place] = record[place] or f"{kind}: {summary(error)}"
+        return
+    record["compared"] += 1
+    own = own_types(results, expected)
+    problem = difference(name, case, results, expected)
+    if problem and kind.startswith("bfloat16") and is_as_exact(case, results, expected):
+        problem = ""
+    record["own"] = record["own"] or (own and f"{kind}: {own}")
+    record["reason"] = record["reason"] or (problem and f"{kind}: {problem}")
 
 
-def is_refused(op: Any, sample: Any, error: str, *, grad: bool) -> bool:  # noqa: ANN401 - an OpInfo
+def is_refused(case: Case, error: str) -> bool:
     """Return whether PyTorch's CUDA code alone fails alike, and has read no value before."""
     from pytest_gpumem.devices.virtual.device import VirtualDevice
 
@@ -187,7 +191,7 @@ def is_refused(op: Any, sample: Any, error: str, *, grad: bool) -> bool:  # noqa
     assert device is not None
     before = device.library.counters().readbacks
     try:
-        outcome(op, sample, "cuda", grad=grad)
+        outcome(case, "cuda")
     except Exception as failure:  # noqa: BLE001
         return summary(failure) == error and device.library.counters().readbacks == before
     return False
@@ -204,22 +208,17 @@ def compare(names: Iterable[str], kinds: list[str], most: int) -> Iterator[dict[
     warnings.simplefilter("ignore")
     device = VirtualDevice.loaded()
     assert device is not None
-    known = {name_of(op): op for op in database()}
+    known = entries()
     for name in names:
         signal.alarm(SLOWEST_S)
         yield {"begun": name}
         record: dict[str, Any] = {"done": name, "compared": 0, "reason": "", "own": "", "cpu": ""}
         mode = ValueMode(device.library, "full")
-        op = known[name]
-        for kind in kinds_of(op, kinds):
+        for case in known[name](kinds, most):
             try:
-                of_kind = attempt(op, kind, most, mode)
-            except Exception as error:  # noqa: BLE001 - making a sample
-                of_kind = {"compared": 0, "cpu": summary(error)}
-            record["compared"] += of_kind.pop("compared")
-            for reason, text in of_kind.items():
-                if text and not record[reason]:
-                    record[reason] = f"{str(kind)[6:]}: {text}"
+                attempt(name, case, mode, record)
+            except Exception as error:  # noqa: BLE001, PERF203 - results that cannot be compared
+                record["reason"] = record["reason"] or f"{case.label}: {summary(error)}"
         record["failures"] = mode.failures
         yield record
     signal.alarm(0)
@@ -281,12 +280,13 @@ def report(records: dict[str, dict[str, Any]], kinds: list[str], most: int, seco
     samples = sum(record["compared"] for record in records.values())
     lines = [
         "PyTorch's operators on the virtual GPU (H100) with everything computed, and on the CPU",
-        f"up to {most} samples of each in {', '.join(kinds)}, where it has them; gradients too",
+        f"up to {most} samples of each in {', '.join(kinds)}; gradients too, in place, with out=,",
+        "sparse, nested, lists, torchvision's",
         line(),
         "",
         tabulate([*rows, ["operators", len(records)]], ["results", "operators"]),
         "",
-        f"{samples} samples were compared, in {seconds:.0f} s",
+        f"{samples} calls were compared, in {seconds:.0f} s",
     ]
     for kind in ("crashes or hangs", "differs", OWN, "the CPU has none"):
         names = sorted(name for name, kind_of in verdicts.items() if kind_of == kind)
@@ -366,8 +366,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     VirtualDevice.load(CARDS["H100"])  # before torch; forks initialise it
     started = time.monotonic()
     sizes_alone = args.values == "auto"
-    known = entries() if sizes_alone else {name_of(op) for op in database()}
-    names = args.only or sorted(known)[:: args.every]
+    names = args.only or sorted(entries())[:: args.every]
     records = swept(sizes_compared if sizes_alone else compare, names, kinds, args.samples)
     write = report_of_sizes if sizes_alone else report
     text = write(records, kinds, args.samples, time.monotonic() - started)
