@@ -27,7 +27,15 @@ from typing import TYPE_CHECKING, Any
 from op_sweep import backwards, tensors
 from provenance import line, publish
 from sweep_cases import entries
-from sweep_sizes import VERDICTS, moved, sizes_compared, summary
+from sweep_sizes import (
+    VERDICTS,
+    form_of,
+    forms_of,
+    moved,
+    shapes,
+    sizes_compared,
+    summary,
+)
 from tabulate import tabulate
 
 if TYPE_CHECKING:
@@ -102,13 +110,15 @@ def difference(name: str, case: Case, results: list[Any], expected: list[Any]) -
     return ""
 
 
-def own_types(results: list[Any], expected: list[Any]) -> str:
-    """Return in a line which type a GPU's result has that the CPU's has not, or nothing."""
+def own_form(results: list[Any], expected: list[Any]) -> str:
+    """Return in a line the type or the sizes that the CPU's result has not, or nothing."""
     import torch
 
     for place, (result, wanted) in enumerate(zip(results, expected, strict=False)):
-        if isinstance(result, torch.Tensor) and result.dtype != wanted.dtype:
-            return f"result {place}: {result.dtype} not {wanted.dtype}"
+        if isinstance(result, torch.Tensor):
+            forms = [(str(part.dtype), [*part.shape]) for part in (result, wanted)]
+            if forms[0] != forms[1]:
+                return f"result {place}: {forms[0]} not {forms[1]}"
     return ""
 
 
@@ -171,11 +181,18 @@ def attempt(name: str, case: Case, mode: ValueMode, record: dict[str, Any]) -> N
         with mode:
             results = outcome(case, "cuda")
     except Exception as error:  # noqa: BLE001
-        place = "own" if is_refused(case, summary(error)) else "reason"
+        place = "own" if alone(case)[1] == summary(error) else "reason"
         record[place] = record[place] or f"{kind}: {summary(error)}"
         return
     record["compared"] += 1
-    own = own_types(results, expected)
+    own = own_form(results, expected)
+    if own and alone(case)[0] == shapes([form_of(result) for result in results]):
+        expected = [
+            wanted if result.shape == wanted.shape else result
+            for result, wanted in zip(results, expected, strict=True)
+        ]
+    else:
+        own = ""
     problem = difference(name, case, results, expected)
     if problem and kind.startswith("bfloat16") and is_as_exact(case, results, expected):
         problem = ""
@@ -183,18 +200,18 @@ def attempt(name: str, case: Case, mode: ValueMode, record: dict[str, Any]) -> N
     record["reason"] = record["reason"] or (problem and f"{kind}: {problem}")
 
 
-def is_refused(case: Case, error: str) -> bool:
-    """Return whether PyTorch's CUDA code alone fails alike, and has read no value before."""
+def alone(case: Case) -> tuple[Any, str]:
+    """Return the types and sizes, or the error, of PyTorch's CUDA code that has read no value."""
     from pytest_gpumem.devices.virtual.device import VirtualDevice
 
     device = VirtualDevice.loaded()
     assert device is not None
-    before = device.library.counters().readbacks
+    before, sizes, error = device.library.counters().readbacks, None, ""
     try:
-        outcome(case, "cuda")
+        sizes = shapes(forms_of(case, "cuda", lambda: None))
     except Exception as failure:  # noqa: BLE001
-        return summary(failure) == error and device.library.counters().readbacks == before
-    return False
+        error = summary(failure)
+    return (sizes, error) if device.library.counters().readbacks == before else (None, "")
 
 
 def compare(names: Iterable[str], kinds: list[str], most: int) -> Iterator[dict[str, Any]]:

@@ -319,6 +319,20 @@ def convolution_add_relu(
     return total.relu()
 
 
+def into_out(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+    """Return an equivalent of batch normalisation that writes into ``out=`` tensors."""
+
+    def written(
+        *args: object, out: Tensor, save_mean: Tensor, save_invstd: Tensor
+    ) -> tuple[Tensor, ...]:
+        targets = out, save_mean, save_invstd
+        for target, result in zip(targets, function(*args), strict=True):
+            target.resize_(result.shape).copy_(result)
+        return targets
+
+    return written
+
+
 EQUIVALENTS: Final[dict[OpOverload, Callable[..., Any]]] = {
     aten._unique2.default: unique2,
     aten.unique_dim.default: unique_dim,
@@ -350,6 +364,9 @@ EQUIVALENTS: Final[dict[OpOverload, Callable[..., Any]]] = {
     aten.native_batch_norm.default: normalization.batch_norm,
     aten._native_batch_norm_legit.default: normalization.batch_norm,
     aten._native_batch_norm_legit.no_stats: normalization.batch_norm_no_stats,
+    aten.native_batch_norm.out: into_out(normalization.batch_norm),
+    aten._native_batch_norm_legit.out: into_out(normalization.batch_norm),
+    aten._native_batch_norm_legit.no_stats_out: into_out(normalization.batch_norm_no_stats),
     aten.native_batch_norm_backward.default: normalization.batch_norm_backward,
     aten.cudnn_batch_norm.default: normalization.cudnn_batch_norm,
     aten.cudnn_batch_norm_backward.default: normalization.cudnn_batch_norm_backward,

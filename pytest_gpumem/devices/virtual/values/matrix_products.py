@@ -19,7 +19,7 @@ def product(
 ) -> Tensor:
     """Return mm or bmm, summed and stored in another type."""
     result = left.to(dtype) @ right.to(dtype)
-    return result if out is None else out.copy_(result)
+    return result if out is None else out.resize_(result.shape).copy_(result)
 
 
 def added_product(
@@ -36,7 +36,7 @@ def added_product(
     result = alpha * (left.to(dtype) @ right.to(dtype))
     if beta:
         result = result + beta * added.to(dtype)
-    return result if out is None else out.copy_(result)
+    return result if out is None else out.resize_(result.shape).copy_(result)
 
 
 def _factors(scale: Tensor, matrix: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ def scaled_mm(
     if bias is not None:
         result = result + bias.float()
     result = result.to(out_dtype or left.dtype)
-    return result if out is None else out.copy_(result)
+    return result if out is None else out.resize_(result.shape).copy_(result)
 
 
 def grouped_mm(

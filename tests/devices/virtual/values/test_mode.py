@@ -421,12 +421,17 @@ def test_old_values_of_memory_that_is_used_again_are_no_answer():
 
 
 @pytest.mark.usefixtures("mode")
-def test_a_result_that_cuda_resizes_is_unknown_and_no_error():
+def test_results_that_cuda_resizes_have_their_values():
     import torch
 
-    arguments = [torch.ones(2, device="cuda") for _ in range(4)]
-    out = tuple(torch.empty(0, device="cuda") for _ in range(3))
-    torch.native_batch_norm(
-        torch.ones(3, 2, 4, device="cuda"), *arguments, False, 0.1, 1e-5, out=out
-    )
+    kind = {"dtype": torch.bfloat16, "device": "cuda"}
+    arguments = [torch.ones(2, **kind) for _ in range(4)]
+    types = torch.bfloat16, torch.float32, torch.float32
+    out = tuple(torch.empty(0, dtype=dtype, device="cuda") for dtype in types)
+    torch.native_batch_norm(torch.ones(3, 2, 4, **kind), *arguments, False, 0.1, 1e-5, out=out)
     assert [tuple(tensor.shape) for tensor in out] == [(3, 2, 4), (2,), (2,)]
+    assert out[0].eq(1).all()
+    eight = torch.ones(32, 16, device="cuda").to(torch.float8_e4m3fn)
+    one, product = torch.ones((), device="cuda"), torch.empty(0, device="cuda").bfloat16()
+    torch._scaled_mm(eight, eight.t(), one, one, out_dtype=torch.bfloat16, out=product)
+    assert product.eq(16).all()
