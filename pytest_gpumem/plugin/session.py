@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.devices.base import Values
     from pytest_gpumem.devices.select import Choice
-    from pytest_gpumem.measurement import DeviceInfo, Measurement, ReadsValues
+    from pytest_gpumem.measurement import DeviceInfo, Measurement
     from pytest_gpumem.plugin.settings import Settings
     from pytest_gpumem.relations import Relation
     from pytest_gpumem.spec import MemorySpec
@@ -489,6 +489,9 @@ class MemorySession:
             policy = replace(policy, shrinkage="note")  # another rank may have taken more
         if self._rank is not None:
             policy = replace(policy, launcher=self._rank.launcher)
+        needed: Values = "off"
+        if self._rank is None and self._values_asked(run.spec) == "auto":
+            needed = run.device.needed_values()
         verdict = judge(
             measurement,
             spec,
@@ -512,15 +515,8 @@ class MemorySession:
             location=item.location(),
             baseline=declared.baseline,
             baseline_entry=lookup.entry,
-            reads_values=self._needs_values(run),
+            reads_values="full" if needed == "full" else needed != "off",
         )
-
-    def _needs_values(self, run: Run) -> ReadsValues:
-        """Return what a baseline remembers of a test that was not told which values it has."""
-        if self._rank is not None or self._values_asked(run.spec) != "auto":
-            return False
-        needed = run.device.needed_values()
-        return "full" if needed == "full" else needed != "off"
 
 
 class WorthlessError(GpuMemError):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.devices.virtual import native
+from pytest_gpumem.devices.virtual.operator_functions import OperatorFunctions, operator_functions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -332,9 +333,13 @@ class NativeLibrary:
         """Set the bytes of the largest copy that is carried out, and of all of the host's pages."""
         self._lib.gpumem_set_value_limits(ctypes.c_uint64(copy), ctypes.c_uint64(backing))
 
-    def running_operators(self) -> ctypes.c_int:
-        """Return the number of operators that run now, to be counted by whoever runs them."""
-        return ctypes.c_int.in_dll(self._lib, "gpumem_running_operators")
+    def operator_functions(self, key: int) -> OperatorFunctions:
+        """Return the functions that whoever runs operators calls around each of them."""
+        return operator_functions(self._lib, key)
+
+    def count_operators(self, change: int) -> None:
+        """Count operators that begin to run (1), or have ended (-1), by themselves."""
+        self._lib.gpumem_count_operators(change)
 
     def compute_values(self, *, on: bool) -> None:
         """Say whether Python writes the results of operators: their launches change nothing."""

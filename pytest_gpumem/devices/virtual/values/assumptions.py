@@ -7,32 +7,12 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
+from pytest_gpumem.devices.virtual.values.operators import FALSE_FOR, INDICES, TRUE_FOR
+
 if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.values.operators import OperatorCall
 
 SEED: Final = 2_147_483_647
-TRUE_FOR: Final = {"all", "isclose", "isfinite"}
-FALSE_FOR: Final = {"any", "isnan", "isinf", "logical_not"}
-INDICES: Final = {
-    "argmax",
-    "argmin",
-    "argsort",
-    "kthvalue",
-    "max",
-    "median",
-    "min",
-    "mode",
-    "multinomial",
-    "nanmedian",
-    "sort",
-    "topk",
-}
-"""operators with indices into their first argument among their results"""
-UNSCALES: Final = "_amp_foreach_non_finite_check_and_unscale_"
-"""GradScaler's operator, which sets its second argument where a gradient is not finite"""
-ASSUMED: Final = {*TRUE_FOR, *FALSE_FOR, *INDICES, "sum", "count_nonzero", UNSCALES}
-"""operators with results that are assumed at once, where nothing is known; those of others are
-unknown until they decide"""
 MOST_CHOICES: Final = 256
 """of so many, as of experts, distinct ones are chosen; of more, repetitions are rare"""
 

@@ -233,7 +233,7 @@ class DeferredValues:
         if self._is_computed(recipe):
             storage = _device_storage(recipe)
             if changes:
-                storage = _copy_of(storage)
+                storage = storage.clone()
         else:
             result = self._result_of(recipe, None)
             if result is None or result.shape != torch.Size(recipe.layout.size):
@@ -273,12 +273,6 @@ class DeferredValues:
 
 def _device_storage(recipe: Recipe) -> Any:  # noqa: ANN401 - a storage
     return torch._C._construct_storage_from_data_pointer(recipe.address, HOST, recipe.nbytes)
-
-
-def _copy_of(storage: Any) -> Any:  # noqa: ANN401 - as the storage
-    copy = torch.UntypedStorage(storage.nbytes())
-    copy.copy_(storage)
-    return copy
 
 
 def _mapped(arguments: object, function: Callable[[object], object]) -> Any:  # noqa: ANN401 - as the arguments

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
+from pytest_gpumem.devices.virtual.library import MOST_COPIED
 from pytest_gpumem.sizes import KIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from typing import Any
 
 HOST: Final = torch.device("cpu")
 PLAIN: Final = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 """types of tensors whose data pointer is where their values lie; others are wrappers"""
+NUMBERS: Final = {bool, int, float, complex}
 
 
 def available_memory() -> int:
@@ -87,6 +90,24 @@ def span(tensor: Tensor) -> int:
             return 0
         elements += (size - 1) * stride
     return elements * tensor.element_size()
+
+
+def ranges_of(results: Sequence[Any]) -> list[int]:
+    """Return the addresses and sizes of an operator's results, if one of them is large.
+
+    All are unknown then. Else the list is empty.
+    """
+    ranges: list[int] = []
+    is_large = False
+    for result in results:
+        if type(result) in PLAIN and result.layout is torch.strided:
+            if result.is_cuda:
+                nbytes = result.nbytes
+                is_large = is_large or nbytes > MOST_COPIED
+                ranges += result.data_ptr(), nbytes if result.is_contiguous() else span(result)
+        elif result is not None and type(result) not in NUMBERS:
+            return []
+    return ranges if is_large else []
 
 
 def tensors_in(arguments: object) -> list[Tensor]:

@@ -15,9 +15,17 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
-from pytest_gpumem.devices.virtual.values.host_tensors import PLAIN, parts_of, span, tensors_in
+from pytest_gpumem.devices.virtual.library import MOST_COPIED
+from pytest_gpumem.devices.virtual.values.host_tensors import (
+    NUMBERS,
+    PLAIN,
+    parts_of,
+    ranges_of,
+    span,
+    tensors_in,
+)
 from pytest_gpumem.devices.virtual.values.operators import OperatorCall, let_pass, traits_of
-from pytest_gpumem.devices.virtual.values.short_ways import is_beyond
+from pytest_gpumem.devices.virtual.values.short_ways import makes_new
 from pytest_gpumem.devices.virtual.values.sized_outputs import taken_of
 from pytest_gpumem.devices.virtual.values.tracing import keep_from
 
@@ -32,8 +40,10 @@ if TYPE_CHECKING:
 KEY: Final = "Fake"
 """a dispatch key that is unused, below autograd and the keys of modes and of subclasses"""
 _KEY: Final = torch._C._dispatch_key_parse(KEY)
+NUMBER: Final = int(_KEY)  # type: ignore[call-overload] # an enum of C++'s
 _KEYS: Final = torch._C.DispatchKeySet(_KEY)
-NUMBERS: Final = {bool, int, float, complex}
+FLOATS: Final = {torch.float32, torch.float16, torch.bfloat16, torch.float64}
+_STRIDED: Final = torch.strided
 _Without = torch._C._ExcludeDispatchKeyGuard
 
 
@@ -41,7 +51,9 @@ class Computer(Protocol):
     """The computer of values: mode.py's ValueMode, which documents these names."""
 
     full: bool
-    running: ctypes.c_int
+    begins: Callable[[], None]
+    ended: Callable[..., None]
+    count: Callable[[int], None]
     readbacks: Readbacks
     forget: Callable[[int, int], None]
     short_ways: dict[object, ShortWay]
@@ -93,39 +105,50 @@ def _intercept(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
     """Run a CUDA operator, and have a mode compute its values.
 
     Most operators of a step write one large tensor, which is unknown then. They take the short way,
-    which is all that a step without small tensors pays for.
+    which is all that a step without small tensors pays for: each attribute that it reads counts.
     """
     __tracebackhide__ = True
-    with _Without(_KEYS):
-        mode = Interception.mode
-        if mode is None:
+    mode = Interception.mode
+    if mode is None:
+        with _Without(_KEYS):
             return op._op(*args, **kwargs)
-        is_short = mode.short_ways.get(op._op)  # a hash of OpOverload's own runs Python's code
-        try:
-            if is_short is None or not is_short(args, kwargs):
+    is_running = False
+    try:
+        operator = op._op  # a hash of OpOverload's own, and a call, run Python's code
+        is_short = mode.short_ways.get(operator)
+        if is_short is None or not (is_short is makes_new or is_short(args, kwargs)):
+            with _Without(_KEYS):
                 return _run(mode, op, args, kwargs)
-            mode.running.value += 1
-            try:
-                result = op._op(*args, **kwargs)  # no frame of PyTorch's: it would keep arguments
-            finally:
-                mode.running.value -= 1
-            if type(result) in PLAIN:
-                if result.layout is torch.strided:
-                    if is_beyond(result):
-                        if result.is_floating_point():
-                            mode.forget(result.data_ptr(), span(result))
-                            return result
-                    elif not result.is_cuda:
-                        return result
-            elif type(result) in NUMBERS:
+        is_running = True
+        mode.begins()
+        result = operator(*args, **kwargs)
+        if type(result) in PLAIN and result.layout is _STRIDED:
+            nbytes = result.nbytes
+            if nbytes > MOST_COPIED and result.dtype in FLOATS and result.is_cuda:
+                if not result.is_contiguous():
+                    nbytes = span(result)
+                address = result.data_ptr()
+                is_running = False
+                mode.ended(address, nbytes)
                 return result
-            mode.finish(OperatorCall(op, traits_of(op), args, kwargs), result, None)
-        except BaseException as error:
-            # This frame is in the error's traceback and must not keep tensors alive by it.
-            del args, kwargs
-            _raise_unwrapped(error)
-            raise
-        return result
+            is_done = not result.is_cuda
+        else:
+            is_done = type(result) in NUMBERS
+        several = type(result) is tuple and is_short is makes_new
+        ranges = ranges_of(result) if several else ()
+        is_running = False
+        mode.ended(*ranges)
+        if not (is_done or ranges):
+            with _Without(_KEYS):
+                mode.finish(OperatorCall(op, traits_of(op), args, kwargs), result, None)
+    except BaseException as error:
+        if is_running:
+            mode.ended()
+        # This frame is in the error's traceback and must not keep tensors alive by it.
+        del args, kwargs
+        _raise_unwrapped(error)
+        raise
+    return result
 
 
 def is_of_an_operators_own(address: int) -> bool:
@@ -171,7 +194,7 @@ def _run(mode: Computer, op: OpOverload, args: Any, kwargs: Any) -> Any:  # noqa
     blind = traits.sized and not mode.sizes_told and (plan is None or plan.result is None)
     if blind:
         mode.look_away()
-    mode.running.value += 1
+    mode.count(1)
     try:
         result = op._op(*args, **kwargs)
     except BaseException:
@@ -179,7 +202,7 @@ def _run(mode: Computer, op: OpOverload, args: Any, kwargs: Any) -> Any:  # noqa
         call = call._replace(args=(), kwargs={})
         raise
     finally:
-        mode.running.value -= 1
+        mode.count(-1)
         mode.readbacks.answered = False
         if blind:
             mode.look_again()

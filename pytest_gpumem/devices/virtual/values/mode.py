@@ -14,13 +14,7 @@ from torch import Tensor
 
 from pytest_gpumem.devices.virtual.library import MOST_BACKED, MOST_COPIED
 from pytest_gpumem.devices.virtual.readbacks import Readbacks
-from pytest_gpumem.devices.virtual.values.assumptions import (
-    ASSUMED,
-    FALSE_FOR,
-    TRUE_FOR,
-    UNSCALES,
-    Assumptions,
-)
+from pytest_gpumem.devices.virtual.values.assumptions import Assumptions
 from pytest_gpumem.devices.virtual.values.deferred import DeferredValues
 from pytest_gpumem.devices.virtual.values.equivalents import EQUIVALENTS
 from pytest_gpumem.devices.virtual.values.host_tensors import (
@@ -29,15 +23,23 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
     map_arguments,
     over_device_memory,
     paired,
+    ranges_of,
     span,
     tensors_in,
 )
 from pytest_gpumem.devices.virtual.values.interception import (
+    NUMBER,
     Interception,
     is_of_an_operators_own,
 )
 from pytest_gpumem.devices.virtual.values.known import KnownValues
-from pytest_gpumem.devices.virtual.values.operators import CARRIED
+from pytest_gpumem.devices.virtual.values.operators import (
+    ASSUMED,
+    CARRIED,
+    FALSE_FOR,
+    TRUE_FOR,
+    UNSCALES,
+)
 from pytest_gpumem.devices.virtual.values.precision import in_types_of_the_host
 from pytest_gpumem.devices.virtual.values.short_ways import MOST_FLOATS
 from pytest_gpumem.devices.virtual.values.sized_outputs import ANSWERS, CHECKS, copies_of, masks_of
@@ -94,8 +96,8 @@ class ValueMode:
         """
         self._library = library
         self.full = scope == "full"
-        self.running = library.running_operators()
-        """is more than 0 while an operator runs whose results are written here"""
+        self.begins, self.ended, self._forget_ranges = library.operator_functions(NUMBER)
+        self.count: Callable[[int], None] = library.count_operators
         self.forget = library.forgetting()
         self.sizes_told = False
         """whether the operator that runs asks for no size but those of masks, which are queued"""
@@ -334,7 +336,11 @@ class ValueMode:
         """Write an operator's values once the CUDA operator has run, or make them unknown."""
         if call.name in CARRIED:
             return
-        if plan is None and (self._forgets_sparse(call, result) or self._forgets(call, result)):
+        if plan is None and (
+            self._forgets_sparse(call, result)
+            or self._forgets(call, result)
+            or self._forgets_several(call, result)
+        ):
             return
         written = [tensor for tensor in call.written() if is_plain(tensor)]
         outputs = [tensor for tensor in tensors_in(result) if is_plain(tensor)]
@@ -393,6 +399,21 @@ class ValueMode:
             if not (call.traits.copies and call.copies_bytes_to(result)):
                 self.forget(result.data_ptr(), span(result))
         return True
+
+    def _forgets_several(self, call: OperatorCall, result: object) -> bool:
+        """Make all unknown that an operator with several results, or none, has written.
+
+        That is so where one of them is large. False: none is, or it returns one tensor.
+        """
+        if result is not None and not isinstance(result, (tuple, list)):
+            return False
+        traits = call.traits
+        if self.full or call.name in ASSUMED or traits.allocates or traits.copies:
+            return False
+        ranges = ranges_of([*(result or ()), *(call.written() if traits.written else ())])
+        if ranges:
+            self._forget_ranges(*ranges)
+        return bool(ranges)
 
     def _write(
         self, call: OperatorCall, fresh: Sequence[Tensor], result: object, host: object, plan: Plan

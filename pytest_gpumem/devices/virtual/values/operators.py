@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from pytest_gpumem.devices.virtual.values.host_tensors import tensors_in
-from pytest_gpumem.devices.virtual.values.short_ways import short_way
+from pytest_gpumem.devices.virtual.values.short_ways import makes_assumed, makes_new, short_way
 from pytest_gpumem.devices.virtual.values.sized_outputs import COPIES
 
 if TYPE_CHECKING:
@@ -49,6 +49,28 @@ UNREAD: Final = {
     "aten::_scaled_dot_product_cudnn_attention_backward": ("cum_seq_q", "cum_seq_k"),
 }
 """arguments of CUDA's operators that their equivalents do not read"""
+TRUE_FOR: Final = {"all", "isclose", "isfinite"}
+FALSE_FOR: Final = {"any", "isnan", "isinf", "logical_not"}
+INDICES: Final = {
+    "argmax",
+    "argmin",
+    "argsort",
+    "kthvalue",
+    "max",
+    "median",
+    "min",
+    "mode",
+    "multinomial",
+    "nanmedian",
+    "sort",
+    "topk",
+}
+"""operators with indices into their first argument among their results"""
+UNSCALES: Final = "_amp_foreach_non_finite_check_and_unscale_"
+"""GradScaler's operator, which sets its second argument where a gradient is not finite"""
+ASSUMED: Final = {*TRUE_FOR, *FALSE_FOR, *INDICES, "sum", "count_nonzero", UNSCALES}
+"""operators with results that are assumed at once, where nothing is known; those of others are
+unknown until they decide"""
 READS: Final = "_local_scalar_dense"
 """the operator behind ``item()``: it copies a tensor's own bytes to the host"""
 READERS: Final = {READS, "is_nonzero"}
@@ -164,6 +186,8 @@ def traits_of(op: OpOverload) -> Traits:
         copies=copies,
         reads_back=name == READS,
     )
+    if way is makes_new and name in ASSUMED:
+        way = makes_assumed
     return Traits(
         name=name,
         copies=copies,

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
 from pytest_gpumem.devices.virtual.library import MOST_COPIED
 from pytest_gpumem.devices.virtual.values.host_tensors import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from torch import Tensor
 
     ShortWay = Callable[[Sequence[Any], Mapping[str, Any]], bool]
     """takes a call's arguments"""
@@ -30,13 +30,13 @@ OF_CONSTANTS: Final = {
 masks that are added to scores. Other operators' depend on weights or on activations."""
 
 
-def is_beyond(tensor: Tensor) -> bool:
-    """Return whether a tensor of a device is large."""
-    return tensor.nbytes > MOST_COPIED and tensor.is_cuda
-
-
 def makes_new(_args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:
     """Return True: whether the new tensor is large is seen afterwards."""
+    return True
+
+
+def makes_assumed(_args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:
+    """Return True: the new tensors that are small, of several, have assumed values afterwards."""
     return True
 
 
@@ -56,7 +56,13 @@ def stays_on_host(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 def writes_large(args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:
     """Return whether the tensor that is written is large."""
-    return bool(args) and type(args[0]) in PLAIN and is_beyond(args[0])
+    tensor = args[0]
+    return (
+        type(tensor) in PLAIN
+        and tensor.layout is torch.strided  # a sparse tensor has no nbytes
+        and tensor.nbytes > MOST_COPIED
+        and tensor.is_cuda
+    )
 
 
 def reads_host(args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:
@@ -65,7 +71,12 @@ def reads_host(args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:
 
 
 def short_way(
-    name: str, written: Sequence[int], *, first_is_tensor: bool, copies: bool, reads_back: bool
+    name: str,
+    written: Sequence[int],
+    *,
+    first_is_tensor: bool,
+    copies: bool,
+    reads_back: bool,
 ) -> ShortWay | None:
     """Return the test of an operator's calls for that; None: no call passes.
 

@@ -217,6 +217,10 @@ void gm_forget(const void *address, uint64_t size);             /* unknown bytes
 void gm_forget_all(void);  /* kernels ran: unknown bytes are written somewhere */
 void gm_values_trim(void); /* the pages of unknown bytes go back to the host */
 
+/* ---- operators.c: whether an operator of PyTorch's runs, whose results Python knows of ---- */
+
+bool gm_operator_runs(void);
+
 /* ---- copy_queue.c: what this thread's next copies to the host bring, as Python computed it ---- */
 
 bool gm_queue_take(void *to, uint64_t size); /* false: nothing is queued, or a copy of another size */

@@ -36,10 +36,6 @@ static atomic_size_t known_count, backed_count;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_bool computing; /* Python computes values, and says what an operator of PyTorch's writes */
 
-/* Operators of PyTorch's that run now; Python counts them. Kernels beside them (Triton's, an extension's, a graph's) write
- * what nobody says. */
-GM_API atomic_int gpumem_running_operators;
-
 static uintptr_t page_of(uintptr_t address) { return address & ~(PAGE - 1); }
 static uintptr_t page_end(uintptr_t address) { return (address + PAGE - 1) & ~(PAGE - 1); }
 
@@ -222,9 +218,7 @@ static void forget_known(void) {
 
 void gm_forget_all(void) {
     if (nothing_known()) return;
-    bool told = atomic_load_explicit(&computing, memory_order_relaxed) &&
-                atomic_load_explicit(&gpumem_running_operators, memory_order_relaxed) > 0;
-    if (!told) forget_known();
+    if (!atomic_load_explicit(&computing, memory_order_relaxed) || !gm_operator_runs()) forget_known();
 }
 
 /* Between two measured tests: what fixtures of wider scope hold stays known, as the tests that share it read it. */
