@@ -1,9 +1,12 @@
 """What values cost on the virtual GPU: an operator that is not computed, and whole training steps.
 
+The last table has steps with all values computed (``values="full"``), of less than the 256 MiB up
+to which a test that fails by values runs once more so.
+
     python benchmarks/values.py [--repeats 7] [--dry]
 
-Each is run without values and with those of small tensors (``values="auto"``), by turns. Times are
-those of the processor, which other processes on the machine do not lengthen.
+Each other one is run without values and with those of small tensors (``values="auto"``), by turns.
+Times are those of the processor, which other processes on the machine do not lengthen.
 """
 
 from __future__ import annotations
@@ -85,6 +88,39 @@ def training() -> dict[str, Callable[[], Callable[[], None]]]:
     }
 
 
+def computed() -> dict[str, Callable[[], Callable[[], None]]]:
+    """Return the makers of steps that take less than 256 MiB."""
+    import models_transformer as transformers
+    import torchvision
+    from training import by_class, by_token, images, tokens, train
+
+    gpt = partial(transformers.Gpt, dim=384, heads=6, depth=4, vocabulary=6144)
+    return {
+        "ResNet-18, 8 images of 96 x 96": partial(
+            train, torchvision.models.resnet18, images(8, 96), by_class
+        ),
+        "GPT of 4 layers, 2 x 256 tokens": partial(train, gpt, tokens(2, 256, 6144), by_token),
+    }
+
+
+def seconds_computed(build: Callable[[], Callable[[], None]]) -> tuple[float, float]:
+    """Return the wall time of a model's making and two steps, all computed, and the peak in MiB."""
+    import torch
+
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
+
+    device = VirtualDevice.loaded()
+    device.compute_values("full")
+    torch.cuda.reset_peak_memory_stats()
+    started = time.perf_counter()
+    step = build()
+    step()
+    step()
+    seconds = time.perf_counter() - started
+    device.compute_values("off")
+    return seconds, torch.cuda.max_memory_allocated() / 2**20
+
+
 def main() -> None:
     """Time all of them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -127,8 +163,18 @@ def main() -> None:
         colalign=("left", "right", "right", "right"),
         disable_numparse=True,
     )
+    rows = []
+    for name, build in computed().items():
+        seconds, mib = min(seconds_computed(build) for _ in range(3))
+        rows.append([name, f"{mib:.0f}", f"{seconds:.1f}"])
+    full = tabulate(
+        rows,
+        ["two steps, all values computed", "peak MiB", "wall s"],
+        colalign=("left", "right", "right"),
+        disable_numparse=True,
+    )
     head = f"What values cost on the virtual GPU ({CARD}); the shortest of {options.repeats} rounds"
-    text = "\n".join([head, line("torchvision"), "", cost, "", steps])
+    text = "\n".join([head, line("torchvision"), "", cost, "", steps, "", full])
     if options.dry:
         print(text)
     else:

@@ -283,7 +283,12 @@ def test_an_optimizer_is_resumed_with_its_state_on_the_device():
 def test_a_kernel_of_nobodys_operator_makes_all_unknown(mode):
     import torch
 
+    large = torch.randn(1000, 1000, device="cuda")
     x = torch.ones(4, device="cuda")
+    for _ in range(2):  # the second one takes the short way, and fails there
+        with pytest.raises(RuntimeError, match="size"):
+            large.mul_(torch.ones(3, device="cuda"))
+    large.add_(1)
     assert mode.values.is_known(x)
     torch.cuda._sleep(1)  # a kernel that no operator launches
     assert not mode.values.is_known(x)

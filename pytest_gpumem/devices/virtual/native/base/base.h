@@ -214,12 +214,9 @@ bool gm_read(const void *address, void *out, uint64_t size);    /* false: not al
 bool gm_is_known(const void *address, uint64_t size);
 bool gm_open_for_writing(void *address, uint64_t size);         /* false: too much; the bytes are unknown then */
 void gm_forget(const void *address, uint64_t size);             /* unknown bytes are written there */
+void gm_count_operators(int change);                            /* of PyTorch's: Python says what they write */
 void gm_forget_all(void);  /* kernels ran: unknown bytes are written somewhere */
 void gm_values_trim(void); /* the pages of unknown bytes go back to the host */
-
-/* ---- operators.c: whether an operator of PyTorch's runs, whose results Python knows of ---- */
-
-bool gm_operator_runs(void);
 
 /* ---- copy_queue.c: what this thread's next copies to the host bring, as Python computed it ---- */
 

@@ -1,24 +1,15 @@
-/* Operators of PyTorch's that run now. Kernels beside them (Triton's, an extension's, a graph's) write what nobody says.
- *
- * Python calls two functions around each operator of a step. ctypes takes 0.25 us for a call with two numbers, and these
+/* Functions that Python calls around each operator of a step. ctypes takes 0.25 us for a call with two numbers, and these
  * 0.05: they are methods as CPython's own modules have them (METH_FASTCALL, of its stable ABI). Python gives the addresses
  * of the functions of its own that they need, as this library is loaded into programs without Python too. */
-#include <stdatomic.h>
-
-#include "base.h"
+#include "base/base.h"
 
 typedef void *object;
 
-static atomic_int running;
 static object none;
 static void (*keep)(object);
 static uint64_t (*number_of)(object);
 static void (*exclude)(uint16_t key, bool on); /* a dispatch key of PyTorch's, of this thread */
 static uint16_t key;
-
-bool gm_operator_runs(void) { return atomic_load_explicit(&running, memory_order_relaxed) > 0; }
-
-GM_API void gpumem_count_operators(int change) { atomic_fetch_add_explicit(&running, change, memory_order_relaxed); }
 
 GM_API void gpumem_prepare_operators(object the_none, void (*inc_ref)(object), uint64_t (*as_uint64)(object),
                                      void (*exclude_key)(uint16_t, bool), uint64_t excluded_key) {
@@ -32,7 +23,7 @@ GM_API void gpumem_prepare_operators(object the_none, void (*inc_ref)(object), u
 GM_API object gpumem_operator_begins(object module, object no_argument) {
     (void)module, (void)no_argument;
     exclude(key, true);
-    gpumem_count_operators(1);
+    gm_count_operators(1);
     keep(none);
     return none;
 }
@@ -48,7 +39,7 @@ GM_API object gpumem_forget_ranges(object module, const object *arguments, intpt
 
 /* With addresses and their sizes: the operator has written there, and nowhere else. */
 GM_API object gpumem_operator_ended(object module, const object *arguments, intptr_t count) {
-    gpumem_count_operators(-1);
+    gm_count_operators(-1);
     exclude(key, false);
     return gpumem_forget_ranges(module, arguments, count);
 }

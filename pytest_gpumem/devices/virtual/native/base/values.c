@@ -36,6 +36,10 @@ static atomic_size_t known_count, backed_count;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_bool computing; /* Python computes values, and says what an operator of PyTorch's writes */
 
+/* Operators of PyTorch's that run now; Python counts them. Kernels beside them (Triton's, an extension's, a graph's) write
+ * what nobody says. */
+static atomic_int running_operators;
+
 static uintptr_t page_of(uintptr_t address) { return address & ~(PAGE - 1); }
 static uintptr_t page_end(uintptr_t address) { return (address + PAGE - 1) & ~(PAGE - 1); }
 
@@ -218,7 +222,9 @@ static void forget_known(void) {
 
 void gm_forget_all(void) {
     if (nothing_known()) return;
-    if (!atomic_load_explicit(&computing, memory_order_relaxed) || !gm_operator_runs()) forget_known();
+    bool told = atomic_load_explicit(&computing, memory_order_relaxed) &&
+                atomic_load_explicit(&running_operators, memory_order_relaxed) > 0;
+    if (!told) forget_known();
 }
 
 /* Between two measured tests: what fixtures of wider scope hold stays known, as the tests that share it read it. */
@@ -228,6 +234,8 @@ void gm_values_trim(void) {
     publish_counts();
     pthread_mutex_unlock(&lock);
 }
+
+void gm_count_operators(int change) { atomic_fetch_add_explicit(&running_operators, change, memory_order_relaxed); }
 
 void gm_forget(const void *address, uint64_t size) {
     uintptr_t start = (uintptr_t)address, end = start + size;
@@ -331,6 +339,8 @@ GM_API void gpumem_values(uint64_t out[2]) {
 
 /* While Python computes values, it says itself which bytes are known: a launch by an operator changes nothing. */
 GM_API void gpumem_compute_values(int on) { atomic_store(&computing, on); }
+
+GM_API void gpumem_count_operators(int change) { gm_count_operators(change); }
 
 GM_API int gpumem_is_known(const void *address, uint64_t size) { return gm_is_known(address, size); }
 
