@@ -51,7 +51,7 @@ NOT_COMPUTED = (
 )
 MOST_COMPUTED: Final = 256 * MIB
 """bytes that a test may allocate at its peak to run once more with all values computed: that takes
-seconds, and so much of the host's memory"""
+so much of the host's memory, and about a second for two training steps (benchmarks/values.py)"""
 RAN_COMPUTED = (
     "it failed by values that were not computed, and was run once more with all values computed: "
     'its baseline, or values="full", has them computed in its first run'
