@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import pytest
+
 from pytest_gpumem.baselines.store import WHOLE_TEST, BaselineStore
 from pytest_gpumem.errors import BaselineError, GpuMemError
 from pytest_gpumem.judge.judge import judge
@@ -74,7 +76,16 @@ class Finished(NamedTuple):
 
 def _is_of_values(error: BaseException | None) -> bool:
     """Return whether an error is of the kinds with which a test or a library refuses a value."""
-    return isinstance(error, (AssertionError, ValueError)) and not isinstance(error, GpuMemError)
+    kinds = (AssertionError, pytest.fail.Exception, ValueError, ArithmeticError, LookupError)
+    return isinstance(error, kinds) and not isinstance(error, GpuMemError)
+
+
+def _is_of_sizes(error: BaseException | None) -> bool:
+    """Return whether an error is of the kind with which PyTorch refuses sizes."""
+    others = (GpuMemError, NotImplementedError, RecursionError)
+    if not isinstance(error, RuntimeError) or isinstance(error, others):
+        return False
+    return find_out_of_memory(error) is None
 
 
 class MemorySession:
@@ -219,14 +230,18 @@ class MemorySession:
         assert run is not None  # noqa: S101 - for the type checker
         run.device.expect_rerun(expected=False)
         may_rerun = in_call and self._may_rerun(run, debugging=debugging)
+        of_values = _is_of_values(error)
         if in_call and run.disturbed(error):
             finished = self._finish_alone(item, run, error)
-        elif may_rerun and run.device.decided_blindly(failed=_is_of_values(error)):
+        elif may_rerun and run.device.decided_blindly(failed=of_values):
             finished = self._finish_with_values(item, run, error)
         else:
             finished = Finished(self._finish(item, error, debugging=debugging), error)
         error = finished.error
-        if error is None or not _is_of_values(error) or not run.device.has_guessed(failed=True):
+        of_values = _is_of_values(error)
+        if error is None or not (of_values or _is_of_sizes(error)):
+            return finished
+        if not run.device.has_guessed(failed=of_values):
             return finished
         measured = run.measurement()
         is_small = measured.peak_allocated <= MOST_COMPUTED
@@ -254,7 +269,7 @@ class MemorySession:
             again = attempt.error
             if attempt.passed or (again is not None and find_out_of_memory(again) is not None):
                 return Finished(self._finish(item, again), again)
-            if _is_of_values(again) and not run.device.has_guessed(failed=True):
+            if again is not None and not run.device.has_guessed(failed=True):
                 return Finished([], again)
         return None
 
@@ -301,7 +316,12 @@ class MemorySession:
             return Finished(self._finish(item, error), error)
         if error is not None:
             return Finished([], again or error)
-        # It fails with values alone: the first run's verdict stands.
+        # With small values it fails: all values decide, or else the first run's verdict stands.
+        is_small = first[""][1].peak_allocated <= MOST_COMPUTED
+        if again is not None and is_small and (_is_of_values(again) or _is_of_sizes(again)):
+            computed = self._finish_computed(item, run, again)
+            if computed is not None:
+                return computed
         run.device.compute_values("off")
         note = f"with its values computed the test failed: {shown_error(again)}" if again else ""
         results = [

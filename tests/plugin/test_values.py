@@ -273,6 +273,26 @@ def test_decides():
     if not x.square().mean() == 4:
         raise ValueError("not 4")
 
+def first_rows():
+    # All 400, where values are computed, of a tensor that is not small.
+    x = torch.full((400, 400), 2.0, device="cuda")
+    return (x.square().mean(1) > 3).nonzero()[:, 0]
+
+@pytest.mark.gpu_memory
+def test_index():
+    sizes = [len(first_rows())]
+    assert [None] * 400 + sizes
+    ([None] * sizes[0])[399]
+
+@pytest.mark.gpu_memory
+def test_size():
+    first_rows().view(400, 1)
+
+@pytest.mark.gpu_memory
+def test_fails_by_name():
+    if torch.full((400, 400), 2.0, device="cuda").square().mean() != 4:
+        pytest.fail("not 4")
+
 @pytest.mark.gpu_memory
 def test_wrong():
     assert losses("cuda", 1)[0] < 0
@@ -290,9 +310,9 @@ def test_runs():
 
 def test_a_small_test_that_fails_by_values_runs_again_with_all_computed(suite):
     session = suite.run(source=TRAINS)
-    assert session.outcomes == {"passed": 3, "failed": 2}, session.out
+    assert session.outcomes == {"passed": 6, "failed": 2}, session.out
     assert "was run once more with all values computed" in session.flat
-    assert "(2 tests)" in session.flat
+    assert "(5 tests)" in session.flat
     assert "test_wrong - assert 0.3255" in session.flat  # the CPU's loss
     assert "test_negative - assert -0.000" in session.flat
     assert "values are not computed here" not in session.flat

@@ -51,7 +51,7 @@ class Assumptions:
             return torch.full(result.shape, is_true)
         if result.is_floating_point() or result.is_complex() or not isinstance(source, Tensor):
             return None
-        if name in INDICES:
+        if name in INDICES and result.dtype == torch.int64:
             return self._indices(call, result, source)
         if name in {"sum", "count_nonzero"} and result.numel():
             share = source.numel() // result.numel()

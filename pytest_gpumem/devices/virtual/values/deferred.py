@@ -40,6 +40,8 @@ MOST_STEPS: Final = 32
 """operators that lead to a tensor, one after the other: in a loop each would add one"""
 MOST_KEPT: Final = 128 * MIB
 """bytes of the host's memory for the arguments of these operators"""
+DECIDING: Final = (torch.bool, torch.int16, torch.int32, torch.int64)
+"""types of masks, token ids, edges and labels; batches of images and weights are not of these"""
 MOST_RANGES: Final = 64
 """ranges that the native library has (deferred.c)"""
 
@@ -202,14 +204,14 @@ class DeferredValues:
         )
 
     def _can_be_kept(self, tensor: Tensor) -> bool:
-        """Return whether a copy of an argument can be kept: a small known one, or a host's mask."""
+        """Return whether a copy of an argument can be kept: small known values, the host's ids."""
         if not is_plain(tensor):
             return False
         if tensor.is_cuda:
             is_small = span(tensor) <= MOST_COPIED
             known = is_small and self._known.is_known(tensor)
             return known and not self._known.are_assumed([tensor])
-        return tensor.nbytes <= (MOST_KEPT // 2 if tensor.dtype == torch.bool else MOST_COPIED)
+        return tensor.nbytes <= (MOST_KEPT // 2 if tensor.dtype in DECIDING else MOST_COPIED)
 
     def _has_room(self, kept: int) -> bool:
         """Return whether so many bytes can be kept, once the recipes of no range are dropped."""

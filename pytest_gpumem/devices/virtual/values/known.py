@@ -58,6 +58,9 @@ class KnownValues:
             return False
         host = over_device_memory(tensor)
         if values.data_ptr() != host.data_ptr():
+            for dim, stride in enumerate(host.stride()):
+                if not stride and host.shape[dim] > 1:  # an expanded tensor: once is enough
+                    host, values = host.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
             host.copy_(values)
         # Between the elements of a tensor with gaps lie others', which were unknown.
         self._mark(tensor, assumed=assumed or is_partial)

@@ -42,7 +42,13 @@ from pytest_gpumem.devices.virtual.values.operators import (
 )
 from pytest_gpumem.devices.virtual.values.precision import in_types_of_the_host
 from pytest_gpumem.devices.virtual.values.short_ways import MOST_FLOATS
-from pytest_gpumem.devices.virtual.values.sized_outputs import ANSWERS, CHECKS, copies_of, masks_of
+from pytest_gpumem.devices.virtual.values.sized_outputs import (
+    ANSWERS,
+    BOUNDS,
+    CHECKS,
+    copies_of,
+    masks_of,
+)
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
@@ -248,8 +254,15 @@ class ValueMode:
         copies: Copies | None,
         masks: Sequence[Tensor] | None,
     ) -> None:
-        """Queue the number of true values of masks that select from an unknown tensor."""
-        if plan is not None or copies is None or not masks:
+        """Queue what an operator asks for whose values are unknown, by its masks or as a bound."""
+        if plan is not None or copies is None:
+            return
+        bound = BOUNDS.get(call.op._schema.name)
+        if bound is not None:
+            self.readbacks.seen_assumed(1, sized=True)
+            self._queue(lambda _result, args, kwargs: bound(*args, **kwargs), call, None)
+            self.sizes_told = True
+        if not masks:
             return
         if self._are_readable(masks) and not torch.cuda.is_current_stream_capturing():
             self.sizes_told = all(self._make_known(mask) or self.assume(mask) for mask in masks)

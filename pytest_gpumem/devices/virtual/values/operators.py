@@ -71,6 +71,11 @@ UNSCALES: Final = "_amp_foreach_non_finite_check_and_unscale_"
 ASSUMED: Final = {*TRUE_FOR, *FALSE_FOR, *INDICES, "sum", "count_nonzero", UNSCALES}
 """operators with results that are assumed at once, where nothing is known; those of others are
 unknown until they decide"""
+COMPOSED: Final = {
+    "aten::_nested_tensor_from_mask",
+    "aten::_nested_tensor_from_mask_left_aligned",
+}
+"""operators with a CUDA kernel that consists of other operators, by whose values it decides"""
 READS: Final = "_local_scalar_dense"
 """the operator behind ``item()``: it copies a tensor's own bytes to the host"""
 READERS: Final = {READS, "is_nonzero"}
@@ -235,7 +240,7 @@ def let_pass(key: str) -> list[torch.library.Library]:
         except RuntimeError:  # an operator without a schema
             continue
         composite = has_kernel(full_name, "CompositeImplicitAutograd")
-        composite = composite and not has_kernel(full_name, "CUDA")
+        composite = (composite and not has_kernel(full_name, "CUDA")) or schema.name in COMPOSED
         passive = writes_nothing(schema) and not (name in READERS or schema.name in COPIES)
         moves_views = torch.Tag.inplace_view in tags and not name.startswith("resize_")
         if composite or passive or moves_views or namespace in COLLECTIVES:

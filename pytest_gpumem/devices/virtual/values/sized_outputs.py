@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 CUB_MOST: Final = (1 << 31) - 1
 """elements from which on nonzero works in chunks (Nonzero.cu), and thrust's indices have 8 bytes"""
+MODE_MOST: Final = 2048
+"""elements of the largest slice whose mode one kernel finds (TensorModeKernel.cu)"""
 CHUNK: Final = 1 << 30
 """elements of such a chunk"""
 BYTE_MASKS: Final = (torch.bool, torch.uint8)
@@ -174,22 +176,27 @@ def unique_consecutive_copies(
     return [_int64(result[0].shape[0])] if values.numel() else []
 
 
-def isin_copies(
-    _result: object,
-    elements: object,
-    test_elements: object,
-    *,
-    assume_unique: bool = False,
-    **_options: object,
-) -> list[bytes]:
-    """Return unique's counts of both tensors, where PyTorch sorts: isin_Tensor_Tensor_out."""
+def isin_copies(_result: object, *arguments: object, **options: bool) -> list[bytes]:
+    """Return unique's counts of both tensors, where PyTorch sorts."""
+    hosts = map(_on_host, _sorted_by_isin(*arguments, **options))
+    return [copy for host in hosts for copy in unique_copies(host.unique()[None], host)]
+
+
+def isin_bound(*arguments: object, **options: bool) -> list[bytes]:
+    """Return the largest counts that unique can have."""
+    return [_int64(tensor.numel()) for tensor in _sorted_by_isin(*arguments, **options)]
+
+
+def _sorted_by_isin(
+    elements: object, test_elements: object, *, assume_unique: bool = False, **_options: bool
+) -> list[Tensor]:
+    """Return the tensors whose unique values are taken: isin_Tensor_Tensor_out."""
     if not isinstance(elements, Tensor) or not isinstance(test_elements, Tensor):
         return []
     most_compared = int(10 * elements.numel() ** 0.145)
     if assume_unique or not elements.numel() or test_elements.numel() < most_compared:
         return []
-    hosts = (_on_host(elements), _on_host(test_elements))
-    return [copy for host in hosts for copy in unique_copies(host.unique()[None], host)]
+    return [elements, test_elements]
 
 
 def masked_scatter_backward_copies(
@@ -244,6 +251,57 @@ def repeat_interleave_copies(
     if output_size is not None or not repeats.shape[0]:
         return []
     return [_int64(result.shape[0]), _content(_on_host(repeats).min())]
+
+
+def mode_copies(
+    _result: object, values: Tensor, dim: int = -1, *_options: object, **_more: object
+) -> list[bytes]:
+    """Return what thrust finds in each slice that is too large for one kernel."""
+    copies = []
+    for line in _mode_slices(_on_host(values), dim):
+        mode, place = line.mode()
+        if line.dtype == torch.bool:
+            copies += _mode_of_truths(int(line.sum()), int(place))
+            continue
+        unique, counts = line.unique(return_counts=True)
+        highest = int(counts.argmax())
+        frequency = int(counts[highest])
+        copies += _mode_of_numbers(len(unique), frequency, highest, _content(mode), int(place))
+    return copies
+
+
+def mode_bound(values: Tensor, dim: int = -1, *_options: object, **_more: object) -> list[bytes]:
+    """Return what thrust finds in slices of different values."""
+    lines = _mode_slices(values, dim)
+    if values.dtype == torch.bool:
+        return _mode_of_truths(0, 0) * len(lines)
+    count = values.shape[dim] if len(lines) else 0
+    return _mode_of_numbers(count, 1, 0, bytes(values.itemsize), 0) * len(lines)
+
+
+def _mode_slices(values: Tensor, dim: int) -> Tensor:
+    """Return the slices that one kernel is not enough for, a row each."""
+    if not values.dim() or values.shape[dim] <= MODE_MOST:
+        return values.new_empty(0, 0)
+    return values.movedim(dim, -1).reshape(-1, values.shape[dim])
+
+
+def _mode_of_truths(count: int, place: int) -> list[bytes]:
+    """Return how many are true, and where the more frequent truth value stands."""
+    return [_int64(count), struct.pack("=?7xq", True, place)]
+
+
+def _mode_of_numbers(
+    count: int, frequency: int, highest: int, mode: bytes, place: int
+) -> list[bytes]:
+    """Return how often sorted neighbours differ, how many values there are, and the mode's place.
+
+    The latter is that among the different values, with how frequent it is; then the mode follows,
+    where it stands among all in order, and where in the slice.
+    """
+    largest = _int64(frequency) + _int64(highest)
+    first = struct.pack("=?7xq", True, 0)
+    return [_int32(count - 1), _int32(count), largest, mode, first, _int64(place)]
 
 
 # -- comparisons, checks --
@@ -350,6 +408,7 @@ COPIES: Final[dict[str, Callable[..., list[bytes]]]] = {
     "aten::bincount": bincount_copies,
     "aten::histc": histc_copies,
     "aten::repeat_interleave": repeat_interleave_copies,
+    "aten::mode": mode_copies,
     "aten::equal": equal_copies,
     "aten::allclose": allclose_copies,
     "aten::segment_reduce": segment_reduce_copies,
@@ -364,6 +423,13 @@ COPIES: Final[dict[str, Callable[..., list[bytes]]]] = {
 }
 """by the operator's name: a function of the host's result and the CUDA call's arguments"""
 
+
+BOUNDS: Final[dict[str, Callable[..., list[bytes]]]] = {
+    "aten::mode": mode_bound,
+    "aten::isin": isin_bound,
+}
+"""by the names of operators that raise errors where their copies bring zeros: a function of their
+arguments, where values are unknown; all are taken to differ, which takes the most memory"""
 INDEXING: Final = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 """operators that take masks or whole numbers, and ask for the size of masks alone"""
 

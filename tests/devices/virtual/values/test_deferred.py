@@ -75,6 +75,25 @@ def test_what_is_read_of_large_masks_is_the_cpus():
     assert answers("cuda") == answers("cpu")
 
 
+def test_large_token_ids_and_edges_of_the_host_are_known(mode):
+    """100,000 ids were unknown, and ``torch.unique`` of them had no element."""
+    import torch
+
+    ids = torch.arange(100_000) % 999
+    edges = torch.stack([ids, ids.flip(0)]).int()
+    on_device, copied = ids.to("cuda"), torch.empty(2, 100_000, dtype=torch.int32, device="cuda")
+    copied.copy_(edges)
+    expected = edges[:, edges[0] != edges[1]].shape
+    ids.zero_(), edges.zero_()  # the copies were made before
+    assert torch.unique(on_device, return_counts=True)[1].shape == (999,)
+    assert copied[:, copied[0] != copied[1]].shape == expected
+    assert on_device.max().item() == 998
+    assert not mode.readbacks.any_assumed
+    images = torch.ones(4 << 20, dtype=torch.uint8).to("cuda")
+    assert not mode.values.is_known(images)
+    assert not mode.deferred.covers(images)
+
+
 @pytest.mark.usefixtures("mode")
 def test_masks_that_are_changed_in_place_are_the_cpus():
     import torch

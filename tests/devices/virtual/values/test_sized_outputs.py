@@ -23,6 +23,7 @@ MASK = N > 1
 NONE = torch.zeros(0, dtype=torch.int64)
 SQUARE = torch.rand(3, 3, generator=torch.Generator().manual_seed(0))
 BATCH = torch.stack([SQUARE, SQUARE.T])
+MANY = torch.arange(2049) % 45  # one kernel finds the mode of fewer
 YES = [True] * 3
 NO_COUNTS = [True, True, False]
 LENGTHS = torch.tensor([3, 4, 1])
@@ -82,6 +83,15 @@ CALLS = {
     ],
     aten.histc.default: [(F, 4), (F, 4, 1, 3), (N, 4), (N, 3, 1, 4), (F[:0], 4), (F[:1], 4)],
     aten.repeat_interleave.Tensor: [(N,), (N.int(),), (NONE,)],
+    aten.mode.default: [
+        (N,),
+        (MANY,),
+        (MANY.to(torch.int8),),
+        (MANY.bfloat16(), 0, True),
+        (MANY > 1,),
+        (torch.stack([MANY, MANY.flip(0)], 1), 0),
+        (torch.stack([MANY, MANY.flip(0)], 1).double(), 1),
+    ],
     aten.isin.Tensor_Tensor: [
         (F, torch.arange(40.0)),
         (N, torch.arange(3, 50)),
@@ -162,6 +172,30 @@ def test_outputs_are_the_cpus_and_memory_is_theirs_alone(mode, op, args, kwargs)
     assert taken == sum(sizes.values())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.int8, torch.bool])
+def test_large_unknown_values_raise_no_error_that_a_gpu_would_not(mode, dtype):
+    """Zeros would: no value is the most frequent one, and the last of none is asked for."""
+    numbers = torch.empty(1 << 20, dtype=dtype, device="cuda")
+    mode.values.forget(numbers)
+    rows = numbers.view(4, -1)
+    mode.readbacks.clear()
+    assert rows.mode(1).indices.shape == (4,)
+    if dtype != torch.bool:
+        assert torch.isin(numbers, numbers[:2000]).shape == numbers.shape
+    assert numbers.sort().values.dtype == dtype
+    assert rows.to(torch.int8).max(1).values.dtype == torch.int8
+    assert mode.readbacks.any_assumed
+    assert mode.failures == {}
+
+
+def test_an_expanded_tensor_is_assumed_once_for_all(mode):
+    numbers = torch.empty(1 << 20, dtype=torch.int64, device="cuda")
+    mode.values.forget(numbers)
+    pairs = torch.cartesian_prod(numbers[:30], numbers[30:50])
+    assert pairs.shape == (600, 2)
+    assert len(pairs.unique()) == 1  # zeros are assumed
+
+
 def test_every_operator_is_tried():
     tried = {op._schema.name for op, *_ in CASES}
     in_place = {"aten::index_put_", "aten::_index_put_impl_"}
@@ -197,7 +231,7 @@ USES = {
     ),
     "mask": lambda d: PAIRS.to(d)[MASK.to(d)],
     "a mask of the host": lambda d: PAIRS.to(d)[MASK],
-    "assignment": lambda d: N.to(d).masked_fill_(MASK.to(d), 9),
+    "assignment": lambda d: N.to(d).clone().masked_fill_(MASK.to(d), 9),
     "x[mask] = number": lambda d: assigned(N.to(d), MASK.to(d), 9),
     "x[mask] = tensor": lambda d: assigned(N.to(d), MASK.to(d), torch.arange(5).to(d)),
     "x[mask] += 1": lambda d: assigned(N.to(d), MASK.to(d), N.to(d)[MASK.to(d)] + 1),
@@ -218,6 +252,10 @@ USES = {
             enforce_sorted=False,
         ).data
     ),
+    "nested by a mask": lambda d: torch._nested_tensor_from_mask(
+        PAIRS.reshape(2, 4, 2).float().to(d),
+        torch.tensor([[True, True, False, False], [True] * 4]).to(d),
+    )._nested_tensor_size(),
     "jagged": lambda d: torch.nested.nested_tensor_from_jagged(
         PAIRS.to(d), torch.tensor([0, 3, 8]).to(d)
     ).to_padded_tensor(0),
@@ -238,10 +276,12 @@ USES = {
 
 
 def assigned(tensor, mask, value):
+    tensor = tensor.clone()  # of the host it is what all tests share
     tensor[mask] = value
     return tensor
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("name", USES)
 def test_what_users_write_gives_the_cpus_answer(mode, name):
     torch.testing.assert_close(USES[name]("cuda").cpu(), USES[name]("cpu"))
