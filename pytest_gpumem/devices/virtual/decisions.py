@@ -129,7 +129,10 @@ def _of_line(code: CodeType, line: int, call: str, *, is_float: bool, is_kept: b
     if statement is None:
         return _Verdict(True if is_users(code.co_filename) else None, is_kept)
     nodes = _own_nodes(statement)
-    chooses = isinstance(statement, TESTS) or any(isinstance(node, CHOICES) for node in nodes)
+    choices = [node for node in nodes if isinstance(node, CHOICES)]
+    if call:  # of `(guess == label).sum().item()` the comparison is of tensors
+        choices = [node for node in choices if mentions(node, {f"{call}()"})]
+    chooses = isinstance(statement, TESTS) or bool(choices)
     if (chooses and not is_kept) or _make_sizes(code, nodes, {f"{call}()"}):
         return _Verdict(decides=True)
     if isinstance(statement, (ast.Return, ast.With)):
