@@ -383,8 +383,6 @@ EQUIVALENTS: Final[dict[OpOverload, Callable[..., Any]]] = {
     aten.batch_norm_backward_elemt.default: normalization.batch_norm_backward_elemt,
     aten.native_layer_norm.default: normalization.layer_norm,
     aten.native_layer_norm_backward.default: normalization.layer_norm_backward,
-    aten._fused_rms_norm.default: normalization.rms_norm,
-    aten._fused_rms_norm_backward.default: normalization.rms_norm_backward,
     aten._softmax.default: normalization.softmax(aten._softmax),
     aten._softmax_backward_data.default: normalization.softmax_backward(
         aten._softmax_backward_data
@@ -414,19 +412,30 @@ EQUIVALENTS: Final[dict[OpOverload, Callable[..., Any]]] = {
     aten._thnn_fused_gru_cell.default: recurrent.gru_cell,
     aten._thnn_fused_gru_cell_backward.default: recurrent.gru_cell_backward,
     # products of matrices
-    aten.mm.dtype: matrix_products.product,
-    aten.mm.dtype_out: matrix_products.product,
-    aten.bmm.dtype: matrix_products.product,
-    aten.bmm.dtype_out: matrix_products.product,
-    aten.addmm.dtype: matrix_products.added_product,
-    aten.addmm.dtype_out: matrix_products.added_product,
-    aten.baddbmm.dtype: matrix_products.added_product,
-    aten.baddbmm.dtype_out: matrix_products.added_product,
     aten._scaled_mm.default: matrix_products.scaled_mm,
     aten._scaled_mm.out: matrix_products.scaled_mm,
-    aten._grouped_mm.default: matrix_products.grouped_mm,
-    aten._scaled_grouped_mm.default: matrix_products.scaled_grouped_mm,
     aten._convert_weight_to_int4pack.default: matrix_products.convert_weight_to_int4pack,
     aten._weight_int4pack_mm.default: matrix_products.weight_int4pack_mm,
 }
 """a function of the operator's arguments as CPU tensors: it returns the CUDA operator's results"""
+
+NEWER: Final[dict[str, Callable[..., Any]]] = {
+    "_fused_rms_norm.default": normalization.rms_norm,
+    "_fused_rms_norm_backward.default": normalization.rms_norm_backward,
+    "mm.dtype": matrix_products.product,
+    "mm.dtype_out": matrix_products.product,
+    "bmm.dtype": matrix_products.product,
+    "bmm.dtype_out": matrix_products.product,
+    "addmm.dtype": matrix_products.added_product,
+    "addmm.dtype_out": matrix_products.added_product,
+    "baddbmm.dtype": matrix_products.added_product,
+    "baddbmm.dtype_out": matrix_products.added_product,
+    "_grouped_mm.default": matrix_products.grouped_mm,
+    "_scaled_grouped_mm.default": matrix_products.scaled_grouped_mm,
+}
+"""those of operators that torch 2.6, the oldest supported one, does not have"""
+
+for _name, _equivalent in NEWER.items():
+    _packet, _, _overload = _name.partition(".")
+    if hasattr(aten, _packet) and hasattr(getattr(aten, _packet), _overload):
+        EQUIVALENTS[getattr(getattr(aten, _packet), _overload)] = _equivalent
