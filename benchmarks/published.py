@@ -50,7 +50,7 @@ WHY = {
     "?": "?  not explained",
     "A": "A  torch 1.9 with cudnn.benchmark: the row's trace shows workspaces of convolutions",
     "I": "I  torch.compile: not explained. With the row's own torch 2.6, and so its Inductor, "
-    "the row is as far off (-5.2 %)",
+    "the row is as far off",
 }
 
 
