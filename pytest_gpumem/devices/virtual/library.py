@@ -221,7 +221,7 @@ class NativeLibrary:
         self._lib.gpumem_describe.restype = ctypes.c_char_p
         self._lib.gpumem_guess.restype = ctypes.c_char_p
         self._lib.gpumem_guess.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)]
-        for name in ("largest_convolution", "launches", "guessed"):
+        for name in ("largest_convolution", "launches", "guessed", "thread_writes"):
             getattr(self._lib, f"gpumem_{name}").restype = ctypes.c_uint64
         # Without these types each call would have to make objects of ctypes'.
         for name in (
@@ -416,6 +416,14 @@ class NativeLibrary:
         """
         self._known_read_callback = _KNOWN_READ(callback) if callback else _KNOWN_READ()
         self._lib.gpumem_on_known_read(self._known_read_callback)
+
+    def thread_writes(self) -> int:
+        """Return how often this thread has launched a kernel, or called a library that does."""
+        return int(self._lib.gpumem_thread_writes())
+
+    def tell_nonzeros(self, count: int) -> None:
+        """Set how many nonzeros sparse sums and products have on this thread; -1: unknown."""
+        self._lib.gpumem_tell_nonzeros(ctypes.c_int64(count))
 
     def set_endless(self, text: str) -> None:
         """Set the text of the CUDA error of a copy in a loop that would not end."""

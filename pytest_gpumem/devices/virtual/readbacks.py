@@ -92,6 +92,8 @@ class Readbacks:
             set_endless: is called with the error that a copy is about to fail with.
         """
         self._set_endless = set_endless
+        self.in_sized_operator: Callable[[FrameType | None], bool] | None = None
+        """asks the values' mode whether a frame runs an operator that may choose a size"""
         self._unknown = _Guesses()
         self._assumed = _Guesses()
         self.any_read = False
@@ -156,7 +158,10 @@ class Readbacks:
             return False
         self.any_read = True
         frame, lines = sys._getframe().f_back, self._unknown.lines
-        endless = _note(frame, size, lines, sized=bool(sized), short=self.rerun_follows)
+        is_sized = bool(sized) or (
+            self.in_sized_operator is not None and self.in_sized_operator(frame)
+        )
+        endless = _note(frame, size, lines, sized=is_sized, short=self.rerun_follows)
         if endless is not None and self._set_endless is not None:
             self._set_endless(str(endless))
         return endless is not None

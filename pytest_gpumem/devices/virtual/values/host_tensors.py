@@ -13,7 +13,7 @@ from pytest_gpumem.devices.virtual.library import MOST_COPIED
 from pytest_gpumem.sizes import KIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Any
 
 HOST: Final = torch.device("cpu")
@@ -46,17 +46,56 @@ def is_plain(tensor: Tensor) -> bool:
     )
 
 
+COMPRESSED: Final = {
+    torch.sparse_csr: (Tensor.crow_indices, Tensor.col_indices),
+    torch.sparse_bsr: (Tensor.crow_indices, Tensor.col_indices),
+    torch.sparse_csc: (Tensor.ccol_indices, Tensor.row_indices),
+    torch.sparse_bsc: (Tensor.ccol_indices, Tensor.row_indices),
+}
+"""sparse layouts, and how a tensor's two tensors of indices are asked for"""
+
+
+def is_sparse(tensor: Tensor) -> bool:
+    """Return whether a tensor consists of tensors of indices and one of values."""
+    return tensor.layout is torch.sparse_coo or tensor.layout in COMPRESSED
+
+
+def indices_of(tensor: Tensor) -> Sequence[Tensor]:
+    """Return a sparse tensor's tensors of indices."""
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices()]
+    return [get(tensor) for get in COMPRESSED[tensor.layout]]
+
+
 def parts_of(tensor: Tensor) -> Sequence[Tensor]:
     """Return the tensors with memory that one consists of: a sparse or a nested one, or itself."""
     if tensor.is_nested:
         return [tensor.values()]
-    if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
-    if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    if tensor.layout in {torch.sparse_csc, torch.sparse_bsc}:
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    if is_sparse(tensor):
+        is_coo = tensor.layout is torch.sparse_coo
+        return [*indices_of(tensor), tensor._values() if is_coo else tensor.values()]
     return [tensor] if tensor.layout is torch.strided and not tensor._is_zerotensor() else []
+
+
+def extents_of(tensors: Iterable[Tensor]) -> Iterator[tuple[int, int]]:
+    """Yield where the parts of tensors of a device lie: their first address, and the one behind."""
+    for tensor in tensors:
+        for part in parts_of(tensor):
+            if part.is_cuda:
+                yield part.data_ptr(), part.data_ptr() + span(part)
+
+
+def of_parts(tensor: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """Return a tensor like a sparse one, of other parts; of a plain one, the one part."""
+    if tensor.layout is torch.sparse_coo:
+        result: Tensor = torch.ops.aten._sparse_coo_tensor_unsafe(*parts, tensor.shape)
+        result = result._coalesced_(tensor.is_coalesced())
+    elif tensor.layout in COMPRESSED:
+        options = {"dtype": tensor.dtype, "layout": tensor.layout}
+        result = torch.ops.aten._sparse_compressed_tensor_unsafe(*parts, tensor.shape, **options)
+    else:
+        result = parts[0]
+    return result
 
 
 def over_device_memory(tensor: Tensor) -> Tensor:

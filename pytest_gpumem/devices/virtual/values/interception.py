@@ -10,27 +10,35 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
+import operator
 import sys
+import threading
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from pytest_gpumem.devices.virtual.library import MOST_COPIED
 from pytest_gpumem.devices.virtual.values.host_tensors import (
     NUMBERS,
     PLAIN,
+    extents_of,
     parts_of,
     ranges_of,
     span,
     tensors_in,
 )
+from pytest_gpumem.devices.virtual.values.layouts import opens
 from pytest_gpumem.devices.virtual.values.operators import OperatorCall, let_pass, traits_of
 from pytest_gpumem.devices.virtual.values.short_ways import makes_new
-from pytest_gpumem.devices.virtual.values.sized_outputs import taken_of
-from pytest_gpumem.devices.virtual.values.tracing import keep_from
+from pytest_gpumem.devices.virtual.values.sized_outputs import ANSWERS, COPIES, taken_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from types import CodeType, FrameType
 
     from torch._ops import OpOverload
 
@@ -42,9 +50,66 @@ KEY: Final = "Fake"
 _KEY: Final = torch._C._dispatch_key_parse(KEY)
 NUMBER: Final = int(_KEY)  # type: ignore[call-overload] # an enum of C++'s
 _KEYS: Final = torch._C.DispatchKeySet(_KEY)
+_KEYS_BELOW: Final = torch._C._dispatch_keyset_full_after(_KEY)
 FLOATS: Final = {torch.float32, torch.float16, torch.bfloat16, torch.float64}
 _STRIDED: Final = torch.strided
 _Without = torch._C._ExcludeDispatchKeyGuard
+
+
+class Opened:
+    """An operator that runs, of which the operators inside are seen."""
+
+    def __init__(self, mode: Computer, call: OperatorCall, outer: Opened | None) -> None:
+        self._mode = mode
+        self._outer = outer
+        self._writes = mode.thread_writes()
+        self._arguments = [*extents_of(call.inputs())]
+        self._targets = [*extents_of(call.written())]
+        self._written: list[tuple[int, int]] = []
+        """addresses that operators inside wrote, from and to, since it ran a kernel of its own"""
+
+    def told(self) -> list[tuple[int, int]]:
+        """Return the addresses whose values are sure, from and to."""
+        return self._arguments + self._written
+
+    def begin_inner(self, inputs: Sequence[torch.Tensor] = ()) -> None:
+        """Make the values unknown that kernels of its own may have written.
+
+        These are all that were written before, arguments that it changes, and memory that it took
+        by itself, where an earlier tensor's values may lie.
+
+        Args:
+            inputs: of an operator inside that begins.
+        """
+        if self._mode.thread_writes() != self._writes:
+            for start, end in (*self._written, *self._targets):
+                self._mode.forget(start, end - start)
+            self._written.clear()
+            self._writes = self._mode.thread_writes()
+        for start, end in extents_of(inputs):
+            if not self._tells(start, end):
+                self._mode.forget(start, end - start)
+
+    def end_inner(self, call: OperatorCall, result: object) -> None:
+        """Note the memory that an operator inside has written."""
+        self._writes = self._mode.thread_writes()
+        self._written += extents_of([*tensors_in(result), *call.written()])
+
+    def _tells(self, start: int, end: int) -> bool:
+        """Return whether the values of some addresses are sure."""
+        if any(first <= start and end <= last for first, last in self.told()):
+            return True
+        return self._outer is not None and self._outer._tells(start, end)
+
+
+class RunningHere(threading.local):
+    """The operators that run on this thread."""
+
+    def __init__(self) -> None:
+        self.opened: Opened | None = None
+        """the innermost one that runs of which the operators inside are seen"""
+        self.count = -1
+        """that such a one will read, where it is known"""
 
 
 class Computer(Protocol):
@@ -58,6 +123,26 @@ class Computer(Protocol):
     forget: Callable[[int, int], None]
     short_ways: dict[object, ShortWay]
     sizes_told: bool
+    running_here: RunningHere
+    has_layouts: bool
+
+    def meet_layouts(self) -> None:
+        """Note that an operator has a sparse or nested tensor."""
+
+    def thread_writes(self) -> int:
+        """Return how often this thread has launched kernels."""
+
+    def before_opened(self, call: OperatorCall) -> Any:  # noqa: ANN401 - a plan of the computer's own
+        """Prepare for an operator that is run with the operators inside of it seen."""
+
+    def finish_opened(
+        self,
+        call: OperatorCall,
+        result: object,
+        plan: Any,  # noqa: ANN401 - of before_opened
+        told: Sequence[tuple[int, int]],
+    ) -> None:
+        """Write such an operator's values, but for addresses that are told."""
 
     def before(self, call: OperatorCall) -> Any:  # noqa: ANN401 - a plan of the computer's own
         """Prepare for an operator; the plan may have its result."""
@@ -151,6 +236,25 @@ def _intercept(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
     return result
 
 
+def is_in_sized_operator(frame: FrameType | None) -> bool:
+    """Return whether an operator that a frame runs may choose a size by the bytes that it reads."""
+    if frame is None or frame.f_code not in _frames():
+        return False
+    variables = frame.f_locals
+    op = variables["op"]
+    if type(variables) is dict:  # before Python 3.13 a copy, which would keep the arguments alive
+        variables.clear()
+    traits = traits_of(op)
+    answers = op._schema.name in ANSWERS or "linalg" in traits.name
+    return not (traits.reads_back or traits.copies or answers)
+
+
+@functools.cache
+def _frames() -> set[CodeType]:
+    """Return the functions that run operators."""
+    return {function.__code__ for function in (_intercept, _run_closed, _run_opened)}
+
+
 def is_of_an_operators_own(address: int) -> bool:
     """Return whether the operator that runs reads memory of its own, and none of its arguments.
 
@@ -158,7 +262,7 @@ def is_of_an_operators_own(address: int) -> bool:
     tensor, whose block PyTorch uses again. Called by the native library, on any thread.
     """
     frame = sys._getframe(1)
-    if frame.f_code not in {_intercept.__code__, _run.__code__}:
+    if frame.f_code not in _frames():
         return False
     variables = frame.f_locals
     arguments = [*variables.get("args", ()), *variables.get("kwargs", {}).values()]
@@ -182,11 +286,33 @@ def _raise_unwrapped(error: BaseException) -> None:
 def _run(mode: Computer, op: OpOverload, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
     """Run an operator that may read values, or write some that are computed."""
     __tracebackhide__ = True
-    traits = traits_of(op)
-    if not mode.full and traits.short_way is not None:
-        mode.short_ways[op._op] = traits.short_way
-    call = OperatorCall(op, traits, args, kwargs)
-    plan = None
+    call = OperatorCall(op, traits_of(op), args, kwargs)
+    run = _run_opened if _is_opened(mode, call) else _run_closed
+    try:
+        return run(mode, call)
+    except BaseException:
+        del args, kwargs, call
+        raise
+
+
+def _is_opened(mode: Computer, call: OperatorCall) -> bool:
+    """Return whether the operators inside of one are to be seen, and note its short way."""
+    traits = call.traits
+    if (traits.opened or traits.may_open or mode.has_layouts) and opens(traits, call.inputs()):
+        mode.meet_layouts()
+        return call.op._schema.name not in COPIES
+    if not mode.full and not mode.has_layouts and traits.short_way is not None:
+        mode.short_ways[call.op._op] = traits.short_way
+    return False
+
+
+def _run_closed(mode: Computer, call: OperatorCall) -> Any:  # noqa: ANN401 - as the operator
+    """Run an operator of which nothing inside is seen."""
+    __tracebackhide__ = True
+    op, traits, args, kwargs = call
+    here, plan = mode.running_here, None
+    if here.opened is not None:
+        here.opened.begin_inner(call.inputs())
     counts = mode.readbacks.counts if traits.sized else (0, 0)
     if traits.written or traits.sized or traits.reads_back or traits.copies:
         plan = mode.before(call)
@@ -213,4 +339,100 @@ def _run(mode: Computer, op: OpOverload, args: Any, kwargs: Any) -> Any:  # noqa
         if taken is not None:
             mode.readbacks.seen_taken(*taken, counts)
     mode.finish(call, result, plan)
+    if here.opened is not None:
+        here.opened.end_inner(call, result)
     return result
+
+
+def _run_opened(mode: Computer, call: OperatorCall) -> Any:  # noqa: ANN401 - as the operator
+    """Run an operator of which those inside are handed to the mode as well."""
+    __tracebackhide__ = True
+    op, _traits, args, kwargs = call
+    here = mode.running_here
+    outer = here.opened
+    if outer is not None:
+        outer.begin_inner(call.inputs())
+    plan = mode.before_opened(call)
+    numbers_as_tensors = [
+        argument
+        if isinstance(argument, torch.Tensor) or str(declared.type) != "Tensor"
+        else torch.tensor(argument)  # PyTorch's own call takes a number in a tensor's place
+        for argument, declared in zip(args, op._schema.arguments, strict=False)
+    ]
+    keys = _KEYS_BELOW & functools.reduce(
+        operator.or_, (torch._C._dispatch_keys(tensor) for tensor in call.inputs())
+    )
+    opened = here.opened = Opened(mode, call, outer)
+    mode.count(1)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, False)  # noqa: FBT003
+    try:
+        result = op._handle.redispatch_boxed(keys, *numbers_as_tensors, **kwargs)
+    except BaseException:
+        del args, kwargs, numbers_as_tensors, plan
+        call = call._replace(args=(), kwargs={})
+        raise
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, True)  # noqa: FBT003
+        here.opened, here.count = outer, -1
+        mode.count(-1)
+    opened.begin_inner()
+    mode.finish_opened(call, result, plan, opened.told())
+    if outer is not None:
+        outer.end_inner(call, result)
+    return result
+
+
+# -- modes of PyTorch's that trace: their tensors have no values, and pass the values' key by --
+
+TRACERS: Final = (FakeTensorMode, FunctionalTensorMode, ProxyTorchDispatchMode)
+
+
+def keep_from(keys: torch._C.DispatchKeySet) -> None:
+    """Have the tracers pass some dispatch keys by, from now on.
+
+    A Python fallback fails beside them (``func != nullptr``, torch/csrc/utils/python_dispatch.cpp,
+    as PyTorch looks for a function of the one operator). The keys are left out while a tracer is
+    entered, and only then: torch.compile's guards compare a thread's keys, which must be the same
+    when it makes them and when its code runs.
+    """
+    for tracer in TRACERS:
+        for name in ("__enter__", "__exit__", "__torch_dispatch__"):
+            setattr(tracer, name, _WRAPPERS[name](keys, getattr(tracer, name)))
+
+
+_guards: Final[list[Any]] = []
+"""of the tracers that are entered, the innermost last"""
+
+
+def _entering(keys: torch._C.DispatchKeySet, enter: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(enter)
+    def entered(mode: object) -> Any:  # noqa: ANN401 - as the function
+        result = enter(mode)
+        guard = torch._C._ExcludeDispatchKeyGuard(keys)
+        guard.__enter__()
+        _guards.append(guard)
+        return result
+
+    return entered
+
+
+def _leaving(_keys: torch._C.DispatchKeySet, leave: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(leave)
+    def left(*args: Any) -> Any:  # noqa: ANN401 - as the function
+        if _guards:
+            _guards.pop().__exit__(None, None, None)
+        return leave(*args)
+
+    return left
+
+
+def _without(keys: torch._C.DispatchKeySet, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def traced(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return function(*args, **kwargs)
+
+    return traced
+
+
+_WRAPPERS: Final = {"__enter__": _entering, "__exit__": _leaving, "__torch_dispatch__": _without}

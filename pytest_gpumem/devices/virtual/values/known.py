@@ -42,8 +42,17 @@ class KnownValues:
         nbytes = span(tensor)
         return not nbytes or self._library.is_known(tensor.data_ptr(), nbytes)
 
-    def write(self, tensor: Tensor, values: Tensor, *, assumed: bool = False) -> bool:
-        """Put values where a tensor lies; False: the host has no room, they are unknown now."""
+    def write(
+        self, tensor: Tensor, values: Tensor, *, assumed: bool = False, whole: bool = False
+    ) -> bool:
+        """Put values where a tensor lies; False: the host has no room, they are unknown now.
+
+        Args:
+            tensor: of the device, or of the host.
+            values: of the host.
+            assumed: whether they are.
+            whole: whether nothing else of the tensor's storage is of use.
+        """
         if not tensor.is_cuda:
             tensor.copy_(values)
             return True
@@ -63,7 +72,7 @@ class KnownValues:
                     host, values = host.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
             host.copy_(values)
         # Between the elements of a tensor with gaps lie others', which were unknown.
-        self._mark(tensor, assumed=assumed or is_partial)
+        self._mark(tensor, assumed=assumed or (is_partial and not whole), whole=whole)
         return True
 
     def accept(self, tensor: Tensor) -> bool:
@@ -81,6 +90,10 @@ class KnownValues:
         """Make a tensor's values unknown."""
         self._library.forget(tensor.data_ptr(), span(tensor))
 
+    def forget_range(self, start: int, end: int) -> None:
+        """Make the values of some addresses unknown."""
+        self._library.forget(start, end - start)
+
     def are_assumed(self, tensors: Iterable[Tensor]) -> bool:
         """Return whether any of these tensors has assumed values."""
         if not self._assumed:
@@ -92,11 +105,11 @@ class KnownValues:
                     return True
         return False
 
-    def _mark(self, tensor: Tensor, *, assumed: bool) -> None:
+    def _mark(self, tensor: Tensor, *, assumed: bool, whole: bool = False) -> None:
         if not assumed and not self._assumed:
             return
         storage = tensor.untyped_storage()
         if assumed:
             self._assumed[storage.data_ptr()] = storage.nbytes()
-        elif span(tensor) == storage.nbytes():
+        elif whole or span(tensor) == storage.nbytes():
             self._assumed.pop(storage.data_ptr(), None)

@@ -20,9 +20,11 @@ from pytest_gpumem.devices.virtual.values.equivalents import EQUIVALENTS
 from pytest_gpumem.devices.virtual.values.host_tensors import (
     available_memory,
     is_plain,
+    is_sparse,
     map_arguments,
     over_device_memory,
     paired,
+    parts_of,
     ranges_of,
     span,
     tensors_in,
@@ -30,9 +32,12 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
 from pytest_gpumem.devices.virtual.values.interception import (
     NUMBER,
     Interception,
+    RunningHere,
+    is_in_sized_operator,
     is_of_an_operators_own,
 )
 from pytest_gpumem.devices.virtual.values.known import KnownValues
+from pytest_gpumem.devices.virtual.values.layouts import PRODUCTS, SELECTS, Layouts
 from pytest_gpumem.devices.virtual.values.operators import (
     ASSUMED,
     CARRIED,
@@ -58,6 +63,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from pytest_gpumem.devices.virtual.library import NativeLibrary
+    from pytest_gpumem.devices.virtual.values.layouts import HostCall
     from pytest_gpumem.devices.virtual.values.operators import OperatorCall
     from pytest_gpumem.devices.virtual.values.short_ways import ShortWay
     from pytest_gpumem.devices.virtual.values.sized_outputs import Copies
@@ -109,8 +115,13 @@ class ValueMode:
         """whether the operator that runs asks for no size but those of masks, which are queued"""
         self.short_ways: dict[object, ShortWay] = {}
         """of operators that have run"""
+        self.running_here = RunningHere()
+        self.has_layouts = False
+        """whether any operator had a sparse or nested tensor: each may have one then"""
+        self.thread_writes = library.thread_writes
         self.values = KnownValues(library)
         self.deferred = DeferredValues(library, self.values, self._compute_deferred)
+        self.layouts = Layouts(self.values, self._are_readable, self._compute_deferred)
         self.assumptions = Assumptions()
         self.failures: dict[str, str] = {}
         """operators that the host could not compute, and why"""
@@ -126,6 +137,7 @@ class ValueMode:
             self._library.set_value_limits(most, most)
         self._library.compute_values(on=True)
         self._library.on_known_read(is_of_an_operators_own)
+        self.readbacks.in_sized_operator = is_in_sized_operator
         Interception.begin(self)
         return self
 
@@ -134,12 +146,14 @@ class ValueMode:
         Interception.end()
         self._library.on_known_read(None)
         self._library.compute_values(on=False)
+        self.readbacks.in_sized_operator = None
         self._library.set_value_limits(MOST_COPIED, MOST_BACKED)
 
     def take_over(self, mode: ValueMode) -> None:
         """Go on with the values of an earlier mode that lie in fixtures of wider scope."""
         self.values.take_over(mode.values)
         self.deferred.recipes = mode.deferred.recipes
+        self.has_layouts = mode.has_layouts
 
     def notes(self) -> list[str]:
         """Return sentences on what was not computed, where all should have been."""
@@ -193,6 +207,32 @@ class ValueMode:
         result = self.compute(call, Plan(args, kwargs, (), assumed=False), 0)
         return result[0] if result is not None else None
 
+    # -- operators inside of others --
+
+    def meet_layouts(self) -> None:
+        """Note that an operator has a sparse or nested tensor."""
+        self.has_layouts = True
+        self.short_ways.clear()
+
+    def before_opened(self, call: OperatorCall) -> HostCall | None:
+        """Prepare for an operator that is run with the operators inside of it seen."""
+        if call.name in PRODUCTS:
+            self._library.tell_nonzeros(self.layouts.nonzeros(call))
+        elif call.name in SELECTS:
+            self.running_here.count = self.layouts.nonzeros(call)
+        return self.layouts.prepared(call)
+
+    def finish_opened(
+        self,
+        call: OperatorCall,
+        result: object,
+        plan: HostCall | None,
+        told: Sequence[tuple[int, int]],
+    ) -> None:
+        """Write such an operator's values, but for addresses that are told."""
+        with self._one_thread():
+            self.layouts.finish(call, result, plan, told)
+
     # -- before and after a CUDA operator --
 
     def before(self, call: OperatorCall) -> Plan | None:
@@ -211,11 +251,12 @@ class ValueMode:
         inputs = call.inputs()
         if not any(tensor.is_cuda for tensor in inputs):
             return None
+        self._write_count(call)
         plan = self.plan(call, inputs, decides=reads)
         if not reads:
             return plan
         self._tell_sizes(call, plan, copies, masks)
-        parts = [part for tensor in inputs for part in _plain_parts(tensor)]
+        parts = [part for tensor in inputs for part in parts_of(tensor) if is_plain(part)]
         size = min((part.nbytes for part in parts), default=0)
         sized = copies is not None and call.op._schema.name not in ANSWERS
         if self.values.are_assumed(masks or parts):
@@ -241,6 +282,13 @@ class ValueMode:
                 self._queue(copies, call, result[0])
         return plan
 
+    def _write_count(self, call: OperatorCall) -> None:
+        """Write the count that an operator of SELECTS reads, if it is known and read now."""
+        if call.traits.reads_back and self.running_here.count >= 0:
+            tensor = call.args[0]
+            self.values.write(tensor, torch.tensor(self.running_here.count, dtype=tensor.dtype))
+            self.running_here.count = -1
+
     def _writes_small(self, written: Sequence[Tensor]) -> bool:
         """Return whether small tensors are written: parts of a deferred one are deferred too."""
         if not written or not all(is_plain(tensor) and self.is_small(tensor) for tensor in written):
@@ -265,6 +313,8 @@ class ValueMode:
         if not masks:
             return
         if self._are_readable(masks) and not torch.cuda.is_current_stream_capturing():
+            if call.name == "_coalesce" and not self._could_be_known(masks[0]):
+                self.layouts.spread(call.args[0])
             self.sizes_told = all(self._make_known(mask) or self.assume(mask) for mask in masks)
             if self.sizes_told:
                 self._queue(copies, call, None)
@@ -349,11 +399,11 @@ class ValueMode:
         """Write an operator's values once the CUDA operator has run, or make them unknown."""
         if call.name in CARRIED:
             return
-        if plan is None and (
-            self._forgets_sparse(call, result)
-            or self._forgets(call, result)
-            or self._forgets_several(call, result)
-        ):
+        if plan is None and isinstance(result, Tensor) and is_sparse(result):
+            self.meet_layouts()
+            self.finish_opened(call, result, self.layouts.prepared(call), ())
+            return
+        if plan is None and (self._forgets(call, result) or self._forgets_several(call, result)):
             return
         written = [tensor for tensor in call.written() if is_plain(tensor)]
         outputs = [tensor for tensor in tensors_in(result) if is_plain(tensor)]
@@ -381,18 +431,6 @@ class ValueMode:
                 leave(call, tensor)
             else:
                 self.forget(tensor.data_ptr(), span(tensor))
-
-    def _forgets_sparse(self, call: OperatorCall, result: object) -> bool:
-        """Make a sparse result unknown, but for arguments that it consists of and that stay."""
-        if not isinstance(result, Tensor) or not result.is_sparse:
-            return False
-        written = {id(tensor) for tensor in call.written()}
-        inputs = [tensor for tensor in call.inputs() if id(tensor) not in written]
-        addresses = {part.data_ptr() for tensor in inputs for part in _plain_parts(tensor)}
-        for part in _plain_parts(result):
-            if part.is_cuda and part.data_ptr() not in addresses:
-                self.values.forget(part)
-        return True
 
     def _forgets(self, call: OperatorCall, result: object) -> bool:
         """Make the one large tensor unknown that most operators return; False: it returns more."""
@@ -461,8 +499,11 @@ class ValueMode:
             return  # no infinity is assumed: the zero of before stays
         if torch.cuda.is_current_stream_capturing() or not self.is_small(tensor):
             values = None
-        elif call.traits.allocates and self.values.accept(tensor):
-            return
+        elif call.traits.allocates:
+            # Of memory inside of another operator, that one's own kernels may write a part.
+            if self.running_here.opened is None and self.values.accept(tensor):
+                return
+            values = None
         else:
             values = self.assumptions.of_result(call, tensor)
         if values is None:
@@ -509,13 +550,6 @@ class ValueMode:
             yield
         finally:
             torch.default_generator.set_state(state)
-
-
-def _plain_parts(tensor: Tensor) -> Sequence[Tensor]:
-    """Return the tensors that a sparse one consists of, or a plain one itself."""
-    if tensor.is_sparse:
-        return tensor._indices(), tensor._values()
-    return [tensor] if is_plain(tensor) else []
 
 
 def _seed(generator: torch.Generator) -> int:

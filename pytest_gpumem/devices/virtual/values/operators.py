@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -82,6 +83,15 @@ READERS: Final = {READS, "is_nonzero"}
 """operators that return no tensor, but values; others are in COPIES"""
 
 
+OPENED: Final = {
+    *("_to_sparse", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc"),
+    "nested_from_padded",
+}
+"""operators that make sparse and nested tensors of plain ones, by operators inside of them"""
+UNOPENED: Final = ("_foreach", "_fused", "_amp_foreach")
+"""how operators begin that take many tensors, and no sparse ones"""
+
+
 class Traits(NamedTuple):
     """The memory that an operator writes."""
 
@@ -100,6 +110,10 @@ class Traits(NamedTuple):
     """place and name of the arguments that it writes"""
     unread: tuple[tuple[int, str], ...]
     """of the arguments whose values do not matter"""
+    opened: bool
+    """the operators inside of it are seen, whatever its arguments are"""
+    may_open: bool
+    """they are where an argument is sparse or nested"""
     short_way: ShortWay | None
     """tells of a call whether it writes one large tensor, and nothing else is to be done"""
 
@@ -128,7 +142,12 @@ class OperatorCall(NamedTuple):
 
     def unread(self) -> list[Tensor]:
         """Return the tensors among the arguments whose values do not matter."""
-        return self._tensors_at(self.traits.unread)
+        if not self.traits.unread:
+            return []
+        # One that is copied to itself, or is ``out`` as well, is read.
+        count = Counter(map(id, self.inputs()))
+        tensors = self._tensors_at(self.traits.unread)
+        return [tensor for tensor in tensors if count[id(tensor)] == 1]
 
     def _tensors_at(self, places: Sequence[tuple[int, str]]) -> list[Tensor]:
         args, kwargs = self.args, self.kwargs
@@ -207,7 +226,9 @@ def traits_of(op: OpOverload) -> Traits:
             if argument.name in UNREAD.get(schema.name, ())
             or ((place, argument.name) in written and (argument.kwarg_only or overwrites))
         ),
-        short_way=None if sized or name in CARRIED else way,
+        opened=name in OPENED,
+        may_open=not name.startswith(UNOPENED),
+        short_way=None if sized or name in CARRIED or name in OPENED else way,
     )
 
 

@@ -43,7 +43,9 @@ def makes_assumed(_args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:
 def moves_to_device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether a copy is not to the host, and of floating-point numbers: no mask's."""
     device = kwargs.get("device")
-    return (device is None or device.type != "cpu") and bool(args[0].is_floating_point())
+    if args[0].layout is not torch.strided or not args[0].is_floating_point():
+        return False
+    return device is None or device.type != "cpu"
 
 
 def stays_on_host(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -443,3 +443,14 @@ def test_results_that_cuda_resizes_have_their_values():
     one, product = torch.ones((), device="cuda"), torch.empty(0, device="cuda").bfloat16()
     torch._scaled_mm(eight, eight.t(), one, one, out_dtype=torch.bfloat16, out=product)
     assert product.eq(16).all()
+
+
+def test_a_tensor_that_is_copied_to_itself_stays_unknown(mode):
+    import torch
+
+    x = torch.ones(4, device="cuda")
+    mode.values.forget(x)
+    x.copy_(x)
+    assert not mode.values.is_known(x)
+    torch.add(x, 1, out=x)
+    assert not mode.values.is_known(x)

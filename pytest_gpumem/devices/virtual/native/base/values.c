@@ -220,12 +220,17 @@ static void forget_known(void) {
     end_change(0, UINTPTR_MAX);
 }
 
+static _Thread_local uint64_t writes; /* by kernels that this thread launched, wherever they write */
+
 void gm_forget_all(void) {
+    writes++;
     if (nothing_known()) return;
     bool told = atomic_load_explicit(&computing, memory_order_relaxed) &&
                 atomic_load_explicit(&running_operators, memory_order_relaxed) > 0;
     if (!told) forget_known();
 }
+
+GM_API uint64_t gpumem_thread_writes(void) { return writes; }
 
 /* Between two measured tests: what fixtures of wider scope hold stays known, as the tests that share it read it. */
 void gm_values_trim(void) {

@@ -31,12 +31,19 @@ static int no_workspace(size_t *size) {
     return GM_SUCCESS;
 }
 
-/* A number that depends on values: wherever it is wanted, zero comes to the host. */
+static _Thread_local int64_t told_nonzeros = -1;
+
+/* Sets the nonzeros of the sum or product that this thread takes next, as Python computed them; -1: nobody knows. */
+GM_API void gpumem_tell_nonzeros(int64_t count) { told_nonzeros = count; }
+
+/* The nonzeros of a result: where Python has not told them, and they are wanted, zero comes to the host. */
 static int read_back(void *out, size_t size) {
-    if (out && gm_owner(out) < 0) {
-        memset(out, 0, size);
-        gm_note_readback(size);
-    }
+    if (!out || gm_owner(out) >= 0) return GM_SUCCESS;
+    int32_t count = (int32_t)told_nonzeros;
+    if (told_nonzeros < 0) memset(out, 0, size);
+    else memcpy(out, size == sizeof count ? (void *)&count : (void *)&told_nonzeros, size);
+    if (told_nonzeros < 0) gm_note_readback(size);
+    told_nonzeros = -1;
     return GM_SUCCESS;
 }
 

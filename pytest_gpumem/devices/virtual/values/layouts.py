@@ -1,0 +1,227 @@
+"""Operators on sparse and nested tensors: PyTorch's code for them is made of other operators.
+
+These are seen as well, one by one, and so the sizes that they read are true. Kernels of such an
+operator's own may write any part of its result, which is then computed by the CPU's operator,
+where that returns a tensor of the same form, and is unknown otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pytest_gpumem.devices.virtual.values.host_tensors import (
+    PLAIN,
+    extents_of,
+    indices_of,
+    is_plain,
+    is_sparse,
+    map_arguments,
+    of_parts,
+    over_device_memory,
+    paired,
+    parts_of,
+    tensors_in,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pytest_gpumem.devices.virtual.values.known import KnownValues
+    from pytest_gpumem.devices.virtual.values.operators import OperatorCall, Traits
+
+    Compute = Callable[[OperatorCall, Any, Any], Any]
+    """takes a call and its arguments on the host; returns the result, or None"""
+
+PRODUCTS: Final = {"mm", "addmm", "addmm_", "_sparse_sparse_matmul", "add", "add_", "sub", "sub_"}
+"""operators that ask cuSPARSE how many nonzeros a result of two sparse tensors has"""
+SELECTS: Final = {"index_select"}
+"""operators that count their selection by kernels of their own, and read the count"""
+MOST_STOOD_FOR: Final = 1 << 22
+"""elements of the largest tensor that ones stand for, where indices alone matter"""
+
+
+def opens(traits: Traits, inputs: Sequence[Tensor]) -> bool:
+    """Return whether the operators inside of one are seen: of the device's sparse tensors."""
+    has_layout = traits.opened or any(
+        (tensor.layout is not torch.strided or tensor.is_nested) and type(tensor) in PLAIN
+        for tensor in inputs  # operators inside of a wrapper, as of a jagged one, are seen anyway
+    )
+    # A copy may be to the device.
+    return has_layout and (traits.copies or any(tensor.is_cuda for tensor in inputs))
+
+
+class HostCall(NamedTuple):
+    """A call's arguments on the host."""
+
+    args: Any
+    kwargs: Any
+    written: Sequence[tuple[Tensor, Tensor]]
+    """arguments that the operator writes, and those of the host in their place"""
+    assumed: bool
+
+
+class Layouts:
+    """Computes the parts of sparse tensors."""
+
+    def __init__(
+        self,
+        values: KnownValues,
+        are_readable: Callable[[Sequence[Tensor]], bool],
+        compute: Compute,
+    ) -> None:
+        self._values = values
+        self._are_readable = are_readable
+        self._compute = compute
+
+    def prepared(self, call: OperatorCall) -> HostCall | None:
+        """Return the call for the host, where all is known; else None."""
+        inputs = call.inputs()
+        parts = [part for tensor in inputs for part in parts_of(tensor)]
+        if not all(is_sparse(tensor) or is_plain(tensor) for tensor in inputs):
+            return None
+        if not self._are_readable(parts) or not all(map(self._values.is_known, parts)):
+            return None
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        return self._on_host(call, _over_device_memory)
+
+    def nonzeros(self, call: OperatorCall) -> int:
+        """Return how many nonzeros the result of such an operator has; -1: it is unknown."""
+        sparse = [tensor for tensor in call.inputs() if is_sparse(tensor)]
+        if len(sparse) > 1 or call.name in SELECTS:
+            result = self._of_indices(call)
+            if isinstance(result, Tensor) and is_sparse(result):
+                return result._nnz()
+        return -1
+
+    def finish(
+        self,
+        call: OperatorCall,
+        result: object,
+        host_call: HostCall | None,
+        told: Sequence[tuple[int, int]],
+    ) -> None:
+        """Write the parts that an operator's own kernels wrote, or make them unknown.
+
+        Args:
+            call: the operator's, which has run.
+            result: its result.
+            host_call: of ``prepared``.
+            told: addresses whose values are sure, from and to.
+        """
+        written, outputs = call.written(), tensors_in(result)
+        read = [tensor for tensor in call.inputs() if all(tensor is not each for each in written)]
+        told = [*told, *extents_of(read)]
+        for start, end in extents_of((*outputs, *written)):
+            if not any(first <= start and end <= last for first, last in told):
+                self._values.forget_range(start, end)
+        if all(self._are_known(tensor) for tensor in (*outputs, *written)):
+            return
+        if host_call is not None:
+            host = self._compute(call, host_call.args, host_call.kwargs)
+            pairs = [*paired(result, host), *host_call.written] if host is not None else []
+            for tensor, values in pairs:
+                self._fill(tensor, values, assumed=host_call.assumed)
+        elif not written and isinstance(result, Tensor) and is_sparse(result):
+            host = self._of_indices(call)
+            if isinstance(host, Tensor) and is_sparse(host):
+                parts = [part for tensor in call.inputs() for part in parts_of(tensor)]
+                assumed = self._values.are_assumed(parts)
+                self._fill(result, host, only_indices=True, assumed=assumed)
+
+    def spread(self, sparse: Tensor) -> None:
+        """Assume that the indices of a sparse tensor are distinct ones, evenly spread."""
+        indices = sparse._indices()
+        shape = sparse.shape[: sparse.sparse_dim()]
+        count, places = indices.shape[1], shape.numel()
+        flat = torch.arange(count).mul(places).div(max(count, 1), rounding_mode="floor")
+        values = torch.stack(torch.unravel_index(flat, shape)) if places else flat.new_zeros(0)
+        if values.shape == indices.shape:
+            self._values.write(indices, values, assumed=True)
+
+    def _are_known(self, tensor: Tensor) -> bool:
+        return all(map(self._is_computed, parts_of(tensor)))
+
+    def _is_computed(self, part: Tensor) -> bool:
+        return self._values.is_known(part) and not self._values.are_assumed([part])
+
+    def _of_indices(self, call: OperatorCall) -> Any:  # noqa: ANN401 - an operator's result
+        """Return the host's result where ones stand for all but indices; None: they are unknown."""
+        sparse = [tensor for tensor in call.inputs() if is_sparse(tensor)]
+        indices = [part for tensor in sparse for part in indices_of(tensor)]
+        indices += [
+            tensor
+            for tensor in call.inputs()
+            if not (is_sparse(tensor) or tensor.is_floating_point() or tensor.is_complex())
+        ]
+        if not sparse or not self._are_readable(indices):
+            return None
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        if not all(map(self._values.is_known, indices)):
+            return None
+        if call.name == "_coalesce":  # of no use: what values are there, and how large they are
+            slim = torch.ones(sparse[0]._nnz())
+            shape = sparse[0].shape[: sparse[0].sparse_dim()]
+            host = torch.ops.aten._sparse_coo_tensor_unsafe(
+                over_device_memory(indices[0]), slim, shape
+            )
+            return self._compute(call, [host], {})
+        elements = [part.numel() for tensor in call.inputs() for part in parts_of(tensor)]
+        if sum(elements) > MOST_STOOD_FOR:
+            return None
+        host_call = self._on_host(call, _of_ones)
+        return self._compute(call, host_call.args, host_call.kwargs)
+
+    def _on_host(self, call: OperatorCall, on_host: Callable[[Tensor], Tensor]) -> HostCall:
+        written = {id(tensor) for tensor in call.written()}
+        copies: dict[int, tuple[Tensor, Tensor]] = {}
+
+        def copied(tensor: Tensor) -> Tensor:
+            if id(tensor) not in written:
+                return on_host(tensor)
+            return copies.setdefault(id(tensor), (tensor, on_host(tensor).clone()))[1]
+
+        args, kwargs = (
+            map_arguments(arguments, copied, lambda generator: generator)
+            for arguments in (call.args, call.kwargs)
+        )
+        parts = [part for tensor in call.inputs() for part in parts_of(tensor)]
+        return HostCall(args, kwargs, [*copies.values()], self._values.are_assumed(parts))
+
+    def _fill(
+        self, tensor: Tensor, host: Tensor | None, *, assumed: bool, only_indices: bool = False
+    ) -> None:
+        """Write the parts of a result that are unknown, if the host's has the same form."""
+        if host is None or host.layout is not tensor.layout:
+            return
+        parts = [*zip(parts_of(tensor), parts_of(host), strict=False)]
+        if only_indices:
+            parts = parts[:-1]
+        known = [(part, values) for part, values in parts if self._is_computed(part)]
+        unknown = [(part, values) for part, values in parts if not self._is_computed(part)]
+        is_same_form = all(part.shape == values.shape for part, values in parts)
+        if is_same_form and all(torch.equal(_plain_host(part), values) for part, values in known):
+            for part, values in unknown:
+                if 0 not in part.stride():  # of an expanded tensor, which repeats one number
+                    self._values.write(part, values, assumed=assumed, whole=True)
+
+
+def _plain_host(tensor: Tensor) -> Tensor:
+    return over_device_memory(tensor) if tensor.is_cuda else tensor
+
+
+def _over_device_memory(tensor: Tensor) -> Tensor:
+    return of_parts(tensor, [_plain_host(part) for part in parts_of(tensor)])
+
+
+def _of_ones(tensor: Tensor) -> Tensor:
+    """Return a tensor of the host with the same indices, and ones for values."""
+    parts = parts_of(tensor)
+    if not is_sparse(tensor) and not tensor.is_floating_point():
+        return _plain_host(tensor)
+    ones = torch.ones(parts[-1].shape, dtype=tensor.dtype)
+    return of_parts(tensor, [*map(_plain_host, parts[:-1]), ones])
