@@ -333,83 +333,95 @@ def into_out(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple
     return written
 
 
-BY_NAME: Final[dict[str, Callable[..., Any]]] = {
-    "_unique2.default": unique2,
-    "unique_dim.default": unique_dim,
-    "unique_dim_consecutive.default": unique_dim_consecutive,
-    "unique_consecutive.default": unique_consecutive,
-    "histc.default": histc,
-    "linalg_lstsq.default": linalg_lstsq,
-    "_linalg_svd.default": linalg_svd,
-    "_cudnn_ctc_loss.default": cudnn_ctc_loss,
-    "_cudnn_ctc_loss.Tensor": cudnn_ctc_loss,
-    "_cudnn_init_dropout_state.default": opaque,
-    "_fused_dropout.default": fused_dropout,
-    "_masked_scale.default": masked_scale,
-    "_embedding_bag.default": embedding_bag,
-    "_embedding_bag_forward_only.default": embedding_bag,
-    "log_sigmoid_forward.default": log_sigmoid_forward,
-    "log_sigmoid_backward.default": log_sigmoid_backward,
-    "cudnn_grid_sampler.default": grid_sampler,
-    "cudnn_grid_sampler_backward.default": grid_sampler_backward,
-    "cudnn_affine_grid_generator.default": affine_grid,
-    "cudnn_affine_grid_generator_backward.default": affine_grid_backward,
-    "cudnn_convolution.default": convolution,
-    "cudnn_convolution_transpose.default": convolution_transpose,
-    "_conv_depthwise2d.default": depthwise_convolution,
-    "conv_depthwise3d.default": depthwise_convolution,
-    "cudnn_convolution_relu.default": convolution_relu,
-    "cudnn_convolution_add_relu.default": convolution_add_relu,
+EQUIVALENTS: Final[dict[OpOverload, Callable[..., Any]]] = {
+    aten._unique2.default: unique2,
+    aten.unique_dim.default: unique_dim,
+    aten.unique_dim_consecutive.default: unique_dim_consecutive,
+    aten.unique_consecutive.default: unique_consecutive,
+    aten.histc.default: histc,
+    aten.linalg_lstsq.default: linalg_lstsq,
+    aten._linalg_svd.default: linalg_svd,
+    aten._cudnn_ctc_loss.default: cudnn_ctc_loss,
+    aten._cudnn_ctc_loss.Tensor: cudnn_ctc_loss,
+    aten._cudnn_init_dropout_state.default: opaque,
+    aten._fused_dropout.default: fused_dropout,
+    aten._masked_scale.default: masked_scale,
+    aten._embedding_bag.default: embedding_bag,
+    aten._embedding_bag_forward_only.default: embedding_bag,
+    aten.log_sigmoid_forward.default: log_sigmoid_forward,
+    aten.log_sigmoid_backward.default: log_sigmoid_backward,
+    aten.cudnn_grid_sampler.default: grid_sampler,
+    aten.cudnn_grid_sampler_backward.default: grid_sampler_backward,
+    aten.cudnn_affine_grid_generator.default: affine_grid,
+    aten.cudnn_affine_grid_generator_backward.default: affine_grid_backward,
+    aten.cudnn_convolution.default: convolution,
+    aten.cudnn_convolution_transpose.default: convolution_transpose,
+    aten._conv_depthwise2d.default: depthwise_convolution,
+    aten.conv_depthwise3d.default: depthwise_convolution,
+    aten.cudnn_convolution_relu.default: convolution_relu,
+    aten.cudnn_convolution_add_relu.default: convolution_add_relu,
     # normalisation
-    "native_batch_norm.default": normalization.batch_norm,
-    "_native_batch_norm_legit.default": normalization.batch_norm,
-    "_native_batch_norm_legit.no_stats": normalization.batch_norm_no_stats,
-    "native_batch_norm.out": into_out(normalization.batch_norm),
-    "_native_batch_norm_legit.out": into_out(normalization.batch_norm),
-    "_native_batch_norm_legit.no_stats_out": into_out(normalization.batch_norm_no_stats),
-    "native_batch_norm_backward.default": normalization.batch_norm_backward,
-    "cudnn_batch_norm.default": normalization.cudnn_batch_norm,
-    "cudnn_batch_norm_backward.default": normalization.cudnn_batch_norm_backward,
-    "_batch_norm_with_update.default": normalization.batch_norm_with_update,
-    "_batch_norm_no_update.default": normalization.batch_norm_no_update,
-    "batch_norm_backward.default": normalization.batch_norm_backward,
-    "batch_norm_stats.default": normalization.batch_norm_stats,
-    "batch_norm_elemt.default": normalization.batch_norm_elemt,
-    "batch_norm_gather_stats.default": normalization.batch_norm_gather_stats,
-    "batch_norm_gather_stats_with_counts.default": (
+    aten.native_batch_norm.default: normalization.batch_norm,
+    aten._native_batch_norm_legit.default: normalization.batch_norm,
+    aten._native_batch_norm_legit.no_stats: normalization.batch_norm_no_stats,
+    aten.native_batch_norm.out: into_out(normalization.batch_norm),
+    aten._native_batch_norm_legit.out: into_out(normalization.batch_norm),
+    aten._native_batch_norm_legit.no_stats_out: into_out(normalization.batch_norm_no_stats),
+    aten.native_batch_norm_backward.default: normalization.batch_norm_backward,
+    aten.cudnn_batch_norm.default: normalization.cudnn_batch_norm,
+    aten.cudnn_batch_norm_backward.default: normalization.cudnn_batch_norm_backward,
+    aten._batch_norm_with_update.default: normalization.batch_norm_with_update,
+    aten._batch_norm_no_update.default: normalization.batch_norm_no_update,
+    aten.batch_norm_backward.default: normalization.batch_norm_backward,
+    aten.batch_norm_stats.default: normalization.batch_norm_stats,
+    aten.batch_norm_elemt.default: normalization.batch_norm_elemt,
+    aten.batch_norm_gather_stats.default: normalization.batch_norm_gather_stats,
+    aten.batch_norm_gather_stats_with_counts.default: (
         normalization.batch_norm_gather_stats_with_counts
     ),
-    "batch_norm_backward_reduce.default": normalization.batch_norm_backward_reduce,
-    "batch_norm_backward_elemt.default": normalization.batch_norm_backward_elemt,
-    "native_layer_norm.default": normalization.layer_norm,
-    "native_layer_norm_backward.default": normalization.layer_norm_backward,
-    "_fused_rms_norm.default": normalization.rms_norm,
-    "_fused_rms_norm_backward.default": normalization.rms_norm_backward,
-    "_softmax.default": normalization.softmax(aten._softmax),
-    "_softmax_backward_data.default": normalization.softmax_backward(aten._softmax_backward_data),
-    "_log_softmax.default": normalization.softmax(aten._log_softmax),
-    "_log_softmax_backward_data.default": normalization.softmax_backward(
+    aten.batch_norm_backward_reduce.default: normalization.batch_norm_backward_reduce,
+    aten.batch_norm_backward_elemt.default: normalization.batch_norm_backward_elemt,
+    aten.native_layer_norm.default: normalization.layer_norm,
+    aten.native_layer_norm_backward.default: normalization.layer_norm_backward,
+    aten._softmax.default: normalization.softmax(aten._softmax),
+    aten._softmax_backward_data.default: normalization.softmax_backward(
+        aten._softmax_backward_data
+    ),
+    aten._log_softmax.default: normalization.softmax(aten._log_softmax),
+    aten._log_softmax_backward_data.default: normalization.softmax_backward(
         aten._log_softmax_backward_data
     ),
     # attention
-    "_scaled_dot_product_flash_attention.default": attention.sdpa_flash,
-    "_scaled_dot_product_flash_attention_backward.default": attention.sdpa_flash_backward,
-    "_scaled_dot_product_efficient_attention.default": attention.sdpa_efficient,
-    "_scaled_dot_product_efficient_attention_backward.default": (attention.sdpa_efficient_backward),
-    "_scaled_dot_product_cudnn_attention.default": attention.sdpa_cudnn,
-    "_scaled_dot_product_cudnn_attention_backward.default": attention.sdpa_cudnn_backward,
-    "_flash_attention_forward.default": attention.flash_forward,
-    "_flash_attention_backward.default": attention.flash_backward,
-    "_efficient_attention_forward.default": attention.efficient_forward,
-    "_efficient_attention_backward.default": attention.efficient_backward,
+    aten._scaled_dot_product_flash_attention.default: attention.sdpa_flash,
+    aten._scaled_dot_product_flash_attention_backward.default: attention.sdpa_flash_backward,
+    aten._scaled_dot_product_efficient_attention.default: attention.sdpa_efficient,
+    aten._scaled_dot_product_efficient_attention_backward.default: (
+        attention.sdpa_efficient_backward
+    ),
+    aten._scaled_dot_product_cudnn_attention.default: attention.sdpa_cudnn,
+    aten._scaled_dot_product_cudnn_attention_backward.default: attention.sdpa_cudnn_backward,
+    aten._flash_attention_forward.default: attention.flash_forward,
+    aten._flash_attention_backward.default: attention.flash_backward,
+    aten._efficient_attention_forward.default: attention.efficient_forward,
+    aten._efficient_attention_backward.default: attention.efficient_backward,
     # recurrent networks
-    "_cudnn_rnn.default": recurrent.cudnn_rnn,
-    "_cudnn_rnn_backward.default": recurrent.cudnn_rnn_backward,
-    "_thnn_fused_lstm_cell.default": recurrent.lstm_cell,
-    "_thnn_fused_lstm_cell_backward_impl.default": recurrent.lstm_cell_backward,
-    "_thnn_fused_gru_cell.default": recurrent.gru_cell,
-    "_thnn_fused_gru_cell_backward.default": recurrent.gru_cell_backward,
+    aten._cudnn_rnn.default: recurrent.cudnn_rnn,
+    aten._cudnn_rnn_backward.default: recurrent.cudnn_rnn_backward,
+    aten._thnn_fused_lstm_cell.default: recurrent.lstm_cell,
+    aten._thnn_fused_lstm_cell_backward_impl.default: recurrent.lstm_cell_backward,
+    aten._thnn_fused_gru_cell.default: recurrent.gru_cell,
+    aten._thnn_fused_gru_cell_backward.default: recurrent.gru_cell_backward,
     # products of matrices
+    aten._scaled_mm.default: matrix_products.scaled_mm,
+    aten._scaled_mm.out: matrix_products.scaled_mm,
+    aten._convert_weight_to_int4pack.default: matrix_products.convert_weight_to_int4pack,
+    aten._weight_int4pack_mm.default: matrix_products.weight_int4pack_mm,
+}
+"""a function of the operator's arguments as CPU tensors: it returns the CUDA operator's results"""
+
+NEWER: Final[dict[str, Callable[..., Any]]] = {
+    "_fused_rms_norm.default": normalization.rms_norm,
+    "_fused_rms_norm_backward.default": normalization.rms_norm_backward,
     "mm.dtype": matrix_products.product,
     "mm.dtype_out": matrix_products.product,
     "bmm.dtype": matrix_products.product,
@@ -418,26 +430,12 @@ BY_NAME: Final[dict[str, Callable[..., Any]]] = {
     "addmm.dtype_out": matrix_products.added_product,
     "baddbmm.dtype": matrix_products.added_product,
     "baddbmm.dtype_out": matrix_products.added_product,
-    "_scaled_mm.default": matrix_products.scaled_mm,
-    "_scaled_mm.out": matrix_products.scaled_mm,
     "_grouped_mm.default": matrix_products.grouped_mm,
     "_scaled_grouped_mm.default": matrix_products.scaled_grouped_mm,
-    "_convert_weight_to_int4pack.default": matrix_products.convert_weight_to_int4pack,
-    "_weight_int4pack_mm.default": matrix_products.weight_int4pack_mm,
 }
-"""equivalents by names of operators, some of which older versions of PyTorch have not"""
+"""those of operators that torch 2.6, the oldest supported one, does not have"""
 
-
-def overload_of(name: str) -> OpOverload | None:
-    """Return the operator of a name ("mm.dtype"); None where this version of PyTorch has none."""
-    packet, _, overload = name.partition(".")
-    operator: OpOverload | None = getattr(getattr(aten, packet, None), overload, None)
-    return operator
-
-
-EQUIVALENTS: Final[dict[OpOverload, Callable[..., Any]]] = {
-    operator: function
-    for name, function in BY_NAME.items()
-    if (operator := overload_of(name)) is not None
-}
-"""a function of the operator's arguments as CPU tensors: it returns the CUDA operator's results"""
+for _name, _equivalent in NEWER.items():
+    _packet, _, _overload = _name.partition(".")
+    if hasattr(aten, _packet) and hasattr(getattr(aten, _packet), _overload):
+        EQUIVALENTS[getattr(getattr(aten, _packet), _overload)] = _equivalent

@@ -254,7 +254,7 @@ def repeat_interleave_copies(
 
 
 def mode_copies(
-    _result: object, values: Tensor, dim: int = -1, *_options: object, **_more: object
+    _result: object, values: Tensor, /, dim: int = -1, *_options: object, **_more: object
 ) -> list[bytes]:
     """Return what thrust finds in each slice that is too large for one kernel."""
     copies = []
@@ -270,7 +270,7 @@ def mode_copies(
     return copies
 
 
-def mode_bound(values: Tensor, dim: int = -1, *_options: object, **_more: object) -> list[bytes]:
+def mode_bound(values: Tensor, /, dim: int = -1, *_options: object, **_more: object) -> list[bytes]:
     """Return what thrust finds in slices of different values."""
     lines = _mode_slices(values, dim)
     if values.dtype == torch.bool:

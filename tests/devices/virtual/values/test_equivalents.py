@@ -9,7 +9,7 @@ from helpers.virtual_gpu import opened
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pytest_gpumem.devices.virtual.values.equivalents import BY_NAME, EQUIVALENTS, overload_of
+from pytest_gpumem.devices.virtual.values.equivalents import EQUIVALENTS
 from pytest_gpumem.devices.virtual.values.mode import ValueMode
 
 KINDS = ("CPU", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
@@ -57,14 +57,6 @@ def test_every_operator_that_is_cudas_alone_is_listed():
     assert len(alone) > 50
     assert sorted(alone - have - without) == []
     assert sorted(have & without) == []
-
-
-def test_an_operator_that_this_torch_has_not_is_left_out():
-    """Torch 2.8 has no _fused_rms_norm_backward and 2.6 no mm.dtype: values were an error there."""
-    assert overload_of("mm.default") is torch.ops.aten.mm.default
-    assert overload_of("mm.of_no_torch") is None
-    assert overload_of("of_no_torch.default") is None
-    assert list(EQUIVALENTS) == [op for name in BY_NAME if (op := overload_of(name))]
 
 
 def test_every_equivalent_is_listed():

@@ -443,6 +443,9 @@ def test_results_that_cuda_resizes_have_their_values():
     one, product = torch.ones((), device="cuda"), torch.empty(0, device="cuda").bfloat16()
     torch._scaled_mm(eight, eight.t(), one, one, out_dtype=torch.bfloat16, out=product)
     assert product.eq(16).all()
+    commonest = tuple(torch.empty(0, dtype=torch.long, device="cuda") for _ in range(2))
+    torch.mode(torch.tensor([3, 5, 5], device="cuda"), out=commonest)  # values=, indices=
+    assert commonest[0].item() == 5
 
 
 def test_a_tensor_that_is_copied_to_itself_stays_unknown(mode):
