@@ -30,7 +30,7 @@ class UncertainSizes(NamedTuple):
     judged: bool = False
     """whether limits are held to the largest of them"""
     margin: int = 0
-    """percent that may be reserved beyond the largest, and below the least down to what is
+    """percent that may be reserved beyond the largest, and below the least down to the
     allocated: so much depends on which of many workspaces the allocator's cache had room for"""
     unfit: int = 0
     """how often there was no room for the larger, and a smaller was taken"""

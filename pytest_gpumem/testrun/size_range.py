@@ -75,14 +75,14 @@ def _each(
 
 
 def widened(peak: Peak, percent: int, cap: int, *, full: bool) -> Peak:
-    """Return a largest peak with what may be reserved beyond it.
+    """Return a largest peak with the memory that may be reserved beyond it.
 
     Args:
         peak: the largest of several runs'.
         percent: of what is reserved, that may be reserved besides.
         cap: bytes at which PyTorch's allocator empties its cache, and PyTorch takes a workspace
             that fits.
-        full: whether it did so for the largest: then a size between may have filled the memory.
+        full: whether the largest had no room: then a size between may have filled the memory.
     """
     if full:
         return Peak(max(peak.allocated, cap), max(peak.reserved, cap))
