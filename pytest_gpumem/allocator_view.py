@@ -56,7 +56,7 @@ class Plug(NamedTuple):
     """nothing is left of the free room that it was taken from"""
 
     def current_figures(self) -> Iterator[tuple[Path, int]]:
-        """Yield what it adds to each current figure of its device."""
+        """Yield its share in each current figure of its device."""
         for pool in ("all", self.pool):
             yield from (((count, pool, "current"), 1) for count in COUNTS)
             yield from (((size, pool, "current"), self.size) for size in SIZES)
@@ -96,7 +96,7 @@ class AllocatorView:
         self.plugs: dict[tuple[int, int], Plug] = {}
         """by device and address: blocks that snapshots and statistics show as free"""
         self._plugged: defaultdict[int, Counter[Path]] = defaultdict(Counter)
-        """of each device and current figure: what the plugs add"""
+        """of each device and current figure: the share of the plugs"""
 
     def install(self) -> None:
         """Wrap the bindings; nothing if that is done."""
@@ -175,8 +175,8 @@ class AllocatorView:
     def hidden(self, devices: Iterable[int]) -> Iterator[None]:
         """Leave the allocator's work inside out of the figures that the test's code reads.
 
-        Blocks that stay have to be plugs: the difference of the memory held has what other threads
-        allocate and free meanwhile.
+        Blocks that stay have to be plugs: the difference of the memory held has the work of
+        other threads as well.
         """
         start = time.time_ns() // 1000
         devices = list(devices)

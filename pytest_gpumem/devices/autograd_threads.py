@@ -22,7 +22,7 @@ def await_autograd() -> list[object]:
     holds the sharded module. The thread takes the next operation after that.
 
     Returns:
-        all objects of that next operation: the threads may hold those. None where there are no
+        all objects of that next operation: the threads may hold those. None without
         threads.
     """
     import torch

@@ -33,7 +33,7 @@ class UncertainSizes(NamedTuple):
     """percent that may be reserved beyond the largest, and below the least down to the
     allocated: so much depends on which of many workspaces the allocator's cache had room for"""
     unfit: int = 0
-    """how often there was no room for the larger, and a smaller was taken"""
+    """how often the larger found no room, and a smaller was taken"""
 
 
 class Device(Protocol):

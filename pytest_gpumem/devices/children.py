@@ -53,7 +53,7 @@ class Child(NamedTuple):
     guesses: Sequence[Sequence[Row]] = ((), ())
     """the unknown and the assumed values that it decided by, as Readbacks counts them"""
     notes: Sequence[str] = ()
-    """sentences on what was not computed, where all values should have been"""
+    """sentences on values that were not computed, where all should have been"""
 
 
 class ChildWatch:

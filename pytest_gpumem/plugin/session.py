@@ -82,8 +82,8 @@ def _is_of_values(error: BaseException | None) -> bool:
 
 def _is_of_sizes(error: BaseException | None) -> bool:
     """Return whether an error is of the kind with which PyTorch refuses sizes."""
-    others = (GpuMemError, NotImplementedError, RecursionError)
-    if not isinstance(error, RuntimeError) or isinstance(error, others):
+    excluded = (GpuMemError, NotImplementedError, RecursionError)
+    if not isinstance(error, RuntimeError) or isinstance(error, excluded):
         return False
     return find_out_of_memory(error) is None
 

@@ -79,7 +79,7 @@ def widened(peak: Peak, percent: int, cap: int, *, full: bool) -> Peak:
 
     Args:
         peak: the largest of several runs'.
-        percent: of what is reserved, that may be reserved besides.
+        percent: of the reserved bytes, that may be reserved besides.
         cap: bytes at which PyTorch's allocator empties its cache, and PyTorch takes a workspace
             that fits.
         full: whether the largest had no room: then a size between may have filled the memory.

@@ -46,7 +46,7 @@ device for one: ``rows = mask.nonzero()``"""
 KEEPING: Final = {"append", "extend"}
 """methods that put a value into a list"""
 TENSORS: Final = {"cpu", "to", "numpy", "copy_", "tensor"}
-"""functions whose results on the host are tensors or arrays"""
+"""functions with tensors or arrays of the host as results"""
 DISPATCHING: Final = {
     "__torch_function__",
     "__torch_dispatch__",
@@ -54,7 +54,7 @@ DISPATCHING: Final = {
 }
 """functions of PyTorch's that hand a call on: the call is their caller's"""
 OPERATORS: Final = "torch/_ops.py"
-"""PyTorch's file whose functions hand calls of ``torch.ops`` on"""
+"""PyTorch's file of functions that hand calls of ``torch.ops`` on"""
 
 
 class _Verdict(NamedTuple):
@@ -63,7 +63,7 @@ class _Verdict(NamedTuple):
     decides: bool | None
     """None: its function returns the value"""
     is_kept: bool = False
-    """whether the value was added to others: they decide where they make a size"""
+    """whether the value was put into a list or a sum, which decides where it makes a size"""
 
 
 def decides(frame: FrameType | None, size: int, *, sized: bool = False) -> bool:
@@ -123,7 +123,7 @@ def _of_line(code: CodeType, line: int, call: str, *, is_float: bool, is_kept: b
         line: its number.
         call: the name of the function, called in the statement, that returns a number.
         is_float: whether the value is a float, as it seems.
-        is_kept: whether it was added to others.
+        is_kept: whether it was put into a list or a sum.
     """
     function, statement = _statement(code.co_filename, line)
     if statement is None:

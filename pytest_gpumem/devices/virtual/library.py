@@ -160,7 +160,7 @@ class Convolutions:
         asked: of convolutions and attention, with the workspace that cuDNN names.
         astray: of these, on another card than PyTorch had the plan made for.
         ranged: questions for a convolution's workspace that lies in a range.
-        unfit: how often there was no room for that, so that PyTorch took the next plan.
+        unfit: how often that found no room, so that PyTorch took the next plan.
     """
 
     unknown: int = 0
@@ -334,7 +334,7 @@ class NativeLibrary:
         self._lib.gpumem_set_value_limits(ctypes.c_uint64(copy), ctypes.c_uint64(backing))
 
     def operator_functions(self, key: int) -> OperatorFunctions:
-        """Return the functions that whoever runs operators calls around each of them."""
+        """Return the functions to be called around each operator."""
         return operator_functions(self._lib, key)
 
     def count_operators(self, change: int) -> None:

@@ -26,7 +26,7 @@ NUMERIC: Final = {
     *("len", "list", "max", "min", "repr", "round", "set", "sorted", "str", "sum", "tensor"),
     *("tuple", "type", "zip"),
 }
-"""functions whose results have the sizes that they would have with other numbers"""
+"""functions that return the same sizes for all numbers"""
 SCALING: Final = {
     *("add", "addcdiv", "addcmul", "clamp", "clip", "div", "eq", "fill", "ge", "gt", "le"),
     *("lerp", "lt", "masked_fill", "mul", "ne", "pow", "sub"),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
 SUBSCRIPT: Final = "[]"
-"""the name of what an index runs"""
+"""the name of the function that an index runs"""
 NUMERIC_MODULES: Final = {"math", "np", "numpy", "cmath"}
 _SUBSCRIPTS: Final = {"BINARY_SUBSCR", "STORE_SUBSCR", "DELETE_SUBSCR"}
 _ARGUMENTS: Final = {"CALL_FUNCTION": 0, "CALL_METHOD": 0, "CALL_FUNCTION_KW": 1}
@@ -102,7 +102,7 @@ def _by_stack(code: CodeType, instruction: int) -> RunningCall | None:
 
 @functools.lru_cache(maxsize=256)
 def syntax_tree(filename: str) -> ast.Module | None:
-    """Return a file's syntax tree; None where its source is not there."""
+    """Return a file's syntax tree; None without a source."""
     try:
         return ast.parse("".join(linecache.getlines(filename)))
     except (SyntaxError, ValueError, RecursionError):

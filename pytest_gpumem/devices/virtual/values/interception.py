@@ -69,7 +69,7 @@ class Opened:
         """addresses that operators inside wrote, from and to, since it ran a kernel of its own"""
 
     def told(self) -> list[tuple[int, int]]:
-        """Return the addresses whose values are sure, from and to."""
+        """Return the addresses of sure values, from and to."""
         return self._arguments + self._written
 
     def begin_inner(self, inputs: Sequence[torch.Tensor] = ()) -> None:
@@ -258,8 +258,8 @@ def _frames() -> set[CodeType]:
 def is_of_an_operators_own(address: int) -> bool:
     """Return whether the operator that runs reads memory of its own, and none of its arguments.
 
-    Its kernels wrote there, which do not run: what was known at that address is of an earlier
-    tensor, whose block PyTorch uses again. Called by the native library, on any thread.
+    Its kernels would have written that: values known at that address are of an earlier
+    tensor, of which PyTorch uses the block again. Called by the native library, on any thread.
     """
     frame = sys._getframe(1)
     if frame.f_code not in _frames():

@@ -110,7 +110,7 @@ class Layouts:
             call: the operator's, which has run.
             result: its result.
             host_call: of ``prepared``.
-            told: addresses whose values are sure, from and to.
+            told: addresses of sure values, from and to.
         """
         written, outputs = call.written(), tensors_in(result)
         read = [tensor for tensor in call.inputs() if all(tensor is not each for each in written)]

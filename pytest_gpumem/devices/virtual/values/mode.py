@@ -302,7 +302,7 @@ class ValueMode:
         copies: Copies | None,
         masks: Sequence[Tensor] | None,
     ) -> None:
-        """Queue what an operator asks for whose values are unknown, by its masks or as a bound."""
+        """Queue the answers for an operator on unknown values, by its masks or as a bound."""
         if plan is not None or copies is None:
             return
         bound = BOUNDS.get(call.op._schema.name)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 CUB_MOST: Final = (1 << 31) - 1
 """elements from which on nonzero works in chunks (Nonzero.cu), and thrust's indices have 8 bytes"""
 MODE_MOST: Final = 2048
-"""elements of the largest slice whose mode one kernel finds (TensorModeKernel.cu)"""
+"""elements of the largest slice of which one kernel finds the mode (TensorModeKernel.cu)"""
 CHUNK: Final = 1 << 30
 """elements of such a chunk"""
 BYTE_MASKS: Final = (torch.bool, torch.uint8)
@@ -190,7 +190,7 @@ def isin_bound(*arguments: object, **options: bool) -> list[bytes]:
 def _sorted_by_isin(
     elements: object, test_elements: object, *, assume_unique: bool = False, **_options: bool
 ) -> list[Tensor]:
-    """Return the tensors whose unique values are taken: isin_Tensor_Tensor_out."""
+    """Return the tensors of which isin_Tensor_Tensor_out takes the unique values."""
     if not isinstance(elements, Tensor) or not isinstance(test_elements, Tensor):
         return []
     most_compared = int(10 * elements.numel() ** 0.145)
@@ -256,7 +256,7 @@ def repeat_interleave_copies(
 def mode_copies(
     _result: object, values: Tensor, /, dim: int = -1, *_options: object, **_more: object
 ) -> list[bytes]:
-    """Return what thrust finds in each slice that is too large for one kernel."""
+    """Return thrust's results for each slice that is too large for one kernel."""
     copies = []
     for line in _mode_slices(_on_host(values), dim):
         mode, place = line.mode()
@@ -271,7 +271,7 @@ def mode_copies(
 
 
 def mode_bound(values: Tensor, /, dim: int = -1, *_options: object, **_more: object) -> list[bytes]:
-    """Return what thrust finds in slices of different values."""
+    """Return thrust's results for slices of different values."""
     lines = _mode_slices(values, dim)
     if values.dtype == torch.bool:
         return _mode_of_truths(0, 0) * len(lines)
@@ -294,7 +294,7 @@ def _mode_of_truths(count: int, place: int) -> list[bytes]:
 def _mode_of_numbers(
     count: int, frequency: int, highest: int, mode: bytes, place: int
 ) -> list[bytes]:
-    """Return how often sorted neighbours differ, how many values there are, and the mode's place.
+    """Return how often sorted neighbours differ, the number of values, and the mode's place.
 
     The latter is that among the different values, with how frequent it is; then the mode follows,
     where it stands among all in order, and where in the slice.
