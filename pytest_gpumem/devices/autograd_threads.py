@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -11,6 +13,12 @@ if TYPE_CHECKING:
 
 ENGINE: Final = "_engine_run_backward"
 """the function of torch.autograd that every backward pass goes through"""
+INPUTS: Final = 4
+"""the place of its argument that names the tensors of which gradients are returned"""
+LONGEST_WAIT_S: Final = 60
+"""seconds, after which a thread of autograd's waits for the caller: no step is to hang by that"""
+
+_this_thread = threading.local()
 
 
 def await_autograd() -> list[object]:
@@ -38,15 +46,21 @@ def await_autograd() -> list[object]:
             leaf = torch.empty(0, device=f"cuda:{device}", requires_grad=True)  # takes no memory
             product, gradient = leaf * 1, torch.empty_like(leaf)
             objects += [leaf, product, product.grad_fn, gradient]
-            objects += torch.autograd.grad(product, leaf, gradient)
+            _this_thread.waits = True  # it is a backward pass, that nothing waits for
+            try:
+                objects += torch.autograd.grad(product, leaf, gradient)
+            finally:
+                _this_thread.waits = False
     return objects
 
 
 @contextmanager
-def awaited_errors() -> Iterator[None]:
-    """Have each backward pass that an error ends wait for autograd's threads, in the block.
+def awaited_passes() -> Iterator[None]:
+    """Have backward passes wait for autograd's threads in the block, where these hold memory yet.
 
-    A step that catches the error would have the pass's memory or not, as threads happen to run.
+    They do after an error, and where gradients are returned: a gradient that is not accumulated
+    stays in the last operation until the thread drops that. A step that goes on would have the
+    memory or not, as threads happen to run.
     """
     import torch
 
@@ -59,11 +73,14 @@ def awaited_errors() -> Iterator[None]:
 
     def run_and_wait(*args: object, **options: object) -> object:
         try:
-            return run_backward(*args, **options)
+            result = run_backward(*args, **options)
         except BaseException:
             with suppress(Exception):  # after an error of CUDA's every call fails
                 await_autograd()
             raise
+        if len(args) > INPUTS and args[INPUTS] and not getattr(_this_thread, "waits", False):
+            _await_apart()
+        return result
 
     for module, _ in originals:
         setattr(module, ENGINE, run_and_wait)
@@ -72,6 +89,31 @@ def awaited_errors() -> Iterator[None]:
     finally:
         for module, original in originals:
             setattr(module, ENGINE, original)
+
+
+def _await_apart() -> None:
+    """Wait for autograd's threads on a thread that has none of the caller's modes.
+
+    Not within a backward pass, which a thread of autograd's may be running, nor where the wait
+    would be captured in a CUDA graph or compiled.
+    """
+    import torch
+
+    compiler = sys.modules.get("torch._dynamo.compiled_autograd")
+    if (
+        torch._C._current_graph_task_id() != -1
+        or torch.cuda.is_current_stream_capturing()
+        or getattr(compiler, "compiled_autograd_enabled", False)
+    ):
+        return
+
+    def wait() -> None:
+        with suppress(Exception):  # after an error of CUDA's every call fails
+            await_autograd()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    thread.join(LONGEST_WAIT_S)
 
 
 def has_autograd_threads() -> bool:

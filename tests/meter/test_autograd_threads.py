@@ -9,7 +9,7 @@ from helpers.busy_backward import busy_backward
 from helpers.virtual_gpu import CARD_80GIB, MIB, opened
 from helpers.warm import HANGS
 
-from pytest_gpumem.devices.autograd_threads import await_autograd
+from pytest_gpumem.devices.autograd_threads import await_autograd, awaited_passes
 from pytest_gpumem.meter.allocator import current
 from pytest_gpumem.meter.meter import Meter
 
@@ -168,13 +168,41 @@ def test_a_step_that_catches_the_error_of_a_backward_pass_goes_on_when_its_memor
         function(leaf).sum().backward()
         torch.autograd.grad(function(leaf).sum(), leaf)
 
-    passes(torch.exp)
-    assert calls == []
-    for number in range(1, 3):
+    passes(torch.exp)  # the gradient that it returns is waited for
+    assert calls == ["wait"]
+    for number in range(2, 4):
         with pytest.raises(ValueError, match="of the user's"):
             passes(Fails.apply)
         assert calls == ["wait"] * number
     meter.stop()
     with pytest.raises(ValueError, match="of the user's"):
         passes(Fails.apply)
-    assert calls == ["wait"] * 2
+    assert calls == ["wait"] * 3
+
+
+def test_no_pass_waits_within_another_one(device, monkeypatch):
+    """Its thread would wait for itself."""
+    import torch
+
+    calls = []
+    monkeypatch.setattr(
+        "pytest_gpumem.devices.autograd_threads.await_autograd", lambda: calls.append("wait")
+    )
+
+    class Nested(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            with torch.enable_grad():
+                leaf = torch.ones(4, device="cuda:1", requires_grad=True)
+                return torch.autograd.grad(leaf.exp().sum(), leaf)
+
+    leaf = torch.ones(4, device="cuda:1", requires_grad=True)
+    with awaited_passes():
+        Nested.apply(leaf).sum().backward()
+        assert calls == []
+        torch.autograd.grad(Nested.apply(leaf).sum(), leaf)
+        assert calls == ["wait"]
