@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ENGINE: Final = "_engine_run_backward"
 """the function of torch.autograd that every backward pass goes through"""
+CREATE_GRAPH: Final = 3
+"""the place of its argument that has operations of the pass recorded"""
 INPUTS: Final = 4
 """the place of its argument that names the tensors of which gradients are returned"""
 LONGEST_WAIT_S: Final = 60
@@ -46,11 +48,12 @@ def await_autograd() -> list[object]:
             leaf = torch.empty(0, device=f"cuda:{device}", requires_grad=True)  # takes no memory
             product, gradient = leaf * 1, torch.empty_like(leaf)
             objects += [leaf, product, product.grad_fn, gradient]
+            waits = getattr(_this_thread, "waits", False)
             _this_thread.waits = True  # it is a backward pass, that nothing waits for
             try:
                 objects += torch.autograd.grad(product, leaf, gradient)
             finally:
-                _this_thread.waits = False
+                _this_thread.waits = waits
     return objects
 
 
@@ -72,6 +75,8 @@ def awaited_passes() -> Iterator[None]:
     run_backward = originals[0][1]
 
     def run_and_wait(*args: object, **options: object) -> object:
+        if len(args) > CREATE_GRAPH and args[CREATE_GRAPH]:
+            NODE_NUMBERS.align()
         try:
             result = run_backward(*args, **options)
         except BaseException:
@@ -79,7 +84,7 @@ def awaited_passes() -> Iterator[None]:
                 await_autograd()
             raise
         if len(args) > INPUTS and args[INPUTS] and not getattr(_this_thread, "waits", False):
-            _await_apart()
+            _run_apart(await_autograd)
         return result
 
     for module, _ in originals:
@@ -91,11 +96,82 @@ def awaited_passes() -> Iterator[None]:
             setattr(module, ENGINE, original)
 
 
-def _await_apart() -> None:
-    """Wait for autograd's threads on a thread that has none of the caller's modes.
+class NodeNumbers:
+    """The numbers of autograd's nodes, by which a backward pass orders operations.
 
-    Not within a backward pass, which a thread of autograd's may be running, nor where the wait
-    would be captured in a CUDA graph or compiled.
+    Each thread counts the nodes that it makes. Those of a pass with ``create_graph=True`` are made
+    by the devices' threads: whether the next pass runs them before nodes of the caller's would
+    depend on how many nodes either thread has made for earlier tests, and by that its peak would.
+    """
+
+    def __init__(self) -> None:
+        self._first = 0
+        """the next number of the thread that measures, when a step began"""
+        self._aligned: set[int] = set()
+        """devices whose threads made nodes in the step"""
+
+    def begin(self) -> None:
+        """Note that a step begins on this thread, whose numbers are no lower than the devices'."""
+        import torch
+
+        next_number = torch._C._autograd._get_sequence_nr
+        if self._aligned:
+            numbers: list[int] = []
+            _run_apart(lambda: _on_threads(self._aligned, lambda: numbers.append(next_number())))
+            with torch.inference_mode(mode=False):
+                _make_nodes(max(numbers, default=0))
+        self._aligned.clear()
+        self._first = next_number()
+
+    def align(self) -> None:
+        """Have the devices' threads go on with the number with which the step began."""
+        import torch
+
+        used = torch._C._cuda_hasPrimaryContext
+        devices = {index for index in range(torch.cuda.device_count()) if used(index)}
+        new, self._aligned = devices - self._aligned, self._aligned | devices
+        if new:
+            _run_apart(lambda: _on_threads(new, lambda: _make_nodes(self._first)))
+
+
+NODE_NUMBERS: Final = NodeNumbers()
+
+
+def _on_threads(devices: set[int], function: Callable[[], object]) -> None:
+    """Call a function on autograd's threads of some devices."""
+    import torch
+
+    class OnThread(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: object, tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.clone()
+
+        @staticmethod
+        def backward(_ctx: object, *gradients: torch.Tensor) -> torch.Tensor:
+            function()
+            return gradients[0]
+
+    for device in sorted(devices):
+        leaf = torch.empty(0, device=f"cuda:{device}", requires_grad=True)
+        apply: Any = OnThread.apply
+        apply(leaf).backward(torch.empty_like(leaf))
+
+
+def _make_nodes(number: int) -> None:
+    """Make nodes on this thread until the next one has a number, if it is lower yet."""
+    import torch
+
+    leaf = torch.empty(0, requires_grad=True)
+    with torch.enable_grad():
+        for _ in range(number - torch._C._autograd._get_sequence_nr()):
+            leaf.view(0)
+
+
+def _run_apart(function: Callable[[], object]) -> None:
+    """Call a function that runs backward passes, on a thread that has none of the caller's modes.
+
+    Not within a backward pass, which a thread of autograd's may be running, nor where it would be
+    captured in a CUDA graph or compiled.
     """
     import torch
 
@@ -107,11 +183,12 @@ def _await_apart() -> None:
     ):
         return
 
-    def wait() -> None:
+    def run() -> None:
+        _this_thread.waits = True
         with suppress(Exception):  # after an error of CUDA's every call fails
-            await_autograd()
+            function()
 
-    thread = threading.Thread(target=wait, daemon=True)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(LONGEST_WAIT_S)
 

@@ -10,7 +10,7 @@ from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.attribution.optimizer_watch import OptimizerWatch
 from pytest_gpumem.attribution.recorder import Recorder, history
 from pytest_gpumem.attribution.recording import Span, beginning, now
-from pytest_gpumem.devices.autograd_threads import await_autograd, awaited_passes
+from pytest_gpumem.devices.autograd_threads import NODE_NUMBERS, await_autograd, awaited_passes
 from pytest_gpumem.devices.memory_cap import kept_fractions, set_cap
 from pytest_gpumem.devices.memory_use import beside, shared
 from pytest_gpumem.measurement import DeviceInfo, Measurement, Peak
@@ -125,6 +125,7 @@ class Meter:
         self._stack.enter_context(kept_fractions(self.devices))
         self._stack.enter_context(own_garbage_only())
         self._stack.enter_context(awaited_passes())
+        NODE_NUMBERS.begin()
         self._garbage.start()
         self._stack.callback(self._garbage.stop)
         self._stack.enter_context(VIEW.watched_resets(self.note))
@@ -372,6 +373,7 @@ class Meter:
         ``record`` begins a recording, at each of whose moments ``at_moment`` is called.
         """
         collect_all()
+        NODE_NUMBERS.begin()
         self.resettle()
         self._isolation.begin_anew()
         self._optimizers.forget()
