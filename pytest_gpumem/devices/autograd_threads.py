@@ -108,7 +108,7 @@ class NodeNumbers:
         self._first = 0
         """the next number of the thread that measures, when a step began"""
         self._aligned: set[int] = set()
-        """devices whose threads made nodes in the step"""
+        """devices whose threads have numbers of the step"""
 
     def begin(self) -> None:
         """Note that a step begins on this thread, whose numbers are no lower than the devices'."""
@@ -129,9 +129,9 @@ class NodeNumbers:
 
         used = torch._C._cuda_hasPrimaryContext
         devices = {index for index in range(torch.cuda.device_count()) if used(index)}
-        new, self._aligned = devices - self._aligned, self._aligned | devices
-        if new:
-            _run_apart(lambda: _on_threads(new, lambda: _make_nodes(self._first)))
+        new = devices - self._aligned
+        if new and _run_apart(lambda: _on_threads(new, lambda: _make_nodes(self._first))):
+            self._aligned |= new
 
 
 NODE_NUMBERS: Final = NodeNumbers()
@@ -167,11 +167,12 @@ def _make_nodes(number: int) -> None:
             leaf.view(0)
 
 
-def _run_apart(function: Callable[[], object]) -> None:
+def _run_apart(function: Callable[[], object]) -> bool:
     """Call a function that runs backward passes, on a thread that has none of the caller's modes.
 
-    Not within a backward pass, which a thread of autograd's may be running, nor where it would be
-    captured in a CUDA graph or compiled.
+    Returns:
+        whether that was done: not within a backward pass, which a thread of autograd's may be
+        running, nor where it would be captured in a CUDA graph or compiled.
     """
     import torch
 
@@ -181,7 +182,7 @@ def _run_apart(function: Callable[[], object]) -> None:
         or torch.cuda.is_current_stream_capturing()
         or getattr(compiler, "compiled_autograd_enabled", False)
     ):
-        return
+        return False
 
     def run() -> None:
         _this_thread.waits = True
@@ -191,6 +192,7 @@ def _run_apart(function: Callable[[], object]) -> None:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(LONGEST_WAIT_S)
+    return True
 
 
 def has_autograd_threads() -> bool:
