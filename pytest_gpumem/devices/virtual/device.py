@@ -66,16 +66,25 @@ GUESSED: Final = {
     "cuDNN's CTC loss": "the workspace of cuDNN's CTC loss is an estimate",
     "cuFFT": "the workspaces of cuFFT are estimates",
     "cuSOLVER": "the workspaces of cuSOLVER are estimates",
-    "cuSPARSE": "the workspaces of cuSPARSE are not in a prediction",
+    "cuSPARSE": "the workspaces of cuSPARSE are not in a prediction, but in its range",
     "cuDNN's other plans": "the workspaces of cuDNN's attention are not in a prediction",
     "cuDNN's batch normalization": (
-        "the workspaces of cuDNN's batch normalization with channels last are not in a prediction"
+        "the workspaces of cuDNN's batch normalization with channels last are not in a prediction, "
+        "but in its range"
     ),
     "cudaMallocAsync": "what cudaMallocAsync reserves is an estimate",
 }
 """the note on a step that asked a library for a size that its maker does not document"""
 
 RANGES: Final = {
+    "cuDNN's batch normalization": (
+        "cuDNN's batch normalization with channels last, from none to partial sums for every 32 "
+        "pixels and one bit of each value"
+    ),
+    "cuSPARSE": (
+        "cuSPARSE's workspaces, from none to copies of the matrices, or of two sparse ones every "
+        "product twice"
+    ),
     "cuFFT": "cuFFT's workspaces, from none to the most that its manual names",
     "cuSOLVER": "cuSOLVER's workspaces, from none to four times the estimate",
     "cuDNN's CTC loss": "the workspace of cuDNN's CTC loss, from none to four times the estimate",
@@ -513,7 +522,8 @@ class VirtualDevice:
         convolutions = self._convolutions.counts()
         ranged = convolutions.ranged
         # Limits are held to what a library chooses, not to an estimate.
-        judged = bool(counts.choices or ranged) and counts.larger <= ranged
+        chosen = ranged + counts.bounded
+        judged = bool(counts.choices or chosen) and counts.larger <= chosen
         if ranged:
             reasons.insert(0, self._convolutions.range_reason())
         if counts.choices:

@@ -138,16 +138,21 @@ class SizeCounts:
         smaller: those that may be smaller than they were taken.
         larger: those that may be larger.
         choices: of plans of cuDNN's that PyTorch timed; the one with the largest workspace is kept.
+        bounded: of the larger, those that were taken as zero for want of an estimate.
     """
 
     smaller: int = 0
     larger: int = 0
     choices: int = 0
+    bounded: int = 0
 
     def __sub__(self, start: SizeCounts) -> SizeCounts:
         """Return how many were not known since an earlier count."""
         return SizeCounts(
-            self.smaller - start.smaller, self.larger - start.larger, self.choices - start.choices
+            self.smaller - start.smaller,
+            self.larger - start.larger,
+            self.choices - start.choices,
+            self.bounded - start.bounded,
         )
 
 
@@ -452,7 +457,7 @@ class NativeLibrary:
 
     def size_counts(self) -> SizeCounts:
         """Return how many sizes were not known in this process so far."""
-        raw = (ctypes.c_uint64 * 3)()
+        raw = (ctypes.c_uint64 * 4)()
         self._lib.gpumem_uncertain_sizes(raw)
         return SizeCounts(*raw)
 

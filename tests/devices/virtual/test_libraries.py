@@ -7,6 +7,7 @@ from helpers.virtual_gpu import CARD_80GIB, opened
 
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.report.json_report import read_report
+from pytest_gpumem.sizes import format_size
 
 C = "cuda"
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -215,9 +216,11 @@ def test_batch_normalization_is_noted_where_cudnn_wants_a_workspace(notes):
     norm.eval()(x.to(memory_format=torch.channels_last))
     assert notes() == []
     norm.train()(x.to(memory_format=torch.channels_last)).sum().backward()
-    assert notes() == [
-        "the workspaces of cuDNN's batch normalization with channels last are not in a prediction"
-    ]
+    (note,) = notes()
+    assert note == (
+        "the workspaces of cuDNN's batch normalization with channels last are not in a prediction, "
+        "but in its range"
+    )
 
 
 # -- cuSPARSE --
@@ -272,7 +275,7 @@ def test_sampled_products_sums_and_solutions(device, notes):
     assert torch.sparse.sum(coo(torch), 1).shape == (64,)
     assert torch.sparse.softmax(coo(torch), 1)._nnz() == 64
     assert device.trouble() is None
-    assert "the workspaces of cuSPARSE are not in a prediction" in notes()
+    assert "the workspaces of cuSPARSE are not in a prediction, but in its range" in notes()
 
 
 @pytest.mark.parametrize("layout", [coo, csr])
@@ -397,6 +400,25 @@ RANGED = """
         torch.nn.functional.ctc_loss(scores, targets, [50] * 16, [20] * 16)
 
     @pytest.mark.gpu_memory
+    def test_norm():
+        net = torch.nn.BatchNorm2d(64).cuda().to(memory_format=torch.channels_last)
+        x = torch.zeros(8, 64, 32, 32, device="cuda", dtype=torch.half)
+        net(x.to(memory_format=torch.channels_last)).sum().backward()
+
+    def product():
+        rows, values = torch.arange(2**16 + 1, device="cuda"), torch.ones(2**16, device="cuda")
+        matrix = torch.sparse_csr_tensor(rows, rows[:-1], values, (2**16, 2**16))
+        matrix @ torch.zeros(2**16, 8, device="cuda")
+
+    @pytest.mark.gpu_memory
+    def test_sparse():
+        product()
+
+    @pytest.mark.gpu_memory(max_allocated_gib=0.008)
+    def test_sparse_limit():
+        product()
+
+    @pytest.mark.gpu_memory
     def test_plain():
         torch.zeros(256, 256, device="cuda")
 """
@@ -404,7 +426,7 @@ RANGED = """
 
 def test_estimates_have_a_range(suite):
     session = suite.run("-v", "--gpumem-json=r.json", source=RANGED)
-    assert session.outcomes == {"passed": 8}
+    assert session.outcomes == {"passed": 10, "failed": 1}
     measured = {
         (result.nodeid.partition("::")[2], result.part): result.measurement
         for result in read_report(suite.path / "r.json").results
@@ -427,4 +449,17 @@ def test_estimates_have_a_range(suite):
         peak = measured[f"test_{name}", ""].peaks[0]
         low, high = spanned.least[0], spanned.most[0]
         assert low.allocated < peak.allocated < high.allocated
+    # Where nothing is known but the most, limits are held to that.
+    norm, matrix = (measured[f"test_{name}", ""] for name in ("norm", "sparse"))
+    mask, workspace = 8 * 32 * 32 * 256 // 8, 64 * 8 + 256 * (64 * 8 + 4) + 8192
+    assert norm.range.least == norm.peaks
+    grown = norm.range.most[0].allocated - norm.peaks[0].allocated
+    assert mask < grown < mask + workspace + 512
+    assert norm.range.judged
+    copy = 2**16 * (4 + 16) + (2**17 + 1) * 8 + 2**16 * 8 * 4
+    assert matrix.range.least == matrix.peaks
+    assert 0 <= matrix.range.most[0].allocated - matrix.peaks[0].allocated - copy < 512
+    most = format_size(matrix.range.most[0].allocated)
+    assert f"peak allocated of {most} at most is" in session.flat
+    assert norm.notes[-1].endswith("and one bit of each value; limits are held to the largest")
     assert measured["test_plain", ""].range is None

@@ -328,13 +328,33 @@ def test_texts_and_versions(library):
     assert message.value == b""
 
 
-def test_batch_normalization_takes_no_workspace_and_is_noted_with_channels_last(library):
-    size = ctypes.c_size_t(9)
-    name = "cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize"
-    for mode, noted in ((1, 0), (2, 1)):
-        assert library.call(name, NONE, mode, *[NONE] * 6, ctypes.byref(size)) == 0
-        assert size.value == 0
-        assert library.guesses()["cuDNN's batch normalization"] == noted
+def test_batch_normalization_has_a_range_with_channels_last_alone(library):
+    """Mode 2 is that of channels last. The most are the sizes of NVIDIA's published kernels."""
+    images, size = ctypes.c_void_p(), ctypes.c_size_t(9)
+    shape = (ctypes.c_int * 4)(5, 72, 7, 3)
+    assert library.call("cudnnCreateTensorDescriptor", ctypes.byref(images)) == 0
+    assert library.call("cudnnSetTensorNdDescriptor", images, 0, 4, shape, shape) == 0
+    name = "cudnnGetBatchNormalization{}Size".format
+    questions = {
+        "ForwardTrainingExWorkspace": (NONE, images, NONE, NONE, NONE, NONE),
+        "BackwardExWorkspace": (NONE, images, *[NONE] * 6),
+        "TrainingExReserveSpace": (NONE, NONE, images),
+    }
+
+    def answers(mode):
+        for question, arguments in questions.items():
+            out = ctypes.byref(size)
+            assert library.call(name(question), NONE, mode, *arguments, out) == 0
+            yield size.value
+
+    assert [*answers(1), *answers(2)] == [0] * 6
+    assert library.guesses()["cuDNN's batch normalization"] == 3
+    library.take_sizes(2)
+    blocks = 4  # of 32 of the 105 pixels
+    workspace = 2 * 72 * 4 + blocks * (2 * 72 + 2) * 4 + 8192
+    assert [*answers(1), *answers(2)] == [0] * 3 + [workspace, workspace, blocks * 32 * 256 // 8]
+    counts = library.size_counts()
+    assert (counts.smaller, counts.larger, counts.bounded) == (0, 6, 6)
 
 
 def test_there_is_no_nvlink(library):

@@ -8,7 +8,7 @@ from helpers.virtual_gpu import private_library
 from pytest_gpumem.devices.cards import CARDS
 
 NOTHING = ctypes.c_void_p()
-FLOAT, DOUBLE, COMPLEX_FLOAT, COMPLEX_DOUBLE, COMPLEX_HALF = 0, 1, 4, 5, 6  # cudaDataType
+FLOAT, DOUBLE, HALF, COMPLEX_FLOAT, COMPLEX_DOUBLE, COMPLEX_HALF = 0, 1, 2, 4, 5, 6  # cudaDataType
 
 
 @pytest.fixture
@@ -183,14 +183,103 @@ def test_what_a_products_nonzeros_are_reads_zero_and_is_counted(library):
     rest = A, A, A, 1, 1, 0, FLOAT
     assert library.call("cusparseCreateCsr", ctypes.byref(matrix), *shape, *rest) == 0
     size, found = ctypes.c_size_t(9), ctypes.c_int64(-1)
-    args = A, 0, 0, A, A, A, A, matrix, FLOAT, 0, A, ctypes.byref(size), A
-    assert library.call("cusparseSpGEMM_compute", *args) == 0
+    args = A, 0, 0, A, matrix, matrix, A, matrix, FLOAT, 0, A, ctypes.byref(size)
+    assert library.call("cusparseSpGEMM_compute", *args, NOTHING) == 0
     assert size.value == 0
     out = ctypes.byref(ctypes.c_int64()), ctypes.byref(ctypes.c_int64()), ctypes.byref(found)
     assert library.call("cusparseSpMatGetSize", matrix, *out) == 0
     assert found.value == 0
     assert library.counters().readbacks == 1
     assert asked(library) == {"cuSPARSE"}
+
+
+def sparse(library, shape, kind, index):
+    matrix, sizes = ctypes.c_void_p(), [ctypes.c_int64(value) for value in shape]
+    out = ctypes.byref(matrix)
+    assert library.call("cusparseCreateCsr", out, *sizes, A, A, A, index, index, 0, kind) == 0
+    return matrix
+
+
+def dense(library, rows, columns, kind):
+    matrix, sizes = ctypes.c_void_p(), [ctypes.c_int64(value) for value in (rows, columns, rows)]
+    assert library.call("cusparseCreateDnMat", ctypes.byref(matrix), *sizes, A, kind, 1) == 0
+    return matrix
+
+
+@pytest.mark.parametrize(("end", "share"), [(0, 0), (1, 0), (2, 1)])
+def test_a_sparse_products_workspace_is_none_or_copies(library, end, share):
+    """Index type 3 has 8 bytes, 2 has 4."""
+    library.take_sizes(end)
+    size = ctypes.c_size_t(9)
+    out = ctypes.byref(size)
+    a = sparse(library, (30, 20, 70), COMPLEX_FLOAT, 3)
+    half = sparse(library, (30, 20, 70), HALF, 2)
+    copy, half_copy = 70 * (8 + 16) + 51 * 8, 70 * (2 + 8) + 51 * 4
+    x, y = dense(library, 20, 5, HALF), dense(library, 30, 5, HALF)
+    assert library.call("cusparseSpMM_bufferSize", A, 0, 0, A, half, x, A, y, FLOAT, 0, out) == 0
+    assert size.value == share * (half_copy + 30 * 5 * 4)  # sums are in float
+    assert library.call("cusparseSpMV_bufferSize", A, 0, A, half, x, A, y, FLOAT, 0, out) == 0
+    assert size.value == share * (half_copy + 30 * 5 * 4)
+    assert library.call("cusparseSDDMM_bufferSize", A, 0, 0, A, x, y, A, a, FLOAT, 0, out) == 0
+    assert size.value == share * copy
+    args = A, 0, 0, A, a, x, y, COMPLEX_FLOAT, 0, A, out
+    assert library.call("cusparseSpSM_bufferSize", *args) == 0
+    assert size.value == share * (copy + (20 + 30) * 5 * 8)
+    assert library.call("cusparseSpSV_bufferSize", A, 0, A, a, x, y, FLOAT, 0, A, out) == 0
+    assert size.value == share * (copy + (20 + 30) * 5 * 4)
+    assert library.size_counts().bounded == 5
+    assert asked(library) == {"cuSPARSE"}
+
+
+def test_a_product_of_two_sparse_matrices_takes_every_product_twice_at_most(library):
+    """cupy/cupy#7044: 600 x 600 doubles without a zero take some 6 GB."""
+    library.take_sizes(2)
+    size = ctypes.c_size_t(9)
+    matrix = sparse(library, (600, 600, 360_000), DOUBLE, 2)
+    args = A, 0, 0, A, matrix, matrix, A, matrix, DOUBLE, 0, A, ctypes.byref(size), NOTHING
+    assert library.call("cusparseSpGEMM_workEstimation", *args) == 0
+    assert size.value == 2 * (360_000 * 16 + 1201 * 4)
+    assert library.call("cusparseSpGEMM_compute", *args) == 0
+    assert 6e9 < size.value == 600**3 * 32 < 7e9
+
+
+def test_other_sparse_workspaces_are_copies_of_indices_and_blocks_at_most(library):
+    library.take_sizes(2)
+    size, number = ctypes.c_size_t(9), ctypes.c_int(9)
+    assert (
+        library.call("cusparseXcoosort_bufferSizeExt", A, 5, 6, 100, A, A, ctypes.byref(size)) == 0
+    )
+    assert size.value == 100 * 12 + 12 * 4
+    block = A, A, A, A, 4, A, ctypes.byref(number)
+    assert library.call("cusparseDbsrsv2_bufferSize", A, 0, 0, 10, 20, *block) == 0
+    assert number.value == 20 * (4 * 4 * 8 + 8) + 21 * 4
+    assert library.call("cusparseDbsrsm2_bufferSize", A, 0, 0, 0, 10, 3, 20, *block) == 0
+    assert number.value == 20 * (4 * 4 * 8 + 8) + 21 * 4
+    block = A, A, A, A, 4096, A, ctypes.byref(number)
+    assert library.call("cusparseDbsrsv2_bufferSize", A, 0, 0, 10, 20, *block) == 0
+    assert number.value == 2**31 - 1  # as much as it can say
+    sides = [(A, A, count, A, A, A) for count in (100, 50)]
+    args = A, 5, 6, *sides[0], *sides[1], A, A, A, A, ctypes.byref(size)
+    assert library.call("cusparseScsrgeam2_bufferSizeExt", *args) == 0
+    assert size.value == 150 * 12 + 2 * 12 * 4
+
+
+def test_a_product_with_two_nonzeros_in_four_takes_its_result_in_float_at_most(library):
+    library.take_sizes(2)
+    matrix, product, plan = (ctypes.create_string_buffer(512) for _ in range(3))
+    sizes = [ctypes.c_int64(value) for value in (64, 96, 64)]
+    args = A, matrix, *sizes, 16, 2, 1
+    assert library.call("cusparseLtDenseDescriptorInit", *args) == 0
+    args = A, product, 0, 0, A, A, A, matrix, 0
+    assert library.call("cusparseLtMatmulDescriptorInit", *args) == 0
+    assert library.call("cusparseLtMatmulPlanInit", A, plan, product, A) == 0
+    size = ctypes.c_size_t(9)
+    assert library.call("cusparseLtMatmulGetWorkspace", A, plan, ctypes.byref(size)) == 0
+    assert size.value == 64 * 96 * 4
+    buffer = ctypes.c_size_t(9)
+    out = ctypes.byref(size), ctypes.byref(buffer)
+    assert library.call("cusparseLtSpMMACompressedSize2", A, matrix, *out) == 0
+    assert buffer.value == size.value == 64 * 96 // 2 * 2 + 64 * 96 // 8
 
 
 # -- cuDNN --

@@ -102,6 +102,7 @@ void gm_note_sizes(int library);
 /* ---- sizes.c: workspaces whose size lies in a range ---- */
 
 uint64_t gm_size_between(uint64_t least, uint64_t usual, uint64_t most); /* the one that this run takes */
+uint64_t gm_size_up_to(uint64_t most); /* zero, or the most: limits are held to that */
 float gm_plan_milliseconds(uint64_t graph, uint64_t workspace); /* a plan of cuDNN's was timed */
 bool gm_admits_plan(uint64_t graph, uint64_t workspace);        /* false: not kept of those that were timed */
 

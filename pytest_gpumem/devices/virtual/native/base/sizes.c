@@ -1,6 +1,7 @@
 /* Sizes of workspaces that a library chooses and no manual tells: they lie in a range, and a run takes one end of it.
  *
  * - Estimates: the size that is usual here, the least or the most.
+ * - Sizes of which nothing is known but the most that they can be: zero, or the most.
  * - Plans of cuDNN's that PyTorch times with torch.backends.cudnn.benchmark. It allocates the largest workspace of all
  *   that fit, runs the first plans (torch.backends.cudnn.benchmark_limit of them), and keeps the fastest until the
  *   process ends. (ATen/native/cudnn/Conv_v8.cpp: generate_and_filter_plans, get_plans_from_find, run_single_conv.)
@@ -27,7 +28,7 @@ typedef struct timed {
 static timed *buckets[BUCKETS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_int end_of_range;
-static atomic_ullong smaller, larger, choices;
+static atomic_ullong smaller, larger, choices, bounded;
 
 /* at::native::_cudnn_set_conv_benchmark_empty_cache: PyTorch empties its cache once it has timed plans. Where it would
  * have kept the plan it times none and empties nothing. */
@@ -39,6 +40,11 @@ uint64_t gm_size_between(uint64_t least, uint64_t usual, uint64_t most) {
     if (usual < most) atomic_fetch_add_explicit(&larger, 1, memory_order_relaxed);
     int end = atomic_load(&end_of_range);
     return end == LEAST ? least : end == MOST ? most : usual;
+}
+
+uint64_t gm_size_up_to(uint64_t most) {
+    if (most) atomic_fetch_add_explicit(&bounded, 1, memory_order_relaxed);
+    return gm_size_between(0, 0, most);
 }
 
 static timed *find_timed(uint64_t graph) {
@@ -103,9 +109,11 @@ GM_API void gpumem_take_sizes(int end) {
 
 GM_API void gpumem_emptying(void (*set)(bool)) { atomic_store(&set_emptying, set); }
 
-/* How many sizes were answered so far that may be smaller, or larger; and how many choices of plans. */
-GM_API void gpumem_uncertain_sizes(uint64_t out[3]) {
+/* How many sizes were answered so far that may be smaller, or larger; how many choices of plans; and how many of the
+ * larger have no estimate. */
+GM_API void gpumem_uncertain_sizes(uint64_t out[4]) {
     out[0] = atomic_load(&smaller);
     out[1] = atomic_load(&larger);
     out[2] = atomic_load(&choices);
+    out[3] = atomic_load(&bounded);
 }

@@ -98,32 +98,62 @@ GM_API int cudnnSpatialTfSamplerBackward(void) { return computed(); }
 enum { SPATIAL_PERSISTENT = 2 }; /* CUDNN_BATCHNORM_SPATIAL_PERSISTENT, which PyTorch asks for with channels last */
 
 /* Per-channel statistics pass through PyTorch's own tensors. cuDNN's documentation wants a workspace and a reserve
- * space for packed channels last in this mode; how large, it says to a handle only: taken as zero, and noted. */
-static int no_space(int mode, size_t *size) {
-    if (mode == SPATIAL_PERSISTENT) gm_note_sizes(GM_BATCH_NORM);
+ * space for packed channels last in this mode; how large, it says to a handle only, which needs a device. The most that
+ * they can be are those of the kernels for this layout that NVIDIA published (MXNet, nhwc_batch_norm_add_relu.h):
+ *
+ * - workspace: mean and variance of each channel; of each block of threads two partial sums a channel, and a counter for
+ *   each group of channels; and counters of blocks that are done. A block takes 32 pixels at least: it has 512 threads,
+ *   of which 16 share a pixel.
+ * - reserve space: one bit of each value, padded to 32 pixels and 256 channels. They have it for an activation, of which
+ *   there is none here.
+ */
+enum { PIXELS = 32, CHANNELS_OF_GROUP = 64, CHANNELS_OF_MASK = 256, DONE_BYTES = 8192 };
+
+static uint64_t divide_up(uint64_t number, uint64_t by) { return (number + by - 1) / by; }
+
+static uint64_t pixels(const void *x) {
+    uint64_t count = (uint64_t)gm_tensor_size(x, 0);
+    for (int dimension = 2, size; (size = gm_tensor_size(x, dimension)); dimension++) count *= (uint64_t)size;
+    return count;
+}
+
+static int workspace(int mode, const void *x, size_t *size) {
     *size = 0;
+    if (mode != SPATIAL_PERSISTENT) return GM_SUCCESS;
+    uint64_t channels = (uint64_t)gm_tensor_size(x, 1), blocks = divide_up(pixels(x), PIXELS);
+    uint64_t groups = divide_up(channels, CHANNELS_OF_GROUP);
+    gm_note_sizes(GM_BATCH_NORM);
+    *size = gm_size_up_to((2 * channels * (blocks + 1) + blocks * groups) * sizeof(float) + DONE_BYTES);
+    return GM_SUCCESS;
+}
+
+static int reserve_space(int mode, const void *x, size_t *size) {
+    *size = 0;
+    if (mode != SPATIAL_PERSISTENT) return GM_SUCCESS;
+    uint64_t channels = divide_up((uint64_t)gm_tensor_size(x, 1), CHANNELS_OF_MASK) * CHANNELS_OF_MASK;
+    gm_note_sizes(GM_BATCH_NORM);
+    *size = gm_size_up_to(divide_up(pixels(x), PIXELS) * PIXELS * channels / 8);
     return GM_SUCCESS;
 }
 
 GM_API int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(void *h, int mode, int operations, void *x,
                                                                     void *z, void *y, void *parameters,
                                                                     void *activation, size_t *size) {
-    (void)h, (void)operations, (void)x, (void)z, (void)y, (void)parameters, (void)activation;
-    return no_space(mode, size);
+    (void)h, (void)operations, (void)z, (void)y, (void)parameters, (void)activation;
+    return workspace(mode, x, size);
 }
 
 GM_API int cudnnGetBatchNormalizationBackwardExWorkspaceSize(void *h, int mode, int operations, void *x, void *y,
                                                              void *dy, void *dz, void *dx, void *parameters,
                                                              void *activation, size_t *size) {
-    (void)h, (void)operations, (void)x, (void)y, (void)dy, (void)dz, (void)dx;
-    (void)parameters, (void)activation;
-    return no_space(mode, size);
+    (void)h, (void)operations, (void)y, (void)dy, (void)dz, (void)dx, (void)parameters, (void)activation;
+    return workspace(mode, x, size);
 }
 
 GM_API int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void *h, int mode, int operations,
                                                                 void *activation, void *x, size_t *size) {
-    (void)h, (void)operations, (void)activation, (void)x;
-    return no_space(mode, size);
+    (void)h, (void)operations, (void)activation;
+    return reserve_space(mode, x, size);
 }
 
 GM_API int cudnnBatchNormalizationForwardTrainingEx(void) { return computed(); }

@@ -1,10 +1,19 @@
 /* cuSPARSE and cuSPARSELt: descriptors keep the shapes that are asked back; results lie in device memory.
  *
- * How much workspace a routine takes is not documented. It is taken as zero, and the report says so. How many
- * nonzeros a sum or a product of sparse matrices has depends on values, and reads zero.
+ * How much workspace a routine takes is not documented, and cuSPARSE tells it to a handle only, which needs a device. It
+ * is taken as zero, and at most as this, which are assumptions:
+ *
+ * - copies of the matrices (sorted or transposed), each with the indices of rows and columns, and of the result in the
+ *   type of the computation;
+ * - in a product of two sparse matrices every product of two values twice, each with its row and column: 32 bytes of a
+ *   double. cuSPARSE's manual says that memory grows with these; cupy/cupy#7044 has some 6 GB for 216,000,000, which is 28.
+ *   Their number is that of rows which are evenly filled.
+ *
+ * How many nonzeros a sum or a product of sparse matrices has depends on values, and reads zero.
  */
 #include "runtime/runtime.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,9 +34,9 @@ static int delete_descriptor(void *d) {
     return GM_SUCCESS;
 }
 
-static int no_workspace(size_t *size) {
+static int workspace(size_t *size, uint64_t most) {
     gm_note_sizes(GM_CUSPARSE);
-    *size = 0;
+    *size = gm_size_up_to(most);
     return GM_SUCCESS;
 }
 
@@ -79,28 +88,61 @@ GM_API int cusparseSpSV_destroyDescr(void *d) { return delete_descriptor(d); }
 
 typedef struct {
     int64_t rows, columns, nonzeros;
-    bool computed; /* how many nonzeros it has was decided on the device */
+    int index_size, element_size; /* bytes */
+    bool computed;                /* how many nonzeros it has was decided on the device */
 } sparse_matrix;
 
-static int new_matrix(sparse_matrix **out, int64_t rows, int64_t columns, int64_t nonzeros) {
+typedef struct {
+    int64_t elements;
+    int element_size; /* bytes */
+} dense_matrix; /* or a vector */
+
+/* Bytes of an element by cudaDataType. */
+static int element_size(int type) {
+    switch (type) {
+    case 3: case 8: case 28: case 29: return 1; /* 8-bit integers and floats */
+    case 2: case 14: return 2;                  /* half, bfloat16 */
+    case 1: case 4: return 8;                   /* double, complex float */
+    case 5: return 16;                          /* complex double */
+    default: return 4;
+    }
+}
+
+static int new_matrix(sparse_matrix **out, int64_t rows, int64_t columns, int64_t nonzeros, int index_type, int type) {
     if (rows < 0 || columns < 0 || nonzeros < 0) return SPARSE_INVALID_VALUE;
     int status = new_descriptor((void **)out, sizeof **out);
-    if (!status) **out = (sparse_matrix){rows, columns, nonzeros, false};
+    int index_size = index_type == 3 ? 8 : 4; /* CUSPARSE_INDEX_64I */
+    if (!status) **out = (sparse_matrix){rows, columns, nonzeros, index_size, element_size(type), false};
     return status;
+}
+
+static uint64_t copy_of(const sparse_matrix *m) {
+    uint64_t index_size = (uint64_t)m->index_size, nonzeros = (uint64_t)m->nonzeros;
+    return nonzeros * ((uint64_t)m->element_size + 2 * index_size) + (uint64_t)(m->rows + m->columns + 1) * index_size;
+}
+
+static uint64_t dense_copy(const dense_matrix *m, int type) {
+    int computed_size = element_size(type);
+    return (uint64_t)m->elements * (uint64_t)(computed_size > m->element_size ? computed_size : m->element_size);
+}
+
+/* Of every product of two sparse matrices, twice. */
+static uint64_t all_products(const sparse_matrix *a, const sparse_matrix *b, int type) {
+    double products = b->rows ? (double)a->nonzeros * (double)b->nonzeros / (double)b->rows : 0;
+    return (uint64_t)(products * 2 * (element_size(type) + 2 * a->index_size));
 }
 
 GM_API int cusparseCreateCoo(sparse_matrix **out, int64_t rows, int64_t columns, int64_t nonzeros, void *row_indices,
                              void *column_indices, void *values, int index_type, int base, int type) {
-    (void)row_indices, (void)column_indices, (void)values, (void)index_type, (void)base, (void)type;
-    return new_matrix(out, rows, columns, nonzeros);
+    (void)row_indices, (void)column_indices, (void)values, (void)base;
+    return new_matrix(out, rows, columns, nonzeros, index_type, type);
 }
 
 GM_API int cusparseCreateCsr(sparse_matrix **out, int64_t rows, int64_t columns, int64_t nonzeros, void *row_offsets,
                              void *column_indices, void *values, int offset_type, int index_type, int base,
                              int type) {
-    (void)row_offsets, (void)column_indices, (void)values, (void)offset_type, (void)index_type, (void)base;
-    (void)type;
-    return new_matrix(out, rows, columns, nonzeros);
+    (void)row_offsets, (void)column_indices, (void)values, (void)offset_type, (void)base;
+    return new_matrix(out, rows, columns, nonzeros, index_type, type);
 }
 
 GM_API int cusparseDestroySpMat(void *d) { return delete_descriptor(d); }
@@ -115,67 +157,74 @@ GM_API int cusparseSpMatGetSize(const sparse_matrix *m, int64_t *rows, int64_t *
     return m->computed ? read_back(nonzeros, sizeof *nonzeros) : GM_SUCCESS;
 }
 
-GM_API int cusparseCreateDnMat(void **out, int64_t rows, int64_t columns, int64_t leading, void *values, int type,
-                               int order) {
-    (void)rows, (void)columns, (void)leading, (void)values, (void)type, (void)order;
-    return new_descriptor(out, 64);
+static int new_dense(dense_matrix **out, int64_t elements, int type) {
+    int status = new_descriptor((void **)out, sizeof **out);
+    if (!status) **out = (dense_matrix){elements, element_size(type)};
+    return status;
+}
+
+GM_API int cusparseCreateDnMat(dense_matrix **out, int64_t rows, int64_t columns, int64_t leading, void *values,
+                               int type, int order) {
+    (void)leading, (void)values, (void)order;
+    return new_dense(out, rows * columns, type);
 }
 
 GM_API int cusparseDestroyDnMat(void *d) { return delete_descriptor(d); }
 GM_API int cusparseDnMatSetStridedBatch(void) { return GM_SUCCESS; }
 
-GM_API int cusparseCreateDnVec(void **out, int64_t size, void *values, int type) {
-    (void)size, (void)values, (void)type;
-    return new_descriptor(out, 64);
+GM_API int cusparseCreateDnVec(dense_matrix **out, int64_t size, void *values, int type) {
+    (void)values;
+    return new_dense(out, size, type);
 }
 
 GM_API int cusparseDestroyDnVec(void *d) { return delete_descriptor(d); }
 
 /* ---- products and solutions ---- */
 
-GM_API int cusparseSpMM_bufferSize(void *h, int a_op, int b_op, const void *alpha, void *a, void *b, const void *beta,
-                                   void *c, int type, int algorithm, size_t *size) {
-    (void)h, (void)a_op, (void)b_op, (void)alpha, (void)a, (void)b, (void)beta, (void)c, (void)type, (void)algorithm;
-    return no_workspace(size);
+GM_API int cusparseSpMM_bufferSize(void *h, int a_op, int b_op, const void *alpha, const sparse_matrix *a, void *b,
+                                   const void *beta, const dense_matrix *c, int type, int algorithm, size_t *size) {
+    (void)h, (void)a_op, (void)b_op, (void)alpha, (void)b, (void)beta, (void)algorithm;
+    return workspace(size, copy_of(a) + dense_copy(c, type));
 }
 
 GM_API int cusparseSDDMM_bufferSize(void *h, int a_op, int b_op, const void *alpha, void *a, void *b,
-                                    const void *beta, void *c, int type, int algorithm, size_t *size) {
-    (void)h, (void)a_op, (void)b_op, (void)alpha, (void)a, (void)b, (void)beta, (void)c, (void)type, (void)algorithm;
-    return no_workspace(size);
+                                    const void *beta, const sparse_matrix *c, int type, int algorithm, size_t *size) {
+    (void)h, (void)a_op, (void)b_op, (void)alpha, (void)a, (void)b, (void)beta, (void)type, (void)algorithm;
+    return workspace(size, copy_of(c));
 }
 
-GM_API int cusparseSpMV_bufferSize(void *h, int op, const void *alpha, void *a, void *x, const void *beta, void *y,
-                                   int type, int algorithm, size_t *size) {
-    (void)h, (void)op, (void)alpha, (void)a, (void)x, (void)beta, (void)y, (void)type, (void)algorithm;
-    return no_workspace(size);
+GM_API int cusparseSpMV_bufferSize(void *h, int op, const void *alpha, const sparse_matrix *a, void *x,
+                                   const void *beta, const dense_matrix *y, int type, int algorithm, size_t *size) {
+    (void)h, (void)op, (void)alpha, (void)x, (void)beta, (void)algorithm;
+    return workspace(size, copy_of(a) + dense_copy(y, type));
 }
 
-GM_API int cusparseSpSV_bufferSize(void *h, int op, const void *alpha, void *a, void *x, void *y, int type,
-                                   int algorithm, void *d, size_t *size) {
-    (void)h, (void)op, (void)alpha, (void)a, (void)x, (void)y, (void)type, (void)algorithm, (void)d;
-    return no_workspace(size);
+GM_API int cusparseSpSV_bufferSize(void *h, int op, const void *alpha, const sparse_matrix *a, const dense_matrix *x,
+                                   const dense_matrix *y, int type, int algorithm, void *d, size_t *size) {
+    (void)h, (void)op, (void)alpha, (void)algorithm, (void)d;
+    return workspace(size, copy_of(a) + dense_copy(x, type) + dense_copy(y, type));
 }
 
-GM_API int cusparseSpSM_bufferSize(void *h, int a_op, int b_op, const void *alpha, void *a, void *b, void *c, int type,
-                                   int algorithm, void *d, size_t *size) {
-    (void)h, (void)a_op, (void)b_op, (void)alpha, (void)a, (void)b, (void)c, (void)type, (void)algorithm, (void)d;
-    return no_workspace(size);
+GM_API int cusparseSpSM_bufferSize(void *h, int a_op, int b_op, const void *alpha, const sparse_matrix *a,
+                                   const dense_matrix *b, const dense_matrix *c, int type, int algorithm, void *d,
+                                   size_t *size) {
+    (void)h, (void)a_op, (void)b_op, (void)alpha, (void)algorithm, (void)d;
+    return workspace(size, copy_of(a) + dense_copy(b, type) + dense_copy(c, type));
 }
 
-GM_API int cusparseSpGEMM_workEstimation(void *h, int a_op, int b_op, const void *alpha, void *a, void *b,
-                                         const void *beta, sparse_matrix *c, int type, int algorithm, void *d,
-                                         size_t *size, void *buffer) {
-    (void)h, (void)a_op, (void)b_op, (void)alpha, (void)a, (void)b, (void)beta, (void)c, (void)type, (void)algorithm;
-    (void)d;
-    return buffer ? computed() : no_workspace(size);
+GM_API int cusparseSpGEMM_workEstimation(void *h, int a_op, int b_op, const void *alpha, const sparse_matrix *a,
+                                         const sparse_matrix *b, const void *beta, void *c, int type, int algorithm,
+                                         void *d, size_t *size, void *buffer) {
+    (void)h, (void)a_op, (void)b_op, (void)alpha, (void)beta, (void)c, (void)type, (void)algorithm, (void)d;
+    return buffer ? computed() : workspace(size, copy_of(a) + copy_of(b));
 }
 
-GM_API int cusparseSpGEMM_compute(void *h, int a_op, int b_op, const void *alpha, void *a, void *b, const void *beta,
-                                  sparse_matrix *c, int type, int algorithm, void *d, size_t *size, void *buffer) {
-    (void)h, (void)a_op, (void)b_op, (void)alpha, (void)a, (void)b, (void)beta, (void)type, (void)algorithm, (void)d;
+GM_API int cusparseSpGEMM_compute(void *h, int a_op, int b_op, const void *alpha, const sparse_matrix *a,
+                                  const sparse_matrix *b, const void *beta, sparse_matrix *c, int type, int algorithm,
+                                  void *d, size_t *size, void *buffer) {
+    (void)h, (void)a_op, (void)b_op, (void)alpha, (void)beta, (void)algorithm, (void)d;
     c->computed = true;
-    return buffer ? computed() : no_workspace(size);
+    return buffer ? computed() : workspace(size, all_products(a, b, type));
 }
 
 GM_API int cusparseSpGEMM_copy(void) { return computed(); }
@@ -187,6 +236,18 @@ GM_API int cusparseSpSV_analysis(void) { return computed(); }
 GM_API int cusparseSpSV_solve(void) { return computed(); }
 GM_API int cusparseSpSM_analysis(void) { return computed(); }
 GM_API int cusparseSpSM_solve(void) { return computed(); }
+
+/* Of triangular systems with blocks of `block` by `block` values. */
+static int block_workspace(int *size, int rows, int blocks, int block, int element_size) {
+    const sparse_matrix matrix = {rows, rows, blocks, sizeof(int), block * block * element_size, false};
+    size_t bytes;
+    uint64_t most = copy_of(&matrix);
+    int status = workspace(&bytes, most > INT_MAX ? INT_MAX : most);
+    *size = (int)bytes;
+    return status;
+}
+
+enum { SIZE_OF_S = 4, SIZE_OF_D = 8, SIZE_OF_C = 8, SIZE_OF_Z = 16 };
 
 /* T: S, D, C or Z. */
 #define FOR_EVERY_TYPE(T)                                                                                            \
@@ -200,28 +261,25 @@ GM_API int cusparseSpSM_solve(void) { return computed(); }
     GM_API int cusparse##T##bsrsm2_bufferSize(void *h, int direction, int a_op, int x_op, int mb, int n, int blocks, \
                                               void *d, void *values, const int *rows, const int *columns, int block, \
                                               void *info, int *size) {                                               \
-        (void)h, (void)direction, (void)a_op, (void)x_op, (void)mb, (void)n, (void)blocks, (void)d, (void)values;    \
-        (void)rows, (void)columns, (void)block, (void)info;                                                          \
-        gm_note_sizes(GM_CUSPARSE);                                                                                  \
-        *size = 0;                                                                                                   \
-        return GM_SUCCESS;                                                                                           \
+        (void)h, (void)direction, (void)a_op, (void)x_op, (void)n, (void)d, (void)values, (void)rows, (void)columns; \
+        (void)info;                                                                                                  \
+        return block_workspace(size, mb, blocks, block, SIZE_OF_##T);                                                \
     }                                                                                                                \
     GM_API int cusparse##T##bsrsv2_bufferSize(void *h, int direction, int op, int mb, int blocks, void *d,           \
                                               void *values, const int *rows, const int *columns, int block,          \
                                               void *info, int *size) {                                               \
-        (void)h, (void)direction, (void)op, (void)mb, (void)blocks, (void)d, (void)values, (void)rows;               \
-        (void)columns, (void)block, (void)info;                                                                      \
-        gm_note_sizes(GM_CUSPARSE);                                                                                  \
-        *size = 0;                                                                                                   \
-        return GM_SUCCESS;                                                                                           \
+        (void)h, (void)direction, (void)op, (void)d, (void)values, (void)rows, (void)columns, (void)info;            \
+        return block_workspace(size, mb, blocks, block, SIZE_OF_##T);                                                \
     }                                                                                                                \
     GM_API int cusparse##T##csrgeam2_bufferSizeExt(                                                                  \
         void *h, int m, int n, const void *alpha, void *ad, int ac, const void *av, const int *ar, const int *ai,    \
         const void *beta, void *bd, int bc, const void *bv, const int *br, const int *bi, void *cd, const void *cv,  \
         const int *cr, const int *ci, size_t *size) {                                                                \
-        (void)h, (void)m, (void)n, (void)alpha, (void)ad, (void)ac, (void)av, (void)ar, (void)ai, (void)beta;        \
-        (void)bd, (void)bc, (void)bv, (void)br, (void)bi, (void)cd, (void)cv, (void)cr, (void)ci;                    \
-        return no_workspace(size);                                                                                   \
+        (void)h, (void)alpha, (void)ad, (void)av, (void)ar, (void)ai, (void)beta, (void)bd, (void)bv, (void)br;      \
+        (void)bi, (void)cd, (void)cv, (void)cr, (void)ci;                                                            \
+        const sparse_matrix a = {m, n, ac, sizeof(int), SIZE_OF_##T, false};                                         \
+        const sparse_matrix b = {m, n, bc, sizeof(int), SIZE_OF_##T, false};                                         \
+        return workspace(size, copy_of(&a) + copy_of(&b));                                                           \
     }
 
 FOR_EVERY_TYPE(S)
@@ -247,16 +305,22 @@ GM_API int cusparseXbsrsv2_zeroPivot(void *h, void *d, int *at) { (void)h, (void
 
 /* ---- conversions ---- */
 
+/* Indices and the permutation are sorted: copies of both. */
+static int sort_workspace(size_t *size, int rows, int columns, int nonzeros) {
+    const sparse_matrix matrix = {rows, columns, nonzeros, sizeof(int), sizeof(int), false};
+    return workspace(size, copy_of(&matrix));
+}
+
 GM_API int cusparseXcoosort_bufferSizeExt(void *h, int m, int n, int nonzeros, const int *rows, const int *columns,
                                           size_t *size) {
-    (void)h, (void)m, (void)n, (void)nonzeros, (void)rows, (void)columns;
-    return no_workspace(size);
+    (void)h, (void)rows, (void)columns;
+    return sort_workspace(size, m, n, nonzeros);
 }
 
 GM_API int cusparseXcsrsort_bufferSizeExt(void *h, int m, int n, int nonzeros, const int *rows, const int *columns,
                                           size_t *size) {
-    (void)h, (void)m, (void)n, (void)nonzeros, (void)rows, (void)columns;
-    return no_workspace(size);
+    (void)h, (void)rows, (void)columns;
+    return sort_workspace(size, m, n, nonzeros);
 }
 
 GM_API int cusparseCreateIdentityPermutation(void) { return computed(); }
@@ -292,15 +356,34 @@ GM_API int cusparseLtStructuredDescriptorInit(const void *h, lt_matrix *m, int64
  * float, 3 and 8 are 8-bit integers, 28 and 29 8-bit floats, 2 and 14 16-bit ones. */
 GM_API int cusparseLtSpMMACompressedSize2(const void *h, const lt_matrix *m, size_t *size, size_t *buffer) {
     (void)h;
-    size_t element = m->type == 0 ? 4 : m->type == 2 || m->type == 14 ? 2 : 1;
     size_t values = (size_t)(m->rows * m->columns) / 2;
-    *size = values * element + (values + 3) / 4;
-    return no_workspace(buffer);
+    *size = values * (size_t)element_size(m->type) + (values + 3) / 4;
+    return workspace(buffer, *size);
 }
 
-GM_API int cusparseLtMatmulGetWorkspace(const void *h, const void *plan, size_t *size) {
-    (void)h, (void)plan;
-    return no_workspace(size);
+/* A plan, and the descriptor of its product before: the caller's, as the others are. */
+typedef struct {
+    int64_t elements; /* of the result */
+} lt_product;
+
+GM_API int cusparseLtMatmulDescriptorInit(const void *h, lt_product *product, int a_op, int b_op, const void *a,
+                                          const void *b, const void *c, const lt_matrix *result, int type) {
+    (void)h, (void)a_op, (void)b_op, (void)a, (void)b, (void)c, (void)type;
+    product->elements = result->rows * result->columns;
+    return GM_SUCCESS;
+}
+
+GM_API int cusparseLtMatmulPlanInit(const void *h, lt_product *plan, const lt_product *product,
+                                    const void *selection) {
+    (void)h, (void)selection;
+    *plan = *product;
+    return GM_SUCCESS;
+}
+
+/* At most the result in float, as for partial sums. */
+GM_API int cusparseLtMatmulGetWorkspace(const void *h, const lt_product *plan, size_t *size) {
+    (void)h;
+    return workspace(size, (uint64_t)plan->elements * sizeof(float));
 }
 
 GM_API int cusparseLtMatmulAlgGetAttribute(const void *h, const void *selection, int attribute, void *data,
@@ -312,11 +395,9 @@ GM_API int cusparseLtMatmulAlgGetAttribute(const void *h, const void *selection,
 }
 
 GM_API int cusparseLtMatDescriptorDestroy(void) { return GM_SUCCESS; }
-GM_API int cusparseLtMatmulDescriptorInit(void) { return GM_SUCCESS; }
 GM_API int cusparseLtMatmulDescSetAttribute(void) { return GM_SUCCESS; }
 GM_API int cusparseLtMatmulAlgSelectionInit(void) { return GM_SUCCESS; }
 GM_API int cusparseLtMatmulAlgSetAttribute(void) { return GM_SUCCESS; }
-GM_API int cusparseLtMatmulPlanInit(void) { return GM_SUCCESS; }
 GM_API int cusparseLtMatmulPlanDestroy(void) { return GM_SUCCESS; }
 GM_API int cusparseLtMatmulSearch(void) { return computed(); }
 GM_API int cusparseLtMatmul(void) { return computed(); }
