@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from contextlib import contextmanager, suppress
@@ -21,6 +22,8 @@ LONGEST_WAIT_S: Final = 60
 """seconds, after which a thread of autograd's waits for the caller: no step is to hang by that"""
 
 _this_thread = threading.local()
+_PROCESSES: Final[set[int]] = set()
+"""ids of processes in which autograd's threads have been seen: forks of them have none"""
 
 
 def await_autograd() -> list[object]:
@@ -196,9 +199,15 @@ def _run_apart(function: Callable[[], object]) -> bool:
 
 
 def has_autograd_threads() -> bool:
-    """Return whether autograd has started threads of devices in this process (on Linux)."""
+    """Return whether autograd has started threads of devices in this process (on Linux).
+
+    They stay until the process ends.
+    """
+    if os.getpid() in _PROCESSES:
+        return True
     for name in Path("/proc/self/task").glob("*/comm"):
         with suppress(OSError):  # it has ended meanwhile
             if name.read_text(encoding="ascii", errors="replace").startswith("pt_autograd"):
+                _PROCESSES.add(os.getpid())
                 return True
     return False

@@ -51,6 +51,10 @@ NOT_COMPUTED = (
     "on the virtual GPU values are not computed here: guard it with `if gpu_memory.computes:` or "
     'use values="full"'
 )
+NOT_COMPUTABLE = (
+    "on the virtual GPU some values were not computed, though all are that can be: compiled code, "
+    "TorchScript's fused code and CUDA graphs compute none; check it on the CPU or a real GPU"
+)
 MOST_COMPUTED: Final = 256 * MIB
 """bytes that a test may allocate at its peak to run once more with all values computed: that takes
 so much of the host's memory, and about a second for two training steps (benchmarks/values.py)"""
@@ -249,9 +253,10 @@ class MemorySession:
             computed = self._finish_computed(item, run, error)
             if computed is not None:
                 return computed
+        reason = NOT_COMPUTABLE if run.device.computes else NOT_COMPUTED
         # As add_note() of Python 3.11, from which on pytest shows it.
         vars(error).setdefault("__notes__", []).append(
-            f"{NOT_COMPUTED}; the peak until it failed was "
+            f"{reason}; the peak until it failed was "
             f"{format_size(measured.peak_allocated)} allocated, "
             f"{format_size(measured.peak_reserved)} reserved"
         )

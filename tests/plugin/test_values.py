@@ -499,3 +499,27 @@ def test_a_test_that_made_a_fixtures_values_unknown_is_named(suite):
     assert session.outcomes == {"passed": 4}
     assert session.flat.count("are unknown: test_it.py::test_off") == 1
     assert "the values of fixture 'mask' are unknown: test_it.py::test_off used it" in session.flat
+
+
+REPLAYS = """
+import pytest
+import torch
+
+
+@pytest.mark.gpu_memory(values="full")
+def test_replay():
+    x = torch.ones(4, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x + 1
+    graph.replay()
+    assert y.sum().item() == 8
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="pytest shows notes from Python 3.11 on")
+def test_a_failure_by_values_that_cannot_be_computed_is_not_advised_to_compute_them(suite):
+    session = suite.run(source=REPLAYS)
+    assert session.outcomes == {"failed": 1}
+    assert "CUDA graphs compute none; check it on the CPU or a real GPU; the peak" in session.flat
+    assert 'use values="full"' not in session.flat
