@@ -523,3 +523,39 @@ def test_a_failure_by_values_that_cannot_be_computed_is_not_advised_to_compute_t
     assert session.outcomes == {"failed": 1}
     assert "CUDA graphs compute none; check it on the CPU or a real GPU; the peak" in session.flat
     assert 'use values="full"' not in session.flat
+
+
+COMPILES = """
+import pytest
+import torch
+
+
+@torch.compile(backend="eager", fullgraph=True, dynamic=False)
+def doubled(x):
+    return x * 2
+
+
+def total(lengths):
+    return sum(doubled(torch.ones(n, device="cuda")).sum() for n in lengths)
+
+
+@pytest.mark.gpu_memory(baseline=False)
+def test_reads():
+    assert total(range(2, 8)) > 0
+    assert torch._dynamo.config.recompile_limit in (8, 16)
+
+
+@pytest.mark.gpu_memory(baseline=False)
+def test_leaves_the_limit():
+    with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+        total(range(8, 20))
+
+
+def test_has_the_limit_back():
+    assert torch._dynamo.config.recompile_limit == 8
+"""
+
+
+def test_a_step_that_runs_again_with_values_may_compile_as_often_as_on_a_gpu(suite):
+    session = suite.run(source=COMPILES)
+    assert session.outcomes == {"passed": 3}, session.out

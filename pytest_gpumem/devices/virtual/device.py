@@ -42,6 +42,7 @@ from pytest_gpumem.devices.virtual.frameworks import (
 from pytest_gpumem.devices.virtual.library import NativeLibrary
 from pytest_gpumem.devices.virtual.max_autotune import MODULE, MaxAutotuneSwitch
 from pytest_gpumem.devices.virtual.readbacks import Readbacks
+from pytest_gpumem.devices.virtual.recompile_limits import RecompileLimits
 from pytest_gpumem.devices.virtual.visibility import Curtain, Question
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.measurement import DeviceInfo, DeviceKind
@@ -159,6 +160,7 @@ class VirtualDevice:
         self._unsupported: dict[str, int] = {}
         self._convolutions = ConvolutionWatch(library)
         self._max_autotune = MaxAutotuneSwitch()
+        self._recompile_limits = RecompileLimits()
         self._guesses: dict[str, int] = {}
         self._readbacks = Readbacks(library.set_endless)
         self._mode: ValueMode | None = None
@@ -315,6 +317,7 @@ class VirtualDevice:
         self._readbacks.clear()
         self._library.on_readback(self._readbacks.seen)
         self._stack.callback(self._library.on_readback, None)
+        self._stack.callback(self._recompile_limits.end)
         self._stack.callback(self.compute_values, "off")
         self.compute_values(self.values)
         return _info(card)
@@ -332,6 +335,7 @@ class VirtualDevice:
             self._last_mode, self._mode = self._mode, None
         if not within_step:
             self._readbacks.clear()
+        self._recompile_limits.begin(values=scope != "off")
         if scope != "off":
             from pytest_gpumem.devices.virtual.values.mode import ValueMode
 
