@@ -124,6 +124,30 @@ def test_nine_runs_with_workspaces_of_zero_are_as_far_off_as_the_page_says():
     assert "2.7 % off in the median, 17.5 % at worst | torch 2.15's" in page
 
 
+def test_single_workspaces_bring_nets_as_near_as_the_page_says():
+    text = (RESULTS / "taken_apart.txt").read_text(encoding="utf-8")
+    rows = re.findall(r"^(\S+) x(\d+) \w+ +(RTX \d+) +(\d+) +(.*)$", text, re.MULTILINE)
+    less, more = [], []
+    for net, batch, card, real, cells in rows:
+        if net.lower().startswith("m"):
+            none, *differences = map(int, cells.split())
+            large = card == "RTX 4060" or int(batch) >= 377
+            (more if large else less).append((net, int(real), none, differences))
+    page = flat(read("explanation/accuracy.md"))
+    assert (len(less), len(more)) == (5, 6)
+    assert sorted(-none for *_, none, _ in less) == [374, 502, 540, 566, 604]
+    assert "374 to 604 MiB" in page
+    assert max(abs(differences[0]) for *_, differences in less) == 100
+    nets = [-row[3][0] for row in less if "N" in row[0] and "b" not in row[0].lower()]
+    assert (min(nets), max(nets)) == (48, 60)
+    assert "MNASNet is 48 to 60 MiB off" in page
+    assert sorted(-row[3][2] for row in less if "obile" in row[0]) == [32, 50]
+    shares = [100 * differences[0] / real for _, real, _, differences in more]
+    shares += [100 * differences[-1] / real for _, real, _, differences in more]
+    assert (round(min(shares)), round(max(shares))) == (11, 24)
+    assert "with it they are 11 to 24 % too high" in page
+
+
 def test_six_runs_of_gpt2_are_as_near_as_the_page_says():
     text = (RESULTS / "published.txt").read_text(encoding="utf-8")
     rows = re.findall(r"^GPT-2 .*A100-80GB +2\.6\.0 +\d+ +2\.6\.0 +\d+ +(\S+)", text, re.MULTILINE)
