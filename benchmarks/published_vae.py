@@ -55,7 +55,7 @@ TITLE = "Peaks of autoencoders in MiB on an RTX 4090, by their source with torch
 Result = dict[str, tuple[float, float]]
 
 
-def work(model: str, end: RangeEnd) -> None:
+def work(model: str, end: RangeEnd, *, once: bool) -> None:
     """Run a model's rows here; print their figures, and the versions."""
     from pytest_gpumem.devices.virtual.device import VirtualDevice
 
@@ -66,7 +66,7 @@ def work(model: str, end: RangeEnd) -> None:
 
     torch.cuda.init()
     device.take_sizes(end)
-    if end != "usual":
+    if once:
         ROUNDS.warm = ROUNDS.count = 1
     peaks = dict(flux_rows() if model == "Flux" else diffusion_rows())
     if unsupported := sorted(device.library.unsupported()):
@@ -219,11 +219,11 @@ def rows() -> list[dict[str, str]]:
         return list(csv.DictReader(lines))
 
 
-def ask(python: str, model: str, end: RangeEnd) -> tuple[Result, str]:
-    """Return the figures of a worker, and its versions."""
+def ask(python: str, model: str, end: RangeEnd, *, once: bool) -> tuple[Result, str]:
+    """Return the figures of a worker and its versions; ``once``: of one run each."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [python, __file__, "--worker", model, "--end", end],
+        [python, __file__, "--worker", model, "--end", end, *(["--once"] if once else [])],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -247,14 +247,15 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--worker")
     parser.add_argument("--end", default="usual")
+    parser.add_argument("--once", action="store_true", help="one run of each row, after another")
     options = parser.parse_args()
     if options.worker:
-        work(options.worker, options.end)
+        work(options.worker, options.end, once=options.once)
         return
     peaks: dict[RangeEnd, Result] = {"usual": {}, "least": {}, "most": {}}
     for end, results in peaks.items():
         for model in ("Flux", "Stable Diffusion"):
-            figures, versions = ask(options.python, model, end)
+            figures, versions = ask(options.python, model, end, once=end != "usual")
             results.update(figures)
     publish("published_vae", report(peaks, versions))
 
