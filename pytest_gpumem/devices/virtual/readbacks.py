@@ -31,6 +31,10 @@ MOST_SITES: Final = 3
 """lines that a note names"""
 SCALER: Final = str(Path("torch", "amp", "grad_scaler.py"))
 """PyTorch's file with torch.amp.GradScaler"""
+NO_OVERFLOW: Final = (
+    "torch.amp.GradScaler's gradients are taken as finite: where they overflow, a GPU skips the "
+    "optimizer's first steps, and has its state later"
+)
 
 
 @dataclass
@@ -100,6 +104,8 @@ class Readbacks:
         """whether the program read an unknown or assumed value, be it to show it or to keep it"""
         self.answered = False
         """whether the copies of the operator that runs are of known values"""
+        self._any_overflow = False
+        """whether GradScaler asked if gradients overflowed that are not known"""
         self.any_known = False
         """whether the program read a value that was computed"""
         self._by_known = False
@@ -111,7 +117,7 @@ class Readbacks:
         """Begin anew."""
         self._unknown = _Guesses()
         self._assumed = _Guesses()
-        self.any_read = self.any_known = self._by_known = False
+        self.any_read = self.any_known = self._by_known = self._any_overflow = False
         self.rerun_follows = False
 
     @property
@@ -158,6 +164,7 @@ class Readbacks:
             return False
         self.any_read = True
         frame, lines = sys._getframe().f_back, self._unknown.lines
+        self._any_overflow |= asks_for_infinities(frame)
         is_sized = bool(sized) or (
             self.in_sized_operator is not None and self.in_sized_operator(frame)
         )
@@ -184,7 +191,9 @@ class Readbacks:
             DeviceError: the loop that reads it would not end.
         """
         self.any_read = True
-        endless = _note(sys._getframe().f_back, size, self._assumed.lines, sized=sized)
+        frame = sys._getframe().f_back
+        self._any_overflow |= asks_for_infinities(frame)
+        endless = _note(frame, size, self._assumed.lines, sized=sized)
         if endless is not None:
             raise endless
 
@@ -217,7 +226,7 @@ class Readbacks:
             if total:
                 values = f"{total} values were" if total > 1 else "1 value was"
                 sentences.append(f"{values} {event}{guesses.where(root)}: {consequence}")
-        return sentences
+        return sentences + [NO_OVERFLOW] * self._any_overflow
 
 
 def _note(
