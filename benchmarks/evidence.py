@@ -7,6 +7,7 @@ It writes docs/explanation/evidence.md from results/*.txt; a test compares the t
 
 from __future__ import annotations
 
+import itertools
 import re
 import statistics
 from dataclasses import dataclass
@@ -172,6 +173,71 @@ def segmentation() -> list[Group]:
     return [Group(title, note, ["L40S", "virtual", "error %"], cells, errors)]
 
 
+def detection() -> list[Group]:
+    """Return the rows of published_detection.txt, by card, and those never looked at apart."""
+    [rows] = tables("published_detection")
+    heads = ["figure", "GPU", "virtual"]
+    result = []
+    for card, unseen in itertools.product(("T4", "L4"), ("", "yes")):
+        chosen = [row for row in rows if (row["card"], row["never looked at"]) == (card, unseen)]
+        errors: dict[str, list[float]] = {}
+        for row in chosen:
+            errors.setdefault(row["figure"], []).append(float(row["%"]))
+        note = (
+            "Ultralytics' search for a batch size: what is reserved, in GB, and what was held when "
+            "the largest batch was out of memory. The most labels of an image, which the source "
+            "does not say, was settled on rows that were looked at."
+        )
+        result.append(
+            Group(
+                f"Detectors, torch 2.11.0 (cuDNN 9.19.0), {card}, {looked(unseen)}",
+                note,
+                [*heads, "error %"],
+                [[row["batch size"], *(row[head] for head in heads), row["%"]] for row in chosen],
+                errors,
+            )
+        )
+    return result
+
+
+def speech() -> list[Group]:
+    """Return the rows of published_speech.txt, by card and by whether they had been looked at."""
+    [rows] = tables("published_speech")
+    versions = {
+        "RTX A6000": "torch 2.8.0 (cuDNN 9.10.2)",
+        "RTX A5000": "torch 2.11.0 (cuDNN 9.19.0)",
+    }
+    heads = ["allocated", "virtual", "reserved", "virtual 2"]
+    kinds = ["allocated %", "reserved %"]
+    result = []
+    for card, unseen in itertools.product(versions, ("", "yes")):
+        chosen = [row for row in rows if (row["card"], row["never looked at"]) == (card, unseen)]
+        if chosen:
+            result.append(
+                Group(
+                    f"Speaker diarization, {versions[card]}, {card}, {looked(unseen)}",
+                    "Inference; MiB, allocated above what the stage began with on the A6000.",
+                    [*(head.removesuffix(" 2") for head in heads), *kinds],
+                    [
+                        [row["step"], *(row[head].replace("+nan", "nan") for head in heads + kinds)]
+                        for row in chosen
+                    ],
+                    {kind[:-2]: percents(chosen, kind) for kind in kinds},
+                )
+            )
+    return result
+
+
+def looked(unseen: str) -> str:
+    """Return whether rows had been looked at, in words."""
+    return "never looked at" if unseen else "looked at"
+
+
+def percents(rows: list[dict[str, str]], column: str) -> list[float]:
+    """Return the errors of rows, of those that have a figure."""
+    return [float(row[column]) for row in rows if row[column] != "+nan"]
+
+
 def workspaces() -> list[Group]:
     """Return the rows of measured_workspaces.txt that asked the row's own cuDNN."""
     [rows] = tables("measured_workspaces")
@@ -188,7 +254,14 @@ def workspaces() -> list[Group]:
 
 def page() -> str:
     """Return the page."""
-    groups = [*training_runs(), *autoencoders(), *segmentation(), *workspaces()]
+    groups = [
+        *training_runs(),
+        *autoencoders(),
+        *segmentation(),
+        *detection(),
+        *speech(),
+        *workspaces(),
+    ]
     return "\n".join([HEAD, *(line for group in groups for line in group.lines()), FOOT])
 
 

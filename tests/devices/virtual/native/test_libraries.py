@@ -41,10 +41,13 @@ def fft_plan(library, sizes, batch=1, kind=COMPLEX_FLOAT):
 @pytest.mark.parametrize(
     ("sizes", "batch", "kind", "elements"),
     [
-        ([1024], 1, COMPLEX_FLOAT, 1024 * 8),
+        ([512], 998, COMPLEX_FLOAT, 0),  # a power of two that fits into a block's shared memory
+        ([4096], 1, COMPLEX_FLOAT, 0),
+        ([8192], 1, COMPLEX_FLOAT, 8192 * 8),
+        ([1000], 1, COMPLEX_FLOAT, 1000 * 8),
         ([64, 64], 3, COMPLEX_FLOAT, 64 * 64 * 3 * 8),
         ([8, 9, 10], 1, COMPLEX_DOUBLE, 8 * 9 * 10 * 16),
-        ([1024], 1, COMPLEX_HALF, 1024 * 4),
+        ([1000], 1, COMPLEX_HALF, 1000 * 4),
         ([127 * 127], 1, COMPLEX_FLOAT, 127 * 127 * 8),
         ([131], 1, COMPLEX_FLOAT, 131 * 8 * 8),  # a prime above 127
         ([64, 131], 2, COMPLEX_FLOAT, 64 * 131 * 2 * 8 * 8),

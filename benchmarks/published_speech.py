@@ -1,0 +1,328 @@
+"""Peaks of the two networks of a speaker diarization, measured on two GPUs, beside ours.
+
+    python benchmarks/published_speech.py --python-28 PYTHON --python-211 PYTHON
+
+The rows are those of data/speech-peaks.csv (data/README.md says where they are from). Both
+interpreters need pyannote.audio 4.0.4, one with torch and torchaudio 2.8.0, the other with 2.11.0.
+The networks are the library's own, with random weights; the loops around them are written anew
+after the source of each row. As there, a card's rows run in one process. ``--seen`` leaves the
+rows out that nobody had looked at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import gc
+import itertools
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from provenance import ROOT, line, publish
+from tabulate import tabulate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+DATA = ROOT / "benchmarks" / "data" / "speech-peaks.csv"
+MIB = 2**20
+SAMPLES, FRAMES = 160_000, 589
+"""of a chunk: 10 s at 16 kHz, and what the segmentation makes of it"""
+SEGMENTED = 32
+"""chunks in a batch of the segmentation"""
+SPEAKERS = 3
+"""of a chunk, each with a mask and an embedding of its own"""
+LIMITS, LIMITED = (4, 8), (64, 128, 192, 256)
+"""GB and batch sizes of the runs with a limit"""
+RECORDING = 3751 * 16_000
+"""samples of the recording that the A5000 held"""
+TOTALS = {"RTX A6000": 48538 * MIB, "RTX A5000": 24115 * MIB}
+"""as messages of these rows' process have it (47.40 GiB), and a driver's 24564 MiB less as much"""
+TITLE = "Peaks in MiB of speaker diarization with pyannote.audio"
+Peak = tuple[float, float]
+
+
+def rows() -> list[dict[str, str]]:
+    """Return the rows, in the order of the file."""
+    with DATA.open(encoding="utf-8") as lines:
+        return list(csv.DictReader(lines))
+
+
+def named(row: dict[str, str]) -> str:
+    """Return a row's name."""
+    if row["card"] == "RTX A5000":
+        return f"{row['stage']} x{row['batch']} A5000"
+    limit = f" within {row['within_gb']} GB" if row["within_gb"] else ""
+    return f"{row['stage']} x{row['batch']} {row['dtype']}{limit}"
+
+
+def work(name: str, chosen: list[str]) -> None:
+    """Run a card's rows here; print their peaks, and the versions."""
+    from pytest_gpumem.devices.cards import CARDS
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
+
+    card = dataclasses.replace(CARDS["RTX A6000"], total_memory=TOTALS[name])
+    if name == "RTX A5000":  # the same chip with fewer of its multiprocessors
+        card = dataclasses.replace(card, sm_count=64)
+    device = VirtualDevice.load(card)
+    device.open(card, 1)
+    import torch
+
+    torch.cuda.init()
+    table = [row for row in rows() if named(row) in chosen]
+    limited = all(row["within_gb"] for row in table)
+    measure = stock_rows if name == "RTX A5000" else limited_rows if limited else fork_rows
+    peaks = dict(measure(table))
+    if unsupported := sorted(device.library.unsupported()):
+        raise SystemExit(f"not supported: {', '.join(unsupported)}")
+    print(json.dumps([peaks, f"torch {torch.__version__}, cuDNN {device.library.cudnn_found()}"]))
+
+
+def networks() -> tuple[torch.nn.Module, torch.nn.Module]:
+    """Return the networks of segmentation and embedding, without TF32 as the library has them."""
+    import torch
+    from pyannote.audio.core.task import Problem, Resolution, Specifications
+    from pyannote.audio.models.embedding import WeSpeakerResNet34
+    from pyannote.audio.models.segmentation import PyanNet
+
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    segmentation = PyanNet(lstm={"num_layers": 4})
+    segmentation.specifications = Specifications(
+        problem=Problem.MONO_LABEL_CLASSIFICATION,
+        resolution=Resolution.FRAME,
+        duration=10.0,
+        classes=[f"speaker {number}" for number in range(SPEAKERS)],
+        powerset_max_classes=2,
+        permutation_invariant=True,
+    )
+    segmentation.build()
+    return segmentation.eval().cuda(), WeSpeakerResNet34().eval().cuda()
+
+
+def peak(start: int) -> Peak:
+    """Return MiB allocated above a start, and reserved; the peak begins anew."""
+    import torch
+
+    most = torch.cuda.max_memory_allocated() - start
+    torch.cuda.reset_peak_memory_stats()
+    return most / MIB, torch.cuda.memory_reserved() / MIB
+
+
+def fork_rows(table: list[dict[str, str]]) -> Iterator[tuple[str, Peak]]:
+    """Run the rows of the fork that transfers batches ahead."""
+    for row in table:
+        yield named(row), run(row["stage"], int(row["batch"]), row["dtype"])
+
+
+def limited_rows(table: list[dict[str, str]]) -> Iterator[tuple[str, Peak]]:
+    """Run the fork's rows with a limit: all runs of that process, in its order.
+
+    PyTorch keeps the plan of a convolution that ran: where the first one's workspace did not fit
+    within 4 GB, the next one is taken within 8 GB as well.
+    """
+    import torch
+
+    names = {named(row) for row in table}
+    for within, batch, dtype in itertools.product(LIMITS, LIMITED, ("float32", "float16")):
+        torch.cuda.set_per_process_memory_fraction(within / 48, 0)
+        found = [run("embeddings", batch, dtype) for _ in range(2)]
+        name = f"embeddings x{batch} {dtype} within {within} GB"
+        if name in names:
+            yield name, found[1]
+
+
+def run(stage: str, batch: int, dtype: str) -> Peak:
+    """Return the peak of a stage, in a pipeline that runs both; infinite where memory is full."""
+    import torch
+
+    half = dtype == "float16"
+    segmentation, embedding = networks()
+    with torch.autocast("cuda", torch.float16, enabled=half):
+        found = segment(segmentation)
+    torch.cuda.empty_cache()
+    if stage == "embeddings":
+        try:
+            with torch.autocast("cuda", torch.float16, enabled=half):
+                found = embed_ahead(embedding, batch)
+        except torch.OutOfMemoryError:
+            found = math.inf, math.inf
+    del segmentation, embedding
+    gc.collect()
+    torch.cuda.empty_cache()
+    return found
+
+
+def segment(network: torch.nn.Module) -> Peak:
+    """Segment three batches; the third's peak counts."""
+    import torch
+    from pyannote.audio.utils.powerset import Powerset
+
+    conversion = Powerset(SPEAKERS, 2).cuda()
+    found = 0.0, 0.0
+    for _ in range(3):
+        start = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        with torch.inference_mode():
+            chunks = torch.zeros(SEGMENTED, 1, SAMPLES).pin_memory()
+            outputs = network(chunks.to("cuda", non_blocking=True))
+            conversion(outputs).cpu()
+        del outputs
+        found = peak(start)
+    return found
+
+
+def smallest(network: torch.nn.Module) -> None:
+    """Look for the shortest sound that has an embedding, as the library does first."""
+    import torch
+
+    low, high = 2, 8000
+    with torch.inference_mode():
+        while low + 1 < high:
+            middle = (low + high) // 2
+            try:
+                network(torch.randn(1, 1, middle).cuda())
+            except Exception:  # noqa: BLE001 - too short for one of many reasons, as there
+                low = middle
+            else:
+                high = middle
+
+
+def embed_ahead(network: torch.nn.Module, batch: int) -> Peak:
+    """Embed five batches, each transferred on a stream of its own while the last is computed."""
+    import torch
+    from torch.nn import functional
+
+    smallest(network)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    count, start = 5, torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    ahead = torch.cuda.Stream()
+
+    def transferred() -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.cuda.stream(ahead):
+            waveforms = torch.zeros(batch, 1, SAMPLES).pin_memory().to("cuda", non_blocking=True)
+            return waveforms, torch.ones(batch, FRAMES).pin_memory().to("cuda", non_blocking=True)
+
+    coming = transferred()
+    for number in range(count):
+        torch.cuda.current_stream().wait_stream(ahead)
+        waveforms, masks = coming
+        if number + 1 < count:
+            coming = transferred()
+        with torch.inference_mode():
+            features = network.compute_fbank(waveforms)
+            weights = functional.interpolate(
+                masks.unsqueeze(1), size=features.shape[1], mode="nearest"
+            ).squeeze(1)
+            weights = (weights > 0.5).float()
+            _, embedding = network.resnet(features, weights=weights)
+        embedding.cpu()
+        del features, weights, waveforms, masks
+    return peak(start)
+
+
+def stock_rows(table: list[dict[str, str]]) -> Iterator[tuple[str, Peak]]:
+    """Run the library's own rows: the batches of 32, then the last one."""
+    import torch
+
+    _, network = networks()
+    recording = torch.zeros(1, RECORDING, device="cuda")
+    speakers = itertools.count()
+    for row in sorted(table, key=lambda row: -int(row["batch"])):
+        batch = int(row["batch"])
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(3 if batch == SEGMENTED else 1):
+            # A chunk's sound is cut out once for all of its speakers.
+            turns = [next(speakers) // SPEAKERS for _ in range(batch)]
+            chunks = {turn: recording[:, :SAMPLES].clone() for turn in turns}
+            waveforms = torch.vstack([chunks[turn][None] for turn in turns])
+            with torch.inference_mode():
+                embeddings = network(waveforms, weights=torch.ones(batch, FRAMES).cuda())
+            embeddings.cpu()
+            del chunks, waveforms, embeddings
+        yield named(row), peak(0)
+
+
+def ask(python: str, card: str, chosen: list[str]) -> tuple[dict[str, Peak], str]:
+    """Return the peaks of a worker, and its versions."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [python, __file__, "--worker", card, "--rows", json.dumps(chosen)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    peaks, versions = json.loads(done.stdout.strip().splitlines()[-1])
+    return peaks, versions
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--worker")
+    parser.add_argument("--rows", type=json.loads, default=[])
+    parser.add_argument("--python-28", default=sys.executable)
+    parser.add_argument("--python-211", default=sys.executable)
+    parser.add_argument("--seen", action="store_true")
+    options = parser.parse_args()
+    if options.worker:
+        work(options.worker, options.rows)
+        return
+    table = [row for row in rows() if not options.seen or row["unseen"] == "0"]
+    interpreters = {"RTX A6000": options.python_28, "RTX A5000": options.python_211}
+    processes: dict[tuple[str, bool], list[str]] = {}
+    for row in table:
+        processes.setdefault((row["card"], bool(row["within_gb"])), []).append(named(row))
+    peaks, versions = {}, {}
+    for (card, _), chosen in processes.items():
+        found, versions[card] = ask(interpreters[card], card, chosen)
+        peaks.update(found)
+    text = "\n".join(
+        [
+            TITLE,
+            line(),
+            f"here: {'; '.join(': '.join(pair) for pair in versions.items())}",
+            "",
+            report(table, peaks),
+        ]
+    )
+    if options.seen:
+        print(text)
+    else:
+        publish("published_speech", text)
+
+
+def report(table: list[dict[str, str]], peaks: dict[str, Peak]) -> str:
+    """Return the table and its summaries."""
+    lines, groups = [], {}
+    for row in table:
+        real = float(row["allocated_mib"]), float(row["reserved_mib"] or math.nan)
+        mine = peaks[named(row)]
+        errors = [100 * (here / there - 1) for here, there in zip(mine, real, strict=True)]
+        group = "never looked at" if row["unseen"] == "1" else "looked at"
+        for kind, error in zip(("allocated", "reserved"), errors, strict=True):
+            if not math.isnan(error):
+                groups.setdefault(f"{group}, {kind}", []).append(abs(error))
+        figures = [f"{value:.2f}" for pair in zip(real, mine, strict=True) for value in pair]
+        unseen = "yes" if row["unseen"] == "1" else ""
+        lines.append([named(row), row["card"], *figures, *[f"{it:+.2f}" for it in errors], unseen])
+    heads = ["step", "card", "allocated", "virtual", "reserved", "virtual", "allocated %"]
+    heads += ["reserved %", "never looked at"]
+    text = [tabulate(lines, heads, disable_numparse=True), ""]
+    for group, errors in sorted(groups.items()):
+        median, worst = statistics.median(errors), max(errors)
+        text.append(f"{group}: {len(errors)} rows, median {median:.2f} %, worst {worst:.2f} %")
+    return "\n".join(text)
+
+
+if __name__ == "__main__":
+    main()
