@@ -216,7 +216,9 @@ def speech() -> list[Group]:
             result.append(
                 Group(
                     f"Speaker diarization, {versions[card]}, {card}, {looked(unseen)}",
-                    "Inference; MiB, allocated above what the stage began with on the A6000.",
+                    "Inference; MiB, allocated above what the stage began with on the A6000. What "
+                    "the script had first, of rows that nobody had looked at, is in "
+                    "[Accuracy](accuracy.md#rows-that-nobody-had-looked-at).",
                     [*(head.removesuffix(" 2") for head in heads), *kinds],
                     [
                         [row["step"], *(row[head].replace("+nan", "nan") for head in heads + kinds)]

@@ -40,6 +40,8 @@ SEGMENTED = 32
 """chunks in a batch of the segmentation"""
 SPEAKERS = 3
 """of a chunk, each with a mask and an embedding of its own"""
+BATCHES = (1, 4, 8, 16, 32, 64, 128)
+"""of the embeddings without a limit"""
 LIMITS, LIMITED = (4, 8), (64, 128, 192, 256)
 """GB and batch sizes of the runs with a limit"""
 RECORDING = 3751 * 16_000
@@ -74,6 +76,8 @@ def work(name: str, chosen: list[str]) -> None:
         card = dataclasses.replace(card, sm_count=64)
     device = VirtualDevice.load(card)
     device.open(card, 1)
+    import pyannote.audio.models.embedding
+    import pyannote.audio.models.segmentation  # noqa: F401 - a first import keeps its callers
     import torch
 
     torch.cuda.init()
@@ -117,9 +121,17 @@ def peak(start: int) -> Peak:
 
 
 def fork_rows(table: list[dict[str, str]]) -> Iterator[tuple[str, Peak]]:
-    """Run the rows of the fork that transfers batches ahead."""
-    for row in table:
-        yield named(row), run(row["stage"], int(row["batch"]), row["dtype"])
+    """Run the rows of the fork that transfers batches ahead, in the order of that process."""
+    names = {named(row) for row in table}
+    for batch, dtype in itertools.product(BATCHES, ("float32", "float16")):
+        segmented, embedded = run(batch, dtype)
+        for name, found in (
+            (f"segmentation x{SEGMENTED} {dtype}", segmented),
+            (f"embeddings x{batch} {dtype}", embedded),
+        ):
+            if name in names:
+                names.discard(name)
+                yield name, found
 
 
 def limited_rows(table: list[dict[str, str]]) -> Iterator[tuple[str, Peak]]:
@@ -133,31 +145,30 @@ def limited_rows(table: list[dict[str, str]]) -> Iterator[tuple[str, Peak]]:
     names = {named(row) for row in table}
     for within, batch, dtype in itertools.product(LIMITS, LIMITED, ("float32", "float16")):
         torch.cuda.set_per_process_memory_fraction(within / 48, 0)
-        found = [run("embeddings", batch, dtype) for _ in range(2)]
+        found = [run(batch, dtype)[1] for _ in range(2)]
         name = f"embeddings x{batch} {dtype} within {within} GB"
         if name in names:
             yield name, found[1]
 
 
-def run(stage: str, batch: int, dtype: str) -> Peak:
-    """Return the peak of a stage, in a pipeline that runs both; infinite where memory is full."""
+def run(batch: int, dtype: str) -> tuple[Peak, Peak]:
+    """Return the peaks of segmentation and embeddings; infinite where memory is full."""
     import torch
 
     half = dtype == "float16"
     segmentation, embedding = networks()
     with torch.autocast("cuda", torch.float16, enabled=half):
-        found = segment(segmentation)
+        segmented = segment(segmentation)
     torch.cuda.empty_cache()
-    if stage == "embeddings":
-        try:
-            with torch.autocast("cuda", torch.float16, enabled=half):
-                found = embed_ahead(embedding, batch)
-        except torch.OutOfMemoryError:
-            found = math.inf, math.inf
+    try:
+        with torch.autocast("cuda", torch.float16, enabled=half):
+            embedded = embed_ahead(embedding, batch)
+    except torch.OutOfMemoryError:
+        embedded = math.inf, math.inf
     del segmentation, embedding
     gc.collect()
     torch.cuda.empty_cache()
-    return found
+    return segmented, embedded
 
 
 def segment(network: torch.nn.Module) -> Peak:
@@ -233,7 +244,7 @@ def stock_rows(table: list[dict[str, str]]) -> Iterator[tuple[str, Peak]]:
     """Run the library's own rows: the batches of 32, then the last one."""
     import torch
 
-    _, network = networks()
+    segmentation, network = networks()
     recording = torch.zeros(1, RECORDING, device="cuda")
     speakers = itertools.count()
     for row in sorted(table, key=lambda row: -int(row["batch"])):
@@ -249,6 +260,7 @@ def stock_rows(table: list[dict[str, str]]) -> Iterator[tuple[str, Peak]]:
             embeddings.cpu()
             del chunks, waveforms, embeddings
         yield named(row), peak(0)
+    del segmentation  # which the pipeline holds throughout
 
 
 def ask(python: str, card: str, chosen: list[str]) -> tuple[dict[str, Peak], str]:
