@@ -237,7 +237,7 @@ def looked(unseen: str) -> str:
 
 def percents(rows: list[dict[str, str]], column: str) -> list[float]:
     """Return the errors of rows, of those that have a figure."""
-    return [float(row[column]) for row in rows if row[column] != "+nan"]
+    return [float(row[column]) for row in rows if row[column] not in ("", "+nan")]
 
 
 def workspaces() -> list[Group]:

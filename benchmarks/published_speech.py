@@ -315,10 +315,15 @@ def main() -> None:
 
 def report(table: list[dict[str, str]], peaks: dict[str, Peak]) -> str:
     """Return the table and its summaries."""
-    lines, groups = [], {}
+    lines, groups, full = [], {}, []
     for row in table:
-        real = float(row["allocated_mib"]), float(row["reserved_mib"] or math.nan)
         mine = peaks[named(row)]
+        if not row["allocated_mib"]:
+            full.append(mine[0] == math.inf)
+            said = ["full" if full[-1] else f"{value:.2f}" for value in mine]
+            lines.append([named(row), row["card"], "full", said[0], "full", said[1], "", "", ""])
+            continue
+        real = float(row["allocated_mib"]), float(row["reserved_mib"] or math.nan)
         errors = [100 * (here / there - 1) for here, there in zip(mine, real, strict=True)]
         group = "never looked at" if row["unseen"] == "1" else "looked at"
         for kind, error in zip(("allocated", "reserved"), errors, strict=True):
@@ -330,6 +335,7 @@ def report(table: list[dict[str, str]], peaks: dict[str, Peak]) -> str:
     heads = ["step", "card", "allocated", "virtual", "reserved", "virtual", "allocated %"]
     heads += ["reserved %", "never looked at"]
     text = [tabulate(lines, heads, disable_numparse=True), ""]
+    text.append(f"memory full there: {len(full)} rows, here too: {sum(full)}")
     for group, errors in sorted(groups.items()):
         median, worst = statistics.median(errors), max(errors)
         text.append(f"{group}: {len(errors)} rows, median {median:.2f} %, worst {worst:.2f} %")

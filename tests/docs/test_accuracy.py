@@ -76,6 +76,9 @@ CLAIMS = {
     "published_detection.txt: never looked at, reserved GB: 2 rows, median 0.04 %, worst 0.07 %": (
         ("explanation/accuracy.md", "that fit | | 0.04 %, 0.07 % | yes"),
     ),
+    "published_speech.txt: memory full there: 7 rows, here too: 7": (
+        ("explanation/accuracy.md", "seven batches under a limit of 4 or 8 GB are out of memory"),
+    ),
     "published_speech.txt: never looked at, reserved: 6 rows, median 0.00 %, worst 0.00 %": (
         ("explanation/accuracy.md", "all six have the figures of the GPU"),
     ),
@@ -141,9 +144,9 @@ def test_float32_with_its_own_cudnn_is_as_near_as_the_page_says():
     rows = re.findall(r"^(\w+ x\d+ float32) +RTX A6000 +(.*)$", text, re.MULTILINE)
     errors = [[abs(float(cell)) for cell in cells.split()[4:6]] for _, cells in rows]
     page = flat(read("explanation/accuracy.md"))
-    assert (len(errors), max(errors)[0], max(error for _, error in errors)) == (8, 0.19, 1.75)
+    assert (len(errors), max(errors)[0], max(error for _, error in errors)) == (8, 0.19, 0.26)
     assert "of eight peaks of speaker diarization in float32" in page
-    assert "allocated is 0.19 % off at worst, which is an LSTM's, and reserved 1.75 %" in page
+    assert "allocated is 0.19 % off at worst, which is an LSTM's, and reserved 0.26 %" in page
     table = (RESULTS / "measured_workspaces.txt").read_text(encoding="utf-8")
     own = re.findall(r"^\S*fp32\S* .* (9\.\d+\.\d) +\1 .*none$", table, re.MULTILINE)
     peaks = re.findall(r"^\S*fp32\S* \(peak\) .* (9\.\d+\.\d) +\1 .*none$", table, re.MULTILINE)
