@@ -9,6 +9,8 @@ from helpers.paths import ROOT
 
 IS_TRANSFORMER = re.compile("gpt|GPT|distilgpt2|T5|opt|Cerebras")
 RESULTS = ROOT / "benchmarks/results"
+ASKED = ("none", "9.8.0", "9.19.0", "9.26.0")
+"""cuDNNs of a table, the first of those with the same figures"""
 CLAIMS = {
     "published.txt: conv nets, torch 2.15.0: 9 rows, median 9.75 %, p95 695.43 %, worst 695.43": (
         ("explanation/accuracy.md", "torch 2.15's: 9.8 % in the median, 17.9 % at worst but for"),
@@ -137,6 +139,20 @@ def test_nine_runs_with_workspaces_of_zero_are_as_far_off_as_the_page_says():
     assert (len(errors), errors[4], errors[-1]) == (9, 2.67, 17.46)
     page = flat(read("explanation/accuracy.md"))
     assert "2.7 % off in the median, 17.5 % at worst | torch 2.15's" in page
+
+
+def test_newer_cudnns_are_as_near_as_the_page_says():
+    text = (RESULTS / "published_cudnn.txt").read_text(encoding="utf-8")
+    rows = re.findall(r"^(none|9\.\d+\.\d) +\d+ +(\d+\.\d\d) +(\d+\.\d\d) ", text, re.MULTILINE)
+    families = [{row[0]: row[1:] for row in rows[at : at + 5]} for at in range(0, len(rows), 5)]
+    page = flat(read("explanation/accuracy.md"))
+    assert len(rows) == 25
+    for family in families:
+        assert family["9.8.0"] == family["9.10.2"]
+        shown = [f"{median} %, {worst} %" for median, worst in map(family.get, ASKED)]
+        assert f"| {' | '.join(shown)} |" in page
+        medians = {name: float(median) for name, (median, _) in family.items()}
+        assert medians["9.19.0"] == min(medians.values()) < medians["none"]
 
 
 def test_float32_with_its_own_cudnn_is_as_near_as_the_page_says():

@@ -20,6 +20,10 @@ MARGIN: Final = 25
 """percent: in benchmarks/results/convolution_ranges.txt a real GPU reserved at most 21 % more than
 the virtual one with any workspaces that a convolution was seen to take"""
 
+NEAREST: Final = "9.19.0"
+"""of five that were asked in the place of older ones, the nearest to published figures
+(benchmarks/results/published_cudnn.txt)"""
+
 LIBRARY: Final = "GPUMEM_CUDNN"
 """the environment variable that names another cuDNN to ask"""
 
@@ -113,7 +117,8 @@ class ConvolutionWatch:
             elif version < LEAST_CUDNN:
                 reason = (
                     f"cuDNN {self._version()} cannot be asked for its workspaces "
-                    "(9.8 and later can)"
+                    f"(9.8 and later can: of published runs {NEAREST}, named in {LIBRARY}, came "
+                    "nearest)"
                 )
             else:
                 reason = "cuDNN cannot be asked for the workspaces of some convolutions that ran"
