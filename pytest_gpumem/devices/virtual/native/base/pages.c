@@ -1,9 +1,11 @@
 /*
- * Which pages of a region of address space are taken: the highest run of free ones that is long enough, packed
- * downwards. CUDA's driver does so on Linux, as published addresses show: in two runs on an RTX 3090 a segment of
- * 20 MiB, one of 512 MiB and one of 1 GiB lie directly below each other in the order in which they were asked
- * for (memory_snapshot() in public notes on Stable Diffusion's memory, CUDA 11.8). The order matters: of free
- * blocks of one size older versions of PyTorch take that of the lowest address.
+ * Which pages of a region of address space are taken: for a run of several the highest free ones, packed downwards;
+ * for a single page the lowest one. CUDA's driver does so on Linux. In two runs on an RTX 3090 a segment of 20 MiB,
+ * one of 512 MiB and one of 1 GiB lie directly below each other in the order in which they were asked for
+ * (memory_snapshot() in public notes on Stable Diffusion's memory, CUDA 11.8). The order matters: of free blocks of
+ * one size PyTorch takes that of the lowest address. Where its segments of 2 MiB, which are a pool of their own, go
+ * down as well, 6 of 17 networks that were measured on an L40S reserve 2 MiB more or less than they did there; where
+ * they go up, 16 of them reserve the same to the byte (benchmarks/results/published_segmentary.txt).
  *
  * A complete binary tree over the pages knows for each node how many are free at its low end, at its high end and
  * in its longest run, so a search takes O(log n), for any number of live blocks. Stored is the difference to
@@ -59,18 +61,41 @@ static void mark(node *nodes, size_t at, uint32_t base, uint32_t size, uint32_t 
     here->longest = size - longest;
 }
 
-/* The first of `pages` pages at the upper end of the highest free run of a node that has room for them, or -1. */
-static int64_t highest(const gm_pages *set, size_t from, uint32_t pages) {
-    node *nodes = set->nodes;
-    uint32_t base = 0, size = (uint32_t)set->count;
+/* Brings the nodes above a node up to date, and says which pages it covers. */
+static void walk_to(const gm_pages *set, size_t node_at, uint32_t *base, uint32_t *size) {
     size_t at = 1, depth = 0;
-    while (from >> (depth + 1)) depth++;
+    *base = 0;
+    *size = (uint32_t)set->count;
+    while (node_at >> (depth + 1)) depth++;
     for (; depth > 0; depth--) {
-        push_down(nodes, at, size);
-        size /= 2;
-        at = from >> (depth - 1);
-        if (at & 1) base += size;
+        push_down(set->nodes, at, *size);
+        *size /= 2;
+        at = node_at >> (depth - 1);
+        if (at & 1) *base += *size;
     }
+}
+
+/* The lowest free page of a node, or -1. */
+static int64_t lowest(const gm_pages *set, size_t at) {
+    node *nodes = set->nodes;
+    uint32_t base, size;
+    walk_to(set, at, &base, &size);
+    if (free_longest(&nodes[at], size) == 0) return -1;
+    while (nodes[at].longest != 0) {
+        size /= 2;
+        at *= 2;
+        if (free_longest(&nodes[at], size) > 0) continue;
+        base += size;
+        at++;
+    }
+    return base;
+}
+
+/* The first of `pages` pages at the upper end of the highest free run of a node that has room for them, or -1. */
+static int64_t highest(const gm_pages *set, size_t at, uint32_t pages) {
+    node *nodes = set->nodes;
+    uint32_t base, size;
+    walk_to(set, at, &base, &size);
     if (free_longest(&nodes[at], size) < pages) return -1;
     while (nodes[at].longest != 0) {
         uint32_t half = size / 2;
@@ -88,10 +113,14 @@ static int64_t highest(const gm_pages *set, size_t from, uint32_t pages) {
     return (int64_t)base + size - pages;
 }
 
+static int64_t free_run(const gm_pages *set, size_t at, uint32_t pages) {
+    return pages == 1 ? lowest(set, at) : highest(set, at, pages);
+}
+
 int64_t gm_pages_take(gm_pages *set, uint64_t pages) {
     if (pages == 0 || pages > set->count) return -1;
-    int64_t first = set->home ? highest(set, set->home, (uint32_t)pages) : -1;
-    if (first < 0) first = highest(set, 1, (uint32_t)pages);
+    int64_t first = set->home ? free_run(set, set->home, (uint32_t)pages) : -1;
+    if (first < 0) first = free_run(set, 1, (uint32_t)pages);
     if (first < 0) return -1;
     uint32_t end = (uint32_t)((uint64_t)first + pages);
     mark(set->nodes, 1, 0, (uint32_t)set->count, (uint32_t)first, end, true);

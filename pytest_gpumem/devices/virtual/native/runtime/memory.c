@@ -1,8 +1,9 @@
 /* cudaMalloc: address space is reserved (values.c); sizes are charged against the card's capacity.
  *
  * Each device has one region of address space, handed out in pages of 2 MiB, the unit in which cudaMalloc takes
- * memory from the device, from its upper end downwards (pages.c says why). The same requests get the same
- * addresses: the figures of a step that starts with an empty device repeat exactly.
+ * memory from the device: single ones from its lower end upwards, more of them from its upper end downwards
+ * (pages.c says why). The same requests get the same addresses: the figures of a step that starts with an empty
+ * device repeat exactly.
  */
 #include "runtime/runtime.h"
 
