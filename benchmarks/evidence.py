@@ -240,6 +240,45 @@ def percents(rows: list[dict[str, str]], column: str) -> list[float]:
     return [float(row[column]) for row in rows if row[column] not in ("", "+nan")]
 
 
+def more_segmentation() -> list[Group]:
+    """Return the rows of published_segmentary.txt, by family and whether looked at."""
+    [rows] = tables("published_segmentary")
+    notes = {
+        "matrix": (
+            "One step of SGD in float32, and a prediction. Bytes allocated, MiB reserved.",
+            {"allocated": "allocated %", "reserved": "largest %"},
+            ["allocated", "virtual", "reserved MiB", "largest plans"],
+        ),
+        "probe": (
+            "Four steps of AdamW, bf16 autocast, cuDNN's benchmark mode. MiB reserved.",
+            {"reserved, largest plans": "largest %", "reserved, least": "least %"},
+            ["reserved MiB", "largest plans", "least plans"],
+        ),
+        "inference": (
+            "An image of 1024 x 1024, bf16 autocast, cuDNN's benchmark mode. MiB reserved.",
+            {"reserved, largest plans": "largest %", "reserved, least": "least %"},
+            ["reserved MiB", "largest plans", "least plans"],
+        ),
+    }
+    result = []
+    for family, (note, errors, figures) in notes.items():
+        for unseen in (True, False):
+            chosen = [
+                row
+                for row in rows
+                if row["L40S"].startswith(family) and (row["never looked at"] == "yes") == unseen
+            ]
+            heads = [*figures, *errors.values()]
+            cells = [
+                [row["L40S"].partition(" ")[2], *(row[head] for head in heads)] for row in chosen
+            ]
+            spreads = {kind: [float(row[head]) for row in chosen] for kind, head in errors.items()}
+            looked = "never looked at" if unseen else "looked at"
+            title = f"Segmentation nets ({family}), torch 2.11.0 (cuDNN 9.19.0), L40S, {looked}"
+            result.append(Group(title, note, heads, cells, spreads))
+    return result
+
+
 def workspaces() -> list[Group]:
     """Return the rows of measured_workspaces.txt that asked the row's own cuDNN."""
     [rows] = tables("measured_workspaces")
@@ -260,6 +299,7 @@ def page() -> str:
         *training_runs(),
         *autoencoders(),
         *segmentation(),
+        *more_segmentation(),
         *detection(),
         *speech(),
         *workspaces(),

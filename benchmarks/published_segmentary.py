@@ -45,6 +45,14 @@ def rows(family: str) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(lines) if row["family"] == family]
 
 
+def processes(family: str) -> list[list[dict[str, str]]]:
+    """Return a family's rows by the process of theirs that they ran in."""
+    if family == "inference":
+        return [[row] for row in rows(family)]
+    together = [row for row in rows(family) if row["model"] not in ALONE]
+    return [together, *([row] for row in rows(family) if row["model"] in ALONE)]
+
+
 def work(family: str, source: Path) -> None:
     """Run a family's rows here; print the peaks, and the versions."""
     from pytest_gpumem.devices.cards import CARDS
@@ -63,19 +71,18 @@ def work(family: str, source: Path) -> None:
         device.compute_values("auto")  # losses have branches on small tensors
     if family == "probe":
         accept_checks()
-    for end in ENDS[:1] if family == "matrix" else ENDS:
-        device.take_sizes(end)
-        torch._C._cuda_clearCublasWorkspaces()
-        for row in rows(family):
-            if row["model"] in ALONE or family == "inference":
-                torch._C._cuda_clearCublasWorkspaces()
-            gc.collect()
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-            run(row)
-            pair = [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
-            peaks.setdefault(row["model"], {})[end] = pair
-            print(family, end, row["model"], *pair, file=sys.stderr, flush=True)
+    for group in processes(family):
+        for end in ENDS[:1] if family == "matrix" else ENDS:
+            device.take_sizes(end)  # forgets which plans earlier networks had timed
+            torch._C._cuda_clearCublasWorkspaces()
+            for row in group:
+                gc.collect()
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+                run(row)
+                pair = [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
+                peaks.setdefault(row["model"], {})[end] = pair
+                print(family, end, row["model"], *pair, file=sys.stderr, flush=True)
     if unsupported := sorted(device.library.unsupported()):
         raise SystemExit(f"not supported: {', '.join(unsupported)}")
     print(json.dumps([peaks, f"torch {torch.__version__}, cuDNN {device.library.cudnn_found()}"]))
