@@ -1,5 +1,6 @@
 """PyTorch's caching allocator on the virtual GPU: the figures that PyTorch documents, exactly."""
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -252,13 +253,17 @@ class Allocator:
             room = -(-size // ROUND) * ROUND
         if self.reserved + room > self.limit:
             return None
-        # each in the highest gap that has room for it, from the gap's top: the virtual GPU's order
+        # The virtual GPU's order: single pages in the lowest gap of a region of 2**19 of them,
+        # larger segments in the highest gap that has room for them, from the gap's top.
         span, top = room // ROUND, 0
+        taken = {segment["number"] for segment in self.segments}
         for other in sorted(self.segments, key=lambda s: -s["number"]):
             if top - (other["number"] + other["span"]) >= span:
                 break
             top = other["number"]
         at = top - span
+        if span == 1:
+            at = next(page for page in itertools.count(-(2**19)) if page not in taken)
         self._births += 1
         block = [0, room, True]
         segment = {"size": room, "small": small, "stream": stream, "number": at, "span": span}
@@ -284,12 +289,12 @@ def takes_the_oldest_segment_first():
     import torch
 
     take, give = torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
-    first, second = ([take(MIB // 2, 0) for _ in range(4)] for _ in range(2))
+    first, second = ([take(6 * MIB, 0) for _ in range(3)] for _ in range(2))  # 20 MiB each
     assert second[0] < first[0]
     older = first.pop()
     give(older)
     give(second.pop())
-    taken = take(MIB // 2, 0)
+    taken = take(6 * MIB, 0)
     for block in [*first, *second, taken]:
         give(block)
     torch.cuda.empty_cache()

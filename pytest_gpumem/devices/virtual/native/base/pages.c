@@ -3,9 +3,10 @@
  * for a single page the lowest one. CUDA's driver does so on Linux. In two runs on an RTX 3090 a segment of 20 MiB,
  * one of 512 MiB and one of 1 GiB lie directly below each other in the order in which they were asked for
  * (memory_snapshot() in public notes on Stable Diffusion's memory, CUDA 11.8). The order matters: of free blocks of
- * one size PyTorch takes that of the lowest address. Where its segments of 2 MiB, which are a pool of their own, go
- * down as well, 6 of 17 networks that were measured on an L40S reserve 2 MiB more or less than they did there; where
- * they go up, 16 of them reserve the same to the byte (benchmarks/results/published_segmentary.txt).
+ * one size older versions of PyTorch (2.11 too) take that of the lowest address. Where its segments of 2 MiB, which
+ * are a pool of their own, go down as well, FPN, DeepLabV3+, SegFormer-B2 and DDRNet reserve 2 MiB more or less than
+ * they did on an L40S; where they go up, 23 of 24 networks reserve the same there to the byte
+ * (benchmarks/results/published_segmentary.txt).
  *
  * A complete binary tree over the pages knows for each node how many are free at its low end, at its high end and
  * in its longest run, so a search takes O(log n), for any number of live blocks. Stored is the difference to
