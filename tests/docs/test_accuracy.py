@@ -87,6 +87,12 @@ CLAIMS = {
     "published_speech.txt: looked at, reserved: 17 rows, median 0.00 %, worst 5.46 %": (
         ("explanation/accuracy.md", "0.00 % in the median, 5.5 % at worst (an LSTM)"),
     ),
+    "published_segmentary.txt: matrix, never looked at, reserved: 7 rows, 6 the same to the": (
+        ("explanation/accuracy.md", "the same to the byte in 23, 0.05 % off in one"),
+    ),
+    "published_segmentary.txt: inference, never looked at, reserved, least: 11 rows, 5 the same": (
+        ("explanation/not-predicted.md", "22 reserved what the lower end says, to the byte"),
+    ),
     "published_fsdp.txt: the same in 48 of 48": (("explanation/accuracy.md", "at 48 moments"),),
     "op_sweep.txt: runs                               682": (
         ("explanation/accuracy.md", "682 run with torch 2.15"),
