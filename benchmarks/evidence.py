@@ -279,6 +279,46 @@ def more_segmentation() -> list[Group]:
     return result
 
 
+def diffusion() -> list[Group]:
+    """Return the rows of published_diffusion.txt, by whether they had been looked at."""
+    [rows] = tables("published_diffusion")
+    head = (RESULTS / "published_diffusion.txt").read_text(encoding="utf-8").partition("\n\n")[0]
+    ran = head.rpartition("here: ")[2]
+    result = []
+    for unseen in (True, False):
+        chosen = [row for row in rows if (row["never looked at"] == "yes") == unseen]
+        heads = ["torch", "allocated", "virtual", "reserved", "virtual 2"]
+        errors = ["allocated %", "reserved %"]
+        columns = [*(head.removesuffix(" 2") for head in heads), *errors, "reserved between"]
+        cells = [
+            [row["method"], *(row[head] for head in [*heads, *errors, "reserved between"])]
+            for row in chosen
+        ]
+        title = f"FLUX.2-klein with PEFT's methods, L40S, {looked('yes' if unseen else '')}"
+        note = (
+            "Training; bytes: allocated after the steps, most reserved. "
+            f"Here {ran}; where cuFFT was asked, the range of its workspaces."
+        )
+        spreads = {error[:-2]: [float(row[error]) for row in chosen] for error in errors}
+        result.append(Group(title, note, columns, cells, spreads))
+    return result
+
+
+def inference() -> list[Group]:
+    """Return the rows of published_inference.txt, by whether they had been looked at."""
+    [rows] = tables("published_inference")
+    result = []
+    for unseen in (True, False):
+        chosen = [row for row in rows if (row["never looked at"] == "yes") == unseen]
+        heads = ["torch", "GPU", "real GiB", "virtual", "%", "within its last digit"]
+        cells = [[row["written text"], *(row[head] for head in heads)] for row in chosen]
+        title = f"Inference with KV caches and without, {looked('yes' if unseen else '')}"
+        note = "Peak allocated in GiB, printed to two digits by the source."
+        spreads = {"allocated": [float(row["%"]) for row in chosen]}
+        result.append(Group(title, note, heads, cells, spreads))
+    return result
+
+
 def workspaces() -> list[Group]:
     """Return the rows of measured_workspaces.txt that asked the row's own cuDNN."""
     [rows] = tables("measured_workspaces")
@@ -298,6 +338,8 @@ def page() -> str:
     groups = [
         *training_runs(),
         *autoencoders(),
+        *diffusion(),
+        *inference(),
         *segmentation(),
         *more_segmentation(),
         *detection(),
