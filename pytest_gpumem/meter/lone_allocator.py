@@ -27,6 +27,8 @@ LARGE: Final = 10 * MIB
 """bytes: requests from this on have segments of their own (kMinLargeAlloc)"""
 ROUNDED_TO: Final = 2 * MIB
 """bytes: such segments are multiples of it (kRoundLarge)"""
+FLOOR: Final = 1 << 45
+"""where small blocks' segments begin in a step that has had none so far: any page will do"""
 
 
 def segment_size(size: int) -> int:
@@ -110,6 +112,8 @@ class LoneAllocator:
         """addresses of its segments, from and to, sorted"""
         self.ceiling = 0
         """the address below which its segments lie"""
+        self._floor = FLOOR
+        """the address from which those of small blocks lie upwards"""
         self.limit: int | None = None
         """bytes that the step may reserve"""
         self.held = Peak(0, 0)
@@ -224,18 +228,28 @@ class LoneAllocator:
         return self._free[address]
 
     def _new_segment(self, pool: tuple[int, bool], size: int) -> _Piece:
-        # At the upper end of the highest addresses that are free, as drivers do on Linux.
-        end = self.ceiling
-        for low, high in reversed(self._segments):
-            if end - high >= size:
-                break
-            end = low
-        piece = _Piece(end - size, size, self._map(end - size, size, pool))
+        # As CUDA's driver has them on Linux: those of small blocks at the lowest free addresses,
+        # larger ones at the upper end of the highest.
+        if size == SMALL_SEGMENT:
+            address = self._floor
+            for low, high in self._segments:
+                if address < high and low < address + size:
+                    address = high
+        else:
+            end = self.ceiling
+            for low, high in reversed(self._segments):
+                if end - high >= size:
+                    break
+                end = low
+            address = end - size
+        piece = _Piece(address, size, self._map(address, size, pool))
         self._add_room(piece)
         return piece
 
     def _map(self, address: int, size: int, pool: tuple[int, bool]) -> _Segment:
         insort(self._segments, (address, address + size))
+        if size == SMALL_SEGMENT:
+            self._floor = min(self._floor, address)
         self.ceiling = max(self.ceiling, address + size)
         self._count(0, size)
         self._made += 1

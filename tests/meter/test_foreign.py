@@ -9,6 +9,7 @@ from helpers.virtual_gpu import CARD_80GIB, MIB, opened
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.allocator import expandable_segments
 from pytest_gpumem.meter.foreign import segments_for
+from pytest_gpumem.meter.lone_allocator import LoneAllocator
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH
 
@@ -323,3 +324,20 @@ def test_blocks_of_a_kind_share_segments():
     assert segments_for([MIB // 4] * 9) == 4 * MIB
     assert segments_for([3 * MIB] * 6) == 20 * MIB
     assert segments_for([11 * MIB, 11 * MIB, 1]) == 26 * MIB
+
+
+def test_alone_small_blocks_segments_lie_above_those_before_them_as_a_drivers_do():
+    """PyTorch's versions that take the room of the lowest address: the older segment's here."""
+    alone = LoneAllocator([], (), {}, oldest_first=False)
+    alone.ceiling = 1 << 46
+
+    def event(action, number):
+        return {"action": action, "addr": number, "size": MIB, "stream": 0}
+
+    alone.run([event("alloc", number) for number in range(1, 5)])
+    # A room in each of two segments, of which one is taken, and the other segment is emptied.
+    for number in (2, 4):
+        alone.run([event("free_requested", number), event("free_completed", number)])
+    alone.run([event("alloc", 5), event("free_requested", 3), event("free_completed", 3)])
+    alone.release()
+    assert alone.held == Peak(2 * MIB, 2 * MIB)
