@@ -107,7 +107,7 @@ CLAIMS = {
         ("explanation/accuracy.md", "the same to the byte in 23, 0.05 % off in one"),
     ),
     "published_segmentary.txt: inference, never looked at, reserved, least: 11 rows, 5 the same": (
-        ("explanation/not-predicted.md", "22 reserved what the lower end says, to the byte"),
+        ("explanation/not-predicted.md", "22 reserved what the lower run does, to the byte"),
     ),
     "published_fsdp.txt: the same in 48 of 48": (("explanation/accuracy.md", "at 48 moments"),),
     "op_sweep.txt: runs                               682": (

@@ -533,7 +533,7 @@ class VirtualDevice:
         if counts.choices:
             reasons.insert(0, "cuDNN's choice in benchmark mode")
         smaller = counts.smaller + counts.choices
-        margin = MARGIN if ranged else 0
+        margin = MARGIN if ranged or counts.choices else 0
         reason = "; ".join(reasons)
         return UncertainSizes(smaller, counts.larger, reason, judged, margin, convolutions.unfit)
 

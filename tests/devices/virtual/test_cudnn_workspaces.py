@@ -266,12 +266,13 @@ def test_benchmark_mode_has_a_range(suite, monkeypatch):
     assert second.peaks == third.peaks
     assert first.range.least == second.range.least
     for part in (whole, first, second):
-        assert part.peaks == part.range.most
         low, high = part.range.least[0], part.range.most[0]
-        assert low.allocated < high.allocated
+        assert low.allocated == low.reserved < high.allocated == part.peaks[0].allocated
+        # A GPU's mixture of plans splits segments in an order that neither run has.
+        assert high.reserved == part.peaks[0].reserved * 125 // 100
         ends = f"allocated {format_size(low.allocated)} to {format_size(high.allocated)}"
         assert any(note.startswith(ends) for note in part.notes)
-    assert "cuDNN's choice in benchmark mode; the figures are the largest" in session.flat
+    assert "cuDNN's choice in benchmark mode; limits are held to the largest" in session.flat
     # Each test finds its plans anew: alone or after others, its figures are the same.
     assert measured["test_another", "first"].peaks == first.peaks
     # PyTorch tries no plan for which there is no room.
