@@ -470,3 +470,25 @@ def test_a_cudnn_of_another_cuda_is_not_asked(tmp_path):
     (taken, unknown, asked, found, notes, *_), told = with_stand_in(tmp_path, "CUDA=11080")
     assert (taken, unknown, asked, found, told) == (0, 1, 0, 0, [])
     assert notes[0].startswith("cuDNN was not asked for its workspaces")
+
+
+OLDER_FIRST = """
+    @pytest.mark.gpu_memory(card="T4")
+    def test_older():
+        x, w = torch.zeros(32, 64, 56, 56, device="cuda"), torch.zeros(64, 64, 1, 1, device="cuda")
+        torch.nn.functional.conv2d(x, w)
+
+    @pytest.mark.gpu_memory(card="RTX 3090")
+    def test_newer():
+        x = torch.zeros(4, 128, 64, 64, device="cuda")
+        torch.nn.functional.conv2d(x, torch.zeros(128, 128, 3, 3, device="cuda"), padding=1)
+"""
+
+
+def test_a_card_has_its_workspaces_whatever_card_was_before_it_in_the_process(suite, monkeypatch):
+    """cuDNN keeps something of a first 1x1 convolution that was planned for a card without TF32."""
+    with opened() as device:
+        skip_without_cudnn(device)
+    alone = apart(suite, monkeypatch, "-k", "newer", source=OLDER_FIRST).figures()["test_newer"]
+    after = apart(suite, monkeypatch, source=OLDER_FIRST).figures()["test_newer"]
+    assert after == alone

@@ -157,10 +157,9 @@ static void lend_cublaslt(void) {
     gm_leave_cudnn();
 }
 
-static void *make_property(void) {
+static void *make_property(const gm_card *card) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, lend_cublaslt); /* before an engine looks for it; not earlier, since it loads a large file */
-    const gm_card *card = &gm_profile;
     char json[1024];
     int length = snprintf(
         json, sizeof json,
@@ -184,6 +183,92 @@ static void *make_property(void) {
     return NULL;
 }
 
+/* ---- the first plan of a process ----
+ *
+ * Once cuDNN has planned a 1x1 convolution on a card before Ampere, its answers for later cards in the process are
+ * others than alone: an RTX 3090 Ti's convolution then takes 1.6 MiB, where it takes 8.6 alone and on the GPU itself. The
+ * other way round nothing changes. So a 1x1 convolution is planned on a card with tensor cores for TF32 before any other.
+ */
+enum { CONVOLUTION = 1, ENGINECFG = 3, FORWARD = 10, GRAPH = 15, TENSOR = 17, AMPERE = 8, CONFIGURATIONS = 16 };
+
+static void *finalized(void *descriptor, int status) {
+    if (!status && !gm_installed_finalize(descriptor)) return descriptor;
+    gm_installed_destroy(descriptor);
+    return NULL;
+}
+
+static int set_numbers(void *d, int name, const int64_t *numbers, int64_t count) {
+    return gm_installed_set(d, name, GM_TYPE_INT64, count, numbers);
+}
+
+static int set_descriptor(void *d, int name, void *component) {
+    return component ? gm_installed_set(d, name, GM_TYPE_BACKEND_DESCRIPTOR, 1, &component) : GM_CUDNN_BAD_PARAM;
+}
+
+static void *make_tensor(int64_t identity, const int64_t dimensions[4]) {
+    void *d;
+    int32_t float32 = 0; /* CUDNN_DATA_FLOAT */
+    int64_t alignment = 16, strides[4] = {1, 1, 1, 1};
+    for (int i = 2; i >= 0; i--) strides[i] = strides[i + 1] * dimensions[i + 1];
+    if (gm_installed_create(TENSOR, &d)) return NULL;
+    int status = gm_installed_set(d, 901, 1, 1, &float32); /* CUDNN_ATTR_TENSOR_DATA_TYPE, and so on */
+    status = status ? status : set_numbers(d, 902, dimensions, 4);
+    status = status ? status : set_numbers(d, 903, strides, 4);
+    status = status ? status : set_numbers(d, 906, &identity, 1);
+    return finalized(d, status ? status : set_numbers(d, 900, &alignment, 1));
+}
+
+static void *make_convolution(void) {
+    void *d;
+    int32_t float32 = 0, cross_correlation = 1;
+    int64_t spatial = 2, ones[2] = {1, 1}, zeros[2] = {0, 0};
+    if (gm_installed_create(CONVOLUTION, &d)) return NULL;
+    int status = gm_installed_set(d, 100, 1, 1, &float32); /* CUDNN_ATTR_CONVOLUTION_COMP_TYPE, and so on */
+    status = status ? status : gm_installed_set(d, 101, 7, 1, &cross_correlation);
+    status = status ? status : set_numbers(d, 106, &spatial, 1);
+    status = status ? status : set_numbers(d, 102, ones, 2);
+    status = status ? status : set_numbers(d, 103, ones, 2);
+    status = status ? status : set_numbers(d, 104, zeros, 2);
+    return finalized(d, status ? status : set_numbers(d, 105, zeros, 2));
+}
+
+static void *make_graph(void) {
+    static const int64_t image[4] = {32, 64, 56, 56}, filter[4] = {64, 64, 1, 1};
+    void *operation, *graph;
+    void *parts[] = {make_convolution(), make_tensor(1, filter), make_tensor(2, image), make_tensor(3, image)};
+    double one = 1, zero = 0;
+    int status = gm_installed_create(FORWARD, &operation);
+    for (int i = 0; i < 4 && !status; i++) status = set_descriptor(operation, 702 + i, parts[i]);
+    if (!status) status = gm_installed_set(operation, 700, 5, 1, &one); /* CUDNN_TYPE_DOUBLE */
+    if (!status) status = gm_installed_set(operation, 701, 5, 1, &zero);
+    operation = finalized(operation, status);
+    if (gm_installed_create(GRAPH, &graph)) return NULL;
+    return finalized(graph, set_descriptor(graph, 801, operation)); /* what it is made of stays for the process' life */
+}
+
+static void plan_for_ampere(void) {
+    gm_card ampere = gm_profile;
+    ampere.major = AMPERE;
+    ampere.minor = 0;
+    void *property = make_property(&ampere), *graph = make_graph(), *ranking, *results[CONFIGURATIONS];
+    int32_t by_heuristics = 3; /* CUDNN_HEUR_MODE_A */
+    int64_t count = 0;
+    if (!property || !graph || gm_installed_create(GM_ENGINEHEUR, &ranking)) return;
+    int status = set_descriptor(ranking, 201, graph); /* CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH */
+    status = status ? status : gm_installed_set(ranking, 200, 8, 1, &by_heuristics);
+    ranking = finalized(ranking, status ? status : set_descriptor(ranking, 204, property));
+    if (!ranking) return;
+    for (int i = 0; i < CONFIGURATIONS; i++)
+        if (gm_installed_create(ENGINECFG, &results[i])) return;
+    gm_installed_get(ranking, 202, GM_TYPE_BACKEND_DESCRIPTOR, CONFIGURATIONS, &count, results);
+    for (int64_t i = 0; i < count && i < CONFIGURATIONS; i++) {
+        void *plan;
+        if (gm_installed_create(GM_EXECUTION_PLAN, &plan)) return;
+        status = set_descriptor(plan, 401, results[i]); /* CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG */
+        finalized(plan, status ? status : set_descriptor(plan, 407, property));
+    }
+}
+
 /* No other difference between two cards was seen to change a plan. */
 static bool same_chip(const gm_card *a, const gm_card *b) {
     return a->major == b->major && a->minor == b->minor && a->sm_count == b->sm_count &&
@@ -203,8 +288,9 @@ static card *find_card(void) {
 static card *add_card(void) {
     pthread_mutex_lock(&cards_lock);
     card *c = find_card();
+    if (!c && !atomic_load(&cards) && gm_profile.major < AMPERE) plan_for_ampere();
     if (!c && (c = malloc(sizeof *c))) {
-        *c = (card){gm_profile, make_property(), atomic_load(&cards)};
+        *c = (card){gm_profile, make_property(&gm_profile), atomic_load(&cards)};
         atomic_store_explicit(&cards, c, memory_order_release);
     }
     pthread_mutex_unlock(&cards_lock);
