@@ -86,13 +86,20 @@ class Request:
 
     def __init__(self, connection):
         data, self.streams, _, _ = socket.recv_fds(connection, 1 << 16, 3)
-        (size,) = struct.unpack("!Q", data[:8])
-        while len(data) < 8 + size:
-            data += connection.recv(1 << 16)
+        while len(data) < 8 or len(data) < 8 + struct.unpack("!Q", data[:8])[0]:
+            piece = connection.recv(1 << 16)
+            if not piece:
+                self.close_streams()
+                raise ConnectionError("the client ended before it had said what it wants")
+            data += piece
         folder, count, *words = map(os.fsdecode, data[8:].split(b"\0"))
         self.folder = folder
         self.arguments = words[: int(count)]
         self.environment = dict(word.split("=", 1) for word in words[int(count) :])
+
+    def close_streams(self):
+        for stream in self.streams:
+            os.close(stream)
 
 
 class Server:
@@ -136,9 +143,12 @@ class Server:
                 self.forget(connection)
 
     def hang_up(self, connection):
-        """End the process of a client that was ended."""
-        os.kill(self.processes.pop(connection), signal.SIGKILL)
-        os.wait()
+        """End the process of a client that was ended, and no other."""
+        process = self.processes.pop(connection, None)
+        if process is None:
+            return  # it ended by itself meanwhile, and was reaped
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
         self.forget(connection)
 
     def forget(self, connection):
@@ -154,13 +164,16 @@ class Server:
     def accept(self, listener):
         """Fork for a client; return its request in the forked process."""
         connection, _ = listener.accept()
-        request = Request(connection)
+        try:
+            request = Request(connection)
+        except OSError:  # the client is gone
+            connection.close()
+            return None
         process = os.fork()
         if process == 0:
             self.leave(connection)
             return request
-        for stream in request.streams:
-            os.close(stream)
+        request.close_streams()
         self.processes[connection] = process
         self.selector.register(connection, selectors.EVENT_READ, self.hang_up)
         self.tell(connection, process)

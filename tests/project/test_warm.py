@@ -4,6 +4,7 @@ import gc
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import weakref
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from helpers import warm_server
 from helpers.hidden_heap import hide_objects
 from helpers.paths import TESTS
 from helpers.warm import HANGS, warm_python
@@ -103,6 +105,29 @@ def test_signals_reach_the_fork_and_its_end_ends_it():
 def test_processes_that_a_fork_starts_are_forks_as_well():
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {KIND!r}])"
     assert run("-c", code).stdout == "fork\n"
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 3, b"\0" * 7 + b"\x09a"])
+def test_a_client_that_ends_before_it_has_asked_ends_nothing_else(data):
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(Path(warm_python()).parent / "socket"))
+        connection.sendall(data)
+    assert run("-c", KIND).stdout == "fork\n"
+
+
+def test_a_client_that_is_gone_ends_its_process_and_no_other():
+    server = object.__new__(warm_server.Server)
+    forgotten = []
+    server.forget = forgotten.append
+    ended, hanging = (subprocess.Popen(["sleep", seconds]) for seconds in ("0", "900"))
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it waits to be reaped
+    server.processes = {"its": ended.pid, "gone": hanging.pid}
+    server.hang_up("gone")
+    assert forgotten == ["gone"]
+    assert os.waitpid(ended.pid, os.WNOHANG)[0] == ended.pid
+    server.hang_up("gone")  # told of in the same round as its end
+    assert server.processes == {"its": ended.pid}
+    ended.returncode = hanging.returncode = 0  # both are reaped
 
 
 def protocol_around(request, nextitem=None):
