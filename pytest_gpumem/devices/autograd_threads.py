@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +21,8 @@ INPUTS: Final = 4
 """the place of its argument that names the tensors of which gradients are returned"""
 LONGEST_WAIT_S: Final = 60
 """seconds, after which a thread of autograd's waits for the caller: no step is to hang by that"""
+MOST_LOOKS: Final = 1000
+"""times that threads are looked at, a millisecond apart, until they are taken for idle"""
 
 _this_thread = threading.local()
 _PROCESSES: Final[set[int]] = set()
@@ -196,6 +199,25 @@ def _run_apart(function: Callable[[], object]) -> bool:
     thread.start()
     thread.join(LONGEST_WAIT_S)
     return True
+
+
+def await_idle_threads() -> None:
+    """Return once autograd's threads sleep though Python is free for them: they wait for work.
+
+    Their last pass has ended, but they may want Python yet to let go of it.
+    """
+    before: list[str] = []
+    for _ in range(MOST_LOOKS):
+        time.sleep(0.001)  # Python is free meanwhile
+        looks = []
+        for task in Path("/proc/self/task").iterdir():
+            with suppress(OSError):  # it has ended meanwhile
+                status = (task / "status").read_text(encoding="ascii", errors="replace")
+                if status.startswith("Name:\tpt_autograd"):
+                    looks.append(status)
+        if looks == before and not any("State:\tR" in status for status in looks):
+            return
+        before = looks
 
 
 def has_autograd_threads() -> bool:

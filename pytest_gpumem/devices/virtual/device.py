@@ -18,7 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, get_args
 
 from pytest_gpumem.allocator_view import VIEW
-from pytest_gpumem.devices.autograd_threads import await_autograd, has_autograd_threads
+from pytest_gpumem.devices.autograd_threads import (
+    await_autograd,
+    await_idle_threads,
+    has_autograd_threads,
+)
 from pytest_gpumem.devices.base import RangeEnd, UncertainSizes
 from pytest_gpumem.devices.gpu_ledger import Turn
 from pytest_gpumem.devices.memory_cap import CAPS, set_cap, set_memory
@@ -431,6 +435,7 @@ class VirtualDevice:
             self._show(MOST_DEVICES)
             # One reference more than Python will ever drop: the threads' own are not the last.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(await_autograd()))
+            await_idle_threads()
 
     def _show(self, count: int) -> None:
         self._library.show(count)
