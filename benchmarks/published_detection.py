@@ -21,7 +21,6 @@ import json
 import logging
 import os
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from provenance import ROOT, line, publish
 from tabulate import tabulate
+from workers import errors_by_group
 
 if TYPE_CHECKING:
     import torch
@@ -197,10 +197,7 @@ def report(results: dict[str, Result], *, seen: bool) -> str:
             table.append([name, row["card"], kind, *shown])
     heads = ["batch size", "card", "figure", "GPU", "virtual", "%", "never looked at"]
     lines = [tabulate(table, heads, disable_numparse=True), ""]
-    for group, errors in sorted(groups.items()):
-        median, worst = statistics.median(errors), max(errors)
-        lines.append(f"{group}: {len(errors)} rows, median {median:.2f} %, worst {worst:.2f} %")
-    return "\n".join(lines)
+    return "\n".join([*lines, *errors_by_group(groups)])
 
 
 if __name__ == "__main__":

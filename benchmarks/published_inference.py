@@ -16,7 +16,6 @@ import ast
 import csv
 import io
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from provenance import ROOT, line, publish
 from tabulate import tabulate
+from workers import ask_worker
 
 if TYPE_CHECKING:
     import torch
@@ -144,7 +144,6 @@ def rows() -> list[dict[str, str]]:
 
 def ask(python: str, source: str, row: dict[str, str]) -> tuple[float, str]:
     """Return the peak that a worker found in GiB, and its version and card."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     folder = str(Path(row["notebook"]).parent)
     archive = subprocess.run(
         ["git", "-C", source, "archive", row["commit"], folder], stdout=subprocess.PIPE, check=True
@@ -152,14 +151,8 @@ def ask(python: str, source: str, row: dict[str, str]) -> tuple[float, str]:
     with tempfile.TemporaryDirectory() as checkout:
         with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
             files.extractall(checkout, filter="data")
-        done = subprocess.run(
-            [python, __file__, "--worker", json.dumps(row), "--source", checkout],
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-    peak, version = json.loads(done.stdout.strip().splitlines()[-1])
+        words = ["--worker", json.dumps(row), "--source", checkout]
+        peak, version = ask_worker(python, __file__, *words)
     return peak, version
 
 

@@ -21,12 +21,12 @@ import gc
 import json
 import os
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
 from provenance import ROOT, line, publish
 from tabulate import tabulate
+from workers import ask_worker
 
 sys.path.insert(0, str(ROOT))  # of this checkout, not of an installed one
 from pytest_gpumem.devices.virtual.cudnn_notes import MARGIN
@@ -311,15 +311,8 @@ def from_hub(model_id: str):  # noqa: ANN201 - a class of transformers
 
 def ask(python: str, family: str, source: Path) -> tuple[dict[str, Peaks], str]:
     """Return the peaks that a worker finds, and its versions."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [python, __file__, "--worker", family, "--source", str(source)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"},
-    )
-    peaks, versions = json.loads(done.stdout.strip().splitlines()[-1])
+    words = ["--worker", family, "--source", str(source)]
+    peaks, versions = ask_worker(python, __file__, *words, HF_HUB_OFFLINE="1")
     return peaks, versions
 
 

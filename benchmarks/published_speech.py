@@ -18,14 +18,12 @@ import gc
 import itertools
 import json
 import math
-import os
-import statistics
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 from provenance import ROOT, line, publish
 from tabulate import tabulate
+from workers import ask_worker, errors_by_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -265,15 +263,8 @@ def stock_rows(table: list[dict[str, str]]) -> Iterator[tuple[str, Peak]]:
 
 def ask(python: str, card: str, chosen: list[str]) -> tuple[dict[str, Peak], str]:
     """Return the peaks of a worker, and its versions."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [python, __file__, "--worker", card, "--rows", json.dumps(chosen)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    peaks, versions = json.loads(done.stdout.strip().splitlines()[-1])
+    rows = json.dumps(chosen)
+    peaks, versions = ask_worker(python, __file__, "--worker", card, "--rows", rows)
     return peaks, versions
 
 
@@ -336,10 +327,7 @@ def report(table: list[dict[str, str]], peaks: dict[str, Peak]) -> str:
     heads += ["reserved %", "never looked at"]
     text = [tabulate(lines, heads, disable_numparse=True), ""]
     text.append(f"memory full there: {len(full)} rows, here too: {sum(full)}")
-    for group, errors in sorted(groups.items()):
-        median, worst = statistics.median(errors), max(errors)
-        text.append(f"{group}: {len(errors)} rows, median {median:.2f} %, worst {worst:.2f} %")
-    return "\n".join(text)
+    return "\n".join([*text, *errors_by_group(groups)])
 
 
 if __name__ == "__main__":

@@ -15,15 +15,14 @@ import argparse
 import csv
 import gc
 import json
-import os
 import statistics
-import subprocess
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from provenance import ROOT, line, publish
 from tabulate import tabulate
+from workers import ask_worker
 
 sys.path.insert(0, str(ROOT))  # of this checkout, not of an installed one
 from pytest_gpumem.devices.cards import CARDS
@@ -221,15 +220,8 @@ def rows() -> list[dict[str, str]]:
 
 def ask(python: str, model: str, end: RangeEnd, *, once: bool) -> tuple[Result, str]:
     """Return the figures of a worker and its versions; ``once``: of one run each."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [python, __file__, "--worker", model, "--end", end, *(["--once"] if once else [])],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    peaks, versions = json.loads(done.stdout.strip().splitlines()[-1])
+    words = ["--worker", model, "--end", end, *(["--once"] if once else [])]
+    peaks, versions = ask_worker(python, __file__, *words)
     return peaks, versions
 
 
