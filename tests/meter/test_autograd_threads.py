@@ -1,8 +1,10 @@
 """Autograd's threads may hold memory of a backward pass after its end: they are waited for."""
 
+import hashlib
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from helpers.busy_backward import busy_backward
@@ -11,7 +13,11 @@ from helpers.warm import HANGS
 
 import pytest_gpumem
 from pytest_gpumem.devices import autograd_threads
-from pytest_gpumem.devices.autograd_threads import await_autograd, awaited_passes
+from pytest_gpumem.devices.autograd_threads import (
+    await_autograd,
+    await_idle_threads,
+    awaited_passes,
+)
 from pytest_gpumem.meter.allocator import current
 from pytest_gpumem.meter.meter import Meter
 
@@ -239,3 +245,22 @@ def test_no_pass_waits_within_another_one(device, monkeypatch):
         assert calls == []
         torch.autograd.grad(Nested.apply(leaf).sum(), leaf)
         assert calls == ["wait"]
+
+
+def test_a_thread_of_autograds_that_still_runs_is_waited_for():
+    """Its state tells, since its last pass has ended: Python is free for it meanwhile."""
+    done, running = threading.Event(), threading.Event()
+
+    def work():
+        comm = f"/proc/self/task/{threading.get_native_id()}/comm"
+        Path(comm).write_text("pt_autograd_9", encoding="ascii")
+        running.set()
+        hashlib.sha256(bytes(200 * MIB))  # without Python's lock
+        done.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    running.wait()
+    await_idle_threads()
+    assert done.is_set()
+    thread.join()
