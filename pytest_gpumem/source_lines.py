@@ -6,6 +6,8 @@ import ast
 import functools
 import importlib.util
 import linecache
+import os
+import re
 import sys
 import sysconfig
 from pathlib import Path
@@ -18,6 +20,12 @@ if TYPE_CHECKING:
 GENERATED: Final = "torchinductor"
 """part of the names of files that torch.compile writes"""
 _INSTALLED: Final = ("/site-packages/", "/dist-packages/")
+_PACKAGES: Final = re.compile(r"(?:^|[/\\])(?:site|dist)-packages([/\\])")
+"""a folder of installed packages in a file's name, with the name's separator"""
+_LINKED: Final = "__editable__"
+"""begins the name of setuptools' folder of links to a project's sources"""
+_CACHE_TAG: Final = "CACHEDIR.TAG"
+"""the file in a cache's folder (https://bford.info/cachedir/)"""
 _FOREIGN: Final = ("torch", "pytest", "_pytest", "pluggy")
 """packages whose lines tell a user nothing about the user's own code"""
 
@@ -62,23 +70,70 @@ def foreign_folders() -> tuple[str, ...]:
     return tuple(f"{Path(file).parent}/" for file in (__file__, *files))
 
 
+@functools.cache
 def shown_path(filename: str, root: Path) -> str:
     """Return a file's name as reports and baselines have it: the same on every machine.
 
-    It is relative to the project; of an installed package, it begins with the package; of any other
-    file it is the name alone.
+    A project's file is named from the project's folder. A file of an installed package has a name
+    that begins with the package, wherever the environment lies: also inside of the project. Any
+    other file is named from the folder that Python imports it from, or by its name alone.
     """
     path = Path(filename)
-    for folder in (root, *import_folders()):
+    own_name = _name_in_project(path, root)
+    if not own_name and root.exists():  # an editable install, or the project, behind a link
+        real, real_root = Path(os.path.realpath(path)), Path(os.path.realpath(root))
+        own_name = "" if _in_cache(real, real_root) else _name_in_project(real, real_root)
+    if own_name:
+        return own_name
+    name = path.relative_to(root).as_posix() if path.is_relative_to(root) else filename
+    package = package_path(name)
+    if package != name:
+        return package
+    for folder in import_folders():
         if path.is_relative_to(folder):
             return path.relative_to(folder).as_posix()
     return path.name
 
 
+def _name_in_project(path: Path, root: Path) -> str:
+    """Return a file's path from the project's folder; "" of a file that is not the project's.
+
+    The root of all files is no project's folder, and an environment inside of it is not its source.
+    """
+    if root == root.parent or not path.is_relative_to(root):
+        return ""
+    environments = {Path(sys.prefix), Path(sys.base_prefix)} - {root}
+    if any(path.is_relative_to(folder) and folder.is_relative_to(root) for folder in environments):
+        return ""
+    name = path.relative_to(root).as_posix()
+    return "" if _PACKAGES.search(name) or _LINKED in name else name
+
+
+def _in_cache(path: Path, root: Path) -> bool:
+    """Return whether a file lies in a cache inside of the project, as uv's may: it has a tag."""
+    folders = (folder for folder in path.parents if folder != root and folder.is_relative_to(root))
+    return any(Path(folder, _CACHE_TAG).exists() for folder in folders)
+
+
+def package_path(name: str) -> str:
+    """Return a file's name from its package on: of one in site-packages or dist-packages.
+
+    ".venv/lib/python3.11/site-packages/torchvision/models/resnet.py" is
+    "torchvision/models/resnet.py". The folder of an egg, which has a version in its name, is left
+    out. The name of any other file stays as it is.
+    """
+    folders = list(_PACKAGES.finditer(name)) if "-packages" in name else []
+    if not folders:
+        return name
+    separator = folders[-1][1]
+    first, *rest = name[folders[-1].end() :].split(separator)
+    return "/".join(rest if rest and first.endswith(".egg") else [first, *rest])
+
+
 @functools.cache
 def import_folders() -> tuple[Path, ...]:
-    """Return the folders that packages are imported from, the deepest first."""
-    folders = {Path(entry).absolute() for entry in sys.path if entry and Path(entry).is_dir()}
+    """Return the folders and archives that packages are imported from, the deepest first."""
+    folders = {Path(entry).absolute() for entry in sys.path if entry and Path(entry).exists()}
     return tuple(sorted(folders, key=lambda folder: -len(folder.parts)))
 
 

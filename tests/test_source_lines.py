@@ -8,8 +8,10 @@ import pytest
 
 from pytest_gpumem.source_lines import (
     Line,
+    import_folders,
     is_users,
     marker_line,
+    package_path,
     qualified,
     shown_path,
     users_line,
@@ -61,6 +63,119 @@ def test_files_have_the_same_name_on_every_machine(tmp_path):
     assert shown_path(str(tmp_path / "examples/a.py"), tmp_path) == "examples/a.py"
     assert shown_path(str(Path(torch.__file__).parent / "x.py"), tmp_path) == "torch/x.py"
     assert shown_path("/nowhere/at/all.py", tmp_path) == "all.py"
+
+
+RESNET = "torchvision/models/resnet.py"
+
+
+@pytest.mark.parametrize(
+    "filename",
+    [
+        f".venv/lib/python3.11/site-packages/{RESNET}",
+        f"env of ours/lib64/python3.14/site-packages/{RESNET}",
+        f"conda/envs/gpu/lib/python3.12/site-packages/{RESNET}",
+        f"/usr/lib/python3/dist-packages/{RESNET}",
+        f"/home/me/.local/lib/python3.10/site-packages/{RESNET}",
+        f"/elsewhere/site-packages/torchvision-0.20.0-py3.11.egg/{RESNET}",
+    ],
+)
+def test_a_file_of_a_package_has_one_name_wherever_the_environment_lies(filename, tmp_path):
+    # An absolute path stays what it is.
+    assert shown_path(str(tmp_path / filename), tmp_path) == RESNET
+    assert shown_path(str(tmp_path / filename), Path("/")) == RESNET
+    assert package_path(filename) == RESNET
+
+
+def test_a_name_with_the_separators_of_windows_is_read_as_well():
+    assert package_path(".venv\\Lib\\site-packages\\torchvision\\ops\\misc.py") == (
+        "torchvision/ops/misc.py"
+    )
+    assert package_path("src/my-packages/model.py") == "src/my-packages/model.py"
+
+
+def test_a_module_that_is_installed_as_one_file_is_named_by_that(tmp_path):
+    assert shown_path(str(tmp_path / ".venv/lib/site-packages/six.py"), tmp_path) == "six.py"
+
+
+def test_a_project_inside_of_site_packages_names_its_own_files_from_its_root(tmp_path):
+    root = tmp_path / "lib/python3.11/site-packages/mine"
+    assert shown_path(str(root / "tests/test_a.py"), root) == "tests/test_a.py"
+    assert shown_path(str(root.parent / RESNET), root) == RESNET
+    assert shown_path(str(root / f".venv/lib/site-packages/{RESNET}"), root) == RESNET
+
+
+def test_a_src_layout_is_named_from_the_root_though_python_imports_from_src(tmp_path, monkeypatch):
+    (tmp_path / "src").mkdir()
+    monkeypatch.syspath_prepend(tmp_path / "src")
+    import_folders.cache_clear()
+    assert shown_path(str(tmp_path / "src/mine/model.py"), tmp_path) == "src/mine/model.py"
+    # With the root of all files as pytest's root, the names would have the machine's folders.
+    assert shown_path(str(tmp_path / "src/mine/model.py"), Path("/")) == "mine/model.py"
+
+
+def test_a_link_in_site_packages_to_the_project_is_the_projects_file(tmp_path):
+    root, packages = tmp_path / "project", tmp_path / "env/lib/python3.11/site-packages"
+    (root / "src/mine").mkdir(parents=True)
+    packages.mkdir(parents=True)
+    (packages / "mine").symlink_to(root / "src/mine")
+    (root / "src/mine/model.py").touch()
+    assert shown_path(str(packages / "mine/model.py"), root) == "src/mine/model.py"
+
+
+def test_setuptools_folder_of_links_names_the_sources(tmp_path):
+    links = tmp_path / "build/__editable__.mine-0.1-cp311/mine"
+    links.mkdir(parents=True)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/model.py").touch()
+    (links / "model.py").symlink_to(tmp_path / "mine/model.py")
+    assert shown_path(str(links / "model.py"), tmp_path) == "mine/model.py"
+
+
+def test_a_link_into_a_cache_inside_of_the_project_is_a_packages_file(tmp_path):
+    cached = tmp_path / ".uv-cache/archive-v0/x3J/torchvision/models"
+    cached.mkdir(parents=True)
+    (tmp_path / ".uv-cache/CACHEDIR.TAG").touch()
+    (cached / "resnet.py").touch()
+    installed = tmp_path / f".venv/lib/python3.11/site-packages/{RESNET}"
+    installed.parent.mkdir(parents=True)
+    installed.symlink_to(cached / "resnet.py")
+    assert shown_path(str(installed), tmp_path) == RESNET
+
+
+def test_a_project_that_is_reached_by_a_link_has_one_name(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real/model.py").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert shown_path(str(tmp_path / "real/model.py"), tmp_path / "link") == "model.py"
+    assert shown_path(str(tmp_path / "link/model.py"), tmp_path / "real") == "model.py"
+
+
+def test_sources_in_an_environment_inside_of_the_project_are_named_as_python_imports_them(
+    tmp_path, monkeypatch
+):
+    sources = tmp_path / "env/src/detectron"  # as "pip install -e git+https://..." has them
+    sources.mkdir(parents=True)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "env"))
+    monkeypatch.syspath_prepend(sources)
+    import_folders.cache_clear()
+    assert shown_path(str(sources / "modeling/roi.py"), tmp_path) == "modeling/roi.py"
+    # The project's own folder as the environment leaves its files the project's.
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert shown_path(str(tmp_path / "train.py"), tmp_path) == "train.py"
+
+
+def test_a_file_in_an_archive_is_named_from_the_archive_on(tmp_path, monkeypatch):
+    (tmp_path / "app.zip").touch()
+    monkeypatch.syspath_prepend(tmp_path / "app.zip")
+    import_folders.cache_clear()
+    assert shown_path(str(tmp_path / "app.zip/mine/model.py"), Path("/srv")) == "mine/model.py"
+
+
+@pytest.fixture(autouse=True)
+def _fresh_folders():
+    """Forget the folders of other tests, before and after."""
+    yield
+    import_folders.cache_clear()
 
 
 def test_nested_functions_and_files_that_are_no_python(tmp_path):

@@ -59,6 +59,7 @@ from pytest_gpumem.measurement import (
     Site,
     Slope,
 )
+from pytest_gpumem.source_lines import package_path
 from pytest_gpumem.strict_json import JsonProblem, parse_json
 
 if TYPE_CHECKING:
@@ -104,10 +105,19 @@ class _Provenance(_Strict):
     allocator: str
 
 
-class _Site(_Strict):
-    """The fields of measurement.Site in their order, "bytes" for ``nbytes``."""
+class _OfLine(_Strict):
+    """A row of a source line: its file is named from its package on, as older rows are not."""
 
     path: str
+
+    def __post_init__(self) -> None:
+        """Name a file of an environment inside of the project as it is named elsewhere."""
+        self.path = package_path(self.path)
+
+
+class _Site(_OfLine):
+    """The fields of measurement.Site in their order, "bytes" for ``nbytes``."""
+
     line: _Bytes
     function: str
     code: str
@@ -117,10 +127,9 @@ class _Site(_Strict):
     blocks: _Bytes
 
 
-class _LinePeak(_Strict):
+class _LinePeak(_OfLine):
     """The fields of measurement.LinePeak in their order, "bytes" for ``nbytes``."""
 
-    path: str
     line: _Bytes
     function: str
     code: str

@@ -16,6 +16,7 @@ from pytest_gpumem.judge.verdict import FigureName, Kind  # noqa: TC001
 
 # At run time: msgspec reads the annotations.
 from pytest_gpumem.measurement import Category, DeviceKind, ReadsValues  # noqa: TC001
+from pytest_gpumem.source_lines import package_path
 
 FORMAT: Final = 2
 """The format that is written. 1: the first (pytest-gpumem 0.1.0). 2: a verdict has causes, a
@@ -75,10 +76,19 @@ class OutOfMemoryJson(Strict, frozen=True):
     needed: PeakJson | None
 
 
-class SiteJson(Strict, frozen=True, rename={"nbytes": "bytes"}):
-    """A source line, and its blocks of one category that were alive at the peak."""
+class OfLineJson(Strict, frozen=True):
+    """A row of a source line."""
 
     path: str
+
+    def __post_init__(self) -> None:
+        """Name a file of an environment inside of the project as it is named elsewhere."""
+        msgspec.structs.force_setattr(self, "path", package_path(self.path))
+
+
+class SiteJson(OfLineJson, frozen=True, rename={"nbytes": "bytes"}):
+    """A source line, and its blocks of one category that were alive at the peak."""
+
     line: Count
     function: str
     code: str
@@ -88,10 +98,9 @@ class SiteJson(Strict, frozen=True, rename={"nbytes": "bytes"}):
     blocks: Count
 
 
-class LinePeakJson(Strict, frozen=True, rename={"nbytes": "bytes"}):
+class LinePeakJson(OfLineJson, frozen=True, rename={"nbytes": "bytes"}):
     """A source line, and the most memory that it had at one time."""
 
-    path: str
     line: Count
     function: str
     code: str
@@ -110,10 +119,9 @@ class BreakdownJson(Strict, frozen=True):
     autocast: bool | None = None
 
 
-class KeeperJson(Strict, frozen=True, rename={"nbytes": "bytes"}):
+class KeeperJson(OfLineJson, frozen=True, rename={"nbytes": "bytes"}):
     """A variable, attribute, list or graph that keeps blocks of a source line alive at the peak."""
 
-    path: str
     line: Count
     category: Category
     text: str

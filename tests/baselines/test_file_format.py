@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from pytest_gpumem.baselines.file_format import BaselineFile, check, decode, encode
 from pytest_gpumem.errors import BaselineError
+from pytest_gpumem.judge.breakdown_diff import site_rows
 from pytest_gpumem.measurement import (
     BaselineEntry,
     Breakdown,
@@ -22,6 +23,7 @@ from pytest_gpumem.measurement import (
     LinePeak,
     Peak,
     Provenance,
+    Site,
 )
 
 T4 = DeviceInfo("virtual", "T4", 15_828_320_256, (7, 5), 40)
@@ -130,6 +132,19 @@ def test_a_breakdown_has_the_peaks_of_lines_since_format_2():
     assert '"format": 2,' in texts[1]
     own = '"calls_pass": true, "code": "loss.backward()", "function": "step", "line": 9'
     assert f'      {{"bytes": 8388608, {own}, "path": "train.py"}},\n' in texts[1]
+
+
+def test_a_row_of_an_environment_inside_of_the_project_is_read_as_the_packages():
+    package, old = "torchvision/models/resnet.py", ".venv/lib/python3.11/site-packages/"
+    site = Site(f"{old}{package}", 155, "forward", "out += x", "", "activations", 8, 1)
+    line = LinePeak(f"{old}{package}", 155, "forward", "out += x", 8)
+    breakdown = Breakdown({"activations": 8}, 0, (site,), (line,), 0, False)
+    written = encode(replace(FILE, tests={"t": {"": replace(ENTRY, breakdowns=(breakdown,))}}))
+    read_again = read(written).tests["t"][""].breakdowns[0]
+    assert (read_again.sites[0].path, read_again.lines[0].path) == (package, package)
+    # Beside a run whose packages lie elsewhere, no line grew.
+    now = replace(breakdown, sites=(replace(site, path=package),))
+    assert [row.difference for row in site_rows(now, read_again)] == [0]
 
 
 def test_a_breakdown_may_have_the_memory_in_the_course_of_the_step():

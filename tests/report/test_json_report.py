@@ -94,6 +94,15 @@ def few_results():
     return replace(sample(), results=results, updates=with_updates())
 
 
+def test_a_row_of_an_environment_inside_of_the_project_is_read_as_the_packages():
+    report = Report((result("test_a", measured(attribution())),))
+    written = dumps(report, created=WHEN)
+    site = report.results[0].measurement.attributions[0].breakdown.sites[0]
+    moved = written.replace(f'"{site.path}"', f'".venv/lib/python3.11/site-packages/{site.path}"')
+    assert moved != written
+    assert loads(moved, "r.json").results == loads(written, "r.json").results
+
+
 def test_a_report_of_format_2_is_read_for_good():
     """Files that others keep: a change of this one wants a new format."""
     path, few = GOLD / "report_2.json", few_results()
