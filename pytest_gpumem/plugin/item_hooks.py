@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.run import Run
 
 NAME: Final = "gpumem-items"
+ABSENT_IN_CI: Final = (
+    "CI is set: a marked test without a device fails; if these tests are to be skipped here, write "
+    "--gpumem-device=none"
+)
 ENDS_SESSION: Final = (KeyboardInterrupt, pytest.exit.Exception)
 RESULTS = pytest.StashKey["list[Result]"]()
 """the results that the item's next report is to have"""
@@ -183,8 +187,11 @@ class ItemHooks:
         except GpuMemError as error:
             raise Failed(str(error)) from None
         if self.run is None:
-            choice = self.session.choice
-            self._skip_or_fail(item, choice.reason, skip=not choice.demanded)
+            choice, reason = self.session.choice, self.session.choice.reason
+            if self.session.settings.absent_device_fails:
+                reason = f"{reason}. {ABSENT_IN_CI}"
+                self._skip_or_fail(item, reason, skip=False)
+            self._skip_or_fail(item, reason, skip=not choice.demanded)
 
     @staticmethod
     def _skip_or_fail(item: pytest.Item, reason: str, *, skip: bool) -> None:

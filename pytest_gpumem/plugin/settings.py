@@ -293,8 +293,15 @@ class Settings(NamedTuple):
     @property
     def strict_in_ci(self) -> bool:
         """Whether that is so because the session runs in CI, and no option says otherwise."""
-        in_ci = os.environ.get("CI", "").strip().lower() not in {"", "0", "false"}
-        return self.missing_baseline == "auto" and in_ci
+        return self.missing_baseline == "auto" and in_ci()
+
+    @property
+    def absent_device_fails(self) -> bool:
+        """Whether marked tests fail where there is no device, so that CI does not pass unmeasured.
+
+        With ``--gpumem-device=none`` they are skipped on purpose.
+        """
+        return self.device != "none" and in_ci()
 
     @property
     def policy(self) -> Policy:
@@ -313,6 +320,11 @@ class Settings(NamedTuple):
             launcher=self.launcher,
             repeated=self.repeated,
         )
+
+
+def in_ci() -> bool:
+    """Return whether the environment says that this session runs in CI."""
+    return os.environ.get("CI", "").strip().lower() not in {"", "0", "false"}
 
 
 def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Settings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.judge.verdict import Kind
@@ -39,7 +40,8 @@ def device_header(choice: Choice, settings: Settings) -> str:
     """
     device = choice.device
     if device is None:
-        return session_text.header(None, reason=choice.reason)
+        fails = settings.absent_device_fails
+        return session_text.header(None, reason=choice.reason, fails=fails)
     expected = device.expected()
     lines = [session_text.header(expected) if expected else f"gpumem: {device.kind} device"]
     if settings.shown_always and device.kind == "virtual":
@@ -162,6 +164,13 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
         failed = [result for result in results if result.verdict.failed and not result.expected]
         table = summary_table(failed, 0, width, ascii_only=ascii_only)
         paragraphs += [table, ""] if table else []
+        hidden = Counter(skip.whole_file for skip in session_results.hidden_skips.values())
+        sentence = session_text.not_held(
+            results,
+            skipped_tests=len(session_results.skipped) + hidden[False],
+            skipped_files=hidden[True],
+        )
+        paragraphs += filter(None, [sentence])
     paragraphs += session_text.snapshots(results, width=width)
     if updates is not None:
         paragraphs.append(

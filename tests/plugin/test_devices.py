@@ -9,6 +9,8 @@ import warnings
 import pytest
 
 import pytest_gpumem
+from pytest_gpumem.devices.virtual.device import WHAT, VirtualDevice
+from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.plugin.device_choice import SETTINGS
 
 MARKED = """
@@ -56,6 +58,68 @@ def test_a_build_of_torch_without_cuda_skips_or_errs_where_a_device_is_demanded(
     session = cpu_only.run_apart("--gpumem-device=virtual")
     assert session.outcomes == {"passed": 1, "errors": 1}
     assert "torch 2.15.0+cpu is built without CUDA; install a CUDA build" in session.flat
+
+
+def test_in_ci_a_marked_test_without_a_device_fails_unless_none_is_meant(cpu_only, monkeypatch):
+    monkeypatch.setenv("CI", "1")
+    session = cpu_only.run_apart(source=MARKED)
+    assert session.outcomes == {"passed": 1, "errors": 1}
+    assert session.ret == 1
+    assert (
+        "gpumem: no device, marked tests fail, as CI is set: there is no GPU here" in session.flat
+    )
+    assert "torch 2.15.0+cpu is built without CUDA; install a CUDA build" in session.flat
+    assert "CI is set: a marked test without a device fails; " in session.flat
+    assert cpu_only.run_apart("-q", "-n1").outcomes == {"passed": 1, "errors": 1}
+    session = cpu_only.run_apart("--gpumem-device=none")
+    assert session.outcomes == {"passed": 1, "skipped": 1}
+    assert session.ret == 0
+    monkeypatch.setenv("CI", "false")
+    assert cpu_only.run_apart().outcomes == {"passed": 1, "skipped": 1}
+
+
+def test_in_ci_a_library_that_does_not_load_fails_marked_tests(suite, monkeypatch):
+    """So it does where torch was imported before the plugin."""
+    monkeypatch.setenv("CI", "true")
+    suite.write("test_it.py", MARKED)
+    suite.write("fakes/torch/__init__.py", "")
+    suite.write("fakes/torch/version.py", '__version__ = "2.15.0"\ncuda = "13.0"')
+    program = "import sys\nsys.path.insert(0, 'fakes')\n" + EARLY.format(first="torch")
+    done = suite.python(program)
+    assert "1 passed, 1 error" in done.out
+
+    def refused(_card):
+        raise DeviceError(WHAT, "its library cannot be loaded: libgpumem.so: no such file", "build")
+
+    monkeypatch.setattr(VirtualDevice, "load", refused)
+    session = suite.run()
+    assert session.outcomes == {"passed": 1, "errors": 1}
+    assert (
+        "its library cannot be loaded: libgpumem.so: no such file; build. CI is set" in session.flat
+    )
+
+
+HELD = """
+@pytest.mark.gpu_memory(batch_size=2)
+def test_marked():
+    mib(20)
+"""
+
+
+def test_a_quiet_session_says_what_was_not_held(suite):
+    """In one line, also where it is skipped on purpose; a session that held all adds none."""
+    session = suite.run("-q", "--gpumem-device=none", source=HELD)
+    assert "gpumem: not held: 1 skipped (why: without -q)" in session.out.splitlines()
+    session = suite.run("-q")
+    assert "gpumem: not held: 1 without baseline (why: without -q)" in session.out.splitlines()
+    assert "not held" not in suite.run("-q", "--gpumem-update-baselines").out
+    assert "gpumem" not in suite.run("-q").out
+    session = suite.run("-q", source=HELD.replace("batch_size=2", "batch_size=4"))
+    assert "gpumem: not held: 1 not compared with their baselines" in session.out
+    assert "not held" not in suite.run("-q", "--gpumem-missing-baseline=fail").out
+    conditions = 'pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")'
+    suite.write("test_it.py", f"pytestmark = {conditions}\n{HELD}")
+    assert "gpumem: not held: 1 skipped (why: without -q)" in suite.run("-q").out
 
 
 def test_a_real_gpu_that_is_demanded_and_not_there_is_an_error_of_marked_tests(suite, virtual_gpu):

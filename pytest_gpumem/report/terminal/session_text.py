@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import posixpath
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.judge.result import count_kinds
 from pytest_gpumem.judge.verdict import (
+    DECLINED,
+    MISSING,
     WORDS,
+    WRITTEN_ANEW,
     Kind,
     command_target,
     retargeted,
@@ -34,16 +38,20 @@ LONG = 120
 """characters that a command with names has at most, where a shorter one does as well"""
 
 
-def header(device: DeviceInfo | None, *, driver: str = "", reason: str = "") -> str:
+def header(
+    device: DeviceInfo | None, *, driver: str = "", reason: str = "", fails: bool = False
+) -> str:
     """Return the lines for the head of the session.
 
     Args:
         device: that marked tests run on; None without one.
         driver: the NVIDIA driver's version, of a real GPU.
         reason: why marked tests have no device.
+        fails: whether they fail then, as in CI.
     """
     if device is None:
-        return f"gpumem: no device, marked tests are skipped: {printable(reason)}"
+        outcome = "fail, as CI is set" if fails else "are skipped"
+        return f"gpumem: no device, marked tests {outcome}: {printable(reason)}"
     major, minor = device.capability
     figures = f"{format_size(device.total_memory)}, capability {major}.{minor}"
     description = f"{printable(device.name)} ({figures}, {device.sm_count} SMs)"
@@ -67,6 +75,32 @@ def counts(results: Sequence[Result]) -> str:
             as_expected = f" ({expected[kind]} as expected)" if kind in expected else ""
             parts.append(f"{number} {WORDS.get(kind, kind)}{as_expected}")
     return f"gpumem: {', '.join(parts)}" if parts else ""
+
+
+def not_held(results: Sequence[Result], *, skipped_tests: int = 0, skipped_files: int = 0) -> str:
+    """Return one line on the tests that no baseline held; "" where all were held.
+
+    Results that fail the session say so themselves, and recorded ones are held from now on.
+
+    Args:
+        results: of the session.
+        skipped_tests: marked tests that were skipped because there is no device, or none shown.
+        skipped_files: files of marked tests that were skipped as a whole for that.
+    """
+    reasons = Counter(
+        result.verdict.uncompared
+        for result in results
+        if result.verdict.uncompared not in {"", DECLINED}
+        and not (result.verdict.failed or WRITTEN_ANEW in result.verdict.notes)
+    )
+    missing = reasons.pop(MISSING, 0)
+    others = sum(reasons.values())
+    parts = [f"{missing} without baseline"] * bool(missing)
+    parts += [f"{others} not compared with their baselines"] * bool(others)
+    parts += [f"{skipped_tests} skipped"] * bool(skipped_tests)
+    files = "1 file" if skipped_files == 1 else f"{skipped_files} files"
+    parts += [f"{files} skipped"] * bool(skipped_files)
+    return f"gpumem: not held: {', '.join(parts)} (why: without -q)" if parts else ""
 
 
 def comparison_lines(results: Sequence[Result], *, width: int = 80) -> list[str]:
