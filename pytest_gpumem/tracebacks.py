@@ -38,7 +38,7 @@ def clear(error: BaseException | None) -> None:
         visited.add(id(current))
         frames.update((id(frame), frame) for frame, _ in traceback.walk_tb(current.__traceback__))
         pending += [current.__cause__, current.__context__, *getattr(current, "exceptions", ())]
-    for frame in frames.values():
+    for frame in list(frames.values()):
         # Not one that is to go on: clearing a coroutine that waits ends it. Such a coroutine is a
         # runner in another task that handed the error on.
         waits = frame.f_code.co_flags & _SUSPENDABLE and any(
@@ -46,8 +46,10 @@ def clear(error: BaseException | None) -> None:
             for owner in gc.get_referrers(frame)
         )
         if not waits:
-            with suppress(RuntimeError):  # it runs
+            try:
                 frame.clear()
+            except RuntimeError:  # it runs: its variables are its own, those of its closure too
+                del frames[id(frame)]
     for frame in frames.values():
         # Before Python 3.13 f_locals is a copy that an earlier reader (a debugger, a report) made
         # and the frame keeps: clearing does not reach it, reading it again updates it.

@@ -23,7 +23,7 @@ from pytest_gpumem.plugin.suites.defaults import defaults_of
 from pytest_gpumem.plugin.suites.hidden_skips import HIDDEN, hidden_skip, skip_reason
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.plugin.session import MemorySession
@@ -72,6 +72,8 @@ class ItemHooks:
         self._marked_fixtures: set[pytest.FixtureDef[Any]] = set()
         self._errors: list[BaseException] = []
         """errors of the test that runs: their frames keep its tensors alive"""
+        self._phase_runs = False
+        """whether a test is set up, called or torn down now: a report made then is a subtest's"""
         self._failed_fixtures: list[tuple[Any, pytest.FixtureRequest]] = []
         """fixtures of wider scope whose set-up failed in an unmarked test, with its request"""
 
@@ -141,6 +143,15 @@ class ItemHooks:
         finally:
             self._forget_errors()
 
+    @contextlib.contextmanager
+    def _phase(self) -> Iterator[None]:
+        """Note that a test's own code runs inside."""
+        before, self._phase_runs = self._phase_runs, True
+        try:
+            yield
+        finally:
+            self._phase_runs = before
+
     def _forget_errors(self) -> None:
         if "torch" in sys.modules:
             from pytest_gpumem.tracebacks import clear
@@ -207,7 +218,8 @@ class ItemHooks:
     def pytest_runtest_setup_explained(self, item: pytest.Item) -> Generator[None, None, None]:
         """Make a verdict of running out of memory in a fixture."""
         try:
-            return (yield)
+            with self._phase():
+                return (yield)
         except BaseException as error:
             if self._set_up_alone(item, error):
                 return None
@@ -270,13 +282,15 @@ class ItemHooks:
         """Warm up, run, measure, judge; a verdict that fails is an exception like any other."""
         run = self.run
         if run is None:
-            return (yield)
+            with self._phase():
+                return (yield)
         marked = PytestItem(item)
         if marked.has_set_up:
             self.session.begin_call(debugging=self._is_debugging)
         try:
-            run.warm_up(marked)
-            yield
+            with self._phase():
+                run.warm_up(marked)
+                yield
         except BaseException as error:
             if self._report_error(item, error):
                 return None
@@ -375,7 +389,8 @@ class ItemHooks:
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, None, None]:
         """Tear the test down on its device, then let go of that."""
         try:
-            return (yield)
+            with self._phase():
+                return (yield)
         finally:
             if CALL_RESULTS in item.stash:
                 del item.stash[CALL_RESULTS]
@@ -384,6 +399,15 @@ class ItemHooks:
                 self.session.end()
 
     # -- reports --
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_exception_interact(self) -> Generator[None, object, object]:
+        """Let the error of a subtest keep nothing alive once debuggers have seen it."""
+        try:
+            return (yield)
+        finally:
+            if self._phase_runs:
+                self._forget_errors()
 
     def _failure_text(self, results: Sequence[Result]) -> str:
         from pytest_gpumem.plugin.terminal_summary import failure_text
@@ -408,6 +432,8 @@ class ItemHooks:
         report = yield
         if call.excinfo is not None:
             self._errors.append(call.excinfo.value)
+            if self._phase_runs and report.skipped:  # a debugger is never to see such a subtest
+                self._forget_errors()
         nodeid = unique_nodeid(item)
         if nodeid != report.nodeid:
             report.__dict__["gpumem_nodeid"] = nodeid

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import io
 import os
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -76,6 +76,26 @@ def _late_names(code: CodeType | None) -> Iterator[str]:
             yield from _late_names(constant)
         elif isinstance(constant, str) and "getfixturevalue" in code.co_names:
             yield constant
+
+
+class _Unreporting:
+    """A node's hooks without those that tell of a subtest; its error keeps nothing alive."""
+
+    def __init__(self, hooks: object) -> None:
+        self._hooks = hooks
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._hooks, name)
+
+    def pytest_runtest_logreport(self, **_: object) -> None:
+        """Tell nothing."""
+
+    def pytest_exception_interact(self, *, call: pytest.CallInfo[Any], **_: object) -> None:
+        """Open no debugger."""
+        from pytest_gpumem.tracebacks import clear
+
+        if call.excinfo is not None:
+            clear(call.excinfo.value)
 
 
 class PytestItem:
@@ -195,7 +215,11 @@ class PytestItem:
 
         hidden_before = self._hidden_infos()
         try:
-            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            with (
+                redirect_stdout(io.StringIO()),
+                redirect_stderr(io.StringIO()),
+                self._unreported_subtests(),
+            ):
                 self.set_up_again(error, prepare)
                 execute()
             hidden = self._hidden_infos()
@@ -210,6 +234,28 @@ class PytestItem:
         finally:
             if self._hidden_infos() != hidden_before:
                 self._private._excinfo = hidden_before
+
+    @contextmanager
+    def _unreported_subtests(self) -> Iterator[None]:
+        """Report no subtest inside: the first run's are the test's.
+
+        A node asks its session for the hooks that it calls, as subtests do with their reports.
+        """
+        session = self._private.session
+        hooks_for = session.gethookproxy
+        failed: dict[object, int] = {}
+        with suppress(ImportError):  # pytest 8 has no subtests of its own
+            from _pytest.subtests import failed_subtests_key
+
+            failed = self._private.config.stash[failed_subtests_key]
+        failed_before = dict(failed)
+        session.gethookproxy = lambda path: _Unreporting(hooks_for(path))
+        try:
+            yield
+        finally:
+            del session.gethookproxy
+            failed.clear()
+            failed.update(failed_before)
 
     def set_up_again(self, error: BaseException | None, prepare: Callable[[], None]) -> None:
         """Tear the test down, and set it up once more: see ``MarkedItem``."""
