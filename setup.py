@@ -27,6 +27,8 @@ SHELLS = {
     "libnvidia-ml.so.1": "libnvidia-ml.so.1",
     "libnvrtc.so.12": "libnvrtc.so.12",
     "libnvrtc.so.13": "libnvrtc.so.13",
+    # Its copies bear the names of libraries that are not installed (virtual/missing_libraries.py).
+    "libgpumem_stub.so": "libgpumem-stub-" + "x" * 48,
 }
 """file: the SONAME that it lends to the main library"""
 STATUS = "build-status.txt"

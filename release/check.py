@@ -22,7 +22,7 @@ from helpers.elf import MACHINES, Needs, needs  # noqa: E402
 NATIVE = "pytest_gpumem/devices/virtual/native"
 LIBRARIES = (
     *("libgpumem_cuda.so", "libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"),
-    *("libnvrtc.so.12", "libnvrtc.so.13"),
+    *("libnvrtc.so.12", "libnvrtc.so.13", "libgpumem_stub.so"),
 )
 STATUS = f"{NATIVE}/build-status.txt"
 MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_(\w+)")

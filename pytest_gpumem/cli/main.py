@@ -5,50 +5,61 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.cli import cards, compare, fit, prune, run, show, version_info
-from pytest_gpumem.cli.reports import diff, history, report
-from pytest_gpumem.cli.run import INTERRUPTED
+from pytest_gpumem.cli.outcome import INTERRUPTED
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.report.text import can_encode, encodable, printable
 from pytest_gpumem.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import ModuleType
 
     from pytest_gpumem.cli.outcome import Outcome
 
 
 USAGE_ERROR: Final = 2
 COMMANDS: Final = {
-    "run": run,
-    "fit": fit,
-    "cards": cards,
-    "compare": compare,
-    "diff": diff,
-    "show": show,
-    "history": history,
-    "report": report,
-    "prune": prune,
-    "version": version_info,
+    "run": "run",
+    "fit": "fit",
+    "cards": "cards",
+    "compare": "compare",
+    "diff": "reports.diff",
+    "show": "show",
+    "history": "reports.history",
+    "report": "reports.report",
+    "prune": "prune",
+    "light": "light",
+    "version": "version_info",
 }
+"""subcommand: its module in this folder. Only the module of the one that runs is imported: light
+runs where the others' imports are not installed"""
+
+
+def subcommand(name: str) -> ModuleType:
+    """Return the module of a subcommand, with HELP, DESCRIPTION, ``add_arguments`` and ``run``."""
+    return import_module(f"pytest_gpumem.cli.{COMMANDS[name]}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    names = words[:1] if words and words[0] in COMMANDS else list(COMMANDS)
+    modules = {name: subcommand(name) for name in names}
     parser = argparse.ArgumentParser(prog="gpumem", description=__doc__)
     parser.add_argument("--version", action="version", version=f"pytest-gpumem {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, module in COMMANDS.items():
+    for name, module in modules.items():
         command = commands.add_parser(name, help=module.HELP, description=module.DESCRIPTION)
         module.add_arguments(command)
-    arguments, unknown = parser.parse_known_args(argv)
+    arguments, unknown = parser.parse_known_args(words)
     if unknown and arguments.command != "prune":
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     arguments.pytest_arguments = unknown
     try:
-        outcome: Outcome = COMMANDS[arguments.command].run(arguments)
+        outcome: Outcome = modules[arguments.command].run(arguments)
         for line in outcome.trouble:
             print(printable(line), file=sys.stderr)
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"

@@ -22,6 +22,8 @@ OK: Final = 0
 FOUND: Final = 1
 """growth, a misfit or stale baselines, as a CI job asks for them"""
 BAD_INPUT: Final = 2  # as argparse has it
+INTERRUPTED: Final = 130
+"""as a shell has it: 128 and the number of SIGINT"""
 
 MOST_GIB: Final = 1e9  # as for max_gib of the marker
 PREDICTED: Final = "memory is predicted, kernels did not run"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from tabulate import tabulate
 
 from pytest_gpumem.cli.outcome import (
+    INTERRUPTED,
     PREDICTED,
     Outcome,
     add_values_argument,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 HELP: Final = "run a program on a virtual GPU (or a real one) and print its peaks"
 DESCRIPTION: Final = f"{HELP.capitalize()}."
-INTERRUPTED: Final = 130
 """128 and the number of SIGINT, as shells have it"""
 
 

@@ -29,7 +29,7 @@ from pytest_gpumem.version import __version__
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 HELP = "print versions, and what was found of GPUs, cuDNN and a C compiler"
 DESCRIPTION = f"{HELP.capitalize()}. Paste it into bug reports."
@@ -64,7 +64,8 @@ import torch
 from pytest_gpumem.devices.virtual.device import VirtualDevice
 images = torch.empty(1, 3, 8, 8, device="cuda")
 torch.nn.functional.conv2d(images, torch.empty(4, 3, 3, 3, device="cuda"))
-print(json.dumps({"cudnn": VirtualDevice.loaded().cudnn_version()}))
+device = VirtualDevice.loaded()
+print(json.dumps({"cudnn": device.cudnn_version(), "stubs": list(device.stubs)}))
 """
 
 
@@ -85,7 +86,14 @@ def rows() -> Iterator[tuple[str, str]]:
         yield "pytest-gpumem", __version__
         yield "Python", f"{platform.python_version()} ({platform.python_implementation()})"
         yield "system", f"{platform.platform()}, {os.cpu_count()} CPUs"
-        yield "torch", _described(lambda: describe_torch(torch_facts.result()))
+        yield (
+            "torch",
+            _described(
+                lambda: describe_torch(
+                    torch_facts.result(), virtual_facts.result().get("stubs", ())
+                )
+            ),
+        )
         yield "GPU", _described(lambda: describe_gpus(torch_facts.result()))
         yield "NVIDIA driver", _described(CudaDevice().driver)
         yield "virtual GPU", _described(lambda: describe_virtual(virtual_facts.result()))
@@ -124,12 +132,23 @@ def facts_of(program: str) -> dict[str, Any]:
     return facts
 
 
-def describe_torch(facts: dict[str, Any]) -> str:
-    """Return torch's version, with its CUDA and cuDNN."""
+def describe_torch(facts: dict[str, Any], stubs: Sequence[str] = ()) -> str:
+    """Return torch's version, with its CUDA and cuDNN.
+
+    Args:
+        facts: of TORCH_PROGRAM.
+        stubs: the CUDA libraries that are not installed.
+    """
     if "error" in facts:
         build = installed_torch()
         if build is None:
             return "not installed"
+        if stubs:
+            return (
+                f"{build.version}, CUDA {build.cuda}, for the virtual GPU alone: {len(stubs)} of "
+                "CUDA's libraries are not installed, and it stands in for them (gpumem light "
+                "makes such environments; pip check finds them broken)"
+            )
         return f"{build.version}, which cannot be imported: {facts['error']}"
     cuda = f"CUDA {facts['cuda']}" if facts["cuda"] else "a build without CUDA"
     cudnn = f"cuDNN {format_cudnn(facts['cudnn'])}" if facts["cudnn"] else "no cuDNN"

@@ -154,6 +154,11 @@ def watch_this_process() -> None:
     if "torch" in sys.modules or not (folders or inherits):
         return
 
+    if inherits:
+        from pytest_gpumem.devices.virtual.missing_libraries import supply_missing_libraries
+
+        supply_missing_libraries()
+
     def imported(torch: ModuleType) -> None:
         if inherits:
             skip_shape_check(ExitStack())  # never closed: for as long as the process lives

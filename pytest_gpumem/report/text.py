@@ -5,8 +5,6 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from tabulate import tabulate
-
 from pytest_gpumem.sizes import MIB, format_size
 
 if TYPE_CHECKING:
@@ -76,6 +74,8 @@ def wrapped(label: str, sentence: str, width: int) -> str:
 
 def aligned_table(rows: Sequence[Sequence[str]], align: Sequence[str]) -> str:
     """Return a table: the first row is its head, the columns aligned "left" or "right"."""
+    from tabulate import tabulate  # gpumem light runs without it
+
     # tabulate's own heads make every column at least two columns wider: 80 are few.
     rule = ["-" * max(map(columns, column)) for column in zip(*rows, strict=True)]
     table = tabulate(

@@ -84,6 +84,14 @@ def test_torch_that_is_broken_or_missing(monkeypatch):
     assert describe_torch(BROKEN) == "not installed"
 
 
+def test_torch_without_cuda_s_libraries_is_meant_for_the_virtual_gpu(monkeypatch):
+    build = TorchBuild("2.15.0+cu132", "13.2")
+    monkeypatch.setattr(version_info, "installed_torch", lambda: build)
+    row = describe_torch(BROKEN, ["libcublas.so.13", "libnccl.so.2"])
+    assert row.startswith("2.15.0+cu132, CUDA 13.2, for the virtual GPU alone: 2 of CUDA's")
+    assert "pip check" in row
+
+
 def test_torch_without_cuda():
     facts = FACTS | {"version": "2.15.0+cpu", "cuda": None, "cudnn": None}
     assert describe_torch(facts) == "2.15.0+cpu, a build without CUDA, no cuDNN"

@@ -119,7 +119,7 @@ def test_every_gpumem_command_that_a_page_shows_can_be_typed(page):
     for line in re.findall(r"^\$ (?:\w+=\S+ )?gpumem ([^|>\n]+)", read(page), re.MULTILINE):
         name, *arguments = line.replace('"', "").split()
         parser = argparse.ArgumentParser()
-        main.COMMANDS[name].add_arguments(parser)
+        main.subcommand(name).add_arguments(parser)
         assert parser.parse_args(arguments)
 
 

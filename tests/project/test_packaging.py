@@ -24,8 +24,9 @@ from check import problems
 TEMPLATES = ROOT / "pytest_gpumem/report/page/templates"
 NATIVE = "pytest_gpumem/devices/virtual/native"
 SHELLS = ("libcuda.so.1", "libnvidia-ml.so.1", "libnvrtc.so.12", "libnvrtc.so.13")
+STUB = "libgpumem_stub.so"
 LINKED = "libcuda.so"
-LIBRARIES = {f"{NATIVE}/{name}" for name in ("libgpumem_cuda.so", LINKED, *SHELLS)}
+LIBRARIES = {f"{NATIVE}/{name}" for name in ("libgpumem_cuda.so", LINKED, STUB, *SHELLS)}
 STATUS = f"{NATIVE}/build-status.txt"
 needs_linux = pytest.mark.skipif(
     sys.platform != "linux", reason="the virtual GPU is built on Linux"

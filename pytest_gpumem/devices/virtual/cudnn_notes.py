@@ -70,6 +70,8 @@ class ConvolutionWatch:
         self._sizes_at_start = SizeCounts()
         self._largest = 0
         self._can_be_asked = False
+        self.missing_package = ""
+        """the package to install where cuDNN is not installed"""
 
     def set_version(self, version: int) -> None:
         """Set the version of the cuDNN that PyTorch was compiled for (90100 is 9.1.0)."""
@@ -113,7 +115,12 @@ class ConvolutionWatch:
         if ran.unknown:
             self._largest = max(self._largest, self._library.largest_convolution())
             version = self._library.cudnn_found()
-            if not version:
+            if not version and self.missing_package and not os.environ.get(LIBRARY):
+                reason = (
+                    f"cuDNN is not installed (pip install --no-deps {self.missing_package}) and "
+                    "was not asked for its workspaces"
+                )
+            elif not version:
                 reason = "cuDNN was not asked for its workspaces"
             elif version < LEAST_CUDNN:
                 reason = (

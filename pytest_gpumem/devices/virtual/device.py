@@ -45,6 +45,7 @@ from pytest_gpumem.devices.virtual.frameworks import (
 )
 from pytest_gpumem.devices.virtual.library import NativeLibrary
 from pytest_gpumem.devices.virtual.max_autotune import MODULE, MaxAutotuneSwitch
+from pytest_gpumem.devices.virtual.missing_libraries import CUDNN, supply_missing_libraries
 from pytest_gpumem.devices.virtual.readbacks import Readbacks
 from pytest_gpumem.devices.virtual.recompile_limits import RecompileLimits
 from pytest_gpumem.devices.virtual.visibility import Curtain, Question
@@ -54,6 +55,7 @@ from pytest_gpumem.sizes import KIB, format_size
 from pytest_gpumem.spec import MOST_DEVICES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import ModuleType
 
     from pytest_gpumem.devices.base import Values
@@ -148,6 +150,8 @@ class VirtualDevice:
     """the card that a program or a conftest file asked for"""
     values: Values = "off"
     """the values that are computed from the start, where a run does not say"""
+    stubs: Sequence[str] = ()
+    """the CUDA libraries that are not installed, by their SONAMEs"""
     demanded: Card | None = None
     """the card that an option of the session names, which wins over that"""
 
@@ -203,10 +207,12 @@ class VirtualDevice:
                 "python setup.py build_ext --inplace"
             )
             raise DeviceError(WHAT, f"its library cannot be loaded: {error}", remedy) from error
+        stubs = supply_missing_libraries()
         library.report_to(saved_stderr())
         library.set_card(card)
         library.show(0)  # a child of a marked test's process has inherited it shown
         cls._loaded = device = cls(library, card)
+        device.stubs = stubs
         atexit.register(device._let_threads_end)
         TorchImportHook(device._imported).install()
         TorchImportHook(device._max_autotune.install, MODULE).install()
@@ -253,6 +259,8 @@ class VirtualDevice:
                 )
             self._library.set_versions(major * 1000 + minor * 10, cudnn)
             self._convolutions.set_version(cudnn)
+            if any(name.startswith(CUDNN) for name in self.stubs):
+                self._convolutions.missing_package = f"nvidia-cudnn-cu{major}"
         keep_no_timed_plans(torch)
         if self.shown_always:
             self.open(None, self.shown_always)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
 from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gpumem.errors import DeviceError
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -60,6 +63,8 @@ class MaxAutotuneSwitch:
             import torch
 
             call = signature.bind(*arguments, **options)
+            if compiles_for_gpu(arguments[1] if len(arguments) > 1 else ()):
+                refuse_without_triton()
             patches = call.arguments.get(PATCHES) or {}
             # Hidden, the virtual GPU is not available: what is compiled then is for the CPU.
             if torch.cuda.is_available() and any(
@@ -71,6 +76,23 @@ class MaxAutotuneSwitch:
             return compile_graph(*call.args, **call.kwargs)
 
         module.compile_fx = untuned  # type: ignore[attr-defined] # checked above
+
+
+def compiles_for_gpu(example_inputs: object) -> bool:
+    """Return whether Inductor compiles a graph for a GPU, by the tensors it is given to compile."""
+    inputs = example_inputs if isinstance(example_inputs, list | tuple) else ()
+    return any(getattr(getattr(tensor, "device", None), "type", "") == "cuda" for tensor in inputs)
+
+
+def refuse_without_triton() -> None:
+    """Refuse to compile for a GPU where Triton is not installed: Inductor's workers would end."""
+    if importlib.util.find_spec("triton") is None:
+        raise DeviceError(
+            "torch.compile",
+            "Inductor compiles kernels for a GPU with Triton, which is not installed",
+            "pip install --no-deps triton, in the version that torch requires "
+            "(gpumem light --triton prints it)",
+        )
 
 
 def has(config: object, name: str) -> bool:

@@ -13,6 +13,8 @@ LIBRARY = FOLDER / "libgpumem_cuda.so"
 DRIVER = FOLDER / "libcuda.so.1"
 NVML = FOLDER / "libnvidia-ml.so.1"
 NVRTC = (FOLDER / "libnvrtc.so.12", FOLDER / "libnvrtc.so.13")
+STUB = FOLDER / "libgpumem_stub.so"
+"""in the place of CUDA libraries that are not installed"""
 ALL = (LIBRARY, DRIVER, NVML, *NVRTC)
 """loaded into a process"""
 LINKED = FOLDER / "libcuda.so"
@@ -36,7 +38,7 @@ class BuildProblem(NamedTuple):
 
 def build_problem() -> BuildProblem | None:
     """Return why there is no virtual GPU, as setup.py left it, or None where it was built."""
-    if all(path.exists() for path in (*ALL, LINKED)):
+    if all(path.exists() for path in (*ALL, LINKED, STUB)):
         return None
     if not _STATUS.exists():
         return BuildProblem(

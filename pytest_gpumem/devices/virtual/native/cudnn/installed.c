@@ -38,6 +38,13 @@ static atomic_bool opened;       /* all of them are there */
 static atomic_bool asks_another; /* it is another file than PyTorch was linked with */
 static atomic_int found_version; /* of the library, 90501 for 9.5.1; 0: none was found, or looked for */
 
+/* Where cuDNN is not installed a stub has its name (devices/virtual/missing_libraries.py), in which functions of this
+ * library are found. */
+static bool is_own(void *function) {
+    Dl_info theirs, own;
+    return dladdr(function, &theirs) && dladdr(&cudnn, &own) && theirs.dli_fbase == own.dli_fbase;
+}
+
 static bool look_up(void *library) {
     const struct {
         const char *name;
@@ -55,7 +62,7 @@ static bool look_up(void *library) {
     };
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
         void *function = dlsym(library, functions[i].name);
-        if (!function) return false;
+        if (!function || is_own(function)) return false;
         memcpy(functions[i].into, &function, sizeof function);
     }
     return true;

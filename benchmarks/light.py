@@ -1,0 +1,110 @@
+"""How large is an environment without NVIDIA's packages, and how long does it take to install?
+
+    python benchmarks/light.py [RUNS]
+
+Each run begins with an empty folder: a virtual environment, pip without a cache, the README's test.
+The result goes to benchmarks/results/light.txt.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from provenance import provenance
+from tabulate import tabulate
+
+ROOT = Path(__file__).parents[1]
+KINDS = {"all packages": None, "without NVIDIA's but cuDNN": ["--cudnn"], "without NVIDIA's": []}
+TEST = """
+import pytest
+import torch
+
+
+@pytest.mark.gpu_memory(card="T4", batch_size=32)
+def test_step(gpu_memory):
+    layer = torch.nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True).cuda()
+    layer(torch.randn(gpu_memory.batch_size, 256, 1024, device="cuda")).sum().backward()
+"""
+
+
+class Run(NamedTuple):
+    """An environment: bytes on disk and downloaded, seconds, and the line of the test's peak."""
+
+    disk: int
+    downloaded: int
+    seconds: float
+    peak: str
+
+
+def install_and_test(wheel: Path, options: list[str] | None) -> Run:
+    """Make an environment of a kind, run the test in it, delete it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        environment = {**os.environ, "PIP_CACHE_DIR": str(folder / "cache")}
+        python = folder / "env/bin/python"
+        started = time.perf_counter()
+        run([sys.executable, "-m", "venv", str(folder / "env")], folder, environment)
+        pip = [str(python), "-m", "pip", "install", "--quiet"]
+        if options is None:
+            run([*pip, str(wheel)], folder, environment)
+        else:
+            run([*pip, "--no-deps", str(wheel)], folder, environment)
+            lines = run([str(python.with_name("gpumem")), "light", *options], folder, environment)
+            (folder / "light.txt").write_text(lines, encoding="utf-8")
+            run([*pip, "--no-deps", "-r", "light.txt"], folder, environment)
+        (folder / "test_step.py").write_text(TEST, encoding="utf-8")
+        test = [str(python), "-m", "pytest", "--gpumem-device=virtual", "--gpumem-update-baselines"]
+        output = run(test, folder, environment)
+        seconds = time.perf_counter() - started
+        peak = next(line for line in output.splitlines() if "test_step" in line and "MiB" in output)
+        return Run(size(folder / "env"), size(folder / "cache"), seconds, " ".join(peak.split()))
+
+
+def run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
+    """Run a command that has to succeed; return its output."""
+    return subprocess.run(
+        command, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+
+
+def size(folder: Path) -> int:
+    """Return the bytes of a folder's files."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def main() -> None:
+    """Measure all kinds, several times each, in turn."""
+    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    scratch = Path(tempfile.mkdtemp())
+    wheel_command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w"]
+    run([*wheel_command, str(scratch), str(ROOT)], ROOT, dict(os.environ))
+    (wheel,) = scratch.glob("*.whl")
+    rows = []
+    for _ in range(runs):
+        for kind, options in KINDS.items():
+            measured = install_and_test(wheel, options)
+            rows.append(
+                [
+                    kind,
+                    f"{measured.disk / 1e9:.2f}",
+                    f"{measured.downloaded / 1e9:.2f}",
+                    f"{measured.seconds:.0f}",
+                    measured.peak,
+                ]
+            )
+            print(rows[-1], flush=True)
+    shutil.rmtree(scratch)
+    heads = ["environment", "GB on disk", "GB downloaded", "s to the first verdict", "the test"]
+    text = f"{__doc__.splitlines()[0]}\n{provenance()}\n\n{tabulate(rows, heads)}\n"
+    (ROOT / "benchmarks/results/light.txt").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

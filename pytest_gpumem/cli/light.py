@@ -1,0 +1,168 @@
+"""``gpumem light``: the requirements of an environment without NVIDIA's packages.
+
+It needs nothing but Python and pip: it runs where only this package is installed, without what it
+requires itself (``pip install --no-deps pytest-gpumem``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, requires
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gpumem.cli.outcome import Outcome
+from pytest_gpumem.errors import SpecError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+HELP: Final = "print the requirements of an environment without NVIDIA's packages, for pip or uv"
+DESCRIPTION: Final = (
+    f"{HELP.capitalize()}. The virtual GPU needs none of them, and Triton for torch.compile alone. "
+    "Usage: gpumem light torch transformers > light.txt && pip install --no-deps -r light.txt"
+)
+OWN: Final = "pytest-gpumem"
+UNUSED: Final = re.compile(r"(nvidia|cuda)-.*|(pytorch-)?triton")
+"""packages that only a real GPU needs, by their normalized names"""
+CUDNN: Final = re.compile(r"nvidia-cudnn-cu\d+")
+TRITON: Final = re.compile(r"(pytorch-)?triton")
+KEPT: Final = {"nvidia-ml-py"}
+"""pure Python, 50 kB: a real GPU's process list"""
+# As pip names them for CUDA 12 and 13; torch requires those of one.
+EXCLUDED_BY_UV: Final = (
+    *("cuda-bindings", "cuda-pathfinder", "cuda-toolkit", "nvidia-cublas", "nvidia-cublas-cu12"),
+    *("nvidia-cuda-cccl", "nvidia-cuda-cupti", "nvidia-cuda-cupti-cu12", "nvidia-cuda-nvrtc"),
+    *("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"),
+    *("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cufft", "nvidia-cufft-cu12"),
+    *("nvidia-cufile", "nvidia-cufile-cu12", "nvidia-curand", "nvidia-curand-cu12"),
+    *("nvidia-cusolver", "nvidia-cusolver-cu12", "nvidia-cusparse", "nvidia-cusparse-cu12"),
+    *("nvidia-cusparselt-cu12", "nvidia-cusparselt-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
+    *("nvidia-nvjitlink", "nvidia-nvjitlink-cu12", "nvidia-nvshmem-cu12", "nvidia-nvshmem-cu13"),
+    *("nvidia-nvtx", "nvidia-nvtx-cu12", "triton"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the subcommand."""
+    parser.add_argument(
+        "requirements",
+        nargs="*",
+        metavar="REQUIREMENT",
+        help="packages that the tests need, as pip takes them: transformers, torch==2.15.0",
+    )
+    for short, name, file in (
+        ("-r", "--requirement", "requirements"),
+        ("-c", "--constraint", "constraints"),
+    ):
+        parser.add_argument(
+            short, name, action="append", default=[], metavar="FILE", help=f"a file of {file}"
+        )
+    parser.add_argument(
+        "--cudnn",
+        action="store_true",
+        help="keep cuDNN (0.9 GB): convolutions and attention have its own workspaces",
+    )
+    parser.add_argument(
+        "--triton", action="store_true", help="keep Triton (1 GB), which torch.compile needs"
+    )
+    parser.add_argument(
+        "--excludes",
+        action="store_true",
+        help="print the names of the packages that are left out, for: uv pip install --excludes",
+    )
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Return a requirements file, or the names that it leaves out."""
+    kept = [
+        pattern
+        for pattern, wanted in ((CUDNN, arguments.cudnn), (TRITON, arguments.triton))
+        if wanted
+    ]
+    if arguments.excludes:
+        return Outcome("\n".join(name for name in EXCLUDED_BY_UV if is_unused(name, kept)))
+    wanted = [
+        *own_requirements(),
+        *arguments.requirements,
+        *(word for file in arguments.requirement for word in ("-r", file)),
+        *(word for file in arguments.constraint for word in ("-c", file)),
+    ]
+    packages = [item["metadata"] for item in resolved(wanted)]
+    lines = sorted(
+        f"{package['name']}=={package['version']}"
+        for package in packages
+        if normalized(package["name"]) != OWN and not is_unused(package["name"], kept)
+    )
+    left_out = sorted(package["name"] for package in packages if is_unused(package["name"], kept))
+    comments = [
+        "# pip install --no-deps -r FILE",
+        f"# left out: {', '.join(left_out) or 'nothing'}",
+        "# pip check misses these packages; the virtual GPU needs none of them",
+    ]
+    return Outcome("\n".join([*comments, *lines]))
+
+
+def own_requirements() -> list[str]:
+    """Return what this package requires, without its extras, from its own metadata.
+
+    Raises:
+        SpecError: it is not installed as a package.
+    """
+    try:
+        declared = requires(OWN) or []
+    except PackageNotFoundError:
+        raise SpecError(
+            OWN, "it is not installed as a package", f"pip install --no-deps {OWN}, and try again"
+        ) from None
+    return [requirement for requirement in declared if "extra ==" not in requirement]
+
+
+def resolved(wanted: Sequence[str]) -> list[dict[str, Any]]:
+    """Let pip choose versions for requirements; nothing is installed.
+
+    Returns:
+        the rows "install" of the report that pip's documentation calls "Installation Report".
+
+    Raises:
+        SpecError: there is no pip, or it cannot meet the requirements.
+    """
+    if find_spec("pip") is None:
+        raise SpecError(
+            "gpumem light",
+            f"{sys.executable} has no pip to choose the versions",
+            "with uv: gpumem light --excludes > excludes.txt && "
+            "uv pip install --excludes excludes.txt ...",
+        )
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
+    process = subprocess.run(
+        [*command, "--quiet", "--report", "-", *wanted],
+        stdout=subprocess.PIPE,  # what pip has to say to the user goes to the standard error
+        text=True,
+        check=False,
+    )
+    if process.returncode != 0:
+        raise SpecError(
+            f"gpumem light {' '.join(wanted)}",
+            f"pip cannot install these together (exit status {process.returncode}, see above)",
+            "change the requirements",
+        )
+    rows: list[dict[str, Any]] = json.loads(process.stdout)["install"]
+    return rows
+
+
+def is_unused(package: str, kept: Sequence[re.Pattern[str]]) -> bool:
+    """Return whether the virtual GPU does without a package, and it is not to be kept."""
+    name = normalized(package)
+    if name in KEPT or any(pattern.fullmatch(name) for pattern in kept):
+        return False
+    return UNUSED.fullmatch(name) is not None
+
+
+def normalized(package: str) -> str:
+    """Return a package's name as indexes compare it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", package).lower()

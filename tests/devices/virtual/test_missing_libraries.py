@@ -1,0 +1,204 @@
+"""CUDA libraries that torch is linked with, and that are not installed."""
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+from helpers.light import SITE, light_environment
+from helpers.warm import HANGS
+
+from pytest_gpumem.devices.virtual import native
+from pytest_gpumem.devices.virtual.missing_libraries import (
+    PLACEHOLDER,
+    STUBBED,
+    missing_libraries,
+    read_dependencies,
+    supply_missing_libraries,
+)
+from pytest_gpumem.errors import DeviceError
+
+TORCH = SITE / "torch/lib"
+NEEDED = b"libgpumem_cuda.so"  # of each shell of the native library
+
+
+def library_that_needs(folder, soname, name="libtorch_part.so"):
+    """Write a library that needs another one, and nothing else."""
+    content = native.DRIVER.read_bytes()
+    assert len(soname) == len(NEEDED)
+    assert content.count(NEEDED) == 1
+    path = folder / name
+    path.write_bytes(content.replace(NEEDED, soname.encode()))
+    return path
+
+
+def test_what_a_library_needs_and_where_is_read_from_its_file():
+    assert read_dependencies(native.DRIVER).names[0] == native.LIBRARY.name
+    assert read_dependencies(native.DRIVER).folders == (native.FOLDER,)
+
+
+def test_torch_s_own_libraries_are_read():
+    names = read_dependencies(TORCH / "libc10_cuda.so").names
+    assert {"libc10.so", "libc.so.6"} <= set(names)
+    assert any(STUBBED.fullmatch(name) for name in names)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x7fELF", b"\x7fELF\x02\x01" + b"\xff" * 58, b"text" * 99]
+)
+def test_a_damaged_library_is_left_to_the_dynamic_linker(tmp_path, content):
+    (tmp_path / "libtorch_cuda.so").write_bytes(content)
+    assert missing_libraries(tmp_path) == []
+
+
+def test_what_lies_beside_or_with_the_system_or_in_nvidia_s_packages_is_not_missing(
+    tmp_path, monkeypatch
+):
+    library_that_needs(tmp_path, "libcublas.so.9999")
+    assert missing_libraries(tmp_path) == ["libcublas.so.9999"]
+    packages = tmp_path / "site/nvidia/cu13/lib"
+    packages.mkdir(parents=True)
+    (packages / "libcublas.so.9999").touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
+    assert missing_libraries(tmp_path) == []
+    monkeypatch.undo()
+    (tmp_path / "libcublas.so.9999").touch()
+    assert missing_libraries(tmp_path) == []
+
+
+def test_a_stub_bears_the_name_and_leads_to_the_native_library_s_functions(tmp_path):
+    path = library_that_needs(tmp_path, "libcublas.so.9998")
+    with pytest.raises(OSError, match=r"libcublas\.so\.9998"):
+        ctypes.CDLL(str(path))
+    assert supply_missing_libraries(tmp_path) == ["libcublas.so.9998"]
+    assert supply_missing_libraries(tmp_path) == []  # it is there now
+    assert ctypes.CDLL(str(path)).cublasCreate_v2
+
+
+def test_a_library_that_nothing_stands_in_for_is_named(tmp_path):
+    library_that_needs(tmp_path, "libcublas.so.9997")
+    library_that_needs(tmp_path, "libcuthing.so.999", name="libtorch_other.so")
+    with pytest.raises(DeviceError, match=r"libcuthing\.so\.999, which is not installed"):
+        supply_missing_libraries(tmp_path)
+
+
+def test_the_dynamic_linker_says_what_a_torch_lacks_that_has_its_cuda_libraries(tmp_path):
+    library_that_needs(tmp_path, "libmpithing.so.99")
+    assert supply_missing_libraries(tmp_path) == []
+
+
+def test_a_stub_that_cannot_be_loaded_names_the_library_and_the_variable(tmp_path, monkeypatch):
+    library_that_needs(tmp_path, "libcublas.so.9996")
+    stub = tmp_path / "stub.so"
+    stub.write_bytes(b"no library")
+    monkeypatch.setattr(native, "STUB", stub)
+    with pytest.raises(DeviceError, match=r"libcublas\.so\.9996.*set TMPDIR"):
+        supply_missing_libraries(tmp_path)
+
+
+def test_the_stub_has_room_for_every_name_that_torch_needs():
+    assert native.STUB.read_bytes().count(PLACEHOLDER) == 1
+    names = {name for path in TORCH.glob("*.so*") for name in read_dependencies(path).names}
+    cuda = {name for name in names if STUBBED.fullmatch(name)}
+    assert {"libcudnn.so.9", "libnccl.so.2"} <= cuda
+    assert max(map(len, cuda)) < len(PLACEHOLDER)
+
+
+# Whole environments
+
+STEPS = """
+import os, subprocess, sys
+import pytest, torch
+
+@pytest.mark.gpu_memory(card="T4", batch_size=32)
+def test_transformer(gpu_memory):
+    layer = torch.nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True).cuda()
+    layer(torch.randn(gpu_memory.batch_size, 256, 1024, device="cuda")).sum().backward()
+
+@pytest.mark.gpu_memory(card="H100")
+def test_convolution():
+    images = torch.randn(8, 64, 56, 56, device="cuda")
+    torch.nn.Conv2d(64, 64, 3).cuda()(images).sum().backward()
+
+@pytest.mark.gpu_memory(card="H100")
+def test_libraries():
+    matrix = torch.eye(64, device="cuda")
+    torch.linalg.solve(matrix, matrix)
+    torch.fft.rfft(matrix)
+    matrix.to_sparse_coo() @ matrix
+
+@pytest.mark.gpu_memory(card="T4")
+def test_child():
+    program = "import torch; print(torch.ones(3, device='cuda').sum().item())"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "3.0\\n"
+"""
+NOT_COMPILED = "--deselect=test_steps.py::test_compiled"
+COMPILED = """
+
+@pytest.mark.gpu_memory(card="T4")
+def test_compiled():
+    torch.compile(torch.nn.Linear(64, 64).cuda())(torch.ones(8, 64, device="cuda"))
+"""
+FIGURES = """
+def pytest_gpumem_judged(item, result):
+    peak, notes = result.measurement.peaks[0], " ".join(result.measurement.notes)
+    with open("peaks", "a") as file:
+        print(item.name, peak.allocated, peak.reserved, notes, sep="|", file=file)
+"""
+
+
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory):
+    """Return the peaks and notes of STEPS in an environment, and what its session prints."""
+    folder = tmp_path_factory.mktemp("suite")
+    (folder / "test_steps.py").write_text(STEPS + COMPILED, encoding="utf-8")
+    (folder / "conftest.py").write_text(FIGURES, encoding="utf-8")
+
+    def of(python, *arguments):
+        command = [python, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:logging"]
+        process = subprocess.run(
+            [*command, "-p", "no:randomly", "--gpumem-device=virtual", *arguments],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=HANGS,
+            check=False,
+        )
+        rows = [line.split("|") for line in (folder / "peaks").read_text("utf-8").splitlines()]
+        (folder / "peaks").unlink()
+        return {name: (peak, notes) for name, *peak, notes in rows}, process.stdout
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def with_all(figures):
+    return figures(sys.executable, NOT_COMPILED)
+
+
+@pytest.fixture(scope="module")
+def with_cudnn(figures, tmp_path_factory):
+    return figures(light_environment(tmp_path_factory.mktemp("cudnn"), cudnn=True), NOT_COMPILED)
+
+
+@pytest.fixture(scope="module")
+def with_none(figures, tmp_path_factory):
+    return figures(light_environment(tmp_path_factory.mktemp("none")), "-n1")
+
+
+def test_with_cudnn_s_package_alone_all_figures_are_the_same(with_all, with_cudnn):
+    assert len(with_all[0]) == STEPS.count("def test_")
+    assert with_cudnn[0] == with_all[0]
+
+
+def test_without_cudnn_all_but_convolutions_have_the_same_figures(with_all, with_none):
+    peaks, expected = dict(with_none[0]), dict(with_all[0])
+    _, notes = peaks.pop("test_convolution")
+    expected.pop("test_convolution")
+    assert peaks == expected
+    assert "cuDNN is not installed (pip install --no-deps nvidia-cudnn-cu" in notes
+
+
+def test_compiling_without_triton_says_what_to_install(with_none):
+    assert "Triton, which is not installed; pip install --no-deps triton" in with_none[1]
+    assert "4 passed" in with_none[1]
