@@ -2,8 +2,10 @@
 
 This is no TorchDispatchMode: while one is active PyTorch's own code takes other ways, with other
 memory (``at::isTensorSubclassLike`` is true of every tensor then: gradients are not added in
-place), and torch.compile skips frames. It is a fallback for a dispatch key that is unused and lies
-below autograd: threads of autograd inherit it, and no code of PyTorch's asks for it.
+place), and torch.compile skips frames. It is a kernel of each operator for a dispatch key that is
+unused and lies below autograd: threads of autograd inherit it, and no code of PyTorch's asks for
+it. A fallback, which operators that are registered later have, is not enough: PyTorch calls a
+fallback of Python's neither for tensors of subclasses, nor while a mode is active.
 """
 
 from __future__ import annotations
@@ -32,12 +34,12 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
     tensors_in,
 )
 from pytest_gpumem.devices.virtual.values.layouts import opens
-from pytest_gpumem.devices.virtual.values.operators import OperatorCall, let_pass, traits_of
+from pytest_gpumem.devices.virtual.values.operators import OperatorCall, register, traits_of
 from pytest_gpumem.devices.virtual.values.short_ways import makes_new
 from pytest_gpumem.devices.virtual.values.sized_outputs import ANSWERS, COPIES, taken_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from types import CodeType, FrameType
 
     from torch._ops import OpOverload
@@ -46,10 +48,21 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.values.short_ways import ShortWay
 
 KEY: Final = "Fake"
-"""a dispatch key that is unused, below autograd and the keys of modes and of subclasses"""
+"""a dispatch key that is unused and below autograd"""
 _KEY: Final = torch._C._dispatch_key_parse(KEY)
+_PYTHON: Final = torch._C.DispatchKey.Python
+"""the key of modes and of subclasses: above ours, or below it with older versions of torch"""
+_PYTHONS: Final = torch._C.DispatchKeySet(_PYTHON)
 NUMBER: Final = int(_KEY)  # type: ignore[call-overload] # an enum of C++'s
-_KEYS: Final = torch._C.DispatchKeySet(_KEY)
+IS_ABOVE_PYTHON: Final = int(_PYTHON) < NUMBER  # type: ignore[call-overload] # likewise
+LOWER_KEY: Final = "FPGA"
+"""another unused key, below that of Python: operators inside of a mode or of a subclass are seen by
+it where ours is above, as Python's key leaves out all keys above it"""
+_LOWER_KEY: Final = torch._C._dispatch_key_parse(LOWER_KEY)
+_LOWER_KEYS: Final = torch._C.DispatchKeySet(_LOWER_KEY)
+_BELOW_LOWER_KEY: Final = torch._C._dispatch_keyset_full_after(_LOWER_KEY)
+_INCLUDED: Final = (_KEY, _LOWER_KEY) if IS_ABOVE_PYTHON else (_KEY,)
+_KEYS: Final = functools.reduce(operator.or_, map(torch._C.DispatchKeySet, _INCLUDED))
 _KEYS_BELOW: Final = torch._C._dispatch_keyset_full_after(_KEY)
 FLOATS: Final = {torch.float32, torch.float16, torch.bfloat16, torch.float64}
 _STRIDED: Final = torch.strided
@@ -170,19 +183,20 @@ class Interception:
     def begin(cls, mode: Computer) -> None:
         """Hand operators to a mode from now on."""
         if not cls._registered:
-            fallback = torch.library.Library("_", "IMPL")
-            fallback.fallback(_intercept, KEY)
-            cls._registered.extend([fallback, *let_pass(KEY)])
+            cls._registered.extend(_registrations())
             keep_from(_KEYS)
+            let_higher_order_operators_pass(_INCLUDED)
             # torch.library takes the fallback back as Python ends, and no operator runs without it.
             atexit.register(cls.end)
         cls.mode = mode
-        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)  # noqa: FBT003
+        for key in _INCLUDED:
+            torch._C._dispatch_tls_set_dispatch_key_included(key, True)  # noqa: FBT003
 
     @classmethod
     def end(cls) -> None:
         """Let operators run by themselves."""
-        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, False)  # noqa: FBT003
+        for key in _INCLUDED:
+            torch._C._dispatch_tls_set_dispatch_key_included(key, False)  # noqa: FBT003
         cls.mode = None
 
 
@@ -234,6 +248,103 @@ def _intercept(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
         _raise_unwrapped(error)
         raise
     return result
+
+
+def _intercept_above_python(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
+    """Have a mode or a subclass handle an operator first, where our key is above theirs."""
+    __tracebackhide__ = True
+    tensors = tensors_in([*args, *kwargs.values()])
+    is_pythons = torch._ops.key_extractor(tensors, _PYTHONS).has(_PYTHON)
+    del tensors
+    try:
+        if is_pythons:
+            return op.redispatch(_PYTHONS, *_numbers_as_tensors(op, args), **kwargs)
+        with _Without(_LOWER_KEYS):
+            return _intercept(op, *args, **kwargs)
+    except BaseException:
+        del args, kwargs  # as in _intercept
+        raise
+
+
+def _intercept_below_python(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
+    """Run an operator inside of a mode or of a subclass, where our key is above theirs."""
+    __tracebackhide__ = True
+    try:
+        with _Without(_KEYS):
+            return _intercept(op, *args, **kwargs)
+    except BaseException:
+        del args, kwargs
+        raise
+
+
+def _pass_lower_key(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
+    """Run an operator that our lower key is passed by for: BackendSelect's kernels do not do so."""
+    __tracebackhide__ = True
+    tensors = tensors_in([*args, *kwargs.values()])
+    keys = functools.reduce(operator.or_, map(torch._C._dispatch_keys, tensors))
+    return op.redispatch(keys & _BELOW_LOWER_KEY, *args, **kwargs)
+
+
+_KERNELS: Final = (
+    {KEY: _intercept_above_python, LOWER_KEY: _intercept_below_python}
+    if IS_ABOVE_PYTHON
+    else {KEY: _intercept}
+)
+"""by the dispatch keys that are included"""
+
+
+def _registrations() -> list[torch.library.Library]:
+    """Register the kernels of all operators, and those of operators that are registered later."""
+    fallback = torch.library.Library("_", "IMPL")
+    for key, kernel in _KERNELS.items():
+        fallback.fallback(kernel, key)
+    return [fallback, *register([*_KERNELS], _kernel_of)]
+
+
+def _kernel_of(name: str, key: str, *, passes: bool) -> Callable[..., Any]:
+    """Return an operator's kernel.
+
+    Args:
+        name: the operator's full name.
+        key: the dispatch key that the kernel is for.
+        passes: whether the dispatcher is to pass the key by.
+    """
+    kernel = _KERNELS[key]
+    if passes:
+        if key == KEY or not torch._C._dispatch_has_kernel_for_dispatch_key(name, "BackendSelect"):
+            passed: Callable[..., Any] = torch.library.fallthrough_kernel
+            return passed
+        kernel = _pass_lower_key
+    # The operator's object is made at its first call: most operators have none.
+    bound = functools.partial(kernel)
+    rebind = bound.__setstate__  # type: ignore[attr-defined] # as unpickling does
+
+    def first(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
+        """Run the operator, and have its next calls begin without this function."""
+        __tracebackhide__ = True
+        namespace, _, operator = name.partition("::")
+        packet, _, overload = operator.partition(".")
+        op = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+        rebind((kernel, (op,), {}, None))
+        try:
+            return kernel(op, *args, **kwargs)
+        except BaseException:
+            del args, kwargs
+            raise
+
+    rebind((first, (), {}, None))
+    return bound
+
+
+def _numbers_as_tensors(op: OpOverload, args: Sequence[Any]) -> list[Any]:
+    """Return arguments for a redispatch: PyTorch's own call takes a number in a tensor's place."""
+    with torch._C._DisableTorchDispatch(), _Without(_KEYS):
+        return [
+            argument
+            if isinstance(argument, torch.Tensor) or str(declared.type) != "Tensor"
+            else torch.tensor(argument)
+            for argument, declared in zip(args, op._schema.arguments, strict=False)
+        ]
 
 
 def is_in_sized_operator(frame: FrameType | None) -> bool:
@@ -353,12 +464,7 @@ def _run_opened(mode: Computer, call: OperatorCall) -> Any:  # noqa: ANN401 - as
     if outer is not None:
         outer.begin_inner(call.inputs())
     plan = mode.before_opened(call)
-    numbers_as_tensors = [
-        argument
-        if isinstance(argument, torch.Tensor) or str(declared.type) != "Tensor"
-        else torch.tensor(argument)  # PyTorch's own call takes a number in a tensor's place
-        for argument, declared in zip(args, op._schema.arguments, strict=False)
-    ]
+    numbers_as_tensors = _numbers_as_tensors(op, args)
     keys = _KEYS_BELOW & functools.reduce(
         operator.or_, (torch._C._dispatch_keys(tensor) for tensor in call.inputs())
     )
@@ -398,6 +504,18 @@ def keep_from(keys: torch._C.DispatchKeySet) -> None:
     for tracer in TRACERS:
         for name in ("__enter__", "__exit__", "__torch_dispatch__"):
             setattr(tracer, name, _WRAPPERS[name](keys, getattr(tracer, name)))
+
+
+def let_higher_order_operators_pass(keys: Iterable[torch._C.DispatchKey]) -> None:
+    """Have higher-order operators pass keys by: they have no kernel for them, and no fallback.
+
+    These are cond, flex_attention, DTensor's random operators. The operators inside of them are
+    seen by themselves.
+    """
+    for key in keys:
+        torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)  # of new ones
+        for higher_order in torch._ops._higher_order_ops.values():
+            higher_order.fallthrough(key)
 
 
 _guards: Final[list[Any]] = []

@@ -13,7 +13,7 @@ from pytest_gpumem.devices.virtual.values.short_ways import makes_assumed, makes
 from pytest_gpumem.devices.virtual.values.sized_outputs import COPIES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
     from torch._ops import OpOverload
@@ -242,10 +242,16 @@ def writes_nothing(schema: torch.FunctionSchema) -> bool:
     return are_views and not any(alias is not None and alias.is_write for alias in aliases)
 
 
-def let_pass(key: str) -> list[torch.library.Library]:
-    """Have the dispatcher pass a key by, at no cost, where an operator has nothing to compute.
+def register(
+    keys: Sequence[str], kernel_of: Callable[..., Callable[..., Any]]
+) -> list[torch.library.Library]:
+    """Give every operator a kernel for each of some dispatch keys.
 
-    These are views, operators that consist of others (which are seen by themselves), collectives.
+    Args:
+        keys: the dispatch keys.
+        kernel_of: takes an operator's full name, a key and ``passes=``, and returns the kernel.
+            ``passes`` says that there is nothing to compute: of views, of operators that consist of
+            others (which are seen by themselves), of collectives.
 
     Returns:
         the registrations: they hold as long as they are kept.
@@ -257,15 +263,23 @@ def let_pass(key: str) -> list[torch.library.Library]:
         name, _, overload = operator.partition(".")
         try:
             schema = torch._C._get_schema(f"{namespace}::{name}", overload)
-            tags = torch._C._get_operation_overload(f"{namespace}::{name}", overload)[2]
         except RuntimeError:  # an operator without a schema
             continue
         composite = has_kernel(full_name, "CompositeImplicitAutograd")
         composite = (composite and not has_kernel(full_name, "CUDA")) or schema.name in COMPOSED
         passive = writes_nothing(schema) and not (name in READERS or schema.name in COPIES)
-        moves_views = torch.Tag.inplace_view in tags and not name.startswith("resize_")
-        if composite or passive or moves_views or namespace in COLLECTIVES:
-            if namespace not in libraries:
-                libraries[namespace] = torch.library.Library(namespace, "IMPL")
-            libraries[namespace].impl(operator, torch.library.fallthrough_kernel, key)
+        passes = composite or passive or namespace in COLLECTIVES or _moves_views(full_name, schema)
+        if namespace not in libraries:
+            libraries[namespace] = torch.library.Library(namespace, "IMPL")
+        for key in keys:
+            libraries[namespace].impl(operator, kernel_of(full_name, key, passes=passes), key)
     return list(libraries.values())
+
+
+def _moves_views(full_name: str, schema: torch.FunctionSchema) -> bool:
+    """Return whether an operator in place changes no values, but which of them a tensor shows."""
+    name, _, overload = full_name.partition(".")
+    if not name.endswith("_") and not schema.name.startswith("aten::set_"):
+        return False  # to ask for tags takes as long as all the rest
+    tags = torch._C._get_operation_overload(name, overload)[2]
+    return torch.Tag.inplace_view in tags and "::resize_" not in name

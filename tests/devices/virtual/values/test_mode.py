@@ -457,3 +457,32 @@ def test_a_tensor_that_is_copied_to_itself_stays_unknown(mode):
     assert not mode.values.is_known(x)
     torch.add(x, 1, out=x)
     assert not mode.values.is_known(x)
+
+
+@pytest.mark.usefixtures("mode")
+def test_values_are_computed_where_a_mode_of_pytorchs_is_active():
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    x = torch.ones(8, 8, device="cuda")
+    with FlopCounterMode(display=False) as counter:
+        y = x @ x
+    assert (counter.get_total_flops(), y.sum().item()) == (1024, 512)
+    with FlopCounterMode(display=False) as counter, torch._C._DisableTorchDispatch():
+        y = x @ y
+    assert (counter.get_total_flops(), y.sum().item()) == (0, 4096)
+
+
+@pytest.mark.usefixtures("mode")
+def test_values_are_computed_inside_of_higher_order_operators():
+    import torch
+
+    x = torch.arange(4, device="cuda")
+    run = torch.ops.higher_order.run_and_save_rng_state
+    state, result = run(torch.ops.aten.add.Tensor, x, 1)
+    assert result.tolist() == [1, 2, 3, 4]
+    assert state.numel()
+    choose = torch.ops.higher_order.cond
+    with torch.no_grad():
+        chosen = choose(x.sum() == 6, lambda x: (x + 1,), lambda x: (x - 1,), (x,))
+    assert chosen[0].tolist() == [1, 2, 3, 4]

@@ -140,6 +140,24 @@ def fully_sharded(device):
     return trained(net, filled(ROWS, WIDTH).to(device))
 
 
+def fully_sharded_from_meta(device):
+    """Parameters that are made on the meta device, and drawn once they are sharded."""
+    from torch.distributed.fsdp import fully_shard
+
+    with torch.device("meta"):
+        net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4))
+    for layer in net:
+        fully_shard(layer)
+    fully_shard(net)
+    net.to_empty(device=device)
+    for layer in net:
+        layer.reset_parameters()
+    weight = net[0].weight
+    alike = [torch.rand_like(weight), torch.zeros_like(weight), weight.detach().clone()]
+    trained(net, filled(ROWS, WIDTH).to(device))
+    return [bool((alike[0].to_local() < 1).all()), alike[1].to_local()[0].sum().item()]
+
+
 def checkpointed(device, *, use_reentrant):
     net = network(device)
     x = filled(ROWS, WIDTH).to(device).requires_grad_()
@@ -206,6 +224,7 @@ STEPS = {
     "DTensor": distributed_tensors,
     "DDP": distributed_data_parallel,
     "FSDP2": fully_sharded,
+    "FSDP2 of meta": fully_sharded_from_meta,
     "checkpoint": partial(checkpointed, use_reentrant=False),
     "reentrant checkpoint": partial(checkpointed, use_reentrant=True),
     "torch.func": functional_gradients,
@@ -213,6 +232,7 @@ STEPS = {
     "early stop": stopped_early,
 }
 ON_HOST = {"DTensor": distributed_tensors_on_host, "DDP": plain, "FSDP2": plain}
+ON_HOST["FSDP2 of meta"] = lambda _device: [True, 0]
 """The steps that need a group of ranks, and what they compute where there is one rank"""
 
 
