@@ -297,8 +297,9 @@ class VirtualDevice:
         self._stack.close()  # of a device that is shown always
         self._library.load_driver()
         self._show(count)
+        is_first = not torch.cuda.is_initialized()
         try:
-            if not torch.cuda.is_initialized():
+            if is_first:
                 # The capabilities of PyTorch's kernels: 80 and 90 of "sm_80 sm_90a compute_90".
                 flags = torch._C._cuda_getArchFlags() or ""
                 self._library.set_architectures(list(map(int, re.findall(r"sm_(\d+)", flags))))
@@ -316,6 +317,8 @@ class VirtualDevice:
                 with VIEW.hidden([0]):
                     self._kept_total = self._keeps_total()
             self._set_totals(count)
+            if is_first:
+                self._library.forget_contexts()
         except BaseException:
             self._hide()
             raise

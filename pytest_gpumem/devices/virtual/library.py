@@ -300,6 +300,10 @@ class NativeLibrary:
         """Show ``count`` devices to the process (0: none); return the previous count."""
         return int(self._lib.gpumem_show(count))
 
+    def forget_contexts(self) -> None:
+        """Have no device with a primary context, as where a program begins."""
+        self._lib.gpumem_forget_contexts()
+
     def fill_properties(self, address: int, device: int, cuda_major: int) -> None:
         """Write the card's cudaDeviceProp, in the layout of a CUDA version, to an address."""
         self._lib.gpumem_fill_properties(address, device, cuda_major)

@@ -42,6 +42,8 @@ enum {
     GM_LAUNCH_TIMEOUT = 702,
     GM_CAPTURE_INVALIDATED = 901,
     GM_ILLEGAL_STATE = 401,
+    GM_NOT_INITIALIZED = 3, /* of the driver, before cuInit */
+    GM_INVALID_HANDLE = 400,
 };
 
 /* A card's profile. Python's _CardStruct has the same layout; gpumem_card_size lets Python compare. */
@@ -85,6 +87,8 @@ int gm_device_total(void);
 int gm_visible_devices(void);
 int gm_current_device(void);
 void gm_set_current_device(int device);
+void gm_initialize(void); /* the driver, by cuInit or by the runtime */
+bool gm_initialized(void);
 int gm_error(int status); /* keeps it for cudaGetLastError and returns it */
 int gm_last_error(bool clear);
 int gm_cuda_version(void);  /* 13020 for CUDA 13.2 */

@@ -12,6 +12,7 @@ gm_card gm_profile = {.name = "unconfigured", .total_memory = 0};
 static atomic_int visible_devices; /* 0: the machine has no GPU */
 static atomic_int cuda_version = 13000;
 static atomic_int cudnn_version = 90000;
+static atomic_bool initialized; /* the driver */
 static _Thread_local int current_device;
 static _Thread_local int last_error;
 
@@ -37,6 +38,10 @@ int gm_device_total(void) { return device_total; }
 int gm_current_device(void) { return current_device; }
 
 void gm_set_current_device(int device) { current_device = device; }
+
+void gm_initialize(void) { atomic_store_explicit(&initialized, true, memory_order_relaxed); }
+
+bool gm_initialized(void) { return atomic_load_explicit(&initialized, memory_order_relaxed); }
 
 int gm_error(int status) {
     if (status != GM_SUCCESS) last_error = status;

@@ -10,7 +10,9 @@ static _Thread_local int context_depth;
 
 GM_API int cuInit(unsigned flags) {
     (void)flags;
-    return gm_visible() ? GM_SUCCESS : GM_NO_DEVICE;
+    if (!gm_visible()) return GM_NO_DEVICE;
+    gm_initialize();
+    return GM_SUCCESS;
 }
 
 GM_API int cuDriverGetVersion(int *version) {
@@ -18,13 +20,21 @@ GM_API int cuDriverGetVersion(int *version) {
     return GM_SUCCESS;
 }
 
+/* The status of a question to the driver, which answers none before cuInit (CUDA Driver API, "Initialization"). */
+static int ready(void) {
+    if (!gm_visible()) return GM_NO_DEVICE;
+    return gm_initialized() ? GM_SUCCESS : GM_NOT_INITIALIZED;
+}
+
 GM_API int cuDeviceGetCount(int *count) {
-    *count = gm_visible_devices();
-    return gm_visible() ? GM_SUCCESS : GM_NO_DEVICE;
+    int status = ready();
+    if (status != GM_NOT_INITIALIZED) *count = gm_visible_devices();
+    return status;
 }
 
 GM_API int cuDeviceGet(int *device, int ordinal) {
-    if (!gm_visible()) return GM_NO_DEVICE;
+    int status = ready();
+    if (status) return status;
     if (ordinal < 0 || ordinal >= gm_visible_devices()) return GM_INVALID_DEVICE;
     *device = ordinal;
     return GM_SUCCESS;
@@ -57,6 +67,7 @@ GM_API int cuMemGetInfo_v2(size_t *free_memory, size_t *total) {
 }
 
 GM_API int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+    if (gm_visible() && !gm_initialized()) return GM_NOT_INITIALIZED;
     if (device < 0 || device >= GM_MAX_DEVICES) return GM_INVALID_DEVICE;
     if (flags) *flags = 0;
     *active = gm_visible() && gm_device_used(device);

@@ -238,13 +238,21 @@ GM_API int cuDeviceGetAttribute(int *value, int number, int device) { return att
 /* The runtime always tells the truth: PyTorch counts its devices once in a process. Who may see them is decided
  * above (pytest_gpumem/devices/virtual/visibility.py) and below (the driver and NVML, which other frameworks ask). */
 GM_API int cudaGetDeviceCount(int *count) {
+    gm_initialize();
     *count = gm_device_total();
     return GM_SUCCESS;
 }
 
-void gm_use_device(int device) { atomic_fetch_or(&used_devices, 1u << device); }
+void gm_use_device(int device) {
+    if (gm_device_used(device)) return;
+    gm_initialize();
+    atomic_fetch_or(&used_devices, 1u << device);
+}
 
-bool gm_device_used(int device) { return atomic_load(&used_devices) >> device & 1u; }
+/* Of a program that begins now: it has used no device. */
+GM_API void gpumem_forget_contexts(void) { atomic_store(&used_devices, 0); }
+
+bool gm_device_used(int device) { return atomic_load_explicit(&used_devices, memory_order_relaxed) >> device & 1u; }
 
 GM_API int cudaSetDevice(int device) {
     if (no_such_device(device)) return gm_error(GM_INVALID_DEVICE);
@@ -263,7 +271,10 @@ GM_API int cudaSetDeviceFlags(unsigned flags) {
     return GM_SUCCESS;
 }
 
-GM_API int cudaDeviceSynchronize(void) { return GM_SUCCESS; }
+GM_API int cudaDeviceSynchronize(void) {
+    if (gm_visible()) gm_use_device(gm_current_device());
+    return GM_SUCCESS;
+}
 
 GM_API int cudaDeviceCanAccessPeer(int *can, int device, int peer) {
     if (no_such_device(device) || no_such_device(peer)) return gm_error(GM_INVALID_DEVICE);

@@ -9,6 +9,7 @@ enum { HOST_PAGE = 4096 };
 int gm_host_alloc(void **address, size_t size) {
     if (!address) return GM_INVALID_VALUE;
     *address = NULL;
+    if (gm_visible()) gm_use_device(gm_current_device());
     if (size == 0) return GM_SUCCESS;
     void *memory = NULL;
     if (posix_memalign(&memory, HOST_PAGE, size) != 0) return GM_OUT_OF_MEMORY;

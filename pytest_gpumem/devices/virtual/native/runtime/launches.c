@@ -37,6 +37,7 @@ int gm_launch_status(gm_dim3 grid, gm_dim3 block, size_t shared) {
 
 static int launched(dim3 grid, dim3 block, size_t shared) {
     int status = gm_launch_status(grid, block, shared);
+    if (gm_visible()) gm_use_device(gm_current_device());
     gm_count_launch();
     return gm_error(status);
 }

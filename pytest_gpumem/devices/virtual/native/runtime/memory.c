@@ -46,6 +46,7 @@ int gm_malloc(void **address, size_t size) {
     if (!gm_visible()) return GM_NO_DEVICE;
     if (device >= gm_visible_devices()) return GM_INVALID_DEVICE;
     if (!address) return GM_INVALID_VALUE;
+    gm_use_device(device);
     *address = NULL;
     if (size == 0) return GM_SUCCESS;
     if (size > (uint64_t)1 << REGION_SHIFT) return GM_OUT_OF_MEMORY;
@@ -118,6 +119,7 @@ GM_API int cudaMalloc(void **address, size_t size) { return gm_error(gm_malloc(a
 
 GM_API int cudaMemGetInfo(size_t *free_memory, size_t *total) {
     if (!gm_visible()) return gm_error(GM_NO_DEVICE);
+    gm_use_device(gm_current_device());
     *free_memory = gm_free_memory(gm_current_device());
     *total = gm_total_memory(gm_current_device());
     return GM_SUCCESS;

@@ -125,6 +125,7 @@ GM_API int cudaMallocAsync(void **address, size_t size, void *stream) {
     *address = NULL;
     if (!gm_visible()) return gm_error(GM_NO_DEVICE);
     if (gm_current_device() >= gm_visible_devices()) return gm_error(GM_INVALID_DEVICE);
+    gm_use_device(gm_current_device());
     cudaStreamIsCapturing(stream, &capturing);
     if (capturing) return gm_error(gm_unsupported("cudaMallocAsync (while a graph is captured)", GM_NOT_SUPPORTED));
     if (size == 0) return GM_SUCCESS;

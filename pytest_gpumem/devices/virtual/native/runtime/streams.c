@@ -22,6 +22,7 @@ typedef struct stream {
 } stream;
 
 typedef struct {
+    int device; /* on which it was created, and has to be recorded */
     struct timespec time;
     bool recorded;
     unsigned long long capture;
@@ -35,6 +36,11 @@ static stream streams = {.next = &streams, .previous = &streams};
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned long long captures;
 
+static int device_of(const stream *s) {
+    bool is_null = s >= null_streams && s < null_streams + GM_MAX_DEVICES;
+    return is_null ? (int)(s - null_streams) : s->device;
+}
+
 /* cudaStreamLegacy is 0x1 and cudaStreamPerThread 0x2. */
 static stream *stream_of(void *handle) {
     if ((uintptr_t)handle <= 2) return &null_streams[gm_current_device()];
@@ -46,6 +52,7 @@ GM_API int cudaStreamCreateWithPriority(void **out, unsigned flags, int priority
     stream *s = calloc(1, sizeof *s);
     if (!s) return gm_error(GM_OUT_OF_MEMORY);
     s->device = gm_current_device();
+    gm_use_device(s->device);
     s->priority = priority;
     s->flags = flags;
     pthread_mutex_lock(&lock);
@@ -99,6 +106,8 @@ GM_API int cudaEventCreateWithFlags(void **out, unsigned flags) {
     (void)flags;
     event *e = calloc(1, sizeof *e);
     if (!e) return gm_error(GM_OUT_OF_MEMORY);
+    e->device = gm_current_device();
+    if (gm_visible()) gm_use_device(e->device);
     *out = e;
     return GM_SUCCESS;
 }
@@ -114,6 +123,7 @@ GM_API int cudaEventRecordWithFlags(void *handle, void *on, unsigned flags) {
     (void)flags;
     event *e = handle;
     stream *s = stream_of(on);
+    if (!gm_inside_cudnn() && e->device != device_of(s)) return gm_error(GM_INVALID_HANDLE);
     clock_gettime(CLOCK_MONOTONIC, &e->time);
     e->recorded = true;
     e->plan = gm_last_plan();
@@ -135,6 +145,7 @@ GM_API int cudaEventSynchronize(void *handle) {
 
 GM_API int cudaEventElapsedTime(float *milliseconds, void *from, void *to) {
     event *a = from, *b = to;
+    if (a->device != b->device) return gm_error(GM_INVALID_HANDLE);
     if (!a->recorded || !b->recorded) return gm_error(GM_INVALID_VALUE);
     if (b->plan.number == a->plan.number + 1 && b->launches == a->launches) {
         /* which plan of cuDNN's is the fastest shall not be left to chance */
