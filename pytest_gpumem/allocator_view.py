@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     Stats = dict[str, Any]
@@ -28,6 +28,11 @@ TOTAL_RESETS: Final = ("_cuda_resetAccumulatedMemoryStats", "_accelerator_resetA
 RELEASES: Final = ("_cuda_emptyCache", "_accelerator_emptyCache")
 SNAPSHOT: Final = "_cuda_memorySnapshot"
 HISTORY: Final = "_cuda_record_memory_history"
+LEGACY_HISTORY: Final = "_cuda_record_memory_history_legacy"
+CONTEXTS: Final = (None, "state", "alloc", "all")
+"""contexts of a history, each with the frames of those before"""
+CLEARS, SKIPPED, RECORDS_CUDA = 4, 7, 9
+"""arguments of a history's binding besides its kind, context, stacks and number of events"""
 MOST_EVENTS: Final = 1_000_000
 """allocations and frees that a history keeps; of more the first are lost"""
 RETRIES: Final = "num_alloc_retries"
@@ -35,8 +40,10 @@ TOTALS: Final = ("allocated", "freed")
 """figures of a statistic that only grow, until they are reset"""
 COUNTS: Final = ("allocation", "active")
 """statistics of a number of blocks"""
-SIZES: Final = ("allocated_bytes", "active_bytes", "requested_bytes")
+SIZES: Final = ("allocated_bytes", "active_bytes")
 """statistics of the blocks' bytes"""
+REQUESTED: Final = "requested_bytes"
+"""the statistic of the bytes that programs asked for"""
 
 
 Path = tuple[Any, ...]
@@ -54,14 +61,84 @@ class Plug(NamedTuple):
     """the allocator's: ``"small_pool"`` or ``"large_pool"``"""
     fills: bool
     """nothing is left of the free room that it was taken from"""
+    requested: int = -1
+    """bytes that were requested; -1: all of them"""
+    split: bool = True
+    """the block is a part of its segment"""
+
+    def figures(self) -> Iterator[tuple[str, int]]:
+        """Yield its share in each statistic of allocated blocks."""
+        yield from ((count, 1) for count in COUNTS)
+        yield from ((nbytes, self.size) for nbytes in SIZES)
+        yield REQUESTED, self.size if self.requested < 0 else self.requested
 
     def current_figures(self) -> Iterator[tuple[Path, int]]:
         """Yield its share in each current figure of its device."""
         for pool in ("all", self.pool):
-            yield from (((count, pool, "current"), 1) for count in COUNTS)
-            yield from (((size, pool, "current"), self.size) for size in SIZES)
-            yield ("inactive_split", pool, "current"), -int(self.fills)
-            yield ("inactive_split_bytes", pool, "current"), -self.size
+            yield from (
+                ((statistic, pool, "current"), share) for statistic, share in self.figures()
+            )
+            if self.split:
+                yield ("inactive_split", pool, "current"), -int(self.fills)
+                yield ("inactive_split_bytes", pool, "current"), -self.size
+
+    def freed_figures(self) -> Iterator[tuple[Path, int]]:
+        """Yield its share in each total of freed memory, once it is freed."""
+        for pool in ("all", self.pool):
+            yield from (((statistic, pool, "freed"), share) for statistic, share in self.figures())
+
+
+class _History(NamedTuple):
+    """A history of allocations as the test's own code has asked for it."""
+
+    context: str | None
+    """the events that have frames: None, "state", "alloc" or "all" """
+    stacks: str
+    """the frames that they have: "python", or "all" with those of C++"""
+    number: int
+    """events that are kept"""
+    skipped: tuple[str, ...]
+    """actions that are left out"""
+    arguments: tuple[Any, ...]
+    """the binding's"""
+
+    @classmethod
+    def read(cls, arguments: tuple[Any, ...]) -> _History:
+        """Read the arguments of PyTorch's binding; versions before 2.9 have the first four."""
+        kind, context, stacks, number, *_ = arguments
+        if len(arguments) > RECORDS_CUDA and not arguments[RECORDS_CUDA]:
+            number = 0
+        elif kind != "all":  # "state": PyTorch keeps one
+            number = 1
+        skipped = tuple(arguments[SKIPPED]) if len(arguments) > SKIPPED else ()
+        return cls(context, stacks, number, skipped, arguments)
+
+    def shown(self, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return these events of a history with more as this one has them."""
+        return [
+            event if CONTEXTS.index(self.context) >= CONTEXTS.index("alloc") else _frameless(event)
+            for event in events
+            if event["action"] not in self.skipped
+        ]
+
+    def last(self, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return as many of the last events as this history keeps."""
+        return events[max(0, len(events) - self.number) :]
+
+
+def _frameless(record: dict[str, Any]) -> dict[str, Any]:
+    return {**record, "frames": []} if "frames" in record else record
+
+
+def _leave_out_cpp(snapshot: dict[str, Any]) -> None:
+    """Leave the frames of C++ out of a snapshot."""
+    blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+    events = [event for events in snapshot["device_traces"] for event in events]
+    for record in (*blocks, *events):
+        if "frames" in record:
+            record["frames"] = [
+                frame for frame in record["frames"] if frame["filename"].endswith((".py", ">"))
+            ]
 
 
 class AllocatorView:
@@ -80,14 +157,14 @@ class AllocatorView:
         self._earlier_retries: defaultdict[int, int] = defaultdict(int)
         """of each device: retries before the test's own last reset"""
         self._listeners: list[Callable[[], object]] = []
+        self._readers: list[Callable[[], object]] = []
+        """called before the test's code reads anything"""
+        self._emptier: Callable[[Callable[[], object]], object] | None = None
+        """calls ``torch.cuda.empty_cache()`` for the test's code"""
         self._histories: list[bool] = []
         """the measurement's histories under way: whether each needs frames"""
-        self.history_number = 0
-        """grows when the real history begins anew"""
-        self.releases = 0
-        """calls of ``torch.cuda.empty_cache()`` by the test's code, while a history is under way"""
-        self._test_history: tuple[Any, ...] | None = None
-        """arguments with which the test's own code switched the history on"""
+        self._test_history: _History | None = None
+        """the history that the test's own code has switched on"""
         self._test_start = 0
         """microseconds since 1970: when it did"""
         self._test_events: list[list[dict[str, Any]]] = []
@@ -108,6 +185,7 @@ class AllocatorView:
             SNAPSHOT: self._show_snapshot,
             HISTORY: self._set_history_of_test,
         }
+        wrappers[LEGACY_HISTORY] = self._set_legacy_history_of_test
         wrappers |= dict.fromkeys(STATS, self._show_stats)
         for names, reset in (
             (PEAK_RESETS, self._reset_peaks_of_test),
@@ -140,6 +218,8 @@ class AllocatorView:
 
         with self._unchanged():
             snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
+        if self._test_history is not None and self._test_history.stacks == "all":
+            _leave_out_cpp(snapshot)
         return snapshot
 
     def segments(self) -> list[dict[str, Any]]:
@@ -193,10 +273,53 @@ class AllocatorView:
         self.plugs[plug.device, plug.address] = plug
         self._plugged[plug.device].update(dict(plug.current_figures()))
 
-    def remove_plug(self, device: int, address: int) -> None:
-        """Show a block that is freed now as it is."""
+    def remove_plug(self, device: int, address: int) -> Plug:
+        """Show a block that is freed now as it is; return it."""
         plug = self.plugs.pop((device, address))
         self._plugged[device].subtract(dict(plug.current_figures()))
+        return plug
+
+    # -- blocks that the test's code has freed, and that the measurement keeps in place --
+
+    def add_reader(self, look: Callable[[], object]) -> None:
+        """Call ``look`` before the test's code reads anything."""
+        self._readers.append(look)
+
+    def remove_reader(self, look: Callable[[], object]) -> None:
+        """Call it no longer; nothing if it is not called."""
+        if look in self._readers:
+            self._readers.remove(look)
+
+    def show_freed(self, plugs: Sequence[Plug]) -> None:
+        """Show blocks as free rooms from now on, though they are kept in place."""
+        self._notify()
+        self._change_plugs(plugs, self.add_plug, -1)
+
+    def hide_freed(self, plugs: Sequence[Plug]) -> None:
+        """Show such blocks, which are free now, as they are."""
+        self._change_plugs(plugs, lambda plug: self.remove_plug(plug.device, plug.address), 1)
+
+    def _change_plugs(
+        self, plugs: Sequence[Plug], change: Callable[[Plug], object], sign: int
+    ) -> None:
+        devices = {plug.device for plug in plugs}
+        for device in devices:
+            self._note_peaks(device)
+        for plug in plugs:
+            change(plug)
+            for path, share in plug.freed_figures():
+                self._hidden[plug.device][path] += sign * share
+        for device in devices:
+            self._real[PEAK_RESETS[0]](device)
+
+    @contextmanager
+    def emptying(self, empty: Callable[[Callable[[], object]], object]) -> Iterator[None]:
+        """Have ``empty`` called for the test's ``torch.cuda.empty_cache()``, which it is given."""
+        outer, self._emptier = self._emptier, empty
+        try:
+            yield
+        finally:
+            self._emptier = outer
 
     def hidden_counters(self, devices: Iterable[int]) -> AbstractContextManager[None]:
         """Leave the calls inside out of the counters that the test's code reads."""
@@ -223,36 +346,45 @@ class AllocatorView:
         """
         self._notify()
         self._histories.append(frames)
-        self.clear_history()
+        self._begin_anew()
 
     def end_history(self, *, frames: bool) -> None:
         """End a history that was begun so."""
         self._notify()
         self._histories.remove(frames)
-        self.clear_history()
+        self._begin_anew()
 
-    @property
-    def clearable(self) -> bool:
-        """Whether no recording would lose events if the history began anew."""
-        return not any(self._histories)
-
-    def clear_history(self) -> None:
+    def _begin_anew(self) -> None:
         """Begin the real history anew, with all that the histories under way need."""
         import torch
 
         self.install()
         if self._test_history is not None:
             self._test_events = self._events_of_test(self.snapshot()["device_traces"])
-        record = torch.cuda.memory._record_memory_history
         with self._unchanged():
-            record(None)  # else older events stay
-            if any(self._histories) or (self._histories and self._test_history is not None):
-                record("all", context="alloc", stacks="python", max_entries=MOST_EVENTS)
-            elif self._histories:
-                record("all", context=None, max_entries=MOST_EVENTS)
-            elif self._test_history is not None:
-                self._real[HISTORY](*self._test_history)
-        self.history_number += 1
+            torch.cuda.memory._record_memory_history(None)  # else older events stay
+            self._record()
+
+    def _record(self) -> None:
+        """Have PyTorch record what the histories under way need, and keep the events so far."""
+        import torch
+
+        of_test = self._test_history
+        if not self._histories:
+            if of_test is not None:
+                self._real[HISTORY](*of_test.arguments)
+            return
+        context = "alloc" if any(self._histories) else None
+        if of_test is None:
+            torch.cuda.memory._record_memory_history(
+                "all", context=context, stacks="python", max_entries=MOST_EVENTS
+            )
+            return
+        context = max(context, of_test.context, key=CONTEXTS.index)
+        rest = list(of_test.arguments[CLEARS:])
+        for index, value in {0: False, SKIPPED - CLEARS: [], RECORDS_CUDA - CLEARS: True}.items():
+            rest[index : index + 1] = [value] * (index < len(rest))
+        self._real[HISTORY]("all", context, of_test.stacks, MOST_EVENTS, *rest)
 
     @contextmanager
     def watched_resets(self, notify: Callable[[], object]) -> Iterator[None]:
@@ -277,7 +409,12 @@ class AllocatorView:
 
     # -- the test's side --
 
+    def _read(self) -> None:
+        for look in self._readers:
+            look()
+
     def _show_stats(self, binding: Callable[..., Any], device: int) -> Stats:
+        self._read()
         stats: Stats = binding(device)
         peaks, hidden = self._peaks[device], self._hidden[device]
         if not peaks and not hidden and not self.plugs:
@@ -297,41 +434,48 @@ class AllocatorView:
         return stats
 
     def _reset_peaks_of_test(self, binding: Callable[..., Any], device: int) -> object:
+        self._read()
         self._notify()
         result: object = binding(device)
         self._peaks[device].clear()
         return result
 
     def _reset_totals_of_test(self, binding: Callable[..., Any], device: int) -> object:
+        self._read()
         self._notify()
         self._earlier_retries[device] = self.stats(device).get(RETRIES, 0)
         result: object = binding(device)
         hidden = self._hidden[device]
         for path, value in _figures(self._real[STATS[0]](device)):
             if path[-1] in TOTALS or _is_counter(path):
-                hidden[path] = min(hidden[path], value)  # nothing of 0 is hidden
+                hidden[path] = max(0, min(hidden[path], value))  # nothing of 0 is hidden
         return result
 
     def _empty_cache_of_test(self, binding: Callable[..., Any]) -> object:
-        if self._histories:  # the history has no event of a call that found nothing to release
-            self._notify()
-            self.releases += 1
-        return binding()
+        return binding() if self._emptier is None else self._emptier(binding)
 
     def _set_history_of_test(self, binding: Callable[..., Any], *arguments: Any) -> object:  # noqa: ANN401 - the binding's
         if self._shows_all:
             return binding(*arguments)
-        began = self._test_history is None
-        self._test_history = arguments if arguments and arguments[0] else None
-        if began or self._test_history is None:
+        before = self._test_history
+        self._test_history = _History.read(arguments) if arguments and arguments[0] else None
+        clears = len(arguments) > CLEARS and arguments[CLEARS]
+        if before is None or self._test_history is None or clears:
             self._test_start = time.time_ns() // 1000
             self._test_events = []
         if not self._histories:
             return binding(*arguments)
-        if self.clearable:  # a recording of the measurement's has all that the test's needs
-            self._notify()
-            self.clear_history()
+        self._notify()
+        with self._unchanged():
+            self._record()
         return None
+
+    def _set_legacy_history_of_test(self, _binding: Callable[..., Any], *arguments: Any) -> object:  # noqa: ANN401 - the binding's
+        """Set the history by the arguments that older versions of PyTorch have."""
+        enabled, of_state, number, of_events, with_cpp, *rest = arguments
+        context = "alloc" if of_events else "state" if of_state else None
+        kind, stacks = "all" if enabled else None, "all" if with_cpp else "python"
+        return self._set_history_of_test(self._real[HISTORY], kind, context, stacks, number, *rest)
 
     def _events_of_test(self, traces: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
         """Return the events that the test's own history has, of the real one's."""
@@ -347,17 +491,26 @@ class AllocatorView:
                 if event["time_us"] >= start
                 and not any(hidden <= event["time_us"] < end for hidden, end in self._hidden_times)
             ]
-            shown.append([*earlier, *own])
+            if self._test_history is not None and self._histories:
+                own = self._test_history.shown(own)
+            every = [*earlier, *own]
+            shown.append(every if self._test_history is None else self._test_history.last(every))
         return shown
 
     def _show_snapshot(self, binding: Callable[..., Any], *arguments: object) -> dict[str, Any]:
-        snapshot: dict[str, Any] = binding(*arguments)
         if self._shows_all:
-            return snapshot
+            whole: dict[str, Any] = binding(*arguments)
+            return whole
+        self._read()
+        snapshot: dict[str, Any] = binding(*arguments)
         for segment in snapshot["segments"]:
             if any(device == segment["device"] for device, _ in self.plugs):
                 self._hide_plugs(segment)
         snapshot["device_traces"] = self._events_of_test(snapshot.get("device_traces", []))
+        if self._histories and (self._test_history is None or self._test_history.context is None):
+            for segment in snapshot["segments"]:
+                for record in (segment, *segment["blocks"]):
+                    record["frames"] = []
         return snapshot
 
     def _hide_plugs(self, segment: dict[str, Any]) -> None:

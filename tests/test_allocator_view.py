@@ -224,3 +224,76 @@ def test_the_wrapped_bindings_are_installed_once(virtual_gpu):
     binding = virtual_gpu._C._cuda_memoryStats
     VIEW.install()
     assert virtual_gpu._C._cuda_memoryStats is binding
+
+
+HISTORY = """
+LEFT = []
+
+def test_leaves():
+    LEFT.append(mib(70))
+
+def events(frames=True):
+    snapshot = torch.cuda.memory._snapshot()
+    records = snapshot["device_traces"][0]
+    records += [block for segment in snapshot["segments"] for block in segment["blocks"]]
+    actions = [record["action"] for record in records if "action" in record]
+    return actions, [record for record in records if record.get("frames")]
+
+@pytest.mark.gpu_memory
+@pytest.mark.parametrize("context", ["all", "alloc", "state", None])
+def test_records(context):
+    torch.cuda.memory._record_memory_history("all", context=context, stacks="all")
+    LEFT.clear()
+    kept = mib(3)
+    mib(5)
+    actions, framed = events()
+    torch.cuda.memory._record_memory_history(None)
+    assert actions.count("alloc") == 2, actions
+    assert actions.count("free_completed") == 1, actions
+    names = [frame["name"] for record in framed for frame in record["frames"]]
+    if context is None:
+        assert not framed
+    elif context == "state":
+        assert not any("action" in record for record in framed) and framed
+    else:
+        assert any("::" in name or "c10" in name for name in names), names
+    lines = {
+        record["action"]: [frame["line"] for frame in record["frames"] if frame["name"] == "mib"]
+        for record in framed if "action" in record
+    }
+    if context == "all":
+        assert not lines["free_completed"] and lines["alloc"]
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--gpumem-update-baselines", "--gpumem-html=page.html")])
+def test_a_history_of_the_tests_own_has_what_it_asked_for(suite, options):
+    """Beside a recording of the measurement's, and when an earlier test's memory is freed."""
+    suite.write("test_it.py", HISTORY)
+    options = ("-p", "no:randomly", "--gpumem-visible=session", "--gpumem-values=off", *options)
+    session = suite.run(*options)
+    assert session.outcomes.get("passed") == 5, session.out
+
+
+def test_a_history_keeps_as_many_events_as_it_was_asked_for(suite):
+    session = suite.run(
+        "--gpumem-html=page.html",
+        "--gpumem-update-baselines",
+        source="""
+        def recorded(*arguments, **options):
+            torch.cuda.memory._record_memory_history(*arguments, **options)
+            mib(1), mib(2)
+            events = torch.cuda.memory._snapshot()["device_traces"][0]
+            torch.cuda.memory._record_memory_history(None)
+            return [event["action"] for event in events]
+
+        @pytest.mark.gpu_memory
+        def test_it():
+            assert len(recorded("all", max_entries=3)) == 3
+            assert len(recorded("state")) == 1
+            assert "alloc" in recorded(True, trace_alloc_max_entries=1000)
+            if torch.__version__ >= "2.10":
+                assert "alloc" not in recorded("all", skip_actions=["alloc"])
+        """,
+    )
+    assert session.outcomes == {"passed": 1}, session.out

@@ -144,7 +144,7 @@ class Prober:
         if recording is None or recording.overflowed or not probe.fits:
             return None
         index = tally.peaks.index(max(tally.peaks, key=lambda peak: peak.allocated))
-        device, foreign = self.meter.devices[index], self.meter.foreign[index]
+        device, foreign = self.meter.devices[index], self.meter.kept_foreign[index]
         subject = Subject(device, tally.peaks[index], foreign, tally.windows)
         attribution = Attributor(recording, self.root).attribution(subject, timeline=False)
         return attribution.breakdown if attribution else None

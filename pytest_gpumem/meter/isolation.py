@@ -13,14 +13,13 @@ from pytest_gpumem.meter.allocator import (
     current,
     current_in,
     live_blocks,
-    peak_in,
     settle,
 )
-from pytest_gpumem.meter.foreign import ForeignMemory, no_foreign_memory
-from pytest_gpumem.meter.peaks import NOTHING, minus, plus
+from pytest_gpumem.meter.peaks import NOTHING, minus
+from pytest_gpumem.meter.pins import Pins
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from pytest_gpumem.meter.allocator import Stats
 
@@ -36,7 +35,11 @@ class Isolation:
         self.plugs = Plugs(devices)
         self.initial_foreign = [NOTHING] * len(devices)
         """memory held by earlier tests and the like when the step began, without plugs"""
-        self._foreign = no_foreign_memory(devices)
+        self.kept_foreign = list(self.initial_foreign)
+        """such memory that the allocators still hold, what the step has freed of it included"""
+        self.returned: set[tuple[int, int]] = set()
+        """device and address of foreign blocks that went back to the allocator"""
+        self._pins = Pins(devices, ())
 
     def stats(self) -> list[Stats]:
         """Return the allocator's statistics of each device: asking takes most of a measurement."""
@@ -44,13 +47,12 @@ class Isolation:
 
     @property
     def foreign(self) -> list[Peak]:
-        """Foreign memory that is still held."""
-        return self._foreign.peaks
-
-    @property
-    def follows_foreign(self) -> bool:
-        """Whether frees of foreign memory have to be seen, because some is held."""
-        return self._foreign.follows
+        """Foreign memory that earlier tests and the like still refer to."""
+        released = self._pins.released_by_device()
+        return [
+            minus(kept, Peak(nbytes, 0))
+            for kept, nbytes in zip(self.kept_foreign, released, strict=True)
+        ]
 
     def separate(
         self,
@@ -80,46 +82,86 @@ class Isolation:
             blocks = {
                 place: size for place, size in self.blocks().items() if place not in owned_blocks
             }
-        self.initial_foreign = foreign
-        self._foreign = ForeignMemory(self.devices, foreign, blocks, self.plugs.sizes)
+        self.initial_foreign, self.kept_foreign = foreign, list(foreign)
+        self._pins = Pins(self.devices, blocks)
         return all_stats
 
     def stop(self) -> None:
-        """Give the rooms back, and follow foreign memory no longer."""
-        self._foreign.stop()
+        """Give the rooms back, and keep foreign memory in place no longer."""
+        self._pins.stop()
         self.plugs.release()
 
     def adopt(self, peaks: Sequence[Peak], blocks: Collection[tuple[int, int]]) -> None:
         """Count memory that was taken as foreign for the step's own."""
         self.initial_foreign = list(map(minus, self.initial_foreign, peaks))
-        self._foreign.adopt(blocks, peaks)
+        self.kept_foreign = list(map(minus, self.kept_foreign, peaks))
+        self._pins.adopt(blocks)
 
-    def own_peaks(self, all_stats: Sequence[Stats]) -> list[Peak]:
-        """Return the step's own peaks, from the allocators' peaks or from their history."""
-        own = self.own([peak_in(stats) for stats in all_stats])
-        replayed = self._foreign.read(self.plugs.sizes)
-        for device, peak in zip(self.devices, replayed, strict=True):
-            if (
-                peak is not None
-            ):  # the allocator's peak may lie before a free, and is of no more use
-                VIEW.reset_peaks(device)
-        return [peak or plain for peak, plain in zip(replayed, own, strict=True)]
+    def settle(self) -> bool:
+        """Settle the devices, with the free rooms filled anew.
 
-    def settle(self) -> None:
-        """Settle the devices, with the free rooms filled anew."""
+        Returns:
+            whether foreign memory that the step had freed went back to the devices.
+        """
         self.plugs.release()
+        self._let_go()
         settle(self.devices)
-        self._foreign.settle(self.plugs.sizes)
+        if self._let_go():  # what Python's collector has just freed
+            with VIEW.hidden_counters(self.devices):
+                VIEW.empty_cache()
+        changed = self._look_at_foreign()
         self.plugs.fill()
-        self._foreign.plug(self.plugs.sizes)
+        return changed
 
-    def begin_anew(self) -> None:
-        """Forget earlier runs of the step: after a settling, which saw their blocks freed."""
-        self._foreign.begin_anew()
+    def empty_cache(self, empty: Callable[[], object]) -> tuple[object, bool]:
+        """Call ``torch.cuda.empty_cache()`` for the test's code, with what it has freed.
+
+        Args:
+            empty: calls it.
+
+        Returns:
+            its result; and whether foreign memory went back to the devices.
+        """
+        if not self._let_go():
+            return empty(), False
+        self.plugs.release(self._pins.ranges)
+        result = empty()
+        changed = self._look_at_foreign()
+        self.plugs.fill(self._pins.ranges)
+        return result, changed
+
+    def _let_go(self) -> bool:
+        """Free the foreign memory that the step has freed; return whether there was any."""
+        self._pins.look()
+        dropped = self._pins.drop()
+        self.returned |= dropped
+        return bool(dropped)
+
+    def _look_at_foreign(self) -> bool:
+        """Note the foreign memory that is left; return whether it has changed."""
+        before = list(self.kept_foreign)
+        if self._pins.ranges:
+            allocated, reserved = self._pins.still_held(), self._pins.still_reserved()
+            self.kept_foreign = list(map(Peak, allocated, reserved))
+        return before != self.kept_foreign
+
+    def see_lost(self) -> bool:
+        """Note foreign memory that was freed and not kept in place; return whether there was any.
+
+        From then on it is not subtracted.
+        """
+        if not self._pins.any_loose:
+            return False
+        lost = self._pins.lose(self.blocks())
+        self.kept_foreign = [
+            minus(kept, Peak(nbytes, 0))
+            for kept, nbytes in zip(self.kept_foreign, lost, strict=True)
+        ]
+        return any(lost)
 
     def notes(self) -> list[str]:
         """Return sentences about figures that are not exact."""
-        sentences = self._foreign.notes()
+        sentences = self._pins.notes()
         if self.plugs.unfilled:
             sentences.append(
                 "earlier tests left free rooms in their segments that cannot be filled: peak "
@@ -128,35 +170,18 @@ class Isolation:
         return sentences
 
     def own(self, peaks: Sequence[Peak]) -> list[Peak]:
-        """Subtract foreign memory and the plugs from the allocators' figures.
-
-        Where foreign memory has been freed, it is the memory held at the last reading.
-        """
-        subtracted = [
-            plus(minus(minus(peak, foreign), Peak(plug, 0)), Peak(0, borrowed))
-            for peak, foreign, plug, borrowed in zip(
-                peaks, self.foreign, self.plugs.sizes, self._foreign.borrowed(), strict=True
-            )
-        ]
+        """Subtract foreign memory and the plugs from the allocators' figures."""
         return [
-            alone.held if alone else peak
-            for alone, peak in zip(self._foreign.alone, subtracted, strict=True)
+            minus(minus(peak, foreign), Peak(plug, 0))
+            for peak, foreign, plug in zip(peaks, self.kept_foreign, self.plugs.sizes, strict=True)
         ]
 
-    def own_at_refusal(self, held: Peak, device: int) -> Peak:
-        """Return the step's own part of what a device held when it refused a request."""
-        alone = self._foreign.alone[device]
-        if alone is not None and alone.held_at_refusal is not None:
-            return alone.held_at_refusal
-        # Not the foreign memory of now: some of it may have been freed since.
-        foreign = self._foreign.at_refusal[device] or self.foreign[device]
-        borrowed = self._foreign.borrowed()[device]
-        own = minus(minus(held, foreign), Peak(self.plugs.sizes[device], 0))
-        return plus(own, Peak(0, borrowed))
-
-    def cap(self, limit: int | None) -> None:
-        """Note the bytes that the step may reserve on each device."""
-        self._foreign.limit = limit
+    def own_of(self, held: Peak, device: int) -> Peak:
+        """Return the step's own part of what a device holds now; of others all of it."""
+        if device not in self.devices:
+            return held
+        index = self.devices.index(device)
+        return minus(minus(held, self.kept_foreign[index]), Peak(self.plugs.sizes[index], 0))
 
     def own_now(self) -> list[Peak]:
         """Return the step's own memory now."""
@@ -168,6 +193,12 @@ class Isolation:
         for place in self.plugs.blocks:
             blocks.pop(place, None)
         return blocks
+
+
+def _lies_in(ranges: Collection[tuple[int, int, int]] | None, device: int, address: int) -> bool:
+    return ranges is None or any(
+        number == device and start <= address < end for number, start, end in ranges
+    )
 
 
 SMALL: Final = 1 << 20
@@ -187,63 +218,100 @@ class Plugs:
         self._devices = device_range(devices)
         self.sizes = [0] * len(self._devices)
         """bytes of plugs on each device: they count as allocated"""
-        self.blocks: list[tuple[int, int]] = []
+        self.blocks: set[tuple[int, int]] = set()
         """device and address of each plug"""
         self.unfilled = False
         """a room could not be filled, and may save a step a part of a page"""
 
-    def fill(self) -> None:
-        """Fill every free room."""
+    def fill(self, ranges: Collection[tuple[int, int, int]] | None = None) -> None:
+        """Fill every free room; given ranges, those in them: device, addresses from and to."""
         if not any(current(device).reserved for device in self._devices):
             return
-        rooms: defaultdict[tuple[int, int, str], list[tuple[int, bool]]] = defaultdict(list)
-        with VIEW.hidden(self._devices):
-            for segment in VIEW.segments():
-                device, private = segment["device"], tuple(segment.get("segment_pool_id", (0, 0)))
-                if device not in self._devices or private != (0, 0):
-                    continue
-                pool = "small_pool" if segment["segment_type"] == "small" else "large_pool"
-                for block in segment["blocks"]:
-                    size = block["size"]
-                    if block["state"] != "inactive":
-                        continue
-                    if pool == "large_pool" and size <= SMALL:  # a request as small goes elsewhere
-                        self.unfilled |= bool(segment.get("is_expandable"))
-                        continue
-                    # A small segment serves no more than this at a time.
-                    most = SMALL if pool == "small_pool" else size
-                    parts = [most] * (size // most) + [size % most] * bool(size % most)
-                    rooms[device, segment["stream"], pool] += [
-                        (part, number == len(parts)) for number, part in enumerate(parts, 1)
-                    ]
-            for (device, stream, pool), requests in rooms.items():
-                # The largest first, of all segments: the best fit of each is then its own room.
-                for size, fills in sorted(requests, reverse=True):
-                    self._take(size, device, stream, pool, fills=fills)
-
-    def _take(self, size: int, device: int, stream: int, pool: str, *, fills: bool) -> None:
         import torch
 
-        reserved = current(device).reserved
-        address = torch.cuda.caching_allocator_alloc(size, device, stream)
-        if current(device).reserved > reserved:  # it got a segment of its own, not the room
-            torch.cuda.caching_allocator_delete(address)
-            VIEW.empty_cache()
-            self.unfilled = True
-        else:
-            VIEW.add_plug(Plug(device, address, size, pool, fills))
-            self.blocks.append((device, address))
-            self.sizes[self._devices.index(device)] += size
+        with VIEW.hidden(self._devices):
+            for (device, stream, pool), requests in self._rooms(ranges).items():
+                others: list[int] = []
+                # The largest first, of all segments: the best fit of each is then its own room.
+                for size, fills in sorted(requests, reverse=True):
+                    plug = self._taken(size, device, stream, ranges, others)
+                    if plug is None:
+                        self.unfilled = True
+                        continue
+                    VIEW.add_plug(Plug(device, plug, size, pool, fills))
+                    self.blocks.add((device, plug))
+                    self.sizes[self._devices.index(device)] += size
+                for address in others:
+                    torch.cuda.caching_allocator_delete(address)
 
-    def release(self) -> None:
-        """Give the rooms back."""
-        if not self.blocks:
+    def _rooms(
+        self, ranges: Collection[tuple[int, int, int]] | None
+    ) -> dict[tuple[int, int, str], list[tuple[int, bool]]]:
+        """Return the requests that fill the rooms of each device, stream and pool.
+
+        A request has its bytes, and whether nothing is left of the room.
+        """
+        rooms: defaultdict[tuple[int, int, str], list[tuple[int, bool]]] = defaultdict(list)
+        for segment in VIEW.segments():
+            device, private = segment["device"], tuple(segment.get("segment_pool_id", (0, 0)))
+            if device not in self._devices or private != (0, 0):
+                continue
+            pool = "small_pool" if segment["segment_type"] == "small" else "large_pool"
+            end = segment["address"]
+            for block in segment["blocks"]:
+                address, size = end, block["size"]
+                end += size
+                if block["state"] != "inactive" or not _lies_in(ranges, device, address):
+                    continue
+                if pool == "large_pool" and size <= SMALL:  # a request as small goes elsewhere
+                    self.unfilled |= bool(segment.get("is_expandable"))
+                    continue
+                # A small segment serves no more than this at a time.
+                most = SMALL if pool == "small_pool" else size
+                parts = [most] * (size // most) + [size % most] * bool(size % most)
+                rooms[device, segment["stream"], pool] += [
+                    (part, number == len(parts)) for number, part in enumerate(parts, 1)
+                ]
+        return rooms
+
+    @staticmethod
+    def _taken(
+        size: int,
+        device: int,
+        stream: int,
+        ranges: Collection[tuple[int, int, int]] | None,
+        others: list[int],
+    ) -> int | None:
+        """Return the address of a new block in a room to fill; None where there is none.
+
+        Blocks that get rooms of the step's own, which fit as well, are added to ``others``.
+        """
+        import torch
+
+        while True:
+            reserved = current(device).reserved
+            try:
+                address = torch.cuda.caching_allocator_alloc(size, device, stream)
+            except torch.OutOfMemoryError:
+                return None
+            if current(device).reserved > reserved:  # it got a segment of its own, not a room
+                torch.cuda.caching_allocator_delete(address)
+                VIEW.empty_cache()
+                return None
+            if _lies_in(ranges, device, address):
+                return int(address)
+            others.append(address)
+
+    def release(self, ranges: Collection[tuple[int, int, int]] | None = None) -> None:
+        """Give the rooms back; given ranges, those in them."""
+        released = [place for place in self.blocks if _lies_in(ranges, *place)]
+        if not released:
             return
         import torch
 
         with VIEW.hidden(self._devices):
-            for device, address in self.blocks:
+            for device, address in released:
                 torch.cuda.caching_allocator_delete(address)
-                VIEW.remove_plug(device, address)
-        self.blocks.clear()
-        self.sizes = [0] * len(self.sizes)
+                self.blocks.remove((device, address))
+                size = VIEW.remove_plug(device, address).size
+                self.sizes[self._devices.index(device)] -= size

@@ -87,6 +87,7 @@ class Meter:
         self._whole = Tally(self._isolation.foreign)
         self._open = [self._whole]
         self._limit: int | None = None
+        self._extra_room = 0
         self._retries = 0
         self._left_off = False
         """whether the caching allocator was found switched off, and was switched on again"""
@@ -119,7 +120,7 @@ class Meter:
         await_autograd()  # or what they free soon would count as foreign memory
         settle(self.devices)
         all_stats = self._isolation.separate(owned, owned_blocks, count_held=count_held)
-        self.device.make_room([peak.reserved for peak in self.foreign])
+        self.make_room()
         self._retries = alloc_retries(all_stats)
         self._stack.callback(self._isolation.stop)
         self._stack.enter_context(kept_fractions(self.devices))
@@ -129,6 +130,7 @@ class Meter:
         self._garbage.start()
         self._stack.callback(self._garbage.stop)
         self._stack.enter_context(VIEW.watched_resets(self.note))
+        self._stack.enter_context(VIEW.emptying(self._empty_cache))
         self._optimizers.start()
         self._stack.callback(self._optimizers.stop)
         self._use = self.device.watch(self.devices)
@@ -145,7 +147,7 @@ class Meter:
     def _begin(self, all_stats: Sequence[Stats]) -> None:
         """Begin to count, with the allocators' present statistics."""
         held = [current_in(stats) for stats in all_stats]
-        WATCH.start()
+        WATCH.start(self._isolation.own_of)
         self.steps.forget()
         self._garbage.most = 0
         self._use.start([peak.reserved for peak in held])
@@ -167,35 +169,60 @@ class Meter:
 
     def counted(self) -> list[Peak]:
         """Return the step's own memory now, one Peak a device."""
-        if self._isolation.follows_foreign:  # what of it has been freed is known after a reading
-            self.note()
         return self._isolation.own_now()
-
-    def own_at_refusal(self, held: Peak, device: int) -> Peak:
-        """Return the step's own part of the memory that one device held at its last refusal.
-
-        Args:
-            held: all of it, plugs and memory of earlier tests included.
-            device: its index among the step's.
-        """
-        if self._isolation.follows_foreign:
-            self.note()
-        return self._isolation.own_at_refusal(held, device)
 
     @property
     def foreign(self) -> tuple[Peak, ...]:
         """Memory of earlier tests that is still held and not counted, one Peak a device."""
         return tuple(self._isolation.foreign)
 
+    @property
+    def initial_foreign(self) -> tuple[Peak, ...]:
+        """Memory of earlier tests that was held when the step began, one Peak a device."""
+        return tuple(self._isolation.initial_foreign)
+
+    @property
+    def returned(self) -> set[tuple[int, int]]:
+        """Device and address of foreign blocks that went back: others may lie there now."""
+        return self._isolation.returned
+
+    @property
+    def kept_foreign(self) -> tuple[Peak, ...]:
+        """The same with what the step has freed of it: the allocator has that as yet."""
+        return tuple(self._isolation.kept_foreign)
+
+    def make_room(self, extra: int | None = None) -> None:
+        """Let foreign memory take nothing of what the step can have.
+
+        Args:
+            extra: bytes beyond that, from now on; None: as many as before.
+        """
+        self._extra_room = self._extra_room if extra is None else extra
+        self.device.make_room([peak.reserved + self._extra_room for peak in self.kept_foreign])
+
+    def _follow_foreign(self) -> None:
+        """Have cap and device follow foreign memory that went back, or became the step's."""
+        self.cap(self._limit)
+        self.make_room()
+
+    def _empty_cache(self, empty: Callable[[], object]) -> object:
+        """Call ``torch.cuda.empty_cache()`` for the test's code: what it has freed goes back."""
+        self.note()
+        with self._recorder.ours() if self._recorder else nullcontext():
+            result, changed = self._isolation.empty_cache(empty)
+        if changed:
+            reset_peaks(self.devices)
+            self._follow_foreign()
+        return result
+
     def note(self) -> None:
         """Put the peaks so far into every open tally."""
         self._note(self._isolation.stats())
 
     def _note(self, all_stats: Sequence[Stats]) -> None:
-        foreign = self.foreign
-        peaks = self._isolation.own_peaks(all_stats)
-        if self.foreign != foreign:
-            self.cap(self._limit)
+        if self._isolation.see_lost():
+            self._follow_foreign()
+        peaks = self._isolation.own([peak_in(stats) for stats in all_stats])
         for tally in self._open:
             tally.raise_to(peaks, stepping=self._stepping)
         self._use.look(
@@ -322,7 +349,9 @@ class Meter:
         self._left_off |= is_switched_off()
         switch_on()  # the rooms that are filled are the caching allocator's
         with self._recorder.ours() if self._recorder else nullcontext():
-            self._isolation.settle()
+            changed = self._isolation.settle()
+        if changed:
+            self._follow_foreign()
         self._use.forget()
         reset_peaks(self.devices)
 
@@ -358,7 +387,7 @@ class Meter:
         """
         self.fold()
         self._isolation.adopt(peaks, blocks)
-        self.cap(self._limit)  # the cap is above less foreign memory than before
+        self._follow_foreign()
 
     def consider(self, peaks: Sequence[Peak]) -> None:
         """Count the peaks of a set-up that the step uses and another one ran."""
@@ -375,7 +404,6 @@ class Meter:
         collect_all()
         NODE_NUMBERS.begin()
         self.resettle()
-        self._isolation.begin_anew()
         self._optimizers.forget()
         if record:
             if self._recorder is not None:
@@ -423,8 +451,7 @@ class Meter:
     def cap(self, limit: int | None) -> int | None:
         """Cap the bytes that the step may reserve on each device; return the previous cap."""
         previous, self._limit = self._limit, limit
-        self._isolation.cap(limit)
-        for device, foreign in zip(self.devices, self.foreign, strict=True):
+        for device, foreign in zip(self.devices, self.kept_foreign, strict=True):
             bytes_in_all = None if limit is None else limit + foreign.reserved
             total = self.device.cap_total(device)
             set_cap(device, bytes_in_all, total, foreign.reserved)

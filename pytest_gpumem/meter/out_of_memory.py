@@ -16,6 +16,7 @@ from pytest_gpumem.sizes import parse_size
 from pytest_gpumem.source_lines import is_users, shown_path
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
     from types import TracebackType
 
@@ -32,7 +33,7 @@ class Refusal:
     device: int
     requested: int | None
     held: Peak | None
-    """bytes held at that moment in the whole process; None: not observed"""
+    """bytes that the step held at that moment; None: not observed"""
 
 
 class OutOfMemoryWatch:
@@ -40,18 +41,20 @@ class OutOfMemoryWatch:
 
     _attached = False
     _refusals: list[Refusal]
+    _own: Callable[[Peak, int], Peak]
 
     def __init__(self) -> None:
         self._refusals = []
 
-    def start(self) -> None:
-        """Forget earlier errors."""
+    def start(self, own: Callable[[Peak, int], Peak] = lambda held, _device: held) -> None:
+        """Forget earlier errors; ``own`` returns the step's part of what a device holds now."""
         import torch
 
         def observe(device: int, requested: int, _limit: int, _free: int) -> None:
-            self._refusals.append(Refusal(device, requested, current(device)))
+            self._refusals.append(Refusal(device, requested, self._own(current(device), device)))
 
         self._refusals.clear()
+        self._own = own
         # PyTorch has no call that detaches an observer: one for the life of the process
         if not self._attached and hasattr(torch._C, "_cuda_attach_out_of_memory_observer"):
             torch._C._cuda_attach_out_of_memory_observer(observe)

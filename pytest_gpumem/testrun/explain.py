@@ -260,7 +260,7 @@ def explain(run: Run, parts: Iterable[str], root: Path, *, timelines: bool) -> E
         explained = [
             attributor.explained(Subject(index, peak, foreign, spans), timeline=timelines)
             for index, peak, foreign in zip(
-                run.meter.devices, peaks[part], run.meter.foreign, strict=True
+                run.meter.devices, peaks[part], run.meter.kept_foreign, strict=True
             )
         ]
         explanations.add(part, explained, peaks[part])

@@ -117,7 +117,8 @@ def judged(  # noqa: PLR0913 - a test, its run, and all that came of it
     first one fills caches; else a note says whether each run leaves as much.
     """
     assert whole.measurement is not None  # noqa: S101 - the caller has a measured test
-    left = _leftover(runner, run, run.excused_blocks)
+    excused = run.excused_blocks - run.meter.returned
+    left = _leftover(runner, run, excused)
     measurement = replace(whole.measurement, left=left.sizes)
     if judge_left(measurement, run.spec) is None:
         return None
@@ -128,8 +129,7 @@ def judged(  # noqa: PLR0913 - a test, its run, and all that came of it
         with runner.again(item, record=record, warm=True) as attempt:
             recorded = run.meter.recording()
         if attempt.passed:
-            excused = {*run.excused_blocks, *left.blocks}
-            left_again = _leftover(runner, run, excused, left.sizes)
+            left_again = _leftover(runner, run, {*excused, *left.blocks}, left.sizes)
     if run.spec.warmup and left_again is not None:
         measurement = replace(measurement, left=left_again.sizes)
         stayed = _stayed(run, left_again, recorded, runner.root)

@@ -239,7 +239,7 @@ class Runner:
         """Return the run of a test that has ended, with notes of memory that is not counted."""
         assert self.run is not None  # noqa: S101 - for the type checker
         run = self.run
-        uncounted = sum(held.allocated for held in run.meter.foreign)
+        uncounted = sum(held.allocated for held in run.meter.initial_foreign)
         if uncounted:
             holders = [
                 f"fixture {fixture.name!r}"

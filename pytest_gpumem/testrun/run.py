@@ -283,8 +283,6 @@ class Run:
             if fixture in self.owned:
                 return
             self._replay(fixture, no_memory(self.spec.devices))
-            if not self._uncapped:
-                self.device.make_room([foreign.reserved for foreign in self.meter.foreign])
 
     @contextmanager
     def _nested(self, fixture: Retained) -> Iterator[None]:
@@ -382,10 +380,7 @@ class Run:
         refusal = WATCH.last(error)
         first = self.meter.devices[0]
         device = min(max(refusal.device - first, 0), self.spec.devices - 1)
-        if refusal.held is None:
-            held = self.meter.counted()[device]
-        else:
-            held = self.meter.own_at_refusal(refusal.held, device)
+        held = refusal.held or self.meter.counted()[device]
         return OutOfMemory(
             requested=refusal.requested,
             allocated=held.allocated,
@@ -440,14 +435,14 @@ class Run:
     def lift_limits(self) -> None:
         """Lift every limit, to see how much a step needs."""
         self._uncapped = True
-        self.device.make_room([peak.reserved + BOUNDLESS for peak in self.meter.foreign])
+        self.meter.make_room(BOUNDLESS)
         self.meter.cap(None)
 
     def restore_limits(self) -> None:
         """Have every limit hold again, where they were lifted."""
         if self._uncapped:
             self._uncapped = False
-            self.device.make_room([peak.reserved for peak in self.meter.foreign])
+            self.meter.make_room(0)
             self.meter.cap(self.limit)
 
 

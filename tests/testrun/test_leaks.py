@@ -323,3 +323,27 @@ def test_a_passing_test_has_its_baseline(suite):
     (content,) = suite.baselines().values()
     assert json.loads(content)["tests"]["test_it"]["peak_allocated"] == [9 << 20]
     assert suite.run().verdicts() == {"test_it": "ok"}
+
+
+def test_a_leak_at_the_address_of_memory_that_an_earlier_test_left_is_named(suite):
+    """The earlier test's memory has gone back to the GPU, which gives its addresses again."""
+    session = suite.run(
+        "-v",
+        "-p",
+        "no:randomly",
+        source="""
+        LEFT, KEPT = [], []
+
+        @pytest.mark.gpu_memory
+        def test_leaves():
+            LEFT.append(mib(40))
+
+        @pytest.mark.gpu_memory(max_leak_mib=0)
+        def test_leaks():
+            LEFT.clear()
+            torch.cuda.empty_cache()
+            KEPT.append(mib(40))
+        """,
+    )
+    assert session.verdicts()["test_leaks"] == "leaked", session.out
+    assert "global variable KEPT" in session.flat, session.out
