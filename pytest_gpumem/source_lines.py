@@ -137,6 +137,15 @@ def import_folders() -> tuple[Path, ...]:
     return tuple(sorted(folders, key=lambda folder: -len(folder.parts)))
 
 
+def forget_changed_files() -> None:
+    """Forget the lines of files that were edited since this process read them."""
+    known = set(linecache.cache)
+    linecache.checkcache()
+    if not known <= set(linecache.cache):
+        _functions.cache_clear()
+        _marker_lines.cache_clear()
+
+
 def qualified(filename: str, line: int) -> str:
     """Return the qualified name of the innermost function around a line; "" outside of all."""
     functions = _functions(filename)

@@ -20,7 +20,7 @@ from pytest_gpumem.attribution.sites import (
 from pytest_gpumem.attribution.timeline import course_of, drawn_timeline
 from pytest_gpumem.measurement import CATEGORIES, Attribution, Breakdown, LinePeak, Peak
 from pytest_gpumem.sizes import format_size
-from pytest_gpumem.source_lines import qualified, shown_path
+from pytest_gpumem.source_lines import forget_changed_files, qualified, shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -62,6 +62,7 @@ class Attributor:
         self._recording = recording
         self._root = root
         self._devices: dict[int, Blocks] = {}
+        forget_changed_files()
 
     def attribution(self, subject: Subject, *, timeline: bool) -> Attribution | None:
         """Return the attribution of a peak; None where the recording cannot tell it."""

@@ -11,8 +11,9 @@ from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.judge.breakdown_diff import growth_cause
+from pytest_gpumem.judge.causes import growth_causes
 from pytest_gpumem.judge.comparison import StepShape
+from pytest_gpumem.judge.lead import lead_of
 from pytest_gpumem.judge.toolchain_change import (
     CommonChange,
     ToolchainChange,
@@ -20,6 +21,7 @@ from pytest_gpumem.judge.toolchain_change import (
     moved_categories,
 )
 from pytest_gpumem.judge.verdict import PEAKS, Comparison, beyond_tolerance
+from pytest_gpumem.measurement import Attribution
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -104,7 +106,9 @@ class EntryChange:
         """The category and line that grew most, where both have a breakdown; else ""."""
         if not self.rows or self.old is None or self.new is None:
             return ""
-        return growth_cause(self.rows[0], self.old.breakdowns, self.new.breakdowns)
+        measured = [Attribution(breakdown) for breakdown in self.new.breakdowns]
+        lead = lead_of(growth_causes(self.rows[0], self.old.breakdowns, measured))
+        return lead.sentence if lead else ""
 
     @property
     def difference(self) -> int:

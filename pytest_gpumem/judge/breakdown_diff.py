@@ -7,12 +7,10 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.measurement import CATEGORIES, Provenance, Site
-from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
-    from pytest_gpumem.judge.verdict import Comparison
     from pytest_gpumem.measurement import Breakdown, LineKey
 
 CACHED: Final = "cached"
@@ -36,6 +34,8 @@ class BreakdownRow:
     """of a row of sites: the number of blocks measured"""
     baseline_blocks: int | None = None
     """of a row of sites: the number of blocks in the baseline"""
+    old_code: str = ""
+    """of a row of sites: the line's code in the baseline, where the line was edited"""
 
     @property
     def difference(self) -> int | None:
@@ -117,38 +117,6 @@ def extra_blocks(current: Breakdown, baseline: Breakdown) -> dict[LineKey, int]:
     return {key: blocks for key, blocks in number.items() if blocks > 0}
 
 
-def growth_cause(row: Comparison, old: Sequence[Breakdown], new: Sequence[Breakdown]) -> str:
-    """Return the cause of a grown peak, as :func:`describe_growth`; "" without both breakdowns.
-
-    Args:
-        row: the figure that grew.
-        old: the baseline's breakdowns, one a device.
-        new: the measured ones.
-    """
-    if row.excess <= 0 or row.peak != "allocated" or min(len(old), len(new)) <= row.device:
-        return ""
-    return describe_growth(new[row.device], old[row.device])
-
-
-def describe_growth(current: Breakdown, baseline: Breakdown) -> str:
-    """Return the category that grew most, with its site; "" where no category grew.
-
-    "activations +512.00 MiB, of which blocks.py:88 (Attention.forward) +512.00 MiB in 12 blocks"
-    """
-    grown = [row for row in category_rows(current, baseline)[:-1] if (row.difference or 0) > 0]
-    if not grown:
-        return ""
-    top = grown[0]
-    growth = f"{top.name} {format_size(top.difference or 0, signed=True)}"
-    for row in site_rows(current, baseline):
-        if row.site and row.site.category == top.name and row.site.path and row.difference:
-            if row.difference > 0:
-                amount = format_size(row.difference, signed=True)
-                growth += f", of which {row.name} {amount} in {blocks_text(row.blocks)}"
-            break
-    return growth
-
-
 def site_name(site: Site) -> str:
     """Return a site as reports name it: "blocks.py:88 (Attention.forward)"."""
     if not site.path:
@@ -164,8 +132,12 @@ def blocks_text(number: int) -> str:
 
 def _site_row(site: Site, baseline: Site | None) -> BreakdownRow:
     """Return the row of a site beside the baseline's; None: the baseline had no such site."""
-    nbytes, blocks = (baseline.nbytes, baseline.blocks) if baseline else (0, 0)
-    return BreakdownRow(site_name(site), site.nbytes, nbytes, site, site.blocks, blocks)
+    if baseline is None:
+        return BreakdownRow(site_name(site), site.nbytes, 0, site, site.blocks, 0)
+    old_code = baseline.code if baseline.code != site.code else ""
+    return BreakdownRow(
+        site_name(site), site.nbytes, baseline.nbytes, site, site.blocks, baseline.blocks, old_code
+    )
 
 
 def _keyed(sites: Iterable[Site]) -> dict[SiteKey, Site]:

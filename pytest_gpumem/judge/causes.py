@@ -42,6 +42,8 @@ LEAST_KEPT: Final = 8
 """what keeps less than one part in so many of a line's growth is not told"""
 LEAST_LEADING: Final = 4
 """parameters that grew by one part in so many of what follows them are its cause"""
+LEAST_EDITED: Final = 50
+"""a line that was edited and grew by one part in so many of the line that grew most is the cause"""
 FOLLOWING: Final = {"gradients", "optimizer state"}
 """categories that have as many bytes as there are parameters: these come first"""
 
@@ -80,7 +82,11 @@ class _LineGrowth:
 
 
 def growth_causes(
-    row: Comparison, old: Sequence[Breakdown], new: Sequence[Attribution]
+    row: Comparison,
+    old: Sequence[Breakdown],
+    new: Sequence[Attribution],
+    *,
+    of_one_program: bool = True,
 ) -> tuple[Cause, ...]:
     """Return the causes of a grown peak; none without both breakdowns of its device.
 
@@ -90,6 +96,7 @@ def growth_causes(
         row: the figure that grew.
         old: the baseline's breakdowns, one a device.
         new: the measured attributions.
+        of_one_program: whether both are of the same code, edited perhaps, and not of two parts.
     """
     if row.excess <= 0 or row.peak == "reserved" or min(len(old), len(new)) <= row.device:
         return ()
@@ -116,6 +123,8 @@ def growth_causes(
 
     rows.sort(key=lambda site_row: (-own_growth(site_row), -(site_row.difference or 0)))
     rows = _parameters_first(rows)
+    if of_one_program:
+        rows = _edited_first(rows)
     causes = [_cause(line, keepers) for line in rows[:MOST_CAUSES]]
     reasons = [*_unsplit_reason(current, baseline), *_autocast_reason(current, baseline)]
     if not causes[0].keepers:  # else the growth is explained
@@ -184,6 +193,22 @@ def _parameters_first(rows: list[BreakdownRow]) -> list[BreakdownRow]:
     return [*parameters, *(row for row in rows if row not in parameters)]
 
 
+def _edited_first(rows: list[BreakdownRow]) -> list[BreakdownRow]:
+    """Return rows with the line first whose text changed, where it grew as well.
+
+    A line that makes a wider layer is the cause, though the lines that run the layer grow more.
+    """
+    least = (rows[0].difference or 0) // LEAST_EDITED
+    edited = [row for row in rows if _is_edited(row) and (row.difference or 0) >= least]
+    return [*edited, *(row for row in rows if row not in edited)]
+
+
+def _is_edited(row: BreakdownRow) -> bool:
+    """Return whether a row's line is the baseline's with another text."""
+    code = row.site.code if row.site else ""
+    return bool(row.old_code) and SequenceMatcher(None, row.old_code, code).ratio() >= LEAST_ALIKE
+
+
 def _cause(row: BreakdownRow, keepers: Sequence[Keeper]) -> Cause:
     site = row.site
     assert site is not None  # noqa: S101 - for the type checker: it is a row of sites
@@ -196,6 +221,7 @@ def _cause(row: BreakdownRow, keepers: Sequence[Keeper]) -> Cause:
         baseline_blocks=row.baseline_blocks,
         keepers=own,
         reasons=tuple(keeper_reason(keeper, growth) for keeper in own),
+        old_code=row.old_code if _is_edited(row) else "",
     )
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.judge.breakdown_diff import blocks_text, growth_cause, provenance_text, site_name
+from pytest_gpumem.judge.breakdown_diff import blocks_text, provenance_text, site_name
 from pytest_gpumem.judge.causes import growth_causes
 from pytest_gpumem.judge.comparison import Case, both_sizes
+from pytest_gpumem.judge.lead import lead_of
 from pytest_gpumem.judge.verdict import (
     DEFAULT_TOLERANCES,
     NEED_UNKNOWN,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from pytest_gpumem.judge.comparison import Limit
+    from pytest_gpumem.judge.verdict import Lead
     from pytest_gpumem.measurement import Measurement, Peak
     from pytest_gpumem.relations import Relation
     from pytest_gpumem.spec import MemorySpec
@@ -94,8 +96,14 @@ def judge_left(measurement: Measurement, spec: MemorySpec) -> Verdict | None:
     return replace(verdict, notes=notes, remedy=remedy, comparisons=())
 
 
-def _verdict(
-    case: Case, kind: Kind, finding: str, notes: Iterable[str] = (), *, failed: bool = False
+def _verdict(  # noqa: PLR0913 - the parts of a verdict
+    case: Case,
+    kind: Kind,
+    finding: str,
+    notes: Iterable[str] = (),
+    *,
+    failed: bool = False,
+    lead: Lead | None = None,
 ) -> Verdict:
     """Return a verdict with the notes that every kind has, and no remedy as yet."""
     measurement, entry, error = case.measurement, case.entry, case.lookup.error
@@ -107,18 +115,22 @@ def _verdict(
         notes.append(f"the allocator had to empty its cache {times} to go on")
     if error is not None and case.spec.baseline and kind is not Kind.INCOMPARABLE:
         notes.append(f"cannot read the baseline: {error}")
-    if entry and (old := provenance_text(entry.provenance, measurement.provenance)):
+    told = lead is not None and lead.kind == "toolchain"
+    if entry and not told and (old := provenance_text(entry.provenance, measurement.provenance)):
         new = provenance_text(measurement.provenance, entry.provenance)
         notes.append(f"baseline made with {old}; measured with {new}")
     held_to = "" if case.uncompared else case.policy.against
     return Verdict(
         kind,
         failed,
-        f"{WORDS.get(kind, kind)}: {finding}",
+        f"{WORDS.get(kind, kind)}: {lead.sentence}; {finding}"
+        if lead
+        else f"{WORDS.get(kind, kind)}: {finding}",
         case.comparisons,
         tuple(notes),
         uncompared=case.uncompared,
         held_to=held_to,
+        lead=lead,
     )
 
 
@@ -368,11 +380,8 @@ def _compared(case: Case) -> Verdict:
         )
     if not beyond:
         return _verdict(case, Kind.WITHIN, f"{case.highest}{against}", unguarded)
-    finding = f"{_change(case, beyond[0])}, tolerance {format_size(beyond[0].allowance or 0)}"
-    old = case.entry.breakdowns if case.entry else ()
-    new = [attribution.breakdown for attribution in case.measurement.attributions]
-    cause = growth_cause(beyond[0], old, new)
-    finding = f"{cause}; {finding}" if cause else finding
+    finding = f"{_change(case, beyond[0])}{_sizes(case, beyond[0])}, tolerance "
+    finding += format_size(beyond[0].allowance or 0)
     if beyond[0].excess < 0:
         failed = case.policy.shrinkage == "fail"
         verdict = _verdict(case, Kind.IMPROVED, finding, failed=failed)
@@ -381,8 +390,13 @@ def _compared(case: Case) -> Verdict:
     notes = (
         ["live tensors take no more: it is the allocator's cache"] if only_reserved else unguarded
     )
-    verdict = _verdict(case, Kind.REGRESSED, finding, notes, failed=True)
+    old = case.entry.breakdowns if case.entry else ()
     causes = growth_causes(beyond[0], old, case.measurement.attributions)
+    toolchain = None
+    if case.entry is not None and not case.policy.against:
+        toolchain = case.entry.provenance, case.measurement.provenance
+    lead = lead_of(causes, case.lookup.edits, toolchain)
+    verdict = _verdict(case, Kind.REGRESSED, finding, notes, failed=True, lead=lead)
     return _updatable(case, replace(verdict, causes=causes), "if this is intended")
 
 
@@ -397,6 +411,16 @@ def _change(case: Case, row: Comparison) -> str:
         return f"{row.title}{place} is {amount} {side} that of {case.policy.against}"
     verb = "grew" if difference > 0 else "shrank"
     return f"{row.title}{place} {verb} by {format_size(abs(difference))}{share}"
+
+
+def _sizes(case: Case, row: Comparison) -> str:
+    """Return a figure before and now: ": 2014.44 -> 2264.44 MiB"; "" beside another device."""
+    if case.policy.against:
+        return ""
+    old, new = format_size(row.baseline or 0), format_size(row.measured)
+    if old[-3:] == new[-3:]:  # one unit is said once
+        old = old.rpartition(" ")[0]
+    return f": {old} -> {new}"
 
 
 def _less_or_larger(limit: Limit, nbytes: int) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.judge.causes import HeldLine, growth_causes, largest_lines
+from pytest_gpumem.judge.lead import lead_of
 from pytest_gpumem.judge.verdict import WORDS, Comparison, Kind, Verdict, beyond_tolerance
 from pytest_gpumem.measurement import BaselineEntry, Breakdown, Measurement, Peak, ReadsValues
 from pytest_gpumem.nodeids import module_of
@@ -94,9 +95,11 @@ class Result:
         over = max(
             self.verdict.comparisons, key=lambda row: (row.peak == "allocated", row.measured)
         )
-        causes = growth_causes(replace(over, baseline=peak, allowance=0), old, new)
+        row = replace(over, baseline=peak, allowance=0)
+        causes = growth_causes(row, old, new, of_one_program=False)
         beside = Beside(part.part, part.measurement.peaks, old)
-        return replace(self, beside=beside, verdict=replace(self.verdict, causes=causes))
+        verdict = replace(self.verdict, causes=causes, lead=lead_of(causes))
+        return replace(self, beside=beside, verdict=verdict)
 
     @property
     def name(self) -> str:

@@ -87,6 +87,22 @@ WRITTEN_ANEW = "this run writes the baseline anew"
 
 
 @dataclass(frozen=True)
+class Edit:
+    """A line of the project that changed since a baseline was committed."""
+
+    path: str
+    """as a :class:`~pytest_gpumem.measurement.Site` has it"""
+    line: int
+    """from 1: its number now; of a line that is gone, that of the line in its place"""
+    old: str
+    """the line itself, without its indent; "" of one that is new"""
+    new: str
+    """"" of one that is gone"""
+    grows: bool = False
+    """whether the line itself allocates memory that grew, or keeps it"""
+
+
+@dataclass(frozen=True)
 class Lookup:
     """The outcome of looking for a test's baseline."""
 
@@ -96,6 +112,8 @@ class Lookup:
     """the keys of other devices with a baseline of this test"""
     error: str | None = None
     """why the baseline file cannot be read: the verdict is then incomparable, and fails"""
+    edits: tuple[Edit, ...] = ()
+    """the lines that changed since the baseline's commit and bear on a growth, the closest first"""
 
 
 @dataclass(frozen=True)
@@ -193,6 +211,26 @@ class Cause:
     """what keeps blocks that the baseline had not, the largest first"""
     reasons: tuple[str, ...] = ()
     """clauses on why it grew: "kept by local variable best (train.py:11), step 1" """
+    old_code: str = ""
+    """the line's code in the baseline, where the line was edited"""
+
+
+LeadKind = Literal["edit", "toolchain", "line", "category", "segment"]
+
+
+@dataclass(frozen=True)
+class Lead:
+    """The first thing that a report says of a growth: the same in every format."""
+
+    kind: LeadKind
+    sentence: str
+    """"test_step.py:7 changed: 4096 -> 16384", "torch 2.14.0 -> 2.15.0", "activations +250.00 MiB
+    at model.py:29 (Tiny.forward)" """
+    path: str = ""
+    """of the source line that it names; "" of none"""
+    line: int = 0
+    place: str = ""
+    """its subject alone, which several tests may share: "model.py:29 (Tiny.forward)" """
 
 
 @dataclass(frozen=True)
@@ -218,6 +256,8 @@ class Verdict:
     """the key of another device, if that one's baseline was compared"""
     causes: tuple[Cause, ...] = ()
     """of a regression: the growth by source lines, the first cause first"""
+    lead: Lead | None = None
+    """of a regression: what the headline begins with; None where nothing is known of its cause"""
 
     @property
     def recorded(self) -> bool:

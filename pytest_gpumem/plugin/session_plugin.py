@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.plugin.item_hooks import ItemHooks
     from pytest_gpumem.plugin.outputs import Published
     from pytest_gpumem.plugin.settings import Settings
-    from pytest_gpumem.report.terminal.brief_text import FailureLine
+    from pytest_gpumem.plugin.terminal_summary import Screen
+    from pytest_gpumem.report.terminal.cause_text import FailureLine
 
 NAME: Final = "gpumem-session"
 LISTINGS: Final = ("collectonly", "showfixtures", "show_fixtures_per_test")
@@ -59,6 +60,15 @@ class BriefRepr:
 def terminal_encoding(terminalreporter: pytest.TerminalReporter) -> str:
     """Return the encoding of the terminal, or of the file that stands in for it."""
     return getattr(terminalreporter._tw._file, "encoding", None) or "utf-8"
+
+
+def screen_of(terminalreporter: pytest.TerminalReporter) -> Screen:
+    """Return what the session's text is laid out for."""
+    from pytest_gpumem.plugin.terminal_summary import Screen
+
+    writer = terminalreporter._tw
+    interactive = bool(getattr(writer._file, "isatty", bool)())
+    return Screen(writer.fullwidth, terminal_encoding(terminalreporter), interactive)
 
 
 class GpuMemPlugin:
@@ -204,22 +214,17 @@ class GpuMemPlugin:
         The terminal gets copies of their reports: the reports themselves stay whole.
         """
         if self.results and not self._worker:
-            from pytest_gpumem.plugin.terminal_summary import brief_texts
-            from pytest_gpumem.report.terminal.colours import full_lines
+            from pytest_gpumem.plugin.terminal_summary import failure_lines
 
-            texts = brief_texts(
-                self.results.results(),
-                width=terminalreporter._tw.fullwidth,
-                encoding=terminal_encoding(terminalreporter),
+            texts = failure_lines(
+                self.results.results(), screen_of(terminalreporter), terminalreporter.verbosity
             )
-            brief = terminalreporter.verbosity <= 0
             for reports in (terminalreporter.stats.get(name, []) for name in ("failed", "error")):
                 for index, report in enumerate(reports):
                     # Of a test that failed for another reason the report has no results.
                     if report.nodeid in texts and hasattr(report, "gpumem"):
-                        lines = texts[report.nodeid] if brief else full_lines(str(report.longrepr))
                         reports[index] = copy.copy(report)
-                        reports[index].longrepr = BriefRepr(lines, report.longrepr)
+                        reports[index].longrepr = BriefRepr(texts[report.nodeid], report.longrepr)
         return (yield)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -240,10 +245,9 @@ class GpuMemPlugin:
     def _show_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         from pytest_gpumem.plugin.terminal_summary import (
             card_hint,
-            failure_text,
+            failure_lines,
             session_summary,
         )
-        from pytest_gpumem.report.terminal.brief_text import brief_failures
         from pytest_gpumem.report.terminal.colours import styled
         from pytest_gpumem.report.text import wrapped
 
@@ -267,9 +271,8 @@ class GpuMemPlugin:
             terminalreporter.section("GPU memory", sep="=")
         for results in self.results.failed_elsewhere:
             terminalreporter.write_line(results[0].nodeid)
-            if terminalreporter.verbosity > 0:
-                terminalreporter.write_line(failure_text(results, terminalreporter.verbosity))
-            for line in brief_failures(results) if terminalreporter.verbosity <= 0 else ():
+            lines = failure_lines(results, screen_of(terminalreporter), terminalreporter.verbosity)
+            for line in lines.get(results[0].nodeid, ()):
                 terminalreporter.write_line(line.text, **STYLES[line.style])
             terminalreporter.write_line("")
         for row in "\n".join(paragraphs).split("\n"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.measurement import device_key
@@ -12,7 +12,8 @@ from pytest_gpumem.plugin.suites.hidden_skips import hidden_skip_lines
 from pytest_gpumem.report.card_matrix import cards_matrix
 from pytest_gpumem.report.causes import cause_lines
 from pytest_gpumem.report.terminal import session_text, update_text
-from pytest_gpumem.report.terminal.brief_text import FailureLine, brief_failures, repeated_lines
+from pytest_gpumem.report.terminal.brief_text import brief_failures, repeated_lines
+from pytest_gpumem.report.terminal.cause_text import FailureLine
 from pytest_gpumem.report.terminal.failure_text import MOST_ROWS, failure_sections
 from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.report.terminal.toolchain_lead import lead_lines, short_texts
@@ -79,29 +80,55 @@ def failure_text(results: Sequence[Result], verbosity: int) -> str:
     """Return the text of a failed test's report; "" where nothing failed."""
     if not any(result.verdict.failed for result in results):
         return ""
-    return failure_sections(
+    lines = failure_sections(
         results,
         width=max(LEAST_WIDTH, shutil.get_terminal_size().columns),
         most_rows=None if verbosity > 1 else MOST_ROWS,
+        whole_code=True,  # it is for files, JUnit's say, as well
     )
+    return "\n".join(line.text for line in lines)
 
 
-def brief_texts(
-    results: Sequence[Result], *, width: int, encoding: str
+class Screen(NamedTuple):
+    """What a text is laid out for."""
+
+    width: int
+    """columns of the terminal"""
+    encoding: str
+    interactive: bool
+    """whether it is a terminal, which has columns, and not a log"""
+
+
+def failure_lines(
+    results: Sequence[Result], screen: Screen, verbosity: int
 ) -> dict[str, list[FailureLine]]:
-    """Return the few lines in place of each failed test's report, by its nodeid.
+    """Return the lines in place of each failed test's report, by its nodeid.
 
     Args:
         results: of the session.
-        width: columns of the terminal.
-        encoding: of the terminal.
+        screen: what the lines are laid out for.
+        verbosity: pytest's; above 0 each failure is told in full.
     """
-    ascii_only = not can_encode("…→", encoding)
+    width, ascii_only = screen.width, not can_encode("…→", screen.encoding)
+    whole_code = not screen.interactive
     by_test: dict[str, list[Result]] = {}
     for result in results:
         by_test.setdefault(result.nodeid, []).append(result)
+    if verbosity > 0:
+        most_rows = None if verbosity > 1 else MOST_ROWS
+        full = {
+            nodeid: failure_sections(
+                members,
+                width=max(LEAST_WIDTH, width),
+                most_rows=most_rows,
+                whole_code=whole_code,
+                ascii_only=ascii_only,
+            )
+            for nodeid, members in by_test.items()
+        }
+        return {nodeid: lines for nodeid, lines in full.items() if lines}
     texts = {
-        nodeid: brief_failures(members, width=width, ascii_only=ascii_only)
+        nodeid: brief_failures(members, width=width, ascii_only=ascii_only, whole_code=whole_code)
         for nodeid, members in by_test.items()
     }
     toolchain = {

@@ -23,7 +23,8 @@ FEWEST: Final = 3
 """tests that fail of one cause, before they are told as one"""
 
 CauseKey = tuple[str, str, str, str]
-"""category, file, function and code: the same line in all tests, though it is edited"""
+"""category, file, function and code: the same line in all tests, though it is edited; of an edit
+the file and its words"""
 
 
 class SharedCause(NamedTuple):
@@ -39,14 +40,19 @@ class SharedCause(NamedTuple):
 
         "share model.py:29 (Tiny.forward): activations +250.00 MiB each"
         """
+        categories = {result.verdict.causes[0].category for result in self.results}
+        category = categories.pop() if len(categories) == 1 else "its tensors"
         amounts = sorted(result.verdict.causes[0].nbytes for result in self.results)
         smallest, largest = (format_size(amounts[index], signed=True) for index in (0, -1))
         growth = f"{smallest} each" if smallest == largest else f"{smallest} to {largest}"
-        return f"share {self.place}: {self.cause.category} {growth}"
+        return f"share {self.place}: {category} {growth}"
 
     @property
     def place(self) -> str:
-        """The source line: "model.py:29 (Tiny.forward)"."""
+        """The source line: "model.py:29 (Tiny.forward)"; or its edit."""
+        lead = self.results[0].verdict.lead
+        if lead is not None and lead.kind == "edit":
+            return lead.place
         return site_name(self.cause.site) if self.cause.site else ""
 
 
@@ -56,7 +62,7 @@ def short_cause(result: Result) -> str:
     lead = result.leading_comparison
     part = f"part {result.part}: " if result.part else ""
     if verdict.kind is Kind.REGRESSED and lead is not None:
-        cause = line_cause(verdict.causes)
+        cause = verdict.lead.sentence if verdict.lead else ""
         return f"{part}{change_words(lead)}{f': {cause}' if cause else ''}"
     oom = measurement.out_of_memory if measurement else None
     if verdict.kind is Kind.OUT_OF_MEMORY and oom is not None:
@@ -65,20 +71,6 @@ def short_cause(result: Result) -> str:
         at = f", at {oom.site}" if oom.site else ""
         return f"{part}out of memory: {needs}does not fit in {limit}{at}"
     return f"{part}{verdict.headline}"
-
-
-def line_cause(causes: Sequence[Cause]) -> str:
-    """Return the first cause in words: "activations, model.py:29, kept by local variable best"."""
-    if not causes:
-        return ""
-    site = causes[0].site
-    names = ", ".join(dict.fromkeys(keeper.name for keeper in causes[0].keepers))
-    words = (
-        causes[0].category,
-        f"{site.path}:{site.line}" if site and site.path else "",
-        f"kept by {names}" if names else "",
-    )
-    return ", ".join(filter(None, words))
 
 
 def row_cause(result: Result) -> str:
@@ -92,7 +84,7 @@ def row_cause(result: Result) -> str:
     if result.verdict.kind is Kind.LEAKED:
         holders = measurement.stayed.holders if measurement.stayed else ()
         return f"held by {holders[0].text}" if holders else ""
-    return line_cause(result.verdict.causes)
+    return result.verdict.lead.sentence if result.verdict.lead else ""
 
 
 def short_message(results: Iterable[Result]) -> str:
@@ -123,13 +115,16 @@ def shared_causes(results: Iterable[Result]) -> list[SharedCause]:
         if result.beside is not None:  # its part beside another one is a comparison of its own
             continue
         site = result.verdict.causes[0].site if result.verdict.causes else None
-        if site is not None and site.path:
+        lead = result.verdict.lead
+        if lead is not None and lead.kind == "edit" and result.verdict.causes:
+            by_line.setdefault(("", lead.path, "", lead.place), []).append(result)
+        elif site is not None and site.path:
             key = (site.category, site.path, site.function, site.code)
             by_line.setdefault(key, []).append(result)
     causes = [
         SharedCause(members[0].verdict.causes[0], tuple(members))
-        for group in by_line.values()
-        for members in _by_keeper(group)
+        for (category, *_), group in by_line.items()
+        for members in (_by_keeper(group) if category else [group])
         if len(members) >= FEWEST
     ]
     return sorted(causes, key=lambda cause: -len(cause.results))
@@ -160,16 +155,14 @@ def cause_lines(results: Sequence[Result]) -> list[str]:
 
 
 def code_words(site: Site) -> tuple[str, ...]:
-    """Return a source line with its code, first with its function: for where that has room.
+    """Return a source line in ever fewer words, the last without its code.
 
-    "model.py:29 in Tiny.forward: return self.head(x)", "model.py:29: return self.head(x)"
+    "model.py:29 in Tiny.forward: return self.head(x)", "model.py:29: return self.head(x)",
+    "model.py:29"
     """
     if not site.path:
         return (site_name(site),)
     place = f"{site.path}:{site.line}"
     code = f": {site.code}" if site.code else ""
-    return (
-        (f"{place} in {site.function}{code}", f"{place}{code}")
-        if site.function
-        else (f"{place}{code}",)
-    )
+    words = (f"{place} in {site.function}{code}", f"{place}{code}", place)
+    return words if site.function else words[1:]

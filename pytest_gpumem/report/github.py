@@ -107,10 +107,10 @@ def line_at_fault(result: Result) -> tuple[str, int, str] | None:
         site = stayed.sites[0]
         held = f", held by {stayed.holders[0].text}" if stayed.holders else ""
         return site.path, site.line, f"leaked: {_amount(site)}{held}"
-    if result.verdict.causes and result.verdict.causes[0].site is not None:
-        cause, site = result.verdict.causes[0], result.verdict.causes[0].site
-        growth = f"{format_size(cause.nbytes, signed=True)} of {cause.category}"
-        return site.path, site.line, "; ".join([growth, *cause.reasons])
+    lead = result.verdict.lead
+    if lead is not None and lead.path:
+        reasons = result.verdict.causes[0].reasons if result.verdict.causes else ()
+        return lead.path, lead.line, "; ".join([lead.sentence, *reasons])
     if held_lines:  # over a budget: where nothing is kept, no line is at fault
         site = held_lines[0].site
         return site.path, site.line, f"{result.verdict.kind}: {'; '.join(keepers)}"

@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from pytest_gpumem.judge.verdict import FigureName, Kind  # noqa: TC001
+from pytest_gpumem.judge.verdict import FigureName, Kind, LeadKind  # noqa: TC001
 
 # At run time: msgspec reads the annotations.
 from pytest_gpumem.measurement import Category, DeviceKind, ReadsValues  # noqa: TC001
@@ -228,6 +228,17 @@ class CauseJson(Strict, frozen=True, rename={"nbytes": "bytes"}):
     baseline_blocks: Count | None
     keepers: tuple[KeeperJson, ...]
     reasons: tuple[str, ...]
+    old_code: str = ""
+
+
+class LeadJson(Strict, frozen=True):
+    """The first thing that a report says of a growth: its sentence, and the line that it names."""
+
+    kind: LeadKind
+    sentence: str
+    path: str = ""
+    line: Count = 0
+    place: str = ""
 
 
 class VerdictJson(Strict, frozen=True):
@@ -244,6 +255,7 @@ class VerdictJson(Strict, frozen=True):
     held_to: str
     causes: tuple[CauseJson, ...] = ()
     beside: str = ""
+    lead: LeadJson | None = None
 
 
 class FiguresJson(Strict, frozen=True):

@@ -45,9 +45,8 @@ def test_its_change_fails_by_the_line_that_grew(step):
     step.write("test_step.py", TEST.replace("4096", "16384"))
     session = step.run()
     assert session.ret == 1
-    line = next(i for i, text in enumerate(TEST.splitlines(), 1) if "backward" in text)
-    cause = f"activations test_step.py:{line}: "
-    assert cause in session.flat
+    line = next(i for i, text in enumerate(TEST.splitlines(), 1) if "4096" in text)
+    assert f"regressed: test_step.py:{line} changed: 4096 -> 16384; peak" in session.flat
 
 
 def test_what_does_not_fit_prints_what_is_shown(step):

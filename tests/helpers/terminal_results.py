@@ -20,6 +20,7 @@ from pytest_gpumem.measurement import (
     Provenance,
     Site,
 )
+from pytest_gpumem.report.terminal.failure_text import failure_section, failure_sections
 from pytest_gpumem.sizes import MIB
 from pytest_gpumem.spec import MemorySpec
 
@@ -29,6 +30,16 @@ NOW = Provenance("2.15.0", "13.2", "9.19.0", "virtual", "")
 BEFORE = replace(NOW, torch="2.14.0", cuda="13.0")
 MODULE = "tests/training/test_models.py"
 SPEC = MemorySpec(max_gib=8, batch_size=32)
+
+
+def section(one, **how):
+    """The text of a failure in full."""
+    return "\n".join(line.text for line in failure_section(one, **how))
+
+
+def sections(results, **how):
+    """The text of a test's failures in full."""
+    return "\n".join(line.text for line in failure_sections(results, **how))
 
 
 def matches_gold(name, text, width=80):

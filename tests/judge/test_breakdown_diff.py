@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from pytest_gpumem.judge.breakdown_diff import category_rows, describe_growth, site_rows
+from pytest_gpumem.judge.breakdown_diff import category_rows, site_rows
 from pytest_gpumem.measurement import Breakdown, Site
 
 MIB = 1 << 20
@@ -82,14 +82,3 @@ def test_two_lines_with_the_same_code_in_one_function_are_added_up():
     twice = replace(BEFORE, sites=(ATTENTION, replace(ATTENTION, line=90)))
     (row,) = site_rows(twice, replace(BEFORE, sites=(ATTENTION,)))
     assert (row.baseline, row.nbytes, row.blocks) == (64 * MIB, 128 * MIB, 24)
-
-
-def test_the_cause_leads():
-    line = "blocks.py:95 (Attention.forward)"
-    assert describe_growth(grown(), BEFORE) == (
-        f"activations +512.00 MiB, of which {line} +512.00 MiB in 12 blocks"
-    )
-    assert describe_growth(BEFORE, BEFORE) == ""
-    assert describe_growth(BEFORE, grown()) == ""
-    nowhere = replace(grown(), sites=())
-    assert describe_growth(nowhere, BEFORE) == "activations +512.00 MiB"

@@ -171,7 +171,8 @@ def test_growth_in_one_device_is_not_made_up_for_by_another():
     now = measured((150 * MIB, 100 * MIB), (100 * MIB, 200 * MIB))
     verdict = judge(now, PLAIN, before, LENIENT)
     assert verdict.headline == (
-        "regressed: peak allocated on device 0 grew by 50.00 MiB (+50.0%), tolerance 1.00 MiB"
+        "regressed: peak allocated on device 0 grew by 50.00 MiB (+50.0%): 100.00 -> 150.00 MiB, "
+        "tolerance 1.00 MiB"
     )
 
 
@@ -192,7 +193,9 @@ def test_growth_of_reserved_alone_is_said_not_to_be_live_tensors():
 
 def test_growth_from_nothing_has_no_percentage():
     verdict = judge(measured((2 * MIB, 0)), PLAIN, known((0, 0)), LENIENT)
-    assert verdict.headline == "regressed: peak allocated grew by 2.00 MiB, tolerance 1.00 MiB"
+    assert verdict.headline == (
+        "regressed: peak allocated grew by 2.00 MiB: 0 B -> 2.00 MiB, tolerance 1.00 MiB"
+    )
 
 
 @pytest.mark.parametrize("updating", [False, True])
@@ -202,7 +205,7 @@ def test_shrinkage_fails_where_the_session_says_so(shrinkage, updating):
     verdict = judge(measured((MIB, MIB)), PLAIN, known((9 * MIB, MIB)), policy)
     assert verdict.kind is Kind.IMPROVED
     assert verdict.headline == (
-        "improved: peak allocated shrank by 8.00 MiB (-88.9%), tolerance 1.00 MiB"
+        "improved: peak allocated shrank by 8.00 MiB (-88.9%): 9.00 -> 1.00 MiB, tolerance 1.00 MiB"
     )
     assert verdict.failed is (shrinkage == "fail" and not updating)
 

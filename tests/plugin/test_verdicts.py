@@ -27,8 +27,9 @@ def test_growth_is_a_regression_that_fails_with_its_figures(known, monkeypatch):
     session = known.run()
     assert session.outcomes == {"failed": 1}
     figures = "peak allocated grew by 50.00 MiB (+50.0%): 100.00 -> 150.00 MiB, tolerance 1.00 MiB"
-    assert f"regressed: {figures} +50.00 MiB other test_it.py:" in session.flat
-    assert "FAILED test_it.py::test_it - +50.00 MiB (+50.0%): other, test_it.py:" in session.flat
+    lead = "other +50.00 MiB at test_it.py:4 (mib)"
+    assert f"regressed: {lead}; {figures} +50.00 MiB other test_it.py:" in session.flat
+    assert f"FAILED test_it.py::test_it - +50.00 MiB (+50.0%): {lead}" in session.flat
     assert "pytest test_it.py::test_it --gpumem-update-baselines" in session.out
     assert "Traceback" not in session.out
     assert "def test_it" not in session.out
@@ -121,7 +122,10 @@ def test_another_torch_is_compared_and_named(known, monkeypatch):
     monkeypatch.setenv("SIZE", "150")
     session = known.run()
     assert session.outcomes == {"failed": 1}
-    assert "note: baseline made with torch 2.6.0, CUDA 12.4; measured with torch" in session.flat
+    assert "regressed: torch 2.6.0 -> 2." in session.flat
+    monkeypatch.delenv("SIZE")
+    noted = "note: baseline made with torch 2.6.0, CUDA 12.4; measured with torch"
+    assert noted in known.run().flat
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from helpers.terminal_results import (
     grown,
     peak,
     result,
+    section,
 )
 
 from pytest_gpumem.judge.verdict import Lookup
@@ -28,16 +29,15 @@ from pytest_gpumem.report.causes import cause_lines, shared_causes, short_cause,
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import Report
 from pytest_gpumem.report.terminal.brief_text import brief_failures
-from pytest_gpumem.report.terminal.failure_text import failure_section
 from pytest_gpumem.sizes import MIB
 
 
 @pytest.mark.parametrize(
     ("failed", "sentence"),
     [
-        (grown("test"), "+250.00 MiB (+250.0%): activations, model.py:29"),
-        (grown("test", part="forward"), "part forward: +250.00 MiB (+250.0%): activations, model"),
-        (GROWN, "+512.00 MiB (+17.2%)"),
+        (grown("test"), "+250.00 MiB (+250.0%): activations +250.00 MiB at model.py:29"),
+        (grown("test", part="forward"), "part forward: +250.00 MiB (+250.0%): activations +250.00"),
+        (GROWN, "+512.00 MiB (+17.2%): torch 2.14.0 -> 2.15.0, CUDA 13.0 -> 13.2"),
         (CACHE_GREW, "+100.00 MiB reserved (+3.0%)"),
         (TOO_LARGE, "out of memory: does not fit in max_gib=8, at examples/test_mlp.py:31 in step"),
         (TOO_LARGE_BY, "out of memory: needs 9534.00 MiB, does not fit in max_gib=8, at examples"),
@@ -98,12 +98,11 @@ def test_what_keeps_a_line_s_blocks_stands_below_the_line():
     reason = "64.00 MiB kept by local variable best (train.py:11), of step 1"
     assert cause.reasons == (reason,)
     lines = [line.text for line in brief_failures([kept("test")])]
-    at = next(i for i, line in enumerate(lines) if "model.py:29" in line)
+    at = next(i for i, line in enumerate(lines) if "model.py:29 in" in line)
     assert lines[at + 1].strip() == reason
-    assert f"cause: model.py:29 (Tiny.forward): {reason}" in failure_section(
-        kept("test"), width=120
-    )
-    assert short_cause(kept("test")).endswith(", model.py:29, kept by local variable best")
+    assert f"{' ' * 14}{reason}\n" in section(kept("test"), width=120)
+    lead = "activations +250.00 MiB at model.py:29 (Tiny.forward), kept by local variable best"
+    assert short_cause(kept("test")).endswith(f": {lead}")
     assert f"- `model.py:29 in Tiny.forward: return self.head(x)`: {reason}" in markdown(
         Report((kept("test"),))
     )

@@ -9,6 +9,7 @@ import pytest
 from helpers.damage import DEPTHS, JSON, damaged, damages, nested, places
 from helpers.damage import with_value as text_with_value
 from helpers.sample_report import sample
+from helpers.terminal_results import sections
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ from pytest_gpumem.report.item_properties import properties
 from pytest_gpumem.report.json_report import dumps, loads
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.page.html import page
-from pytest_gpumem.report.terminal import failure_text, session_text
+from pytest_gpumem.report.terminal import session_text
 from pytest_gpumem.report.terminal.summary_table import summary_table
 
 WHEN = "2026-11-21T15:06:07Z"
@@ -35,7 +36,7 @@ def read_or_refused(text):
     again = dumps(saved.report, created=saved.created, gpumem=saved.gpumem)
     assert loads(again, "report.json") == saved
     shown = [
-        failure_text.failure_sections(saved.results),
+        sections(saved.results),
         session_text.counts(saved.results),
         session_text.next_command(saved.results) or "",
         summary_table(saved.results, 2, 80),

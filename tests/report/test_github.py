@@ -127,7 +127,9 @@ def test_failures_of_one_line_are_one_annotation_there(project):
         "line": "88",
         "title": "GPU memory: 12 failures by this line",
     }
-    assert re.match(r"\+\d+\.\d\d MiB of activations of tests/\S+::test_0; makes fail ", message)
+    place = re.escape("src/model.py:88 (Attention.forward)")
+    lead = rf"activations \+\d+\.\d\d MiB at {place}"
+    assert re.match(rf"{lead} of tests/\S+::test_0; makes fail ", message)
     assert message.endswith("test_9 and 2 more")
 
 

@@ -84,13 +84,15 @@ def test_a_regression_leads_with_its_cause_and_shows_what_grew(recorded, monkeyp
     assert session.outcomes == {"failed": 1}
     written = (recorded.path / "test_it.py").read_text().splitlines()
     line = next(i for i, it in enumerate(written, 1) if "x.exp()" in it)
-    assert "regressed: peak allocated grew by " in session.flat
+    assert "; peak allocated grew by " in session.flat
+    assert f"at test_it.py:{line} (Block.forward); peak" in session.flat
     assert f" activations test_it.py:{line} in Block.forward: " in session.flat
     assert re.search(r"FAILED test_it.py::test_train - [+][0-9.]+ MiB .* activations", session.flat)
     assert "at the peak" not in session.out
     session = recorded.run("-v")
     assert "regressed: activations +" in session.flat
-    assert "(Block.forward) +" in session.flat
+    assert f"at test_it.py:{line} (Block.forward); peak" in session.flat
+    assert f" activations test_it.py:{line} in Block.forward: " in session.flat
     assert f"test_it.py:{line} (Block.forward) 0 B" in session.flat
     assert "activations, 3 blocks, Sequential.*" in session.flat
     titles = [it for it in session.out.splitlines() if it.startswith("at the peak")]
@@ -220,7 +222,7 @@ def test_it():
 def test_workers_explain_as_well(recorded, monkeypatch):
     monkeypatch.setenv("KEEP", "1")
     session = recorded.run_warm("-n", "1")
-    assert "regressed: peak allocated grew by " in session.flat
+    assert "; peak allocated grew by " in session.flat
     assert re.search(r"[+][0-9.]+ MiB activations test_it.py:\d+ in Block.forward", session.flat)
 
 

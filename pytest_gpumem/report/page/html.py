@@ -140,10 +140,9 @@ class Entry(NamedTuple):
     def group(self) -> str:
         """The cause that it shares with other failures: category and source line."""
         verdict, measurement = self.result.verdict, self.result.measurement
-        if verdict.causes:
-            site = verdict.causes[0].site
-            place = f", {site_name(site)}" if site and site.path else ""
-            return f"{verdict.causes[0].category}{place}"
+        if verdict.lead is not None:
+            category = f"{verdict.causes[0].category}, " if verdict.lead.kind == "line" else ""
+            return f"{category}{verdict.lead.place}"
         oom = measurement.out_of_memory if measurement else None
         if oom is not None and oom.site:
             return f"out of memory at {oom.site}"

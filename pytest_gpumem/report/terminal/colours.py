@@ -10,7 +10,6 @@ import re
 from typing import TYPE_CHECKING, Final, Literal
 
 from pytest_gpumem.judge.verdict import WORDS, Kind
-from pytest_gpumem.report.terminal.brief_text import FailureLine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,14 +45,3 @@ def styled(line: str) -> Iterator[tuple[str, Style]]:
         yield match[0], "open" if expected else TONES[match[1]]
         end = match.end()
     yield line[end:], ""
-
-
-def full_lines(text: str) -> list[FailureLine]:
-    """Return the lines of a failure in full: its first paragraph is the headline."""
-    lines = []
-    headline = True
-    for line in text.splitlines():
-        headline = headline and bool(line)
-        style: Literal["headline", "command", ""] = "headline" if headline else ""
-        lines.append(FailureLine(line, "command" if _COMMAND.match(line) else style))
-    return lines

@@ -16,6 +16,7 @@ from pytest_gpumem.attribution.snapshots import VIEWER
 from pytest_gpumem.judge.breakdown_diff import BreakdownRow, category_rows, site_name, site_rows
 from pytest_gpumem.judge.result import hints_of
 from pytest_gpumem.judge.verdict import Kind
+from pytest_gpumem.report.terminal.cause_text import FailureLine, cause_lines
 from pytest_gpumem.report.text import (
     aligned_table,
     columns,
@@ -37,24 +38,36 @@ if TYPE_CHECKING:
 
 LEAST_SITE = 24
 """columns that the name of a source line keeps, however narrow the terminal"""
-MOST_CAUSES = 3
-"""source lines of which it is said why they grew"""
+MOST_REASONS_IN_FULL = 10
+"""clauses on one source line"""
 MOST_ROWS = 10
 """rows of a table that says where a peak comes from"""
 
 
 def failure_sections(
-    results: Sequence[Result], *, width: int = 80, most_rows: int | None = MOST_ROWS
-) -> str:
-    """Return the sections of one test's failures, those of its parts first: they tell where.
+    results: Sequence[Result],
+    *,
+    width: int = 80,
+    most_rows: int | None = MOST_ROWS,
+    whole_code: bool = False,
+    ascii_only: bool = False,
+) -> list[FailureLine]:
+    """Return the lines of one test's failures, those of its parts first: they tell where.
 
     A command that is the next step of several results, and their snapshot, stand in the last.
+
+    Args:
+        results: of the test and its parts.
+        width: columns of the terminal.
+        most_rows: rows of each table; None: all.
+        whole_code: whether source lines are shown whole, however long.
+        ascii_only: use no other characters.
     """
     failed = sorted(
         (result for result in results if result.verdict.failed),
         key=lambda result: not result.part,
     )
-    sections = []
+    lines: list[FailureLine] = []
     for index, result in enumerate(failed):
         command = result.verdict.command
         repeated = command and any(
@@ -63,13 +76,21 @@ def failure_sections(
         verdict = replace(result.verdict, command="", remedy="") if repeated else result.verdict
         snapshot = "" if failed[index + 1 :] else result.snapshot
         shown = replace(result, verdict=verdict, snapshot=snapshot)
-        sections.append(failure_section(shown, width=width, most_rows=most_rows))
-    return "\n\n".join(sections)
+        lines += [FailureLine("")] if lines else []
+        lines += failure_section(
+            shown, width=width, ascii_only=ascii_only, most_rows=most_rows, whole_code=whole_code
+        )
+    return lines
 
 
 def failure_section(
-    result: Result, *, width: int = 80, ascii_only: bool = False, most_rows: int | None = MOST_ROWS
-) -> str:
+    result: Result,
+    *,
+    width: int = 80,
+    ascii_only: bool = False,
+    most_rows: int | None = MOST_ROWS,
+    whole_code: bool = False,
+) -> list[FailureLine]:
     """Return the section of one failure: its cause, its figures, the next step."""
     verdict = result.verdict
     oom = result.measurement.out_of_memory if result.measurement else None
@@ -82,40 +103,42 @@ def failure_section(
         rows = [[row[i] for i in used] for row in (titles, *cells)]
         comparisons = aligned_table(rows, ["left", *("right" for _ in used[1:])])
     lines = []
+    command = f"    {printable(verdict.command)}"
     if verdict.kind is not Kind.OUT_OF_MEMORY:  # its facts have them
         lines.append(wrapped("step: ", circumstances(result), width))
     hints = hints_of(result)
     notes = verdict.notes
     if any(FRESH in hint for hint in hints):  # the hint says the same, with its bytes
         notes = tuple(note for note in notes if not note.startswith(FRESH))
-    lines += [
-        wrapped("cause: ", f"{site_name(cause.site)}: {reason}", width)
-        for cause in verdict.causes[:MOST_CAUSES]
-        if cause.site is not None
-        for reason in cause.reasons
-    ]
-    lines += [
-        wrapped("kept: ", f"{site_name(line.site)}: {reason}", width)
-        for line in result.held_lines
-        for reason in line.reasons
-    ]
     lines += [wrapped("note: ", note, width) for note in notes]
     lines += [wrapped("hint: ", hint, width) for hint in hints]
     if result.snapshot:
         lines.append(f"snapshot: {printable(result.snapshot)} (open it at {VIEWER})")
     if verdict.command:
         lines.append(wrapped("next: ", verdict.remedy.removesuffix(verdict.command), width))
-        lines.append(f"    {printable(verdict.command)}")
+        lines.append(command)
     elif verdict.remedy:
         lines.append(wrapped("next: ", verdict.remedy, width))
+    headline = wrapped("", verdict.headline, width)
+    # As in brief: what is added stands below.
+    source_lines = cause_lines(
+        result, width, whole_code=whole_code, most_reasons=MOST_REASONS_IN_FULL
+    )
     blocks = [
-        wrapped("", verdict.headline, width),
+        "\n".join(source_lines),
         facts if oom else "",
         comparisons,
         *_explanation(result, width, most_rows),
         "\n".join(lines),
     ]
-    return encodable("\n\n".join(filter(None, blocks)), ascii_only=ascii_only)
+    head = [FailureLine(line, "headline") for line in headline.splitlines()]
+    separator = [] if source_lines else [FailureLine("")]
+    body = "\n\n".join(filter(None, blocks)).splitlines()
+    styled = [FailureLine(line, "command" if line == command else "") for line in body]
+    return [
+        line._replace(text=encodable(line.text, ascii_only=ascii_only))
+        for line in (*head, *separator, *styled)
+    ]
 
 
 def comparison_cells(comparisons: Sequence[Comparison]) -> list[tuple[str, ...]]:

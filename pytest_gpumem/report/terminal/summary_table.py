@@ -160,10 +160,10 @@ def named_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int
 
 
 def _whole_line(text: str, width: int) -> str:
-    """Return a line across all columns: the head of a group, or a cause, which begins with most."""
+    """Return a line across all columns: the head of a group; or a cause, which is never cut."""
     if not text.startswith(CAUSE_INDENT):
         return shortened(text, width)
-    return text if columns(text) <= width else f"{text[: width - 4]} ..."
+    return wrapped(CAUSE_INDENT, text.lstrip(" "), width)
 
 
 def _summary_row(result: Result) -> tuple[str, ...]:

@@ -131,7 +131,10 @@ def kept(name, reason="kept by local variable best (train.py:11), step 1"):
 def test_a_failures_row_and_section_have_its_cause_and_its_keeper():
     parsed = Page(page(Report((kept("test_x"),))))
     (why,) = parsed.texts("span", class_="why")
-    assert "activations, model.py:29; kept by local variable best (train.py:11), step 1" in why
+    assert (
+        "activations +250.00 MiB at model.py:29 (Tiny.forward); kept by local variable best "
+        "(train.py:11), step 1" in why
+    )
     (causes,) = parsed.texts("ul", class_="causes")
     assert causes.startswith("+250.00 MiB activations model.py:29 in Tiny.forward")
     assert "kept by local variable best (train.py:11), step 1" in causes

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
-from helpers.paths import TESTS
 from helpers.sources import TWO_TESTS
+from helpers.terminal_results import GROWN
 
 from pytest_gpumem.judge.verdict import WORDS, Kind
-from pytest_gpumem.report.terminal.colours import TONES, full_lines, styled
+from pytest_gpumem.report.terminal.colours import TONES, styled
+from pytest_gpumem.report.terminal.failure_text import failure_section
 
 ESCAPE = re.compile("\x1b\\[[\\d;]*m")
 
@@ -47,12 +48,10 @@ def test_every_kind_has_a_style():
 
 
 def test_a_failure_in_full_has_its_headline_and_its_command():
-    text = (TESTS / "gold/failure_regressed.txt").read_text(encoding="utf-8").rstrip("\n")
-    lines = full_lines(text)
-    assert "\n".join(line.text for line in lines) == text
-    assert lines[0].style == "headline"
+    lines = failure_section(GROWN)
+    assert [line.style for line in lines[:2]] == ["headline", "headline"]
     assert [line.text.split()[0] for line in lines if line.style == "command"] == ["pytest"]
-    assert {line.style for line in lines[text.split("\n").index("") :]} == {"", "command"}
+    assert {line.style for line in lines[3:]} == {"", "command"}
 
 
 @pytest.mark.parametrize("verbosity", ["-v", "--color=auto"])

@@ -32,6 +32,8 @@ from helpers.terminal_results import (
     measured,
     peak,
     result,
+    section,
+    sections,
 )
 
 from pytest_gpumem.baselines.store import EntryUpdate, UpdateSummary
@@ -39,7 +41,7 @@ from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.judge.verdict import Kind, Lookup, retargeted, update_command
 from pytest_gpumem.measurement import Attribution, BaselineEntry, Breakdown, Site
 from pytest_gpumem.report.model import Report
-from pytest_gpumem.report.terminal import failure_text, session_text, update_text
+from pytest_gpumem.report.terminal import session_text, update_text
 from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.sizes import MIB
 from pytest_gpumem.spec import MemorySpec
@@ -61,29 +63,26 @@ from pytest_gpumem.spec import MemorySpec
     ],
 )
 def test_a_failed_test_has_a_section_that_leads_with_the_cause(name, one):
-    text = failure_text.failure_section(one)
+    text = section(one)
     assert matches_gold(f"failure_{name}", text, width=90)
     assert text.startswith(f"{one.verdict.kind.value}: ")
 
 
 def test_the_command_of_a_section_stands_unbroken_on_a_line_of_its_own():
-    text = failure_text.failure_section(SHRUNK, width=60)
+    text = section(SHRUNK, width=60)
     assert text.splitlines()[-1] == f"    {SHRUNK.verdict.command}"
     assert text.splitlines()[-2] == "next: to hold later runs to it, run"
 
 
 def test_a_part_is_named_in_its_section():
-    assert (
-        "\nstep: part forward, batch size 32, max_gib=8, on virtual-T4\n"
-        in failure_text.failure_section(SHRUNK)
-    )
+    assert "\nstep: part forward, batch size 32, max_gib=8, on virtual-T4\n" in section(SHRUNK)
     part = replace(TOO_LARGE, part="backward")
-    assert "\npart       backward\n" in failure_text.failure_section(part)
+    assert "\npart       backward\n" in section(part)
 
 
 def test_out_of_memory_names_the_device_where_there_are_several():
     oom = replace(OOM, device_index=1)
-    text = failure_text.failure_section(
+    text = section(
         result("test", measured(peak(1, 2), peak(3, 4), out_of_memory=oom), spec=MemorySpec())
     )
     assert "\ndevice     virtual-T4, number 1\n" in text
@@ -91,7 +90,7 @@ def test_out_of_memory_names_the_device_where_there_are_several():
 
 
 def test_columns_without_anything_in_them_are_left_out():
-    text = failure_text.failure_section(result("test", measured(peak(1, 2)), spec=MemorySpec()))
+    text = section(result("test", measured(peak(1, 2)), spec=MemorySpec()))
     assert "budget" not in text
     assert "baseline  " not in text
     assert "difference" not in text
@@ -99,11 +98,11 @@ def test_columns_without_anything_in_them_are_left_out():
 
 def test_a_tests_parts_come_first_among_its_failures_and_a_command_comes_once():
     part = replace(GROWN, part="forward", nodeid=GROWN.nodeid)
-    text = failure_text.failure_sections([GROWN, WITHIN, part])
+    text = sections([GROWN, WITHIN, part])
     assert text.index("part forward") < text.rindex("peak allocated grew")
     assert text.count(GROWN.verdict.command) == 1
     assert text.rstrip().endswith(GROWN.verdict.command)
-    assert failure_text.failure_sections([WITHIN]) == ""
+    assert sections([WITHIN]) == ""
 
 
 ATTENTION = Site(
@@ -130,7 +129,7 @@ def test_where_growth_comes_from_is_told(width):
     was = replace(entry(peak(100, 120)), breakdowns=(USUAL,))
     measurement = replace(measured(peak(612, 622)), attributions=(Attribution(now),))
     grown = result("test_it", measurement, Lookup(was))
-    text = failure_text.failure_section(replace(grown, baseline_entry=was), width=width)
+    text = section(replace(grown, baseline_entry=was), width=width)
     assert matches_gold(f"failure_explained_{width}", text, width=width)
 
 
@@ -154,8 +153,8 @@ def test_control_characters_from_outside_are_shown_and_not_obeyed():
     )
     entry = EntryUpdate("virtual-T4", NASTY, NASTY, NASTY, None, BASE.entry)
     for text in (
-        failure_text.failure_section(nasty),
-        failure_text.failure_section(oom),
+        section(nasty),
+        section(oom),
         summary_table([nasty], 2, 200),
         session_text.next_command([nasty]),
         update_text.update_summary(

@@ -21,11 +21,12 @@ from helpers.terminal_results import (
     measured,
     peak,
     result,
+    section,
 )
 
 from pytest_gpumem.judge.result import Result
 from pytest_gpumem.judge.verdict import Kind, Verdict
-from pytest_gpumem.report.terminal import failure_text, session_text
+from pytest_gpumem.report.terminal import session_text
 from pytest_gpumem.report.terminal.summary_table import FEW_ROWS, summary_table
 from pytest_gpumem.report.text import shortened
 
@@ -91,7 +92,7 @@ def test_nothing_but_ascii_where_asked():
     named = replace(GROWN, nodeid=f"{MODULE}::test_größe_" + "x" * 80)
     for text in (
         summary_table([named], 2, 80, ascii_only=True),
-        failure_text.failure_section(replace(GROWN, part="größe"), ascii_only=True),
+        section(replace(GROWN, part="größe"), ascii_only=True),
     ):
         assert text.isascii()
     assert "...xxx" in summary_table([named], 2, 80, ascii_only=True)
@@ -122,7 +123,7 @@ def test_out_of_memory_shows_more_than_what_it_got_where_its_need_is_unknown():
 def test_a_result_without_a_measurement_is_listed():
     bare = Result("t.py::test", Verdict(Kind.LEAKED, failed=True, headline="leaked: 1.00 MiB"))
     assert "leaked" in summary_table([bare], 2, 80)
-    assert failure_text.failure_section(bare).startswith("leaked: 1.00 MiB\n")
+    assert section(bare).startswith("leaked: 1.00 MiB\n")
 
 
 def test_notes_of_passing_tests_are_told_once_with_their_number():

@@ -1,0 +1,115 @@
+"""The lead of a report on a growth: the one sentence on its cause that every format begins with.
+
+What changed leads: a line that was edited and that allocates the memory; a version of the
+toolchain; a line that was edited elsewhere. Else it is the line that grew most. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.judge.breakdown_diff import site_name
+from pytest_gpumem.judge.toolchain_change import toolchain_text
+from pytest_gpumem.judge.verdict import Edit, Lead
+from pytest_gpumem.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pytest_gpumem.judge.verdict import Cause
+    from pytest_gpumem.measurement import Provenance
+
+_TOKEN: Final = re.compile(r"[\w.]+|\S")
+_ENDS: Final = frozenset("()[]{},=:")
+"""tokens at which an argument ends: a change is shown as whole arguments"""
+LONGEST_ARGUMENT: Final = 60
+"""characters of a changed argument; a longer change is shown as the whole line"""
+
+
+def lead_of(
+    causes: Sequence[Cause],
+    edits: Sequence[Edit] = (),
+    toolchain: tuple[Provenance, Provenance] | None = None,
+) -> Lead | None:
+    """Return the lead on a growth; None where nothing is known of its cause.
+
+    Args:
+        causes: the first one first.
+        edits: the lines that changed since the baseline's commit, the closest first.
+        toolchain: the baseline's and the measurement's, where a change of it may be the cause.
+    """
+    if causes and causes[0].old_code and causes[0].site is not None:
+        site = causes[0].site
+        return _edit_lead(Edit(site.path, site.line, causes[0].old_code, site.code))
+    if edits and edits[0].grows:
+        return _edit_lead(edits[0])
+    if toolchain is not None:
+        old, new = toolchain
+        old = replace(old, driver=new.driver)  # a driver changes nothing that PyTorch allocates
+        if old != new:
+            versions = toolchain_text(old, new)
+            return Lead("toolchain", versions, place=versions)
+    if edits:
+        return _edit_lead(edits[0])
+    return _growth_lead(causes[0]) if causes else None
+
+
+def _growth_lead(cause: Cause) -> Lead:
+    """Return the lead that names the line, or the category, that grew most."""
+    growth = f"{cause.category} {format_size(cause.nbytes, signed=True)}"
+    site = cause.site
+    if site is None or not site.path:
+        return Lead("category", growth, place=cause.category)
+    place = site_name(site)
+    names = ", ".join(dict.fromkeys(keeper.name for keeper in cause.keepers))
+    kept = f", kept by {names}" if names else ""
+    return Lead("line", f"{growth} at {place}{kept}", site.path, site.line, place)
+
+
+def _edit_lead(edit: Edit) -> Lead:
+    sentence = f"{edit.path}:{edit.line} {edit_words(edit.old, edit.new)}"
+    return Lead("edit", sentence, edit.path, edit.line, sentence)
+
+
+def edit_words(old: str, new: str) -> str:
+    """Return an edit of a line in words: "changed: 4096 -> 16384", "is new: x = f(x)".
+
+    Args:
+        old: the line before; "" of a new one.
+        new: the line now; "" of one that is gone.
+    """
+    if not old:
+        return f"is new: {new}"
+    if not new:
+        return f"is gone: {old}"
+    before, after = _changed_arguments(old, new)
+    if max(len(before), len(after)) > LONGEST_ARGUMENT:
+        return f"changed: {old} -> {new}"
+    if not before:
+        return f"changed: {after} was added"
+    if not after:
+        return f"changed: {before} was removed"
+    return f"changed: {before} -> {after}"
+
+
+def _changed_arguments(old: str, new: str) -> tuple[str, str]:
+    """Return the stretch of two lines in which they differ, from an argument's start to its end."""
+    sides = list(_TOKEN.finditer(old)), list(_TOKEN.finditer(new))
+    words = [[token[0] for token in side] for side in sides]
+    shortest = min(map(len, words))
+    first = next((i for i in range(shortest) if words[0][i] != words[1][i]), shortest)
+    room = shortest - first
+    last = next((i for i in range(room) if words[0][-1 - i] != words[1][-1 - i]), room)
+    # Both ends move outwards to the end of an argument; what they pass is the same on both sides.
+    while first and words[0][first - 1] not in _ENDS:
+        first -= 1
+    while last and words[0][-last] not in _ENDS:
+        last -= 1
+    stretches = []
+    for text, tokens in zip((old, new), sides, strict=True):
+        inner = tokens[first : len(tokens) - last]
+        stretches.append(text[inner[0].start() : inner[-1].end()] if inner else "")
+    before, after = (stretch.strip(", ") for stretch in stretches)
+    return before, after
