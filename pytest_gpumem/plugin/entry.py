@@ -54,6 +54,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             group.addoption(option.flag, action="store_true", **extra)
             parser.addini(option.ini, option.help, type="bool", default=option.default)
         else:
+            if option.alone:
+                extra |= {"nargs": "?", "const": option.alone}
             group.addoption(option.flag, metavar=option.metavar, **extra)
             # None: of these two it matters whether a file or "-o" has them.
             default = None if option.ini in OF_RUN else option.default

@@ -15,6 +15,7 @@ from pytest_gpumem.plugin.pytest_item import (
     MARKER,
     PytestItem,
     is_marked,
+    measure_unmarked,
     unique_nodeid,
     unwatch_uses,
     watch_uses,
@@ -111,6 +112,10 @@ class ItemHooks:
         if self._session is not None:
             self._session.end()
 
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        """Mark a test that an option has measured, before ``-m`` selects by markers."""
+        measure_unmarked(item, self.config.stash[SETTINGS].all)
+
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Note the fixtures of marked tests: an unmarked test may set them up first."""
         marked = filter(is_marked, session.items)
@@ -197,7 +202,9 @@ class ItemHooks:
             self._skip_or_fail(item, str(error), skip=automatic)
         except GpuMemError as error:
             raise Failed(str(error)) from None
-        if self.run is None:
+        if self.run is None and not PytestItem(item).declared:
+            item.user_properties.append(("gpumem_unmeasured", self.session.choice.reason))
+        elif self.run is None:
             choice, reason = self.session.choice, self.session.choice.reason
             if self.session.settings.absent_device_fails:
                 reason = f"{reason}. {ABSENT_IN_CI}"

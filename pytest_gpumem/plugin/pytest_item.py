@@ -9,26 +9,40 @@ import inspect
 import io
 import os
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from fnmatch import fnmatchcase
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final
+
+import pytest
 
 from pytest_gpumem.testrun.marked_item import Attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
-
-    import pytest
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from pytest_gpumem.measurement import Measurement
     from pytest_gpumem.testrun.marked_item import FixtureKey
 
 MARKER: Final = "gpu_memory"
 FIXTURE: Final = "gpu_memory"
+UNMARKED = pytest.StashKey[bool]()
+"""of a test that is measured by an option alone"""
 
 
 def is_marked(item: pytest.Item) -> bool:
     """Return whether a test is to be measured: by its marker, or by the fixture alone."""
     return item.get_closest_marker(MARKER) is not None or FIXTURE in _fixture_names(item)
+
+
+def measure_unmarked(item: pytest.Item, patterns: Sequence[str]) -> None:
+    """Have a test measured as if it were marked, where it is not and its node id fits a pattern."""
+    if not patterns or is_marked(item) or not isinstance(item, pytest.Function):
+        return
+    nodeid = unique_nodeid(item)
+    names = (nodeid, nodeid.partition("::")[0])
+    if any(fnmatchcase(name, pattern) for pattern in patterns for name in names):
+        item.add_marker(MARKER)
+        item.stash[UNMARKED] = True
 
 
 def unique_nodeid(item: pytest.Item) -> str:
@@ -105,6 +119,11 @@ class PytestItem:
         self.item = item
         self._private: Any = item
         """the same item, where its private names are used"""
+
+    @property
+    def declared(self) -> bool:
+        """See :meth:`~pytest_gpumem.testrun.marked_item.MarkedItem.declared`."""
+        return UNMARKED not in self.item.stash
 
     @property
     def nodeid(self) -> str:

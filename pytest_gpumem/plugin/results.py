@@ -33,6 +33,9 @@ class SessionResults:
         """tests that were torn down"""
         self.skipped: list[str] = []
         """the reason of each marked test that was skipped for want of a device"""
+        self.unmeasured: list[str] = []
+        """the reason of each unmarked test that an option has measured, and for which there was no
+        device: it ran as if the plugin were not there"""
         self.hidden_skips: dict[str, HiddenSkip] = {}
         """tests, and files of them, that were skipped as no GPU was shown, by nodeid"""
         self._problems: list[str] = []
@@ -44,7 +47,12 @@ class SessionResults:
     def __bool__(self) -> bool:
         """Whether anything is to be shown."""
         return bool(
-            self._unread or self._read or self.skipped or self.hidden_skips or self._problems
+            self._unread
+            or self._read
+            or self.skipped
+            or self.unmeasured
+            or self.hidden_skips
+            or self._problems
         )
 
     def add(

@@ -347,6 +347,9 @@ class MemorySession:
         self, item: MarkedItem, error: BaseException | None, *, debugging: bool = False
     ) -> list[Result]:
         if error is None:
+            run = self.runner.run
+            if run is not None and not item.declared and is_unused(run, run.measurement()):
+                return []  # a test of something else: nothing is to be said of its memory
             return self._finish_passed(item)
         shortage = find_out_of_memory(error)
         if shortage is None:

@@ -163,10 +163,12 @@ class GpuMemPlugin:
             expected=expected,
         )
         self._add_hidden_skip(report)
-        if report.skipped and report.when == "setup":
+        if report.when == "setup":
             properties = dict(report.user_properties)
-            if "gpumem_skipped" in properties:
+            if report.skipped and "gpumem_skipped" in properties:
                 self.results.skipped.append(str(properties["gpumem_skipped"]))
+            if "gpumem_unmeasured" in properties:
+                self.results.unmeasured.append(str(properties["gpumem_unmeasured"]))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Gather the files that were skipped as a whole."""
@@ -189,6 +191,7 @@ class GpuMemPlugin:
                 return  # the first rank tells of all of them
             complete = not self.results.problems  # else a rank's figures may be missing
         failed = bool(self.results.failed_elsewhere) or not complete
+        failed |= bool(self.results.unmeasured) and self.settings.absent_device_fails
         if self.settings.update_baselines:
             changes = self.results.changes() if complete else []
             self._updates = self._items.session.store.update(changes)

@@ -28,6 +28,8 @@ class Option(NamedTuple):
     default: str | bool
     metavar: str = ""
     choices: tuple[str, ...] = ()
+    alone: str = ""
+    """the value of the option that is written without one"""
 
     @property
     def flag(self) -> str:
@@ -57,6 +59,14 @@ OPTIONS: Final = (
         "run every marked test on each of these cards, and show who fits where: T4,L4,H100",
         "",
         "NAME,NAME",
+    ),
+    Option(
+        "all",
+        "measure every test that takes memory of the device as if it were marked: true, or "
+        "patterns of node ids, tests/gpu/*,tests/test_models.py::*; implies visible=session",
+        "",
+        "true|PATTERN,...",
+        alone="true",
     ),
     Option(
         "visible",
@@ -212,7 +222,7 @@ OPTIONS: Final = (
 
 LONGEST_SHOWN: Final = 100
 """characters of a value that an error shows"""
-REPEATED: Final = {"device", "card", "cards", "visible", "values", "baseline_dir"}
+REPEATED: Final = {"device", "card", "cards", "all", "visible", "values", "baseline_dir"}
 """options that decide what is measured, and which baselines it is compared with"""
 FILES: Final = {"html": "gpumem.html", "json": "gpumem.json", "markdown": "gpumem.md"}
 """the options that name a file to write, and what it may be called"""
@@ -224,6 +234,8 @@ class Settings(NamedTuple):
     device: str
     card: str
     """a card's canonical name"""
+    all: tuple[str, ...]
+    """patterns of the node ids of tests that are measured without a marker"""
     visible: str
     """"test", "session" or "session:4" """
     cards: tuple[str, ...]
@@ -346,6 +358,9 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
         if option.name in REPEATED and where == option.flag
     )
     values["cards"] = values["cards"] or ()
+    values["all"] = values["all"] or ()
+    if values["all"] and not _is_given("visible", read):
+        values["visible"] = "session"  # or conditions at the top of files would skip the tests
     template = folder_of_root(str(values["baseline_dir"]), root)
     folders = [root / template]
     if "{torch}" in str(template):
@@ -381,12 +396,16 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
         )
     folder = str(values["snapshots"]).strip()
     values["snapshots"] = root / folder if folder else None
-    names_card = any(
+    return Settings(**values, repeated=repeated, names_card=_is_given("card", read))  # type: ignore[arg-type] # each was read above
+
+
+def _is_given(name: str, read: Mapping[Option, tuple[object, str]]) -> bool:
+    """Return whether an option has another value than its default, or stands on a command line."""
+    return any(
         where != option.ini or value != option.default
         for option, (value, where) in read.items()
-        if option.name == "card"
+        if option.name == name
     )
-    return Settings(**values, repeated=repeated, names_card=names_card)  # type: ignore[arg-type] # each was read above
 
 
 def _read_option(option: Option, value: object, where: str, root: Path) -> object:
@@ -403,6 +422,8 @@ def _read_option(option: Option, value: object, where: str, root: Path) -> objec
         raise SpecError(f"{where}=", "this is no folder", f"write {where}=baselines")
     try:
         reader = _READERS.get(option.name)
+        if isinstance(value, list):  # of TOML
+            value = ",".join(map(str, value))
         return reader(str(value)) if reader else value
     except SpecError as error:
         raise SpecError(f"{where}={value}", error.problem, error.remedy) from error
@@ -518,7 +539,18 @@ def _read_cards(cards: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_read_card(name) for name in names if name))
 
 
+def _read_patterns(patterns: str) -> tuple[str, ...]:
+    """Return patterns of node ids; "true" stands for all of them, "false" for none."""
+    word = patterns.strip().lower()
+    if word in {"", "0", "false", "no", "off"}:
+        return ()
+    if word in {"1", "true", "yes", "on"}:
+        return ("*",)
+    return tuple(pattern.strip() for pattern in patterns.split(",") if pattern.strip())
+
+
 _READERS: Final[Mapping[str, Callable[[str], object]]] = {
+    "all": _read_patterns,
     "card": _read_card,
     "cards": _read_cards,
     "tolerance": _read_tolerance,

@@ -45,7 +45,9 @@ def device_header(choice: Choice, settings: Settings) -> str:
         return session_text.header(None, reason=choice.reason, fails=fails)
     expected = device.expected()
     lines = [session_text.header(expected) if expected else f"gpumem: {device.kind} device"]
-    if settings.shown_always and device.kind == "virtual":
+    if settings.all:
+        lines.append("gpumem: every test that takes memory of it is measured (gpumem_all)")
+    elif settings.shown_always and device.kind == "virtual":
         number = "it" if settings.shown_always == 1 else f"{settings.shown_always} of them"
         lines.append(f"gpumem: all code of this session sees {number}; unmarked tests read zeros")
     if settings.strict_in_ci and not settings.update_baselines:
@@ -164,6 +166,11 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
     results = session_results.results()
     ascii_only = not can_encode("…→", encoding)
     paragraphs = [f"gpumem: {problem}" for problem in session_results.problems]
+    for reason in dict.fromkeys(session_results.unmeasured):
+        number = session_results.unmeasured.count(reason)
+        tests = "1 unmarked test was" if number == 1 else f"{number} unmarked tests were"
+        sentence = f"{tests} not measured (--gpumem-all): {reason}"
+        paragraphs.append(wrapped("gpumem: ", sentence, width))
     leads = lead_lines(results, width, ascii_only=ascii_only, arguments=arguments)
     if not leads:  # a new toolchain moves many tests at one line: it is the cause, not the line
         leads = [

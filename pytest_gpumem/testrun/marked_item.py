@@ -28,6 +28,10 @@ class MarkedItem(Protocol):
     """A marked test."""
 
     @property
+    def declared(self) -> bool:
+        """Whether the test has the marker or the fixture; else an option has all measured."""
+
+    @property
     def nodeid(self) -> str:
         """The test's name, as pytest has it."""
 
