@@ -11,8 +11,6 @@ from functools import cache
 from typing import Literal, get_args
 
 DeviceKind = Literal["cuda", "virtual"]
-ReadsValues = bool | Literal["full"]
-"""whether a test decides by values; "full" where all of them had to be computed"""
 
 
 @dataclass(frozen=True)
@@ -370,5 +368,3 @@ class BaselineEntry:
     """of a test that runs with several batch sizes"""
     largest: int | None = None
     """the largest value that a search found to fit"""
-    reads_values: ReadsValues = False
-    """whether the test decides by values of the virtual GPU: they are computed from its start"""

@@ -24,7 +24,6 @@
        "peak_reserved": [...],
        "provenance": "torch-2.15.0+cu132",
        "rank": 0,
-       "reads_values": true,
        "slope": {"fixed": bytes, "per_sample": bytes, "sizes": [8, 16, 32]},
        "world_size": 64
       }
@@ -32,10 +31,8 @@
     }
 
 "largest" is in the entry of a search (``gpu_memory.largest``), whose peaks are that value's. A test
-with measured parts only has "parts" alone; "reads_values" is in the entries of a test that decides
-by values of the virtual GPU, "full" where it was judged with all of them computed; "batch_size",
-"slope" (of "batch_sizes"), and "rank" and "world_size" together, are in an entry if the marker
-declares them.
+with measured parts only has "parts" alone; "batch_size", "slope" (of "batch_sizes"), and "rank" and
+"world_size" together, are in an entry if the marker declares them.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import astuple, dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -55,7 +52,6 @@ from pytest_gpumem.measurement import (
     LinePeak,
     Peak,
     Provenance,
-    ReadsValues,
     Site,
     Slope,
 )
@@ -70,8 +66,7 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 2
 """The newest format that is written. 1: the first (pytest-gpumem 0.1.0), still that of a file
-without these. 2: a breakdown has "lines", "unsplit" and "autocast", and may have "course"; an entry
-may have "reads_values"."""
+without these. 2: a breakdown has "lines", "unsplit" and "autocast", and may have "course"."""
 
 WHOLE_TEST: Final = ""
 """the part that stands for the test itself"""
@@ -163,7 +158,8 @@ class _Entry(_Strict):
     breakdown: list[_Breakdown] = []
     slope: _Slope | None = None
     largest: _Bytes | None = None
-    reads_values: ReadsValues = False
+    reads_values: bool | Literal["full"] = False
+    """of files that older versions wrote, which ran some tests again for values; read by nobody"""
 
 
 class _File(_Strict):
@@ -306,9 +302,7 @@ def _read_entry(
     if entry.slope is not None:
         slope = Slope(tuple(entry.slope.sizes), entry.slope.fixed, entry.slope.per_sample)
     provenance, largest = provenances[entry.provenance], entry.largest
-    return BaselineEntry(
-        tuple(peaks), provenance, *declared, breakdowns, slope, largest, entry.reads_values
-    )
+    return BaselineEntry(tuple(peaks), provenance, *declared, breakdowns, slope, largest)
 
 
 def check(filename: str, device: DeviceInfo, parts: Mapping[str, BaselineEntry]) -> None:
@@ -351,8 +345,7 @@ def encode(file: BaselineFile) -> bytes:
         tests[name] = {**whole, "parts": fields} if fields else whole
     entries = [entry for parts in file.tests.values() for entry in parts.values()]
     first_format = not any(
-        entry.reads_values or any(breakdown.autocast is not None for breakdown in entry.breakdowns)
-        for entry in entries
+        breakdown.autocast is not None for entry in entries for breakdown in entry.breakdowns
     )
     document = {
         "format": 1 if first_format else FORMAT,
@@ -405,8 +398,6 @@ def _entry_fields(entry: BaselineEntry, labels: Mapping[Provenance, str]) -> dic
     }
     if entry.largest is not None:
         fields["largest"] = entry.largest
-    if entry.reads_values:
-        fields["reads_values"] = entry.reads_values
     if entry.slope is not None:
         fields["slope"] = {**vars(entry.slope), "sizes": list(entry.slope.sizes)}
     if entry.breakdowns:

@@ -36,8 +36,8 @@ def add_values_argument(parser: argparse.ArgumentParser) -> None:
         "--values",
         choices=("auto", "full", "off"),
         default="auto",
-        help="values that the virtual GPU computes: auto (of small tensors, which decide sizes and "
-        "branches; the default), full (all), off (none: steps take less than half as long)",
+        help="values that the virtual GPU computes: auto (within a budget of work and "
+        "memory; the default), full (all), off (none: steps take less than half as long)",
     )
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import DeviceInfo, DeviceKind
 
 Values = Literal["auto", "full", "off"]
-"""values that a virtual GPU computes: of small tensors, all, none"""
+"""values that a virtual GPU computes: within a test's budget, all, none"""
 
 RangeEnd = Literal["usual", "least", "most"]
 """the size that is taken of a workspace if its library tells none"""
@@ -90,40 +90,23 @@ class Device(Protocol):
         Files are named as seen from ``root``.
         """
 
-    def compute_values(self, scope: Values, *, within_step: bool = False) -> None:
-        """Compute the values of small tensors from now on, of all ("full") or of none.
+    def compute_values(self, scope: Values) -> None:
+        """Compute values within a test's budget from now on ("auto"), all ("full") or none ("off").
 
         A GPU computes all of them whatever is asked for.
-
-        Args:
-            scope: the values.
-            within_step: whether the values that were read so far are the same step's.
         """
 
-    def expect_rerun(self, *, expected: bool) -> None:
-        """Say whether a step that decides by values which no kernel computed runs once more.
+    def renew_values(self) -> None:
+        """Begin anew with a test's budget of values: its body runs, or runs again."""
 
-        A loop that waits for such values ends early then.
-        """
-
-    def decided_blindly(self, *, failed: bool = False) -> bool:
-        """Return whether the step decided by values that no kernel computed.
-
-        Args:
-            failed: whether it failed by a value: values that it only kept count then.
-        """
-
-    def needed_values(self) -> Values:
-        """Return which of the values that are computed the step made use of, "off" for none.
-
-        It decided by some of small tensors' ("auto"), or read any where all are computed ("full").
-        """
+    def values_apart(self) -> AbstractContextManager[None]:
+        """Return a context whose values count for no test's budget: a fixture of wider scope's."""
 
     def has_guessed(self, *, failed: bool = False) -> bool:
         """Return whether the step decided by values that are unknown or assumed.
 
         Args:
-            failed: as of :meth:`decided_blindly`.
+            failed: whether it failed by a value: values that it only kept count then.
         """
 
     def assume_masks(self, share: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,19 +109,15 @@ class CudaDevice:
         """Return none."""
         return []
 
-    def compute_values(self, scope: Values, *, within_step: bool = False) -> None:
+    def compute_values(self, scope: Values) -> None:
         """A real GPU computes everything."""
 
-    def expect_rerun(self, *, expected: bool) -> None:
-        """A real GPU's loops end by themselves."""
+    def renew_values(self) -> None:
+        """A real GPU has no budget of values."""
 
-    def decided_blindly(self, *, failed: bool = False) -> bool:  # noqa: ARG002 - the protocol's
-        """Return False: a real GPU's values are computed."""
-        return False
-
-    def needed_values(self) -> Values:
-        """Return "off": a real GPU computes all values by itself."""
-        return "off"
+    def values_apart(self) -> AbstractContextManager[None]:
+        """Return a context that does nothing."""
+        return nullcontext()
 
     def has_guessed(self, *, failed: bool = False) -> bool:  # noqa: ARG002 - the protocol's
         """Return False: a real GPU's values are computed."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_gpumem.judge.causes import HeldLine, growth_causes, largest_lines
 from pytest_gpumem.judge.lead import lead_of
 from pytest_gpumem.judge.verdict import WORDS, Comparison, Kind, Verdict, beyond_tolerance
-from pytest_gpumem.measurement import BaselineEntry, Breakdown, Measurement, Peak, ReadsValues
+from pytest_gpumem.measurement import BaselineEntry, Breakdown, Measurement, Peak
 from pytest_gpumem.nodeids import module_of
 from pytest_gpumem.spec_fields import declared_as
 
@@ -80,9 +80,6 @@ class Result:
     """the file of the allocator's snapshot"""
     snapshot_error: str = ""
     """why that could not be written"""
-    reads_values: ReadsValues = False
-    """whether the test decided by values, which a virtual GPU computed"""
-
     beside: Beside | None = None
     """the part by which the limit is told that was exceeded"""
 
@@ -239,5 +236,4 @@ def entry_of(result: Result, ranks: int = 0) -> BaselineEntry:
         breakdowns,
         measurement.slope,
         measurement.largest,
-        result.reads_values,
     )

@@ -36,9 +36,9 @@ def use_virtual_gpu(card: str = DEFAULT_CARD, *, devices: int = 1, values: Value
     Args:
         card: a card's name, "T4" say; ``pytest_gpumem.card_names()`` lists them.
         devices: how many of them, at most 16.
-        values: which values are computed outside of marked tests: "auto" (of small tensors, which
-            decide sizes and branches; the default), "full" (all) or "off" (none: steps take less
-            than half as long).
+        values: which values are computed outside of marked tests: "auto" (within a budget
+            of work and memory; the default), "full" (all) or "off" (none: steps take less than
+            half as long).
 
     Raises:
         SpecError: an unknown card, or no such choice of values.

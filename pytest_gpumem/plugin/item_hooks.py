@@ -292,8 +292,6 @@ class ItemHooks:
             with self._phase():
                 return (yield)
         marked = PytestItem(item)
-        if marked.has_set_up:
-            self.session.begin_call(debugging=self._is_debugging)
         try:
             with self._phase():
                 run.warm_up(marked)
@@ -308,7 +306,7 @@ class ItemHooks:
             try:
                 if self._report_error(item, hidden):
                     item._excinfo = []  # type: ignore[attr-defined]
-            except BaseException:  # noqa: BLE001 - a verdict, or the error of a run with values
+            except BaseException:  # noqa: BLE001 - a verdict, or the error of a run alone
                 item._excinfo = [pytest.ExceptionInfo.from_current()]  # type: ignore[attr-defined]
             return None
         try:

@@ -6,7 +6,6 @@ A test enters here twice: :meth:`MemorySession.begin` before its set-up, and
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -17,7 +16,6 @@ from pytest_gpumem.errors import BaselineError, GpuMemError
 from pytest_gpumem.judge.judge import judge
 from pytest_gpumem.judge.result import Result, describe_budget, with_others
 from pytest_gpumem.judge.verdict import Lookup
-from pytest_gpumem.measurement import device_key
 from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 from pytest_gpumem.nodeids import module_of, split_nodeid
 from pytest_gpumem.sizes import MIB, format_size
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpumem.attribution.recording import Recording
-    from pytest_gpumem.devices.base import Values
     from pytest_gpumem.devices.select import Choice
     from pytest_gpumem.measurement import DeviceInfo, Measurement
     from pytest_gpumem.plugin.settings import Settings
@@ -55,14 +52,6 @@ NOT_COMPUTABLE = (
     "on the virtual GPU some values were not computed, though all are that can be: compiled code, "
     "TorchScript's fused code and CUDA graphs compute none; check it on the CPU or a real GPU"
 )
-MOST_COMPUTED: Final = 256 * MIB
-"""bytes that a test may allocate at its peak to run once more with all values computed: that takes
-so much of the host's memory, and about a second for two training steps (benchmarks/values.py)"""
-RAN_COMPUTED = (
-    "it failed by values that were not computed, and was run once more with all values computed: "
-    'its baseline, or values="full", has them computed in its first run'
-)
-
 GROWTH: Final = 256 * MIB
 """bytes above its baseline that a test may take beside neighbours; of a large one a twentieth"""
 RAN_ALONE = (
@@ -75,7 +64,7 @@ class Finished(NamedTuple):
 
     results: list[Result]
     error: BaseException | None
-    """the error that it ends with; a run with values may have none, or another than the first"""
+    """the error that it ends with; a run alone may have none, or another than the first"""
 
 
 def _is_of_values(error: BaseException | None) -> bool:
@@ -142,9 +131,6 @@ class MemorySession:
         Raises:
             DeviceError: the device cannot be what the test asks for.
         """
-        values = first_values = self._values_asked(spec)
-        if values == "auto" and current_rank() is None:
-            first_values = self._remembered_values(item, spec)
         record = self.explainer.records_first_run(spec)
 
         def expected(info: DeviceInfo) -> int | None:
@@ -154,8 +140,7 @@ class MemorySession:
             item,
             spec,
             record=record,
-            values=values,
-            first_values=first_values,
+            values=spec.values or self.settings.values,
             expected=expected,
         )
 
@@ -172,36 +157,6 @@ class MemorySession:
         peak = max(peak.reserved for peak in entry.peaks)
         return peak + max(GROWTH, peak // 20)
 
-    def _remembered_values(self, item: MarkedItem, spec: MemorySpec) -> Values:
-        """Return the values that a test needs by its baseline: "off" for none, or no baseline."""
-        info = None if self.choice.device is None else self.choice.device.expected()
-        if info is None or info.kind != "virtual" or not spec.baseline:
-            return "off"
-        key = self.settings.against or device_key("virtual", spec.card or info.name)
-        for store in (self.store, *self._nearest_stores):
-            with suppress(BaselineError):  # of which the verdict speaks
-                entries = store.parts(key, *split_nodeid(item.nodeid)).values()
-                peaks = [peak.allocated for entry in entries for peak in entry.peaks]
-                if any(entry.reads_values == "full" for entry in entries):
-                    return "full" if max(peaks) <= MOST_COMPUTED else "auto"
-                if any(entry.reads_values for entry in entries):
-                    return "auto"
-        return "off"
-
-    def begin_call(self, *, debugging: bool) -> None:
-        """Note that the call of the test which runs begins, and whether a debugger sees it."""
-        run = self.runner.run
-        if run is not None and self._may_rerun(run, debugging=debugging):
-            run.device.expect_rerun(expected=True)
-
-    def _may_rerun(self, run: Run, *, debugging: bool) -> bool:
-        """Return whether a run that decides by values which no kernel computed is not the last."""
-        ranked = current_rank() is not None
-        return self._values_asked(run.spec) == "auto" and not (debugging or ranked)
-
-    def _values_asked(self, spec: MemorySpec) -> Values:
-        return spec.values or self.settings.values
-
     def end(self) -> None:
         """Let go of the device."""
         self.runner.end()
@@ -215,8 +170,6 @@ class MemorySession:
         in_call: bool = True,
     ) -> Finished:
         """Measure, explain and judge a test that has ended, and its parts.
-
-        A test that decided by values that no kernel computed is run once more, with values.
 
         Args:
             item: the test.
@@ -232,13 +185,8 @@ class MemorySession:
         """
         run = self.runner.run
         assert run is not None  # noqa: S101 - for the type checker
-        run.device.expect_rerun(expected=False)
-        may_rerun = in_call and self._may_rerun(run, debugging=debugging)
-        of_values = _is_of_values(error)
         if in_call and run.disturbed(error):
             finished = self._finish_alone(item, run, error)
-        elif may_rerun and run.device.decided_blindly(failed=of_values):
-            finished = self._finish_with_values(item, run, error)
         else:
             finished = Finished(self._finish(item, error, debugging=debugging), error)
         error = finished.error
@@ -248,11 +196,6 @@ class MemorySession:
         if not run.device.has_guessed(failed=of_values):
             return finished
         measured = run.measurement()
-        is_small = measured.peak_allocated <= MOST_COMPUTED
-        if may_rerun and is_small and not run.device.computes:
-            computed = self._finish_computed(item, run, error)
-            if computed is not None:
-                return computed
         reason = NOT_COMPUTABLE if run.device.computes else NOT_COMPUTED
         # As add_note() of Python 3.11, from which on pytest shows it.
         vars(error).setdefault("__notes__", []).append(
@@ -261,22 +204,6 @@ class MemorySession:
             f"{format_size(measured.peak_reserved)} reserved"
         )
         return finished
-
-    def _finish_computed(self, item: MarkedItem, run: Run, error: BaseException) -> Finished | None:
-        """Run a test once more with all values computed, and finish that run in its place.
-
-        Returns:
-            None where that run too fails, by values that could not be computed or otherwise.
-        """
-        record = self.explainer.records_first_run(run.spec)
-        with self.runner.again(item, error, record=record, values="full") as attempt:
-            run.notes.append(RAN_COMPUTED)
-            again = attempt.error
-            if attempt.passed or (again is not None and find_out_of_memory(again) is not None):
-                return Finished(self._finish(item, again), again)
-            if again is not None and not run.device.has_guessed(failed=True):
-                return Finished([], again)
-        return None
 
     def _finish_alone(self, item: MarkedItem, run: Run, error: BaseException | None) -> Finished:
         """Run a test once more without neighbours, and finish that run in its place."""
@@ -300,48 +227,6 @@ class MemorySession:
         run.notes.append(RAN_ALONE)
         self.runner.set_up_alone(item, error)
         return True
-
-    def _finish_with_values(
-        self, item: MarkedItem, run: Run, error: BaseException | None
-    ) -> Finished:
-        """Run a test once more with small tensors' values, and finish that run in its place."""
-        first = {"": (run.spec, run.measurement()), **run.part_measurements()}
-        out_of_memory = None if error is None else find_out_of_memory(error)
-        record = self.explainer.records_first_run(run.spec)
-        with self.runner.again(item, error, record=record, values="auto") as attempt:
-            again = attempt.error
-            if attempt.passed and _is_of_values(error) and run.device.has_guessed(failed=True):
-                is_small = run.measurement().peak_allocated <= MOST_COMPUTED
-                # It passed by chance: all values are computed, or else no note would say so.
-                if (is_small and not run.assumes) or not run.device.has_guessed():
-                    return Finished([], error)
-            if attempt.passed or (again is not None and find_out_of_memory(again) is not None):
-                return Finished(self._finish(item, again), again)
-        if out_of_memory is not None:
-            return Finished(self._finish(item, error), error)
-        if error is not None:
-            return Finished([], again or error)
-        # With small values it fails: all values decide, or else the first run's verdict stands.
-        is_small = first[""][1].peak_allocated <= MOST_COMPUTED
-        if again is not None and is_small and (_is_of_values(again) or _is_of_sizes(again)):
-            computed = self._finish_computed(item, run, again)
-            if computed is not None:
-                return computed
-        run.device.compute_values("off")
-        note = f"with its values computed the test failed: {shown_error(again)}" if again else ""
-        results = [
-            self._judged(
-                item,
-                run,
-                part,
-                spec,
-                item.measured(
-                    part, replace(measured, notes=(*measured.notes, *[note] * bool(note)))
-                ),
-            )
-            for part, (spec, measured) in first.items()
-        ]
-        return Finished(results, None)
 
     def _finish(
         self, item: MarkedItem, error: BaseException | None, *, debugging: bool = False
@@ -517,9 +402,6 @@ class MemorySession:
             policy = replace(policy, shrinkage="note")  # another rank may have taken more
         if self._rank is not None:
             policy = replace(policy, launcher=self._rank.launcher)
-        needed: Values = "off"
-        if self._rank is None and self._values_asked(run.spec) == "auto":
-            needed = run.device.needed_values()
         verdict = judge(
             measurement,
             spec,
@@ -543,7 +425,6 @@ class MemorySession:
             location=item.location(),
             baseline=declared.baseline,
             baseline_entry=lookup.entry,
-            reads_values="full" if needed == "full" else needed != "off",
         )
 
 

@@ -77,8 +77,7 @@ OPTIONS: Final = (
     ),
     Option(
         "values",
-        "values on the virtual GPU: auto (those that decide sizes and branches, where a test reads "
-        "any), full (all of them), off",
+        "values on the virtual GPU: auto (within a budget of work and memory), full (all), off",
         "auto",
         "auto|full|off",
         ("auto", "full", "off"),

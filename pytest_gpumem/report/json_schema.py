@@ -15,7 +15,7 @@ import msgspec
 from pytest_gpumem.judge.verdict import FigureName, Kind, LeadKind  # noqa: TC001
 
 # At run time: msgspec reads the annotations.
-from pytest_gpumem.measurement import Category, DeviceKind, ReadsValues  # noqa: TC001
+from pytest_gpumem.measurement import Category, DeviceKind  # noqa: TC001
 from pytest_gpumem.source_lines import package_path
 
 FORMAT: Final = 2
@@ -268,7 +268,6 @@ class FiguresJson(Strict, frozen=True):
     rank: Count | None
     slope: SlopeJson | None
     largest: Count | None = None
-    reads_values: ReadsValues = False
 
 
 class BaselineJson(FiguresJson, frozen=True):
@@ -306,7 +305,6 @@ class ResultJson(
     snapshot: str
     snapshot_error: str
     beside: BesideJson | None = None
-    reads_values: ReadsValues = False
 
 
 class EntryUpdateJson(Strict, frozen=True):

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import DeviceInfo
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.marked_item import FixtureKey, MarkedItem
-    from pytest_gpumem.testrun.random_state import RandomState
     from pytest_gpumem.testrun.run import Inputs, Run
     from pytest_gpumem.testrun.wide_fixture import Retained
 
@@ -77,33 +76,24 @@ class Runner:
         """tests that left memory behind, and how many bytes"""
         self._nodeid = ""
         self._session_values = self._values = values
-        """which are computed for the test that runs, at the latest in a second run"""
-        self._computes = False
-        """whether any are computed now"""
-        self._random: RandomState | None = None
-        """as it was before the test's own fixtures were set up"""
+        """which are computed for the test that runs"""
 
-    def begin(  # noqa: PLR0913 - all that tests differ in
+    def begin(
         self,
         item: MarkedItem,
         spec: MemorySpec,
         *,
         record: bool,
         values: Values = "off",
-        first_values: Values = "off",
         expected: Callable[[DeviceInfo], int | None] = lambda _info: None,
     ) -> None:
         """Open the device for a test; ``run`` stays None where the session has no device.
-
-        While fixtures of wider scope hold memory, values are computed from the start: a test
-        without them would make theirs unknown, and they are not set up again.
 
         Args:
             item: the test.
             spec: its declaration.
             record: whether the run is recorded.
-            values: which of its values are computed, in a second run at the latest.
-            first_values: which are computed in its first run.
+            values: which of its values are computed.
             expected: see :meth:`pytest_gpumem.testrun.run.Run.open`.
 
         Raises:
@@ -131,26 +121,14 @@ class Runner:
         )
         with opened as run:
             item.finish_replaced(self.fixtures)
-            if first_values == "off" and any(
-                fixture.holds_memory for fixture in self.fixtures.values()
-            ):
-                first_values = values
             if values == "off":
                 for fixture in self.fixtures.values():
                     fixture.values_lost_by = nodeid
-            self._values, self._computes = values, first_values != "off"
-            device.compute_values(first_values)
+            self._values = values
+            device.compute_values(values)
             run.start()
         self.run, self._nodeid = run, nodeid
-        self._take_random_state(run)
         activate(run.meter)
-
-    def _take_random_state(self, run: Run) -> None:
-        """Take the random state that a run with values begins with; a real GPU has no such runs."""
-        if run.info.kind == "virtual":
-            from pytest_gpumem.testrun.random_state import RandomState
-
-            self._random = RandomState(run.meter.devices)
 
     @contextmanager
     def fixture(self, name: str, fixture: FixtureKey) -> Iterator[None]:
@@ -162,21 +140,11 @@ class Runner:
             yield
             return
         with self._run_for_set_up() as run:
-            begins = self._values != "off" and not self._computes
-            if begins:
-                self._compute(run, self._values)
-            with run.fixture(name) as retained:
+            with run.device.values_apart(), run.fixture(name) as retained:
                 yield
             if self._values == "off" and self._session_values != "off":
                 retained.values_lost_by = self._nodeid
             self.fixtures[fixture] = retained
-            if begins and not any(fixture.holds_memory for fixture in self.fixtures.values()):
-                self._compute(run, "off")
-        self._take_random_state(run)  # it is not set up again
-
-    def _compute(self, run: Run, values: Values) -> None:
-        run.device.compute_values(values, within_step=True)
-        self._computes = values != "off"
 
     @contextmanager
     def _run_for_set_up(self) -> Iterator[Run]:
@@ -189,8 +157,9 @@ class Runner:
         assert self.choice.device is not None  # noqa: S101 - for the type checker
         values = self._session_values
         with Run.open(MemorySpec(), self.choice.device, self.root, values=values) as run:
+            run.device.compute_values(values)
             run.start()
-        self.run, self._values, self._computes = run, self._session_values, False
+        self.run, self._values = run, values
         try:
             yield run
         finally:
@@ -272,7 +241,6 @@ class Runner:
         uncapped: bool = False,
         warm: bool = False,
         inputs: Inputs | None = None,
-        values: Values | None = None,
         sizes: RangeEnd = "usual",
         at_moment: Callable[[Recording], None] | None = None,
     ) -> Iterator[Attempt]:
@@ -287,7 +255,6 @@ class Runner:
             uncapped: whether its limits are lifted.
             warm: whether nothing is left to warm up.
             inputs: a batch size and a variant to run with, under the limits.
-            values: which of its values are computed from now on, if not the same as before.
             sizes: the end of the range that is taken of workspaces of unknown size.
             at_moment: is called at each moment of the recording.
         """
@@ -307,11 +274,6 @@ class Runner:
                 run.restore_limits()
             if uncapped:
                 run.lift_limits()
-            if values is not None:
-                run.device.compute_values(values)
-                self._computes = values != "off"
-                if self._random is not None:
-                    self._random.restore()
             if not warm:
                 run.device.take_sizes(sizes)
             run.begin_again(record=record, at_moment=at_moment)

@@ -172,9 +172,8 @@ class VirtualDevice:
         self._guesses: dict[str, int] = {}
         self._readbacks = Readbacks(library.set_endless)
         self._mode: ValueMode | None = None
-        self._last_mode: ValueMode | None = None
-        self._was_blind = False
-        """whether the step decided by values before any were computed"""
+        """while values are computed"""
+        self._values: ValueMode | None = None
         self._stack = ExitStack()
 
     @classmethod
@@ -342,39 +341,30 @@ class VirtualDevice:
         """Whether all values are computed."""
         return self._mode is not None and self._mode.full
 
-    def compute_values(self, scope: Values, *, within_step: bool = False) -> None:
+    def compute_values(self, scope: Values) -> None:
         """See :meth:`pytest_gpumem.devices.base.Device.compute_values`."""
-        self._was_blind = within_step and self.decided_blindly()
         if self._mode is not None:
             self._mode.__exit__()
-            self._last_mode, self._mode = self._mode, None
-        if not within_step:
-            self._readbacks.clear()
+            self._mode = None
+        self._readbacks.clear()
         self._recompile_limits.begin(values=scope != "off")
         if scope != "off":
             from pytest_gpumem.devices.virtual.values.mode import ValueMode
 
-            self._mode = ValueMode(self._library, scope, self._readbacks)
-            if self._last_mode is not None:
-                self._mode.take_over(self._last_mode)
+            if self._values is None:  # kept: it knows what fixtures of wider scope hold
+                self._values = ValueMode(self._library, scope, self._readbacks)
+            self._mode = self._values
+            self._mode.full = scope == "full"
             self._mode.__enter__()
 
-    def expect_rerun(self, *, expected: bool) -> None:
-        """See :meth:`pytest_gpumem.devices.base.Device.expect_rerun`."""
-        self._readbacks.rerun_follows = expected and self._mode is None
+    def renew_values(self) -> None:
+        """See :meth:`pytest_gpumem.devices.base.Device.renew_values`."""
+        if self._mode is not None:
+            self._mode.renew()
 
-    def decided_blindly(self, *, failed: bool = False) -> bool:
-        """See :meth:`pytest_gpumem.devices.base.Device.decided_blindly`."""
-        unknown = self._readbacks.any_unknown or (failed and self._readbacks.any_read)
-        return self._was_blind or (self._mode is None and unknown)
-
-    def needed_values(self) -> Values:
-        """See :meth:`pytest_gpumem.devices.base.Device.needed_values`."""
-        if self._mode is None:
-            return "off"
-        if self._mode.full:
-            return "full" if self._readbacks.any_known or self._readbacks.any_read else "off"
-        return "auto" if self._readbacks.any_deciding else "off"
+    def values_apart(self) -> AbstractContextManager[None]:
+        """See :meth:`pytest_gpumem.devices.base.Device.values_apart`."""
+        return nullcontext() if self._mode is None else self._mode.apart()
 
     def has_guessed(self, *, failed: bool = False) -> bool:
         """See :meth:`pytest_gpumem.devices.base.Device.has_guessed`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.operator_functions import OperatorFunctions, operator_functions
@@ -21,10 +21,26 @@ _KNOWN_READ = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
 _CLOCK_RATE_KHZ = 1_500_000
 """no figure depends on it; code that divides by it must not find 0"""
 
-MOST_COPIED: Final = 512 << 10
-"""bytes of the largest copy that is carried out; values.c says why"""
-MOST_BACKED: Final = 256 << 20
-"""bytes of the host's memory that device memory takes"""
+
+class ValueLimits(NamedTuple):
+    """The bytes up to which values are kept; native/base/values.c says why."""
+
+    small: int
+    """of a tensor, or a copy, that is always kept"""
+    largest: int
+    """of the largest one that is kept where its inputs are known"""
+    budget: int
+    """of all larger than small ones of a test"""
+    backed_small: int
+    """of the host's memory that device memory takes, where small ones alone are kept"""
+    backed: int
+    """of the host's memory that device memory takes"""
+    lost: int
+    """of unknown results of operators, after which small ones alone are kept"""
+
+
+LIMITS: Final = ValueLimits(512 << 10, 16 << 20, 2 << 30, 256 << 20, 2 << 30, 128 << 20)
+"""those of the native library, which is checked as it is loaded"""
 
 
 class _CardStruct(ctypes.Structure):
@@ -204,6 +220,12 @@ def _check_layouts(library: ctypes.CDLL) -> None:
                 f"(its gm_{name} has {size} bytes, Python's {ctypes.sizeof(mirror)})"
             )
             raise OSError(message)
+    limits = (ctypes.c_uint64 * len(LIMITS))()
+    if hasattr(library, "gpumem_value_limits"):
+        library.gpumem_value_limits(limits)
+    if tuple(limits) != LIMITS:
+        message = f"{native.LIBRARY} has other limits of values than Python: {tuple(limits)}"
+        raise OSError(message)
 
 
 class NativeLibrary:
@@ -226,7 +248,10 @@ class NativeLibrary:
         self._lib.gpumem_describe.restype = ctypes.c_char_p
         self._lib.gpumem_guess.restype = ctypes.c_char_p
         self._lib.gpumem_guess.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)]
-        for name in ("largest_convolution", "launches", "guessed", "thread_writes"):
+        for name in (
+            *("largest_convolution", "launches", "guessed", "thread_writes"),
+            "value_budget",
+        ):
             getattr(self._lib, f"gpumem_{name}").restype = ctypes.c_uint64
         # Without these types each call would have to make objects of ctypes'.
         for name in (
@@ -338,9 +363,13 @@ class NativeLibrary:
         self._lib.gpumem_values(raw)
         return Values(*raw)
 
-    def set_value_limits(self, copy: int, backing: int) -> None:
-        """Set the bytes of the largest copy that is carried out, and of all of the host's pages."""
-        self._lib.gpumem_set_value_limits(ctypes.c_uint64(copy), ctypes.c_uint64(backing))
+    def set_value_limits(self, largest: int, budget: int, backed: int) -> None:
+        """Set the limits of values from now on; :class:`ValueLimits` documents them."""
+        self._lib.gpumem_set_value_limits(*map(ctypes.c_uint64, (largest, budget, backed)))
+
+    def value_budget(self) -> int:
+        """Return the bytes of larger than small tensors that may be kept yet."""
+        return int(self._lib.gpumem_value_budget())
 
     def operator_functions(self, key: int) -> OperatorFunctions:
         """Return the functions to be called around each operator."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 METH_NOARGS: Final = 0x0004
+METH_O: Final = 0x0008
 METH_FASTCALL: Final = 0x0080
 """calling conventions of CPython's stable ABI ("Common Object Structures" in Python's C API)"""
 
@@ -38,16 +39,20 @@ class OperatorFunctions(NamedTuple):
 
     begins: Callable[[], None]
     """an operator begins to run: from now on its launches change no values"""
-    ended: Callable[..., None]
-    """it has ended; with addresses and sizes: it has written these ranges alone"""
+    ended: Callable[..., bool]
+    """it has ended; with addresses and sizes: it has written these ranges alone, which are unknown.
+    Returns whether so much is unknown now that the test is a large one"""
     forget_ranges: Callable[..., None]
     """takes addresses and sizes: their bytes are unknown from now on"""
+    could_know: Callable[[int], bool]
+    """takes an address: whether the byte there is known, or could be computed"""
 
 
 _DEFINITIONS: Final = (
     _MethodDef(b"operator_begins", None, METH_NOARGS, None),
     _MethodDef(b"operator_ended", None, METH_FASTCALL, None),
     _MethodDef(b"forget_ranges", None, METH_FASTCALL, None),
+    _MethodDef(b"could_know", None, METH_O, None),
 )
 """which Python reads at each call"""
 
@@ -59,7 +64,7 @@ def operator_functions(library: ctypes.CDLL, key: int) -> OperatorFunctions:
     api = ctypes.pythonapi
     c10 = ctypes.CDLL(str(Path(torch.__file__ or "").parent / "lib" / "libc10.so"))
     library.gpumem_prepare_operators(
-        ctypes.py_object(None),
+        (ctypes.c_void_p * 3)(*map(id, (None, False, True))),  # which CPython's id() is
         ctypes.cast(api.Py_IncRef, ctypes.c_void_p),
         ctypes.cast(api.PyLong_AsUnsignedLongLong, ctypes.c_void_p),
         ctypes.cast(c10[_EXCLUDE], ctypes.c_void_p),

@@ -24,7 +24,7 @@ def test_an_operators_ranges_are_unknown_once_it_has_ended():
         assert library.open_for_writing(address, 64)
         assert functions.begins() is None
         assert is_excluded(key)
-        assert functions.ended() is None
+        assert functions.ended() is False
         assert not is_excluded(key)
         assert known() == [0, 16, 32, 48]
         functions.begins()

@@ -34,7 +34,7 @@ def test_a_loop_that_waits_for_such_a_value_ends_with_its_line(values, monkeypat
     cases = ((wait, 1, 100), (wait_within, 2, 1000))
     with opened() as device:
         device.compute_values(values)
-        x = torch.randn(1000, 1000, device="cuda")
+        x = torch.randn(3000, 3000, device="cuda")
         for loop, offset, rounds in cases:
             with pytest.raises(RuntimeError) as error:
                 loop(x)
@@ -83,25 +83,25 @@ def test_a_note_says_how_many_of_how_many_an_operator_took():
 
     with opened() as device:
         device.compute_values("auto")
-        rows = torch.randn(500, 1000, device="cuda")
+        rows = torch.randn(5000, 1000, device="cuda")
         take_rows(rows)
         line = take_rows.__code__.co_firstlineno
         (note,) = device.notes(Path(__file__).parent)
         match = re.fullmatch(
-            rf"3 values were assumed \(([\d,]+) of 1,000 taken at test_readbacks.py:{line + 3}, "
+            rf"3 values were assumed \(([\d,]+) of 10,000 taken at test_readbacks.py:{line + 3}, "
             rf"test_readbacks.py:{line + 5}\): the figures hold for .*",
             note,
         )
         assert match is not None, note
-        assert 400 < int(match[1].replace(",", "")) < 600
+        assert 4_000 < int(match[1].replace(",", "")) < 6_000
 
         device.compute_values("off")
         device.compute_values("auto")
-        take_others(torch.randn(1000, 1000, device="cuda"))
+        take_others(torch.randn(5000, 1000, device="cuda"))
         line = take_others.__code__.co_firstlineno
         (unknown, assumed) = device.notes(Path(__file__).parent)
-        assert f"(0 of 1,000,000 taken at test_readbacks.py:{line + 2})" in unknown
-        assert f"of 1,000,000 taken at test_readbacks.py:{line + 3}, " in assumed
+        assert f"(0 of 5,000,000 taken at test_readbacks.py:{line + 2})" in unknown
+        assert f"of 5,000,000 taken at test_readbacks.py:{line + 3}, " in assumed
         assert f", 0 of 1,000 taken at test_readbacks.py:{line + 4})" in assumed  # columns
 
 

@@ -27,6 +27,10 @@ class Assumptions:
         self.masks_declared = False
         """whether the test says that share: it holds for masks of assumed numbers too"""
 
+    def begin_again(self) -> None:
+        """Give the same values as at first."""
+        self._generator.manual_seed(SEED)
+
     def of_tensor(self, tensor: Tensor) -> Tensor:
         """Return values for a tensor of which nothing is known."""
         if tensor.dtype == torch.bool:

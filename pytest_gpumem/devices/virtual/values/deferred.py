@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
-from pytest_gpumem.devices.virtual.library import MOST_BACKED, MOST_COPIED
+from pytest_gpumem.devices.virtual.library import LIMITS
 from pytest_gpumem.devices.virtual.values.host_tensors import (
     HOST,
     is_plain,
@@ -98,9 +98,12 @@ class DeferredValues:
         self.recipes: dict[int, Recipe] = {}
         """by their ranges' numbers"""
 
-    def covers(self, tensor: Tensor) -> bool:
-        """Return whether a tensor's values could be computed."""
-        return bool(self.recipes) and tensor.is_cuda and self._recipe_at(tensor) is not None
+    def covers(self, tensor: Tensor, least: int = 0) -> bool:
+        """Return whether a tensor could be computed, in a range of more bytes than these."""
+        if not self.recipes or not tensor.is_cuda:
+            return False
+        recipe = self._recipe_at(tensor)
+        return recipe is not None and recipe.nbytes > least
 
     def computed(self, tensor: Tensor) -> bool:
         """Write the values of a tensor's range; False: it is in none, or the host has no room."""
@@ -162,7 +165,7 @@ class DeferredValues:
         if changed is not None:
             steps = max(steps, changed.steps)  # changes of one range are made in a loop
         kept = sum(tensor.nbytes for tensor in copied)
-        too_much = work > MOST_WORK or nbytes > MOST_BACKED or steps > MOST_STEPS
+        too_much = work > MOST_WORK or nbytes > LIMITS.backed_small or steps > MOST_STEPS
         if too_much or not self._has_room(kept):
             return None
 
@@ -208,10 +211,10 @@ class DeferredValues:
         if not is_plain(tensor):
             return False
         if tensor.is_cuda:
-            is_small = span(tensor) <= MOST_COPIED
+            is_small = span(tensor) <= LIMITS.small
             known = is_small and self._known.is_known(tensor)
             return known and not self._known.are_assumed([tensor])
-        return tensor.nbytes <= (MOST_KEPT // 2 if tensor.dtype in DECIDING else MOST_COPIED)
+        return tensor.nbytes <= (MOST_KEPT // 2 if tensor.dtype in DECIDING else LIMITS.small)
 
     def _has_room(self, kept: int) -> bool:
         """Return whether so many bytes can be kept, once the recipes of no range are dropped."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
-from pytest_gpumem.devices.virtual.library import MOST_COPIED
+from pytest_gpumem.devices.virtual.library import LIMITS
 from pytest_gpumem.sizes import KIB
 
 if TYPE_CHECKING:
@@ -131,8 +131,8 @@ def span(tensor: Tensor) -> int:
     return elements * tensor.element_size()
 
 
-def ranges_of(results: Sequence[Any]) -> list[int]:
-    """Return the addresses and sizes of an operator's results, if one of them is large.
+def ranges_of(results: Sequence[Any], largest: int = LIMITS.small) -> list[int]:
+    """Return the addresses and sizes of an operator's results, if one of them is too large.
 
     All are unknown then. Else the list is empty.
     """
@@ -142,7 +142,7 @@ def ranges_of(results: Sequence[Any]) -> list[int]:
         if type(result) in PLAIN and result.layout is torch.strided:
             if result.is_cuda:
                 nbytes = result.nbytes
-                is_large = is_large or nbytes > MOST_COPIED
+                is_large = is_large or nbytes > largest
                 ranges += result.data_ptr(), nbytes if result.is_contiguous() else span(result)
         elif result is not None and type(result) not in NUMBERS:
             return []

@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
-from pytest_gpumem.devices.virtual.library import MOST_COPIED
+from pytest_gpumem.devices.virtual.library import LIMITS
 from pytest_gpumem.devices.virtual.values.host_tensors import (
     NUMBERS,
     PLAIN,
@@ -35,7 +35,7 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
 )
 from pytest_gpumem.devices.virtual.values.layouts import opens
 from pytest_gpumem.devices.virtual.values.operators import OperatorCall, register, traits_of
-from pytest_gpumem.devices.virtual.values.short_ways import makes_new
+from pytest_gpumem.devices.virtual.values.short_ways import any_unknown, makes_like, makes_new
 from pytest_gpumem.devices.virtual.values.sized_outputs import ANSWERS, COPIES, taken_of
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
 
     from pytest_gpumem.devices.virtual.readbacks import Readbacks
+    from pytest_gpumem.devices.virtual.values.budget import Budget
     from pytest_gpumem.devices.virtual.values.short_ways import ShortWay
 
 KEY: Final = "Fake"
@@ -66,6 +67,7 @@ _KEYS: Final = functools.reduce(operator.or_, map(torch._C.DispatchKeySet, _INCL
 _KEYS_BELOW: Final = torch._C._dispatch_keyset_full_after(_KEY)
 FLOATS: Final = {torch.float32, torch.float16, torch.bfloat16, torch.float64}
 _STRIDED: Final = torch.strided
+_SMALL: Final = LIMITS.small
 _Without = torch._C._ExcludeDispatchKeyGuard
 
 
@@ -130,7 +132,10 @@ class Computer(Protocol):
 
     full: bool
     begins: Callable[[], None]
-    ended: Callable[..., None]
+    ended: Callable[..., bool]
+    forget_ranges: Callable[..., None]
+    could_know: Callable[[int], bool]
+    budget: Budget
     count: Callable[[int], None]
     readbacks: Readbacks
     forget: Callable[[int, int], None]
@@ -200,7 +205,11 @@ class Interception:
         cls.mode = None
 
 
-def _intercept(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
+def _intercept(  # noqa: C901, PLR0912 - a call of Python's costs a tenth of all this
+    op: OpOverload,
+    *args: Any,  # noqa: ANN401 - as the operator
+    **kwargs: Any,  # noqa: ANN401 - as the operator
+) -> Any:  # noqa: ANN401 - as the operator
     """Run a CUDA operator, and have a mode compute its values.
 
     Most operators of a step write one large tensor, which is unknown then. They take the short way,
@@ -215,7 +224,10 @@ def _intercept(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
     try:
         operator = op._op  # a hash of OpOverload's own, and a call, run Python's code
         is_short = mode.short_ways.get(operator)
-        if is_short is None or not (is_short is makes_new or is_short(args, kwargs)):
+        largest = mode.budget.largest
+        if is_short is None or not (
+            is_short is makes_new or is_short(args, kwargs, largest, mode.could_know)
+        ):
             with _Without(_KEYS):
                 return _run(mode, op, args, kwargs)
         is_running = True
@@ -223,20 +235,35 @@ def _intercept(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
         result = operator(*args, **kwargs)
         if type(result) in PLAIN and result.layout is _STRIDED:
             nbytes = result.nbytes
-            if nbytes > MOST_COPIED and result.dtype in FLOATS and result.is_cuda:
+            if (
+                nbytes > _SMALL
+                and result.dtype in FLOATS
+                and result.is_cuda
+                and (
+                    nbytes > largest
+                    or (is_short is not makes_like and any_unknown(args, mode.could_know))
+                )
+            ):
                 if not result.is_contiguous():
                     nbytes = span(result)
                 address = result.data_ptr()
                 is_running = False
-                mode.ended(address, nbytes)
+                if is_short is makes_like:
+                    mode.ended()
+                    mode.forget_ranges(address, nbytes)
+                elif mode.ended(address, nbytes):
+                    mode.budget.end()
                 return result
             is_done = not result.is_cuda
         else:
             is_done = type(result) in NUMBERS
-        several = type(result) is tuple and is_short is makes_new
-        ranges = ranges_of(result) if several else ()
+        ranges: Sequence[int] = ()
+        if type(result) is tuple and is_short is makes_new:
+            is_lost = any_unknown(args, mode.could_know)
+            ranges = ranges_of(result, _SMALL if is_lost else largest)
         is_running = False
-        mode.ended(*ranges)
+        if mode.ended(*ranges):
+            mode.budget.end()
         if not (is_done or ranges):
             with _Without(_KEYS):
                 mode.finish(OperatorCall(op, traits_of(op), args, kwargs), result, None)

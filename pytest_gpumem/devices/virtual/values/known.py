@@ -27,11 +27,11 @@ class KnownValues:
         self.refused = 0
         """bytes that were not written: the host has no room for them"""
 
-    def take_over(self, earlier: KnownValues) -> None:
-        """Take over which values were assumed, of those that are known still."""
+    def drop_stale(self) -> None:
+        """Drop the notes of assumed values that are no more."""
         self._assumed = {
             address: nbytes
-            for address, nbytes in earlier._assumed.items()
+            for address, nbytes in self._assumed.items()
             if self._library.is_known(address, nbytes)
         }
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pytest_gpumem.devices.virtual.library import MOST_BACKED, MOST_COPIED
+from pytest_gpumem.devices.virtual.library import LIMITS
 from pytest_gpumem.devices.virtual.readbacks import Readbacks
 from pytest_gpumem.devices.virtual.values.assumptions import Assumptions
+from pytest_gpumem.devices.virtual.values.budget import Budget
 from pytest_gpumem.devices.virtual.values.deferred import DeferredValues
 from pytest_gpumem.devices.virtual.values.equivalents import EQUIVALENTS
 from pytest_gpumem.devices.virtual.values.host_tensors import (
@@ -103,12 +104,14 @@ class ValueMode:
 
         Args:
             library: the virtual GPU's.
-            scope: whether small tensors are computed ("auto"), or all of them ("full").
+            scope: whether values are computed within a budget ("auto"), or all of them ("full").
             readbacks: notes assumed values that the step reads back.
         """
         self._library = library
         self.full = scope == "full"
-        self.begins, self.ended, self._forget_ranges = library.operator_functions(NUMBER)
+        self.budget = Budget(library, full=self.full)
+        functions = library.operator_functions(NUMBER)
+        self.begins, self.ended, self.forget_ranges, self.could_know = functions
         self.count: Callable[[int], None] = library.count_operators
         self.forget = library.forgetting()
         self.sizes_told = False
@@ -132,9 +135,12 @@ class ValueMode:
 
     def __enter__(self) -> Self:
         """Begin to compute values."""
-        if self.full:
-            most = int(available_memory() * SHARE_OF_HOST)
-            self._library.set_value_limits(most, most)
+        self.failures.clear()
+        self.captured, self.values.refused = False, 0
+        self.values.drop_stale()
+        self.short_ways.clear()
+        self.assumptions = Assumptions()
+        self.renew()
         self._library.compute_values(on=True)
         self._library.on_known_read(is_of_an_operators_own)
         self.readbacks.in_sized_operator = is_in_sized_operator
@@ -147,13 +153,29 @@ class ValueMode:
         self._library.on_known_read(None)
         self._library.compute_values(on=False)
         self.readbacks.in_sized_operator = None
-        self._library.set_value_limits(MOST_COPIED, MOST_BACKED)
+        self._library.set_value_limits(LIMITS.small, 0, LIMITS.backed_small)
 
-    def take_over(self, mode: ValueMode) -> None:
-        """Go on with the values of an earlier mode that lie in fixtures of wider scope."""
-        self.values.take_over(mode.values)
-        self.deferred.recipes = mode.deferred.recipes
-        self.has_layouts = mode.has_layouts
+    def renew(self) -> None:
+        """Begin anew with the budget: a test runs, or runs again."""
+        self.budget = Budget(self._library, full=self.full)
+        self.assumptions.begin_again()
+        if self.full:
+            most = int(available_memory() * SHARE_OF_HOST)
+            self._library.set_value_limits(most, 1 << 62, most)
+        else:
+            self._library.set_value_limits(LIMITS.largest, LIMITS.budget, LIMITS.backed)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Let the values of a block count for no test's budget."""
+        budget, rest = self.budget, self._library.value_budget()
+        self.renew()
+        try:
+            yield
+        finally:
+            self.budget = budget
+            if not self.full:
+                self._library.set_value_limits(budget.largest, rest, LIMITS.backed)
 
     def notes(self) -> list[str]:
         """Return sentences on what was not computed, where all should have been."""
@@ -180,13 +202,17 @@ class ValueMode:
         return sentences
 
     def is_small(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is computed."""
+        """Return whether a tensor is so small that its values are assumed if unknown."""
         if self.full:
             return True
-        if tensor.nbytes > MOST_COPIED:
+        if tensor.nbytes > LIMITS.small:
             return False
         is_float = tensor.is_floating_point() or tensor.is_complex()
         return not is_float or tensor.numel() <= MOST_FLOATS
+
+    def fits(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is computed where all that leads to it is known."""
+        return self.full or tensor.nbytes <= self.budget.largest
 
     def _could_be_known(self, tensor: Tensor) -> bool:
         """Return whether a tensor is known or assumed, or would be if it were computed."""
@@ -195,9 +221,10 @@ class ValueMode:
     def _are_readable(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether these tensors are small, or known and not too large to be looked at."""
         large = [tensor for tensor in tensors if not (is_plain(tensor) and self.is_small(tensor))]
-        if not all(map(is_plain, large)) or sum(tensor.nbytes for tensor in large) > MOST_BACKED:
+        if not all(map(is_plain, large)):
             return False
-        return all(map(self._could_be_known, large))
+        too_large = (tensor.nbytes for tensor in large if not self.fits(tensor))
+        return sum(too_large) <= LIMITS.backed_small and all(map(self._could_be_known, large))
 
     def _make_known(self, tensor: Tensor) -> bool:
         """Compute a tensor that could be known; False: it could not, or the host has no room."""
@@ -246,7 +273,7 @@ class ValueMode:
         self.sizes_told = masks == []  # it chooses by whole numbers, which it does not ask for
         copies = copies_of(call.op) if traits.sized and not self.sizes_told else None
         reads = traits.reads_back or copies is not None or (traits.copies and call.copies_to_host())
-        if not reads and not self._writes_small(call.written()):
+        if not reads and not self._writes_computed(call.written()):
             return None
         inputs = call.inputs()
         if not any(tensor.is_cuda for tensor in inputs):
@@ -289,11 +316,17 @@ class ValueMode:
             self.values.write(tensor, torch.tensor(self.running_here.count, dtype=tensor.dtype))
             self.running_here.count = -1
 
-    def _writes_small(self, written: Sequence[Tensor]) -> bool:
-        """Return whether small tensors are written: parts of a deferred one are deferred too."""
-        if not written or not all(is_plain(tensor) and self.is_small(tensor) for tensor in written):
+    def _writes_computed(self, written: Sequence[Tensor]) -> bool:
+        """Return whether tensors are written that are computed: parts of a deferred one are not.
+
+        One that is not larger than what is computed is computed then.
+        """
+        if not written or not all(is_plain(tensor) and self.fits(tensor) for tensor in written):
             return False
-        return len(written) > 1 or not self.deferred.covers(written[0])
+        if len(written) > 1 or not self.deferred.covers(written[0]):
+            return True
+        is_deferred = self.deferred.covers(written[0], self.budget.largest)
+        return not is_deferred and self.deferred.computed(written[0])
 
     def _tell_sizes(
         self,
@@ -332,15 +365,26 @@ class ValueMode:
                 f"its copies to the host are not those of the torch that was studied: {faults}",
             )
 
-    def plan(self, call: OperatorCall, inputs: Sequence[Tensor], *, decides: bool) -> Plan | None:
+    def plan(
+        self,
+        call: OperatorCall,
+        inputs: Sequence[Tensor],
+        *,
+        decides: bool,
+        fresh: Sequence[Tensor] = (),
+        result: object = None,
+    ) -> Plan | None:
         """Return how an operator is computed on the host; None: it is not.
 
         Args:
             call: the operator's.
             inputs: all tensors among its arguments.
             decides: whether its results are wanted even of unknown values, which are assumed then.
+            fresh: the new tensors among its results, where it ran.
+            result: its result.
         """
-        if not self._are_readable(inputs) or not all(map(self.is_small, call.written())):
+        written = call.written()
+        if not self._are_readable(inputs) or not all(map(self.fits, written)):
             return None
         unread = {id(tensor) for tensor in call.unread()}
         read = [tensor for tensor in inputs if id(tensor) not in unread]
@@ -350,17 +394,19 @@ class ValueMode:
         if torch.cuda.is_current_stream_capturing():
             self.captured = True
             return None  # what is captured does not happen yet
+        if not self.budget.affords(call, inputs, [*fresh, *written], result):
+            return None
         with self._one_thread():
             if not all(self._make_known(tensor) or self.assume(tensor) for tensor in read):
                 return None
-        written = {id(tensor) for tensor in call.written()}
+        are_written = {id(tensor) for tensor in written}
         copies: dict[int, tuple[Tensor, Tensor]] = {}
 
         def on_host(tensor: Tensor) -> Tensor:
             if not tensor.is_cuda:
                 return tensor
             host = over_device_memory(tensor)
-            if id(tensor) not in written:
+            if id(tensor) not in are_written:
                 return host
             # The CUDA operator may yet copy unknown bytes there.
             return copies.setdefault(id(tensor), (tensor, host.clone()))[1]
@@ -413,9 +459,11 @@ class ValueMode:
         fresh = [tensor for tensor in outputs if tensor.data_ptr() not in addresses]
         if call.traits.allocates:
             plan = None
-        elif plan is None and not written and all(map(self.is_small, fresh)):
+        elif plan is None and not written and all(map(self.fits, fresh)):
             decides = not all(tensor.is_floating_point() or tensor.is_complex() for tensor in fresh)
-            plan = self.plan(call, call.inputs(), decides=decides)
+            decides = decides and all(map(self.is_small, fresh))
+            inputs = call.inputs()
+            plan = self.plan(call, inputs, decides=decides, fresh=fresh, result=result)
         if plan is not None:
             on_device = (tensor for tensor in (*outputs, *written) if tensor.is_cuda)
             device = next((tensor.get_device() for tensor in on_device), 0)
@@ -440,12 +488,13 @@ class ValueMode:
         if written and not (len(written) == 1 and result is written[0]):
             return False
         if result.is_cuda:
-            is_small = self.is_small(result)
-            if is_small and not (written and self.deferred.covers(result)):
+            fits, is_float = self.fits(result), result.is_floating_point() or result.is_complex()
+            is_computed = fits if is_float or self.full else result.nbytes <= LIMITS.small
+            if is_computed and not (written and self.deferred.covers(result, self.budget.largest)):
                 return False
             if self.deferred.add(call, result):
                 return True
-            if is_small:
+            if fits:
                 return False
             if not (call.traits.copies and call.copies_bytes_to(result)):
                 self.forget(result.data_ptr(), span(result))
@@ -461,9 +510,10 @@ class ValueMode:
         traits = call.traits
         if self.full or call.name in ASSUMED or traits.allocates or traits.copies:
             return False
-        ranges = ranges_of([*(result or ()), *(call.written() if traits.written else ())])
+        tensors = [*(result or ()), *(call.written() if traits.written else ())]
+        ranges = ranges_of(tensors, self.budget.largest)
         if ranges:
-            self._forget_ranges(*ranges)
+            self.forget_ranges(*ranges)
         return bool(ranges)
 
     def _write(
@@ -497,7 +547,9 @@ class ValueMode:
     def _leave_unknown(self, call: OperatorCall, tensor: Tensor) -> None:
         if call.name == UNSCALES and tensor is call.args[1]:
             return  # no infinity is assumed: the zero of before stays
-        if torch.cuda.is_current_stream_capturing() or not self.is_small(tensor):
+        if torch.cuda.is_current_stream_capturing() or not (
+            self.fits(tensor) if call.traits.allocates else self.is_small(tensor)
+        ):
             values = None
         elif call.traits.allocates:
             # Of memory inside of another operator, that one's own kernels may write a part.

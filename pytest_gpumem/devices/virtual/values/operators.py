@@ -208,6 +208,7 @@ def traits_of(op: OpOverload) -> Traits:
         [place for place, _ in written],
         first_is_tensor=bool(schema.arguments) and str(schema.arguments[0].type) == "Tensor",
         copies=copies,
+        overwrites=overwrites,
         reads_back=name == READS,
     )
     if way is makes_new and name in ASSUMED:

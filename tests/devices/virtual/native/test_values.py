@@ -303,10 +303,14 @@ def test_python_writes_where_the_limits_allow_it(library, block):
     assert get(library, block, 8) == b"computed"
     assert not library.open_for_writing(block, LARGEST + 1)
     assert not library.is_known(block, 1)
-    library.set_value_limits(copy=8 * MIB, backing=4 * MIB)
+    library.set_value_limits(largest=8 * MIB, budget=13 * MIB, backed=4 * MIB)
     assert library.open_for_writing(block, 4 * MIB)
     assert not library.open_for_writing(block, 8 * MIB)
-    assert library.open_for_writing(block, 8)
+    assert library.value_budget() == MIB
+    assert not library.open_for_writing(block, 2 * MIB)
+    assert library.open_for_writing(block, MIB)
+    assert not library.open_for_writing(block, MIB)
+    assert library.open_for_writing(block, LARGEST)
     library.forget(block, 4)
     assert not library.is_known(block, 5)
     assert library.is_known(block + 4, 4)

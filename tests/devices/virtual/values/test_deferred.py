@@ -89,7 +89,7 @@ def test_large_token_ids_and_edges_of_the_host_are_known(mode):
     assert copied[:, copied[0] != copied[1]].shape == expected
     assert on_device.max().item() == 998
     assert not mode.readbacks.any_assumed
-    images = torch.ones(4 << 20, dtype=torch.uint8).to("cuda")
+    images = torch.ones(32 << 20, dtype=torch.uint8).to("cuda")
     assert not mode.values.is_known(images)
     assert not mode.deferred.covers(images)
 
@@ -121,9 +121,9 @@ def test_masks_that_are_changed_in_place_are_the_cpus():
 def test_what_was_written_since_is_unknown(mode):
     import torch
 
-    ones = torch.ones(SIZE, SIZE, device="cuda")
+    ones = torch.ones(3 * SIZE, 3 * SIZE, device="cuda")
     assert mode.deferred.covers(ones)
-    ones.add_(torch.randn(SIZE, SIZE, device="cuda"))
+    ones.add_(torch.randn(3 * SIZE, 3 * SIZE, device="cuda"))
     assert not mode.deferred.covers(ones)
     mask = torch.ones(SIZE, SIZE, dtype=torch.bool, device="cuda")
     address = mask.data_ptr()
@@ -137,7 +137,7 @@ def test_what_was_written_since_is_unknown(mode):
     mask = causal()
     mask.random_()
     assert not mode.deferred.covers(mask)
-    assert not mode.deferred.covers(causal(torch.rand(1, SIZE, SIZE, device="cuda")[0, :1] > 0.5))
+    assert not mode.deferred.covers(causal(torch.rand(9, SIZE, SIZE, device="cuda")[0, :1] > 0.5))
 
 
 def test_so_many_are_noted_at_most(mode, monkeypatch):

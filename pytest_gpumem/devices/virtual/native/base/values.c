@@ -22,12 +22,22 @@
 
 enum { MOST_INTERVALS = 4096 }; /* known ones: beyond them all are forgotten */
 
-/* A copy of 512 KiB is 65,536 values of 8 bytes: masks, token ids, labels and lengths, which decide sizes and branches,
- * are no larger; batches of images and weights are. The first copy to an address pays for its pages, 0.36 us each on
- * the machine where this was chosen: 20 us for 64 KiB, 180 us for 512 KiB, 63 ms for 64 MiB. Again, it is a memcpy.
- * With all of the second limit in use, a process is 256 MiB larger than without a virtual GPU. */
-static _Atomic uint64_t largest_copy = 512 << 10;
-static _Atomic uint64_t most_backed = 256 << 20;
+/* The limits, which Python asks for as well (gpumem_value_limits). A piece of 512 KiB is 65,536 values of 8 bytes: masks,
+ * token ids, labels and lengths, which decide sizes and branches, are no larger, and are always kept. Larger pieces, as
+ * weights and activations of small models, are kept where Python asks for that, up to a size each, and until their sum
+ * reaches a budget. The first copy to an address pays for its pages, 0.36 us each on the machine where this was chosen:
+ * 20 us for 64 KiB, 180 us for 512 KiB, 6 ms for 16 MiB. Again, it is a memcpy. */
+#define SMALL_PIECE (512ull << 10)
+#define LARGEST_PIECE (16ull << 20)
+#define BUDGET (2048ull << 20)
+#define BACKED_SMALL (256ull << 20) /* so much larger a process is at most, without and with the larger pieces */
+#define BACKED (2048ull << 20)
+#define LOST (128ull << 20) /* unknown bytes after which a test is a large one: none of its larger pieces is kept then */
+
+static _Atomic uint64_t largest_piece = SMALL_PIECE;
+static _Atomic uint64_t most_backed = BACKED_SMALL;
+static _Atomic uint64_t budget; /* bytes of larger pieces that may be written yet */
+static _Atomic uint64_t lost;   /* unknown bytes that operators wrote */
 
 static gm_intervals known;  /* of bytes */
 static gm_intervals backed; /* of pages that may take host memory */
@@ -259,11 +269,20 @@ bool gm_is_known(const void *address, uint64_t size) {
     return covered;
 }
 
+/* Whether a piece of so many bytes may be kept; of a large one the budget is less from then on. */
+static bool take(uint64_t size) {
+    if (size <= SMALL_PIECE) return true;
+    uint64_t left = budget;
+    while (size <= largest_piece && size <= left)
+        if (atomic_compare_exchange_weak(&budget, &left, left - size)) return true;
+    return false;
+}
+
 /* Makes bytes known that are there, or may be written there now: false where they cannot be. */
 bool gm_open_for_writing(void *address, uint64_t size) {
     uintptr_t start = (uintptr_t)address, end = start + size;
     begin_change(start, end);
-    bool ok = size <= largest_copy && back(start, end);
+    bool ok = take(size) && back(start, end);
     if (ok) mark(start, end);
     else gm_intervals_cut(&known, start, end);
     end_change(start, end);
@@ -309,7 +328,7 @@ static void fill_zeros(uintptr_t start, uintptr_t end) {
     begin_change(start, end);
     size_t at = gm_intervals_first(&unwritable, start);
     bool writable = at == unwritable.count || unwritable.items[at].start >= end;
-    if (end - start > largest_copy && end - start > 2 * PAGE) give_back(page_end(start), page_of(end));
+    if (end - start > largest_piece && end - start > 2 * PAGE) give_back(page_end(start), page_of(end));
     for (size_t i = gm_intervals_first(&backed, start); i < backed.count && backed.items[i].start < end; i++) {
         uintptr_t from = backed.items[i].start > start ? backed.items[i].start : start;
         uintptr_t to = backed.items[i].end < end ? backed.items[i].end : end;
@@ -328,11 +347,28 @@ void gm_fill(void *address, int value, uint64_t size) {
 
 /* ---- functions that Python calls ---- */
 
-/* Sets how many bytes a copy may have to be carried out, and how many pages' bytes may take host memory. */
-GM_API void gpumem_set_value_limits(uint64_t copy, uint64_t backing) {
-    largest_copy = copy;
+/* The limits: bytes of a small piece, of the largest one, of all larger ones' sum, and of pages that take host memory. */
+GM_API void gpumem_value_limits(uint64_t out[6]) {
+    const uint64_t limits[] = {SMALL_PIECE, LARGEST_PIECE, BUDGET, BACKED_SMALL, BACKED, LOST};
+    memcpy(out, limits, sizeof limits);
+}
+
+/* Sets how many bytes a piece may have to be kept, those of larger than small pieces together from now on, and how many
+ * pages' bytes may take host memory. */
+GM_API void gpumem_set_value_limits(uint64_t piece, uint64_t sum, uint64_t backing) {
+    largest_piece = piece;
+    budget = sum;
+    lost = 0;
     most_backed = backing;
 }
+
+bool gm_note_lost(uint64_t size) {
+    uint64_t before = atomic_fetch_add_explicit(&lost, size, memory_order_relaxed);
+    return before <= LOST && before + size > LOST;
+}
+
+/* Bytes of larger than small pieces that may be written yet. */
+GM_API uint64_t gpumem_value_budget(void) { return budget; }
 
 /* Bytes that are known now, and bytes of pages that may take host memory. */
 GM_API void gpumem_values(uint64_t out[2]) {
@@ -346,6 +382,16 @@ GM_API void gpumem_values(uint64_t out[2]) {
 GM_API void gpumem_compute_values(int on) { atomic_store(&computing, on); }
 
 GM_API void gpumem_count_operators(int change) { gm_count_operators(change); }
+
+/* Whether the byte at an address is known or deferred. */
+bool gm_could_know(const void *address) {
+    uintptr_t start = (uintptr_t)address;
+    if (nothing_known()) return false;
+    begin(start, start + 1);
+    bool could = gm_intervals_cover(&known, start, start + 1) || gm_deferred_at(start, start + 1);
+    pthread_mutex_unlock(&lock);
+    return could;
+}
 
 GM_API int gpumem_is_known(const void *address, uint64_t size) { return gm_is_known(address, size); }
 

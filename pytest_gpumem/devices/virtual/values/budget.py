@@ -1,0 +1,111 @@
+"""What computing values may cost a test, counted in operations and bytes, and never in seconds."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from torch.utils.flop_counter import flop_registry
+
+from pytest_gpumem.devices.virtual.library import LIMITS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from pytest_gpumem.devices.virtual.library import NativeLibrary
+    from pytest_gpumem.devices.virtual.values.operators import OperatorCall
+
+MOST_FLOPS: Final = 1 << 30
+"""floating-point operations of one operator that is computed: 20 ms of one thread of the host"""
+ALL_FLOPS: Final = 20 * 10**9
+"""those of a test: half a second"""
+OF_ELEMENT: Final = 32
+"""operations that an element counts where PyTorch has no formula: it takes so much longer than one
+of a matrix product"""
+OF_RANDOM: Final = 512
+"""those of an element of random numbers"""
+OF_SORTED: Final = 2048
+"""those of an element that is sorted"""
+SORTING: Final = {"sort", "argsort", "topk", "kthvalue", "median", "mode", "_unique2", "unique_dim"}
+"""operators that sort their first argument"""
+NETWORKS: Final = {"_cudnn_rnn", "_cudnn_rnn_backward"}
+"""recurrent ones, whose weights are multiplied with each element of the sequence"""
+
+
+class Budget:
+    """The rest of what a test may spend on values that are not small."""
+
+    def __init__(self, library: NativeLibrary, *, full: bool) -> None:
+        """Begin with all of it.
+
+        Args:
+            library: the virtual GPU's, which counts the bytes.
+            full: whether there are no bounds.
+        """
+        self._library = library
+        self._full = full
+        self.flops = ALL_FLOPS
+        self.largest = LIMITS.largest
+        """bytes of the largest tensor that is computed; once all is spent, of a small one"""
+        self.ended = False
+        """whether all is spent"""
+
+    def affords(
+        self,
+        call: OperatorCall,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        result: Any,  # noqa: ANN401 - an operator's
+    ) -> bool:
+        """Return whether an operator may be computed, and take its cost off.
+
+        Args:
+            call: the operator's.
+            inputs: all tensors among its arguments.
+            outputs: the tensors that it writes.
+            result: of the CUDA operator, where it ran.
+        """
+        if self._full:
+            return True
+        nbytes = sum(tensor.nbytes for tensor in outputs if tensor.nbytes > LIMITS.small)
+        flops = flops_of(call, inputs, outputs, result)
+        is_small = not nbytes and flops <= LIMITS.small * OF_ELEMENT
+        if is_small:
+            return True
+        if flops > MOST_FLOPS and call.op._overloadpacket in flop_registry:
+            return False
+        if flops > self.flops or nbytes > self._library.value_budget():
+            self.end()
+            return False
+        self.flops -= flops
+        return True
+
+    def end(self) -> None:
+        """Compute small tensors alone from now on."""
+        self.ended, self.flops, self.largest = True, 0, LIMITS.small
+        self._library.set_value_limits(LIMITS.small, 0, LIMITS.backed)
+
+
+def flops_of(
+    call: OperatorCall,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    result: Any,  # noqa: ANN401 - an operator's
+) -> int:
+    """Return the floating-point operations that an operator counts."""
+    formula: Callable[..., Any] | None = flop_registry.get(call.op._overloadpacket)
+    if formula is not None:
+        with suppress(Exception):  # of arguments that it does not expect
+            flops: int = formula(*call.args, **call.kwargs, out_val=result)
+            return flops
+    elements = sum(tensor.numel() for tensor in (*inputs, *outputs))
+    if call.name in NETWORKS:
+        values: Tensor = call.args[0]
+        return 2 * values.shape[0] * values.shape[1] * elements
+    if call.name.startswith(("linalg", "_linalg", "cholesky", "lu_")):
+        return elements * max((max(tensor.shape, default=1) for tensor in inputs), default=1)
+    if call.traits.random:
+        return elements * OF_RANDOM
+    return elements * (OF_SORTED if call.name in SORTING else OF_ELEMENT)
