@@ -74,8 +74,14 @@ def judge(  # noqa: PLR0913 - the last two are words for the verdict
     return failure or _without_baseline(case) or _largest(case) or _compared(case)
 
 
-def judge_left(measurement: Measurement, spec: MemorySpec) -> Verdict | None:
-    """Judge the memory that a test left behind; None if that is within ``max_leak_mib``."""
+def judge_left(measurement: Measurement, spec: MemorySpec, before: Verdict) -> Verdict | None:
+    """Judge the memory that a test left behind; None if that is within ``max_leak_mib``.
+
+    Args:
+        measurement: of the whole test.
+        spec: its declaration.
+        before: the verdict on its peaks, which were compared with its baseline or were not.
+    """
     limit = spec.max_leak_bytes
     if limit is None or max(measurement.left, default=0) <= limit:
         return None
@@ -93,7 +99,14 @@ def judge_left(measurement: Measurement, spec: MemorySpec) -> Verdict | None:
         f"max_leak_mib={-(-left // MIB)}"
     )
     notes = (*_held_by(measurement), *verdict.notes)
-    return replace(verdict, notes=notes, remedy=remedy, comparisons=())
+    return replace(
+        verdict,
+        notes=notes,
+        remedy=remedy,
+        comparisons=(),
+        uncompared=before.uncompared,
+        held_to=before.held_to,
+    )
 
 
 def _verdict(  # noqa: PLR0913 - the parts of a verdict

@@ -279,6 +279,7 @@ class Meter:
         finally:
             self.note()
             self._open.remove(tally)
+            tally.notes = self._isolation.notes()
             tally.windows.append(Span(began, now()))
 
     @contextmanager
@@ -477,7 +478,7 @@ class Meter:
         if whole and any(peak.allocated for peak in retained):
             gc.collect()
             retained = self.counted()
-        sentences = [*notes, *shared(use, self.info.name)]
+        sentences = [*notes, *(tally.notes if tally else ()), *shared(use, self.info.name)]
         if self.info.kind == "virtual":  # a GPU's driver loads kernels there, when it wants
             sentences.extend(beside(use, self.info.name))
         if whole:

@@ -42,6 +42,8 @@ class Tally:
         self.begin(start)
         self.windows: list[Span] = []
         """the spans of time in which it was open, without one that has not ended"""
+        self.notes: list[str] = []
+        """sentences about figures of a part that are not exact, when it ended"""
 
     def begin(self, start: Sequence[Peak]) -> None:
         """Begin anew with the memory that is held now."""

@@ -40,6 +40,10 @@ RESULTS = pytest.StashKey["list[Result]"]()
 """the results that the item's next report is to have"""
 CALL_RESULTS = pytest.StashKey["list[Result]"]()
 """the results that the report of its call had"""
+TEARDOWN_ERROR = pytest.StashKey["tuple[BaseException, Any]"]()
+"""an error of the tear-down whose frames were cleared, and the ``longrepr`` made before"""
+BESIDE_ERROR: Final = "gpumem_beside_error"
+"""of a report with results: it failed by an error of the test's own, which stays in sight"""
 
 
 class Failed(pytest.fail.Exception):  # type: ignore[name-defined, misc] # it is a class
@@ -372,23 +376,45 @@ class ItemHooks:
     ) -> None:
         """Judge the memory that a test left behind: its own fixtures torn down, wider ones alive.
 
-        An error here keeps pytest from tearing down, so that is done as well.
+        So it is where a fixture's tear-down fails: the test ends with that error then. An error
+        here keeps pytest from tearing down, so that is done as well.
         """
+        __tracebackhide__ = True
         results = item.stash.get(CALL_RESULTS, None)
         if self.run is None or self.run.spec.max_leak_mib is None or results is None:
             return
         marked = PytestItem(item)
         try:
-            marked.finish()
+            error = self._finish_own(marked)
             leaked = self.session.finish_torn_down(marked, results)
             if leaked:
                 self._attach(item, leaked)
+            if error is not None:
+                raise error
+            if leaked:
+                raise Failed(self._failure_text(leaked))
         except BaseException:
             marked.finish_for(nextitem)
             raise
-        if leaked:
-            marked.finish_for(nextitem)
-            raise Failed(self._failure_text(leaked))
+
+    def _finish_own(self, marked: PytestItem) -> BaseException | None:
+        """Tear down what is a test's own; return an error of that, which keeps no memory alive.
+
+        Its report is made before its frames are cleared. A debugger is to see the frames: then the
+        error is raised, and no leak is judged.
+        """
+        __tracebackhide__ = True
+        try:
+            marked.finish()
+        except (Exception, pytest.fail.Exception) as error:
+            if self._is_debugging:
+                raise
+            from pytest_gpumem.tracebacks import clear
+
+            marked.item.stash[TEARDOWN_ERROR] = error, marked.error_text(error)
+            clear(error)
+            return error
+        return None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, None, None]:
@@ -442,6 +468,11 @@ class ItemHooks:
         nodeid = unique_nodeid(item)
         if nodeid != report.nodeid:
             report.__dict__["gpumem_nodeid"] = nodeid
+        raised, text = item.stash.get(TEARDOWN_ERROR, (None, None))
+        if raised is not None:
+            del item.stash[TEARDOWN_ERROR]
+            if call.excinfo is not None and call.excinfo.value is raised:
+                report.longrepr = text
         results = item.stash.get(RESULTS, None)
         if report.skipped and report.when == "setup" and is_marked(item):
             skip = hidden_skip(self.config, item.path, skip_reason(report.longrepr))
@@ -452,6 +483,9 @@ class ItemHooks:
 
             report.__dict__["gpumem"] = to_text(results)
             del item.stash[RESULTS]
+            if raised is not None:
+                report.__dict__[BESIDE_ERROR] = True
+                report.sections.append(("GPU memory", self._failure_text(results)))
             crash = getattr(report.longrepr, "reprcrash", None)
             if (
                 crash is not None

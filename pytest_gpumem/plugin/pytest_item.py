@@ -307,9 +307,21 @@ class PytestItem:
         Raises:
             BaseException: an error of its tear-down.
         """
-        self._private.session._setupstate.teardown_exact(self.item.parent)
-        self._forget_instance()
-        getattr(self.item, "funcargs", {}).clear()
+        try:
+            self._private.session._setupstate.teardown_exact(self.item.parent)
+        finally:
+            self._forget_instance()
+            getattr(self.item, "funcargs", {}).clear()
+
+    def error_text(self, error: BaseException) -> Any:  # noqa: ANN401 - a report's longrepr
+        """Return what pytest would show of an error of the test's tear-down."""
+
+        def reraise() -> None:
+            __tracebackhide__ = True
+            raise error
+
+        call = pytest.CallInfo.from_call(reraise, "teardown")
+        return pytest.TestReport.from_item_and_call(self.item, call).longrepr
 
     def finish_for(self, following: pytest.Item | None) -> None:
         """Tear down the fixtures that the item that comes next has no use for."""

@@ -11,6 +11,7 @@ import pytest
 
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.plugin.device_choice import CHOICE, GUARD, SENT, choice_of
+from pytest_gpumem.plugin.item_hooks import BESIDE_ERROR
 from pytest_gpumem.plugin.parametrize import cards_of
 from pytest_gpumem.plugin.pytest_item import is_marked
 from pytest_gpumem.plugin.results import SessionResults
@@ -225,7 +226,8 @@ class GpuMemPlugin:
             for reports in (terminalreporter.stats.get(name, []) for name in ("failed", "error")):
                 for index, report in enumerate(reports):
                     # Of a test that failed for another reason the report has no results.
-                    if report.nodeid in texts and hasattr(report, "gpumem"):
+                    own_error = hasattr(report, BESIDE_ERROR)
+                    if report.nodeid in texts and hasattr(report, "gpumem") and not own_error:
                         reports[index] = copy.copy(report)
                         reports[index].longrepr = BriefRepr(texts[report.nodeid], report.longrepr)
         return (yield)

@@ -120,7 +120,7 @@ def judged(  # noqa: PLR0913 - a test, its run, and all that came of it
     excused = run.excused_blocks - run.meter.returned
     left = _leftover(runner, run, excused)
     measurement = replace(whole.measurement, left=left.sizes)
-    if judge_left(measurement, run.spec) is None:
+    if judge_left(measurement, run.spec, whole.verdict) is None:
         return None
     stayed = _stayed(run, left, recording, runner.root)  # before the second run, which leaves more
     left_again: _Leftover | None = None
@@ -142,7 +142,7 @@ def judged(  # noqa: PLR0913 - a test, its run, and all that came of it
     else:
         note = "run once more it left nothing more: something is kept once, as a cache is"
     measurement = replace(measurement, stayed=stayed)
-    verdict = judge_left(measurement, run.spec)
+    verdict = judge_left(measurement, run.spec, whole.verdict)
     if verdict is None:
         return None
     notes = (*verdict.notes, note) if note else verdict.notes

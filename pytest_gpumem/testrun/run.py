@@ -338,6 +338,7 @@ class Run:
             if part.tally is not tally:
                 part.tally.raise_to(tally.peaks)
                 part.tally.windows += tally.windows
+                part.tally.notes = tally.notes
             figures.peaks = tuple(tally.peaks)
 
     def measurement(self, out_of_memory: OutOfMemory | None = None) -> Measurement:

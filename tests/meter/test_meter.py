@@ -385,3 +385,14 @@ def test_garbage_whose_end_python_decides_is_told_where_it_matters(meter, count,
     notes = [note for note in meter.result().notes if "garbage" in note]
     expected = ["garbage in reference cycles held 30.00 MiB until Python's collector ran"]
     assert [note.split(":")[0] for note in notes] == expected * told
+
+
+def test_a_part_has_notes_of_figures_that_are_not_exact(meter):
+    with meter.part() as exact:
+        pass
+    meter._isolation.plugs.unfilled = True
+    with meter.part() as part:
+        tensor(4 * MIB)
+    assert meter.result(tally=exact).notes == ()
+    (note,) = meter.result(tally=part).notes
+    assert "peak reserved may be up to 20.00 MiB off" in note

@@ -347,3 +347,62 @@ def test_a_leak_at_the_address_of_memory_that_an_earlier_test_left_is_named(suit
     )
     assert session.verdicts()["test_leaks"] == "leaked", session.out
     assert "global variable KEPT" in session.flat, session.out
+
+
+BASELINED = """
+import os
+
+KEPT = []
+
+@pytest.mark.gpu_memory(max_leak_mib=0)
+def test_keeps():
+    block = mib(9)
+    KEPT.extend([block] if "LEAK" in os.environ else [])
+"""
+
+
+def test_a_leak_of_a_test_with_a_baseline_counts_as_compared(suite, monkeypatch):
+    assert suite.run("--gpumem-update-baselines", source=BASELINED).outcomes == {"passed": 1}
+    monkeypatch.setenv("LEAK", "1")
+    session = suite.run("--gpumem-json=report.json", "--gpumem-markdown=report.md")
+    assert session.verdicts() == {"test_keeps": "leaked"}
+    assert "1 of 1 compared" in (suite.path / "report.md").read_text()
+    (result,) = json.loads((suite.path / "report.json").read_text())["results"]
+    assert result["verdict"]["uncompared"] == ""
+
+
+BAD_END = """
+KEPT = []
+
+@pytest.fixture
+def bad_end():
+    own = mib(4)
+    yield
+    held = mib(5)
+    raise ValueError("in the tear-down")
+
+@pytest.mark.gpu_memory(max_leak_mib=0)
+def test_keeps(bad_end):
+    KEPT.append(mib(9))
+
+@pytest.mark.gpu_memory(max_leak_mib=0)
+def test_keeps_nothing(bad_end):
+    mib(9)
+"""
+
+
+def test_a_leak_is_judged_though_a_fixture_fails_at_its_tear_down(suite):
+    """The error is shown as it would be, with its frames; what these hold is no leak."""
+    session = suite.run("--gpumem-json=report.json", "-l", source=BAD_END)
+    assert session.outcomes == {"passed": 2, "errors": 2}
+    assert session.verdicts() == {"test_keeps": "leaked", "test_keeps_nothing": "no baseline"}
+    content = json.loads((suite.path / "report.json").read_text())
+    leaks = {result["nodeid"]: result["measurement"]["left"] for result in content["results"]}
+    assert leaks["test_it.py::test_keeps"] == [9 << 20]
+    assert session.out.count("ValueError: in the tear-down") >= 2
+    assert '>       raise ValueError("in the tear-down")' in session.out
+    assert re.search(r"^held +=", session.out, re.MULTILINE)
+    assert "item_hooks.py" not in session.out
+    assert "- GPU memory -" in session.out
+    assert "leaked: 9.00 MiB still held after the test" in session.flat
+    assert "leaked" in suite.run("-q").out
