@@ -389,13 +389,12 @@ class ItemHooks:
             leaked = self.session.finish_torn_down(marked, results)
             if leaked:
                 self._attach(item, leaked)
-            if error is not None:
-                raise error
-            if leaked:
-                raise Failed(self._failure_text(leaked))
         except BaseException:
             marked.finish_for(nextitem)
             raise
+        if error is not None or leaked:
+            marked.finish_for(nextitem)
+            raise error or Failed(self._failure_text(leaked))
 
     def _finish_own(self, marked: PytestItem) -> BaseException | None:
         """Tear down what is a test's own; return an error of that, which keeps no memory alive.

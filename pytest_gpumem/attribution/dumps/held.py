@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pytest_gpumem.attribution.dumps.reading import SnapshotError
 from pytest_gpumem.attribution.history_replay import rounded_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from pytest_gpumem.attribution.dumps.reading import Event, Frame, Segment, Snapshot
 
 _ALLOCATED: Final = "active_allocated"
 """the state of a block with a live tensor in it"""
@@ -65,41 +66,31 @@ _BACKWARD: Final = "torch/autograd/__init__.py"
 """the file by which a stack tells that it runs a backward pass"""
 
 
-def held_memory(snapshot: dict[str, Any], name: str, *, at_end: bool = False) -> list[Held]:
+def held_memory(snapshot: Snapshot, *, at_end: bool = False) -> list[Held]:
     """Return the memory that each device's tensors held, at its highest.
 
     Args:
-        snapshot: as ``torch.cuda.memory._snapshot`` has it.
-        name: its file, for messages.
+        snapshot: of one machine's devices.
         at_end: the moment of the snapshot is asked for, and not the peak of its history.
-
-    Raises:
-        SnapshotError: it has not the form of a snapshot.
     """
-    try:
-        devices = {segment["device"] for segment in snapshot["segments"]}
-        traces = snapshot.get("device_traces") or []
-        devices |= {device for device, events in enumerate(traces) if events}
-        return [
-            held_on_device(
-                snapshot, device, [] if at_end or device >= len(traces) else traces[device]
-            )
-            for device in sorted(devices)
-        ]
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-        problem = f"is no snapshot that can be read ({type(error).__name__}: {error})"
-        remedy = "take another one with torch.cuda.memory._dump_snapshot"
-        raise SnapshotError(name, problem, remedy) from error
+    devices = {segment.device for segment in snapshot.segments}
+    traces = snapshot.device_traces or []
+    devices |= {device for device, events in enumerate(traces) if events}
+    return [
+        held_on_device(snapshot, device, [] if at_end or device >= len(traces) else traces[device])
+        for device in sorted(devices)
+    ]
 
 
-def held_on_device(snapshot: dict[str, Any], device: int, events: Sequence[dict[str, Any]]) -> Held:
+def held_on_device(snapshot: Snapshot, device: int, events: Sequence[Event]) -> Held:
     """Return the memory of one device's tensors: at the peak of the events, or without any now."""
-    segments = [segment for segment in snapshot["segments"] if segment["device"] == device]
-    reserved = sum(segment["total_size"] for segment in segments)
+    segments = [segment for segment in snapshot.segments if segment.device == device]
+    reserved = sum(segment.total_size for segment in segments)
     live = blocks_with_tensors(segments)
-    if any(event["action"] == "alloc" for event in events):
-        settings = snapshot.get("allocator_settings") or {}
-        divisions = [int(n) for n in (settings.get("roundup_power2_divisions") or {}).values()]
+    if any(event.action == "alloc" for event in events):
+        settings = snapshot.allocator_settings
+        rounding = (settings.roundup_power2_divisions if settings else None) or {}
+        divisions = list(rounding.values())
         live = blocks_at_peak(live, events, divisions)
         at_peak = True
     else:
@@ -112,34 +103,33 @@ def held_on_device(snapshot: dict[str, Any], device: int, events: Sequence[dict[
     return Held(device, sum(places.values()), reserved, at_peak, dict(places), dict(blocks))
 
 
-def blocks_with_tensors(segments: Iterable[dict[str, Any]]) -> dict[int, _Block]:
+def blocks_with_tensors(segments: Iterable[Segment]) -> dict[int, _Block]:
     """Return the blocks with tensors in them when the snapshot was taken, by their addresses."""
     live = {}
     for segment in segments:
-        address = segment["address"]
-        for block in segment["blocks"]:
-            address = block.get("address", address)
-            if block["state"] == _ALLOCATED:
+        address = segment.address
+        for block in segment.blocks:
+            address = address if block.address is None else block.address
+            if block.state == _ALLOCATED:
                 # torch up to 2.0 has the frames in the block's "history".
-                entries = block.get("history") or [{}]
-                frames = block.get("frames") or entries[0].get("frames") or ()
-                live[address] = _Block(block["size"], innermost_place(frames))
-            address += block["size"]
+                frames = block.frames or (block.history[0].frames if block.history else None)
+                live[address] = _Block(block.size, innermost_place(frames or ()))
+            address += block.size
     return live
 
 
 def blocks_at_peak(
-    end: dict[int, _Block], events: Sequence[dict[str, Any]], divisions: Sequence[int]
+    end: dict[int, _Block], events: Sequence[Event], divisions: Sequence[int]
 ) -> dict[int, _Block]:
     """Return the blocks that were allocated at the highest moment of a history."""
     # From the end to the beginning: what was there before the history began.
     beginning = dict(end)
     for event in reversed(events):
-        if event["action"] == "alloc":
-            beginning.pop(event["addr"], None)
-        elif event["action"] == "free_requested":
+        if event.action == "alloc":
+            beginning.pop(event.addr, None)
+        elif event.action == "free_requested":
             # Its frames are those of the free.
-            beginning[event["addr"]] = _Block(rounded_size(event["size"], divisions), NOWHERE)
+            beginning[event.addr] = _Block(rounded_size(event.size, divisions), NOWHERE)
     steps = list(allocations_and_frees(events, divisions))
     live = dict(beginning)
     total = highest = sum(block.size for block in live.values())
@@ -160,7 +150,7 @@ def blocks_at_peak(
 
 
 def allocations_and_frees(
-    events: Iterable[dict[str, Any]], divisions: Sequence[int]
+    events: Iterable[Event], divisions: Sequence[int]
 ) -> Iterator[tuple[int, _Block | None]]:
     """Yield the address of each allocation with its block, and of each free with None.
 
@@ -169,23 +159,23 @@ def allocations_and_frees(
     """
     backward = NOWHERE
     for event in events:
-        if event["action"] == "alloc":
-            frames = event.get("frames") or ()
+        if event.action == "alloc":
+            frames = event.frames or ()
             place = innermost_place(frames)
             if place == NOWHERE:
                 place = backward
-            elif any(frame["filename"].endswith(_BACKWARD) for frame in frames):
+            elif any(frame.filename.endswith(_BACKWARD) for frame in frames):
                 place = backward = place._replace(phase="backward")
-            yield event["addr"], _Block(rounded_size(event["size"], divisions), place)
-        elif event["action"] == "free_requested":
-            yield event["addr"], None
+            yield event.addr, _Block(rounded_size(event.size, divisions), place)
+        elif event.action == "free_requested":
+            yield event.addr, None
 
 
-def innermost_place(frames: Iterable[dict[str, Any]]) -> Place:
+def innermost_place(frames: Iterable[Frame]) -> Place:
     """Return the innermost line that is neither PyTorch's nor this package's nor C++."""
     for frame in frames:
-        if is_users_file(frame["filename"]):
-            return Place(frame["filename"], frame["name"], frame["line"])
+        if is_users_file(frame.filename):
+            return Place(frame.filename, frame.name, frame.line)
     return NOWHERE
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
 
 from pytest_gpumem.errors import GpuMemError
 
@@ -13,6 +15,71 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _REMEDY: Final = "name a file of --gpumem-snapshots or of torch.cuda.memory._dump_snapshot"
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class Frame(msgspec.Struct):
+    """A line of a stack, of Python or C++."""
+
+    filename: str
+    name: str
+    line: Count
+
+
+class Entry(msgspec.Struct):
+    """Of a block's history, in snapshots of torch up to 2.0."""
+
+    frames: list[Frame] | None = None
+
+
+class Block(msgspec.Struct):
+    """A block of a segment."""
+
+    size: Count
+    state: str
+    address: Count | None = None
+    frames: list[Frame] | None = None
+    history: list[Entry] | None = None
+
+
+class Segment(msgspec.Struct):
+    """A segment when the snapshot was taken, sizes in bytes."""
+
+    device: Count
+    address: Count
+    total_size: Count
+    blocks: list[Block]
+
+
+class Event(msgspec.Struct):
+    """An event of the recorded history."""
+
+    action: str
+    size: Count
+    addr: Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)] = -1
+    """an out of memory has none"""
+    frames: list[Frame] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse an allocation or a free that does not say of what."""
+        if self.addr < 0 and self.action in {"alloc", "free_requested"}:
+            raise ValueError(f"{self.action} without an address")
+
+
+class Settings(msgspec.Struct):
+    """Settings of the allocator."""
+
+    roundup_power2_divisions: dict[str, Count] | None = None
+
+
+class Snapshot(msgspec.Struct):
+    """All that is read of a snapshot; it may have more."""
+
+    segments: list[Segment]
+    device_traces: list[list[Event]] | None = None
+    allocator_settings: Settings | None = None
 
 
 class SnapshotError(GpuMemError):
@@ -35,8 +102,8 @@ class _PlainUnpickler(pickle.Unpickler):
         raise _Refused(f"a persistent object {pid!r:.60}")
 
 
-def read_dump(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the snapshot in a file, as ``torch.cuda.memory._snapshot`` has it.
+def read_dump(path: str | os.PathLike[str]) -> Snapshot:
+    """Return the snapshot in a file, which ``torch.cuda.memory._dump_snapshot`` has written.
 
     Raises:
         SnapshotError: the file cannot be read, is no snapshot, or has more than plain containers.
@@ -58,4 +125,21 @@ def read_dump(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(snapshot, dict) or not isinstance(snapshot.get("segments"), list):
         problem = 'is no snapshot of PyTorch\'s allocator: it has no list of "segments"'
         raise SnapshotError(name, problem, _REMEDY)
-    return snapshot
+    return as_snapshot(snapshot, name)
+
+
+def as_snapshot(content: dict[str, Any], name: str) -> Snapshot:
+    """Return a snapshot's plain containers, checked.
+
+    Args:
+        content: as ``torch.cuda.memory._snapshot`` has it.
+        name: its file, for messages.
+
+    Raises:
+        SnapshotError: it has not the form of a snapshot.
+    """
+    try:
+        return msgspec.convert(content, Snapshot)
+    except (msgspec.ValidationError, UnicodeError) as error:
+        problem = f"is no snapshot that can be read: {error}"
+        raise SnapshotError(name, problem, _REMEDY) from None

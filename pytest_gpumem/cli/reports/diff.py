@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     """
     limit = growth_limit(arguments)
     old, new = (
-        held_memory(read_dump(name), name, at_end=arguments.at_end)
+        held_memory(read_dump(name), at_end=arguments.at_end)
         for name in (arguments.old, arguments.new)
     )
     devices = tuple(growth_by_device(old, new))

@@ -38,7 +38,7 @@ def update_summary(
         entries = groups[group]
         for entry in entries[:MOST_UPDATES]:
             test = f"{entry.module}::{entry.test}" + (f" ({entry.part})" if entry.part else "")
-            lines.append(f"{group:<8} {printable(test)} on {entry.device_key}")
+            lines.append(f"{group:<8} {printable(test)} on {printable(entry.device_key)}")
             if entry.new is not None:
                 lines += (f"             {line}" for line in _figure_lines(entry.old, entry.new))
         if len(entries) > MOST_UPDATES:

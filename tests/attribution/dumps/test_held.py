@@ -6,7 +6,7 @@ import pytest
 from helpers.dumps import CXX, LINEAR, MAKE_GRADS, alloc, block, frame, free, snapshot
 
 from pytest_gpumem.attribution.dumps.held import NOWHERE, Place, held_memory
-from pytest_gpumem.attribution.dumps.reading import SnapshotError
+from pytest_gpumem.attribution.dumps.reading import SnapshotError, as_snapshot
 
 TRAIN = frame("/home/ann/project/train.py", 14, "train")
 MODEL = frame("/home/ann/project/model.py", 29, "forward")
@@ -15,7 +15,7 @@ HEAD = Place("/home/ann/project/model.py", "forward", 29)
 
 
 def held(data, **options):
-    (device,) = held_memory(data, "a.pickle", **options)
+    (device,) = held_memory(as_snapshot(data, "a.pickle"), **options)
     return device
 
 
@@ -110,4 +110,4 @@ def test_a_library_that_uses_torch_has_lines_of_its_own():
 )
 def test_what_has_not_the_form_of_a_snapshot_is_refused_by_name(data):
     with pytest.raises(SnapshotError, match=r"^a\.pickle: is no snapshot that can be read"):
-        held_memory(data, "a.pickle")
+        as_snapshot(data, "a.pickle")
