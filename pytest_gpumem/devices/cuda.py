@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices.base import UncertainSizes
+from pytest_gpumem.devices.cuda_start import start_cuda
 from pytest_gpumem.devices.gpu_ledger import GpuLedger, Turn, ledger_folder
 from pytest_gpumem.devices.memory_use import LARGEST_CONTEXT
 from pytest_gpumem.errors import DeviceError, TooSmallError
@@ -71,7 +72,7 @@ class CudaDevice:
                 "ask for fewer, or write --gpumem-device=virtual",
             )
         self._count = count
-        torch.cuda.init()
+        start_cuda()
         torch.cuda.set_device(self.first)
         properties = torch.cuda.get_device_properties(self.first)
         if card is not None and card.usable_memory > properties.total_memory:

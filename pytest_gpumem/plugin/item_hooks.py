@@ -353,9 +353,12 @@ class ItemHooks:
         if isinstance(error, outcomes) and not (in_call and self.run.disturbed(error)):
             return False
         debugging = self._is_debugging
-        results, error_with_values = self.session.finish(
-            PytestItem(item), error, debugging=debugging, in_call=in_call
-        )
+        try:
+            results, error_with_values = self.session.finish(
+                PytestItem(item), error, debugging=debugging, in_call=in_call
+            )
+        except GpuMemError as worthless:
+            raise Failed(str(worthless)) from None
         if error_with_values is None:
             self._report_results(item, results)
             return True
@@ -445,6 +448,19 @@ class ItemHooks:
         return failure_text(results, self.config.get_verbosity())
 
     @staticmethod
+    def _show_own_error(
+        item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
+    ) -> bool:
+        """Show an error of the test's own tear-down as it was; return whether there was one."""
+        error, text = item.stash.get(TEARDOWN_ERROR, (None, None))
+        if error is None:
+            return False
+        del item.stash[TEARDOWN_ERROR]
+        if call.excinfo is not None and call.excinfo.value is error:
+            report.longrepr = text
+        return True
+
+    @staticmethod
     def _attach(item: pytest.Item, results: list[Result]) -> None:
         """Keep results for the report that is made next, and tell hooks of them."""
         from pytest_gpumem.report.item_properties import properties
@@ -467,11 +483,7 @@ class ItemHooks:
         nodeid = unique_nodeid(item)
         if nodeid != report.nodeid:
             report.__dict__["gpumem_nodeid"] = nodeid
-        raised, text = item.stash.get(TEARDOWN_ERROR, (None, None))
-        if raised is not None:
-            del item.stash[TEARDOWN_ERROR]
-            if call.excinfo is not None and call.excinfo.value is raised:
-                report.longrepr = text
+        own_error = self._show_own_error(item, call, report)
         results = item.stash.get(RESULTS, None)
         if report.skipped and report.when == "setup" and is_marked(item):
             skip = hidden_skip(self.config, item.path, skip_reason(report.longrepr))
@@ -482,7 +494,7 @@ class ItemHooks:
 
             report.__dict__["gpumem"] = to_text(results)
             del item.stash[RESULTS]
-            if raised is not None:
+            if own_error:
                 report.__dict__[BESIDE_ERROR] = True
                 report.sections.append(("GPU memory", self._failure_text(results)))
             crash = getattr(report.longrepr, "reprcrash", None)

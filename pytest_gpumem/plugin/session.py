@@ -181,7 +181,7 @@ class MemorySession:
             the results; none where the error is not one of running out of memory.
 
         Raises:
-            GpuMemError: the test passed, and its measurement means nothing.
+            GpuMemError: the measurement means nothing.
         """
         run = self.runner.run
         assert run is not None  # noqa: S101 - for the type checker
@@ -311,6 +311,9 @@ class MemorySession:
     ) -> list[Result]:
         """Judge a test that ran out of memory; ``shortage`` is PyTorch's error behind its own."""
         run = self.runner.ended()
+        trouble = run.device.trouble()
+        if trouble is not None:  # memory may have been refused for that
+            raise WorthlessError(trouble) from error
         record = run.out_of_memory(shortage)
         if error is not shortage:
             run.notes.append(f"the test raised it as {shown_error(error)}")

@@ -93,6 +93,14 @@ class GpuMemPlugin:
         except GpuMemError as error:
             raise pytest.UsageError(f"gpumem: {error}") from error
 
+    def pytest_sessionstart(self) -> None:
+        """Let no SIGTERM lose what finished tests have measured."""
+        writes = self.settings.update_baselines or self.settings.writes
+        if writes and not self._worker and self._ranks is None:
+            from pytest_gpumem.plugin.termination import end_session_on_sigterm
+
+            end_session_on_sigterm(self.config)
+
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Select the tests that fit a card, and order them, by their baselines."""

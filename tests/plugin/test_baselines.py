@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
 
 import pytest
 from helpers.sources import HELPER, WITHOUT
@@ -347,3 +348,39 @@ def test_a_common_folder_with_baselines_of_before_is_used_as_it_was(tmp_path):
     (tmp_path / "baselines" / "virtual-T4").mkdir(parents=True)
     for name in ("../baselines", str(tmp_path / "new"), "a/../b", "baselines"):
         assert folder_of_root(name, root) == name
+
+
+TERMINATED = """
+import os, signal
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.gpu_memory
+def test_numbered(number):
+    mib(10 + number)
+    if number == 3:
+        os.kill(int(os.environ["CONTROLLER"]), signal.SIGTERM)
+        signal.pause()
+"""
+CONTROLLER = """
+import os
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):
+        os.environ["CONTROLLER"] = str(os.getpid())
+"""
+
+
+@pytest.mark.parametrize("workers", ["-n0", "-n1"])
+def test_sigterm_loses_no_finished_test(suite, workers):
+    suite.write("conftest.py", CONTROLLER)
+    session = suite.run_warm(UPDATE, workers, source=TERMINATED)
+    assert session.ret == 128 + signal.SIGTERM
+    assert "Exit: SIGTERM" in session.out
+    names = {f"test_it.py::test_numbered[{number}]" for number in range(3)}
+    assert set(suite.baselined()) == names
+
+
+def test_a_session_that_writes_nothing_leaves_sigterm_alone(suite):
+    suite.write("conftest.py", CONTROLLER)
+    session = suite.run_warm("-n0", source=TERMINATED)
+    assert session.ret == -signal.SIGTERM

@@ -24,6 +24,7 @@ from pytest_gpumem.devices.autograd_threads import (
     has_autograd_threads,
 )
 from pytest_gpumem.devices.base import RangeEnd, UncertainSizes
+from pytest_gpumem.devices.cuda_start import start_cuda
 from pytest_gpumem.devices.gpu_ledger import Turn
 from pytest_gpumem.devices.memory_cap import CAPS, set_cap, set_memory
 from pytest_gpumem.devices.terminal import saved_stderr
@@ -113,6 +114,10 @@ _PROPERTIES_SYMBOLS: Final = (
 _EMPTYING_SYMBOL: Final = "_ZN2at6native37_cudnn_set_conv_benchmark_empty_cacheEb"
 
 
+ADDRESSES: Final = 1 << 40
+"""bytes of address space of each device (native/runtime/memory.c)"""
+
+
 def obstacle() -> tuple[str, str] | None:
     """Return the problem and its remedy if a process can have no virtual GPU here, or None."""
     if not sys.platform.startswith("linux"):
@@ -134,6 +139,24 @@ def obstacle() -> tuple[str, str] | None:
             "install a CUDA build of torch (on Linux: pip install torch)",
         )
     return None
+
+
+def require_address_space(count: int) -> None:
+    """Refuse to run where a limit of the process leaves no room for the devices' addresses.
+
+    Raises:
+        DeviceError: the limit on address space is too low: every request would be refused.
+    """
+    import resource  # not on Windows, which imports this module too
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < count * ADDRESSES:
+        raise DeviceError(
+            WHAT,
+            f"it needs {format_size(count * ADDRESSES)} of address space (not of memory), and this "
+            f"process may have {format_size(limit)} (ulimit -v)",
+            "lift it (ulimit -v unlimited); what limits memory itself is a cgroup (docker run -m)",
+        )
 
 
 class VirtualDevice:
@@ -285,6 +308,7 @@ class VirtualDevice:
         count = max(self.first + count, self.least, self.shown_always)
         if count > MOST_DEVICES:
             raise DeviceError(f"devices={count}", f"{WHAT} has {MOST_DEVICES}", "ask for fewer")
+        require_address_space(count)
         import torch
 
         if self._curtain is None:
@@ -305,7 +329,7 @@ class VirtualDevice:
                 self._library.set_card(replace(card, total_memory=FIRST_TOTAL))
                 with warnings.catch_warnings():  # PyTorch warns of cards its kernels do not run on
                     warnings.simplefilter("ignore")
-                    torch.cuda.init()
+                    start_cuda()
             torch.cuda.set_device(self.first)
             VIEW.install()
             CAPS.install()
