@@ -141,12 +141,14 @@ def obstacle() -> tuple[str, str] | None:
     return None
 
 
-def require_address_space(count: int) -> None:
-    """Refuse to run where a limit of the process leaves no room for the devices' addresses.
+def require_possible(count: int) -> None:
+    """Refuse more devices than there are, or than this process may have addresses for.
 
     Raises:
-        DeviceError: the limit on address space is too low: every request would be refused.
+        DeviceError: too many; or a limit on address space, by which every request would be refused.
     """
+    if count > MOST_DEVICES:
+        raise DeviceError(f"devices={count}", f"{WHAT} has {MOST_DEVICES}", "ask for fewer")
     import resource  # not on Windows, which imports this module too
 
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -306,9 +308,7 @@ class VirtualDevice:
         """See :meth:`pytest_gpumem.devices.base.Device.open`."""
         card = card or self.card
         count = max(self.first + count, self.least, self.shown_always)
-        if count > MOST_DEVICES:
-            raise DeviceError(f"devices={count}", f"{WHAT} has {MOST_DEVICES}", "ask for fewer")
-        require_address_space(count)
+        require_possible(count)
         import torch
 
         if self._curtain is None:
