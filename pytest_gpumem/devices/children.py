@@ -148,7 +148,7 @@ def _runs(pid: int) -> bool:
 
 def watch_this_process() -> None:
     """Adapt this process to its parent's virtual GPU, and note its peaks for its parent."""
-    from pytest_gpumem.devices.torch_import import TorchImportHook
+    from pytest_gpumem.devices.torch_import import IMPORTS
 
     folders, inherits = os.environ.get(VARIABLE), INHERITED in os.environ
     if "torch" in sys.modules or not (folders or inherits):
@@ -169,7 +169,7 @@ def watch_this_process() -> None:
             if folders:
                 watch.begin()
 
-    TorchImportHook(imported).install()
+    IMPORTS.call_after("torch", imported)
 
 
 class _Watch:

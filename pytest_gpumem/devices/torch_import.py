@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from importlib.abc import Loader, MetaPathFinder
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,37 +50,46 @@ class TorchGuard(MetaPathFinder):
         return importlib.util.find_spec(fullname)
 
 
-class TorchImportHook(MetaPathFinder):
-    """Calls back once, right after the first import of torch, or of a module of torch's."""
+class ImportHooks(MetaPathFinder):
+    """Calls back right after the first import of a module: one finder for all modules' hooks."""
 
-    def __init__(self, imported: Callable[[ModuleType], None], module: str = "torch") -> None:
-        self._imported = imported
-        self.module = module
+    def __init__(self) -> None:
+        self._calls: dict[str, list[Callable[[ModuleType], None]]] = {}
 
-    def install(self) -> None:
-        """Wait for the import."""
-        sys.meta_path.insert(0, self)
+    def call_after(self, module: str, call: Callable[[ModuleType], None]) -> None:
+        """Call with the module once it has been imported; a module that is there already is not."""
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+        self._calls.setdefault(module, []).append(call)
+
+    def awaits(self, module: str) -> bool:
+        """Return whether a module's import is awaited."""
+        return module in self._calls
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find the module as the other finders do, with a loader that calls back."""
-        del path, target
-        if fullname != self.module:
+        calls = self._calls.pop(fullname, None)
+        if calls is None:
             return None
-        sys.meta_path.remove(self)  # or it would be asked again, without end
+        del path, target
         try:
-            spec = importlib.util.find_spec(fullname)
+            spec = importlib.util.find_spec(fullname)  # asks this finder as well, which is silent
         finally:
-            sys.meta_path.insert(0, self)
+            self._calls[fullname] = calls
 
         def loaded(module: ModuleType) -> None:
-            sys.meta_path.remove(self)
-            self._imported(module)
+            for call in self._calls.pop(fullname, ()):
+                call(module)
 
         if spec is not None and spec.loader is not None:
             spec.loader = _CallingLoader(spec.loader, loaded)
         return spec
+
+
+IMPORTS: Final = ImportHooks()
+"""the hooks of this process"""
 
 
 class _CallingLoader(Loader):

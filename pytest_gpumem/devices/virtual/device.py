@@ -29,7 +29,7 @@ from pytest_gpumem.devices.gpu_ledger import Turn
 from pytest_gpumem.devices.memory_cap import CAPS, set_cap, set_memory
 from pytest_gpumem.devices.terminal import saved_stderr
 from pytest_gpumem.devices.torch_build import installed_torch, torch_is_imported
-from pytest_gpumem.devices.torch_import import TorchImportHook
+from pytest_gpumem.devices.torch_import import IMPORTS
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.account_watch import AccountWatch
 from pytest_gpumem.devices.virtual.cudnn_notes import (
@@ -238,11 +238,11 @@ class VirtualDevice:
         cls._loaded = device = cls(library, card)
         device.stubs = stubs
         atexit.register(device._let_threads_end)
-        TorchImportHook(device._imported).install()
-        TorchImportHook(device._max_autotune.install, MODULE).install()
-        TorchImportHook(refuse_numba, NUMBA_DRIVER).install()
+        IMPORTS.call_after("torch", device._imported)
+        IMPORTS.call_after(MODULE, device._max_autotune.install)
+        IMPORTS.call_after(NUMBA_DRIVER, refuse_numba)
         for plugin in JAX_PLUGINS:
-            TorchImportHook(refuse_jax, plugin).install()
+            IMPORTS.call_after(plugin, refuse_jax)
         return device
 
     @classmethod

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from helpers.virtual_gpu import CARD_80GIB, child, opened, run_python
 
-from pytest_gpumem.devices.torch_import import TorchImportHook
+from pytest_gpumem.devices.torch_import import IMPORTS, ImportHooks
 
 NO_DEVICE = 100
 
@@ -68,8 +68,8 @@ def test_other_frameworks_find_no_device_outside(torch):
 
 
 def test_torch_keeps_its_loader_its_spec_and_its_source(torch):
-    hooks = [finder for finder in sys.meta_path if isinstance(finder, TorchImportHook)]
-    assert "torch" not in {hook.module for hook in hooks}
+    assert not IMPORTS.awaits("torch")
+    assert [type(finder) for finder in sys.meta_path].count(ImportHooks) == 1
     for loader in (torch.__loader__, torch.__spec__.loader):
         assert type(loader).__name__ == "SourceFileLoader"
     assert "def " in inspect.getsource(torch)
@@ -157,12 +157,14 @@ def test_torch_imported_before_is_an_error_that_says_how_to_go_on():
 
 def test_the_hook_leaves_other_modules_and_a_missing_torch_alone(monkeypatch):
     called = []
-    hook = TorchImportHook(called.append)
-    monkeypatch.setattr(sys, "meta_path", [hook])
+    monkeypatch.setattr(sys, "meta_path", [])
+    hook = ImportHooks()
+    hook.call_after("torch", called.append)
     assert hook.find_spec("json", None) is None
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert hook.find_spec("torch", None) is None
     assert sys.meta_path == [hook]
+    assert hook.awaits("torch")
     assert called == []
 
 
@@ -173,16 +175,18 @@ def test_the_hook_calls_once_after_the_import(monkeypatch):
         create_module=lambda spec: None, exec_module=lambda module: steps.append("executed")
     )
     spec = SimpleNamespace(loader=own)
-    hook = TorchImportHook(lambda module: steps.append("called"))
-    monkeypatch.setattr(sys, "meta_path", [hook])
+    monkeypatch.setattr(sys, "meta_path", [])
+    hook = ImportHooks()
+    hook.call_after("torch", lambda module: steps.append("called"))
+    hook.call_after("torch", lambda module: steps.append("the second as well"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     found = hook.find_spec("torch", None)
     module = SimpleNamespace(__spec__=found, __loader__=found.loader)
     found.loader.exec_module(module)
-    assert steps == ["executed", "called"]
+    assert steps == ["executed", "called", "the second as well"]
     assert module.__loader__ is own
     assert module.__spec__.loader is own
-    assert sys.meta_path == []
+    assert not hook.awaits("torch")
 
 
 def test_who_loads_it_before_the_plugin_gets_the_plugins_own(suite):
