@@ -7,6 +7,7 @@ of sparse layouts and of jagged nested tensors, the operators of lists (``_forea
 from __future__ import annotations
 
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from op_sweep import database, kinds_of, name_of
@@ -37,14 +38,19 @@ Entries = dict[str, "Callable[[Iterable[str], int], Iterator[Case]]"]
 """operators' calls by their names: functions of types' names and the most samples of each type"""
 
 
+FOREACH = ("unary", "binary", "pointwise", "reduce", "other")
+"""kinds of operators on lists of tensors, each of which is a list of PyTorch's tests"""
+
+
 def entries() -> Entries:
     """Return the calls of all operators."""
     plain = database()  # first: it has a stand-in for a package that PyTorch's tests want
-    from torch.testing._internal.common_methods_invocations import foreach_op_db
+    from torch.testing._internal import common_methods_invocations as lists
     from torch.testing._internal.opinfo.definitions.nested import njt_op_db
 
     calls: Entries = {name_of(op): partial(plain_calls, op) for op in plain}
-    calls |= {op.name: partial(list_calls, op) for op in foreach_op_db}
+    foreach = chain.from_iterable(getattr(lists, f"foreach_{kind}_op_db") for kind in FOREACH)
+    calls |= {op.name: partial(list_calls, op) for op in foreach}
     jagged = (op for op in njt_op_db if op.supports_njt)
     calls |= {f"nested {name_of(op)}": partial(jagged_calls, op) for op in jagged}
     calls |= {f"torchvision {name}": partial(vision_calls, name) for name in vision()}

@@ -63,7 +63,7 @@ extern int cusparseSpMatGetSize(void *, int64_t *, int64_t *, int64_t *), cuspar
 extern int cuptiActivityPushExternalCorrelationId(int, uint64_t);
 extern int cuptiActivityPopExternalCorrelationId(int, uint64_t *);
 extern const char *gpumem_guess(int index, uint64_t *count);
-extern int gpumem_queue_copy(const void *bytes, uint64_t size);
+extern int gpumem_queue_copy(const void *bytes, uint64_t size, int other);
 extern void gpumem_drop_queued_copies(uint64_t out[4]);
 
 static void check(int ok, const char *what) {
@@ -134,7 +134,7 @@ static void host(unsigned *seed, void *device) {
 static void queued(void *device) {
     for (int round = 0; round < 100; round++) {
         uint64_t faults[4], counts[2] = {(uint64_t)round, 17}, read = 0;
-        CHECK(gpumem_queue_copy(&counts[0], 8) && gpumem_queue_copy(&counts[1], 8) && gpumem_queue_copy("left", 4));
+        CHECK(gpumem_queue_copy(&counts[0], 8, 0) && gpumem_queue_copy(&counts[1], 8, 0) && gpumem_queue_copy("left", 4, 0));
         CHECK(cudaMemcpy(&read, device, 8, 2) == 0 && read == counts[0]);
         CHECK(cudaMemcpy(&read, device, 8, 2) == 0 && read == counts[1]);
         CHECK(cudaMemcpy(&read, device, 8, 2) == 0 && read != counts[1]);

@@ -188,7 +188,8 @@ def test_measure_outside_of_pytest_twice_and_importing_it_imports_neither(suite)
             print("out of memory", m.peak_allocated)
         """
     )
-    assert done.err == ""
+    # torch 2.14 warns of each allocation that fails
+    assert [line for line in done.err.splitlines() if "CUDACachingAllocator.cpp" not in line] == []
     first, second, last = done.out.splitlines()
     assert first == second == "4004352 T4 127926272"
     assert last == "out of memory 4004352"

@@ -103,9 +103,9 @@ class CopyFaults:
 
     Attributes:
         left: copies that were queued and not made.
-        strays: copies of another size than the next one that was queued.
+        strays: copies of a size that no form of the next queued one has.
         stray_size: bytes of the first stray.
-        expected_size: bytes that were queued in its place.
+        expected_size: bytes of the last form that was queued in its place.
     """
 
     left: int = 0
@@ -255,7 +255,7 @@ class NativeLibrary:
             getattr(self._lib, f"gpumem_{name}").restype = ctypes.c_uint64
         # Without these types each call would have to make objects of ctypes'.
         for name in (
-            *("forget", "is_known", "open_for_writing"),
+            *("forget", "is_known", "open_for_writing", "fill_zeros"),
             *("defer", "deferred_at", "open_deferred"),
         ):
             function = getattr(self._lib, f"gpumem_{name}")
@@ -400,6 +400,10 @@ class NativeLibrary:
         forget: Callable[[int, int], None] = self._lib.gpumem_forget
         return forget
 
+    def fill_zeros(self, address: int, size: int) -> None:
+        """Make a range zeros, which are known and take no memory of the host."""
+        self._lib.gpumem_fill_zeros(address, size)
+
     def defer(self, address: int, size: int) -> int:
         """Note that a range, unknown now, could be computed; return its number.
 
@@ -415,10 +419,11 @@ class NativeLibrary:
         """Make a deferred range known, which is written now; False: the host has no room."""
         return bool(self._lib.gpumem_open_deferred(address, size))
 
-    def queue_copy(self, content: bytes) -> None:
-        """Let this thread's next copy of as many bytes to the host bring these."""
-        if not self._lib.gpumem_queue_copy(content, ctypes.c_uint64(len(content))):
-            raise MemoryError
+    def queue_copy(self, *forms: bytes) -> None:
+        """Let this thread's next copy to the host bring the form that has as many bytes as it."""
+        for place, content in enumerate(forms):
+            if not self._lib.gpumem_queue_copy(content, ctypes.c_uint64(len(content)), place > 0):
+                raise MemoryError
 
     def drop_queued_copies(self) -> CopyFaults:
         """Empty this thread's queue; return the faults since the last call."""

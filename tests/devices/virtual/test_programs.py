@@ -169,6 +169,7 @@ def train(rank, port):
         dist.all_gather_object(gathered, f"rank {rank}", group=group)
         assert gathered == ["rank 0", "rank 1"]
     print("rank", rank, "of", dist.get_world_size(), torch.cuda.get_device_name(), flush=True)
+    print("reserved", rank, torch.cuda.max_memory_reserved() >> 20, flush=True)
     dist.destroy_process_group()
 
 @pytest.mark.gpu_memory(card="T4", devices=2)
@@ -187,7 +188,11 @@ def test_a_marked_test_may_spawn_ranks_with_ddp(suite):
     assert session.outcomes == {"passed": 1}, session.out
     for rank in range(2):
         assert f"rank {rank} of 2 Tesla T4" in session.out
-    assert "2 child processes reserved 22.00 MiB of device 0, 22.00 MiB of device 1" in session.flat
+    # cuBLAS' workspaces, which each torch has others of, decide how many segments there are.
+    reserved = dict(re.findall(r"reserved (\d) (\d+)\n", session.out))
+    assert "22" in reserved.values()
+    parts = [f"{reserved[rank]}.00 MiB of device {rank}" for rank in "01"]
+    assert f"2 child processes reserved {', '.join(parts)}" in session.flat
     assert (
         "in child processes: 1 value was assumed (test_it.py:18): the figures hold" in session.flat
     )

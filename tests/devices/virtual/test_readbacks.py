@@ -1,6 +1,7 @@
 """Loops that wait for values which are not computed."""
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,7 @@ def test_an_operator_that_reads_for_a_size_is_told_from_one_that_reads_a_number(
         for calls, expected in ((sized, True), (numbers, False)):
             for call in calls:
                 flags.clear()
-                call(x)
+                with suppress(RuntimeError):  # before torch 2.15 zero says: a repeat is negative
+                    call(x)
                 assert set(flags) == {int(expected)}
         device.library.on_readback(None)

@@ -353,8 +353,8 @@ class ValueMode:
                 self._queue(copies, call, None)
 
     def _queue(self, copies: Copies, call: OperatorCall, result: object) -> None:
-        for content in copies(result, call.args, call.kwargs):
-            self._library.queue_copy(content)
+        for forms in copies(result, call.args, call.kwargs):
+            self._library.queue_copy(*(forms if isinstance(forms, tuple) else (forms,)))
 
     def after(self, call: OperatorCall) -> None:
         """Note where a CUDA operator did not copy to the host what was queued for it."""
@@ -473,7 +473,7 @@ class ValueMode:
                     return
         leave = self._leave_unknown if call.name in ASSUMED or call.traits.allocates else None
         for tensor in (*fresh, *written):
-            if not tensor.is_cuda or (call.traits.copies and call.copies_bytes_to(tensor)):
+            if not tensor.is_cuda or self._is_filled(call, tensor):
                 continue
             if leave is not None:
                 leave(call, tensor)
@@ -496,8 +496,21 @@ class ValueMode:
                 return True
             if fits:
                 return False
-            if not (call.traits.copies and call.copies_bytes_to(result)):
+            if not self._is_filled(call, result):
                 self.forget(result.data_ptr(), span(result))
+        return True
+
+    def _is_filled(self, call: OperatorCall, tensor: Tensor) -> bool:
+        """Return whether a plain copy has filled a tensor, which the library did, or zeros have.
+
+        ``zero_`` is a memset since torch 2.15, and a kernel before and of a tensor with gaps.
+        """
+        if call.name != "zero_":
+            return call.traits.copies and call.copies_bytes_to(tensor)
+        if span(tensor) != tensor.nbytes:
+            return False
+        if not torch.cuda.is_current_stream_capturing():  # what is captured does not happen yet
+            self._library.fill_zeros(tensor.data_ptr(), tensor.nbytes)
         return True
 
     def _forgets_several(self, call: OperatorCall, result: object) -> bool:

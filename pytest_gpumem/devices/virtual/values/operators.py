@@ -174,9 +174,7 @@ class OperatorCall(NamedTuple):
         return False
 
     def copies_bytes_to(self, tensor: Tensor) -> bool:
-        """Return whether it fills a tensor by a plain copy or memset, which the library did."""
-        if self.name == "zero_":
-            return True
+        """Return whether it fills a tensor by a plain copy, which the library did."""
         if self.name not in {"copy_", "_to_copy", "clone"}:
             return False
         source = self.args[1 if self.name == "copy_" else 0]

@@ -6,8 +6,10 @@ and queues the bytes of these copies in their order; PyTorch's own code then tak
 memory, and outputs of the true size.
 
 Which copies an operator makes is PyTorch's source (aten/src/ATen/native) and was seen at run time
-with torch 2.15. Another version may make others: the native library takes no queued bytes for a
-copy of another size and reports it. docs/explanation/operators-that-read-back.md lists all.
+with torch 2.6 to 2.15. Where versions ask for one answer in copies of several sizes, the answer is
+a tuple of its forms. A later version may make other copies: the native library takes no queued
+bytes for a copy of another size and reports it. docs/explanation/operators-that-read-back.md lists
+all.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
 
     from torch._ops import OpOverload
 
-    Copies = Callable[[Any, Sequence[Any], Mapping[str, Any]], list[bytes]]
+    Answer = bytes | tuple[bytes, ...]
+    """what a copy brings; a tuple: its forms, of which the copy takes the one of its size"""
+    Copies = Callable[[Any, Sequence[Any], Mapping[str, Any]], Sequence[Answer]]
     """takes the host's result, and the CUDA call's arguments"""
 
 CUB_MOST: Final = (1 << 31) - 1
@@ -45,6 +49,11 @@ def _int32(*numbers: int) -> bytes:
 
 def _int64(number: int) -> bytes:
     return struct.pack("=q", number)
+
+
+def _count(number: int) -> tuple[bytes, bytes]:
+    """Return a count as 4 and as 8 bytes: as an int32 and as an int64."""
+    return _int32(number), _int64(number)
 
 
 def _content(tensor: Tensor) -> bytes:
@@ -137,42 +146,25 @@ def unique_copies(result: Sequence[Tensor], values: Tensor, *_options: object) -
 
 
 def unique_dim_copies(
-    result: Sequence[Tensor],
-    values: Tensor,
-    dim: int,
-    _sorted: bool = True,
-    _return_inverse: bool = False,
-    return_counts: bool = False,
-) -> list[bytes]:
-    """Return thrust's count: unique_by_key, which counts need, has a count of 4 bytes."""
-    if not values.numel():
-        return []
-    count = result[0].shape[dim]
-    is_short = return_counts and values.shape[dim] <= CUB_MOST
-    return [_int32(count) if is_short else _int64(count)]
+    result: Sequence[Tensor], values: Tensor, dim: int, *_options: object, **_more: object
+) -> Sequence[Answer]:
+    """Return the number of unique slices.
 
-
-def unique_dim_consecutive_copies(
-    result: Sequence[Tensor],
-    values: Tensor,
-    dim: int,
-    return_inverse: bool = False,
-    return_counts: bool = False,
-) -> list[bytes]:
-    """Return the number of unique slices."""
-    return unique_dim_copies(result, values, dim, True, return_inverse, return_counts)
+    It has 8 bytes since torch 2.15, but for up to 2^31 slices whose counts are wanted: 4.
+    """
+    return [_count(result[0].shape[dim])] if values.numel() else []
 
 
 def unique_consecutive_copies(
     result: Sequence[Tensor],
     values: Tensor,
-    return_inverse: bool = False,
-    return_counts: bool = False,
+    _return_inverse: bool = False,
+    _return_counts: bool = False,
     dim: int | None = None,
-) -> list[bytes]:
+) -> Sequence[Answer]:
     """Return the number of unique values, or of unique slices."""
     if dim is not None:
-        return unique_dim_consecutive_copies(result, values, dim, return_inverse, return_counts)
+        return unique_dim_copies(result, values, dim)
     return [_int64(result[0].shape[0])] if values.numel() else []
 
 
@@ -246,11 +238,21 @@ def histc_copies(
 
 def repeat_interleave_copies(
     result: Tensor, repeats: Tensor, *, output_size: int | None = None
-) -> list[bytes]:
-    """Return the sum of the repeats, and the least, which must not be negative (Repeat.h)."""
+) -> Sequence[Answer]:
+    """Return the sum of the repeats, and what shows that none is negative (Repeat.h).
+
+    That is the least of them; before torch 2.15, whether they are: the host has raised no error.
+    """
     if output_size is not None or not repeats.shape[0]:
         return []
-    return [_int64(result.shape[0]), _content(_on_host(repeats).min())]
+    return [_int64(result.shape[0]), (bytes([True]), _content(_on_host(repeats).min()))]
+
+
+def repeat_interleave_bound(repeats: Tensor, *, output_size: int | None = None) -> Sequence[Answer]:
+    """Return that all repeats are zero, as those of a small tensor are taken to be."""
+    if output_size is not None or not repeats.shape[0]:
+        return []
+    return [_int64(0), (bytes([True]), bytes(repeats.itemsize))]
 
 
 def mode_copies(
@@ -388,7 +390,7 @@ def segment_reduce_copies(
     return [_content(_on_host(lengths).min()), bytes([True])]
 
 
-COPIES: Final[dict[str, Callable[..., list[bytes]]]] = {
+COPIES: Final[dict[str, Callable[..., Sequence[Answer]]]] = {
     "aten::nonzero": nonzero_copies,
     "aten::masked_select": masked_select_copies,
     "torchvision::nms": nms_copies,
@@ -399,7 +401,7 @@ COPIES: Final[dict[str, Callable[..., list[bytes]]]] = {
     "aten::_unique": unique_copies,
     "aten::_unique2": unique_copies,
     "aten::unique_dim": unique_dim_copies,
-    "aten::unique_dim_consecutive": unique_dim_consecutive_copies,
+    "aten::unique_dim_consecutive": unique_dim_copies,
     "aten::unique_consecutive": unique_consecutive_copies,
     "aten::isin": isin_copies,
     "aten::_coalesce": coalesce_copies,
@@ -424,12 +426,14 @@ COPIES: Final[dict[str, Callable[..., list[bytes]]]] = {
 """by the operator's name: a function of the host's result and the CUDA call's arguments"""
 
 
-BOUNDS: Final[dict[str, Callable[..., list[bytes]]]] = {
+BOUNDS: Final[dict[str, Callable[..., Sequence[Answer]]]] = {
     "aten::mode": mode_bound,
     "aten::isin": isin_bound,
+    "aten::repeat_interleave": repeat_interleave_bound,
 }
 """by the names of operators that raise errors where their copies bring zeros: a function of their
-arguments, where values are unknown; all are taken to differ, which takes the most memory"""
+arguments, where values are unknown; modes are of values that all differ, which takes the most
+memory"""
 INDEXING: Final = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 """operators that take masks or whole numbers, and ask for the size of masks alone"""
 

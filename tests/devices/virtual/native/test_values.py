@@ -367,6 +367,15 @@ def test_a_copy_of_another_size_takes_nothing_and_is_a_fault(library, block):
     assert library.drop_queued_copies() == CopyFaults()
 
 
+def test_a_copy_takes_the_form_of_its_size(library, block):
+    for _ in range(2):
+        library.queue_copy(b"byte", b"in eight", b"1")
+    assert get(library, block, 8) == b"in eight"
+    assert get(library, block, 2) is None
+    assert get(library, block, 4) == b"byte"
+    assert library.drop_queued_copies() == CopyFaults(strays=1, stray_size=2, expected_size=1)
+
+
 def test_what_is_queued_and_not_taken_is_dropped_and_is_a_fault(library, block):
     for content in (b"a", b"b", b"c"):
         library.queue_copy(content)

@@ -359,6 +359,19 @@ def test_an_operator_that_writes_one_large_tensor_takes_the_short_way(mode, monk
     assert names.count("fill_") == 1
 
 
+@pytest.mark.usefixtures("mode")
+def test_zeros_replace_what_a_large_tensor_held():
+    """By a kernel before torch 2.15, which nobody sees write."""
+    import torch
+
+    x = torch.ones(100_000).cuda()
+    assert x.sum().item() == 100_000
+    assert x.zero_().sum().item() == 0
+    y = torch.ones(100_000, 2, dtype=torch.float16).cuda()
+    y[:, 0].zero_()
+    assert y[0].tolist() != [1, 1]
+
+
 def test_the_hosts_threads_are_as_they_were(mode, monkeypatch):
     import torch
 

@@ -2,70 +2,89 @@
  *
  * The CUDA code of an operator such as nonzero learns its output's size by a small copy from memory that its kernels
  * wrote. Kernels do not run: Python computes what they would have written, queues the bytes of these copies in their
- * order, and calls the operator on the same thread. A copy of another size than the next queued one never takes its
- * bytes: PyTorch's code is then not as Python takes it to be, which is counted, and a fault. Copies that are captured
- * into a graph bring nothing, and so take nothing.
+ * order, and calls the operator on the same thread. Versions of PyTorch ask for one answer in several sizes (a count of
+ * 4 bytes or of 8): a queued copy has a form for each, and the copy's size tells which. A copy of a size that no form of
+ * the next queued one has never takes bytes: PyTorch's code is then not as Python takes it to be, which is counted, and a
+ * fault. Copies that are captured into a graph bring nothing, and so take nothing.
  */
 #include "base/base.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct entry {
-    struct entry *next;
+/* One form of a copy. */
+typedef struct form {
+    struct form *next; /* of the same copy */
     uint64_t size;
     char bytes[];
+} form;
+
+typedef struct entry {
+    struct entry *next;
+    form *forms; /* at least one; the last to be queued is the first */
 } entry;
 
 /* of a thread: an operator's host code makes its copies on the thread that called the operator */
 static _Thread_local struct {
-    entry *first, **end;
-    uint64_t strays, stray_size, stray_expected; /* copies of another size; the first one's, and what was queued */
+    entry *first, *last;
+    uint64_t strays, stray_size, stray_expected; /* copies of another size; the first one's, and a queued one */
 } queue;
 
+/* Takes the first entry out of the queue. */
+static void drop_first(void) {
+    entry *first = queue.first;
+    queue.first = first->next;
+    if (!queue.first) queue.last = NULL;
+    while (first->forms) {
+        form *next = first->forms->next;
+        free(first->forms);
+        first->forms = next;
+    }
+    free(first);
+}
+
 bool gm_queue_take(void *to, uint64_t size) {
-    entry *next = queue.first;
-    if (!next) return false;
-    if (next->size != size) {
+    if (!queue.first) return false;
+    const form *taken = queue.first->forms;
+    while (taken && taken->size != size) taken = taken->next;
+    if (!taken) {
         if (!queue.strays++) {
             queue.stray_size = size;
-            queue.stray_expected = next->size;
+            queue.stray_expected = queue.first->forms->size;
         }
         return false;
     }
-    memcpy(to, next->bytes, size);
-    queue.first = next->next;
-    if (!queue.first) queue.end = NULL;
-    free(next);
+    memcpy(to, taken->bytes, size);
+    drop_first();
     return true;
 }
 
 /* ---- functions that Python calls ---- */
 
-/* Queues what this thread's next copy of so many bytes to the host brings; 0: there is no memory for it. */
-GM_API int gpumem_queue_copy(const void *bytes, uint64_t size) {
-    entry *last = malloc(sizeof *last + size);
-    if (!last) return 0;
-    last->next = NULL;
-    last->size = size;
-    memcpy(last->bytes, bytes, size);
-    if (!queue.first) queue.end = &queue.first;
-    *queue.end = last;
-    queue.end = &last->next;
+/* Queues what this thread's next copy of so many bytes to the host brings; as another form of the copy that was queued
+ * last, where ``other``. 0: there is no memory for it. */
+GM_API int gpumem_queue_copy(const void *bytes, uint64_t size, int other) {
+    form *new = malloc(sizeof *new + size);
+    entry *last = other ? queue.last : calloc(1, sizeof *last);
+    if (!new || !last) {
+        free(new);
+        if (!other) free(last);
+        return 0;
+    }
+    new->size = size;
+    memcpy(new->bytes, bytes, size);
+    new->next = last->forms;
+    last->forms = new;
+    if (other) return 1;
+    *(queue.first ? &queue.last->next : &queue.first) = last;
+    queue.last = last;
     return 1;
 }
 
 /* Empties this thread's queue: how many copies were queued and not made, how many of another size were made since the
  * last call, and of the first of these its size and the size that was queued. */
 GM_API void gpumem_drop_queued_copies(uint64_t out[4]) {
-    out[0] = 0;
-    while (queue.first) {
-        entry *next = queue.first->next;
-        free(queue.first);
-        queue.first = next;
-        out[0]++;
-    }
-    queue.end = NULL;
+    for (out[0] = 0; queue.first; out[0]++) drop_first();
     out[1] = queue.strays;
     out[2] = queue.stray_size;
     out[3] = queue.stray_expected;

@@ -397,6 +397,8 @@ GM_API int gpumem_is_known(const void *address, uint64_t size) { return gm_is_kn
 
 GM_API void gpumem_forget(const void *address, uint64_t size) { gm_forget(address, size); }
 
+GM_API void gpumem_fill_zeros(void *address, uint64_t size) { gm_fill(address, 0, size); }
+
 /* Allows Python to write there, and makes it known; 0: it would take too much of the host's memory, or is no memory. */
 GM_API int gpumem_open_for_writing(void *address, uint64_t size) { return gm_open_for_writing(address, size); }
 
