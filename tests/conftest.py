@@ -16,6 +16,7 @@ import sys
 import hypothesis
 import pytest
 from helpers import installed_packages
+from helpers.hangs import ended_where_hanging
 from helpers.hidden_heap import hide_objects
 from helpers.suites import Suite
 from helpers.virtual_gpu import CARD_80GIB, opened, virtual_device
@@ -96,10 +97,11 @@ def pytest_runtest_protocol(item, nextitem):
 
     Inductor sets TRITON_CACHE_DIR for good. Every later process would be a new interpreter then,
     of two seconds, instead of a fork of the warm process. mypy lets the collector run seldom, and
-    garbage of a later test's compilation was in its peak.
+    garbage of a later test's compilation was in its peak. A test that hangs ends the process.
     """
     environment, threshold = dict(os.environ), gc.get_threshold()
-    result = yield
+    with ended_where_hanging():
+        result = yield
     gc.set_threshold(*threshold)
     for name in os.environ.keys() - environment.keys() - {"CUDA_MODULE_LOADING"}:
         del os.environ[name]

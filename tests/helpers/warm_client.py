@@ -7,6 +7,7 @@ variables that are read while Python or torch are loaded.
 """
 
 import os
+import select
 import signal
 import socket
 import struct
@@ -50,6 +51,17 @@ def received(connection):
     return struct.unpack("!q", data)[0]
 
 
+def await_number(connection, wake_up):
+    """One number from the server, as ``received``; signals that come meanwhile are passed on.
+
+    A signal that came just before ``recv`` would be handled after it: never, where the process is
+    to end by that signal.
+    """
+    while connection not in select.select([connection, wake_up], [], [])[0]:
+        os.read(wake_up, 512)  # Python has handled the signals by now
+    return received(connection)
+
+
 def main(address, python, server_environment, read_at_load):
     """Run as ``python`` would with this process's arguments."""
     arguments, environment = sys.argv[1:], dict(os.environ)
@@ -64,12 +76,15 @@ def main(address, python, server_environment, read_at_load):
         process = received(connection)
         if process is None:
             sys.exit(f"the warm process has ended; its log is {os.path.dirname(address)}/log")  # noqa: PTH120 - likewise
+        wake_up, waker = os.pipe()
+        os.set_blocking(waker, False)
+        signal.set_wakeup_fd(waker)
         for number in FORWARDED:
             signal.signal(number, lambda number, _frame: os.kill(process, number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         for stream in (0, 1, 2):  # or a pipe would not end before this process does
             os.close(stream)
-        status = received(connection)
+        status = await_number(connection, wake_up)
     if status is None:
         os._exit(255)
     if status < 0:  # it was ended by a signal, and so is this
