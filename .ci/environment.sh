@@ -1,13 +1,18 @@
 # shellcheck shell=bash
-# Sourced by tests/run.sh, examples/run.sh and .ci/run: makes .venv in the project's root with the
-# project installed editable in it, and exports what is needed to use it. Sets root and venv.
+# Sourced by tests/run.sh and examples/run.sh, with "tests" or "examples": makes .venv in the project's
+# root with the project installed editable in it and the packages that these need, and exports what is
+# needed to use it. Sets root and venv. What the tests need holds what the examples need.
 # Where nothing has changed since the last time, checksums are compared and nothing else is run.
 #
-#   PYTHON=python3.12   the Python to make .venv with (unset: python3, or the one .venv has)
+#   PYTHON=python3.12        the Python to make .venv with (unset: python3, or the one .venv has)
+#   GPUMEM_VENV=.venv-3.12   another folder than .venv, from the project's root
+
+env_purpose=$1
 
 unset CDPATH
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
-venv=$root/.venv
+env_name=${GPUMEM_VENV:-.venv}
+case $env_name in /*) venv=$env_name ;; *) venv=$root/$env_name ;; esac
 env_stamp=$venv/.pytest-gpumem-stamp
 env_log=$venv/setup.log
 
@@ -34,11 +39,12 @@ env_look() {
 
 # What the stamp of the last success says of the same.
 env_read_stamp() {
-    had_place='' had_asked='' had_packages='' had_native=''
+    had_place='' had_asked='' had_purpose='' had_packages='' had_native=''
     [ -f "$env_stamp" ] || return 0
     {
         read -r had_place
         read -r had_asked
+        read -r had_purpose
         read -r had_packages
         read -r had_native
     } <"$env_stamp" || true
@@ -46,7 +52,7 @@ env_read_stamp() {
 
 env_write_stamp() {
     env_look
-    printf '%s\n' "$env_place" "$had_asked" "$1" "$2" >"$env_stamp.new"
+    printf '%s\n' "$env_place" "$had_asked" "$had_purpose" "$1" "$2" >"$env_stamp.new"
     mv "$env_stamp.new" "$env_stamp"
 }
 
@@ -55,10 +61,15 @@ env_same_place() {
         [ "${PYTHON:-$had_asked}" = "$had_asked" ]
 }
 
+# Whether the packages of a stamp are enough for this purpose.
+env_enough() {
+    [ "$had_purpose" = tests ] || [ "$had_purpose" = "$env_purpose" ]
+}
+
 env_ready() {
     env_look
     env_read_stamp
-    env_same_place && [ "$env_packages" = "$had_packages" ] && [ "$env_native" = "$had_native" ]
+    env_same_place && env_enough && [ "$env_packages" = "$had_packages" ] && [ "$env_native" = "$had_native" ]
 }
 
 env_fail() {
@@ -79,47 +90,94 @@ env_check_python() {
 }
 
 env_make_venv() {
+    local size=6
     env_check_python || return
-    echo "setting up .venv (about 6 GB, minutes the first time)"
+    [ "$env_purpose" = tests ] || size=5
+    echo "setting up $env_name (about $size GB, minutes the first time)"
     "${PYTHON:-python3}" -m venv --clear "$venv" ||
         env_fail "$venv cannot be made (see above)"
 }
 
+# Run a command with what it prints in the log. Where it fails, one line says what failed and why.
+env_logged() { # env_logged WHAT COMMAND...
+    local what=$1 cause
+    shift
+    printf '\n$ %s\n' "$*" >>"$env_log"
+    (cd "$root" && "$@") >>"$env_log" 2>&1 && return
+    cause=$(tac "$env_log" | sed '/^\$ /q' | tac | env_cause)
+    env_fail "$what: ${cause:-no reason given} (all output: $env_log)"
+}
+
+# Why a command failed, in a line, from its output on standard input: an index that cannot be reached, a version
+# that is not for this Python, packages that do not go together, else the last error.
+env_cause() {
+    sed -e 's/\x1b\[[0-9;]*m//g' -e 's/[[:space:]]*$//' | awk '
+        /Retry\(total=0,.* connection broken by / {
+            unreachable = $0
+            sub(/.* connection broken by ./, "", unreachable)
+            sub(/.: [^ ]*$/, "", unreachable)
+            unreachable = "no connection to the package index: " unreachable
+        }
+        /^ERROR: Ignored .* require a different python version: / {
+            count = split(substr($0, index($0, "version: ") + 9), versions, "; ")
+            for (i = 1; i <= count; i++) {
+                split(versions[i], words, " ")
+                other_python[words[1]] = versions[i]
+            }
+        }
+        /^ERROR: No matching distribution found for / {
+            missing = substr($0, 8)
+            version = $0
+            sub(/.*=/, "", version)
+            if (version in other_python) missing = missing " (" other_python[version] ")"
+        }
+        conflicting && NF == 0 { conflicting = 0 }
+        conflicting { sub(/^ +/, ""); conflict = conflict (conflict ? "; " : "conflict: ") $0 }
+        /^The conflict is caused by:/ { conflicting = 1 }
+        /^ERROR: / { error = substr($0, 8) }
+        /^ *[A-Za-z.]*Error: / || /: error: / { detail = $0; sub(/^ */, "", detail) }
+        NF && !/^\$ / && !/^\[notice\]/ { last = $0 }
+        END { print unreachable ? unreachable : conflict ? conflict : missing ? missing : \
+            error && detail ? error ": " detail : error ? error : detail ? detail : last }'
+}
+
 env_pip() {
-    (cd "$root" && "$venv/bin/python" -m pip --no-input --disable-pip-version-check "$@") >>"$env_log" 2>&1 && return
-    tail -n 25 "$env_log" >&2
-    env_fail "pip $1 failed; all it said is in $env_log"
+    env_logged "pip $1 failed" "$venv/bin/python" -m pip --no-input --disable-pip-version-check "$@"
 }
 
 env_install() {
+    local extras=nvml,examples
+    [ "$had_purpose" != tests ] || extras=nvml,html,examples,docs,test,dev
     env_pip install -c .ci/constraints.txt pip setuptools wheel &&
-        env_pip install -c .ci/constraints.txt --no-build-isolation \
-            -e '.[nvml,html,examples,docs,test,dev]'
+        env_pip install -c .ci/constraints.txt --no-build-isolation -e ".[$extras]"
 }
 
 env_build_native() {
-    (cd "$root" && "$venv/bin/python" setup.py --quiet build_ext --inplace) >>"$env_log" 2>&1 && return
-    tail -n 25 "$env_log" >&2
-    env_fail "the native part cannot be built; all that was said is in $env_log"
+    env_logged "the native part cannot be built" "$venv/bin/python" setup.py --quiet build_ext --inplace
 }
 
 # One at a time. Without a stamp, .venv may be half of one, and is made anew.
 env_set_up() {
-    local packages native
+    local packages native enough=1 lacking
     packages=$env_packages native=$env_native # as they were before: what changes meanwhile is seen next time
     if ! env_same_place; then
         env_make_venv || return
-        had_packages='' had_asked=${PYTHON:-python3}
+        had_packages='' had_purpose='' had_asked=${PYTHON:-python3}
     fi
     rm -f "$env_stamp"
-    if [ "$packages" != "$had_packages" ]; then
+    env_enough || enough=0
+    if [ "$packages" != "$had_packages" ] || [ "$enough" = 0 ]; then
         case $had_packages in
             '') ;;
-            none) echo "setting up .venv, where it failed before" ;;
-            *) echo "updating .venv: pyproject.toml or .ci/constraints.txt has changed" ;;
+            none) echo "setting up $env_name, where it failed before" ;;
+            "$packages") echo "adding to $env_name what the tests need" ;;
+            *) echo "updating $env_name: pyproject.toml or .ci/constraints.txt has changed" ;;
         esac
+        lacking=$had_purpose
+        [ "$enough" = 1 ] || had_purpose=$env_purpose
         if ! env_install; then
             # pip undoes what it cannot finish: .venv is as it was, and is tried again next time.
+            had_purpose=$lacking
             env_write_stamp "${had_packages:-none}" none
             return 1
         fi
@@ -140,8 +198,8 @@ env_ensure() {
     (
         trap 'exit 130' INT TERM # pip would leave half a package: no stamp, so .venv is made anew
         if command -v flock >/dev/null; then
-            exec 9>"$root/.venv.lock"
-            flock -n 9 || { echo "waiting for another set-up of .venv" && flock 9; }
+            exec 9>"$venv.lock"
+            flock -n 9 || { echo "waiting for another set-up of $env_name" && flock 9; }
         fi
         env_ready || env_set_up
     )

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up .venv and runs the tests; arguments go to pytest, paths in them are seen from the project's root.
 set -euo pipefail
-. "$(dirname -- "${BASH_SOURCE[0]}")/../.ci/environment.sh"
+. "$(dirname -- "${BASH_SOURCE[0]}")/../.ci/environment.sh" tests
 cd "$root"
 
 # One worker more than there are cores: each waits a part of its time, for processes that its tests start.

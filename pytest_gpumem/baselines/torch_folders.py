@@ -1,4 +1,8 @@
-"""Baselines of several versions of torch side by side: ``baselines/torch-{torch}``."""
+"""Baselines of several versions of torch side by side: ``baselines/torch-{torch}``.
+
+A folder that had baselines before its name had the version in it (``baselines``) is the last of all
+that are looked into: its baselines hold until they are recorded anew.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,8 @@ _MAJOR: Final = 1000
 
 def baseline_folders(root: Path, template: str) -> list[Path]:
     """Return the folder of the baselines; after it those of other versions, the nearest first.
+
+    The last one is the folder that all of these lie in.
 
     Args:
         root: the folder that it starts from.
@@ -42,7 +48,25 @@ def baseline_folders(root: Path, template: str) -> list[Path]:
         return abs((major - own[0]) * _MAJOR + minor - own[1]), (major, minor) > own
 
     nearest = [path for _, path in sorted(versions, key=distance)]
+    common = Path(f"{prefix}x").parent  # "x": the prefix may end in a slash
+    if "/" not in suffix and common.is_dir():
+        nearest.append(common)
     return [root / template.replace(TORCH, f"{own[0]}.{own[1]}"), *nearest]
+
+
+def folder_of_torch(name: str) -> str:
+    """Return the folder of the installed torch's baselines, or of the nearest version that has one.
+
+    Args:
+        name: a folder with one of each version (``baselines/torch-2.15``), a name with ``{torch}``
+            in it, or any other folder: this one is returned as it is.
+    """
+    template = name if TORCH in name else str(Path(name, f"torch-{TORCH}"))
+    own, *others = baseline_folders(Path(), template)
+    folders = [folder for folder in (own, *others) if folder.is_dir()]
+    if TORCH in name:
+        return str(folders[0] if folders else own)
+    return str(folders[0]) if folders and folders[0] != Path(name) else name
 
 
 def minor_version(number: str) -> tuple[int, int] | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpumem.baselines.changes import Changes, pair_entries
 from pytest_gpumem.baselines.paths import baseline_path
+from pytest_gpumem.baselines.torch_folders import folder_of_torch
 from pytest_gpumem.cli.outcome import BAD_INPUT, FOUND, OK, Outcome
 from pytest_gpumem.cli.sources import SourceError, read_directory, read_source
 from pytest_gpumem.errors import SpecError
@@ -52,7 +53,9 @@ def add_folder(parser: argparse.ArgumentParser) -> None:
         "--baseline-dir",
         metavar="DIR",
         default=FOLDER,
-        help=f"folder of the baselines, from here ({FOLDER})",
+        type=folder_of_torch,
+        help=f"folder of the baselines, from here ({FOLDER}); where it has folders by version of "
+        "torch (torch-2.15), the installed torch's",
     )
 
 

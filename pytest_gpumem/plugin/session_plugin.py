@@ -260,6 +260,7 @@ class GpuMemPlugin:
             card_hint,
             failure_lines,
             session_summary,
+            versions_hint,
         )
         from pytest_gpumem.report.terminal.colours import styled
         from pytest_gpumem.report.text import wrapped
@@ -273,11 +274,15 @@ class GpuMemPlugin:
             width=terminalreporter._tw.fullwidth,
             encoding=terminal_encoding(terminalreporter),
         )
-        if not self._has_baselines and terminalreporter.verbosity >= 0:
-            hint = card_hint(self.results.results(), self.settings)
-            paragraphs += (
-                [wrapped("gpumem: ", hint, terminalreporter._tw.fullwidth)] if hint else []
-            )
+        if terminalreporter.verbosity >= 0:
+            results, inipath = self.results.results(), self.config.inipath
+            hints = [
+                versions_hint(results, self.settings, inipath.name if inipath else "pytest.ini")
+            ]
+            if not self._has_baselines:
+                hints.append(card_hint(results, self.settings))
+            width = terminalreporter._tw.fullwidth
+            paragraphs += [wrapped("gpumem: ", hint, width) for hint in hints if hint]
         if not paragraphs:
             return
         if terminalreporter.verbosity >= 0:

@@ -276,6 +276,8 @@ class Settings(NamedTuple):
     """the files and folders that the command line names, and its options that leave tests out"""
     nearest_dirs: tuple[Path, ...] = ()
     """folders of other versions of torch, the nearest first, for tests without a baseline there"""
+    folder_by_torch: str = ""
+    """the name of the folder with torch's version in it, which is proposed; "": the name has it"""
     names_card: bool = False
     """whether an option names the card; else it is the default"""
 
@@ -362,7 +364,9 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
         values["visible"] = "session"  # or conditions at the top of files would skip the tests
     template = folder_of_root(str(values["baseline_dir"]), root)
     folders = [root / template]
-    if "{torch}" in str(template):
+    names_torch = "{torch}" in str(template)
+    proposed = "" if names_torch else f"{str(values['baseline_dir']).rstrip('/')}/torch-{{torch}}"
+    if names_torch:
         from pytest_gpumem.baselines.torch_folders import baseline_folders
 
         folders = baseline_folders(root, template)
@@ -395,7 +399,12 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
         )
     folder = str(values["snapshots"]).strip()
     values["snapshots"] = root / folder if folder else None
-    return Settings(**values, repeated=repeated, names_card=_is_given("card", read))  # type: ignore[arg-type] # each was read above
+    derived = {
+        "repeated": repeated,
+        "names_card": _is_given("card", read),
+        "folder_by_torch": proposed,
+    }
+    return Settings(**values, **derived)  # type: ignore[arg-type] # each was read above
 
 
 def _is_given(name: str, read: Mapping[Option, tuple[object, str]]) -> bool:

@@ -20,7 +20,7 @@ from pytest_gpumem.report.terminal.toolchain_lead import lead_lines, short_texts
 from pytest_gpumem.report.text import can_encode, encodable, wrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from pytest_gpumem.baselines.store import UpdateSummary
     from pytest_gpumem.devices.select import Choice
@@ -76,6 +76,34 @@ def card_hint(results: Sequence[Result], settings: Settings) -> str:
     else:
         purpose, card = f"{settings.card} is the default card; for another one", "T4"
     return f'{purpose}, write gpumem_card = "{card}" in pyproject.toml ([tool.pytest.ini_options])'
+
+
+def versions_hint(results: Iterable[Result], settings: Settings, ini: str) -> str:
+    """Return how to keep baselines of two versions of torch; "" where no test failed by that.
+
+    Args:
+        results: of the session.
+        settings: the session's options.
+        ini: the name of the file with pytest's options.
+    """
+    if not settings.folder_by_torch:
+        return ""
+    for result in results:
+        entry, measurement = result.baseline_entry, result.measurement
+        if entry is None or measurement is None or result.verdict.held_to:
+            continue
+        old, new = (
+            ".".join(provenance.torch.split(".")[:2])
+            for provenance in (entry.provenance, measurement.provenance)
+        )
+        if old != new and result.verdict.failed and result.verdict.kind is Kind.REGRESSED:
+            quote = '"' if ini.endswith(".toml") else ""
+            return (
+                f"to keep the baselines of torch {old} beside those of torch {new}, set "
+                f"gpumem_baseline_dir = {quote}{settings.folder_by_torch}{quote} in {ini}, and "
+                "record with each torch"
+            )
+    return ""
 
 
 def failure_text(results: Sequence[Result], verbosity: int) -> str:

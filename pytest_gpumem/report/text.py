@@ -74,18 +74,17 @@ def wrapped(label: str, sentence: str, width: int) -> str:
 
 def aligned_table(rows: Sequence[Sequence[str]], align: Sequence[str]) -> str:
     """Return a table: the first row is its head, the columns aligned "left" or "right"."""
-    from tabulate import tabulate  # gpumem light runs without it
-
-    # tabulate's own heads make every column at least two columns wider: 80 are few.
-    rule = ["-" * max(map(columns, column)) for column in zip(*rows, strict=True)]
-    table = tabulate(
-        [rows[0], rule, *rows[1:]],
-        tablefmt="plain",
-        disable_numparse=True,
-        colalign=align,
-        preserve_whitespace=True,  # a part's name is indented below its test's
-    )
-    return "\n".join(line.rstrip() for line in table.splitlines())
+    # Not by tabulate: its heads make every column at least two columns wider, and before 0.10 cells
+    # lose the spaces that they begin with: a part's name is indented below its test's.
+    widths = [max(map(columns, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in (rows[0], ["-" * width for width in widths], *rows[1:]):
+        cells = []
+        for cell, width, side in zip(row, widths, align, strict=True):
+            padding = " " * (width - columns(cell))
+            cells.append(cell + padding if side == "left" else padding + cell)
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
 
 
 def can_encode(text: str, encoding: str) -> bool:

@@ -13,7 +13,7 @@ README = read("README.md")
 REPOSITORY = "https://github.com/pytest-gpumem/pytest-gpumem"
 FILES = "https://raw.githubusercontent.com/pytest-gpumem/pytest-gpumem/main/"
 PAGES = "https://pytest-gpumem.readthedocs.io/en/latest/"
-MOST_WORDS = 900
+MOST_WORDS = 700
 (TEST,) = blocks("README.md", "python")
 (OUT_OF_MEMORY,) = blocks("README.md", "text")
 

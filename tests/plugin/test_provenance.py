@@ -67,6 +67,33 @@ def test_the_summary_leads_with_a_change_of_toolchain_and_no_section_repeats_it(
     assert "see the summary" not in full.out
 
 
+@pytest.mark.parametrize("ini", ["pytest.ini", "pyproject.toml"])
+def test_a_change_of_torch_names_how_to_keep_both_versions_baselines(
+    known, virtual_gpu, monkeypatch, ini
+):
+    """What the message proposes is done as it says, step by step."""
+    monkeypatch.setenv("MORE", "28")
+    section, quote = ("[pytest]", "") if ini == "pytest.ini" else ("[tool.pytest.ini_options]", '"')
+    known.write(ini, f"{section}\n")
+    now = ".".join(virtual_gpu.__version__.split(".")[:2])
+    setting = f"gpumem_baseline_dir = {quote}baselines/torch-{{torch}}{quote}"
+    hint = (
+        f"to keep the baselines of torch 1.99 beside those of torch {now}, set {setting} in {ini}, "
+        "and record with each torch"
+    )
+    assert hint in known.run().flat
+    assert "beside those" not in known.run("--gpumem-provenance=note").flat
+    known.write(ini, f"{section}\n{setting}\n")
+    session = known.run()
+    assert session.outcomes == {"failed": 5, "passed": 1}  # still held to the ones of torch 1.99
+    assert "beside those" not in session.flat
+    assert known.run(UPDATE).outcomes == {"passed": 6}
+    assert known.run().outcomes == {"passed": 6}
+    old, new = FILE, FILE.replace("/", f"/torch-{now}/", 1)
+    assert '"1.99.0"' in (known.path / old).read_text()
+    assert "1.99" not in (known.path / new).read_text()
+
+
 def test_a_regression_of_its_own_keeps_its_section_and_is_pointed_to(known, monkeypatch):
     monkeypatch.setenv("MORE", "28")
     monkeypatch.setenv("ALONE", "1")

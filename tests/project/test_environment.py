@@ -1,0 +1,139 @@
+"""The set-up of tests/run.sh and examples/run.sh: its errors have their cause in one line."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from helpers.paths import ROOT
+
+SCRIPT = (ROOT / ".ci/environment.sh").read_text(encoding="utf-8")
+UNREACHABLE = "Failed to resolve 'index.example' ([Errno -2] Name or service not known)"
+RETRY = (
+    "WARNING: Retrying (Retry(total=%d, read=None)) after connection broken by "
+    f"'{UNREACHABLE}': /simple/pip/\n"
+)
+OTHER_PYTHON = """\
+ERROR: Ignored the following versions that require a different python version: 3.0 Requires-Python \
+>=3.11; 4.1.2 Requires-Python >=3.11.5
+ERROR: Could not find a version that satisfies soupsieve==4.1.2 (from versions: 2.10)
+ERROR: No matching distribution found for soupsieve==4.1.2
+"""
+CONFLICT = """\
+ERROR: Cannot install beautifulsoup4==4.15.0 because these have conflicting dependencies.
+
+The conflict is caused by:
+    beautifulsoup4 4.15.0 depends on soupsieve>=1.6.1
+    The user requested (constraint) soupsieve==1.0
+
+To fix this you could try to:
+1. loosen the range of package versions you've specified
+
+ERROR: ResolutionImpossible: for help visit https://pip.pypa.io/en/latest/topics/
+"""
+BUILD = """\
+      File "<string>", line 1, in <module>
+      ModuleNotFoundError: No module named 'nosuch'
+      [end of output]
+
+  note: This error originates from a subprocess, and is likely not a problem with pip.
+ERROR: Failed to build 'file:///here' when getting requirements to build wheel
+"""
+FULL = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n\n"
+
+
+def cause_of(output):
+    """The cause that the set-up names for a command's output."""
+    (function,) = re.findall(r"^env_cause\(\) \{\n.*?^\}\n", SCRIPT, re.MULTILINE | re.DOTALL)
+    command = ["bash", "-c", f"{function}env_cause"]
+    done = subprocess.run(command, input=output, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("output", "cause"),
+    [
+        (
+            RETRY % 0 + "ERROR: No matching distribution found for pip==26.3\n",
+            f"no connection to the package index: {UNREACHABLE}",
+        ),
+        (
+            RETRY % 4 + OTHER_PYTHON,  # a connection that was there at the second try
+            "No matching distribution found for soupsieve==4.1.2 (4.1.2 Requires-Python >=3.11.5)",
+        ),
+        (
+            CONFLICT,
+            (
+                "conflict: beautifulsoup4 4.15.0 depends on soupsieve>=1.6.1; "
+                "The user requested (constraint) soupsieve==1.0"
+            ),
+        ),
+        (
+            BUILD,
+            (
+                "Failed to build 'file:///here' when getting requirements to build wheel: "
+                "ModuleNotFoundError: No module named 'nosuch'"
+            ),
+        ),
+        (FULL, FULL.removeprefix("ERROR: ").strip()),
+        ("x.c:1:11: error: expected a name\n    1 | int\n", "x.c:1:11: error: expected a name"),
+        ("\nKilled\n", "Killed"),
+    ],
+)
+def test_the_cause_is_one_line_of_the_output(output, cause):
+    assert cause_of(output) == f"{cause}\n"
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A project with the set-up's scripts, and nothing to install."""
+    (tmp_path / ".ci").mkdir()
+    for name in (".ci/environment.sh", ".ci/constraints.txt", "pyproject.toml", "setup.py"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    return tmp_path
+
+
+def set_up(copy, **environment):
+    command = ["bash", "-c", ". .ci/environment.sh examples || exit 3; echo ready"]
+    environment = {"PATH": os.environ["PATH"], **environment}
+    done = subprocess.run(
+        command, cwd=copy, env=environment, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_python_that_is_missing_or_too_old_is_named(copy):
+    status, _, error = set_up(copy, PYTHON="nosuchpython")
+    assert status == 3
+    assert error.startswith("error: nosuchpython not found: install Python 3.10 or newer")
+    old = copy / "old"
+    old.write_text("#!/bin/sh\ncase $2 in *print*) echo 3.9 ;; *) exit 1 ;; esac\n")
+    old.chmod(0o755)
+    status, _, error = set_up(copy, PYTHON=str(old))
+    assert status == 3
+    assert error == (
+        f"error: {old} is Python 3.9 and 3.10 or newer is needed: name one: "
+        "PYTHON=/path/to/python3.11\n"
+    )
+
+
+def test_a_set_up_that_fails_says_so_in_one_line_and_is_tried_again(copy):
+    """The constraints ask for a pip that does not exist, and there is no index."""
+    (copy / ".ci/constraints.txt").write_text("pip===999\n")
+    environment = {
+        "PYTHON": sys._base_executable,
+        "GPUMEM_VENV": "here",
+        "PIP_NO_INDEX": "1",
+        "PIP_CONFIG_FILE": os.devnull,
+    }
+    for said in ("setting up here (about 5 GB", "setting up here, where it failed before"):
+        status, out, error = set_up(copy, **environment)
+        assert (status, out.startswith(said), out.count("\n")) == (3, True, 1)
+        assert error.startswith("error: pip install failed: conflict: The user requested pip; The ")
+        assert error.endswith(f"(all output: {copy}/here/setup.log)\n")
+        assert error.count("\n") == 1
+    assert not (copy / ".venv").exists()
