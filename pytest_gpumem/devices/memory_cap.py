@@ -95,7 +95,8 @@ class MemoryCaps:
 
             # PYTORCH_ALLOC_CONF may have set a fraction when CUDA was initialised
             get_fraction = self._real.get(GET_FRACTION)
-            fraction = 1.0 if get_fraction is None else get_fraction(device)
+            with _current_device_kept():
+                fraction = 1.0 if get_fraction is None else get_fraction(device)
             total = int(torch.cuda.get_device_properties(device).total_memory)
             self._caps[device] = _Cap(min(1.0, float(fraction)), memory=total, total=total)
         return self._caps[device]
@@ -107,13 +108,20 @@ class MemoryCaps:
         if cap.fraction < 1.0:
             limits.append(int(cap.fraction * cap.memory) + cap.foreign)
         fraction = cap_fraction(min(limits, default=cap.total), cap.total)
-        import torch
-
-        current = torch.cuda.current_device()
-        try:
+        with _current_device_kept():
             self._real[SET_FRACTION](fraction, device)
-        finally:
-            torch.cuda.set_device(current)  # older versions of PyTorch make another one current
+
+
+@contextmanager
+def _current_device_kept() -> Iterator[None]:
+    """Keep the current device: PyTorch 2.6 makes that one current whose fraction is read or set."""
+    import torch
+
+    current = torch.cuda.current_device()
+    try:
+        yield
+    finally:
+        torch.cuda.set_device(current)
 
 
 CAPS: Final = MemoryCaps()

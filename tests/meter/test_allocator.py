@@ -6,7 +6,7 @@ import pytest
 from helpers.virtual_gpu import CARD_80GIB, MIB, child, opened
 
 from pytest_gpumem.allocator_view import VIEW
-from pytest_gpumem.devices.memory_cap import cap_fraction, set_cap
+from pytest_gpumem.devices.memory_cap import CAPS, GET_FRACTION, cap_fraction, set_cap
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.allocator import (
     collect_all,
@@ -299,6 +299,20 @@ def test_a_cap_holds_until_it_is_lifted_and_leaves_the_current_device(device):
     finally:
         set_cap(1, None, device.cap_total(1))
     tensor(100 * MIB, 1)
+
+
+def test_what_torch_makes_current_to_read_a_fraction_is_not_left_so(device, monkeypatch):
+    """torch 2.6 does: a test of two devices began with the second one as the current one."""
+    import torch
+
+    def fraction(index):
+        torch.cuda.set_device(index)
+        return 1.0
+
+    monkeypatch.setitem(CAPS._real, GET_FRACTION, fraction)
+    monkeypatch.setattr(CAPS, "_caps", {})
+    assert CAPS.cap(1).fraction == 1.0
+    assert torch.cuda.current_device() == 0
 
 
 def test_a_torch_that_does_not_say_whether_it_caches_is_not_refused(monkeypatch):
