@@ -86,8 +86,12 @@ def test_what_does_not_divide_by_64(gpu_memory):
         model(torch.zeros(LENGTH, dtype=torch.long, device="cuda")).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    # FSDP's own buffer is padded to the same 786 rows everywhere; Adam's two numbers are not.
-    assert gpu_memory.allocated == pytest.approx(4 * WIDTH * (786 + 2 * own), rel=0.01)
+    numbers = optimizer.state[model.weight]
+    assert numbers["exp_avg"].to_local().shape == (own, WIDTH)
+    # FSDP's own buffer is padded to the same 786 rows everywhere; Adam's two numbers are not. But
+    # with torch 2.9 and older one of them gets the whole block that a padded gradient had.
+    least, most = (4 * WIDTH * (786 + 2 * rows) for rows in (own, 786))
+    assert least <= gpu_memory.allocated < 1.01 * most
 
 
 # Elastic training: on one, two or eight devices a step trains on the same 64 samples. Fewer devices
