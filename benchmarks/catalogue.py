@@ -304,3 +304,121 @@ CATALOGUE = {
     ),
 }
 """by what happened"""
+
+
+# -- twelve others: a model in a file of its own, and the test that trains it --
+
+MODEL = """\
+import torch
+from torch import nn
+
+
+class Mixer(nn.Module):
+    def __init__(self, width, hidden):
+        super().__init__()
+        self.norm = nn.GroupNorm(8, width)
+        self.expand = nn.Conv2d(width, hidden, 1)
+        self.act = nn.ReLU(inplace=True)
+        self.reduce = nn.Conv2d(hidden, width, 1)
+
+    def forward(self, x):
+        h = self.norm(x)
+        h = self.act(self.expand(h))
+        return x + self.reduce(h)
+
+
+class Net(nn.Module):
+    def __init__(self, width=64, depth=4, classes=1000):
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 4, stride=4)
+        self.blocks = nn.ModuleList(Mixer(width, 4 * width) for _ in range(depth))
+        self.head = nn.Linear(width, classes)
+
+    def features(self, images):
+        x = self.stem(images)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def forward(self, images):
+        return self.head(self.features(images).mean((2, 3)))
+
+
+def make_optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+"""
+
+PROGRAM = """\
+import pytest, torch
+from MODULE import Net, make_optimizer
+
+BATCH, SIZE = 32, 128
+
+
+def images(number):
+    for _ in range(number):
+        yield torch.zeros(BATCH, 3, SIZE, SIZE, device="cuda")
+
+
+@torch.no_grad()
+def evaluate(model):
+    scores = []
+    for batch in images(3):
+        scores.append(model.features(batch).mean())
+    return torch.stack(scores).mean()
+
+
+@pytest.mark.gpu_memory
+def test_train():
+    model = Net().cuda()
+    optimizer = make_optimizer(model)
+    for batch in images(2):
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        del loss
+    evaluate(model)
+"""
+
+OTHERS = {
+    "a wider hidden layer, in another file": ("4 * width", "8 * width"),
+    "more blocks": ("depth=4", "depth=6"),
+    "an activation that is not in place": ("nn.ReLU(inplace=True)", "nn.ReLU()"),
+    "another optimizer": (
+        "torch.optim.SGD(model.parameters(), lr=0.1",
+        "torch.optim.Adam(model.parameters(), lr=0.1",
+    ),
+    "a finer stem": ("width, 4, stride=4", "width, 2, stride=2"),
+    "a larger batch": ("BATCH, SIZE = 32, 128", "BATCH, SIZE = 48, 128"),
+    "larger images": ("BATCH, SIZE = 32, 128", "BATCH, SIZE = 32, 160"),
+    "many more classes": ("classes=1000", "classes=200_000"),
+    "a loss that is not let go of": ("        del loss\n", "        model.loss = loss\n"),
+    "a dropout": (
+        "        h = self.act(self.expand(h))\n",
+        "        h = self.act(self.expand(h))\n        h = nn.functional.dropout(h)\n",
+    ),
+    "gradients of an evaluation": ("@torch.no_grad()\n", ""),
+    "features for a loss of each block": (
+        "            x = block(x)\n        return x\n",
+        "            block.seen = x = block(x)\n        return x\n",
+    ),
+}
+"""twelve other edits of one of the two files: a text that stands there once, and its new form"""
+
+BESIDES = (
+    (
+        "class Block(nn.Module):\n",
+        '# One of four.\nclass Block(nn.Module):\n    """A block."""\n\n',
+    ),
+    (".transpose(1, 2).flatten(2)", ".transpose(1, 2).flatten(start_dim=2)"),
+    ("def loss_of(", "def width_of(model):\n    return model.head.in_features\n\n\ndef loss_of("),
+    ("class Net(nn.Module):\n", '# For small images.\nclass Net(nn.Module):\n    """A net."""\n\n'),
+    ("        return x + self.reduce(h)\n", "        return self.reduce(h) + x\n"),
+    (
+        "def make_optimizer(",
+        "def count(model):\n    return len(model.blocks)\n\n\ndef make_optimizer(",
+    ),
+    ("def images(", "# Batches of zeros.\ndef images("),
+)
+"""edits that change no memory, which are made together with each of them"""

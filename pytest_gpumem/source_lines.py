@@ -143,6 +143,7 @@ def forget_changed_files() -> None:
     linecache.checkcache()
     if not known <= set(linecache.cache):
         _functions.cache_clear()
+        _statements.cache_clear()
         _marker_lines.cache_clear()
 
 
@@ -151,6 +152,40 @@ def qualified(filename: str, line: int) -> str:
     functions = _functions(filename)
     around = [(first, last, name) for first, last, name in functions if first <= line <= last]
     return max(around, default=(0, 0, ""))[2]  # the innermost begins last
+
+
+def statement_lines(filename: str, line: int) -> range:
+    """Return the lines of the innermost statement at a line, of a block those before its body."""
+    for first, last in _statements(filename):
+        if first <= line <= last:
+            return range(first, last + 1)
+    return range(line, line + 1)
+
+
+def docstring_lines(filename: str) -> frozenset[int]:
+    """Return the lines of a file's texts that stand alone: docstrings, and the like."""
+    tree = _parsed(filename)
+    return frozenset(
+        line
+        for node in (ast.walk(tree) if tree else ())
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _statements(filename: str) -> tuple[tuple[int, int], ...]:
+    """Return first and last line of each statement in a file, the shortest first."""
+    tree = _parsed(filename)
+    spans = []
+    for node in ast.walk(tree) if tree else ():
+        if isinstance(node, ast.stmt):
+            last = node.end_lineno or node.lineno
+            body = getattr(node, "body", None)
+            if isinstance(body, list) and body:
+                last = max(node.lineno, body[0].lineno - 1)
+            spans.append((node.lineno, last))
+    return tuple(sorted(spans, key=lambda span: span[1] - span[0]))
 
 
 def marker_line(filename: str, first: int, marker: str) -> int:

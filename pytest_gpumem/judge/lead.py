@@ -103,7 +103,8 @@ def _changed_arguments(old: str, new: str) -> tuple[str, str]:
     room = shortest - first
     last = next((i for i in range(room) if words[0][-1 - i] != words[1][-1 - i]), room)
     # Both ends move outwards to the end of an argument; what they pass is the same on both sides.
-    while first and words[0][first - 1] not in _ENDS:
+    starts = {side[first] for side in words if first < len(side) - last}
+    while first and not starts & _ENDS and words[0][first - 1] not in _ENDS:
         first -= 1
     while last and words[0][-last] not in _ENDS:
         last -= 1

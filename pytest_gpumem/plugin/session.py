@@ -21,6 +21,7 @@ from pytest_gpumem.nodeids import module_of, split_nodeid
 from pytest_gpumem.sizes import MIB, format_size
 from pytest_gpumem.testrun import batch_sizes, leaks
 from pytest_gpumem.testrun.advice import advice
+from pytest_gpumem.testrun.edits import EditFinder
 from pytest_gpumem.testrun.explain import Explainer, ExplainPolicy
 from pytest_gpumem.testrun.keepers import KeeperFinder
 from pytest_gpumem.testrun.rerun import Runner, shown_error
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.devices.select import Choice
+    from pytest_gpumem.judge.verdict import Edit
     from pytest_gpumem.measurement import DeviceInfo, Measurement
     from pytest_gpumem.plugin.settings import Settings
     from pytest_gpumem.relations import Relation
@@ -108,6 +110,7 @@ class MemorySession:
             ),
         )
         self.keepers = KeeperFinder(self.runner)
+        self.edits = EditFinder(self.runner.root)
         strict = settings.provenance == "fail"
         self.store = BaselineStore(settings.baseline_dir, follow_provenance=strict)
         self._nearest_stores = [BaselineStore(folder) for folder in settings.nearest_dirs]
@@ -276,6 +279,8 @@ class MemorySession:
             for part, (spec, measurement) in measured.items()
         ]
 
+        edits: dict[str, tuple[Edit, ...]] = {}
+
         def judged(explanations: Explanations) -> list[Result]:
             return [
                 self._judged(
@@ -285,6 +290,7 @@ class MemorySession:
                     spec,
                     explanations.attached(part, measurement),
                     relations=relations.get(part, ()),
+                    edits=edits.get(part, ()),
                 )
                 for part, spec, measurement in cases
             ]
@@ -297,6 +303,8 @@ class MemorySession:
             results = judged(explanations)
         if self.keepers.add_keepers(item, run.spec, results, explanations):
             results = judged(explanations)
+        edits.update(self._edits(results, explanations))
+        results = judged(explanations) if edits else results
         results = with_others(results)
         results += [
             self._judged(item, run, name, spec, item.measured(name, measurement))
@@ -372,6 +380,25 @@ class MemorySession:
             return []
         return [leaked if result is whole else result for result in results]
 
+    def _edits(
+        self, results: Sequence[Result], explanations: Explanations
+    ) -> dict[str, tuple[Edit, ...]]:
+        """Return the edits that bear on each part's growth, of parts that have any."""
+        edits = {
+            result.part: self.edits.edits(
+                result, explanations.scenes.get(result.part, ()), self._baseline_file(result)
+            )
+            for result in results
+        }
+        return {part: found for part, found in edits.items() if found}
+
+    def _baseline_file(self, result: Result) -> Path:
+        """Return the file of a result's baseline: of the first store that has one."""
+        place = result.device_key, *split_nodeid(result.nodeid)
+        stores = [self.store, *self._nearest_stores]
+        paths = [store.path(*place[:2]) for store in stores]
+        return next((path for path in paths if path.is_file()), paths[0])
+
     def _judged(  # noqa: PLR0913 - a test or part, and all that it is judged by
         self,
         item: MarkedItem,
@@ -381,6 +408,7 @@ class MemorySession:
         measurement: Measurement,
         *,
         relations: Sequence[tuple[Relation, int]] = (),
+        edits: tuple[Edit, ...] = (),
     ) -> Result:
         key = self.settings.against or measurement.device.key
         lookup = Lookup()
@@ -396,7 +424,7 @@ class MemorySession:
                 if entry is None:
                     lookup = Lookup(other_devices=tuple(self.store.other_devices(*place)))
                 else:
-                    lookup = Lookup(entry)
+                    lookup = Lookup(entry, edits=edits)
         policy, world, rank = self.settings.policy, spec.world_size, spec.rank
         declared = spec
         if self._rank is not None and world is None:  # the baseline is the fullest rank's

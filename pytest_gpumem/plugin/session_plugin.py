@@ -81,6 +81,8 @@ class GpuMemPlugin:
         self.results = SessionResults()
         self._items = items
         self._published: list[Published] = []
+        self._cards: tuple[str, ...] = ()
+        """the cards that the session's marked tests name; none where one of them names none"""
         self._selection = ""
         """the outcome of --gpumem-select-fits, in words"""
         self._updates: UpdateSummary | None = None
@@ -132,7 +134,7 @@ class GpuMemPlugin:
     def _device_header(self) -> str:
         from pytest_gpumem.plugin.terminal_summary import device_header
 
-        return device_header(choice_of(self.config), self.settings)
+        return device_header(choice_of(self.config), self.settings, self._cards)
 
     def pytest_report_header(self) -> list[str]:
         """Show the device of marked tests, where workers collect them."""
@@ -141,6 +143,9 @@ class GpuMemPlugin:
 
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
         """Show it where marked tests were collected."""
+        cards = cards_of(filter(is_marked, items))
+        self._cards = () if None in cards else tuple(sorted(filter(None, cards)))
+        self.__dict__.pop("_device_header", None)  # a worker's head was made before
         quiet = self.config.get_verbosity() < 0 or self.config.getoption("no_header", default=False)
         # torch was imported, and the device chosen for it, if unmarked tests see a GPU.
         uses_device = any(map(is_marked, items)) or (

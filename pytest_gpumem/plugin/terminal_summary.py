@@ -6,8 +6,9 @@ import shutil
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.judge.verdict import Kind
-from pytest_gpumem.measurement import device_key
+from pytest_gpumem.measurement import DeviceInfo, device_key
 from pytest_gpumem.plugin.suites.hidden_skips import hidden_skip_lines
 from pytest_gpumem.report.card_matrix import cards_matrix
 from pytest_gpumem.report.causes import cause_lines
@@ -32,19 +33,37 @@ LEAST_WIDTH: Final = 80
 """columns that a failure's text is laid out for at least"""
 
 
-def device_header(choice: Choice, settings: Settings) -> str:
+def device_header(choice: Choice, settings: Settings, cards: Sequence[str] = ()) -> str:
     """Return the lines for the head of the session.
 
     Args:
         choice: the session's device.
         settings: the session's options.
+        cards: those that the tests name, where each of them names one.
     """
     device = choice.device
     if device is None:
         fails = settings.absent_device_fails
         return session_text.header(None, reason=choice.reason, fails=fails)
     expected = device.expected()
-    lines = [session_text.header(expected) if expected else f"gpumem: {device.kind} device"]
+    # Code without a marker sees the default card.
+    only_marked = not (settings.shown_always or settings.all)
+    named = [CARDS[name] for name in cards if name in CARDS and only_marked]
+    if expected and expected.kind == "virtual" and named:
+        expected = DeviceInfo(
+            "virtual",
+            named[0].name,
+            named[0].total_memory,
+            named[0].capability,
+            named[0].sm_count,
+            named[0].context,
+        )
+    others = [card.name for card in named[1:]] if expected and expected.kind == "virtual" else []
+    lines = [
+        session_text.header(expected, others=others)
+        if expected
+        else f"gpumem: {device.kind} device"
+    ]
     if settings.all:
         lines.append("gpumem: every test that takes memory of it is measured (gpumem_all)")
     elif settings.shown_always and device.kind == "virtual":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 STEP = """
 @pytest.mark.gpu_memory(card=["T4", "l4", "A100-80GB"])
 @pytest.mark.parametrize("gib", [8, 18])
@@ -127,3 +129,25 @@ def test_workers_split_them(suite):
     session = suite.run_warm("-n2", "--gpumem-cards=T4,L4", source=RANKS.format(ranks="[0, 1]"))
     assert session.outcomes == {"passed": 4}
     assert "GiB left on each card" in session.out
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "head"),
+    [
+        ("card='T4'", "card='T4'", "gpumem: virtual GPU T4 (14.57 GiB, capability 7.5, 40 SMs)\n"),
+        ("card='T4'", "card='L4'", "capability 8.9, 58 SMs); other tests name T4\n"),
+        ("card='T4'", "", "gpumem: virtual GPU H100 ("),
+        ("card='nonsense'", "", "gpumem: virtual GPU H100 ("),
+    ],
+)
+def test_the_head_names_the_card_that_the_tests_name(suite, first, second, head):
+    source = f"""
+        @pytest.mark.gpu_memory({first})
+        def test_a():
+            mib(1)
+
+        @pytest.mark.gpu_memory({second})
+        def test_b():
+            mib(1)
+    """
+    assert head in suite.run("--collect-only", source=source).out

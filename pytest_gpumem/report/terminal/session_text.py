@@ -39,7 +39,12 @@ LONG = 120
 
 
 def header(
-    device: DeviceInfo | None, *, driver: str = "", reason: str = "", fails: bool = False
+    device: DeviceInfo | None,
+    *,
+    driver: str = "",
+    reason: str = "",
+    fails: bool = False,
+    others: Sequence[str] = (),
 ) -> str:
     """Return the lines for the head of the session.
 
@@ -48,6 +53,7 @@ def header(
         driver: the NVIDIA driver's version, of a real GPU.
         reason: why marked tests have no device.
         fails: whether they fail then, as in CI.
+        others: of the virtual GPU, the other cards that tests name.
     """
     if device is None:
         outcome = "fail, as CI is set" if fails else "are skipped"
@@ -57,7 +63,8 @@ def header(
     description = f"{printable(device.name)} ({figures}, {device.sm_count} SMs)"
     if device.kind == "virtual":
         predicted = "gpumem: memory is predicted, kernels do not run"
-        return f"gpumem: virtual GPU {description}\n{predicted}"
+        besides = f"; other tests name {', '.join(others)}" if others else ""
+        return f"gpumem: virtual GPU {description}{besides}\n{predicted}"
     return f"gpumem: {description}" + (f", driver {printable(driver)}" if driver else "")
 
 

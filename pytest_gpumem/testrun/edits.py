@@ -1,0 +1,169 @@
+"""The lines that changed since a baseline's commit and bear on a growth, the closest first.
+
+A line that allocates what grew, or that keeps it, comes first; then one that makes a module whose
+memory grew, one through which the line that grew is called, and one in a function on that way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pytest_gpumem.attribution.attributor import origin_of
+from pytest_gpumem.baselines.source_changes import changed_lines
+from pytest_gpumem.judge.causes import line_growths
+from pytest_gpumem.judge.verdict import Kind
+from pytest_gpumem.source_lines import (
+    docstring_lines,
+    is_users,
+    qualified,
+    shown_path,
+    statement_lines,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from pytest_gpumem.attribution.hints import Scene
+    from pytest_gpumem.judge.result import Result
+    from pytest_gpumem.judge.verdict import Cause, Edit
+    from pytest_gpumem.measurement import Breakdown
+
+MOST_BLOCKS: Final = 500
+"""blocks whose stacks are looked at, the largest first"""
+_NAME: Final = re.compile(r"[A-Za-z_]\w*")
+_COMMON: Final = frozenset({"self", "torch", "list", "dict", "tuple", "set", "for", "in", "of"})
+"""names that a line has whatever it does"""
+_MADE: Final = {"parameters", "buffers", "gradients", "optimizer state"}
+"""categories whose memory comes of the modules that were made"""
+
+Place = tuple[str, int]
+"""file and line"""
+
+
+class _Growth(NamedTuple):
+    """What is known of where memory grew."""
+
+    lines: Mapping[Place, int]
+    """lines that allocate more, with bytes"""
+    keepers: frozenset[str]
+    """words of what keeps the memory"""
+    modules: Mapping[str, int]
+    """names of modules on the paths of those with the memory, with bytes"""
+    calls: Mapping[Place, int]
+    """lines through which the memory was asked for, with bytes"""
+    functions: frozenset[tuple[str, str]]
+    """files and qualified names of the functions on that way"""
+
+
+class EditFinder:
+    """Finds the edits that bear on the failures of one session."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._changed: dict[Path, list[Edit]] = {}
+
+    def edits(self, result: Result, scenes: tuple[Scene, ...], baseline: Path) -> tuple[Edit, ...]:
+        """Return the edits that bear on a growth, the closest first; none where none is known.
+
+        Args:
+            result: of the test or part.
+            scenes: of its peaks, one a device.
+            baseline: the file of its baseline.
+        """
+        verdict, row = result.verdict, result.leading_comparison
+        led = verdict.lead is not None and verdict.lead.kind == "edit"
+        if verdict.kind is not Kind.REGRESSED or verdict.held_to or led or row is None:
+            return ()
+        if len(scenes) <= row.device or len(result.breakdowns_before) <= row.device:
+            return ()
+        if baseline not in self._changed:
+            self._changed[baseline] = changed_lines(self._root, baseline)
+        changed = self._changed[baseline]
+        if not changed:
+            return ()
+        growth = _growth(result, scenes[row.device], row.device, self._root)
+        ranked = [(self._rank(edit, growth), edit) for edit in changed]
+        close = [(rank, edit) for rank, edit in ranked if rank is not None]
+        close.sort(key=lambda pair: (*pair[0], pair[1].path, pair[1].line))
+        return tuple(replace(edit, grows=rank[0] == 0) for rank, edit in close)
+
+    def _rank(self, edit: Edit, growth: _Growth) -> tuple[int, int] | None:
+        """Return how close an edit is to a growth, the closest the least; None: it is not."""
+        file = str(self._root / edit.path)
+        code = edit.new or edit.old
+        if edit.new and edit.line in docstring_lines(file):
+            return None
+        own = statement_lines(file, edit.line) if edit.new else range(edit.line, edit.line)
+        places = [(edit.path, line) for line in own]
+        names = frozenset(_NAME.findall(code)) - _COMMON
+        made = re.findall(r"(?:\bself\.|^)(\w+)\b", code)
+        function = edit.path, qualified(file, edit.line)
+        head = code.startswith(("import ", "from ", "def ", "class "))
+        of_file = edit.path in {path for path, _ in (*growth.calls, *growth.lines)}
+        closeness = (
+            (0, sum(growth.lines.get(place, 0) for place in places)),
+            (0, len(names & growth.keepers)),
+            (1, max((growth.modules.get(name, 0) for name in made), default=0)),
+            (2, max((growth.calls.get(place, 0) for place in places), default=0)),
+            (3, bool(function[1]) and function in growth.functions),
+            (4, of_file and not head),
+            (5, of_file),
+        )
+        return next(((rank, -int(amount)) for rank, amount in closeness if amount), None)
+
+
+def _growth(result: Result, scene: Scene, device: int, root: Path) -> _Growth:
+    """Return what is known of where memory grew: its lines, and the stacks of their blocks."""
+    assert result.measurement is not None  # noqa: S101 - for the type checker
+    causes = result.verdict.causes
+    lines = _grown_lines(
+        causes,
+        result.measurement.attributions[device].breakdown,
+        result.breakdowns_before[device],
+    )
+    calls: Counter[Place] = Counter()
+    modules: Counter[str] = Counter()
+    functions: set[tuple[str, str]] = set()
+    categories = {cause.category for cause in causes}
+    for block in sorted(scene.blocks, key=lambda block: -block.size)[:MOST_BLOCKS]:
+        origin = origin_of(scene.device, block)
+        path = shown_path(origin.filename, root) if origin.filename else ""
+        if (path, origin.line) not in lines:
+            continue
+        if origin.category in categories & _MADE or origin.category not in _MADE:
+            names = [origin.module, *(tag.name for tag in block.tags)]
+            for name in set(".".join(names).split(".")):
+                modules[name] += block.size
+        for frame in block.frames:
+            if is_users(frame["filename"]):
+                place = shown_path(frame["filename"], root), frame["line"]
+                calls[place] += block.size
+                function = qualified(frame["filename"], frame["line"])
+                functions.add((place[0], function))
+        functions.add((path, qualified(origin.filename, origin.line)))
+    keepers = [keeper.text for cause in causes[:1] for keeper in cause.keepers]
+    return _Growth(lines, _words(keepers), modules, calls, frozenset(functions))
+
+
+def _grown_lines(
+    causes: Iterable[Cause], current: Breakdown, baseline: Breakdown
+) -> Counter[Place]:
+    """Return the lines that allocate more than in the baseline, with bytes."""
+    lines: Counter[Place] = Counter()
+    for cause in causes:
+        if cause.site is not None and cause.site.path:
+            lines[cause.site.path, cause.site.line] += cause.nbytes
+    # Lines of a forward may have grown for which a backward pass allocates.
+    for growth in line_growths(current.lines, baseline.lines):
+        if growth.nbytes > 0:
+            lines[growth.peak.path, growth.peak.line] += growth.nbytes
+    return lines
+
+
+def _words(texts: Iterable[str]) -> frozenset[str]:
+    """Return the names in texts on keepers."""
+    return frozenset(name for text in texts for name in _NAME.findall(text)) - _COMMON
