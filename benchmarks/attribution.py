@@ -33,15 +33,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
     from pytest_gpumem.devices.cards import find_card
+    from pytest_gpumem.devices.cuda import CudaDevice
     from pytest_gpumem.devices.virtual.device import VirtualDevice
-    from pytest_gpumem.meter.block import _device
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.explain import explain
     from pytest_gpumem.testrun.run import Run
 
-    if options.virtual:
-        VirtualDevice.load(find_card("H100"))
-    device = _device()
+    device = VirtualDevice.load(find_card("H100")) if options.virtual else CudaDevice()
     import steps
     import torch
 

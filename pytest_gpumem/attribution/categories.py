@@ -52,9 +52,8 @@ class Blocks:
         segments = [segment for segment in recording.initial_segments if segment["device"] == index]
         self._initially_reserved: int = sum(segment["total_size"] for segment in segments)
         events = recording.events[index] if index < len(recording.events) else []
-        tags = [tag for tag in recording.tags if tag.device == index]
         replay = Replay(segments, recording.settings)
-        self.history: History = replay.run(events, tags)
+        self.history: History = replay.run(events, recording.tags(index))
         plugs = {address for device, address in recording.plugs if device == index}
         self.blocks: list[Block] = [
             block

@@ -1,7 +1,8 @@
 """Observing a run by PyTorch's global hooks: tensors, calls of modules, backward passes, steps.
 
 Tensors of modules and optimizers are noted with their addresses, calls and passes with their times.
-Nothing holds a tensor.
+Nothing holds a tensor. The hooks run at each call of a module of every test on the virtual GPU, so
+they note as little as they can: what it means is found out where a test is explained.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ import functools
 import inspect
 import sys
 import weakref
+from contextlib import suppress
+from time import time_ns
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pytest_gpumem.attribution.optimizer_watch import steps_around
 from pytest_gpumem.attribution.plain_tensors import place_of, plain_tensors
-from pytest_gpumem.attribution.recording import Call, Pass, Tag, beginning, now
+from pytest_gpumem.attribution.recording import Call, Pass, Sweep, beginning, now
 from pytest_gpumem.source_lines import users_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from contextlib import ExitStack
     from types import CodeType
 
@@ -52,10 +55,15 @@ class Observer:
         """the optimizer's step under way; an error may have ended it without any hook's call"""
         self._wrapper: CodeType | None = None
         """PyTorch's function around every step of an optimizer"""
-        self._names: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
+        self._names: dict[int, tuple[weakref.ref[Module], str]] = {}
+        """of each module that was seen, by its id: its path"""
+        self._trees: weakref.WeakKeyDictionary[Module, _Tree] = weakref.WeakKeyDictionary()
+        """of each module that was called outside of others"""
         self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._initial_parameters: set[int] = set()
         """ids of the parameters that the call of the outermost module began with"""
+        self._states: dict[int, tuple[int, list[tuple[int, int]]]] = {}
+        """of each optimizer, by its id: how many states it has, and where some lie"""
         self._applying = 0
         self._compiling: Callable[[], bool] = torch.compiler.is_compiling
         """whether torch.compile traces these hooks, rather than Python running them"""
@@ -63,6 +71,8 @@ class Observer:
         self._graphs: Callable[[], bool] = torch.is_grad_enabled
         self._norms: tuple[type[Module], ...] = (torch.nn.modules.batchnorm._BatchNorm,)
         """classes that normalize over a whole batch"""
+        self._plain = {torch.Tensor, torch.nn.Parameter}
+        """classes that wrap no other tensors"""
 
     def install(self, stack: ExitStack) -> None:
         """Install the hooks, with their removal on a stack."""
@@ -89,6 +99,7 @@ class Observer:
             modules.register_module_forward_pre_hook(self.enter_module),
             modules.register_module_parameter_registration_hook(self.register_parameter),
             modules.register_module_buffer_registration_hook(self.register_buffer),
+            modules.register_module_module_registration_hook(self.register_module),
             register_optimizer_step_pre_hook(self.begin_step),
             register_optimizer_step_post_hook(self.end_step),
         ]
@@ -108,10 +119,13 @@ class Observer:
         for owner in (torch.optim.Optimizer, nn.Module):
             put(owner, "zero_grad", self.around_zero_grad(owner.zero_grad))
 
-    def _pass_moment(self) -> None:
-        self._recording.moments.append(now())
+    def _pass_moment(self) -> int:
+        """Note a moment, and return its time in nanoseconds since 1970."""
+        time = time_ns()
+        self._recording.moments.append(time / 1000)
         if self._at_moment is not None:
             self._at_moment(self._recording)
+        return time
 
     # -- modules --
 
@@ -119,14 +133,18 @@ class Observer:
         """Begin a call."""
         if self._compiling():
             return
-        self._pass_moment()
+        time = self._pass_moment()
+        recording = self._recording
         if not self._active:
             self._end_failed_step()
             self._see_all(module)
-        self._recording.autocast |= self._autocasts("cuda")
-        self._recording.batch_norm |= module.training and isinstance(module, self._norms)
-        call = Call(self._name(module), beginning(), grad=self._graphs())
-        self._recording.calls.append(call)
+        if not recording.autocast:
+            recording.autocast = self._autocasts("cuda")
+        if not recording.batch_norm:
+            recording.batch_norm = isinstance(module, self._norms) and module.training
+        # Whole microseconds, as of beginning().
+        call = Call(self._name(module), time // 1000, self._graphs())
+        recording.calls.append(call)
         self._active.append((id(module), call))
 
     def leave_module(self, module: Module, args: object, *results: object) -> None:
@@ -139,32 +157,43 @@ class Observer:
         """
         if self._compiling():  # first of all: reading the clock would break the graph
             return
-        end = now()
-        self._pass_moment()
-        entry = next((entry for entry in reversed(self._active) if entry[0] == id(module)), None)
-        if entry is None:
+        end = self._pass_moment() / 1000
+        active = self._active
+        at = len(active) - 1
+        while at >= 0 and active[at][0] != id(module):
+            at -= 1
+        if at < 0:
             return
         for key, parameter in module._parameters.items():
             if parameter is not None and id(parameter) not in self._initial_parameters:
                 self._see_parameter(parameter, f"{self._name(module)}.{key}")  # FSDP unsharded it
-        entry[1].end = end
-        self._active.remove(entry)
-        if not self._active:
-            for tensor in nested_tensors((args, *results[:-1]), DEEPEST):
-                if tensor.grad_fn is None:
-                    self._tag(tensor, "batch data")
-            for tensor in nested_tensors(results[-1], DEEPEST):
-                self._tag(tensor, "activations")  # the tag tells an output from inner activations
+        active.pop(at)[1].end = end
+        if not active:
+            batch = [
+                tensor
+                for tensor in nested_tensors((args, *results[:-1]), DEEPEST)
+                if tensor.grad_fn is None
+            ]
+            self._sweep("batch data", ((tensor, "") for tensor in batch))
+            # The tag tells an output from inner activations.
+            outputs = nested_tensors(results[-1], DEEPEST)
+            self._sweep("activations", ((tensor, "") for tensor in outputs))
 
     def register_parameter(self, module: Module, key: str, parameter: Tensor | None) -> None:
         """Note a parameter that a module is given."""
         if parameter is not None and not self._compiling():
+            self._trees.clear()
             self._see_parameter(parameter, f"{self._name(module)}.{key}")
 
     def register_buffer(self, module: Module, key: str, buffer: Tensor | None) -> None:
         """Note a buffer that a module is given."""
         if buffer is not None and not self._compiling():
-            self._tag(buffer, "buffers", f"{self._name(module)}.{key}")
+            self._sweep("buffers", [(buffer, f"{self._name(module)}.{key}")])
+
+    def register_module(self, *_: object) -> None:
+        """Forget how modules lie in each other: one is given another one."""
+        if not self._compiling():
+            self._trees.clear()
 
     def around_apply(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``Module._apply``: a module that was moved or converted is looked at again."""
@@ -182,30 +211,34 @@ class Observer:
         return _apply
 
     def _name(self, module: Module) -> str:
-        return self._names.get(module) or type(module).__name__
+        entry = self._names.get(id(module))
+        # Python gives a new object the id of a freed one.
+        return entry[1] if entry and entry[0]() is module else type(module).__name__
 
     def _see_all(self, root: Module) -> None:
         """Note the tensors and the paths of a module and of all modules in it."""
-        top = type(root).__name__
-        self._initial_parameters.clear()
-        for path, module in root.named_modules():
-            name = f"{top}.{path}" if path else top
-            self._names[module] = name
-            for key, parameter in module._parameters.items():
-                if parameter is not None:
-                    self._initial_parameters.add(id(parameter))
-                    self._see_parameter(parameter, f"{name}.{key}")
-            for key, buffer in module._buffers.items():
-                if buffer is not None:
-                    self._tag(buffer, "buffers", f"{name}.{key}")
+        tree = self._trees.get(root)
+        if tree is None:
+            tree = self._trees[root] = _Tree(root)
+        self._names.update(tree.names)
+        parameters, buffers = tree.tensors()
+        self._initial_parameters = {id(parameter) for parameter, _ in parameters}
+        self._see_parameters(parameters)
+        self._sweep("buffers", buffers)
 
     def _see_parameter(self, parameter: Tensor, name: str) -> None:
-        entry = self._parameters.get(id(parameter))
-        if entry is None or entry[1] != name or entry[0]() is not parameter:
-            self._parameters[id(parameter)] = (weakref.ref(parameter), name)
-        self._tag(parameter, "parameters", name)
-        if parameter.is_cuda:
-            self._recording.dtypes.add(str(parameter.dtype).removeprefix("torch."))
+        self._see_parameters([(parameter, name)])
+
+    def _see_parameters(self, parameters: Iterable[tuple[Tensor, str]]) -> None:
+        """Note parameters with their names."""
+        parameters = list(parameters)
+        for parameter, name in parameters:
+            entry = self._parameters.get(id(parameter))
+            if entry is None or entry[1] != name or entry[0]() is not parameter:
+                self._parameters[id(parameter)] = (weakref.ref(parameter), name)
+                if parameter.is_cuda:
+                    self._recording.dtypes.add(str(parameter.dtype).removeprefix("torch."))
+        self._sweep("parameters", parameters)
 
     def _parameter_name(self, parameter: Tensor) -> str:
         entry = self._parameters.get(id(parameter))
@@ -270,9 +303,12 @@ class Observer:
         self._wrapper = sys._getframe(1).f_code
         self._end_failed_step()
         self._pass_moment()
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                self._see_parameter(parameter, self._parameter_name(parameter))
+        self._see_parameters(
+            (parameter, self._parameter_name(parameter))
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if id(parameter) not in self._initial_parameters  # else the forward has seen it
+        )
         self._see_gradients()
         # Else a step within a step: of a class that calls its base's, or of an optimizer that
         # steps another one.
@@ -285,15 +321,27 @@ class Observer:
         """End an optimizer's step, and note its state."""
         if self._compiling():
             return
-        end = now()
-        self._pass_moment()
+        end = self._pass_moment() / 1000
         if self._step is not None and steps_around(sys._getframe(1).f_back, self._wrapper) == 0:
             self._step.end = end
             self._step = None
-        for parameter, state in optimizer.state.items():
-            name = self._parameter_name(parameter)
-            for tensor in nested_tensors(state, DEEPEST):
-                self._tag(tensor, "optimizer state", name)
+        states = list(optimizer.state.items())
+        # Most optimizers write in their tensors; the state of one that makes new ones moves.
+        samples = [states[at][1] for at in (0, len(states) // 2, -1)] if states else []
+        places = [
+            place_of(tensor) for state in samples for tensor in nested_tensors(state, DEEPEST)
+        ]
+        if self._states.get(id(optimizer)) == (len(states), places):
+            return
+        self._states[id(optimizer)] = len(states), places
+        self._sweep(
+            "optimizer state",
+            (
+                (tensor, self._parameter_name(parameter))
+                for parameter, state in states
+                for tensor in nested_tensors(state, DEEPEST)
+            ),
+        )
 
     def _begin(self, name: Literal["backward", "optimizer"]) -> Pass:
         begun = Pass(name, beginning(), users_line(sys._getframe(2)))
@@ -307,28 +355,80 @@ class Observer:
             self._step = None
 
     def _see_gradients(self) -> None:
-        for reference, name in list(self._parameters.values()):
+        gradients = []
+        for reference, name in self._parameters.values():
             parameter = reference()
             if parameter is not None and parameter.grad is not None:
-                self._tag(parameter.grad, "gradients", name)
+                gradients.append((parameter.grad, name))
+        self._sweep("gradients", gradients)
 
-    def _tag(self, tensor: Tensor, category: Category, name: str = "") -> None:
-        for part in plain_tensors(tensor):
-            device, address = place_of(part)
-            if address and part.is_cuda:
-                self._recording.tags.append(Tag(now(), device, address, category, name))
+    def _sweep(self, category: Category, tensors: Iterable[tuple[Tensor, str]]) -> None:
+        """Note the addresses of tensors, each with its name."""
+        time = time_ns()
+        names, devices, addresses = [], [], []
+        for tensor, name in tensors:
+            if type(tensor) in self._plain:
+                with suppress(RuntimeError):  # some tensors have no storage
+                    addresses.append(tensor.data_ptr())
+                    names.append(name)
+                    devices.append(tensor.get_device())
+                continue
+            for part in plain_tensors(tensor):
+                device, address = place_of(part)
+                names.append(name)
+                devices.append(device)
+                addresses.append(address)
+        if names:
+            self._recording.sweeps.append(Sweep(time, category, names, devices, addresses))
+
+
+class _Tree:
+    """A module with all modules in it: their paths, and where their tensors are. It holds none."""
+
+    def __init__(self, root: Module) -> None:
+        top = type(root).__name__
+        self.names: dict[int, tuple[weakref.ref[Module], str]] = {}
+        for path, module in root.named_modules():
+            self.names[id(module)] = weakref.ref(module), f"{top}.{path}" if path else top
+        self._keys = [
+            (
+                reference,
+                [(key, f"{name}.{key}") for key in module._parameters],
+                [(key, f"{name}.{key}") for key in module._buffers],
+            )
+            for reference, name in self.names.values()
+            if (module := reference()) is not None and (module._parameters or module._buffers)
+        ]
+
+    def tensors(self) -> tuple[list[tuple[Tensor, str]], list[tuple[Tensor, str]]]:
+        """Return the parameters and the buffers that the modules have now, with their paths."""
+        parameters: list[tuple[Tensor, str]] = []
+        buffers = []
+        for reference, parameter_keys, buffer_keys in self._keys:
+            module = reference()
+            if module is None:
+                continue
+            for key, name in parameter_keys:
+                parameter = module._parameters.get(key)
+                if parameter is not None:
+                    parameters.append((parameter, name))
+            for key, name in buffer_keys:
+                buffer = module._buffers.get(key)
+                if buffer is not None:
+                    buffers.append((buffer, name))
+        return parameters, buffers
 
 
 def nested_tensors(value: object, depth: int) -> list[Tensor]:
     """Return the tensors in lists and dicts, so many levels deep."""
-    import torch
+    from torch import Tensor
 
     tensors: list[Tensor] = []
     level = [value]
     for _ in range(depth + 1):
         below: list[object] = []
         for element in level:
-            if isinstance(element, torch.Tensor):
+            if isinstance(element, Tensor):
                 tensors.append(element)
             elif isinstance(element, dict):
                 below.extend(element.values())

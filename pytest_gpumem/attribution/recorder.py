@@ -37,7 +37,7 @@ class Recorder:
         """
         import torch
 
-        self._recording = Recording(plugs=list(plugs))
+        self._recording = Recording(beginning(), plugs=list(plugs))
         VIEW.begin_history(frames=True)
         self._stack.callback(partial(VIEW.end_history, frames=True))
         self._recording.initial_segments = VIEW.snapshot()["segments"]

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from pytest_gpumem.measurement import Category
     from pytest_gpumem.source_lines import Line
 
@@ -23,15 +25,26 @@ class Tag(NamedTuple):
     """the tensor's path from the outermost module: "GPT2.h.0.mlp.weight"; "" unknown"""
 
 
-@dataclass
+class Sweep(NamedTuple):
+    """Tensors of one category that were seen at one time, not yet as tags: these take longer."""
+
+    time_ns: int
+    category: Category
+    names: Sequence[str]
+    """of each tensor, as :class:`Tag` has them"""
+    devices: Sequence[int]
+    addresses: Sequence[int]
+
+
+@dataclass(slots=True)
 class Call:
     """A call of a module."""
 
     path: str
     start: float
-    end: float = float("inf")
     grad: bool = True
     """whether autograd recorded it"""
+    end: float = float("inf")
 
 
 @dataclass
@@ -59,13 +72,14 @@ class Span(NamedTuple):
 class Recording:
     """A whole recording."""
 
+    began: float = 0
     initial_segments: list[dict[str, Any]] = field(default_factory=list)
     """the segments and their blocks when it began, as ``_snapshot`` has them"""
     events: list[list[dict[str, Any]]] = field(default_factory=list)
     """the history of each device, as ``_snapshot`` has it"""
     settings: dict[str, Any] = field(default_factory=dict)
     """the allocator's"""
-    tags: list[Tag] = field(default_factory=list)
+    sweeps: list[Sweep] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
     ours: list[Span] = field(default_factory=list)
@@ -92,6 +106,14 @@ class Recording:
     """the first device's"""
     snapshot: dict[str, Any] = field(default_factory=dict)
     """the result of ``torch.cuda.memory._snapshot`` at the end"""
+
+    def tags(self, device: int) -> Iterator[Tag]:
+        """Yield the tensors that were seen on a device, in the order in which they were."""
+        for sweep in self.sweeps:
+            seen = zip(sweep.names, sweep.devices, sweep.addresses, strict=True)
+            for name, index, address in seen:
+                if index == device and address:
+                    yield Tag(sweep.time_ns / 1000, device, address, sweep.category, name)
 
 
 def now() -> float:

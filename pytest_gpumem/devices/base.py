@@ -16,8 +16,24 @@ if TYPE_CHECKING:
 Values = Literal["auto", "full", "off"]
 """values that a virtual GPU computes: within a test's budget, all, none"""
 
-RangeEnd = Literal["usual", "least", "most"]
-"""the size that is taken of a workspace if its library tells none"""
+WorkspaceUse = Literal["passing", "kept", "held", "end", "in use", "planned"]
+"""how long PyTorch keeps a workspace that it asked for: until the call has ended; as long as the
+block that was allocated last before it; until an operation's descriptors are destroyed ("end"); or
+a library was given it for one call, of a plan or without"""
+
+
+class Workspace(NamedTuple):
+    """A workspace whose size lies in a range, in bytes."""
+
+    time: float
+    """microseconds since 1970: of the question for its size, or of the call that it was for"""
+    use: WorkspaceUse
+    address: int
+    """of one that is in use; 0: PyTorch allocated none"""
+    least: int
+    usual: int
+    """the size that was answered; a number of elements, where a library is asked for that"""
+    most: int
 
 
 class UncertainSizes(NamedTuple):
@@ -112,11 +128,11 @@ class Device(Protocol):
     def assume_masks(self, share: float) -> None:
         """Take this share of each unknown mask to be true, until the device is closed."""
 
-    def take_sizes(self, end: RangeEnd) -> None:
-        """Take this end of the range of each workspace of unknown size, from now on."""
-
     def uncertain_sizes(self) -> UncertainSizes:
         """Return which workspaces since ``open`` may have had another size."""
+
+    def workspaces(self) -> list[Workspace] | None:
+        """Return these workspaces, in the order of their times; None: they are too many."""
 
     def watch(self, devices: range) -> UseWatch:
         """Return a watch on the memory in use on some devices while a step runs."""

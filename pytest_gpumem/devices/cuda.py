@@ -18,7 +18,7 @@ from pytest_gpumem.sizes import format_size
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_gpumem.devices.base import RangeEnd, Values
+    from pytest_gpumem.devices.base import Values, Workspace
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.memory_use import UseWatch
 
@@ -127,12 +127,13 @@ class CudaDevice:
     def assume_masks(self, share: float) -> None:
         """A real GPU computes masks."""
 
-    def take_sizes(self, end: RangeEnd) -> None:
-        """A real GPU's libraries decide."""
-
     def uncertain_sizes(self) -> UncertainSizes:
-        """Return none."""
+        """Return none: a real GPU's libraries decide."""
         return UncertainSizes()
+
+    def workspaces(self) -> list[Workspace] | None:
+        """Return none."""
+        return []
 
     def watch(self, devices: range) -> UseWatch:
         """See :meth:`pytest_gpumem.devices.base.Device.watch`."""

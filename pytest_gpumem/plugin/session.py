@@ -22,25 +22,24 @@ from pytest_gpumem.sizes import MIB, format_size
 from pytest_gpumem.testrun import batch_sizes, leaks
 from pytest_gpumem.testrun.advice import advice
 from pytest_gpumem.testrun.edits import EditFinder
-from pytest_gpumem.testrun.explain import Explainer, ExplainPolicy
+from pytest_gpumem.testrun.explain import RAN_AGAIN, Explainer, ExplainPolicy, Explanations
 from pytest_gpumem.testrun.keepers import KeeperFinder
 from pytest_gpumem.testrun.rerun import Runner, shown_error
-from pytest_gpumem.testrun.size_range import with_ranges
+from pytest_gpumem.testrun.size_range import is_ranged, with_ranges
 from pytest_gpumem.testrun.unused_device import check_unused, is_unused, unrecorded
 from pytest_gpumem.torchrun_env import current_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.devices.select import Choice
     from pytest_gpumem.judge.verdict import Edit
-    from pytest_gpumem.measurement import DeviceInfo, Measurement
+    from pytest_gpumem.measurement import DeviceInfo, Measurement, Peak
     from pytest_gpumem.plugin.settings import Settings
     from pytest_gpumem.relations import Relation
     from pytest_gpumem.spec import MemorySpec
-    from pytest_gpumem.testrun.explain import Explanations
     from pytest_gpumem.testrun.marked_item import MarkedItem
     from pytest_gpumem.testrun.run import Run
 
@@ -134,7 +133,7 @@ class MemorySession:
         Raises:
             DeviceError: the device cannot be what the test asks for.
         """
-        record = self.explainer.records_first_run(spec)
+        record = self._records(spec)
 
         def expected(info: DeviceInfo) -> int | None:
             return self._expected_bytes(item, spec, info)
@@ -146,6 +145,11 @@ class MemorySession:
             values=spec.values or self.settings.values,
             expected=expected,
         )
+
+    def _records(self, spec: MemorySpec) -> bool:
+        device = self.choice.device
+        virtual = device is not None and device.kind == "virtual"
+        return self.explainer.records_first_run(spec, virtual=virtual)
 
     def _expected_bytes(self, item: MarkedItem, spec: MemorySpec, info: DeviceInfo) -> int | None:
         """Return the bytes of each device that a test takes by its baseline; None: it is alone."""
@@ -264,7 +268,7 @@ class MemorySession:
             check_unused(run, self.runner.root / module)
             measured[""] = run.spec, run.measurement()
         leaks.require_steps(run)
-        explanations = self.explainer.explain(run, measured)
+        explanations = self._explained(run, measured)
         if run.spec.max_leak_mib is not None:
             self._leak_recording = explanations.recording
         whole = leaks.with_growth(run, measured[""][1], explanations.recording, self.runner.root)
@@ -273,7 +277,7 @@ class MemorySession:
                 self.runner, item, run, whole, name_lines=self.explainer.enabled
             )
         measured[""] = run.spec, whole
-        measured = with_ranges(self.runner, item, run, measured)
+        measured = with_ranges(run, measured, explanations.recording)
         cases = [
             (part, spec, item.measured(part, measurement))
             for part, (spec, measurement) in measured.items()
@@ -298,10 +302,11 @@ class MemorySession:
         results = judged(explanations)
         # Judged again each time more is known: a verdict says by which lines the peak grew, and
         # what keeps their blocks.
-        if explanations.recording is None and self.explainer.reruns(results):
-            explanations = self.explainer.explain_again(item, run, measured)
+        may_rerun = run.meter.records or explanations.recording is not None
+        if explanations.recording is None and self.explainer.explains_failure(results):
+            explanations = self.explainer.explain_failure(item, run, measured)
             results = judged(explanations)
-        if self.keepers.add_keepers(item, run.spec, results, explanations):
+        if may_rerun and self.keepers.add_keepers(item, run.spec, results, explanations):
             results = judged(explanations)
         edits.update(self._edits(results, explanations))
         results = judged(explanations) if edits else results
@@ -313,6 +318,13 @@ class MemorySession:
         if unused:  # the next run, on the device, would be held to nothing
             results = [unrecorded(result) for result in results]
         return self.explainer.follow_up(item, run, results, explanations.recording, uncapped=False)
+
+    def _explained(self, run: Run, parts: Iterable[str]) -> Explanations:
+        """Return where the peaks come from, if that is told of every test, or the test runs on."""
+        ended = run.spec.batch_sizes is not None or is_ranged(run)  # its recording is wanted now
+        if self.explainer.explains(run.spec) or (ended and run.meter.records):
+            return self.explainer.explain(run, parts)
+        return Explanations()
 
     def _finish_out_of_memory(
         self, item: MarkedItem, error: BaseException, shortage: BaseException, *, debugging: bool
@@ -326,40 +338,50 @@ class MemorySession:
         if error is not shortage:
             run.notes.append(f"the test raised it as {shown_error(error)}")
         part, spec, measurement = run.short_measurement(shortage, record)
-        recording: Recording | None = None
-        explanations: Explanations | None = None
+        # Of the run that failed; if that was not recorded, there are none.
+        failed = self.explainer.explain(run, [part]) if run.meter.records else Explanations()
         hints: list[str] = []
+        needed: Peak | None = None
+        recording = failed.recording
         if not debugging:
             # Once more without limits: that shows how much it needs, and where its peak comes from.
-            recorded = self.explainer.records_out_of_memory()
-            with self.runner.again(item, error, record=recorded, uncapped=True) as attempt:
-                peaks = run.peaks_of(part) if attempt.passed else ()
-                if peaks:
-                    needed = max(peaks, key=lambda peak: peak.reserved)
-                    record = replace(record, needed=needed, device_index=peaks.index(needed))
-                    explanations = self.explainer.explain(run, [part])
-                    measurement = explanations.attached(
-                        part, replace(measurement, out_of_memory=record)
-                    )
-                    recording = explanations.recording
-                    if attempt.left:
-                        note = f"{format_size(attempt.left)} that the first run left behind"
-                        notes = (*measurement.notes, f"{note} are in what it needs")
-                        measurement = replace(measurement, notes=notes)
-                else:
-                    recording = run.meter.recording()
-            if peaks and not part and self.explainer.enabled:
+            planned = self.keepers.search(
+                run.spec,
+                [self._judged(item, run, part, spec, failed.attached(part, measurement))],
+                failed,
+            )
+            with self.runner.again(
+                item,
+                error,
+                record=self.explainer.records_out_of_memory(),
+                uncapped=True,
+                at_moment=planned.search.at_moment if planned else None,
+            ) as attempt:
+                peaks = run.peaks_of(part) if attempt.passed and not attempt.left else ()
+                explanations = self.explainer.explain(run, [part]) if peaks else failed
+                recording = explanations.recording or run.meter.recording()
+                keepers = planned.keepers(attempt) if planned else ()
+            if attempt.ran:
+                explanations.note = RAN_AGAIN.format("what it needs")
+            if peaks:
+                needed = max(peaks, key=lambda peak: peak.reserved)
+                record = replace(record, needed=needed, device_index=peaks.index(needed))
+                measurement = replace(measurement, out_of_memory=record)
+            elif attempt.left:
+                note = (
+                    f"{format_size(attempt.left)} that its first run left behind would count for "
+                    "the second one too: so it is not told how much the test needs"
+                )
+                measurement = replace(measurement, notes=(*measurement.notes, note))
+            if planned is not None:
+                explanations.add_keepers(part, planned.device, keepers)
+            failed = explanations
+            if not part and self.explainer.enabled and attempt.ran:
                 batch_norm = recording is not None and recording.batch_norm
                 hints = advice(self.runner, item, needed, error, batch_norm=batch_norm)
+        measurement = failed.attached(part, measurement)
         measurement = replace(measurement, hints=(*hints, *measurement.hints))
         result = self._judged(item, run, part, spec, item.measured(part, measurement))
-        if explanations is not None and self.keepers.add_keepers(
-            item, run.spec, [result], explanations
-        ):
-            known = explanations.with_keepers(part, result.measurement or measurement)
-            result = replace(result, measurement=known)
-        if recording is None:
-            recording = run.meter.recording()
         return self.explainer.follow_up(item, run, [result], recording, uncapped=True)
 
     def finish_torn_down(self, item: MarkedItem, results: Sequence[Result]) -> list[Result]:

@@ -23,14 +23,19 @@ same advice as a fast one"""
 
 
 def advice(
-    runner: Runner, item: MarkedItem, needed: Peak, error: BaseException, *, batch_norm: bool
+    runner: Runner,
+    item: MarkedItem,
+    needed: Peak | None,
+    error: BaseException,
+    *,
+    batch_norm: bool,
 ) -> list[str]:
     """Return hints at ways to make a test fit, each tried by running it.
 
     Args:
         runner: runs the test.
         item: the test, which has run without limits.
-        needed: its peak without limits.
+        needed: its peak without limits; None: not known, and no smaller batch is tried.
         error: the out-of-memory error that it failed with under its limits.
         batch_norm: whether its model looks at statistics of the batch.
     """
@@ -39,7 +44,7 @@ def advice(
         return []
     hints: list[str] = []
     size = run.spec.batch_size
-    if (size or 0) > 1 and run.has_read("batch_size") and run.spec.batch_sizes is None:
+    if needed and (size or 0) > 1 and run.has_read("batch_size") and run.spec.batch_sizes is None:
         hints += _smaller_batches(runner, item, run, needed, error, batch_norm=batch_norm)
     if run.spec.variants and not run.has_read("variant"):
         return [
@@ -48,7 +53,10 @@ def advice(
         ]
     for name, options in run.spec.variants.items():
         with runner.trial(item, run.inputs._replace(variant=options), handled=error) as trial:
-            if trial.passed:
+            if trial.passed and trial.left:
+                left = f"{format_size(trial.left)} that earlier runs left behind"
+                hints.append(f"variant {name!r} fits beside {left}")
+            elif trial.passed:
                 peak = fullest(run.meter.peaks())
                 hints.append(
                     f"variant {name!r} fits: {format_size(peak.reserved)} of "
@@ -81,8 +89,8 @@ def _smaller_batches(  # noqa: PLR0913 - a test, and all that is known of its fa
     def tried(size: int) -> Probe | None:
         """Run the test with another batch size; return None where it fails otherwise."""
         with runner.trial(item, run.inputs._replace(batch_size=size), handled=error) as trial:
-            # What earlier runs left may be what it lacks: that it does not fit is not known then.
-            if not trial.passed and (trial.left or not trial.out_of_memory):
+            # With what earlier runs left its figures are others, and it may lack just that.
+            if trial.left or not (trial.passed or trial.out_of_memory):
                 return None
             return Probe(
                 size, trial.passed, fullest(run.meter.peaks()), fullest(run.meter.passes())

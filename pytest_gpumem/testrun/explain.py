@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from pytest_gpumem.allocator_view import MOST_EVENTS
 from pytest_gpumem.attribution.attributor import Attributor, Subject
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.marked_item import MarkedItem
     from pytest_gpumem.testrun.rerun import Runner
     from pytest_gpumem.testrun.run import Run
+
+RAN_AGAIN: Final = "its body ran a second time, after it had failed: for {}"
 
 _TOO_MUCH = (Kind.REGRESSED, Kind.OVER_BUDGET, Kind.OUT_OF_MEMORY)
 
@@ -65,8 +67,17 @@ class Explainer:
         """Whether peaks are explained at all."""
         return self.policy.attribution != "off"
 
-    def records_first_run(self, spec: MemorySpec) -> bool:
-        """Whether a test is recorded from the start."""
+    def records_first_run(self, spec: MemorySpec, *, virtual: bool) -> bool:
+        """Whether a test is recorded from the start, so that its own run tells why it failed.
+
+        On the virtual GPU a recording is cheap (benchmarks/attribution.py), and the range of its
+        workspaces comes of it. What it takes on a real GPU has not been measured: a test that
+        failed there runs once more for it.
+        """
+        return virtual or self.explains(spec)
+
+    def explains(self, spec: MemorySpec) -> bool:
+        """Whether a test's peaks are explained whatever its verdict is."""
         policy = self.policy
         # A rank, a steady test and one that may leak are not run again to be recorded.
         if self.enabled and (current_rank() or spec.steady or spec.max_leak_mib is not None):
@@ -81,8 +92,8 @@ class Explainer:
         """Whether a test that ran out of memory is recorded when it runs again without limits."""
         return self.enabled or self.policy.snapshots is not None
 
-    def reruns(self, results: Iterable[Result]) -> bool:
-        """Whether a test without a recording is run once more to say where its peak comes from."""
+    def explains_failure(self, results: Iterable[Result]) -> bool:
+        """Whether it is told where the peaks of a test come from that was not explained."""
         enabled = self.policy.attribution == "auto" or self.policy.snapshots is not None
         return enabled and too_much(results)
 
@@ -94,11 +105,15 @@ class Explainer:
         explanations.recording = run.meter.recording()  # for its snapshot
         return explanations
 
-    def explain_again(self, item: MarkedItem, run: Run, parts: Iterable[str]) -> Explanations:
-        """Run a test once more, as before but recorded, and say where its peaks come from."""
+    def explain_failure(self, item: MarkedItem, run: Run, parts: Iterable[str]) -> Explanations:
+        """Say where the peaks of a failed test come from: by its recording, or by a second run."""
+        if run.meter.records:
+            return self.explain(run, parts)
         with self._runner.again(item, record=True) as attempt:
             if attempt.passed:
-                return self.explain(run, parts)
+                explanations = self.explain(run, parts)
+                explanations.note = RAN_AGAIN.format("where its peak comes from")
+                return explanations
             explanations = Explanations()
             explanations.recording = run.meter.recording()
             return explanations
@@ -184,6 +199,8 @@ class Explanations:
         self._peaks: dict[str, tuple[Peak, ...]] = {}
         self._obstacle = ""
         """the reason why there are none"""
+        self.note = ""
+        """a sentence on the run that they are of, where that is not the test's first one"""
         self.recording: Recording | None = None
         self.scenes: dict[str, tuple[Scene, ...]] = {}
         """of each part's peaks, one a device"""
@@ -202,15 +219,11 @@ class Explanations:
 
     def add_keepers(self, part: str, device: int, keepers: tuple[Keeper, ...]) -> None:
         """Add what keeps blocks alive at the peak of one of a part's devices."""
-        attributions = list(self._attributions[part])
+        attributions = list(self._attributions.get(part, ()))
+        if len(attributions) <= device:
+            return
         attributions[device] = replace(attributions[device], keepers=keepers)
         self._attributions[part] = tuple(attributions)
-
-    def with_keepers(self, part: str, measurement: Measurement) -> Measurement:
-        """Return a part's measurement with the keepers that were added since it was explained."""
-        if not measurement.attributions:
-            return measurement
-        return replace(measurement, attributions=self._attributions[part])
 
     def useless(self, reason: str) -> None:
         """Note that a recording explains nothing, and why."""
@@ -220,14 +233,16 @@ class Explanations:
         """Return the measurement of a part with its attributions, or with a note of the reason."""
         attributions = self._attributions.get(part)
         if attributions is None:
-            if not self._obstacle:
-                return measurement
-            return replace(measurement, notes=(*measurement.notes, self._obstacle))
+            reasons = filter(None, (self._obstacle, self.note))
+            return replace(measurement, notes=(*measurement.notes, *reasons))
         oom = measurement.out_of_memory
         if oom is None and self._peaks[part] != measurement.peaks:
             peak = format_size(max(peak.allocated for peak in self._peaks[part]))
             note = f"the breakdown is that of a second run, which peaked at {peak} allocated"
             measurement = replace(measurement, notes=(*measurement.notes, note))
+        if self.note:
+            first, *others = attributions
+            attributions = (replace(first, notes=(*first.notes, self.note)), *others)
         return replace(measurement, attributions=attributions)
 
 

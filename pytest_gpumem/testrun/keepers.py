@@ -1,23 +1,25 @@
-"""Keepers of the blocks of a grown peak, found by running the test once more."""
+"""Keepers of the blocks of a peak that is too high, found in the one run after a failure."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.attribution.keepers import KeeperSearch
 from pytest_gpumem.judge.breakdown_diff import extra_blocks
 from pytest_gpumem.judge.verdict import Kind, beyond_tolerance
 from pytest_gpumem.measurement import LineKey
+from pytest_gpumem.testrun.explain import RAN_AGAIN
 from pytest_gpumem.torchrun_env import current_rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pytest_gpumem.judge.result import Result
+    from pytest_gpumem.measurement import Keeper
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.explain import Explanations
-    from pytest_gpumem.testrun.marked_item import MarkedItem
+    from pytest_gpumem.testrun.marked_item import Attempt, MarkedItem
     from pytest_gpumem.testrun.rerun import Runner
 
 ALIKE: Final = 3
@@ -35,27 +37,22 @@ class KeeperFinder:
         self._names: dict[object, list[frozenset[str]]] = {}
         """the names of the keepers of each test that was searched, by its first cause"""
 
-    def add_keepers(
-        self,
-        item: MarkedItem,
-        spec: MemorySpec,
-        results: Sequence[Result],
-        explanations: Explanations,
-    ) -> bool:
-        """Run a test once more where its peak is too high; return whether keepers were found.
+    def search(
+        self, spec: MemorySpec, results: Sequence[Result], explanations: Explanations
+    ) -> PlannedSearch | None:
+        """Return the search for what keeps the blocks of a peak that is too high, if there is one.
 
         Of a peak that grew the blocks count that the baseline had not, of one over a limit those of
-        the largest source lines.
+        the largest source lines. After out of memory the peak is that of the run that failed.
 
         Args:
-            item: the test.
-            spec: its declaration.
+            spec: the test's declaration.
             results: of the test and its parts.
-            explanations: of their peaks; keepers are added to them.
+            explanations: of their peaks, of the run that failed.
         """
         # These are not run again: a second run would leave more, or other ranks would be missing.
         if current_rank() is not None or spec.steady or spec.max_leak_mib is not None:
-            return False
+            return None
         for result in sorted(results, key=lambda result: bool(result.part)):
             scenes = explanations.scenes.get(result.part, ())
             verdict, baselines = result.verdict, result.breakdowns_before
@@ -79,18 +76,46 @@ class KeeperFinder:
                 for held in sites:
                     extra[held.path, held.function, held.code] += held.blocks
             key = site and (verdict.kind, site.path, site.function, site.code, site.category)
-            alike = self._names.setdefault(key, [])[-ALIKE:]
+            names = self._names.setdefault(key, [])
+            alike = names[-ALIKE:]
             if len(alike) == ALIKE and len(set(alike)) == 1:
-                return False
+                return None
             search = KeeperSearch(scene, extra, self._runner.root)
-            if not search.has_candidates:
-                return False
-            uncapped = verdict.kind is Kind.OUT_OF_MEMORY
-            with self._runner.again(
-                item, record=True, uncapped=uncapped, at_moment=search.at_moment
-            ) as attempt:
-                keepers = search.keepers() if attempt.passed else ()
-            self._names[key].append(frozenset(keeper.name for keeper in keepers))
-            explanations.add_keepers(result.part, device, keepers)
-            return bool(keepers)
-        return False
+            return (
+                PlannedSearch(result.part, device, search, names) if search.has_candidates else None
+            )
+        return None
+
+    def add_keepers(
+        self,
+        item: MarkedItem,
+        spec: MemorySpec,
+        results: Sequence[Result],
+        explanations: Explanations,
+    ) -> bool:
+        """Run a failed test once more for what keeps its blocks; return whether that was found."""
+        planned = self.search(spec, results, explanations)
+        if planned is None:
+            return False
+        with self._runner.again(item, record=True, at_moment=planned.search.at_moment) as attempt:
+            keepers = planned.keepers(attempt)
+        explanations.add_keepers(planned.part, planned.device, keepers)
+        explanations.note = RAN_AGAIN.format("what keeps its blocks")
+        return True
+
+
+class PlannedSearch(NamedTuple):
+    """A search for keepers, for the next run of its test."""
+
+    part: str
+    device: int
+    """the index of the device among the test's"""
+    search: KeeperSearch
+    names: list[frozenset[str]]
+    """the names that earlier searches with this first cause had"""
+
+    def keepers(self, attempt: Attempt) -> tuple[Keeper, ...]:
+        """Return the keepers that were seen in a run which has ended; none if it failed."""
+        keepers = self.search.keepers() if attempt.passed else ()
+        self.names.append(frozenset(keeper.name for keeper in keepers))
+        return keepers

@@ -23,6 +23,11 @@ class Attempt(NamedTuple):
     left: int = 0
     """bytes that earlier runs of the test had left behind, and which count for this one too"""
 
+    @property
+    def ran(self) -> bool:
+        """Whether the test ran: a rank of torchrun's, say, does not run again."""
+        return self.passed or self.error is not None
+
 
 class MarkedItem(Protocol):
     """A marked test."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpumem.attribution.recording import Recording
-    from pytest_gpumem.devices.base import RangeEnd, Values
+    from pytest_gpumem.devices.base import Values
     from pytest_gpumem.devices.select import Choice
     from pytest_gpumem.measurement import DeviceInfo
     from pytest_gpumem.spec import MemorySpec
@@ -241,7 +241,6 @@ class Runner:
         uncapped: bool = False,
         warm: bool = False,
         inputs: Inputs | None = None,
-        sizes: RangeEnd = "usual",
         at_moment: Callable[[Recording], None] | None = None,
     ) -> Iterator[Attempt]:
         """Run the test once more, and tear it down at the end of the block.
@@ -255,7 +254,6 @@ class Runner:
             uncapped: whether its limits are lifted.
             warm: whether nothing is left to warm up.
             inputs: a batch size and a variant to run with, under the limits.
-            sizes: the end of the range that is taken of workspaces of unknown size.
             at_moment: is called at each moment of the recording.
         """
         if current_rank() is not None:
@@ -274,8 +272,6 @@ class Runner:
                 run.restore_limits()
             if uncapped:
                 run.lift_limits()
-            if not warm:
-                run.device.take_sizes(sizes)
             run.begin_again(record=record, at_moment=at_moment)
             left = sum(self.left_by(run))
 

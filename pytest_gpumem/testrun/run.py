@@ -269,6 +269,7 @@ class Run:
                 self._set_ups.remove(set_up)
                 set_up.close()
             retained.held, retained.stages = set_up.result()
+            retained.before_run = False
             retained.blocks = frozenset(set(self.meter.blocks()) - blocks)
             if self.spec.max_leak_mib is not None:
                 self.excused_blocks |= retained.blocks
@@ -282,6 +283,7 @@ class Run:
         with self._nested(fixture):
             if fixture in self.owned:
                 return
+            fixture.before_run = True
             self._replay(fixture, no_memory(self.spec.devices))
 
     @contextmanager

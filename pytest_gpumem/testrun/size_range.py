@@ -1,4 +1,8 @@
-"""The range of a test's peaks where a library's choice of a workspace is not known."""
+"""The range of a test's peaks where a library's choice of a workspace is not known.
+
+The requests of the test's own run are served once more by PyTorch's allocator, with the least and
+with the largest workspaces that are possible (:mod:`pytest_gpumem.testrun.workspace_replay`).
+"""
 
 from __future__ import annotations
 
@@ -6,61 +10,70 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.measurement import Peak, PeakRange
-from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 from pytest_gpumem.sizes import format_size
+from pytest_gpumem.testrun.workspace_replay import NoRangeError, WorkspaceReplay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from pytest_gpumem.devices.base import RangeEnd
+    from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.measurement import Measurement
     from pytest_gpumem.spec import MemorySpec
-    from pytest_gpumem.testrun.marked_item import MarkedItem
-    from pytest_gpumem.testrun.rerun import Runner
     from pytest_gpumem.testrun.run import Run
+    from pytest_gpumem.testrun.workspace_replay import End
+
+
+def is_ranged(run: Run) -> bool:
+    """Return whether a run's peaks are to have a range.
+
+    None has a test that may leak, that searches for a size or has several.
+    """
+    spec = run.spec
+    if spec.steady or spec.max_leak_mib is not None or spec.batch_sizes or run.searches:
+        return False
+    return any(run.device.uncertain_sizes()[:2])
 
 
 def with_ranges(
-    runner: Runner,
-    item: MarkedItem,
     run: Run,
     measured: Mapping[str, tuple[MemorySpec, Measurement]],
+    recording: Recording | None,
 ) -> dict[str, tuple[MemorySpec, Measurement]]:
     """Return the measurements of a test that has passed, and of its parts, with their ranges.
 
-    The test is run again with the least and the largest workspaces that are possible, unless the
-    run took them. A test that may leak or searches for a size is not run again.
+    Args:
+        run: the test's run, which has ended.
+        measured: of the test and its parts.
+        recording: of the run.
     """
-    uncertain = run.device.uncertain_sizes()
-    spec, results = run.spec, dict(measured)
-    if spec.steady or spec.max_leak_mib is not None or spec.batch_sizes or run.searches:
+    results = dict(measured)
+    if recording is None or not is_ranged(run):
         return results
-    ends: dict[RangeEnd, dict[str, tuple[Peak, ...]]] = {}
-    numbers: dict[RangeEnd, int] = {"least": uncertain.smaller, "most": uncertain.larger}
-    for end in (end for end, number in numbers.items() if number):
-        asked = sum(run.device.uncertain_sizes()[:2])
-        with runner.again(item, record=False, sizes=end) as attempt:
-            has_asked = sum(run.device.uncertain_sizes()[:2]) > asked
-            # PyTorch may have kept the plans of the first run, and asked for no other.
-            if attempt.passed and has_asked and not attempt.left:
-                ends[end] = {part: run.peaks_of(part) for part in measured}
-            elif attempt.error is not None and find_out_of_memory(attempt.error) is not None:
-                whole_spec, whole = results[""]
-                note = f"with the largest it does not fit: {uncertain.reason}"
-                results[""] = whole_spec, replace(whole, notes=(*whole.notes, note))
-    if not ends or len(ends) < sum(map(bool, numbers.values())):
+    uncertain = run.device.uncertain_sizes()
+    whole_spec, whole = results[""]
+    ends: list[dict[str, tuple[Peak, ...]]] = []
+    unfit = 0
+    try:
+        replay = WorkspaceReplay(run, recording, list(measured))
+        numbers: dict[End, int] = {"least": uncertain.smaller, "most": uncertain.larger}
+        for end, number in numbers.items():
+            if number:
+                peaks, refused = replay.peaks(end)
+                ends.append(peaks)
+                unfit += refused
+    except NoRangeError as error:
+        note = f"{error}: {uncertain.reason}"
+        results[""] = whole_spec, replace(whole, notes=(*whole.notes, note))
         return results
     for part, (part_spec, measurement) in measured.items():
-        peaks = [measurement.peaks, *(parts[part] for parts in ends.values())]
-        if all(len(devices) == len(measurement.peaks) for devices in peaks):
-            low, high = _each(peaks, min), _each(peaks, max)
-            if uncertain.margin:
-                low = tuple(Peak(peak.allocated, peak.allocated) for peak in low)
-                cap = run.limit or run.info.total_memory
-                full = run.device.uncertain_sizes().unfit > 0
-                high = tuple(widened(peak, uncertain.margin, cap, full=full) for peak in high)
-            spanned = PeakRange(low, high, uncertain.reason, uncertain.judged)
-            results[part] = part_spec, _with_range(measurement, spanned)
+        peaks_of_ends = [measurement.peaks, *(parts[part] for parts in ends)]
+        low, high = _each(peaks_of_ends, min), _each(peaks_of_ends, max)
+        if uncertain.margin:
+            low = tuple(Peak(peak.allocated, peak.allocated) for peak in low)
+            cap = run.limit or run.info.total_memory
+            high = tuple(widened(peak, uncertain.margin, cap, full=unfit > 0) for peak in high)
+        spanned = PeakRange(low, high, uncertain.reason, uncertain.judged)
+        results[part] = part_spec, _with_range(measurement, spanned)
     return results
 
 

@@ -63,6 +63,8 @@ class Retained:
     blocks: frozenset[tuple[int, int]] = field(default=frozenset(), repr=False)
     """device and address of its blocks"""
 
+    before_run: bool = False
+    """whether it was live when the test that runs began"""
     values_lost_by: str = ""
     """the test that had no values computed, and so made its values unknown"""
 

@@ -380,3 +380,42 @@ def test_gradients_are_of_the_line_that_called_backward(torch):
     assert site.code.endswith(".sum().backward()")
     assert site.module == "Sequential.*"
     assert site.blocks == 6
+
+
+# ---- what the hooks leave out because it was seen before ----
+
+
+def test_state_that_an_optimizer_makes_anew_in_each_step_is_seen_each_time(torch):
+    class Anew(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {})
+
+        def step(self):
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    state = self.state[parameter]
+                    state["average"] = state.get("average", 0) + parameter.grad
+
+    with recorded() as run:
+        model = linears(torch)
+        optimizer = Anew(model.parameters())
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(data(torch, 64)).sum().backward()
+            optimizer.step()
+        with run.part("after", {}):
+            pass
+        found = of_part(run, "after")
+    assert found["optimizer state"] == 3 * PARAMETERS
+
+
+def test_a_module_that_is_added_between_two_calls_has_its_path(torch):
+    with recorded() as run:
+        model = linears(torch)
+        model(data(torch, 64))
+        model.append(torch.nn.Linear(WIDTH, WIDTH, bias=False, device="cuda"))
+        out = model(data(torch, 64))
+        sites = explained(run)[0].breakdown.sites
+        del out
+    modules = {site.module for site in sites if site.category == "parameters"}
+    assert "Sequential.3" in modules

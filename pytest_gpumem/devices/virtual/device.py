@@ -15,7 +15,7 @@ import warnings
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices.autograd_threads import (
@@ -23,7 +23,7 @@ from pytest_gpumem.devices.autograd_threads import (
     await_idle_threads,
     has_autograd_threads,
 )
-from pytest_gpumem.devices.base import RangeEnd, UncertainSizes
+from pytest_gpumem.devices.base import UncertainSizes, Workspace
 from pytest_gpumem.devices.cuda_start import start_cuda
 from pytest_gpumem.devices.gpu_ledger import Turn
 from pytest_gpumem.devices.memory_cap import CAPS, set_cap, set_memory
@@ -159,6 +159,10 @@ def require_possible(count: int) -> None:
             f"process may have {format_size(limit)} (ulimit -v)",
             "lift it (ulimit -v unlimited); what limits memory itself is a cgroup (docker run -m)",
         )
+
+
+RangeEnd = Literal["usual", "least", "most"]
+"""the size that is taken of a workspace if its library tells none"""
 
 
 class VirtualDevice:
@@ -541,13 +545,20 @@ class VirtualDevice:
         return sentences
 
     def take_sizes(self, end: RangeEnd) -> None:
-        """See :meth:`pytest_gpumem.devices.base.Device.take_sizes`."""
+        """Take this end of the range of each workspace of unknown size, from now on.
+
+        A test takes the usual sizes; benchmarks run a step at the ends of its range.
+        """
         self._library.take_sizes(get_args(RangeEnd).index(end))
         if self._torch is not None and self._torch.cuda.is_initialized():
             # Plans keep their workspaces. (torch.backends.cuda.cufft_plan_cache keeps the number of
             # devices of its first use.)
             for index in range(self._torch.cuda.device_count()):
                 self._torch._cufft_clear_plan_cache(index)
+
+    def workspaces(self) -> list[Workspace] | None:
+        """See :meth:`pytest_gpumem.devices.base.Device.workspaces`."""
+        return self._library.workspaces()
 
     def uncertain_sizes(self) -> UncertainSizes:
         """See :meth:`pytest_gpumem.devices.base.Device.uncertain_sizes`."""

@@ -7,6 +7,7 @@ import ctypes
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from pytest_gpumem.devices.base import Workspace, WorkspaceUse
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.operator_functions import OperatorFunctions, operator_functions
 
@@ -42,6 +43,13 @@ class ValueLimits(NamedTuple):
 LIMITS: Final = ValueLimits(512 << 10, 16 << 20, 2 << 30, 256 << 20, 2 << 30, 128 << 20)
 """those of the native library, which is checked as it is loaded"""
 
+USES: Final[tuple[WorkspaceUse, ...]] = (
+    *("passing", "kept", "held"),
+    *("end", "in use", "planned"),
+)
+"""of ``gm_use``, in its order"""
+LOST: Final = (1 << 64) - 1
+
 
 class _CardStruct(ctypes.Structure):
     """``gm_card``."""
@@ -63,6 +71,20 @@ class _CardStruct(ctypes.Structure):
         ("max_blocks_per_sm", ctypes.c_int32),
         ("registers_per_sm", ctypes.c_int32),
         ("clock_rate_khz", ctypes.c_int32),
+    )
+
+
+class _WorkspaceNote(ctypes.Structure):
+    """``note`` of sizes.c."""
+
+    _fields_ = (
+        ("time", ctypes.c_uint64),
+        ("address", ctypes.c_uint64),
+        ("least", ctypes.c_uint64),
+        ("usual", ctypes.c_uint64),
+        ("most", ctypes.c_uint64),
+        ("graph", ctypes.c_uint64),
+        ("use", ctypes.c_int64),
     )
 
 
@@ -492,6 +514,26 @@ class NativeLibrary:
     def take_sizes(self, end: int) -> None:
         """Take the usual one (0), the least (1) or the most (2) of all unknown sizes."""
         self._lib.gpumem_take_sizes(end)
+
+    def workspaces(self) -> list[Workspace] | None:
+        """Return the workspaces of unknown size since sizes were last taken; None: too many."""
+        count = self._lib.gpumem_workspaces(None, ctypes.c_uint64(0))
+        if count == LOST:
+            return None
+        notes = (_WorkspaceNote * count)()
+        self._lib.gpumem_workspaces(notes, ctypes.c_uint64(count))
+        return [
+            Workspace(
+                note.time / 1000,
+                USES[note.use],
+                note.address,
+                note.least,
+                note.usual,
+                note.most,
+            )
+            for note in notes
+            if note.least < note.most or USES[note.use] == "end"
+        ]
 
     def size_counts(self) -> SizeCounts:
         """Return how many sizes were not known in this process so far."""

@@ -105,8 +105,15 @@ void gm_note_sizes(int library);
 
 /* ---- sizes.c: workspaces whose size lies in a range ---- */
 
-uint64_t gm_size_between(uint64_t least, uint64_t usual, uint64_t most); /* the one that this run takes */
-uint64_t gm_size_up_to(uint64_t most); /* zero, or the most: limits are held to that */
+/* How long PyTorch keeps a workspace: until the call that it is for has ended; as long as the block that was allocated
+ * last before it; until the descriptors of an operation are destroyed. */
+typedef enum { GM_PASSING, GM_KEPT, GM_HELD, GM_HELD_END, GM_IN_USE, GM_PLANNED } gm_use;
+uint64_t gm_size_between(gm_use use, uint64_t least, uint64_t usual, uint64_t most); /* the one that this run takes */
+uint64_t gm_size_up_to(gm_use use, uint64_t most); /* zero, or the most: limits are held to that */
+/* A library was given a workspace for one call, of a size in this range. Of a plan (GM_PLANNED) PyTorch takes another
+ * one where that finds no room; `graph`: if it timed the plan. */
+void gm_workspace_in_use(gm_use use, const void *address, uint64_t least, uint64_t usual, uint64_t most, uint64_t graph);
+void gm_workspaces_end(void); /* of those that were held */
 float gm_plan_milliseconds(uint64_t graph, uint64_t workspace); /* a plan of cuDNN's was timed */
 bool gm_admits_plan(uint64_t graph, uint64_t workspace);        /* false: not kept of those that were timed */
 

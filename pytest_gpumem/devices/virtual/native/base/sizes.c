@@ -15,6 +15,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
+#include <time.h>
 
 enum { USUAL, LEAST, MOST }; /* of gpumem_take_sizes */
 enum { BUCKETS = 1024 };
@@ -28,6 +30,16 @@ typedef struct timed {
 static timed *buckets[BUCKETS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_int end_of_range;
+
+/* The ranges that were asked for, in their order: with them the requests of a run tell the ends of its peaks. */
+enum { MOST_NOTES = 1 << 20 };
+typedef struct note {
+    uint64_t time, address, least, usual, most, graph; /* time: nanoseconds since 1970 */
+    int64_t use;
+} note;
+static note *notes;
+static size_t note_count, note_room;
+static bool notes_are_lost;
 static atomic_ullong smaller, larger, choices, bounded;
 
 /* at::native::_cudnn_set_conv_benchmark_empty_cache: PyTorch empties its cache once it has timed plans. Where it would
@@ -35,16 +47,39 @@ static atomic_ullong smaller, larger, choices, bounded;
 static void (*_Atomic set_emptying)(bool);
 static atomic_bool emptying_is_off;
 
-uint64_t gm_size_between(uint64_t least, uint64_t usual, uint64_t most) {
+static void add_note(note added) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    added.time = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    pthread_mutex_lock(&lock);
+    if (note_count == note_room && note_room < MOST_NOTES) {
+        size_t room = note_room ? note_room * 2 : 256;
+        note *larger_notes = realloc(notes, room * sizeof *notes);
+        if (larger_notes) notes = larger_notes, note_room = room;
+    }
+    if (note_count < note_room) notes[note_count++] = added;
+    else notes_are_lost = true;
+    pthread_mutex_unlock(&lock);
+}
+
+void gm_workspace_in_use(gm_use use, const void *address, uint64_t least, uint64_t usual, uint64_t most,
+                         uint64_t graph) {
+    if (least < most || graph) add_note((note){0, (uint64_t)(uintptr_t)address, least, usual, most, graph, use});
+}
+
+void gm_workspaces_end(void) { add_note((note){.use = GM_HELD_END}); }
+
+uint64_t gm_size_between(gm_use use, uint64_t least, uint64_t usual, uint64_t most) {
+    if (least < most && use < GM_IN_USE) add_note((note){0, 0, least, usual, most, 0, use});
     if (least < usual) atomic_fetch_add_explicit(&smaller, 1, memory_order_relaxed);
     if (usual < most) atomic_fetch_add_explicit(&larger, 1, memory_order_relaxed);
     int end = atomic_load(&end_of_range);
     return end == LEAST ? least : end == MOST ? most : usual;
 }
 
-uint64_t gm_size_up_to(uint64_t most) {
+uint64_t gm_size_up_to(gm_use use, uint64_t most) {
     if (most) atomic_fetch_add_explicit(&bounded, 1, memory_order_relaxed);
-    return gm_size_between(0, 0, most);
+    return gm_size_between(use, 0, 0, most);
 }
 
 static timed *find_timed(uint64_t graph) {
@@ -96,6 +131,8 @@ GM_API void gpumem_take_sizes(int end) {
     atomic_store(&end_of_range, end);
     empty_cache(true);
     pthread_mutex_lock(&lock);
+    note_count = 0;
+    notes_are_lost = false;
     for (int i = 0; i < BUCKETS; i++) {
         for (timed *t = buckets[i], *next; t; t = next) {
             next = t->next;
@@ -105,6 +142,21 @@ GM_API void gpumem_take_sizes(int end) {
         if (end != LEAST) buckets[i] = NULL;
     }
     pthread_mutex_unlock(&lock);
+}
+
+/* Copies the notes since sizes were last taken, as many as there is room for; returns how many there are, or UINT64_MAX
+ * if some are lost. Of a plan that PyTorch timed the least and the most are those of all plans of its graph. */
+GM_API uint64_t gpumem_workspaces(note *out, uint64_t room) {
+    pthread_mutex_lock(&lock);
+    uint64_t count = notes_are_lost ? UINT64_MAX : note_count;
+    if (room > note_count) room = note_count;
+    for (uint64_t i = 0; i < room; i++) {
+        out[i] = notes[i];
+        const timed *t = out[i].graph ? find_timed(out[i].graph) : NULL;
+        if (t) out[i].least = t->least, out[i].usual = out[i].most = t->most;
+    }
+    pthread_mutex_unlock(&lock);
+    return count;
 }
 
 GM_API void gpumem_emptying(void (*set)(bool)) { atomic_store(&set_emptying, set); }

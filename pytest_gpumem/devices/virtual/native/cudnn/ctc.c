@@ -39,7 +39,7 @@ static int workspace(const void *scores, int longest_label, size_t *size) {
     size_t steps = (size_t)gm_tensor_size(scores, 0) * (size_t)gm_tensor_size(scores, 1);
     gm_note_sizes(GM_CTC);
     size_t bytes = 2 * steps * (2 * (size_t)longest_label + 1) * sizeof(float);
-    *size = gm_size_between(0, bytes, 4 * bytes);
+    *size = gm_size_between(GM_PASSING, 0, bytes, 4 * bytes);
     return GM_SUCCESS;
 }
 

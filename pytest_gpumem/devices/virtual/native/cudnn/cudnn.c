@@ -123,7 +123,7 @@ static int workspace(int mode, const void *x, size_t *size) {
     uint64_t channels = (uint64_t)gm_tensor_size(x, 1), blocks = divide_up(pixels(x), PIXELS);
     uint64_t groups = divide_up(channels, CHANNELS_OF_GROUP);
     gm_note_sizes(GM_BATCH_NORM);
-    *size = gm_size_up_to((2 * channels * (blocks + 1) + blocks * groups) * sizeof(float) + DONE_BYTES);
+    *size = gm_size_up_to(GM_PASSING, (2 * channels * (blocks + 1) + blocks * groups) * sizeof(float) + DONE_BYTES);
     return GM_SUCCESS;
 }
 
@@ -132,7 +132,7 @@ static int reserve_space(int mode, const void *x, size_t *size) {
     if (mode != SPATIAL_PERSISTENT) return GM_SUCCESS;
     uint64_t channels = divide_up((uint64_t)gm_tensor_size(x, 1), CHANNELS_OF_MASK) * CHANNELS_OF_MASK;
     gm_note_sizes(GM_BATCH_NORM);
-    *size = gm_size_up_to(divide_up(pixels(x), PIXELS) * PIXELS * channels / 8);
+    *size = gm_size_up_to(GM_KEPT, divide_up(pixels(x), PIXELS) * PIXELS * channels / 8);
     return GM_SUCCESS;
 }
 

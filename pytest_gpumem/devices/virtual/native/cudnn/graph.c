@@ -38,6 +38,7 @@ enum {
     OPERATIONGRAPH_ENGINE_GLOBAL_COUNT = 802,
     TENSOR_DATA_TYPE = 901,
     TENSOR_DIMENSIONS = 902,
+    VARIANT_PACK_WORKSPACE = 1003,
     ENGINE_GLOBAL_INDEX = 1301,
     ENGINE_KNOB_INFO = 1302,
     ENGINE_NUMERICAL_NOTE = 1303,
@@ -358,14 +359,18 @@ static _Thread_local struct {
 } not_run;
 
 /* What a plan's workspace is in this run. The plan keeps what cuDNN names: PyTorch's timing tells plans apart by it. */
+static bool is_ranged(const descriptor *plan) {
+    return plan->convolves && !(plan->card && !gm_asks_another_cudnn());
+}
+
 static int64_t taken_by(const descriptor *plan) {
-    if (!plan->convolves || (plan->card && !gm_asks_another_cudnn())) return plan->workspace;
+    if (!is_ranged(plan)) return plan->workspace;
     uint64_t usual = (uint64_t)plan->workspace, most = plan->most > usual ? plan->most : usual;
     if (not_run.graph == plan->graph && not_run.plan != plan) return plan->workspace;
     not_run.plan = plan;
     not_run.graph = plan->graph;
     atomic_fetch_add_explicit(&ranged_plans, 1, memory_order_relaxed);
-    return (int64_t)gm_size_between(0, usual, most);
+    return (int64_t)gm_size_between(GM_PLANNED, 0, usual, most);
 }
 
 /* A tensor knows its bytes; an operation, a graph, an engine, a plan has those of its components. */
@@ -466,6 +471,15 @@ static atomic_ullong planned_runs;   /* runs of cuDNN's own plans */
 /* Of these, on another card than they were made for: PyTorch keeps plans for good. */
 static atomic_ullong other_card_runs;
 
+static void note_workspace(const descriptor *plan, const descriptor *pack) {
+    const attribute *set = pack && plan->convolves ? find_attribute(pack, VARIANT_PACK_WORKSPACE) : NULL;
+    void *area = NULL;
+    if (set && set->size >= sizeof area) memcpy(&area, set->data, sizeof area);
+    uint64_t usual = (uint64_t)plan->workspace, most = plan->most > usual ? plan->most : usual;
+    if (is_ranged(plan)) gm_workspace_in_use(GM_PLANNED, area, 0, usual, most, 0);
+    else if (plan->convolves && area) gm_workspace_in_use(GM_PLANNED, area, usual, usual, usual, plan->graph);
+}
+
 static void count_run(const descriptor *plan) {
     if (not_run.graph == plan->graph && not_run.plan != plan && plan->convolves)
         atomic_fetch_add_explicit(&unfit_plans, 1, memory_order_relaxed);
@@ -484,8 +498,9 @@ static void count_run(const descriptor *plan) {
 }
 
 GM_API int cudnnBackendExecute(void *handle, descriptor *plan, descriptor *pack) {
-    (void)handle, (void)pack;
+    (void)handle;
     if (!gm_visible()) return GM_CUDNN_NOT_INITIALIZED;
+    if (plan) note_workspace(plan, pack);
     if (plan) count_run(plan);
     gm_forget_all();
     return GM_SUCCESS;

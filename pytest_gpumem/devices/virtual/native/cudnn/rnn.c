@@ -192,8 +192,8 @@ GM_API int cudnnGetRNNTempSpaceSizes(void *handle, const network *n, int trainin
     gm_note_sizes(GM_RNN);
     size_t bytes = steps * hidden * values_passed(n, training) * element(n);
     size_t kept = training ? steps * hidden * values_kept(n) * element(n) : 0;
-    if (workspace) *workspace = gm_size_between(0, bytes, 2 * bytes);
-    if (reserve) *reserve = gm_size_between(kept / 2, kept, 2 * kept);
+    if (workspace) *workspace = gm_size_between(GM_PASSING, 0, bytes, 2 * bytes);
+    if (reserve) *reserve = gm_size_between(GM_KEPT, kept / 2, kept, 2 * kept);
     return GM_SUCCESS;
 }
 

@@ -22,6 +22,11 @@ enum { LARGEST_PRIME = 127, BLUESTEIN = 8, MOST_RANK = 3, SHARED_BYTES = 48 * 10
 
 static atomic_int plans;
 
+enum { PLANS = 4096 }; /* PyTorch's cache keeps fewer of a device */
+static struct {
+    uint64_t usual, most;
+} areas[PLANS]; /* by the plan's number */
+
 GM_API int cufftCreate(int *plan) {
     if (!gm_visible()) return FFT_SETUP_FAILED;
     *plan = 1 + (int)((unsigned)atomic_fetch_add_explicit(&plans, 1, memory_order_relaxed) & 0x3fffffff);
@@ -42,7 +47,8 @@ GM_API int cufftSetStream(int plan, void *stream) {
 }
 
 GM_API int cufftSetWorkArea(int plan, void *area) {
-    (void)plan, (void)area;
+    unsigned at = (unsigned)plan % PLANS;
+    gm_workspace_in_use(GM_IN_USE, area, 0, areas[at].usual, areas[at].most, 0);
     return GM_SUCCESS;
 }
 
@@ -78,7 +84,9 @@ GM_API int cufftXtMakePlanMany(int plan, int rank, long long *n, long long *inem
     }
     bool in_shared = rank == 1 && !(n[0] & (n[0] - 1)) && (size_t)n[0] * element(execution) <= SHARED_BYTES;
     size_t usual = bluestein ? bytes * BLUESTEIN : in_shared ? 0 : bytes;
-    *size = gm_size_between(0, usual, bytes * BLUESTEIN);
+    areas[(unsigned)plan % PLANS].usual = usual;
+    areas[(unsigned)plan % PLANS].most = bytes * BLUESTEIN;
+    *size = gm_size_between(GM_IN_USE, 0, usual, bytes * BLUESTEIN);
     return GM_SUCCESS;
 }
 

@@ -30,13 +30,14 @@ static int new_descriptor(void **out, size_t size) {
 }
 
 static int delete_descriptor(void *d) {
+    gm_workspaces_end();
     free(d);
     return GM_SUCCESS;
 }
 
 static int workspace(size_t *size, uint64_t most) {
     gm_note_sizes(GM_CUSPARSE);
-    *size = gm_size_up_to(most);
+    *size = gm_size_up_to(GM_HELD, most);
     return GM_SUCCESS;
 }
 
