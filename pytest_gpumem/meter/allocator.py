@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 NO_CACHING: Final = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 """an environment variable; its presence counts, whatever its value"""
+MOST_COLLECTIONS: Final = 50
+"""collections, each of which may find what the last one has let go of"""
 Stats = dict[str, Any]
 """the allocator's statistics of one device, nested as ``memory_stats_as_nested_dict`` has them"""
 
@@ -137,12 +140,28 @@ def settle(devices: int | range) -> None:
 
     # a collection takes tens of milliseconds where many modules are loaded: only if it can help
     if any(current(device).allocated for device in device_range(devices)):
-        gc.collect()
+        collect_garbage()
     for device in device_range(devices):
         torch.cuda.synchronize(device)
     torch._C._cuda_clearCublasWorkspaces()
     with VIEW.hidden_counters(device_range(devices)):
         VIEW.empty_cache()
+
+
+def collect_garbage() -> None:
+    """Collect garbage until there is none.
+
+    One collection is not always enough. Objects that C++ refers to (an autograd node's hooks) are
+    garbage only once the last collection has freed the node. And while another thread collects,
+    ``gc.collect()`` returns at once and has done nothing.
+    """
+    for _ in range(MOST_COLLECTIONS):
+        number = gc.get_stats()[-1]["collections"]
+        unreachable = gc.collect()
+        if gc.get_stats()[-1]["collections"] == number:
+            time.sleep(0.01)  # the other thread goes on meanwhile
+        elif not unreachable:
+            return
 
 
 @contextmanager
@@ -167,7 +186,7 @@ def collect_all() -> None:
     the instance die with it.
     """
     gc.unfreeze()
-    gc.collect()
+    collect_garbage()
     gc.freeze()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +16,7 @@ from pytest_gpumem.measurement import DeviceInfo, Measurement, Peak
 from pytest_gpumem.meter.allocator import (
     alloc_retries,
     collect_all,
+    collect_garbage,
     current_in,
     is_switched_off,
     own_garbage_only,
@@ -476,7 +476,7 @@ class Meter:
         use = self._use.result([peak.reserved for peak in held]) if whole else ()
         retained = self._isolation.own(held)
         if whole and any(peak.allocated for peak in retained):
-            gc.collect()
+            collect_garbage()
             retained = self.counted()
         sentences = [*notes, *(tally.notes if tally else ()), *shared(use, self.info.name)]
         if self.info.kind == "virtual":  # a GPU's driver loads kernels there, when it wants

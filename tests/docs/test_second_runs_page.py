@@ -1,16 +1,19 @@
-"""The page of second runs: each test that it names is there."""
+"""The pages that name a test in each row: the tests are there."""
 
 from __future__ import annotations
 
 import re
 
+import pytest
 from helpers.paths import ROOT
 
-PAGE = ROOT / "docs" / "explanation" / "second-runs.md"
+PAGES = ROOT / "docs" / "explanation"
 
 
-def test_each_test_that_the_page_names_is_there():
-    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if "tests/" in line]
+@pytest.mark.parametrize("page", ["second-runs.md", "hard-places.md"])
+def test_each_test_that_the_page_names_is_there(page):
+    lines = (PAGES / page).read_text(encoding="utf-8").splitlines()
+    rows = [line for line in lines if "tests/" in line]
     assert len(rows) > 15
     for row in rows:
         path = ""

@@ -1,9 +1,11 @@
 """Bringing a device to the same state before every step; caps that are exact."""
 
 import gc
+import threading
 
 import pytest
 from helpers.virtual_gpu import CARD_80GIB, MIB, child, opened
+from helpers.warm import HANGS
 
 from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices.memory_cap import CAPS, GET_FRACTION, cap_fraction, set_cap
@@ -107,6 +109,52 @@ def test_whoever_resets_the_peaks_is_seen_before_and_we_are_not(device):
 
 
 # ---- the collector ----
+
+
+def hooked(held):
+    """A ring with an autograd node in it, whose hook holds something: C++ refers to that."""
+    import torch
+
+    leaf = torch.ones(1, requires_grad=True)
+    product = leaf * 1
+    product.grad_fn.register_hook(lambda *_gradients, held=held: None)
+    return Ring(product)
+
+
+def test_garbage_that_a_collection_only_finds_after_another_is_gone(device):
+    """Each ring is reachable until the node before it is freed."""
+    inner = Ring(tensor(4 * MIB))
+    for _ in range(4):
+        inner = hooked(inner)
+    del inner
+    settle(2)
+    assert current(0) == Peak(0, 0)
+
+
+def test_garbage_is_collected_though_another_thread_collects(device):
+    """Python's collector refuses to begin meanwhile, without a word."""
+    collecting, ended = threading.Event(), threading.Event()
+
+    class Slow:
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            collecting.set()
+            ended.wait(HANGS)
+
+    Slow()
+    thread = threading.Thread(target=gc.collect)
+    thread.start()
+    assert collecting.wait(HANGS)
+    Ring(tensor(4 * MIB))
+    assert gc.collect() == 0
+    timer = threading.Timer(0.05, ended.set)
+    timer.start()
+    settle(2)
+    assert current(0) == Peak(0, 0)
+    timer.join()
+    thread.join()
 
 
 def test_the_collector_sees_a_steps_own_objects_alone():

@@ -229,7 +229,7 @@ class VirtualDevice:
             raise DeviceError(WHAT, *reason)
         try:
             library = NativeLibrary()
-        except OSError as error:
+        except (OSError, AttributeError) as error:  # one of another version lacks a function
             remedy = (
                 "install pytest-gpumem again on this machine, from source; in a source tree: "
                 "python setup.py build_ext --inplace"

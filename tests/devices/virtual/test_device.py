@@ -1,5 +1,6 @@
 """One process, several cards: PyTorch sees each as if it had started on it."""
 
+import os
 from dataclasses import replace
 from itertools import pairwise
 
@@ -8,6 +9,8 @@ from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, child, opened, virtual_dev
 
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.memory_cap import set_cap
+from pytest_gpumem.devices.virtual import native
+from pytest_gpumem.devices.virtual.device import VirtualDevice
 from pytest_gpumem.errors import DeviceError
 
 # getChosenWorkspaceSize in ATen/cuda/CublasHandlePool.cpp: 4096 * 1024 * 2 + 16 * 1024 * 8,
@@ -176,3 +179,19 @@ def test_a_card_that_cannot_be_had_leaves_the_last_one(monkeypatch):
         import torch
 
         assert torch.cuda.mem_get_info()[1] == CARDS["T4"].total_memory
+
+
+def test_a_library_that_lacks_a_function_is_refused_by_name(monkeypatch, tmp_path):
+    """A source tree was updated, and not built again."""
+    library = tmp_path / "libolder.so"
+    name, other = b"\0gpumem_fill_zeros\0", b"\0gpumem_fill_zerox\0"
+    content = native.LIBRARY.read_bytes()
+    assert name in content
+    library.write_bytes(content.replace(name, other))
+    monkeypatch.setattr(native, "LIBRARY", library)
+    monkeypatch.setattr("ctypes.RTLD_GLOBAL", os.RTLD_LOCAL | os.RTLD_DEEPBIND)
+    monkeypatch.setattr(VirtualDevice, "_loaded", None)
+    monkeypatch.setattr("pytest_gpumem.devices.virtual.device.torch_is_imported", lambda: False)
+    problem = r"undefined symbol: gpumem_fill_zeros; .*build_ext --inplace"
+    with pytest.raises(DeviceError, match=problem):
+        VirtualDevice.load(CARDS["T4"])
