@@ -180,6 +180,7 @@ class _Watch:
         self._folders = folders
         self._peaks: dict[int, Peak] = {}
         self._readbacks: Readbacks | None = None
+        self._stack = ExitStack()
         self._mode: ValueMode | None = None
         self._failure = ""
         """the reason why it has no values"""
@@ -196,7 +197,7 @@ class _Watch:
         try:
             library = NativeLibrary()
             self._readbacks = readbacks = Readbacks(library.set_endless)
-            library.on_readback(readbacks.seen)
+            self._stack.enter_context(readbacks.watching(library))
             if scope != "off":
                 from pytest_gpumem.devices.virtual.values.mode import ValueMode
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.devices.cards import Card
 
-_READBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_int)
+_READBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
 _KNOWN_READ = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
 
 _CLOCK_RATE_KHZ = 1_500_000
@@ -463,12 +463,11 @@ class NativeLibrary:
         self._lib.gpumem_readbacks(raw)
         return Counters(int(self._lib.gpumem_launches()), *raw)
 
-    def on_readback(self, callback: Callable[[int, int], bool] | None) -> None:
+    def on_readback(self, callback: Callable[[int], bool] | None) -> None:
         """Call ``callback`` at every copy of unknown bytes to the host.
 
-        It takes the copy's size, and whether an operator chooses a size by it.
-
-        Where it returns True the copy fails, with the error of :meth:`set_endless`.
+        It takes the copy's size. Where it returns True the copy fails, with the error of
+        :meth:`set_endless`.
         """
         # kept as an attribute: ctypes does not keep the callback alive for the library
         self._readback_callback = _READBACK(callback) if callback else _READBACK()

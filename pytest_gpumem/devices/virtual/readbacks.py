@@ -1,34 +1,47 @@
-"""Lines that read values back from the virtual GPU which no kernel computed."""
+"""Lines that decide by values of the virtual GPU which no kernel computed.
+
+Operators whose sizes depend on values are known by themselves. A number that a program reads back
+tells what the program does with it (uncertain_numbers.py): tensors' methods return such numbers.
+"""
 
 from __future__ import annotations
 
+import functools
 import sys
+import threading
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.devices.virtual.decisions import PACKAGE, decides, is_test_of_while
+from pytest_gpumem.devices.virtual.uncertain_numbers import uncertain
 from pytest_gpumem.errors import DeviceError
-from pytest_gpumem.source_lines import shown_path, users_line
+from pytest_gpumem.source_lines import is_users, package_path, shown_path, users_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
-    Row = tuple[str, int, int, int, int]
-    """a file, a line, the number of values that it read; rows or elements taken, and of how many"""
+    from pytest_gpumem.devices.virtual.library import NativeLibrary
 
-MOST_ROUNDS: Final = 10_000
-"""values that are not computed, read by the test of one ``while``; no text that is generated is so
-long, and it takes a second"""
-MOST_READ: Final = 100_000
-"""such values that any one line reads: a loop may end by itself, so that more are let through"""
-MOST_FIRST: Final = 100
-"""such values that a line reads in a run which is followed by one with values: a loop that waits
-for them, as that of ``generate()``, is left early, and layers that each read one are not"""
+    Site = tuple[str, int, str]
+    """a file and a line of the user's, and the line of PyTorch's that decides, or "\""""
+    Row = tuple[str, int, str, int, int, int]
+    """a site, the number of values that it decided by; rows or elements taken, and of how many"""
+
+MOST_READ: Final = 20_000
+"""values that are not computed and by which one line decides: no text that is generated is so long,
+and a loop that waits for them takes seconds"""
+LARGEST_SIZE: Final = 8
+"""bytes of the largest size that an operator asks the device for, where no values are computed"""
 MOST_SITES: Final = 3
 """lines that a note names"""
+OPTIMIZERS: Final = str(Path("torch", "optim"))
+"""PyTorch's folder of optimizers"""
+HANDING_ON: Final = ("torch/_ops.py", "torch/_tensor.py", "torch/overrides.py", "/functional.py")
+"""files of PyTorch's with functions that hand a call on: the call is their caller's"""
+PACKAGE: Final = f"{Path(__file__).parents[2]}/"
 SCALER: Final = str(Path("torch", "amp", "grad_scaler.py"))
 """PyTorch's file with torch.amp.GradScaler"""
 NO_OVERFLOW: Final = (
@@ -41,21 +54,33 @@ NO_OVERFLOW: Final = (
 class _Guesses:
     """The values of one kind, unknown or assumed, that a program decided by, by its lines."""
 
-    lines: Counter[tuple[str, int]] = field(default_factory=Counter)
-    taken: Counter[tuple[str, int]] = field(default_factory=Counter)
+    lines: Counter[Site] = field(default_factory=Counter)
+    taken: Counter[Site] = field(default_factory=Counter)
     """rows or elements that operators took at each line by such values"""
-    offered: Counter[tuple[str, int]] = field(default_factory=Counter)
+    offered: Counter[Site] = field(default_factory=Counter)
     """of so many"""
+    unseen: dict[NumberRead, None] = field(default_factory=dict)
+    """whole numbers that were read and of which no use was seen: they may be sizes"""
+
+    def all_lines(self) -> Counter[Site]:
+        """Return the values by their lines, and those with them that may have been sizes."""
+        return self.lines + Counter(read.site for read in self.unseen)
+
+    def total(self) -> int:
+        """Return how many they are."""
+        return self.lines.total() + len(self.unseen)
 
     def where(self, root: Path) -> str:
         """Return the lines, those where sizes depend on the values first."""
         sites = sorted(
-            (site for site, _ in self.lines.most_common() if site[0]),
+            (site for site, _ in self.all_lines().most_common() if site[0]),
             key=lambda site: site not in self.offered,
         )
         named = []
         for site in sites[:MOST_SITES]:
             line = f"{shown_path(site[0], root)}:{site[1]}"
+            if site[2]:
+                line += f" through {site[2]}"
             if site in self.offered:
                 line = f"{self.taken[site]:,} of {self.offered[site]:,} taken at {line}"
             named.append(line)
@@ -68,19 +93,54 @@ class _Guesses:
         return [
             (
                 str(Path(site[0]).absolute()) if site[0] else "",
-                *(site[1], count, self.taken[site], self.offered[site]),
+                *(site[1], site[2], count, self.taken[site], self.offered[site]),
             )
-            for site, count in self.lines.items()
+            for site, count in self.all_lines().items()
         ]
 
     def add(self, rows: Sequence[Row]) -> None:
         """Add the counts of another process."""
-        for filename, line, count, taken, offered in rows:
-            site = filename, line
+        for filename, line, within, count, taken, offered in rows:
+            site = filename, line, within
             self.lines[site] += count
             if offered:
                 self.taken[site] += taken
                 self.offered[site] += offered
+
+
+class _Here(threading.local):
+    """What this thread reads values for."""
+
+    purpose = ""
+    """"number": a tensor's method returns it; "shown": text is made of it; "kept": as a tensor"""
+    guesses: _Guesses | None = None
+    """of the number that is read, where it is not computed"""
+
+
+class NumberRead:
+    """The read of one number that was not computed: see uncertain_numbers.py."""
+
+    __slots__ = ("_guesses", "_readbacks", "site")
+
+    def __init__(self, readbacks: Readbacks, guesses: _Guesses, *, whole: bool) -> None:
+        self._readbacks, self._guesses = readbacks, guesses
+        self.site = site_of(sys._getframe(1))
+        if whole:
+            guesses.unseen[self] = None
+
+    def tell(self) -> None:
+        """Note that the program decides by the number."""
+        self.use()
+        if self._readbacks.holds(self._guesses):
+            self._readbacks.decide(self._guesses)
+
+    def use(self) -> None:
+        """Note that the program computes with the number, or shows it."""
+        self._guesses.unseen.pop(self, None)
+
+    def derive(self, *, whole: bool) -> NumberRead:
+        """Return the read of a number that was computed from this one."""
+        return NumberRead(self._readbacks, self._guesses, whole=whole)
 
 
 class Readbacks:
@@ -96,49 +156,37 @@ class Readbacks:
             set_endless: is called with the error that a copy is about to fail with.
         """
         self._set_endless = set_endless
-        self.in_sized_operator: Callable[[FrameType | None], bool] | None = None
-        """asks the values' mode whether a frame runs an operator that may choose a size"""
-        self._unknown = _Guesses()
-        self._assumed = _Guesses()
-        self.any_read = False
-        """whether the program read an unknown or assumed value, be it to show it or to keep it"""
+        self._here = _Here()
+        self.computes = False
+        """whether values are computed, so that every operator is seen"""
         self.answered = False
         """whether the copies of the operator that runs are of known values"""
-        self._any_overflow = False
-        """whether GradScaler asked if gradients overflowed that are not known"""
-        self.any_known = False
-        """whether the program read a value that was computed"""
-        self._by_known = False
-        """whether it decided by one"""
-        self.rerun_follows = False
-        """whether the program runs once more, with values: it need not run to its end"""
+        self.clear()
 
     def clear(self) -> None:
         """Begin anew."""
         self._unknown = _Guesses()
         self._assumed = _Guesses()
-        self.any_read = self.any_known = self._by_known = self._any_overflow = False
-        self.rerun_follows = False
+        self.any_read = self._any_overflow = False
+
+    def holds(self, guesses: _Guesses) -> bool:
+        """Return whether guesses are of the test that runs: a number may outlive its own."""
+        return guesses is self._unknown or guesses is self._assumed
 
     @property
     def any_unknown(self) -> bool:
         """Whether the program decided by an unknown value."""
-        return bool(self._unknown.lines)
+        return bool(self._unknown.total())
 
     @property
     def any_assumed(self) -> bool:
         """Whether the program decided by an assumed value."""
-        return bool(self._assumed.lines)
-
-    @property
-    def any_deciding(self) -> bool:
-        """Whether the program decided by any value, known or not."""
-        return self._by_known or self.any_unknown or self.any_assumed
+        return bool(self._assumed.total())
 
     @property
     def counts(self) -> tuple[int, int]:
         """The numbers of unknown and of assumed values that the program decided by."""
-        return self._unknown.lines.total(), self._assumed.lines.total()
+        return self._unknown.total(), self._assumed.total()
 
     def rows(self) -> tuple[list[Row], list[Row]]:
         """Return the counts of unknown and of assumed values, for another process's ``add``."""
@@ -150,52 +198,144 @@ class Readbacks:
         self._unknown.add(unknown)
         self._assumed.add(assumed)
 
-    def seen(self, size: int, sized: int = 0) -> bool:
+    @contextmanager
+    def purpose(self, purpose: str) -> Iterator[None]:
+        """Say what this thread reads values for, within a block."""
+        here, outer = self._here, self._here.purpose
+        here.purpose = outer or purpose
+        try:
+            yield
+        finally:
+            here.purpose = outer
+
+    def seen(self, size: int) -> bool:
         """Note one copy of unknown bytes; called by the native library, on any thread.
 
-        Args:
-            size: of the copy.
-            sized: whether an operator chooses a size by it.
-
         Returns:
-            whether the copy is to fail: its loop would not end, or need not.
+            whether the copy is to fail: its loop would not end.
         """
         if self.answered:
             return False
-        self.any_read = True
-        frame, lines = sys._getframe().f_back, self._unknown.lines
-        self._any_overflow |= asks_for_infinities(frame)
-        is_sized = bool(sized) or (
-            self.in_sized_operator is not None and self.in_sized_operator(frame)
-        )
-        endless = _note(frame, size, lines, sized=is_sized, short=self.rerun_follows)
-        if endless is not None and self._set_endless is not None:
-            self._set_endless(str(endless))
-        return endless is not None
+        if not self.computes and size > LARGEST_SIZE and not self._here.purpose:
+            self.any_read = True  # a tensor, as it seems
+            return False
+        try:
+            self._read(self._unknown)
+        except DeviceError as endless:
+            if self._set_endless is not None:
+                self._set_endless(str(endless))
+            return True
+        return False
 
-    def seen_known(self, size: int, *, sized: bool) -> None:
-        """Note that a known value of so many bytes is read; only the first that decides counts."""
-        self.any_known = True
-        frame = sys._getframe().f_back
-        if not self._by_known and not asks_for_infinities(frame):
-            self._by_known = decides(frame, size, sized=sized)
-
-    def seen_assumed(self, size: int, *, sized: bool) -> None:
-        """Note that an assumed value of so many bytes is read.
-
-        Args:
-            size: of the value.
-            sized: whether an operator chooses a size by it.
+    def seen_assumed(self) -> None:
+        """Note that an assumed value is read.
 
         Raises:
             DeviceError: the loop that reads it would not end.
         """
+        self._read(self._assumed)
+
+    def _read(self, guesses: _Guesses) -> None:
+        here = self._here
+        if here.purpose == "shown":
+            return
         self.any_read = True
-        frame = sys._getframe().f_back
-        self._any_overflow |= asks_for_infinities(frame)
-        endless = _note(frame, size, self._assumed.lines, sized=sized)
-        if endless is not None:
-            raise endless
+        if here.purpose == "number":
+            here.guesses = guesses
+        elif here.purpose != "kept":
+            self.decide(guesses)
+
+    def decide(self, guesses: _Guesses) -> None:
+        """Count a decision by a value.
+
+        Raises:
+            DeviceError: the loop that decides would not end.
+        """
+        frame = sys._getframe(1)
+        if is_check_of_an_optimizer(frame):
+            return
+        if asks_for_infinities(frame):
+            self._any_overflow = True
+            return
+        site = site_of(frame)
+        guesses.lines[site] += 1
+        if site[0] and guesses.lines[site] >= MOST_READ:
+            raise DeviceError(
+                f"{shown_path(site[0], Path.cwd())}:{site[1]}",
+                f"{guesses.lines[site]:,} values were read here that the virtual GPU has not "
+                "computed, and a loop that waits for them does not end",
+                'compute them (values="full"), guard the loop with `if gpu_memory.computes:`, or '
+                "bound it",
+            )
+
+    # -- methods of tensors --
+
+    @contextmanager
+    def watching(self, library: NativeLibrary) -> Iterator[None]:
+        """See the program's reads, and have tensors' methods return numbers that tell."""
+        import torch
+
+        tensor: Any = torch.Tensor
+        methods = {
+            "item": self._returning,
+            "tolist": self._returning,
+            "__float__": self._keeping,
+            "__repr__": self._showing,
+            "__format__": self._showing,
+        }
+        own = {name: tensor.__dict__.get(name) for name in methods}
+        for name, wrap in methods.items():
+            setattr(tensor, name, wrap(getattr(tensor, name)))
+        library.on_readback(self.seen)
+        try:
+            yield
+        finally:
+            library.on_readback(None)
+            for name, method in own.items():
+                if method is None:
+                    delattr(tensor, name)
+                else:
+                    setattr(tensor, name, method)
+
+    def _returning(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        here = self._here
+
+        @functools.wraps(method)
+        def read(tensor: object) -> Any:  # noqa: ANN401 - a number
+            outer, here.guesses = (here.purpose, here.guesses), None
+            here.purpose = outer[0] or "number"
+            try:
+                number = method(tensor)
+                guesses = here.guesses
+            finally:
+                here.purpose, here.guesses = outer
+            if guesses is None:
+                return number
+            first = number
+            while isinstance(first, list) and first:
+                first = first[0]
+            if isinstance(first, bool):  # a class of which there are no others
+                self.decide(guesses)
+                return number
+            return uncertain(number, NumberRead(self, guesses, whole=type(first) is int))
+
+        return read
+
+    def _keeping(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def read(tensor: object) -> Any:  # noqa: ANN401 - a number
+            with self.purpose("kept"):
+                return method(tensor)
+
+        return read
+
+    def _showing(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def show(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - a text
+            with self.purpose("shown"):
+                return method(*args, **kwargs)
+
+        return show
 
     def seen_taken(self, taken: int, offered: int, counts: tuple[int, int]) -> None:
         """Note how many of so many rows or elements an operator took by values not computed.
@@ -205,11 +345,11 @@ class Readbacks:
             offered: the number that it chose from.
             counts: ``counts`` before it ran.
         """
-        line = users_line(sys._getframe().f_back)
-        if line is not None:
+        site = site_of(sys._getframe(1))
+        if site[0]:
             guesses = self._unknown if self.counts[0] > counts[0] else self._assumed
-            guesses.taken[line.filename, line.line] += taken
-            guesses.offered[line.filename, line.line] += offered
+            guesses.taken[site] += taken
+            guesses.offered[site] += offered
 
     def notes(self, root: Path) -> list[str]:
         """Return the sentences about these values; files as seen from ``root``."""
@@ -222,46 +362,33 @@ class Readbacks:
             ),
             (self._assumed, "assumed", "the figures hold for finite, evenly spread values"),
         ):
-            total = guesses.lines.total()
+            total = guesses.total()
             if total:
                 values = f"{total} values were" if total > 1 else "1 value was"
                 sentences.append(f"{values} {event}{guesses.where(root)}: {consequence}")
         return sentences + [NO_OVERFLOW] * self._any_overflow
 
 
-def _note(
-    frame: FrameType | None,
-    size: int,
-    sites: Counter[tuple[str, int]],
-    *,
-    sized: bool,
-    short: bool = False,
-) -> DeviceError | None:
-    """Count a value; return the error that ends a loop which waits for it in vain.
+def site_of(frame: FrameType | None) -> Site:
+    """Return the line of the user's in a stack of frames, and PyTorch's line within."""
+    line, within = users_line(frame), ""
+    while frame is not None and not within:
+        filename = frame.f_code.co_filename
+        if is_users(filename):
+            break
+        if not filename.startswith(PACKAGE) and not filename.endswith(HANDING_ON):
+            path = package_path(filename)
+            within = f"{path}:{frame.f_lineno}" if path.startswith("torch/") else ""
+        frame = frame.f_back
+    return (line.filename, line.line, within) if line else ("", 0, within)
 
-    Args:
-        frame: the innermost frame of Python's.
-        size: bytes of the value.
-        sites: the values so far, by the lines that read them.
-        sized: whether an operator chooses a size by it.
-        short: whether few are let through.
-    """
-    if asks_for_infinities(frame) or not decides(frame, size, sized=sized):
-        return None
-    line = users_line(frame)
-    site = (line.filename, line.line) if line else ("", 0)
-    sites[site] += 1
-    count = sites[site]
-    most = MOST_FIRST if short else MOST_ROUNDS
-    bounded = short or count >= MOST_READ or is_test_of_while(*site)
-    if line is None or count < most or not bounded:
-        return None
-    return DeviceError(
-        f"{shown_path(line.filename, Path.cwd())}:{line.line}",
-        f"{count:,} values were read here that the virtual GPU has not computed, and a loop that "
-        "waits for them does not end",
-        'compute them (values="full"), guard the loop with `if gpu_memory.computes:`, or bound it',
-    )
+
+def is_check_of_an_optimizer(frame: FrameType | None) -> bool:
+    """Return whether an optimizer that is made checks its arguments: nothing depends on that."""
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
+    code = frame.f_code if frame is not None else None
+    return code is not None and code.co_name == "__init__" and OPTIMIZERS in code.co_filename
 
 
 def asks_for_infinities(frame: FrameType | None) -> bool:

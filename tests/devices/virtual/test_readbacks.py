@@ -1,13 +1,15 @@
 """Loops that wait for values which are not computed."""
 
+import copy
+import pickle
 import re
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from helpers.virtual_gpu import opened
 
 from pytest_gpumem.devices.virtual import readbacks
+from pytest_gpumem.errors import DeviceError
 
 
 def wait(x):
@@ -21,6 +23,11 @@ def wait_within(x):
             break
 
 
+def wait_by_a_number(x):
+    while not x.mean().item() > 2:
+        pass
+
+
 def count(x, rounds):
     for _ in range(rounds):
         assert not x.mean() > 2
@@ -30,21 +37,19 @@ def count(x, rounds):
 def test_a_loop_that_waits_for_such_a_value_ends_with_its_line(values, monkeypatch):
     import torch
 
-    monkeypatch.setattr(readbacks, "MOST_ROUNDS", 100)
-    monkeypatch.setattr(readbacks, "MOST_READ", 1000)
-    cases = ((wait, 1, 100), (wait_within, 2, 1000))
+    monkeypatch.setattr(readbacks, "MOST_READ", 100)
     with opened() as device:
         device.compute_values(values)
         x = torch.randn(3000, 3000, device="cuda")
-        for loop, offset, rounds in cases:
-            with pytest.raises(RuntimeError) as error:
+        for loop, offset in ((wait, 1), (wait_within, 2), (wait_by_a_number, 1)):
+            with pytest.raises((RuntimeError, DeviceError)) as error:
                 loop(x)
             line = loop.__code__.co_firstlineno + offset
             text = str(error.value)
-            assert f"test_readbacks.py:{line}: {rounds:,} values were read here" in text
+            assert f"test_readbacks.py:{line}: 100 values were read here" in text
             assert 'values="full"' in text
             assert "gpu_memory.computes" in text
-        count(x, 101)  # it ends by itself
+        count(x, 99)  # it ends by itself
         device.compute_values("off")
         assert torch.ones(2, device="cuda").sum().item() == 0  # the error leaves nothing behind
 
@@ -125,38 +130,101 @@ def test_a_loss_that_shapes_nothing_makes_no_note(capsys):
     assert capsys.readouterr().out.count("0.000") == 2
 
 
-def test_an_operator_that_reads_for_a_size_is_told_from_one_that_reads_a_number():
+DECIDES = [
+    "if x.mean(): pass",
+    "if x.mean().item(): pass",
+    "while x.mean() < 0: pass",
+    "assert x.mean().item() != 2",
+    "loss = x.mean().item()\nloss > 3",
+    "total = 0\ntotal += x.mean().item()\ntotal / 3 > 1",
+    "sorted([x.mean().item(), 1.0])",
+    "int(x.mean())",
+    "int(x.mean().item())",
+    "y = torch.zeros(n.item(), device='cuda')",
+    "kept.append(n.item())\n[0] * kept[0]",
+    "kept.append(n.item() + 1)\nrange(kept[0])",
+    "y = [0] * int(n)",
+    "y = x[x > 0]",
+    "y = x.nonzero()",
+    "kept.append(x[x > 0])",
+    "print(x[x > 0].shape)",
+    "y = n.cpu()",
+    "y = (x[0] > 0).tolist()",
+    "y = torch.zeros(round(x.mean().item() * 3))",
+]
+SHOWS = [
+    "x.mean().item()",
+    "print(x.mean(), x)",
+    "print(f'{x.mean().item():.3f} {x.mean():.2f}')",
+    "kept.append(x.mean().item())\nprint(sum(kept) / len(kept))",
+    "loss = float(x.mean())",
+    "import json\njson.dumps({'loss': x.mean().item()})",
+    "import math\nmath.exp(x.mean().item())",
+    "correct = 0\ncorrect += n.item()\naccuracy = correct / 3\nprint(accuracy)",
+    "print(n.item())",
+    "y = x[0].cpu().numpy()",
+    "y = x[0].tolist()",
+    "y = x * x.mean().item()",
+    "y = torch.full((2,), x.mean().item(), device='cuda')",
+    "torch.optim.SGD([torch.nn.Parameter(x)], lr=x.mean().item())",
+    (
+        "double = torch.compile(torch.mul, backend='eager', fullgraph=True)\n"
+        "double(torch.ones(2), x.mean().item())"
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict"), [(code, True) for code in DECIDES] + [(code, False) for code in SHOWS]
+)
+def test_a_number_tells_whether_a_program_decides_by_it(code, verdict, capsys):
     import torch
 
-    def backward(x):
-        weight = torch.ones(4, 2, device="cuda", requires_grad=True)
-        weight[x > 1].sum().backward()
-
-    sized = (
-        lambda x: x.nonzero(),
-        lambda x: x[x > 1],
-        lambda x: x.unique(),
-        lambda x: x[:, None].to_sparse(),
-        lambda x: x.repeat_interleave(x.long()),
-        backward,
-    )
-    numbers = (
-        lambda x: x.sum().item(),
-        lambda x: x.cpu(),
-        lambda x: float(x[0]),
-        lambda x: x.tolist(),
-        lambda x: torch.equal(x, x + 1),
-        lambda x: torch.ops.aten._local_scalar_dense(x[0]),
-        lambda x: torch.linalg.inv_ex(x[:, None] + x, check_errors=True),
-    )
     with opened() as device:
-        flags = []
-        device.library.on_readback(lambda _size, sized: flags.append(sized) or False)
-        x = torch.ones(4, device="cuda")
-        for calls, expected in ((sized, True), (numbers, False)):
-            for call in calls:
-                flags.clear()
-                with suppress(RuntimeError):  # before torch 2.15 zero says: a repeat is negative
-                    call(x)
-                assert set(flags) == {int(expected)}
-        device.library.on_readback(None)
+        device.compute_values("auto")
+        x = torch.randn(3000, 3000, device="cuda")
+        n = (x.mean(0) > 2).sum()
+        exec(code, {"x": x, "n": n, "torch": torch, "kept": []})
+        notes = device.notes(Path.cwd())
+        assert bool(notes) == verdict, notes
+    capsys.readouterr()
+
+
+def test_a_number_is_like_any_other_and_outlives_no_test():
+    import torch
+
+    with opened() as device:
+        device.compute_values("auto")
+        x = torch.randn(3000, 3000, device="cuda")
+        loss, count = x.mean().item(), (x.mean(0) > 2).sum().item()
+        for number, kind in ((loss, float), (count, int)):
+            assert isinstance(number, kind)
+            assert type(pickle.loads(pickle.dumps(number))) is kind
+            assert type(copy.deepcopy(number)) is kind
+            assert repr(number) == repr(kind(number))
+            assert hash(number) == hash(kind(number))
+        assert type(loss * 2 + 1) is type(loss) is not float
+        device.compute_values("auto")
+        assert loss > 0 or loss <= 0
+        assert device.notes(Path.cwd()) == []  # of another test
+    assert torch.Tensor.item is torch._C.TensorBase.item
+
+
+def test_the_line_of_a_library_that_decides_is_named():
+    import torch
+
+    with opened() as device:
+        device.compute_values("auto")
+        weight = torch.nn.Parameter(torch.randn(3000, 3000, device="cuda"))
+        optimizer = torch.optim.LBFGS([weight], max_iter=3)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = weight.square().sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        (note,) = device.notes(Path(__file__).parent)
+        line = closure.__code__.co_firstlineno + 6
+        assert f"(test_readbacks.py:{line} through torch/optim/lbfgs.py:" in note

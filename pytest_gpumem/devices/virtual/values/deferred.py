@@ -178,7 +178,7 @@ class DeferredValues:
             map_arguments(arguments, lasting, lambda generator: generator)
             for arguments in (call.args, call.kwargs)
         )
-        call = call._replace(args=(), kwargs={})
+        call = call.without_arguments()
         return Recipe(call, args, kwargs, layout, changed, address, nbytes, work, steps, kept)
 
     def _recipe_at(self, tensor: Tensor) -> Recipe | None:

@@ -36,11 +36,11 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
 from pytest_gpumem.devices.virtual.values.layouts import opens
 from pytest_gpumem.devices.virtual.values.operators import OperatorCall, register, traits_of
 from pytest_gpumem.devices.virtual.values.short_ways import any_unknown, makes_like, makes_new
-from pytest_gpumem.devices.virtual.values.sized_outputs import ANSWERS, COPIES, taken_of
+from pytest_gpumem.devices.virtual.values.sized_outputs import COPIES, taken_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from types import CodeType, FrameType
+    from types import CodeType
 
     from torch._ops import OpOverload
 
@@ -374,19 +374,6 @@ def _numbers_as_tensors(op: OpOverload, args: Sequence[Any]) -> list[Any]:
         ]
 
 
-def is_in_sized_operator(frame: FrameType | None) -> bool:
-    """Return whether an operator that a frame runs may choose a size by the bytes that it reads."""
-    if frame is None or frame.f_code not in _frames():
-        return False
-    variables = frame.f_locals
-    op = variables["op"]
-    if type(variables) is dict:  # before Python 3.13 a copy, which would keep the arguments alive
-        variables.clear()
-    traits = traits_of(op)
-    answers = op._schema.name in ANSWERS or "linalg" in traits.name
-    return not (traits.reads_back or traits.copies or answers)
-
-
 @functools.cache
 def _frames() -> set[CodeType]:
     """Return the functions that run operators."""
@@ -427,6 +414,9 @@ def _run(mode: Computer, op: OpOverload, args: Any, kwargs: Any) -> Any:  # noqa
     call = OperatorCall(op, traits_of(op), args, kwargs)
     run = _run_opened if _is_opened(mode, call) else _run_closed
     try:
+        if call.traits.copies and call.copies_floats_to_host():
+            with mode.readbacks.purpose("kept"):
+                return run(mode, call)
         return run(mode, call)
     except BaseException:
         del args, kwargs, call
@@ -447,7 +437,7 @@ def _is_opened(mode: Computer, call: OperatorCall) -> bool:
 def _run_closed(mode: Computer, call: OperatorCall) -> Any:  # noqa: ANN401 - as the operator
     """Run an operator of which nothing inside is seen."""
     __tracebackhide__ = True
-    op, traits, args, kwargs = call
+    op, traits, args, kwargs = call.op, call.traits, call.args, call.kwargs
     here, plan = mode.running_here, None
     if here.opened is not None:
         here.opened.begin_inner(call.inputs())
@@ -463,7 +453,7 @@ def _run_closed(mode: Computer, call: OperatorCall) -> Any:  # noqa: ANN401 - as
         result = op._op(*args, **kwargs)
     except BaseException:
         del args, kwargs, plan
-        call = call._replace(args=(), kwargs={})
+        call = call.without_arguments()
         raise
     finally:
         mode.count(-1)
@@ -485,7 +475,7 @@ def _run_closed(mode: Computer, call: OperatorCall) -> Any:  # noqa: ANN401 - as
 def _run_opened(mode: Computer, call: OperatorCall) -> Any:  # noqa: ANN401 - as the operator
     """Run an operator of which those inside are handed to the mode as well."""
     __tracebackhide__ = True
-    op, _traits, args, kwargs = call
+    op, args, kwargs = call.op, call.args, call.kwargs
     here = mode.running_here
     outer = here.opened
     if outer is not None:
@@ -502,7 +492,7 @@ def _run_opened(mode: Computer, call: OperatorCall) -> Any:  # noqa: ANN401 - as
         result = op._handle.redispatch_boxed(keys, *numbers_as_tensors, **kwargs)
     except BaseException:
         del args, kwargs, numbers_as_tensors, plan
-        call = call._replace(args=(), kwargs={})
+        call = call.without_arguments()
         raise
     finally:
         torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, True)  # noqa: FBT003

@@ -34,7 +34,6 @@ from pytest_gpumem.devices.virtual.values.interception import (
     NUMBER,
     Interception,
     RunningHere,
-    is_in_sized_operator,
     is_of_an_operators_own,
 )
 from pytest_gpumem.devices.virtual.values.known import KnownValues
@@ -49,7 +48,6 @@ from pytest_gpumem.devices.virtual.values.operators import (
 from pytest_gpumem.devices.virtual.values.precision import in_types_of_the_host
 from pytest_gpumem.devices.virtual.values.short_ways import MOST_FLOATS
 from pytest_gpumem.devices.virtual.values.sized_outputs import (
-    ANSWERS,
     BOUNDS,
     CHECKS,
     copies_of,
@@ -143,7 +141,7 @@ class ValueMode:
         self.renew()
         self._library.compute_values(on=True)
         self._library.on_known_read(is_of_an_operators_own)
-        self.readbacks.in_sized_operator = is_in_sized_operator
+        self.readbacks.computes = True
         Interception.begin(self)
         return self
 
@@ -152,7 +150,7 @@ class ValueMode:
         Interception.end()
         self._library.on_known_read(None)
         self._library.compute_values(on=False)
-        self.readbacks.in_sized_operator = None
+        self.readbacks.computes = False
         self._library.set_value_limits(LIMITS.small, 0, LIMITS.backed_small)
 
     def renew(self) -> None:
@@ -231,7 +229,8 @@ class ValueMode:
         return self.values.is_known(tensor) or self.deferred.computed(tensor)
 
     def _compute_deferred(self, call: OperatorCall, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - an operator's
-        result = self.compute(call, Plan(args, kwargs, (), assumed=False), 0)
+        with self._one_thread():
+            result = self.compute(call, Plan(args, kwargs, (), assumed=False), 0)
         return result[0] if result is not None else None
 
     # -- operators inside of others --
@@ -284,15 +283,11 @@ class ValueMode:
             return plan
         self._tell_sizes(call, plan, copies, masks)
         parts = [part for tensor in inputs for part in parts_of(tensor) if is_plain(part)]
-        size = min((part.nbytes for part in parts), default=0)
-        sized = copies is not None and call.op._schema.name not in ANSWERS
         if self.values.are_assumed(masks or parts):
-            self.readbacks.seen_assumed(size, sized=sized)
-        else:
-            self.readbacks.seen_known(size, sized=sized)
+            self.readbacks.seen_assumed()
         if plan is None and call.name in {"equal", "allclose"}:
             # Large tensors are taken to be equal: that they are is what a test asks, mostly.
-            self.readbacks.seen_assumed(1, sized=False)
+            self.readbacks.seen_assumed()
             plan = Plan(call.args, call.kwargs, (), assumed=True, result=(True,))
             if copies is not None:
                 self._queue(copies, call, True)  # noqa: FBT003 - its result
@@ -340,7 +335,7 @@ class ValueMode:
             return
         bound = BOUNDS.get(call.op._schema.name)
         if bound is not None:
-            self.readbacks.seen_assumed(1, sized=True)
+            self.readbacks.seen_assumed()
             self._queue(lambda _result, args, kwargs: bound(*args, **kwargs), call, None)
             self.sizes_told = True
         if not masks:
@@ -396,9 +391,8 @@ class ValueMode:
             return None  # what is captured does not happen yet
         if not self.budget.affords(call, inputs, [*fresh, *written], result):
             return None
-        with self._one_thread():
-            if not all(self._make_known(tensor) or self.assume(tensor) for tensor in read):
-                return None
+        if not all(self._make_known(tensor) or self.assume(tensor) for tensor in read):
+            return None
         are_written = {id(tensor) for tensor in written}
         copies: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -411,9 +405,8 @@ class ValueMode:
             # The CUDA operator may yet copy unknown bytes there.
             return copies.setdefault(id(tensor), (tensor, host.clone()))[1]
 
-        with self._one_thread():
-            host_args = map_arguments(call.args, on_host, self._host_generator)
-            host_kwargs = map_arguments(call.kwargs, on_host, self._host_generator)
+        host_args = map_arguments(call.args, on_host, self._host_generator)
+        host_kwargs = map_arguments(call.kwargs, on_host, self._host_generator)
         assumed = self.values.are_assumed(inputs)
         return Plan(host_args, host_kwargs, list(copies.values()), assumed)
 

@@ -118,13 +118,22 @@ class Traits(NamedTuple):
     """tells of a call whether it writes one large tensor, and nothing else is to be done"""
 
 
-class OperatorCall(NamedTuple):
-    """One call of an operator."""
+class OperatorCall:
+    """One call of an operator, with all that is asked of it more than once."""
 
-    op: OpOverload
-    traits: Traits
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
+    __slots__ = ("_inputs", "_unread", "_written", "args", "kwargs", "op", "traits")
+
+    def __init__(
+        self, op: OpOverload, traits: Traits, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        self.op, self.traits, self.args, self.kwargs = op, traits, args, kwargs
+        self._inputs: list[Tensor] | None = None
+        self._written: list[Tensor] | None = None
+        self._unread: list[Tensor] | None = None
+
+    def without_arguments(self) -> OperatorCall:
+        """Return a call of the same operator that keeps no tensor alive."""
+        return OperatorCall(self.op, self.traits, (), {})
 
     @property
     def name(self) -> str:
@@ -133,23 +142,31 @@ class OperatorCall(NamedTuple):
 
     def inputs(self) -> list[Tensor]:
         """Return all tensors among the arguments."""
-        tensors = tensors_in(self.args)
-        return tensors + tensors_in([*self.kwargs.values()]) if self.kwargs else tensors
+        if self._inputs is None:
+            self._inputs = tensors_in(self.args)
+            if self.kwargs:
+                self._inputs += tensors_in([*self.kwargs.values()])
+        return self._inputs
 
     def written(self) -> list[Tensor]:
         """Return the tensors among the arguments that the operator writes."""
-        return self._tensors_at(self.traits.written)
+        if self._written is None:
+            self._written = self._tensors_at(self.traits.written)
+        return self._written
 
     def unread(self) -> list[Tensor]:
         """Return the tensors among the arguments whose values do not matter."""
-        if not self.traits.unread:
-            return []
-        # One that is copied to itself, or is ``out`` as well, is read.
-        count = Counter(map(id, self.inputs()))
-        tensors = self._tensors_at(self.traits.unread)
-        return [tensor for tensor in tensors if count[id(tensor)] == 1]
+        if self._unread is None:
+            tensors = self._tensors_at(self.traits.unread)
+            if tensors:  # one that is copied to itself, or is ``out`` as well, is read
+                count = Counter(map(id, self.inputs()))
+                tensors = [tensor for tensor in tensors if count[id(tensor)] == 1]
+            self._unread = tensors
+        return self._unread
 
     def _tensors_at(self, places: Sequence[tuple[int, str]]) -> list[Tensor]:
+        if not places:
+            return []
         args, kwargs = self.args, self.kwargs
         return tensors_in(
             [args[place] if place < len(args) else kwargs.get(name) for place, name in places]
@@ -172,6 +189,11 @@ class OperatorCall(NamedTuple):
             device = self.kwargs.get("device")
             return bool(self.args[0].is_cuda and device is not None and device.type == "cpu")
         return False
+
+    def copies_floats_to_host(self) -> bool:
+        """Return whether it copies floating-point numbers to the host: no sizes, nor masks."""
+        source = self.args[1 if self.name == "copy_" else 0]
+        return source.is_floating_point() and self.copies_to_host()
 
     def copies_bytes_to(self, tensor: Tensor) -> bool:
         """Return whether it fills a tensor by a plain copy, which the library did."""

@@ -476,8 +476,6 @@ def taken_of(name: str, args: Sequence[Any], result: Any) -> tuple[int, int] | N
     return result.shape[place], masks[0].numel()
 
 
-ANSWERS: Final = {name for name in COPIES if "linalg" in name} | {"aten::equal", "aten::allclose"}
-"""operators that ask whether something holds, and for no size"""
 CHECKS: Final = {"aten::_linalg_check_errors"}
 """operators that raise the host's error, and need no result for that"""
 

@@ -6,14 +6,14 @@
 #include <string.h>
 
 static atomic_ullong readbacks, readback_bytes;
-static int (*_Atomic on_readback)(uint64_t size, int sized);
+static int (*_Atomic on_readback)(uint64_t size);
 static int (*_Atomic on_known_read)(uint64_t address);
 
 int gm_note_readback(size_t size) {
     atomic_fetch_add_explicit(&readbacks, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&readback_bytes, size, memory_order_relaxed);
-    int (*callback)(uint64_t, int) = atomic_load_explicit(&on_readback, memory_order_relaxed);
-    bool fails = callback && gm_visible() && callback(size, gm_in_sized_operator());
+    int (*callback)(uint64_t) = atomic_load_explicit(&on_readback, memory_order_relaxed);
+    bool fails = callback && gm_visible() && callback(size);
     return fails ? GM_LAUNCH_TIMEOUT : GM_SUCCESS;
 }
 
@@ -143,9 +143,9 @@ GM_API int cudaPointerGetAttributes(pointer_attributes *out, const void *pointer
 
 /* ---- functions that Python calls ---- */
 
-/* Sets the function that is called, with no lock held, at every copy of unknown bytes to the host, with its size and whether
- * an operator chooses a size by it. It returns whether the copy is to fail: of a loop that would not end. */
-GM_API void gpumem_on_readback(int (*callback)(uint64_t, int)) { atomic_store(&on_readback, callback); }
+/* Sets the function that is called, with no lock held, at every copy of unknown bytes to the host, with its size. It
+ * returns whether the copy is to fail: of a loop that would not end. */
+GM_API void gpumem_on_readback(int (*callback)(uint64_t)) { atomic_store(&on_readback, callback); }
 
 /* Sets the function that is called, with no lock held, at every copy of known bytes to the host, with their address. It
  * returns whether these are of an earlier tensor there, and unknown now. */

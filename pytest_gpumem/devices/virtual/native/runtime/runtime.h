@@ -64,7 +64,6 @@ int gm_free_any(void *address); /* managed memory too */
 /* copies.c */
 GM_API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                              size_t height, int kind, void *on);
-bool gm_in_sized_operator(void); /* this thread runs one of PyTorch's that may choose a size by what it reads */
 int gm_note_readback(size_t size); /* an error in a loop that would not end */
 int gm_copy_any(void *to, const void *from, size_t size, void *stream); /* in whatever memory the two are */
 void gm_set_elements(void *address, unsigned value, unsigned width, size_t count, void *stream);
