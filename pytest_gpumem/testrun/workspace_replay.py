@@ -155,12 +155,13 @@ class _Reader:
         self._by_address: dict[int, list[tuple[float, int]]] = {}
         """by address: when it was given, and to which request"""
         self._device = device
+        self._addresses = {event.get("addr") for event in self._events}
 
     def has(self, note: Workspace, first: int) -> bool:
         """Return whether a workspace is this device's."""
         if not note.address:
             return self._device == first
-        return any(event.get("addr") == note.address for event in self._events)
+        return note.address in self._addresses
 
     def script(self, notes: Sequence[Workspace]) -> _Script:
         """Return the script, with the sizes that workspaces may have."""
