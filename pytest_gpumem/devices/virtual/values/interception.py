@@ -194,15 +194,53 @@ class Interception:
             # torch.library takes the fallback back as Python ends, and no operator runs without it.
             atexit.register(cls.end)
         cls.mode = mode
-        for key in _INCLUDED:
-            torch._C._dispatch_tls_set_dispatch_key_included(key, True)  # noqa: FBT003
+        _include()
+        SEEN_THREADS.begin()
 
     @classmethod
     def end(cls) -> None:
         """Let operators run by themselves."""
+        SEEN_THREADS.end()
         for key in _INCLUDED:
             torch._C._dispatch_tls_set_dispatch_key_included(key, False)  # noqa: FBT003
         cls.mode = None
+
+
+def _include() -> None:
+    """Have this thread's operators seen, and those of threads of autograd's that it begins."""
+    for key in _INCLUDED:
+        torch._C._dispatch_tls_set_dispatch_key_included(key, True)  # noqa: FBT003
+
+
+class _SeenThreads:
+    """Has the operators seen of threads that Python's code starts, as DataParallel's does.
+
+    Python calls a function that is given to ``threading.setprofile`` as such a thread begins.
+    """
+
+    def __init__(self) -> None:
+        self._others: Any = None
+        """the function that was given before"""
+
+    def begin(self) -> None:
+        """Begin with threads that are started from now on."""
+        if threading.getprofile() != self._begin_thread:
+            self._others = threading.getprofile()
+            threading.setprofile(self._begin_thread)
+
+    def end(self) -> None:
+        """Leave new threads alone."""
+        if threading.getprofile() == self._begin_thread:
+            threading.setprofile(self._others)
+
+    def _begin_thread(self, *event: Any) -> None:  # noqa: ANN401 - a frame, an event, its argument
+        _include()
+        sys.setprofile(self._others)
+        if self._others is not None:
+            self._others(*event)
+
+
+SEEN_THREADS: Final = _SeenThreads()
 
 
 def _intercept(  # noqa: C901, PLR0912 - a call of Python's costs a tenth of all this

@@ -3,7 +3,7 @@
 import ctypes
 
 import pytest
-from helpers.virtual_gpu import private_library
+from helpers.virtual_gpu import child, private_library
 
 INVALID_VALUE = 1
 NO_SYNC, MOVE = 1, 1
@@ -74,3 +74,134 @@ def test_a_graph_takes_references_of_its_own_and_gives_them_back(library, graph)
     assert thing.destroyed == [7]
     assert library.call("cudaGraphReleaseUserObject", graph, thing.handle, 1) == INVALID_VALUE
     assert library.call("cudaGraphDestroy", graph) == 0
+
+
+class Dim3(ctypes.Structure):
+    _fields_ = (("x", ctypes.c_uint), ("y", ctypes.c_uint), ("z", ctypes.c_uint))
+
+
+def handle(library, function):
+    result = ctypes.c_void_p()
+    assert library.call(function, ctypes.byref(result)) == 0
+    return result
+
+
+def launch(library, stream):
+    size = Dim3(1, 1, 1)
+    assert library.call("cudaLaunchKernel", None, size, size, None, ctypes.c_size_t(0), stream) == 0
+
+
+def last_nodes(library, stream):
+    """The nodes behind which a stream's next one comes."""
+    status, count = ctypes.c_int(), ctypes.c_size_t()
+    nodes = ctypes.POINTER(ctypes.c_void_p)()
+    args = (ctypes.byref(nodes), None, ctypes.byref(count))
+    info = "cudaStreamGetCaptureInfo"
+    assert library.call(info, stream, ctypes.byref(status), None, None, *args) == 0
+    assert status.value == 1
+    return nodes[: count.value]
+
+
+def listed(library, function, *args, room=None):
+    """Nodes as CUDA lists them; without an array their number, else those that have room there."""
+    count = ctypes.c_size_t(room or 0)
+    array = (ctypes.c_void_p * room)(*[7] * room) if room else None
+    assert library.call(function, *args[:1], array, *args[1:], ctypes.byref(count)) == 0
+    return (count.value, list(array)) if room else count.value
+
+
+@pytest.mark.parametrize("cuda", [12080, 13020])
+def test_a_captured_graph_has_its_nodes_and_edges(library, cuda):
+    """Two streams: the second one's kernel runs behind the first one's, and is waited for."""
+    library.set_versions(cuda, 91000)
+    streams = [handle(library, "cudaStreamCreate") for _ in range(2)]
+    event, graph = handle(library, "cudaEventCreate"), ctypes.c_void_p()
+    launch(library, streams[0])
+    assert library.call("cudaStreamBeginCapture", streams[0], 0) == 0
+    assert last_nodes(library, streams[0]) == []
+    launch(library, streams[0])
+    (first,) = last_nodes(library, streams[0])
+    assert library.call("cudaEventRecord", event, streams[0]) == 0
+    assert library.call("cudaStreamWaitEvent", streams[1], event, 0) == 0
+    assert last_nodes(library, streams[1]) == [first]
+    launch(library, streams[1])
+    (second,) = last_nodes(library, streams[1])
+    launch(library, streams[0])
+    (third,) = last_nodes(library, streams[0])
+    assert library.call("cudaEventRecord", event, streams[1]) == 0
+    assert library.call("cudaStreamWaitEvent", streams[0], event, 0) == 0
+    assert last_nodes(library, streams[0]) == [third, second]
+    launch(library, streams[0])
+    (fourth,) = last_nodes(library, streams[0])
+    assert library.call("cudaStreamEndCapture", streams[0], ctypes.byref(graph)) == 0
+    data = (None,) if cuda >= 13000 else ()
+    behind = {
+        node: listed(library, "cudaGraphNodeGetDependencies", ctypes.c_void_p(node), *data, room=2)
+        for node in (first, second, third, fourth)
+    }
+    assert behind == {
+        first: (0, [None, None]),
+        second: (1, [first, None]),
+        third: (1, [first, None]),
+        fourth: (2, [third, second]),
+    }
+    assert listed(library, "cudaGraphGetNodes", graph) == 4
+    all_nodes = [first, second, third, fourth]
+    assert listed(library, "cudaGraphGetNodes", graph, room=6) == (4, [*all_nodes, None, None])
+    assert listed(library, "cudaGraphGetNodes", graph, room=2) == (2, [first, second])
+    assert library.call("cudaGraphDestroy", graph) == 0
+
+
+def test_a_program_may_set_behind_which_nodes_the_next_one_comes(library):
+    library.set_versions(13020, 91000)
+    stream, graph = handle(library, "cudaStreamCreate"), ctypes.c_void_p()
+    assert library.call("cudaStreamBeginCapture", stream, 0) == 0
+    launch(library, stream)
+    (first,) = last_nodes(library, stream)
+    nodes = (ctypes.c_void_p * 1)(first)
+    update = "cudaStreamUpdateCaptureDependencies"
+    assert library.call(update, stream, None, None, ctypes.c_size_t(0), 1) == 0
+    assert last_nodes(library, stream) == []
+    launch(library, stream)
+    (second,) = last_nodes(library, stream)
+    assert library.call(update, stream, nodes, None, ctypes.c_size_t(1), 0) == 0
+    assert last_nodes(library, stream) == [second, first]
+    assert library.call("cudaStreamEndCapture", stream, ctypes.byref(graph)) == 0
+    assert library.call(update, stream, nodes, None, ctypes.c_size_t(1), 0) == 401  # no capture
+    assert library.call("cudaGraphDestroy", graph) == 0
+
+
+REUSE = """
+import torch
+
+def stages(joined):
+    side, stream = torch.cuda.Stream(), torch.cuda.current_stream()
+    for _ in range(4):
+        x = torch.empty(64 << 20, dtype=torch.uint8, device="cuda").zero_()
+        side.wait_stream(stream)
+        with torch.cuda.stream(side):
+            x.add_(1)
+        x.record_stream(side)
+        if joined:
+            stream.wait_stream(side)
+        del x
+    stream.wait_stream(side)
+
+for joined in (False, True):
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    with torch.cuda.graph(graph):
+        stages(joined)
+    print(torch.cuda.max_memory_reserved() >> 20)
+    del graph
+"""
+
+
+@pytest.mark.parametrize(("setting", "reserved"), [("False", "256"), ("True", "64")])
+def test_blocks_of_a_graph_that_other_streams_used_are_reused_where_its_edges_say_so(
+    setting, reserved
+):
+    """The allocator's own rule: all later work has to come behind the last use."""
+    settings = f"graph_capture_record_stream_reuse:{setting}"
+    assert child(REUSE, PYTORCH_CUDA_ALLOC_CONF=settings).split() == ["256", reserved]

@@ -500,3 +500,54 @@ def test_values_are_computed_inside_of_higher_order_operators():
     with torch.no_grad():
         chosen = choose(x.sum() == 6, lambda x: (x + 1,), lambda x: (x - 1,), (x,))
     assert chosen[0].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.usefixtures("mode")
+def test_values_are_computed_in_threads_that_a_program_starts():
+    import threading
+    from concurrent.futures import ThreadPoolExecutor
+
+    import torch
+
+    def product():
+        ones = torch.ones(8, 8, device="cuda")
+        return torch.mm(ones, ones).sum().item()
+
+    results = []
+    thread = threading.Thread(target=lambda: results.append(product()))
+    thread.start()
+    thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        results.append(pool.submit(product).result())
+    assert results == [512, 512]
+
+
+def test_a_profiler_of_threads_stays_the_programs_own(mode):
+    import sys
+    import threading
+
+    def profiler(*_event):
+        pass
+
+    seen = []
+    mode.__exit__()
+    threading.setprofile(profiler)
+    try:
+        with mode:
+            thread = threading.Thread(target=lambda: seen.append(sys.getprofile()))
+            thread.start()
+            thread.join()
+        assert threading.getprofile() is profiler
+    finally:
+        threading.setprofile(None)
+        mode.__enter__()
+    assert seen == [profiler]
+
+
+@pytest.mark.usefixtures("mode")
+def test_a_kernel_that_only_waits_leaves_all_values_known():
+    import torch
+
+    x = torch.arange(4, device="cuda")
+    torch.cuda._sleep(1000)
+    assert x.tolist() == [0, 1, 2, 3]

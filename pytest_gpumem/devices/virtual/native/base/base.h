@@ -230,6 +230,9 @@ bool gm_open_for_writing(void *address, uint64_t size);         /* false: too mu
 void gm_forget(const void *address, uint64_t size);             /* unknown bytes are written there */
 void gm_count_operators(int change);                            /* of PyTorch's: Python says what they write */
 void gm_forget_all(void);  /* kernels ran: unknown bytes are written somewhere */
+void gm_on_work(void (*function)(void *stream)); /* to be called where they do, with their stream */
+void gm_work_next_on(void *stream);              /* this thread's next kernels run there */
+void gm_note_work(void);                         /* one does, which writes nothing */
 void gm_values_trim(void); /* the pages of unknown bytes go back to the host */
 
 /* ---- copy_queue.c: what this thread's next copies to the host bring, as Python computed it ---- */

@@ -232,8 +232,20 @@ static void forget_known(void) {
 
 static _Thread_local uint64_t writes; /* by kernels that this thread launched, wherever they write */
 
+static _Thread_local void *work_stream;
+static void (*on_work)(void *stream);
+
+void gm_on_work(void (*function)(void *stream)) { on_work = function; }
+
+void gm_work_next_on(void *stream) { work_stream = stream; }
+
+void gm_note_work(void) {
+    if (on_work) on_work(work_stream);
+}
+
 void gm_forget_all(void) {
     writes++;
+    gm_note_work();
     if (nothing_known()) return;
     bool told = atomic_load_explicit(&computing, memory_order_relaxed) &&
                 atomic_load_explicit(&running_operators, memory_order_relaxed) > 0;

@@ -54,6 +54,7 @@ GM_API int cudnnDestroy(handle *h) {
 }
 
 GM_API int cudnnSetStream(handle *h, void *stream) {
+    gm_work_next_on(stream);
     h->stream = stream;
     return GM_SUCCESS;
 }

@@ -64,10 +64,12 @@ GM_API int cuFuncSetCacheConfig(void *function, int config) {
 typedef struct {
     gm_dim3 grid, block;
     unsigned shared;
+    void *stream;
 } launch_config;
 
 static int launched(const launch_config *config) {
     int status = gm_launch_status(config->grid, config->block, config->shared);
+    gm_work_next_on(config->stream);
     gm_count_launch();
     return status == GM_INVALID_CONFIGURATION ? GM_INVALID_VALUE : status;
 }
@@ -75,8 +77,8 @@ static int launched(const launch_config *config) {
 GM_API int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                           unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **args,
                           void **extra) {
-    (void)function, (void)stream, (void)args, (void)extra;
-    return launched(&(launch_config){{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared});
+    (void)function, (void)args, (void)extra;
+    return launched(&(launch_config){{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, stream});
 }
 
 GM_API int cuLaunchKernelEx(const launch_config *config, void *function, void **args, void **extra) {

@@ -24,6 +24,7 @@ GM_API int cublasDestroy_v2(handle *h) {
 }
 
 GM_API int cublasSetStream_v2(handle *h, void *stream) {
+    gm_work_next_on(stream);
     h->stream = stream;
     return GM_SUCCESS;
 }

@@ -42,7 +42,8 @@ GM_API int cufftSetAutoAllocation(int plan, int automatic) {
 }
 
 GM_API int cufftSetStream(int plan, void *stream) {
-    (void)plan, (void)stream;
+    (void)plan;
+    gm_work_next_on(stream);
     return GM_SUCCESS;
 }
 

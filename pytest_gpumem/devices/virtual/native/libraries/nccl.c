@@ -194,7 +194,11 @@ static bool certain(const communicator *c, void *on) {
     return c->kind == ALONE && !capturing;
 }
 
-static int started(const communicator *c) { return c && gm_visible() ? GM_SUCCESS : INTERNAL_ERROR; }
+static int started(const communicator *c, void *on) {
+    if (!c || !gm_visible()) return INTERNAL_ERROR;
+    gm_add_work(on);
+    return GM_SUCCESS;
+}
 
 static uint64_t multiplied(uint64_t value, int ranks, int operation) {
     uint64_t product = value;
@@ -300,7 +304,7 @@ static void take(const communicator *c, int rank, void *to, uint64_t size) {
 
 GM_API int ncclAllReduce(const void *from, void *to, size_t count, int type, int operation, communicator *c, void *on) {
     uint64_t size = count * width(type);
-    if (started(c)) return INTERNAL_ERROR;
+    if (started(c, on)) return INTERNAL_ERROR;
     if (exchanges(c, on, size)) {
         exchange(c, from, size);
         if (!reduce_given(c, to, 0, count, type, operation)) gm_forget(to, size);
@@ -315,7 +319,7 @@ GM_API int ncclAllReduce(const void *from, void *to, size_t count, int type, int
 GM_API int ncclReduce(const void *from, void *to, size_t count, int type, int operation, int root, communicator *c,
                       void *on) {
     uint64_t size = count * width(type);
-    if (started(c)) return INTERNAL_ERROR;
+    if (started(c, on)) return INTERNAL_ERROR;
     if (exchanges(c, on, size) && root != c->rank) exchange(c, from, size);
     return root == c->rank ? ncclAllReduce(from, to, count, type, operation, c, on) : GM_SUCCESS;
 }
@@ -323,7 +327,7 @@ GM_API int ncclReduce(const void *from, void *to, size_t count, int type, int op
 /* A rank that is not the root has got the root's bytes already where it is sure to have the same. */
 GM_API int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, communicator *c, void *on) {
     uint64_t size = count * width(type);
-    if (started(c)) return INTERNAL_ERROR;
+    if (started(c, on)) return INTERNAL_ERROR;
     if (exchanges(c, on, size)) {
         exchange(c, root == c->rank ? from : NULL, size);
         take(c, root, to, size);
@@ -340,7 +344,7 @@ GM_API int ncclBcast(void *buffer, size_t count, int type, int root, communicato
 
 GM_API int ncclAllGather(const void *from, void *to, size_t count, int type, communicator *c, void *on) {
     uint64_t size = count * width(type);
-    if (started(c)) return INTERNAL_ERROR;
+    if (started(c, on)) return INTERNAL_ERROR;
     if (exchanges(c, on, size)) {
         exchange(c, from, size);
         for (int rank = 0; rank < c->ranks; rank++) take(c, rank, (char *)to + size * (uint64_t)rank, size);
@@ -358,7 +362,7 @@ GM_API int ncclAllGather(const void *from, void *to, size_t count, int type, com
 GM_API int ncclReduceScatter(const void *from, void *to, size_t count, int type, int operation, communicator *c,
                              void *on) {
     uint64_t size = count * width(type), all = size * (uint64_t)(c ? c->ranks : 0);
-    if (started(c)) return INTERNAL_ERROR;
+    if (started(c, on)) return INTERNAL_ERROR;
     bool given = exchanges(c, on, all);
     if (given) exchange(c, from, all);
     if (!given || !reduce_given(c, to, size * (uint64_t)c->rank, count, type, operation)) gm_forget(to, size);
@@ -366,31 +370,32 @@ GM_API int ncclReduceScatter(const void *from, void *to, size_t count, int type,
 }
 
 GM_API int ncclSend(const void *from, size_t count, int type, int peer, communicator *c, void *on) {
-    (void)from, (void)count, (void)type, (void)peer, (void)on;
-    return started(c);
+    (void)from, (void)count, (void)type, (void)peer;
+    return started(c, on);
 }
 
 GM_API int ncclRecv(void *to, size_t count, int type, int peer, communicator *c, void *on) {
-    (void)peer, (void)on;
-    if (started(c)) return INTERNAL_ERROR;
+    (void)peer;
+    if (started(c, on)) return INTERNAL_ERROR;
     gm_forget(to, count * width(type));
     return GM_SUCCESS;
 }
 
 /* Which of its bytes a rank gets from which one is not told apart. */
-static int exchanged(const communicator *c) {
+static int exchanged(const communicator *c, void *on) {
+    gm_work_next_on(on);
     gm_forget_all();
-    return started(c);
+    return c && gm_visible() ? GM_SUCCESS : INTERNAL_ERROR;
 }
 
 GM_API int ncclAlltoAll(const void *from, void *to, size_t count, int type, communicator *c, void *on) {
-    (void)from, (void)to, (void)count, (void)type, (void)on;
-    return exchanged(c);
+    (void)from, (void)to, (void)count, (void)type;
+    return exchanged(c, on);
 }
 
 GM_API int ncclGather(const void *from, void *to, size_t count, int type, int root, communicator *c, void *on) {
-    (void)from, (void)to, (void)count, (void)type, (void)root, (void)on;
-    return exchanged(c);
+    (void)from, (void)to, (void)count, (void)type, (void)root;
+    return exchanged(c, on);
 }
 
 GM_API int ncclGroupStart(void) { return gm_visible() ? GM_SUCCESS : INTERNAL_ERROR; }

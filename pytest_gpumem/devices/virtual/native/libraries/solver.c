@@ -31,7 +31,7 @@ static int delete_descriptor(void *d) {
 
 GM_API int cusolverDnCreate(void **out) { return gm_visible() ? new_descriptor(out) : SOLVER_NOT_INITIALIZED; }
 GM_API int cusolverDnDestroy(void *handle) { return delete_descriptor(handle); }
-GM_API int cusolverDnSetStream(void *handle, void *stream) { (void)handle, (void)stream; return GM_SUCCESS; }
+GM_API int cusolverDnSetStream(void *handle, void *stream) { (void)handle, gm_work_next_on(stream); return GM_SUCCESS; }
 GM_API int cusolverDnCreateParams(void **out) { return new_descriptor(out); }
 GM_API int cusolverDnDestroyParams(void *d) { return delete_descriptor(d); }
 GM_API int cusolverDnCreateGesvdjInfo(void **out) { return new_descriptor(out); }

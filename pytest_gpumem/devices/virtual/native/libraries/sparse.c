@@ -61,7 +61,7 @@ static int read_back(void *out, size_t size) {
 
 GM_API int cusparseCreate(void **out) { return gm_visible() ? new_descriptor(out, 64) : SPARSE_NOT_INITIALIZED; }
 GM_API int cusparseDestroy(void *handle) { return delete_descriptor(handle); }
-GM_API int cusparseSetStream(void *handle, void *stream) { (void)handle, (void)stream; return GM_SUCCESS; }
+GM_API int cusparseSetStream(void *handle, void *stream) { (void)handle, gm_work_next_on(stream); return GM_SUCCESS; }
 GM_API int cusparseSetPointerMode(void *handle, int mode) { (void)handle, (void)mode; return GM_SUCCESS; }
 GM_API const char *cusparseGetErrorString(int status) {
     return status == GM_SUCCESS               ? "success"

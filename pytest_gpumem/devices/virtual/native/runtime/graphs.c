@@ -1,4 +1,5 @@
-/* CUDA graphs: tokens, whose nodes are not recorded, and the user objects that they keep alive.
+/* CUDA graphs: their nodes, which are kernels, copies and memsets without contents, with the edges between them (PyTorch's
+ * allocator asks for these), and the user objects that a graph keeps alive.
  *
  * A user object has a count of references; the program's and each graph's are in it. The last one that goes calls the
  * object's destructor (CUDA Programming Guide, "CUDA User Objects"), by which a program frees what a graph uses. CUDA
@@ -8,6 +9,7 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { NO_DESTRUCTOR_SYNC = 1 }; /* cudaUserObjectNoDestructorSync, which a program has to give */
 enum { MOVE = 1 };               /* cudaGraphUserObjectMove: the caller's references become the graph's */
@@ -25,7 +27,14 @@ typedef struct held {
 } held;
 
 typedef struct {
+    size_t count;
+    void *dependencies[]; /* nodes that run before it */
+} graph_node;
+
+typedef struct {
     held *objects;
+    graph_node **nodes; /* in the order of their making */
+    size_t count, room;
 } graph;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all counts and lists */
@@ -65,7 +74,28 @@ static int hold(graph *g, user_object *object, uint64_t count) {
     return GM_SUCCESS;
 }
 
+void *gm_graph_add(void *to, void *const *dependencies, size_t count) {
+    graph *g = to;
+    graph_node *node = malloc(sizeof *node + count * sizeof *dependencies);
+    if (!node) return NULL;
+    node->count = count;
+    if (count) memcpy(node->dependencies, dependencies, count * sizeof *dependencies);
+    pthread_mutex_lock(&lock);
+    if (g->count == g->room) {
+        size_t room = g->room ? 2 * g->room : 64;
+        graph_node **nodes = realloc(g->nodes, room * sizeof *nodes);
+        if (nodes) g->nodes = nodes, g->room = room;
+    }
+    bool ok = g->count < g->room;
+    if (ok) g->nodes[g->count++] = node;
+    pthread_mutex_unlock(&lock);
+    if (!ok) free(node);
+    return ok ? node : NULL;
+}
+
 static void delete_graph(graph *g) {
+    for (size_t i = 0; g && i < g->count; i++) free(g->nodes[i]);
+    if (g) free(g->nodes);
     for (held *entry = g ? g->objects : NULL, *next; entry; entry = next) {
         next = entry->next;
         release(entry->object, entry->count);
@@ -147,13 +177,42 @@ GM_API int cudaGraphExecDestroy(graph *g) {
 }
 
 GM_API int cudaGraphLaunch(void *executable, void *stream) {
-    (void)executable, (void)stream;
+    (void)executable;
+    gm_work_next_on(stream);
     gm_count_launch();
     return gm_error(gm_visible() ? GM_SUCCESS : GM_NO_DEVICE);
 }
 
-GM_API int cudaGraphGetNodes(void *g, void **nodes, size_t *count) {
-    (void)g, (void)nodes;
-    *count = 1; /* PyTorch warns of an empty graph; the nodes of a graph are not recorded here */
+/* Copies nodes into a caller's array of *room places, or counts them where there is none; places left over are NULL. */
+static int list(void *const *nodes, size_t count, void **out, size_t *room) {
+    if (!room) return GM_INVALID_VALUE;
+    if (out) {
+        size_t copied = count < *room ? count : *room;
+        if (copied) memcpy(out, nodes, copied * sizeof *out);
+        for (size_t i = copied; i < *room; i++) out[i] = NULL;
+        count = copied;
+    }
+    *room = count;
     return GM_SUCCESS;
+}
+
+GM_API int cudaGraphGetNodes(const graph *g, void **nodes, size_t *count) {
+    return gm_error(g ? list((void *const *)g->nodes, g->count, nodes, count) : GM_INVALID_VALUE);
+}
+
+/* CUDA 13 asks for the data of the edges too, which tell programmatic launches apart: all are plain here. */
+GM_API int cudaGraphNodeGetDependencies(const graph_node *node, void **nodes, void *data_or_count, size_t *count) {
+    if (gm_cuda_version() < 13000) count = data_or_count;
+    return gm_error(node ? list(node->dependencies, node->count, nodes, count) : GM_INVALID_VALUE);
+}
+
+GM_API int cudaGraphNodeGetDependencies_v2(const graph_node *node, void **nodes, void *data, size_t *count) {
+    (void)data;
+    return gm_error(node ? list(node->dependencies, node->count, nodes, count) : GM_INVALID_VALUE);
+}
+
+GM_API int cudaGraphAddEmptyNode(void **out, graph *g, void *const *dependencies, size_t count) {
+    if (!out || !g || (count && !dependencies)) return gm_error(GM_INVALID_VALUE);
+    *out = gm_graph_add(g, dependencies, count);
+    return gm_error(*out ? GM_SUCCESS : GM_OUT_OF_MEMORY);
 }

@@ -32,6 +32,7 @@ gm_plan gm_last_plan(void); /* on this thread */
 GM_API int cudaEventCreateWithFlags(void **out, unsigned flags);
 GM_API int cudaEventRecord(void *handle, void *on);
 GM_API int cudaStreamIsCapturing(void *stream, int *status);
+void gm_add_work(void *stream); /* a node of the graph that is captured there, if one is */
 
 /* memory.c */
 int gm_malloc(void **address, size_t size);
@@ -43,6 +44,8 @@ int gm_free_pooled(void *address);
 
 /* graphs.c */
 void *gm_graph_new(void); /* NULL: no memory for it */
+/* A new node of a graph, behind others; NULL: no memory for it. It lives as long as the graph. */
+void *gm_graph_add(void *graph, void *const *dependencies, size_t count);
 
 /* host_memory.c */
 int gm_host_alloc(void **address, size_t size);

@@ -9,7 +9,14 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
+
+/* Nodes of a graph that is captured: those behind which the next one comes. */
+typedef struct {
+    void **nodes;
+    size_t count;
+} node_list;
 
 typedef struct stream {
     int device, priority;
@@ -17,6 +24,7 @@ typedef struct stream {
     /* atomic: ending a capture reads every thread's streams */
     atomic_ullong capture; /* 0: not being captured */
     void *_Atomic graph;
+    node_list last; /* changed under the lock */
     atomic_bool origin; /* the capture began on this stream */
     struct stream *next, *previous;
 } stream;
@@ -27,6 +35,7 @@ typedef struct {
     bool recorded;
     unsigned long long capture;
     void *graph;
+    node_list last;
     gm_plan plan;      /* the last one until then, on this thread */
     uint64_t launches; /* that ran until then */
 } event;
@@ -46,6 +55,41 @@ static stream *stream_of(void *handle) {
     if ((uintptr_t)handle <= 2) return &null_streams[gm_current_device()];
     return handle;
 }
+
+/* ---- the nodes of captured graphs; the lock is held ---- */
+
+static bool set_list(node_list *list, void *const *nodes, size_t count) {
+    if (!count) {
+        list->count = 0;
+        return true;
+    }
+    void **copy = realloc(list->nodes, count * sizeof *copy);
+    if (!copy) return false;
+    if (nodes != copy) memmove(copy, nodes, count * sizeof *copy);
+    *list = (node_list){copy, count};
+    return true;
+}
+
+static bool add_to_list(node_list *list, void *node) {
+    for (size_t i = 0; i < list->count; i++)
+        if (list->nodes[i] == node) return true;
+    void **nodes = realloc(list->nodes, (list->count + 1) * sizeof *nodes);
+    if (!nodes) return false;
+    nodes[list->count] = node;
+    *list = (node_list){nodes, list->count + 1};
+    return true;
+}
+
+void gm_add_work(void *handle) {
+    stream *s = stream_of(handle);
+    if (!s->capture) return;
+    pthread_mutex_lock(&lock);
+    void *node = gm_graph_add(s->graph, s->last.nodes, s->last.count);
+    if (node) set_list(&s->last, &node, 1);
+    pthread_mutex_unlock(&lock);
+}
+
+__attribute__((constructor)) static void watch_work(void) { gm_on_work(gm_add_work); }
 
 GM_API int cudaStreamCreateWithPriority(void **out, unsigned flags, int priority) {
     if (!gm_visible()) return gm_error(GM_NO_DEVICE);
@@ -78,6 +122,7 @@ GM_API int cudaStreamDestroy(void *handle) {
     s->previous->next = s->next;
     s->next->previous = s->previous;
     pthread_mutex_unlock(&lock);
+    free(s->last.nodes);
     free(s);
     return GM_SUCCESS;
 }
@@ -115,6 +160,7 @@ GM_API int cudaEventCreateWithFlags(void **out, unsigned flags) {
 GM_API int cudaEventCreate(void **out) { return cudaEventCreateWithFlags(out, 0); }
 
 GM_API int cudaEventDestroy(void *handle) {
+    if (handle) free(((event *)handle)->last.nodes);
     free(handle);
     return GM_SUCCESS;
 }
@@ -130,7 +176,11 @@ GM_API int cudaEventRecordWithFlags(void *handle, void *on, unsigned flags) {
     e->launches = gm_launches();
     e->capture = s->capture;
     e->graph = s->graph;
-    return GM_SUCCESS;
+    if (!e->capture) return GM_SUCCESS;
+    pthread_mutex_lock(&lock);
+    bool ok = set_list(&e->last, s->last.nodes, s->last.count);
+    pthread_mutex_unlock(&lock);
+    return gm_error(ok ? GM_SUCCESS : GM_OUT_OF_MEMORY);
 }
 
 GM_API int cudaEventRecord(void *handle, void *on) { return cudaEventRecordWithFlags(handle, on, 0); }
@@ -170,7 +220,12 @@ GM_API int cudaStreamWaitEvent(void *handle, void *awaited, unsigned flags) {
         s->capture = e->capture;
         s->graph = e->graph;
     }
-    return GM_SUCCESS;
+    if (!e->capture || e->capture != s->capture) return GM_SUCCESS;
+    bool ok = true;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < e->last.count && ok; i++) ok = add_to_list(&s->last, e->last.nodes[i]);
+    pthread_mutex_unlock(&lock);
+    return gm_error(ok ? GM_SUCCESS : GM_OUT_OF_MEMORY);
 }
 
 /* ---- stream capture ---- */
@@ -196,6 +251,7 @@ static void leave_capture(stream *s, unsigned long long id) {
     if (s->capture != id) return;
     s->capture = 0;
     s->graph = NULL;
+    s->last.count = 0;
     s->origin = false;
 }
 
@@ -222,13 +278,20 @@ static void capture_info(void *handle, int *status, unsigned long long *id, void
     *status = s->capture ? CAPTURE_ACTIVE : CAPTURE_NONE;
     if (id) *id = s->capture;
     if (graph_out) *graph_out = s->graph;
-    if (dependencies) *dependencies = NULL;
-    if (count) *count = 0;
+    if (dependencies) *dependencies = s->last.nodes;
+    if (count) *count = s->last.count;
 }
 
 /* CUDA 12 */
 GM_API int cudaStreamGetCaptureInfo_v2(void *handle, int *status, unsigned long long *id, void **graph_out,
                                        const void **dependencies, size_t *count) {
+    capture_info(handle, status, id, graph_out, dependencies, count);
+    return GM_SUCCESS;
+}
+
+GM_API int cudaStreamGetCaptureInfo_v3(void *handle, int *status, unsigned long long *id, void **graph_out,
+                                       const void **dependencies, const void **edges, size_t *count) {
+    if (edges) *edges = NULL;
     capture_info(handle, status, id, graph_out, dependencies, count);
     return GM_SUCCESS;
 }
@@ -239,6 +302,35 @@ GM_API int cudaStreamGetCaptureInfo(void *handle, int *status, unsigned long lon
     if (edges) *edges = NULL;
     capture_info(handle, status, id, graph_out, dependencies, count);
     return GM_SUCCESS;
+}
+
+/* The nodes behind which the next one comes, and no others (1), or these and those of before (0). */
+static int update_dependencies(void *handle, void *const *nodes, size_t count, unsigned flags) {
+    stream *s = stream_of(handle);
+    if (!s->capture) return GM_ILLEGAL_STATE;
+    if (flags > 1 || (count && !nodes)) return GM_INVALID_VALUE;
+    node_list given = {NULL, 0}; /* a copy: a program may give the list that it was shown */
+    bool ok = set_list(&given, nodes, count);
+    pthread_mutex_lock(&lock);
+    if (flags && ok) s->last.count = 0;
+    for (size_t i = 0; i < given.count && ok; i++) ok = add_to_list(&s->last, given.nodes[i]);
+    pthread_mutex_unlock(&lock);
+    free(given.nodes);
+    return ok ? GM_SUCCESS : GM_OUT_OF_MEMORY;
+}
+
+/* CUDA 13 takes the data of the edges behind the nodes; CUDA 12 has a second function for that. */
+GM_API int cudaStreamUpdateCaptureDependencies(void *handle, void *const *nodes, uintptr_t data_or_count,
+                                               size_t count_or_flags, unsigned flags) {
+    if (gm_cuda_version() < 13000)
+        return gm_error(update_dependencies(handle, nodes, data_or_count, (unsigned)count_or_flags));
+    return gm_error(update_dependencies(handle, nodes, count_or_flags, flags));
+}
+
+GM_API int cudaStreamUpdateCaptureDependencies_v2(void *handle, void *const *nodes, const void *data, size_t count,
+                                                  unsigned flags) {
+    (void)data;
+    return gm_error(update_dependencies(handle, nodes, count, flags));
 }
 
 GM_API int cudaThreadExchangeStreamCaptureMode(int *mode) {
