@@ -65,7 +65,11 @@ from pytest_gpumem.devices.virtual.device import VirtualDevice
 images = torch.empty(1, 3, 8, 8, device="cuda")
 torch.nn.functional.conv2d(images, torch.empty(4, 3, 3, 3, device="cuda"))
 device = VirtualDevice.loaded()
-print(json.dumps({"cudnn": device.cudnn_version(), "stubs": list(device.stubs)}))
+print(json.dumps({
+    "cudnn": device.cudnn_version(),
+    "stubs": list(device.stubs),
+    "linked": device.linked_functions(),
+}))
 """
 
 
@@ -174,11 +178,30 @@ def describe_virtual(facts: dict[str, Any]) -> str:
     if "error" in facts:
         return f"built, but it does not run: {facts['error']}"
     if not facts["cudnn"]:
-        return "works; no cuDNN is asked for workspaces"
-    cudnn = f"cuDNN {format_cudnn(facts['cudnn'])}"
-    if facts["cudnn"] < LEAST_CUDNN:
-        return f"works; {cudnn} is too old to be asked for workspaces (from 9.8 on)"
-    return f"works; {cudnn} is asked for workspaces"
+        sentence = "works; no cuDNN is asked for workspaces"
+    elif facts["cudnn"] < LEAST_CUDNN:
+        cudnn = f"cuDNN {format_cudnn(facts['cudnn'])}"
+        sentence = f"works; {cudnn} is too old to be asked for workspaces (from 9.8 on)"
+    else:
+        sentence = f"works; cuDNN {format_cudnn(facts['cudnn'])} is asked for workspaces"
+    return sentence + describe_linked(*facts.get("linked", (0, ())))
+
+
+def describe_linked(count: int, missing: Sequence[str]) -> str:
+    """Return what was compared of the functions of CUDA that torch links.
+
+    Args:
+        count: how many there are; 0: none were compared.
+        missing: the names of those that the virtual GPU does not answer.
+    """
+    if not count:
+        return ""
+    if not missing:
+        return f"; all {count} functions of CUDA that torch links are answered"
+    return (
+        f"; {len(missing)} of {count} functions of CUDA that torch links are not answered: "
+        f"{', '.join(missing)}"
+    )
 
 
 def format_cudnn(number: int) -> str:

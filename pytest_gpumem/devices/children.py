@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from pytest_gpumem.devices.object_messages import carry_objects
 from pytest_gpumem.devices.virtual.environment import (
     HOOK,
     INHERITED,
@@ -162,6 +163,7 @@ def watch_this_process() -> None:
     def imported(torch: ModuleType) -> None:
         if inherits:
             skip_shape_check(ExitStack())  # never closed: for as long as the process lives
+            carry_objects(sys.modules.get("torch.distributed"))
         if torch.version.cuda:
             watch = _Watch(torch, [Path(folder) for folder in (folders or "").split(os.pathsep)])
             if inherits:

@@ -13,6 +13,7 @@ import sys
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from pytest_gpumem.devices.object_messages import refuse_objects
 from pytest_gpumem.devices.virtual.environment import set_variable
 from pytest_gpumem.errors import DeviceError
 
@@ -97,6 +98,7 @@ def joined(rank: int, size: int, kind: DeviceKind) -> Iterator[None]:
         # get the parts' sizes, which the other ranks would tell.
         distributed.distributed_c10d._get_default_group().bound_device_id = None
         checkpoint_alone(stack)
+        refuse_objects(stack, distributed)
         yield
 
 

@@ -476,3 +476,36 @@ def test_every_collective_leaves_memory_as_it_was(world):
     distributed.all_gather_object(found, {"rank": world})
     assert allocated() == before
     assert len(found) == WORLD
+
+
+def pipeline(rank, **metadata):
+    import torch
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    network = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()).cuda()
+    stage = PipelineStage(network, rank, 4, torch.device("cuda"), **metadata)
+    return Schedule1F1B(stage, n_microbatches=4, loss_fn=torch.nn.functional.mse_loss)
+
+
+def test_a_stage_of_a_pipeline_runs_alone_where_its_shapes_are_given():
+    import torch
+
+    microbatch = torch.empty(8, 64, requires_grad=True, device="meta")
+    with opened(), joined(3, 4, "virtual"):
+        metadata = {"input_args": (microbatch,), "output_args": (microbatch,)}
+        losses = []
+        pipeline(3, **metadata).step(target=torch.ones(32, 64, device="cuda"), losses=losses)
+        assert len(losses) == 4
+
+
+def test_a_rank_that_is_alone_receives_no_objects():
+    """A stage of a pipeline without shapes asks the one before; PyTorch's error was EOFError."""
+    import torch
+
+    plain = torch.distributed.recv_object_list
+    with opened(), joined(1, 4, "virtual"):
+        with pytest.raises(DeviceError, match="this rank is alone; where a PipelineStage asks"):
+            pipeline(1).step()
+        with pytest.raises(DeviceError, match="this rank is alone"):
+            torch.distributed.distributed_c10d.recv_object_list([None], src=0)
+    assert torch.distributed.recv_object_list is plain

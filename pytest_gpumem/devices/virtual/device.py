@@ -45,6 +45,7 @@ from pytest_gpumem.devices.virtual.frameworks import (
     refuse_numba,
 )
 from pytest_gpumem.devices.virtual.library import NativeLibrary
+from pytest_gpumem.devices.virtual.linked_functions import is_compared
 from pytest_gpumem.devices.virtual.max_autotune import MODULE, MaxAutotuneSwitch
 from pytest_gpumem.devices.virtual.missing_libraries import CUDNN, supply_missing_libraries
 from pytest_gpumem.devices.virtual.readbacks import Readbacks
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.devices.base import Values
     from pytest_gpumem.devices.cards import Card
+    from pytest_gpumem.devices.virtual.linked_functions import LinkedFunctions
     from pytest_gpumem.devices.virtual.values.mode import ValueMode
 
 WHAT: Final = "the virtual GPU"
@@ -190,6 +192,8 @@ class VirtualDevice:
         self._library = library
         self.card = card
         self._torch: ModuleType | None = None
+        self._unanswered = ""
+        """what to tell of functions that torch links and the library has not"""
         self._curtain: Curtain | None = None
         self._opened_card: Card | None = None
         self._kept_total: bool | None = None
@@ -290,8 +294,15 @@ class VirtualDevice:
             if any(name.startswith(CUDNN) for name in self.stubs):
                 self._convolutions.missing_package = f"nvidia-cudnn-cu{major}"
         keep_no_timed_plans(torch)
+        if torch.version.cuda and not is_compared(torch.__version__):
+            self._unanswered = self.linked_functions().sentence(torch.__version__)
         if self.shown_always:
             self.open(None, self.shown_always)
+
+    def linked_functions(self) -> LinkedFunctions:
+        """Compare the functions of CUDA that the imported torch links with those answered."""
+        folder = Path(getattr(self._torch, "__file__", None) or "").parent / "lib"
+        return self._library.linked_functions(folder)
 
     def expected(self) -> DeviceInfo:
         """See :meth:`pytest_gpumem.devices.base.Device.expected`."""
@@ -531,6 +542,7 @@ class VirtualDevice:
             *self._readbacks.notes(root),
             *self._convolutions.notes(),
             *self._max_autotune.notes(),
+            *filter(None, [self._unanswered]),
         ]
         if self._mode is not None:
             sentences += self._mode.notes()

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.devices.base import Workspace, WorkspaceUse
 from pytest_gpumem.devices.virtual import native
+from pytest_gpumem.devices.virtual.linked_functions import compare
 from pytest_gpumem.devices.virtual.operator_functions import OperatorFunctions, operator_functions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from pytest_gpumem.devices.cards import Card
+    from pytest_gpumem.devices.virtual.linked_functions import LinkedFunctions
 
 _READBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
 _KNOWN_READ = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
@@ -289,6 +292,10 @@ class NativeLibrary:
         self._lib.gpumem_make_room.argtypes = [ctypes.c_int, ctypes.c_uint64]
         self._lib.gpumem_begin_apart.argtypes = [ctypes.c_int]
         self._by_name: list[ctypes.CDLL] = []
+
+    def linked_functions(self, folder: Path) -> LinkedFunctions:
+        """Compare the functions that torch's libraries in a folder link with those answered."""
+        return compare(folder, self._lib)
 
     def report_to(self, fd: int) -> None:
         """Send every refusal to a file descriptor too, and the end of this process in a test.

@@ -48,10 +48,38 @@ distributed.destroy_process_group()
 """
 
 
-def torchrun(folder, backend, *models):
+PIPELINE = """
+import os
+import torch
+from torch import distributed
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+distributed.init_process_group("nccl")
+told = [None, None]
+if rank == 0:
+    distributed.send_object_list(["first", {"rows": 8}], dst=1)
+    distributed.recv_object_list(told, src=1)
+else:
+    distributed.recv_object_list(told, src=0)
+    distributed.send_object_list([told[1], "back"], dst=0)
+network = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU()).cuda()
+stage = PipelineStage(network, rank, 2, torch.device("cuda", rank))
+schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=torch.nn.functional.mse_loss)
+batch, losses = torch.ones(64, 256, device="cuda"), []
+for _ in range(2):
+    schedule.step(batch) if rank == 0 else schedule.step(target=batch, losses=losses)
+name = f"rank {rank} {torch.cuda.get_device_name()} {told} {stage.get_outputs_meta()[0].shape}"
+os.write(1, f"{name} {len(losses)} losses".encode() + bytes([10]))
+distributed.destroy_process_group()
+"""
+
+
+def torchrun(folder, backend, *models, program=TRAIN):
     """Run two ranks under ``gpumem run``; return what they said, sorted."""
     script = folder / "train.py"
-    script.write_text(TRAIN)
+    script.write_text(program)
     gpumem = "import sys; from pytest_gpumem.cli.main import main; sys.exit(main())"
     command = [warm_python(), "-c", gpumem]
     command += ["run", "--card=L4", "--devices=2", "-m", "torch.distributed.run", "--standalone"]
@@ -89,6 +117,16 @@ def test_each_of_torchruns_ranks_has_a_device_of_its_own(tmp_path, backend, told
         f"rank {rank} NVIDIA L4 {model} {told} holds {mib} MiB, elsewhere 0"
         for rank in (0, 1)
         for model, mib in held.items()
+    ]
+
+
+def test_the_stages_of_a_pipeline_tell_each_other_their_shapes(tmp_path):
+    """By objects that ranks send to each other, as a program may itself."""
+    if Version(importlib.metadata.version("torch")) < Version("2.15"):
+        pytest.skip("a stage of older versions tells its shapes in another way")
+    assert torchrun(tmp_path, "nccl", program=PIPELINE) == [
+        "rank 0 NVIDIA L4 [{'rows': 8}, 'back'] torch.Size([16, 256]) 0 losses",
+        "rank 1 NVIDIA L4 ['first', {'rows': 8}] torch.Size([16, 256]) 4 losses",
     ]
 
 

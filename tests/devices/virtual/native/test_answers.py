@@ -16,13 +16,17 @@ PAGE = ROOT / "docs/explanation/library-functions.md"
 NONE = ctypes.c_void_p()
 ROWS = [line.split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
 """of the tables: functions, the answer here, the answer of a GPU, tests"""
-REFUSED = dict(
-    re.findall(
-        r"^UNSUPPORTED\((\w+), (\d+)\)",
-        (NATIVE / "libraries/refused_functions.h").read_text(),
-        flags=re.MULTILINE,
-    )
-)
+
+
+def refused(header):
+    """The functions that a header lists, and their status."""
+    text = (NATIVE / "libraries" / header).read_text()
+    return dict(re.findall(r"^UNSUPPORTED\((\w+), (\d+)\)", text, flags=re.MULTILINE))
+
+
+REFUSED = refused("refused_functions.h")
+OTHERS = refused("refused_exports.h")
+"""functions that no torch of today links"""
 
 
 def names(cell):
@@ -51,7 +55,9 @@ def test_every_function_of_the_library_is_in_the_table_once_and_no_other_name_is
     listed = [name for cell, *_ in ROWS for name in names(cell)]
     exported = {name for name in symbols(native.LIBRARY).given if not name.startswith("gpumem_")}
     assert sorted(set(listed) - exported) == []
-    assert sorted(exported - set(listed)) == []
+    assert sorted(exported - set(listed) - OTHERS.keys()) == []
+    assert sorted(OTHERS.keys() - exported) == []
+    assert f"\n{len(OTHERS):,} other functions" in PAGE.read_text()
     assert len(listed) == len(set(listed))
 
 
@@ -73,6 +79,9 @@ def test_a_refused_function_returns_its_librarys_status_and_is_named(library):
     for name, status in REFUSED.items():
         assert library.call(name) == int(status), name
     assert library.unsupported() == dict.fromkeys(REFUSED, 1)
+    for name, status in OTHERS.items():
+        assert library.call(name) == int(status), name
+    assert library.unsupported() == dict.fromkeys([*REFUSED, *OTHERS], 1)
 
 
 COMPUTING = [

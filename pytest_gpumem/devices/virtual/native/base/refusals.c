@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { ROOM = 256, MESSAGE_ROOM = 1024 };
+enum { ROOM = 2048, MESSAGE_ROOM = 1024 };
 static struct {
     const char *function;
     uint64_t calls;
