@@ -70,8 +70,8 @@ schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=torch.nn.functional.mse
 batch, losses = torch.ones(64, 256, device="cuda"), []
 for _ in range(2):
     schedule.step(batch) if rank == 0 else schedule.step(target=batch, losses=losses)
-name = f"rank {rank} {torch.cuda.get_device_name()} {told} {stage.get_outputs_meta()[0].shape}"
-os.write(1, f"{name} {len(losses)} losses".encode() + bytes([10]))
+name = f"rank {rank} {torch.cuda.get_device_name()} {told} {len(losses)} losses"
+os.write(1, name.encode() + bytes([10]))
 distributed.destroy_process_group()
 """
 
@@ -125,8 +125,8 @@ def test_the_stages_of_a_pipeline_tell_each_other_their_shapes(tmp_path):
     if Version(importlib.metadata.version("torch")) < Version("2.15"):
         pytest.skip("a stage of older versions tells its shapes in another way")
     assert torchrun(tmp_path, "nccl", program=PIPELINE) == [
-        "rank 0 NVIDIA L4 [{'rows': 8}, 'back'] torch.Size([16, 256]) 0 losses",
-        "rank 1 NVIDIA L4 ['first', {'rows': 8}] torch.Size([16, 256]) 4 losses",
+        "rank 0 NVIDIA L4 [{'rows': 8}, 'back'] 0 losses",
+        "rank 1 NVIDIA L4 ['first', {'rows': 8}] 4 losses",
     ]
 
 

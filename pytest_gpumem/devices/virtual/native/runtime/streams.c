@@ -80,11 +80,21 @@ static bool add_to_list(node_list *list, void *node) {
     return true;
 }
 
+static atomic_int captures_running; /* where there are none, work costs nothing */
+
+/* A stream that a library was told of may have been destroyed since; the lock is held. */
+static bool exists(const stream *s) {
+    if (s >= null_streams && s < null_streams + GM_MAX_DEVICES) return true;
+    for (const stream *member = streams.next; member != &streams; member = member->next)
+        if (member == s) return true;
+    return false;
+}
+
 void gm_add_work(void *handle) {
+    if (!atomic_load_explicit(&captures_running, memory_order_relaxed)) return;
     stream *s = stream_of(handle);
-    if (!s->capture) return;
     pthread_mutex_lock(&lock);
-    void *node = gm_graph_add(s->graph, s->last.nodes, s->last.count);
+    void *node = exists(s) && s->capture ? gm_graph_add(s->graph, s->last.nodes, s->last.count) : NULL;
     if (node) set_list(&s->last, &node, 1);
     pthread_mutex_unlock(&lock);
 }
@@ -240,10 +250,11 @@ GM_API int cudaStreamBeginCapture(void *handle, int mode) {
     void *g = gm_graph_new();
     if (!g) return gm_error(GM_OUT_OF_MEMORY);
     pthread_mutex_lock(&lock);
-    s->capture = ++captures;
-    pthread_mutex_unlock(&lock);
     s->graph = g;
     s->origin = true;
+    s->capture = ++captures;
+    atomic_fetch_add(&captures_running, 1);
+    pthread_mutex_unlock(&lock);
     return GM_SUCCESS;
 }
 
@@ -263,6 +274,7 @@ GM_API int cudaStreamEndCapture(void *handle, void **out) {
     pthread_mutex_lock(&lock);
     for (stream *member = streams.next; member != &streams; member = member->next) leave_capture(member, id);
     for (int i = 0; i < GM_MAX_DEVICES; i++) leave_capture(&null_streams[i], id);
+    atomic_fetch_sub(&captures_running, 1);
     pthread_mutex_unlock(&lock);
     return GM_SUCCESS;
 }
