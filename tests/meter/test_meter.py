@@ -388,6 +388,7 @@ def test_garbage_whose_end_python_decides_is_told_where_it_matters(meter, count,
 
 
 def test_a_part_has_notes_of_figures_that_are_not_exact(meter):
+    meter.start()
     with meter.part() as exact:
         pass
     meter._isolation.plugs.unfilled = True
