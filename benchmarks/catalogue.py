@@ -384,7 +384,10 @@ def test_train():
 OTHERS = {
     "a wider hidden layer, in another file": ("4 * width", "8 * width"),
     "more blocks": ("depth=4", "depth=6"),
-    "an activation that is not in place": ("nn.ReLU(inplace=True)", "nn.ReLU()"),
+    "a gate": (
+        "        h = self.norm(x)\n",
+        "        h = self.norm(x)\n        h = h * h.sigmoid()\n",
+    ),
     "another optimizer": (
         "torch.optim.SGD(model.parameters(), lr=0.1",
         "torch.optim.Adam(model.parameters(), lr=0.1",
@@ -393,7 +396,10 @@ OTHERS = {
     "a larger batch": ("BATCH, SIZE = 32, 128", "BATCH, SIZE = 48, 128"),
     "larger images": ("BATCH, SIZE = 32, 128", "BATCH, SIZE = 32, 160"),
     "many more classes": ("classes=1000", "classes=200_000"),
-    "a loss that is not let go of": ("        del loss\n", "        model.loss = loss\n"),
+    "a loss that is not let go of": (
+        "        del loss\n",
+        "        model.losses = [*getattr(model, 'losses', []), loss]\n        del loss\n",
+    ),
     "a dropout": (
         "        h = self.act(self.expand(h))\n",
         "        h = self.act(self.expand(h))\n        h = nn.functional.dropout(h)\n",

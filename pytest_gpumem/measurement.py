@@ -226,6 +226,31 @@ class Keeper:
 
 
 @dataclass(frozen=True)
+class SegmentRequest:
+    """A request for which the allocator took a new segment, beyond all it had reserved before."""
+
+    path: str
+    """these four are as a :class:`Site` has them"""
+    line: int
+    function: str
+    code: str
+    requested: int
+    """bytes that were asked for"""
+    nbytes: int
+    """of the segment"""
+    reserved: int
+    """with it, of the test"""
+    cached: int
+    """bytes that were cached in segments of the same kind, of no use for the request"""
+    pieces: int
+    """in how many pieces"""
+    largest: int
+    """the largest of these, in bytes"""
+    held_by: tuple[str, ...] = ()
+    """lines of live blocks in the segment that could have held the request: "model.py:29" """
+
+
+@dataclass(frozen=True)
 class Attribution:
     """Where one device's peak comes from."""
 
@@ -237,6 +262,8 @@ class Attribution:
     """changes that would lower the peak, and allocations that raise the next step's, with bytes"""
     keepers: tuple[Keeper, ...] = ()
     """of blocks that the baseline's peak had not, found by a run of their own"""
+    segments: tuple[SegmentRequest, ...] = ()
+    """the last requests that raised the memory reserved, in their order"""
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pytest_gpumem.attribution import hints
 from pytest_gpumem.attribution.categories import Blocks
 from pytest_gpumem.attribution.recording import Call
+from pytest_gpumem.attribution.segments import segment_requests
 from pytest_gpumem.attribution.sites import (
     Origin,
     origin,
+    place_of_origin,
     place_words,
     sites,
     source_code,
@@ -123,7 +125,19 @@ class Attributor:
                 return place_words(place.filename, place.line, place.function, self._root)
 
             drawn = drawn_timeline(scene, deltas, subject.foreign.reserved, line_of)
-        return Explained(Attribution(breakdown, drawn, tuple(notes), hints.of_peak(scene)), scene)
+        requests = segment_requests(
+            device, indices, subject.foreign.reserved, lambda block: self._line_of(device, block)
+        )
+        attribution = Attribution(
+            breakdown, drawn, tuple(notes), hints.of_peak(scene), segments=requests
+        )
+        return Explained(attribution, scene)
+
+    def _line_of(self, device: Blocks, block: Block) -> tuple[str, int, str, str]:
+        """Return the file, line, function and code of a block's source line."""
+        place = origin_of(device, block)
+        path, function, code = place_of_origin(place, self._root)
+        return path, place.line, function, code
 
 
 def line_peaks(

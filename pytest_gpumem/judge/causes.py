@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.judge.breakdown_diff import category_rows, site_rows
 from pytest_gpumem.judge.verdict import Cause
+from pytest_gpumem.measurement import Site
 from pytest_gpumem.sizes import MIB, format_size
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
         Keeper,
         LineKey,
         LinePeak,
-        Site,
+        SegmentRequest,
     )
 
 MOST_CAUSES: Final = 10
@@ -44,6 +45,14 @@ LEAST_LEADING: Final = 4
 """parameters that grew by one part in so many of what follows them are its cause"""
 LEAST_EDITED: Final = 50
 """a line that was edited and grew by one part in so many of the line that grew most is the cause"""
+SEGMENTS: Final = "new segments"
+"""the category of a cause that is no tensor's: memory that the allocator reserved"""
+MADE: Final = {"parameters", "buffers"}
+"""categories of memory that modules have"""
+ALIKE_FACTOR: Final = 0.03
+"""two factors of growth are the same within this share"""
+FEWEST_ALIKE: Final = 3
+"""lines that grow by one factor, from which on none of them is the cause"""
 FOLLOWING: Final = {"gradients", "optimizer state"}
 """categories that have as many bytes as there are parameters: these come first"""
 
@@ -73,6 +82,46 @@ def largest_lines(attribution: Attribution) -> list[HeldLine]:
     ]
 
 
+def _segment_causes(requests: Sequence[SegmentRequest], baseline: int) -> tuple[Cause, ...]:
+    """Return the lines for whose requests the allocator reserved more than the baseline has.
+
+    Args:
+        requests: those that raised the memory reserved, in their order.
+        baseline: bytes reserved in the baseline.
+    """
+    groups: dict[tuple[str, int], list[SegmentRequest]] = {}
+    for request in requests:
+        if request.reserved > baseline:
+            groups.setdefault((request.path, request.line), []).append(request)
+    causes = []
+    for group in groups.values():
+        first, nbytes = group[0], sum(request.nbytes for request in group)
+        site = Site(
+            *(first.path, first.line, first.function, first.code, ""), "other", nbytes, len(group)
+        )
+        reasons = tuple(dict.fromkeys(_segment_reason(request) for request in group))
+        causes.append(Cause(nbytes, SEGMENTS, site, reasons=reasons))
+    causes.sort(key=lambda cause: -cause.nbytes)
+    return tuple(causes[:MOST_CAUSES])
+
+
+def _segment_reason(request: SegmentRequest) -> str:
+    """Return why a request took a segment: what was cached, and what kept it from being used."""
+    asked = f"asked for {format_size(request.requested)}"
+    if not request.pieces:
+        return f"{asked} when nothing was cached"
+    if request.pieces == 1:
+        cache = f"{asked} when one piece of {format_size(request.cached)} was cached"
+    else:
+        cache = (
+            f"{asked} when {format_size(request.cached)} were cached in {request.pieces} pieces, "
+            f"the largest of {format_size(request.largest)}"
+        )
+    if not request.held_by:
+        return cache
+    return f"{cache}; tensors of {' and '.join(request.held_by)} lie between them"
+
+
 @dataclass(frozen=True)
 class _LineGrowth:
     """How much more a source line has at its own peak than in the baseline."""
@@ -98,6 +147,8 @@ def growth_causes(
         new: the measured attributions.
         of_one_program: whether both are of the same code, edited perhaps, and not of two parts.
     """
+    if row.excess > 0 and row.peak == "reserved" and len(new) > row.device:
+        return _segment_causes(new[row.device].segments, row.baseline or 0)
     if row.excess <= 0 or row.peak == "reserved" or min(len(old), len(new)) <= row.device:
         return ()
     keepers = new[row.device].keepers
@@ -199,8 +250,39 @@ def _edited_first(rows: list[BreakdownRow]) -> list[BreakdownRow]:
     A line that makes a wider layer is the cause, though the lines that run the layer grow more.
     """
     least = (rows[0].difference or 0) // LEAST_EDITED
-    edited = [row for row in rows if _is_edited(row) and (row.difference or 0) >= least]
+    others = with_others_alike(rows)
+    edited = [
+        row
+        for row in rows
+        if _is_edited(row) and (row.difference or 0) >= least and _place(row) not in others
+    ]
     return [*edited, *(row for row in rows if row not in edited)]
+
+
+def with_others_alike(rows: Sequence[BreakdownRow]) -> frozenset[tuple[str, int]]:
+    """Return the lines that grew by one factor together with two others, of other code.
+
+    With a larger batch, or more layers, all lines grow so: none of them is the cause. A line that
+    makes a module is none of these: a batch makes no parameters.
+    """
+    factors: dict[tuple[str, int], float] = {}
+    for row in rows:
+        if row.site is None or row.site.category in MADE:
+            continue
+        if row.baseline and (row.difference or 0) > 0:
+            factors[_place(row)] = row.nbytes / row.baseline
+    makers = {_place(row) for row in rows if row.site is not None and row.site.category in MADE}
+    return frozenset(
+        place
+        for place, factor in factors.items()
+        if place not in makers
+        and sum(abs(other - factor) <= factor * ALIKE_FACTOR for other in factors.values())
+        >= FEWEST_ALIKE
+    )
+
+
+def _place(row: BreakdownRow) -> tuple[str, int]:
+    return (row.site.path, row.site.line) if row.site else ("", 0)
 
 
 def _is_edited(row: BreakdownRow) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.judge.breakdown_diff import site_name
+from pytest_gpumem.judge.causes import SEGMENTS
 from pytest_gpumem.judge.toolchain_change import toolchain_text
 from pytest_gpumem.judge.verdict import Edit, Lead
 from pytest_gpumem.sizes import format_size
@@ -18,7 +19,7 @@ from pytest_gpumem.sizes import format_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_gpumem.judge.verdict import Cause
+    from pytest_gpumem.judge.verdict import Cause, LeadKind
     from pytest_gpumem.measurement import Provenance
 
 _TOKEN: Final = re.compile(r"[\w.]+|\S")
@@ -65,7 +66,8 @@ def _growth_lead(cause: Cause) -> Lead:
     place = site_name(site)
     names = ", ".join(dict.fromkeys(keeper.name for keeper in cause.keepers))
     kept = f", kept by {names}" if names else ""
-    return Lead("line", f"{growth} at {place}{kept}", site.path, site.line, place)
+    kind: LeadKind = "segment" if cause.category == SEGMENTS else "line"
+    return Lead(kind, f"{growth} at {place}{kept}", site.path, site.line, place)
 
 
 def _edit_lead(edit: Edit) -> Lead:

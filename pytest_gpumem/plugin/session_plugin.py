@@ -290,6 +290,8 @@ class GpuMemPlugin:
             paragraphs += [wrapped("gpumem: ", hint, width) for hint in hints if hint]
         if not paragraphs:
             return
+        # Else pytest ends the line of the last test in the midst of the summary.
+        terminalreporter.ensure_newline()
         if terminalreporter.verbosity >= 0:
             terminalreporter.section("GPU memory", sep="=")
         for results in self.results.failed_elsewhere:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pytest_gpumem.attribution.attributor import origin_of
 from pytest_gpumem.baselines.source_changes import changed_lines
-from pytest_gpumem.judge.causes import line_growths
+from pytest_gpumem.judge.breakdown_diff import site_rows
+from pytest_gpumem.judge.causes import line_growths, with_others_alike
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.source_lines import (
     docstring_lines,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpumem.attribution.hints import Scene
+    from pytest_gpumem.attribution.history_replay import Block
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.judge.verdict import Cause, Edit
     from pytest_gpumem.measurement import Breakdown
@@ -57,6 +59,10 @@ class _Growth(NamedTuple):
     """lines through which the memory was asked for, with bytes"""
     functions: frozenset[tuple[str, str]]
     """files and qualified names of the functions on that way"""
+    together: frozenset[Place]
+    """lines that grew by one factor with others: none of them is the cause"""
+    files: frozenset[str]
+    """files through which memory of the test was asked for"""
 
 
 class EditFinder:
@@ -95,25 +101,28 @@ class EditFinder:
         """Return how close an edit is to a growth, the closest the least; None: it is not."""
         file = str(self._root / edit.path)
         code = edit.new or edit.old
+        if edit.path not in growth.files:
+            return None
         if edit.new and edit.line in docstring_lines(file):
             return None
         own = statement_lines(file, edit.line) if edit.new else range(edit.line, edit.line)
         places = [(edit.path, line) for line in own]
         names = frozenset(_NAME.findall(code)) - _COMMON
+        if growth.together.intersection(places):
+            return 6, 0
         made = re.findall(r"(?:\bself\.|^)(\w+)\b", code)
         function = edit.path, qualified(file, edit.line)
         head = code.startswith(("import ", "from ", "def ", "class "))
-        of_file = edit.path in {path for path, _ in (*growth.calls, *growth.lines)}
         closeness = (
             (0, sum(growth.lines.get(place, 0) for place in places)),
             (0, len(names & growth.keepers)),
             (1, max((growth.modules.get(name, 0) for name in made), default=0)),
             (2, max((growth.calls.get(place, 0) for place in places), default=0)),
             (3, bool(function[1]) and function in growth.functions),
-            (4, of_file and not head),
-            (5, of_file),
+            (4, not head),
+            (5, True),
         )
-        return next(((rank, -int(amount)) for rank, amount in closeness if amount), None)
+        return next((rank, -int(amount)) for rank, amount in closeness if amount)
 
 
 def _growth(result: Result, scene: Scene, device: int, root: Path) -> _Growth:
@@ -129,24 +138,41 @@ def _growth(result: Result, scene: Scene, device: int, root: Path) -> _Growth:
     modules: Counter[str] = Counter()
     functions: set[tuple[str, str]] = set()
     categories = {cause.category for cause in causes}
+    files = {path for path, _ in lines}
     for block in sorted(scene.blocks, key=lambda block: -block.size)[:MOST_BLOCKS]:
         origin = origin_of(scene.device, block)
         path = shown_path(origin.filename, root) if origin.filename else ""
+        own_files = {shown_path(frame["filename"], root) for frame in _users_frames(block)}
+        files |= {path, *own_files}
         if (path, origin.line) not in lines:
             continue
         if origin.category in categories & _MADE or origin.category not in _MADE:
             names = [origin.module, *(tag.name for tag in block.tags)]
             for name in set(".".join(names).split(".")):
                 modules[name] += block.size
-        for frame in block.frames:
-            if is_users(frame["filename"]):
-                place = shown_path(frame["filename"], root), frame["line"]
-                calls[place] += block.size
-                function = qualified(frame["filename"], frame["line"])
-                functions.add((place[0], function))
+        for frame in _users_frames(block):
+            place = shown_path(frame["filename"], root), frame["line"]
+            calls[place] += block.size
+            functions.add((place[0], qualified(frame["filename"], frame["line"])))
         functions.add((path, qualified(origin.filename, origin.line)))
     keepers = [keeper.text for cause in causes[:1] for keeper in cause.keepers]
-    return _Growth(lines, _words(keepers), modules, calls, frozenset(functions))
+    rows = site_rows(
+        result.measurement.attributions[device].breakdown, result.breakdowns_before[device]
+    )
+    return _Growth(
+        lines,
+        _words(keepers),
+        modules,
+        calls,
+        frozenset(functions),
+        with_others_alike(rows),
+        frozenset(files),
+    )
+
+
+def _users_frames(block: Block) -> list[dict[str, Any]]:
+    """Return the frames of a block that are the user's or a library's."""
+    return [frame for frame in block.frames if is_users(frame["filename"])]
 
 
 def _grown_lines(

@@ -65,7 +65,7 @@ class KeeperFinder:
                 continue
             scene = scenes[device]
             if grown:
-                if not verdict.causes or len(baselines) <= device:
+                if not verdict.causes or len(baselines) <= device or far[0].peak == "reserved":
                     continue
                 site = verdict.causes[0].site
                 extra = extra_blocks(scene.breakdown, baselines[device])

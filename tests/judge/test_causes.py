@@ -51,6 +51,22 @@ def test_a_line_comes_first_by_the_growth_that_is_its_own():
     assert [cause.category for cause in causes(current, old)] == ["gradients", "activations"]
 
 
+def test_a_line_whose_text_changed_comes_first_where_it_grew_by_itself():
+    """The line that makes a wider layer, before the lines that run it and grow more."""
+    baseline = breakdown(HEAD, MODEL, STATE)
+    wider = replace(MODEL, code="model = Net(2).cuda()")
+    first, *_ = causes(breakdown(sized(HEAD, 80), sized(wider, 15), STATE), baseline)
+    assert (first.site.code, first.old_code) == (wider.code, MODEL.code)
+    # With a larger batch all lines grow by one factor: the line that was edited is not the cause.
+    baseline = breakdown(HEAD, *(replace(HEAD, line=line, code=f"x{line}") for line in (5, 6)))
+    edited = replace(HEAD, code="return self.head(x) + 0")
+    others = [sized(replace(HEAD, line=line, code=f"x{line}"), 30) for line in (5, 6)]
+    together = causes(breakdown(*others, sized(edited, 30)), baseline)
+    assert [cause.old_code for cause in together] == ["", "", HEAD.code]
+    alone = causes(breakdown(sized(edited, 90), *others), baseline)
+    assert alone[0].old_code == HEAD.code
+
+
 def test_parameters_come_before_the_gradients_and_the_state_that_follow_them():
     baseline = breakdown(MODEL, BACKWARD, STATE)
     current = breakdown(sized(STATE, 50), sized(BACKWARD, 30), sized(MODEL, 30))

@@ -81,6 +81,12 @@ def test_every_format_begins_with_one_sentence(suite, monkeypatch, name):
         assert f"FAILED test_it.py::test_step - +{result_change(headline)}" in session.flat
 
 
+def test_one_blank_line_stands_below_the_title_of_the_table(suite):
+    session = suite.run(UPDATE, source=STEP)
+    assert session.outcomes == {"passed": 1}
+    assert re.search(r"^Peak memory in MiB .*\n\ntest ", session.out, re.MULTILINE)
+
+
 def amounts(text):
     """The source lines that a failure begins with."""
     return re.findall(r"^ +\+[\d.]+ MiB  [a-z ]+  (\S+:\d+)", text, re.MULTILINE)

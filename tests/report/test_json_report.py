@@ -207,7 +207,7 @@ def test_names_of_markup_and_of_no_unicode_travel():
         (Comparison, json_schema.ComparisonJson, set()),
         (Measurement, json_schema.MeasurementJson, set()),
         (DeviceInfo, json_schema.DeviceJson, {"key"}),
-        (Attribution, json_schema.AttributionJson, {"timeline"}),
+        (Attribution, json_schema.AttributionJson, {"timeline", "segments"}),
         (BaselineEntry, json_schema.BaselineJson, set()),
         (EntryUpdate, json_schema.EntryUpdateJson, set()),
         (UpdateSummary, json_schema.UpdatesJson, set()),

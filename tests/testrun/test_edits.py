@@ -86,6 +86,14 @@ def test_an_edit_elsewhere_is_no_cause(committed):
     assert lead(committed.run(source=text)) == "test_it.py:13 changed: 8192 -> 16384"
 
 
+def test_a_file_that_the_test_does_not_run_has_no_cause(committed):
+    committed.write("other.py", "def up(x):\n    return x")
+    commit("Another file, in whose last lines the names of the model stand")
+    widened(committed)
+    committed.write("other.py", "def up(x):\n    self.up = x\n    return x")
+    assert lead(committed.run()) == "model.py:9 changed: 4 * width -> 8 * width"
+
+
 PATCH = """\
 diff --git a/a.py b/a.py
 index 1..2 100644

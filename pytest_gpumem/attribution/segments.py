@@ -1,0 +1,130 @@
+"""The requests for which the allocator took new segments: why peak reserved grew, and no tensor.
+
+A request takes a segment where no cached piece of memory is large enough. It is told what was
+cached then, and which live blocks lie in the segment that could have held it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.attribution.history_replay import SMALL
+from pytest_gpumem.measurement import SegmentRequest
+from pytest_gpumem.sizes import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from pytest_gpumem.attribution.categories import Blocks
+    from pytest_gpumem.attribution.history_replay import Block
+
+MOST: Final = 30
+"""requests that are told: the last ones, which made the peak"""
+MOST_PLACES: Final = 2
+"""source lines of live blocks that are named"""
+SMALL_SEGMENT: Final = 2 * MIB
+"""bytes: the size of segments for requests up to 1 MiB (kSmallBuffer)"""
+_TAKEN: Final = {"segment_alloc", "segment_map"}
+_GIVEN: Final = {"segment_free", "segment_unmap"}
+
+
+def segment_requests(
+    device: Blocks,
+    indices: Sequence[int],
+    foreign: int,
+    place_of: Callable[[Block], tuple[str, int, str, str]],
+) -> tuple[SegmentRequest, ...]:
+    """Return the requests that raised the memory reserved to a new height, in their order.
+
+    Args:
+        device: its history.
+        indices: the events of the time that was measured.
+        foreign: bytes that others had reserved.
+        place_of: gives a block's file, line, function and code.
+    """
+    events = device.recording.events[device.index]
+    heights: list[tuple[int, int]] = []
+    highest = device.reserved(indices[0])
+    for index in indices:
+        reserved = device.reserved(index)
+        if index >= 0 and events[index]["action"] in _TAKEN and reserved > highest:
+            highest = reserved
+            heights.append((index, reserved))
+    by_start = {block.start: block for block in device.blocks}
+    requests = []
+    for index, reserved in heights[-MOST:]:
+        asked = next(
+            (at for at in range(index + 1, len(events)) if events[at]["action"] == "alloc"), None
+        )
+        block = by_start.get(asked) if asked is not None else None
+        if block is None or asked is None:
+            continue
+        requested = events[asked]["size"]
+        pieces, around = _cache(device, index, requested)
+        held: Counter[str] = Counter()
+        for other in around:
+            path, line, *_ = place_of(other)
+            held[f"{path}:{line}" if path else "no line of Python"] += other.size
+        path, line, function, code = place_of(block)
+        requests.append(
+            SegmentRequest(
+                path,
+                line,
+                function,
+                code,
+                requested=requested,
+                nbytes=events[index]["size"],
+                reserved=reserved - foreign,
+                cached=sum(pieces),
+                pieces=len(pieces),
+                largest=max(pieces, default=0),
+                held_by=tuple(name for name, _ in held.most_common(MOST_PLACES)),
+            )
+        )
+    return tuple(requests)
+
+
+def _cache(device: Blocks, index: int, requested: int) -> tuple[list[int], list[Block]]:
+    """Return the cached pieces before an event, and the live blocks that split the best room.
+
+    The room is the segment with most cached memory among those that are as large as the request.
+    """
+    alive = sorted(
+        (block for block in device.history.blocks if block.alive(index)),
+        key=lambda block: block.address,
+    )
+    pieces: list[int] = []
+    best = 0
+    around: list[Block] = []
+    for start, size in _segments(device, index, small=requested <= SMALL):
+        inside = [block for block in alive if start <= block.address < start + size]
+        edge = start
+        gaps = []
+        for block in inside:
+            gaps.append(block.address - edge)
+            edge = block.address + block.size
+        gaps.append(start + size - edge)
+        free = [gap for gap in gaps if gap > 0]
+        pieces += free
+        if size >= requested and sum(free) > best:
+            best, around = sum(free), inside
+    return pieces, around
+
+
+def _segments(device: Blocks, index: int, *, small: bool) -> Iterator[tuple[int, int]]:
+    """Yield address and size of the segments before an event, of the pool that a request is of."""
+    recording = device.recording
+    segments = {
+        segment["address"]: segment["total_size"]
+        for segment in recording.initial_segments
+        if segment["device"] == device.index
+    }
+    for event in recording.events[device.index][:index]:
+        if event["action"] in _TAKEN:
+            segments[event["addr"]] = event["size"]
+        elif event["action"] in _GIVEN:
+            segments.pop(event["addr"], None)
+    for address, size in segments.items():
+        if (size <= SMALL_SEGMENT) == small:
+            yield address, size
