@@ -218,12 +218,23 @@ def test_no_field_of_a_record_is_forgotten(record, form, left_out):
     assert names ^ set(form.__struct_fields__) == left_out
 
 
+def with_sorted_choices(value):
+    """A part of a schema with its choices in one order: versions of msgspec have several."""
+    if isinstance(value, dict):
+        value = {key: with_sorted_choices(each) for key, each in value.items()}
+        if "anyOf" in value:
+            value["anyOf"].sort(key=json.dumps)
+        return value
+    return [with_sorted_choices(each) for each in value] if isinstance(value, list) else value
+
+
 def test_the_schema_in_the_documentation_is_up_to_date():
     path = DOCS / "reference/report-schema.json"
     text = json.dumps(schema(), indent=1) + "\n"
     if os.environ.get("GPUMEM_REWRITE_GOLD") == "1":
         path.write_text(text, encoding="utf-8")
-    assert path.read_text(encoding="utf-8") == text
+    documented = json.loads(path.read_text(encoding="utf-8"))
+    assert with_sorted_choices(documented) == with_sorted_choices(json.loads(text))
 
 
 def test_the_documentation_names_every_field():
