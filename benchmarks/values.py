@@ -1,11 +1,10 @@
 """What values cost on the virtual GPU: an operator that is not computed, and whole training steps.
 
-The last table has steps with all values computed (``values="full"``), of less than the 256 MiB up
-to which a test that fails by values runs once more so.
+The last table has steps with all values computed (``values="full"``).
 
     python benchmarks/values.py [--repeats 7] [--dry]
 
-Each other one is run without values and with those of small tensors (``values="auto"``), by turns.
+Each other one is run without values and with those of a budget (``values="auto"``), by turns.
 Times are those of the processor, which other processes on the machine do not lengthen.
 """
 

@@ -43,7 +43,7 @@ class ValueLimits(NamedTuple):
     """of unknown results of operators, after which small ones alone are kept"""
 
 
-LIMITS: Final = ValueLimits(512 << 10, 16 << 20, 2 << 30, 256 << 20, 2 << 30, 128 << 20)
+LIMITS: Final = ValueLimits(512 << 10, 16 << 20, 4 << 30, 256 << 20, 2 << 30, 128 << 20)
 """those of the native library, which is checked as it is loaded"""
 
 USES: Final[tuple[WorkspaceUse, ...]] = (

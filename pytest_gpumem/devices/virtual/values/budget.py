@@ -21,12 +21,12 @@ MOST_FLOPS: Final = 1 << 30
 """floating-point operations of one operator that is computed: 20 ms of one thread of the host"""
 ALL_FLOPS: Final = 20 * 10**9
 """those of a test: half a second"""
-OF_ELEMENT: Final = 32
+OF_ELEMENT: Final = 16
 """operations that an element counts where PyTorch has no formula: it takes so much longer than one
 of a matrix product"""
-OF_RANDOM: Final = 512
+OF_RANDOM: Final = 256
 """those of an element of random numbers"""
-OF_SORTED: Final = 2048
+OF_SORTED: Final = 1024
 """those of an element that is sorted"""
 SORTING: Final = {"sort", "argsort", "topk", "kthvalue", "median", "mode", "_unique2", "unique_dim"}
 """operators that sort their first argument"""

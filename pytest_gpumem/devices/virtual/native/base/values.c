@@ -29,7 +29,7 @@ enum { MOST_INTERVALS = 4096 }; /* known ones: beyond them all are forgotten */
  * 20 us for 64 KiB, 180 us for 512 KiB, 6 ms for 16 MiB. Again, it is a memcpy. */
 #define SMALL_PIECE (512ull << 10)
 #define LARGEST_PIECE (16ull << 20)
-#define BUDGET (2048ull << 20)
+#define BUDGET (4096ull << 20)
 #define BACKED_SMALL (256ull << 20) /* so much larger a process is at most, without and with the larger pieces */
 #define BACKED (2048ull << 20)
 #define LOST (128ull << 20) /* unknown bytes after which a test is a large one: none of its larger pieces is kept then */

@@ -1,0 +1,89 @@
+"""Programs that decide by values within a test's budget, as with all values; and its end."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+from helpers.virtual_gpu import opened
+
+
+def minimised(width, search):
+    import torch
+
+    torch.manual_seed(0)
+    net = torch.nn.Linear(width, width).cuda()
+    x = torch.randn(16, width).cuda()
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=5, line_search_fn=search)
+    calls = []
+
+    def closure():
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        calls.append(loss.item())
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+    return len(calls)
+
+
+def scaled():
+    import torch
+
+    net = torch.nn.Linear(64, 64).cuda()
+    optimizer, scaler = torch.optim.Adam(net.parameters()), torch.amp.GradScaler("cuda")
+    for size in (1e36, 1e36, 1):  # the first two overflow: they are skipped
+        scaler.scale(net(torch.full((8, 64), float(size)).cuda()).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return scaler.get_scale()
+
+
+def mined():
+    import torch
+
+    torch.manual_seed(0)
+    points = torch.nn.functional.normalize(torch.randn(48, 32).cuda(), dim=1)
+    labels = torch.arange(48).cuda() % 6
+    same = labels[:, None] == labels
+    near, far = same.clone().fill_diagonal_(False), ~same
+    anchors, positives, negatives = torch.where(near.unsqueeze(2) & far.unsqueeze(1))
+    products = points @ points.t()
+    gap = products[anchors, positives] - products[anchors, negatives]
+    return len(anchors), len(anchors[gap < 0.1])
+
+
+CASES = [*(partial(minimised, 256, search) for search in (None, "strong_wolfe")), scaled, mined]
+
+
+@pytest.mark.parametrize("program", CASES)
+def test_a_small_program_decides_as_with_all_values(program):
+    import torch
+
+    answers = []
+    with opened() as device:
+        for scope in ("full", "auto"):
+            device.compute_values(scope)
+            torch.cuda.reset_peak_memory_stats()
+            answers.append((program(), torch.cuda.max_memory_allocated()))
+            assert device.notes(Path.cwd()) == []
+    assert answers[0] == answers[1]
+
+
+def test_a_test_with_many_unknown_results_is_a_large_one():
+    import torch
+
+    with opened() as device:
+        device.compute_values("auto")
+        medium = torch.ones(1024, 1024, device="cuda")
+        assert (medium * 2).sum().item() == 1 << 21
+        large = torch.randn(3000, 3000, device="cuda")
+        for _ in range(4):
+            large = large * 2
+        assert device._mode.budget.ended
+        assert not device._mode.values.is_known(medium * 2)
+        assert torch.arange(9, device="cuda").sum().item() == 36
+        device.renew_values()
+        assert device._mode.values.is_known(medium * 2)
