@@ -6,10 +6,9 @@ and queues the bytes of these copies in their order; PyTorch's own code then tak
 memory, and outputs of the true size.
 
 Which copies an operator makes is PyTorch's source (aten/src/ATen/native) and was seen at run time
-with torch 2.6 to 2.15. Where versions ask for one answer in copies of several sizes, the answer is
-a tuple of its forms. A later version may make other copies: the native library takes no queued
-bytes for a copy of another size and reports it. docs/explanation/operators-that-read-back.md lists
-all.
+with torch 2.14 and 2.15. Where these ask for one answer in copies of several sizes, the answer is a
+tuple of its forms. Another version may make other copies: the native library takes no queued bytes
+for a copy of another size and reports it. docs/explanation/operators-that-read-back.md lists all.
 """
 
 from __future__ import annotations
