@@ -345,22 +345,15 @@ class MemorySession:
         recording = failed.recording
         if not debugging:
             # Once more without limits: that shows how much it needs, and where its peak comes from.
-            planned = self.keepers.search(
-                run.spec,
-                [self._judged(item, run, part, spec, failed.attached(part, measurement))],
-                failed,
-            )
             with self.runner.again(
                 item,
                 error,
                 record=self.explainer.records_out_of_memory(),
                 uncapped=True,
-                at_moment=planned.search.at_moment if planned else None,
             ) as attempt:
                 peaks = run.peaks_of(part) if attempt.passed and not attempt.left else ()
                 explanations = self.explainer.explain(run, [part]) if peaks else failed
                 recording = explanations.recording or run.meter.recording()
-                keepers = planned.keepers(attempt) if planned else ()
             if attempt.ran:
                 explanations.note = RAN_AGAIN.format("what it needs")
             if peaks:
@@ -373,8 +366,6 @@ class MemorySession:
                     "the second one too: so it is not told how much the test needs"
                 )
                 measurement = replace(measurement, notes=(*measurement.notes, note))
-            if planned is not None:
-                explanations.add_keepers(part, planned.device, keepers)
             failed = explanations
             if not part and self.explainer.enabled and attempt.ran:
                 batch_norm = recording is not None and recording.batch_norm

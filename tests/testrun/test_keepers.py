@@ -225,7 +225,7 @@ def test_who_keeps_the_blocks_is_told_where_a_limit_was_met(suite, monkeypatch):
     options = ("--gpumem-html=a.html", "--gpumem-markdown=a.md", "-v")
     session = suite.run(*options, source=OVER_LIMITS)
     assert session.verdicts()["test_refused"] == "out of memory"
-    for name, number in (("refused", 4), ("over", 8), ("part", 8)):
+    for name, number in (("over", 8), ("part", 8)):
         # Of a test that was refused memory: at that moment.
         words = f"kept by global variable LOG of test_it.py (list of {number - 1})"
         (text,) = re.findall(
@@ -238,7 +238,7 @@ def test_who_keeps_the_blocks_is_told_where_a_limit_was_met(suite, monkeypatch):
             told = (suite.path / report).read_text().replace("\\", "")  # Markdown escapes
             assert words in " ".join(told.split())
     brief = suite.run()
-    assert brief.out.count("kept by global variable LOG of test_it.py") == 3
+    assert brief.out.count("kept by global variable LOG of test_it.py") == 2
     monkeypatch.setattr(KeeperFinder, "search", lambda *_: None)
     unsearched = suite.run()
     assert "kept by" not in unsearched.out
