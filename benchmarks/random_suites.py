@@ -4,6 +4,7 @@
 
     python benchmarks/random_suites.py --up-to 2000 --publish    # goes on behind the recorded seeds
     python benchmarks/random_suites.py --first 17 --number 1     # one of them again
+    python benchmarks/random_suites.py --first 3000 --up-to 5000 --publish    # of all kinds
 
 With ``--publish`` results/random_suites.txt is written anew after every suite: a run that is ended
 early has recorded what it ran. For each suite that differs the smallest one with a difference is

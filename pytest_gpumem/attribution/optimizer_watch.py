@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.attribution.plain_tensors import plain_tensors
+from pytest_gpumem.collector import uncounted
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
@@ -116,6 +117,10 @@ class OptimizerWatch:
             return
         if self._tell_after is not None and not around:
             self._tell_after(optimizer)
+        self._note_step(optimizer)
+
+    @uncounted
+    def _note_step(self, optimizer: Optimizer) -> None:
         progress = self._progress[id(optimizer)]
         progress.steps += 1
         progress.bytes_without_gradient = max(

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.allocator_view import VIEW
+from pytest_gpumem.collector import begin_count
 from pytest_gpumem.devices.memory_cap import device_range
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.measurement import Peak
@@ -172,7 +173,7 @@ def own_garbage_only() -> Iterator[None]:
     earlier or later moves a step's peak.
     """
     gc.freeze()
-    gc.collect()  # nothing to look at: this sets the collector's counters to zero
+    begin_count()  # nothing to look at
     try:
         yield
     finally:
@@ -188,6 +189,7 @@ def collect_all() -> None:
     gc.unfreeze()
     collect_garbage()
     gc.freeze()
+    begin_count()
 
 
 @contextmanager

@@ -10,11 +10,14 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING, Final
 
+from pytest_gpumem.collector import Uncounted, keep_for_reuse
 from pytest_gpumem.sizes import MIB, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+FULL: Final = 2
+"""the collector's oldest generation"""
 LEAST_SHARE: Final = 1000
 """garbage below this part of the peak, or below 1 MiB, is within the default tolerance"""
 
@@ -37,11 +40,14 @@ class GarbageWatch:
         """Watch no longer."""
         gc.callbacks.remove(self._see)
 
-    def _see(self, phase: str, _info: object) -> None:
-        if phase == "start":
-            self._at_start = self._allocated()
-        else:
-            self.most = max(self.most, self._at_start - self._allocated())
+    def _see(self, phase: str, info: dict[str, int]) -> None:
+        with Uncounted():
+            if phase == "start":
+                self._at_start = self._allocated()
+            else:
+                self.most = max(self.most, self._at_start - self._allocated())
+                if info["generation"] == FULL:
+                    keep_for_reuse()
 
     def notes(self, peaks: Sequence[int]) -> list[str]:
         """Return a sentence about garbage that matters beside the peaks, in bytes."""

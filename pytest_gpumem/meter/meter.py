@@ -9,6 +9,7 @@ from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.attribution.optimizer_watch import OptimizerWatch
 from pytest_gpumem.attribution.recorder import Recorder, history
 from pytest_gpumem.attribution.recording import Span, beginning, now
+from pytest_gpumem.collector import Uncounted
 from pytest_gpumem.devices.autograd_threads import NODE_NUMBERS, await_autograd, awaited_passes
 from pytest_gpumem.devices.memory_cap import kept_fractions, set_cap
 from pytest_gpumem.devices.memory_use import beside, shared
@@ -217,7 +218,8 @@ class Meter:
 
     def note(self) -> None:
         """Put the peaks so far into every open tally."""
-        self._note(self._isolation.stats())
+        with Uncounted():
+            self._note(self._isolation.stats())
 
     def _note(self, all_stats: Sequence[Stats]) -> None:
         if self._isolation.see_lost():
@@ -252,8 +254,9 @@ class Meter:
 
     def fold(self) -> None:
         """Put the peaks so far into every open tally, and reset them."""
-        self.note()
-        reset_peaks(self.devices)
+        with Uncounted():
+            self.note()
+            reset_peaks(self.devices)
 
     def peaks(self) -> tuple[Peak, ...]:
         """Return the whole step's peaks so far, one a device."""

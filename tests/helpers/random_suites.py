@@ -1,8 +1,10 @@
 """Random suites of memory tests, whose figures are compared with those of each test alone.
 
-A suite has fixtures of every scope and tests that allocate, free, leak, fail, catch out of memory,
-reset statistics, use streams and measure parts. Its reference is plain: each test alone in a fresh
-process. The same figures have to come from any order, and from workers.
+A suite has fixtures of every scope and tests that allocate, free, leak, fail, catch out of memory
+or not, reset statistics, use streams and threads, record their own history, have subtests and
+measure parts; some are a unittest.TestCase's, some suites have expandable segments. Its reference
+is plain: each test alone in a fresh process. The same figures have to come from any order, and from
+workers.
 """
 
 from __future__ import annotations
@@ -19,6 +21,10 @@ from pathlib import Path
 from helpers.sources import WITHOUT
 from helpers.warm import HANGS, warm_python
 
+FIRST_WIDE = 3000
+"""the seed from which suites also have low limits, subtests, threads, histories and unittest"""
+LIMITS = (0.03, 0.06, 0.12, 1)
+"""GiB: some of them refuse much of what a test asks for"""
 SCOPES = ("function", "class", "module", "session")
 SIZES = (0.01, 0.3, 1, 1.5, 3, 7, 12, 20, 33, 64, 100)
 """MiB: of both of the allocator's pools, and on each side of its limits at 1, 10 and 20 MiB"""
@@ -37,6 +43,7 @@ def pytest_gpumem_judged(item, result):
         "failed": result.verdict.failed,
         "peaks": [dataclasses.astuple(peak) for peak in measurement.peaks],
         "left": list(measurement.left),
+        "range": repr(measurement.range),
         "out_of_memory": None,
         "garbage": any(note.startswith("garbage in") for note in measurement.notes),
     }}
@@ -46,11 +53,23 @@ def pytest_gpumem_judged(item, result):
     with open(os.environ[{RESULTS!r}], "a") as stream:
         stream.write(json.dumps(row) + "\\n")
 """
-HEAD = '''
+HEAD = f"""
 import gc
+import json
 import os
+import threading
+import unittest
+
 import pytest
 import torch
+
+def tell(**values):  # what a test reads itself is compared as well
+    name = os.environ["PYTEST_CURRENT_TEST"].split(" ")[0]
+    row = {{"test": name, "part": "reads", "values": values}}
+    with open(os.environ[{RESULTS!r}], "a") as stream:
+        stream.write(json.dumps(row) + "\\n")
+"""
+HEAD += '''
 
 class Leaked(list):
     def append(self, block):
@@ -75,6 +94,40 @@ def train(width, optimizer, steps):
         model(torch.zeros(16, width, device="cuda")).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
+
+def held_by_a_frame(n):
+    held = mib(n)
+    pytest.skip("in a subtest")
+
+def recorded(n, **options):
+    """Record a history of its own, with memory of earlier tests freed meanwhile."""
+    torch.cuda.memory._record_memory_history("all", stacks="python", **options)
+    leaked.free_earlier()
+    kept = mib(n)
+    del kept
+    snapshot = torch.cuda.memory._snapshot()
+    torch.cuda.memory._record_memory_history(None)
+    events = [event for event in snapshot["device_traces"][0] if event["action"] == "alloc"]
+    tell(events=len(events), frames=sum(bool(event.get("frames")) for event in events))
+
+def fallen_back(n, less):
+    """Take less where a limit refuses more, with memory of earlier tests freed before."""
+    leaked.free_earlier()
+    try:
+        blocks = [mib(n)]
+        refused = False
+    except torch.OutOfMemoryError:
+        blocks = [mib(less)]
+        refused = True
+    tell(refused=refused)
+    return blocks
+
+def in_a_thread(n):
+    blocks = []
+    thread = threading.Thread(target=lambda: blocks.append(mib(n)))
+    thread.start()
+    thread.join()
+    return blocks
 
 class Holder(torch.nn.Module):
     def __init__(self, n):
@@ -115,12 +168,23 @@ class Test:
     marker: str | None
     fixtures: tuple[str, ...]
     operations: tuple[str, ...]
+    unit: bool = False
+    """whether it is a method of a unittest.TestCase"""
+
+    @property
+    def path(self):
+        return f"Unit_{self.name}::{self.name}" if self.unit else self.name
 
     def source(self):
         body = textwrap.indent("\n".join(self.operations) or "pass", "    ")
-        names = ", ".join(dict.fromkeys((*self.fixtures, "request", "gpu_memory")))
+        marker = "" if self.marker is None else f"@pytest.mark.gpu_memory({self.marker})\n"
+        if self.unit:
+            method = textwrap.indent(f"{marker}def {self.name}(self):\n{body}", "    ")
+            return f"class Unit_{self.name}(unittest.TestCase):\n{method}"
+        subtests = ["subtests"] * ("subtests.test" in body)
+        names = ", ".join(dict.fromkeys((*self.fixtures, "request", "gpu_memory", *subtests)))
         if self.marker is None:
-            names = ", ".join(dict.fromkeys((*self.fixtures, "request")))
+            names = ", ".join(dict.fromkeys((*self.fixtures, "request", *subtests)))
             return f"def {self.name}({names}):\n{body}"
         return f"@pytest.mark.gpu_memory({self.marker})\ndef {self.name}({names}):\n{body}"
 
@@ -138,7 +202,7 @@ class File:
 
 def random_suite(seed):
     """Return the files of a suite, which the seed decides."""
-    chance = random.Random(seed)
+    chance, wide = random.Random(seed), seed >= FIRST_WIDE
     files = []
     for letter in "ab"[: chance.choice((1, 1, 2))]:
         fixtures = []
@@ -157,22 +221,29 @@ def random_suite(seed):
                 )
             )
         tests = tuple(
-            random_test(chance, f"test_{number}", [it.name for it in fixtures])
+            random_test(chance, f"test_{number}", [it.name for it in fixtures], wide=wide)
             for number in range(chance.randint(2, 5))
         )
         files.append(File(f"test_{letter}.py", tuple(fixtures), tests))
     return tuple(files)
 
 
-def random_test(chance, name, fixtures):
+def random_test(chance, name, fixtures, *, wide):
     marker = None
     if chance.random() < 0.85:
         options = {"max_gib=1": 0.2, "max_leak_mib=0": 0.15, "warmup=1": 0.1, 'card="T4"': 0.05}
-        marker = ", ".join(text for text, share in options.items() if chance.random() < share)
+        chosen = [text for text, share in options.items() if chance.random() < share]
+        if wide and "max_gib=1" in chosen:
+            chosen[0] = f"max_gib={chance.choice(LIMITS)}"
+        marker = ", ".join(chosen)
+    unit = wide and chance.random() < 0.15
+    if unit:
+        fixtures = []
     used = tuple(chance.sample(fixtures, chance.randint(0, len(fixtures))))
     operations = []
     for _ in range(chance.randint(1, 6)):
-        operations += random_operation(chance, fixtures, marked=marker is not None, depth=0)
+        marked = marker is not None and not unit
+        operations += random_operation(chance, fixtures, marked=marked, unit=unit, wide=wide)
     if chance.random() < 0.15:
         operations.append(
             chance.choice(
@@ -184,13 +255,16 @@ def random_test(chance, name, fixtures):
                 )
             )
         )
-    return Test(name, marker, used, tuple(operations))
+    return Test(name, marker, used, tuple(operations), unit=unit)
 
 
-def random_operation(chance, fixtures, *, marked, depth):
+def random_operation(  # noqa: PLR0913 - all that operations differ in
+    chance, fixtures, *, marked, unit, wide, depth=0
+):
     """Return the lines of one operation."""
     size, other = chance.choice(SIZES), chance.choice(SIZES)
     number = chance.randrange(1000)
+    subtest = "self.subTest" if unit else "subtests.test"
     choices = [
         [f"kept_{number} = mib({size})"],
         [f"kept_{number} = mib({size})"],
@@ -217,13 +291,25 @@ def random_operation(chance, fixtures, *, marked, depth):
         [f"train({chance.choice((64, 256, 700))}, torch.optim.Adam, {chance.choice((1, 2))})"],
         [f"train(256, torch.optim.SGD, {chance.choice((1, 2, 3))})"],
     ]
+    if wide:
+        choices += [
+            [f"with {subtest}(number={number}):", f"    held_by_a_frame({size})"],
+            [f"with {subtest}(number={number}):", f"    inner_{number} = mib({size})"],
+            [f"with {subtest}(number={number}):", f"    assert not mib({size}).numel()"],
+            [f"recorded({size}, context={chance.choice(('all', 'alloc', 'state', None))!r})"],
+            [f"back_{number} = fallen_back({size}, {chance.choice(SIZES[:4])})"],
+            [f"back_{number} = fallen_back({size}, {chance.choice(SIZES[:4])})"],
+            [f"threads_{number} = in_a_thread({size})"],
+        ]
     if fixtures:
         choices.append([f"late_{number} = request.getfixturevalue('{chance.choice(fixtures)}')"])
     if marked and depth == 0:
         inner = [
             line
             for _ in range(chance.randint(1, 3))
-            for line in random_operation(chance, fixtures, marked=marked, depth=1)
+            for line in random_operation(
+                chance, fixtures, marked=marked, unit=unit, wide=wide, depth=1
+            )
         ]
         part = [f"with gpu_memory.measure('part {number}'):", *(f"    {line}" for line in inner)]
         choices += [part, part]
@@ -273,6 +359,8 @@ OPTIONS = (
     *("-q", "--tb=no", "--no-header", "-p", "no:cacheprovider", "--gpumem-device=virtual"),
     *("-p", "no:unraisableexception", "-p", "no:threadexception"),
 )
+EXPANDABLE_EVERY = 7
+"""suites of which one has expandable segments"""
 TOLERANCE = 1 << 20, 20 << 20
 """bytes allocated and reserved that a peak may differ from its baseline by"""
 BROKEN = "broken"
@@ -293,6 +381,8 @@ class Runner:
         self.folder = Path(folder)
         self.cheap = cheap
         self.sessions = 0
+        self.settings = ""
+        """PyTorch's allocator's"""
         self.program = self.folder / "program.py"
         self.program.write_text(PROGRAM, encoding="utf-8")
 
@@ -332,6 +422,8 @@ class Runner:
 
     def _run(self, *arguments, results="unused"):
         environment = {**os.environ, RESULTS: str(results)}
+        if self.settings:
+            environment["PYTORCH_CUDA_ALLOC_CONF"] = self.settings
         for name in ("CI", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST"):
             environment.pop(name, None)
         self.output = subprocess.run(
@@ -362,7 +454,9 @@ def read_rows(path):
 def differences(runner, files, seed, *, workers=False):
     """What differs between a suite's sessions and its tests alone: sentences; none if nothing."""
     runner.write(files)
-    names = [f"{file.name}::{test.name}" for file in files for test in file.tests]
+    expandable = seed >= FIRST_WIDE and seed % EXPANDABLE_EVERY == 3
+    runner.settings = "expandable_segments:True" if expandable else ""
+    names = [f"{file.name}::{test.path}" for file in files for test in file.tests]
     orders = [names, random.Random(seed).sample(names, len(names))]
     *singles, first, second = [{}, {}, *runner.figures([*([name] for name in names), *orders])]
     alone = {name: rows for figures in singles for name, rows in figures.items()}
@@ -372,7 +466,7 @@ def differences(runner, files, seed, *, workers=False):
     if workers:
         sessions.append(("-n 2", runner.figures_of_workers()))
     makers = {
-        f"{file.name}::{test.name}"
+        f"{file.name}::{test.path}"
         for file in files
         for test in file.tests
         if any("cycle" in line for line in test.operations)
@@ -396,6 +490,8 @@ def differences(runner, files, seed, *, workers=False):
 
 def pairs_of(row):
     """Each pair of bytes allocated and reserved that a verdict tells."""
+    if "values" in row:
+        return
     refusal = row["out_of_memory"]
     if refusal is not None:
         yield refusal["allocated"], refusal["reserved"]
@@ -412,8 +508,11 @@ def differ_by_garbage(name, rows, alone):
     """Whether a note tells that the test's garbage decides, or it is within the tolerance."""
     if any(results.get(name, BROKEN) == BROKEN for results in (rows, alone)):
         return False
-    if any(row["garbage"] for results in (rows, alone) for row in results[test_of(name)]):
+    verdicts = [row for results in (rows, alone) for row in results.get(test_of(name), ())]
+    if any(row["garbage"] for row in verdicts):
         return True
+    if any("values" in row for results in (rows, alone) for row in results[name]):
+        return False
     pairs = [[peak for row in results[name] for peak in row["peaks"]] for results in (rows, alone)]
     return len(pairs[0]) == len(pairs[1]) and all(
         abs(in_order - by_itself) <= tolerance

@@ -16,6 +16,7 @@ import functools
 import operator
 import sys
 import threading
+from gc import disable, enable, isenabled
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
@@ -243,7 +244,7 @@ class _SeenThreads:
 SEEN_THREADS: Final = _SeenThreads()
 
 
-def _intercept(  # noqa: C901, PLR0912 - a call of Python's costs a tenth of all this
+def _intercept(  # noqa: C901, PLR0912, PLR0915 - a call of Python's costs a tenth of all this
     op: OpOverload,
     *args: Any,  # noqa: ANN401 - as the operator
     **kwargs: Any,  # noqa: ANN401 - as the operator
@@ -259,6 +260,11 @@ def _intercept(  # noqa: C901, PLR0912 - a call of Python's costs a tenth of all
         with _Without(_KEYS):
             return op._op(*args, **kwargs)
     is_running = False
+    # What is made here would have Python's collector run earlier than on a GPU. An operator of
+    # another library may run Python's code of its own.
+    collects = isenabled() and op.namespace == "aten"
+    if collects:
+        disable()
     try:
         operator = op._op  # a hash of OpOverload's own, and a call, run Python's code
         is_short = mode.short_ways.get(operator)
@@ -312,6 +318,9 @@ def _intercept(  # noqa: C901, PLR0912 - a call of Python's costs a tenth of all
         del args, kwargs
         _raise_unwrapped(error)
         raise
+    finally:
+        if collects:
+            enable()
     return result
 
 

@@ -1,0 +1,108 @@
+"""Python's collector runs when it would without the measurement's own objects."""
+
+import gc
+import json
+
+import pytest
+from helpers.virtual_gpu import run_python
+
+from pytest_gpumem.collector import Uncounted, begin_count, uncounted
+
+STEPS = """
+import gc, json, torch
+
+class Cycle:
+    def __init__(self):
+        self.itself = self
+
+def made():
+    \"\"\"Return a model and its optimizer, with all made that is made once.\"\"\"
+    layers = [(torch.nn.Linear(64, 64), torch.nn.ReLU()) for _ in range(6)]
+    model = torch.nn.Sequential(*(layer for pair in layers for layer in pair)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        step(model, optimizer)
+    return model, optimizer
+
+def step(model, optimizer):
+    model(torch.randn(32, 64, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+def passes(model, optimizer):
+    \"\"\"Train, and make cycles; return the step of each pass of the collector's, and which.\"\"\"
+    seen, number = [], 0
+
+    def see(phase, info):
+        if phase == "start":
+            seen.append((number, info["generation"]))
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(100, 2, 1)
+    gc.callbacks.append(see)
+    for number in range(80):
+        for _ in range(20):
+            Cycle()
+        step(model, optimizer)
+    gc.callbacks.remove(see)
+    gc.set_threshold(*thresholds)
+    return seen
+"""
+PROGRAM = f"""
+import sys, pytest_gpumem
+pytest_gpumem.use_virtual_gpu(values=sys.argv[1])
+{STEPS}
+trained = made()
+with pytest_gpumem.measure():
+    seen = passes(*trained)
+print(json.dumps(seen))
+"""
+
+
+def passes(values, tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM, encoding="utf-8")
+    done = run_python(f"import sys, runpy; sys.argv = ['', '{values}']; runpy.run_path('{path}')")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_computed_values_move_no_pass(tmp_path):
+    """Each operator makes some ten objects where values are computed."""
+    expected = passes("off", tmp_path)
+    assert {generation for _, generation in expected} >= {0, 1}
+    assert passes("full", tmp_path) == expected
+
+
+class Thing:
+    """An object that the collector counts."""
+
+
+def test_what_is_made_and_kept_is_not_counted():
+    begin_count()
+    kept, count = [], gc.get_count()[0]
+    with Uncounted():
+        kept += [Thing() for _ in range(900)]  # more than begin a pass
+    assert abs(gc.get_count()[0] - count) <= 2
+    assert len(kept) == 900
+
+
+def test_what_is_freed_is_counted_as_before():
+    begin_count()
+    kept = [Thing() for _ in range(300)]
+    count = gc.get_count()[0]
+    uncounted(kept.clear)()
+    assert abs(gc.get_count()[0] - count) <= 2
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_is_switched_on_again_only_where_it_was_on(enabled):
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with pytest.raises(LookupError), Uncounted():
+            assert not gc.isenabled()
+            raise LookupError
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if before else gc.disable)()
