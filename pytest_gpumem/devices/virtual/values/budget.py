@@ -5,14 +5,13 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from pytest_gpumem.devices.virtual.library import LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from torch import Tensor
 
     from pytest_gpumem.devices.virtual.library import NativeLibrary
     from pytest_gpumem.devices.virtual.values.operators import OperatorCall
@@ -88,6 +87,27 @@ class Budget:
         self._library.set_value_limits(LIMITS.small, 0, LIMITS.backed)
 
 
+def _by_formula(formula: Callable[..., Any], call: OperatorCall, result: Any) -> int:  # noqa: ANN401 - an operator's
+    """Return the operations that a formula of PyTorch's counts.
+
+    PyTorch's wrapper around most formulas, which finds the shapes, leaves a reference cycle behind
+    each time, and Python's collector would run by them.
+    """
+    of_shapes: Callable[..., int] | None = getattr(formula, "__wrapped__", None)
+    if of_shapes is None:
+        flops: int = formula(*call.args, **call.kwargs, out_val=result)
+        return flops
+    named = {name: _shape(value) for name, value in call.kwargs.items()}
+    return of_shapes(*map(_shape, call.args), out_shape=_shape(result), **named)
+
+
+def _shape(value: Any) -> Any:  # noqa: ANN401 - an operator's argument
+    """Return a tensor's shape, or those in a tuple; anything else as it is."""
+    if isinstance(value, Tensor):
+        return value.shape
+    return tuple(map(_shape, value)) if type(value) is tuple else value
+
+
 def flops_of(
     call: OperatorCall,
     inputs: Sequence[Tensor],
@@ -98,8 +118,7 @@ def flops_of(
     formula: Callable[..., Any] | None = flop_registry.get(call.op._overloadpacket)
     if formula is not None:
         with suppress(Exception):  # of arguments that it does not expect
-            flops: int = formula(*call.args, **call.kwargs, out_val=result)
-            return flops
+            return _by_formula(formula, call, result)
     elements = sum(tensor.numel() for tensor in (*inputs, *outputs))
     if call.name in NETWORKS:
         values: Tensor = call.args[0]
