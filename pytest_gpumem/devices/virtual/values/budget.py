@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -88,24 +89,35 @@ class Budget:
 
 
 def _by_formula(formula: Callable[..., Any], call: OperatorCall, result: Any) -> int:  # noqa: ANN401 - an operator's
-    """Return the operations that a formula of PyTorch's counts.
-
-    PyTorch's wrapper around most formulas, which finds the shapes, leaves a reference cycle behind
-    each time, and Python's collector would run by them.
-    """
+    """Return the operations that a formula of PyTorch's counts."""
     of_shapes: Callable[..., int] | None = getattr(formula, "__wrapped__", None)
     if of_shapes is None:
         flops: int = formula(*call.args, **call.kwargs, out_val=result)
         return flops
-    named = {name: _shape(value) for name, value in call.kwargs.items()}
-    return of_shapes(*map(_shape, call.args), out_shape=_shape(result), **named)
+    named = tuple((name, _shape(value)) for name, value in call.kwargs.items())
+    return _of_shapes(of_shapes, _shape(tuple(call.args)), named, _shape(result))
+
+
+@functools.lru_cache(maxsize=1024)
+def _of_shapes(
+    formula: Callable[..., int],
+    shapes: tuple[Any, ...],
+    named: tuple[tuple[str, Any], ...],
+    result: Any,  # noqa: ANN401 - the shape of an operator's result, or several
+) -> int:
+    """Return the operations that a formula counts for arguments of these shapes.
+
+    Once for each: PyTorch's formulas find shapes by a function that leaves a reference cycle behind
+    at each call, and Python's collector would run by them.
+    """
+    return formula(*shapes, out_shape=result, **dict(named))
 
 
 def _shape(value: Any) -> Any:  # noqa: ANN401 - an operator's argument
-    """Return a tensor's shape, or those in a tuple; anything else as it is."""
+    """Return a tensor's shape, or those in a list or tuple; anything else as it is."""
     if isinstance(value, Tensor):
         return value.shape
-    return tuple(map(_shape, value)) if type(value) is tuple else value
+    return tuple(map(_shape, value)) if type(value) in {tuple, list} else value
 
 
 def flops_of(
