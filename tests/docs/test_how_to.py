@@ -193,7 +193,7 @@ def test_a_session_whose_conftest_loads_the_virtual_gpu(tmp_path, virtual_gpu):
 
 def test_the_marker_is_registered_without_the_plugin(tmp_path, virtual_gpu):
     place = Place(tmp_path / "project")
-    place.write("pyproject.toml", files(SUITES, "toml")["pyproject.toml#2"])
+    place.write("pyproject.toml", files(SUITES, "toml")["pyproject.toml#3"])
     place.write("test_models.py", files(SUITES)["test_models.py"].replace(".cuda()", ""))
     done = place.sh("pytest -p no:gpumem --strict-markers --collect-only -q")
     assert done.ret == 0, done.out

@@ -105,9 +105,9 @@ def prepared(suite):
 
 
 # test_plugin_attribution.py, _snapshots.py, _outputs.py, _against.py, _provenance.py, _stale.py,
-# _cards.py, _visible.py, _values.py, suites/
+# _cards.py, _visible.py, _values.py, _all.py, suites/
 ELSEWHERE = {
-    *("attribution", "snapshots", "snapshot_when", "github", "against_tolerance"),
+    *("all", "attribution", "snapshots", "snapshot_when", "github", "against_tolerance"),
     "json_format",
     *(
         "provenance",

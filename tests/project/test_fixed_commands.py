@@ -156,9 +156,15 @@ def index(tmp_path_factory):
     return folder
 
 
+OF_LIGHT = {"cli/light.py", "devices/virtual/cudnn_notes.py", "devices/virtual/max_autotune.py"}
+"""modules with commands for environments without NVIDIA's packages: they need a package index, or
+uv; cli/test_light.py has their tests"""
+
+
 def pip_commands():
     """The commands of pip that the package prints, and setup.py where it cannot build."""
-    texts = [text for texts in texts_with_commands().values() for text in texts]
+    modules = texts_with_commands()
+    texts = [text for name in modules.keys() - OF_LIGHT for text in modules[name]]
     found = (re.findall("pip install [^;),]+", text) for text in texts)
     return sorted({command for commands in found for command in commands})
 

@@ -26,6 +26,13 @@ from pytest_gpumem.plugin.device_choice import COLLECTING, NARROWING, given_opti
 WRITTEN = {
     "baselines/file_format.py": ["git checkout --ours FILE, or --theirs)"],
     "baselines/history.py": ["git fetch --unshallow gets the commits before it"],
+    "cli/light.py": [
+        "pip install --no-deps -r light.txt",
+        "pip install --no-deps -r FILE",
+        "pip install --excludes",
+        "pip install --excludes excludes.txt ...",
+        "pip install --no-deps ",
+    ],
     "cli/prune.py": [
         "gpumem prune [--delete] [argument for pytest ...]",
         "gpumem prune where pytest collects all tests, without naming any",
@@ -45,6 +52,14 @@ WRITTEN = {
             "importing torch"
         ),
         "python setup.py build_ext --inplace",
+    ],
+    "devices/object_messages.py": ["gpumem run torchrun ..."],
+    "devices/virtual/cudnn_notes.py": ["pip install --no-deps "],
+    "devices/virtual/max_autotune.py": [
+        (
+            "pip install --no-deps triton, in the version that torch requires (gpumem light "
+            "--triton prints it)"
+        ),
     ],
     "devices/virtual/native/__init__.py": [
         (

@@ -93,19 +93,19 @@ def test_always_keeps_those_of_all_that_were_measured(suite):
     assert "gpumem: 3 snapshots in snaps" in session.out
 
 
-def test_always_runs_no_test_twice_that_fits(suite):
+@pytest.mark.parametrize("when", ["always", "failure"])
+def test_a_snapshot_is_of_the_run_itself_and_makes_no_other(suite, when):
     source = """
     runs = []
-    @pytest.mark.gpu_memory(max_allocated_gib=0.05)
+    @pytest.mark.gpu_memory(baseline=False)
     def test_it():
         runs.append(mib(100).numel())
-    def test_runs(): assert len(runs) == TIMES
+    def test_runs(): assert len(runs) == 1
     """
-    always = "--gpumem-snapshots=snaps", "--gpumem-snapshot-when=always"
-    session = suite.run(*always, source=source.replace("TIMES", "1"))
-    assert session.outcomes == {"passed": 1, "failed": 1}
-    session = suite.run(always[0], source=source.replace("TIMES", "2"))
-    assert session.outcomes == {"passed": 1, "failed": 1}
+    options = "--gpumem-snapshots=snaps", f"--gpumem-snapshot-when={when}"
+    session = suite.run(*options, source=source)
+    assert session.outcomes == {"passed": 2}
+    assert (suite.path / "snaps").exists() == (when == "always")
 
 
 def test_they_are_kept_without_attribution_as_well(suite):
@@ -130,7 +130,7 @@ def test_with_attribution_on_a_failure_is_not_run_again(suite):
     assert names(suite) == ["test_it.py--test_it.pickle"]
 
 
-def test_a_second_run_that_fails_leaves_a_snapshot_as_far_as_it_came(suite):
+def test_a_second_run_that_fails_leaves_the_snapshot_of_the_first(suite):
     source = """
     runs = []
     @pytest.mark.gpu_memory(max_allocated_gib=0.05)
@@ -142,7 +142,7 @@ def test_a_second_run_that_fails_leaves_a_snapshot_as_far_as_it_came(suite):
     """
     session = suite.run("--gpumem-snapshots=snaps", source=source)
     assert "over budget: peak allocated of 160.00 MiB" in session.flat
-    assert sizes(suite.path / "snaps/test_it.py--test_it.pickle") == [100]
+    assert sizes(suite.path / "snaps/test_it.py--test_it.pickle") == [100, 60]
 
 
 def test_a_test_with_parts_has_one_named_once(suite):
