@@ -1,8 +1,7 @@
 """The comparison of values_sweep.py --values auto: sizes of results, and peaks.
 
-Each call runs as in a test: without values, and once more with them where it has read unknown
-ones. Sizes of results and gradients are held to the CPU's, the peak to that of the same call with
-everything computed.
+Each call runs as in a test, with values from its first operator. Sizes of results and gradients are
+held to the CPU's, the peak to that of the same call with everything computed.
 """
 
 from __future__ import annotations
@@ -171,18 +170,15 @@ class Sizes:
         read = library.counters().readbacks - readbacks[0]
         return Outcome(forms, peak, error, tuple(notes), read)
 
-    def as_tests(self, case: Case) -> list[Outcome]:
-        """Run a call as tests under ``--gpumem-values=auto`` do.
+    def as_test(self, case: Case) -> Outcome:
+        """Run a call as a test under ``--gpumem-values=auto`` does.
 
         Returns:
-            the outcome with values from the start, and the one without where that is a test's only
-            one: it has read no unknown value.
+            the outcome; its readbacks are those of the same call without values.
         """
-        first = self.run(case, "off")
-        is_alone = not self._device.decided_blindly(failed=bool(first.error))
+        readbacks = self.run(case, "off").readbacks
         self._leave_old_values()
-        second = self.run(case, "auto")._replace(readbacks=first.readbacks)
-        return [second, first] if is_alone else [second]
+        return self.run(case, "auto")._replace(readbacks=readbacks)
 
     def _leave_old_values(self) -> None:
         """Fill the memory that small tensors will use with known values of no use."""
@@ -199,11 +195,10 @@ class Sizes:
         except Exception as failure:  # noqa: BLE001 - the operator's own
             return "the CPU has none", summary(failure)
         for _ in range(3):  # a library's workspace is taken by its first call
-            outcomes, full = self.as_tests(case), self.run(case, "full")
-            if all((outcome.forms, outcome.peak) == (expected, full.peak) for outcome in outcomes):
+            outcome, full = self.as_test(case), self.run(case, "full")
+            if (outcome.forms, outcome.peak) == (expected, full.peak):
                 return "the same", ""
-        verdicts = [judged(outcome, expected, full) for outcome in outcomes]
-        return min(verdicts, key=lambda verdict: VERDICTS.index(verdict[0]))
+        return judged(outcome, expected, full)
 
 
 def judged(outcome: Outcome, expected: list[Any], full: Outcome) -> tuple[str, str]:

@@ -58,6 +58,7 @@ def test_no_operator_has_a_wrong_size_without_a_note():
 
 
 def test_a_wrong_size_without_a_note_is_named(tmp_path):
+    """Where no value of a test is computed, and no decision by one is noted."""
     program = tmp_path / "silent.py"
     program.write_text(
         f"""
@@ -65,9 +66,14 @@ import sys
 
 sys.path.insert(0, {str(SIZES.parent)!r})
 import values_sweep
-from pytest_gpumem.devices.virtual import readbacks
+from pytest_gpumem.devices.virtual.device import VirtualDevice
+from pytest_gpumem.devices.virtual.readbacks import Readbacks
 
-readbacks.decides = lambda *_arguments, **_options: False
+compute = VirtualDevice.compute_values
+VirtualDevice.compute_values = lambda device, scope: compute(
+    device, "off" if scope == "auto" else scope
+)
+Readbacks.notes = lambda *_arguments: []
 options = ["--values", "auto", "--samples", "2", "--types", "float32", "--only", "unique"]
 sys.exit(values_sweep.main(options))
 """

@@ -197,7 +197,7 @@ def train(rank, port):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(torch.ones(8, 64, device="cuda")).sum().backward()
     optimizer.step()
-    if rank and torch.randn(1000, 1000, device="cuda").mean() > 2:
+    if rank and torch.randn(3000, 3000, device="cuda").mean() > 2:
         optimizer.step()
     number = torch.tensor([rank + 1.0]).cuda()
     dist.all_reduce(number)
