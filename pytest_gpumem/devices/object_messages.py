@@ -6,11 +6,12 @@ such ones the stages of a pipeline tell each other shapes. Its bytes go by the r
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import msgspec
 
 from pytest_gpumem.errors import DeviceError
 
@@ -117,7 +118,7 @@ class ObjectMessages:
             self._here.sent = None
         if sent:
             key = self._key(group, self._c10d.get_rank(), self._rank(group, dst, group_dst))
-            self._c10d._get_default_store().set(key, pickle.dumps(sent))
+            self._c10d._get_default_store().set(key, msgspec.msgpack.encode(sent))
 
     def recv_object_list(
         self,
@@ -135,7 +136,7 @@ class ObjectMessages:
         def fetch() -> list[bytes]:
             store = self._c10d._get_default_store()
             key = self._key(group, self._rank(group, src, group_src), self._c10d.get_rank())
-            contents: list[bytes] = pickle.loads(store.get(key))  # noqa: S301 - of the sender above
+            contents = msgspec.msgpack.decode(store.get(key), type=list[bytes])
             with suppress(RuntimeError):  # a store that deletes no key
                 store.delete_key(key)
             return contents

@@ -35,7 +35,9 @@ def test_only_allocated_is_guarded_and_reserved_is_told(suite, monkeypatch):
     monkeypatch.setenv("GROWN", "50")
     session = suite.run()
     assert session.outcomes == {"failed": 1}
-    assert "regressed: peak allocated grew by 50.00 MiB" in session.flat
+    lead = "regressed: other +50.00 MiB at test_it.py:4 (mib)"
+    assert f"{lead}; peak allocated grew by 50.00 MiB (+50.0%): 100.00 -> 150.00" in session.flat
+    assert "note: peak reserved grew by 110.00 MiB (+275.0%), unguarded" in session.flat
 
 
 def test_a_tolerance_can_be_a_sum(suite, monkeypatch):
@@ -57,8 +59,10 @@ def test_a_test_without_a_baseline_of_its_torch_is_held_to_the_nearest(suite, mo
     monkeypatch.setenv("GROWN", "50")
     session = suite.run()
     assert session.outcomes == {"failed": 1}
-    assert "baseline made with torch 2.1." in session.flat
+    assert "regressed: torch 2.1.15" in session.flat
+    assert "peak allocated grew by 50.00 MiB (+50.0%): 100.00 -> 150.00 MiB" in session.flat
     monkeypatch.delenv("GROWN")
+    assert "note: baseline made with torch 2.1." in suite.run().flat
     session = suite.run("--gpumem-update-baselines")
     assert "gpumem: baselines: 1 created" in session.out
     assert sorted(p.name for p in (suite.path / "baselines").iterdir() if p.is_dir()) == sorted(
