@@ -396,6 +396,10 @@ class NativeLibrary:
         """Set the limits of values from now on; :class:`ValueLimits` documents them."""
         self._lib.gpumem_set_value_limits(*map(ctypes.c_uint64, (largest, budget, backed)))
 
+    def note_lost(self, size: int) -> bool:
+        """Count bytes that an operator has left unknown; return whether the test is large now."""
+        return bool(self._lib.gpumem_note_lost(ctypes.c_uint64(size)))
+
     def value_budget(self) -> int:
         """Return the bytes of larger than small tensors that may be kept yet."""
         return int(self._lib.gpumem_value_budget())

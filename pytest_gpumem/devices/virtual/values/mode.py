@@ -31,6 +31,7 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
     tensors_in,
 )
 from pytest_gpumem.devices.virtual.values.interception import (
+    FLOATS,
     NUMBER,
     Interception,
     RunningHere,
@@ -46,7 +47,7 @@ from pytest_gpumem.devices.virtual.values.operators import (
     UNSCALES,
 )
 from pytest_gpumem.devices.virtual.values.precision import in_types_of_the_host
-from pytest_gpumem.devices.virtual.values.short_ways import MOST_FLOATS
+from pytest_gpumem.devices.virtual.values.short_ways import MOST_FLOATS, makes_like
 from pytest_gpumem.devices.virtual.values.sized_outputs import (
     BOUNDS,
     CHECKS,
@@ -491,7 +492,16 @@ class ValueMode:
                 return False
             if not self._is_filled(call, result):
                 self.forget(result.data_ptr(), span(result))
+            self._note_lost(call, result)
         return True
+
+    def _note_lost(self, call: OperatorCall, tensor: Tensor) -> None:
+        """Count an unknown result as the short way does, which none takes beside sparse tensors."""
+        if not self.has_layouts or self.full or call.traits.short_way in {None, makes_like}:
+            return
+        is_counted = tensor.is_cuda and tensor.dtype in FLOATS and tensor.nbytes > LIMITS.small
+        if is_counted and self._library.note_lost(span(tensor)):
+            self.budget.end()
 
     def _is_filled(self, call: OperatorCall, tensor: Tensor) -> bool:
         """Return whether a plain copy has filled a tensor, which the library did, or zeros have.
@@ -520,6 +530,9 @@ class ValueMode:
         ranges = ranges_of(tensors, self.budget.largest)
         if ranges:
             self.forget_ranges(*ranges)
+            for tensor in result or ():
+                if isinstance(tensor, Tensor) and is_plain(tensor):
+                    self._note_lost(call, tensor)
         return bool(ranges)
 
     def _write(
@@ -566,6 +579,7 @@ class ValueMode:
             values = self.assumptions.of_result(call, tensor)
         if values is None:
             self.values.forget(tensor)
+            self._note_lost(call, tensor)
         else:
             self.values.write(tensor, values, assumed=True)
 

@@ -72,11 +72,16 @@ def test_a_small_program_decides_as_with_all_values(program):
     assert answers[0] == answers[1]
 
 
-def test_a_test_with_many_unknown_results_is_a_large_one():
+@pytest.mark.parametrize("sparse_before", [False, True])
+def test_a_test_with_many_unknown_results_is_a_large_one(sparse_before):
     import torch
 
     with opened() as device:
+        if sparse_before:  # from then on no operator of the process takes the short way
+            device.compute_values("auto")
+            torch.eye(4, device="cuda").to_sparse()
         device.compute_values("auto")
+        assert device._mode.has_layouts or not sparse_before
         medium = torch.ones(1024, 1024, device="cuda")
         assert (medium * 2).sum().item() == 1 << 21
         large = torch.randn(3000, 3000, device="cuda")

@@ -379,6 +379,8 @@ bool gm_note_lost(uint64_t size) {
     return before <= LOST && before + size > LOST;
 }
 
+GM_API int gpumem_note_lost(uint64_t size) { return gm_note_lost(size); }
+
 /* Bytes of larger than small pieces that may be written yet. */
 GM_API uint64_t gpumem_value_budget(void) { return budget; }
 
