@@ -71,10 +71,15 @@ def uncounted(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def begin_count() -> None:
-    """Collect all garbage, and begin the collector's counts at zero, each time alike."""
+    """Collect all garbage, and begin the collector's counts anew, each time alike."""
+    gc.collect()
+    begin_count_again()
+
+
+def begin_count_again() -> None:
+    """Begin the counts anew after a full collection: each drops what is kept for reuse."""
     enabled = gc.isenabled()
     gc.disable()  # a pass in here would be counted
-    gc.collect()
     _spares.extend([_Spare() for _ in range(STOCK - len(_spares))])
     keep_for_reuse()
     gc.collect(1)  # nothing to look at: what is kept for reuse stays

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.allocator_view import VIEW
-from pytest_gpumem.collector import begin_count
+from pytest_gpumem.collector import begin_count, begin_count_again
 from pytest_gpumem.devices.memory_cap import device_range
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.measurement import Peak
@@ -142,6 +142,7 @@ def settle(devices: int | range) -> None:
     # a collection takes tens of milliseconds where many modules are loaded: only if it can help
     if any(current(device).allocated for device in device_range(devices)):
         collect_garbage()
+        begin_count_again()
     for device in device_range(devices):
         torch.cuda.synchronize(device)
     torch._C._cuda_clearCublasWorkspaces()
