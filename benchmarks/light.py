@@ -17,10 +17,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from provenance import provenance
+from provenance import ROOT, line, publish
 from tabulate import tabulate
 
-ROOT = Path(__file__).parents[1]
 KINDS = {"all packages": None, "without NVIDIA's but cuDNN": ["--cudnn"], "without NVIDIA's": []}
 TEST = """
 import pytest
@@ -102,8 +101,7 @@ def main() -> None:
             print(rows[-1], flush=True)
     shutil.rmtree(scratch)
     heads = ["environment", "GB on disk", "GB downloaded", "s to the first verdict", "the test"]
-    text = f"{__doc__.splitlines()[0]}\n{provenance()}\n\n{tabulate(rows, heads)}\n"
-    (ROOT / "benchmarks/results/light.txt").write_text(text, encoding="utf-8")
+    publish("light", f"{__doc__.splitlines()[0]}\n{line()}\n\n{tabulate(rows, heads)}")
 
 
 if __name__ == "__main__":
