@@ -3,17 +3,20 @@
     python benchmarks/light.py [RUNS]
 
 Each run begins with an empty folder: a virtual environment, pip without a cache, the README's test.
+The bytes downloaded are the sizes of the files that pip names in its installation report.
 The result goes to benchmarks/results/light.txt.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,11 +49,11 @@ def install_and_test(wheel: Path, options: list[str] | None) -> Run:
     """Make an environment of a kind, run the test in it, delete it."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        environment = {**os.environ, "PIP_CACHE_DIR": str(folder / "cache")}
+        environment = {**os.environ, "PIP_NO_CACHE_DIR": "1", "COLUMNS": "120"}
         python = folder / "env/bin/python"
         started = time.perf_counter()
         run([sys.executable, "-m", "venv", str(folder / "env")], folder, environment)
-        pip = [str(python), "-m", "pip", "install", "--quiet"]
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--report", "report.json"]
         if options is None:
             run([*pip, str(wheel)], folder, environment)
         else:
@@ -62,8 +65,17 @@ def install_and_test(wheel: Path, options: list[str] | None) -> Run:
         test = [str(python), "-m", "pytest", "--gpumem-device=virtual", "--gpumem-update-baselines"]
         output = run(test, folder, environment)
         seconds = time.perf_counter() - started
-        peak = next(line for line in output.splitlines() if "test_step" in line and "MiB" in output)
-        return Run(size(folder / "env"), size(folder / "cache"), seconds, " ".join(peak.split()))
+        table = output[output.index("Peak memory in MiB") :].splitlines()[1:]
+        row = next(line for line in table if "test_step" in line)
+        report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+        downloaded = sum(file_size(item["download_info"]["url"]) for item in report["install"])
+        return Run(size(folder / "env"), downloaded, seconds, " ".join(row.split()))
+
+
+def file_size(url: str) -> int:
+    """Return the bytes of a file that an index offers."""
+    with urllib.request.urlopen(url) as response:  # noqa: S310 - named by pip's own report
+        return int(response.headers["Content-Length"])
 
 
 def run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
