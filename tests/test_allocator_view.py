@@ -18,6 +18,7 @@ warnings.simplefilter("ignore")
 RESETS = ("empty", "reset", "set_", "change", "caching", "list_gpu", "use_mem", "host_memory_stats")
 """names of functions that change something, or read no memory of a device"""
 LEFT = []
+BLOCK = 256 << 20
 
 
 def without_addresses(segments):
@@ -76,11 +77,15 @@ def steps():
     optimizer.step()
     readings.append(figures())
     torch.cuda.memory._record_memory_history(None)
-    torch.cuda.set_per_process_memory_fraction(0.3)
+    # Room for ten blocks and a half: memory that earlier tests left takes nothing from a test's
+    # fraction, and from a program's it does.
+    total = torch.cuda.get_device_properties(0).total_memory
+    limit = torch.cuda.memory_allocated() + 10 * BLOCK + BLOCK // 2
+    torch.cuda.set_per_process_memory_fraction(limit / total)
     held = []
     try:
         while True:
-            held.append(torch.zeros(64 << 20, device="cuda"))
+            held.append(torch.zeros(BLOCK, dtype=torch.uint8, device="cuda"))
     except torch.OutOfMemoryError:
         readings.append(len(held))
     held.clear()
