@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "fit": "fit",
     "cards": "cards",
     "compare": "compare",
+    "bisect": "bisect.command",
     "diff": "reports.diff",
     "show": "show",
     "history": "reports.history",
@@ -54,10 +55,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, module in modules.items():
         command = commands.add_parser(name, help=module.HELP, description=module.DESCRIPTION)
         module.add_arguments(command)
+    behind: list[str] = []
+    if names == ["bisect"] and "--" in words:
+        separator = words.index("--")
+        words, behind = words[:separator], words[separator + 1 :]
     arguments, unknown = parser.parse_known_args(words)
     if unknown and arguments.command != "prune":
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    arguments.pytest_arguments = unknown
+    arguments.pytest_arguments = [*unknown, *behind]
     try:
         outcome: Outcome = modules[arguments.command].run(arguments)
         for line in outcome.trouble:

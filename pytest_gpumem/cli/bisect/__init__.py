@@ -1,0 +1,1 @@
+"""``gpumem bisect``: which release or commit of a package brought a growth."""

@@ -1,0 +1,408 @@
+"""``gpumem bisect``: the release or commit of a package that brought a growth."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pytest_gpumem.baselines.changes import Changes, pair_entries
+from pytest_gpumem.baselines.key import Key
+from pytest_gpumem.cli.bisect.candidates import (
+    commits_between,
+    named_releases,
+    releases_between,
+    titles_of,
+)
+from pytest_gpumem.cli.bisect.search import Search
+from pytest_gpumem.cli.bisect.trials import Question, SkippedError, Trials
+from pytest_gpumem.cli.outcome import FOUND, OK, Outcome
+from pytest_gpumem.errors import SpecError
+from pytest_gpumem.judge.result import entry_of
+from pytest_gpumem.judge.verdict import DEFAULT_TOLERANCES, PEAKS, PeakName
+from pytest_gpumem.nodeids import split_nodeid
+from pytest_gpumem.report.changes import table
+from pytest_gpumem.report.text import printable
+from pytest_gpumem.sizes import format_size
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+    from pytest_gpumem.measurement import BaselineEntry
+    from pytest_gpumem.report.json_report import SavedReport
+
+HELP: Final = "find the release or commit of a package that brought a growth of memory"
+DESCRIPTION: Final = (
+    f"{HELP.capitalize()}. The tests run with releases of the package between two, each in an "
+    "environment of its own, with no baselines: halving leads to the first one that takes more. "
+    "Usage: gpumem bisect transformers 4.37.2 4.38.2 tests/test_llama.py. A search that was "
+    "interrupted goes on where it was. Exit status 1: nothing grew between the two."
+)
+FOLDER: Final = ".gpumem-bisect"
+TIMEOUT: Final = 3600
+OUT_OF_MEMORY: Final = math.inf
+
+
+class Followed(NamedTuple):
+    """The figure by which versions are told apart: the one that grew most."""
+
+    key: Key
+    device: int
+    peak: PeakName
+
+    @property
+    def name(self) -> str:
+        """Its name in sentences."""
+        device = f" of device {self.device}" if self.device else ""
+        return f"peak {self.peak}{device} of {self.key.nodeid}" + (
+            f" ({self.key.part})" if self.key.part else ""
+        )
+
+
+class Figures(NamedTuple):
+    """What a report has of each test."""
+
+    entries: Mapping[Key, BaselineEntry]
+    out_of_memory: frozenset[Key]
+
+    def value(self, followed: Followed) -> float | None:
+        """Return a figure in bytes; infinite if it ran out of memory, None if it is not there."""
+        if followed.key in self.out_of_memory:
+            return OUT_OF_MEMORY
+        entry = self.entries.get(followed.key)
+        if entry is None or len(entry.peaks) <= followed.device:
+            return None
+        return float(getattr(entry.peaks[followed.device], followed.peak))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the subcommand."""
+    parser.usage = (
+        "gpumem bisect PACKAGE GOOD BAD TEST... [--with REQUIREMENT]...\n"
+        "       gpumem bisect --git REPOSITORY GOOD BAD TEST... [--with REQUIREMENT]..."
+    )
+    parser.add_argument(
+        "words",
+        nargs="+",
+        metavar="PACKAGE GOOD BAD TEST",
+        help="a package of the index (torch as well), a release without the growth, one with it, "
+        "and the tests as pytest takes them; its options go behind --",
+    )
+    parser.add_argument(
+        "--git",
+        metavar="REPOSITORY",
+        type=Path,
+        help="try commits of this repository (along first parents) instead of releases; then "
+        "PACKAGE is left out",
+    )
+    parser.add_argument(
+        "--with",
+        dest="requirements",
+        action="append",
+        default=[],
+        metavar="REQUIREMENT",
+        help="what else is installed, as pip takes it: datasets==3.0.0, or . for the project "
+        "(may be given again). torch is the installed one unless it is named",
+    )
+    parser.add_argument(
+        "--versions", metavar="LIST", help="the releases to try, with commas, if not the index's"
+    )
+    parser.add_argument("--pre", action="store_true", help="try release candidates as well")
+    parser.add_argument(
+        "--light",
+        action="store_true",
+        help="install without NVIDIA's packages but cuDNN (gpumem light), for the virtual GPU",
+    )
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cuda", "virtual"),
+        default="auto",
+        help="where the tests run: auto (a real GPU, else the virtual one), cuda, virtual",
+    )
+    parser.add_argument(
+        "--python", default="", metavar="PATH", help="the Python of the environments (this one)"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=TIMEOUT,
+        metavar="SECONDS",
+        help=f"skip a version whose tests run longer ({TIMEOUT})",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path(FOLDER),
+        metavar="DIR",
+        help=f"where reports and environments are kept ({FOLDER})",
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the environments")
+    parser.add_argument(
+        "--fresh", action="store_true", help="forget what an earlier search has found"
+    )
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Search; return the release or commit, its figures and its cause.
+
+    Raises:
+        SpecError: arguments that cannot be used, or ends that cannot be compared.
+    """
+    package, good, bad, tests = parse_words(arguments)
+    question = Question(
+        package,
+        tests,
+        tuple(arguments.requirements),
+        arguments.git,
+        arguments.device,
+        arguments.python,
+        arguments.light,
+    )
+    titles: dict[str, str] = {}
+    if arguments.git is not None:
+        versions = commits_between(arguments.git, good, bad)
+        titles = titles_of(arguments.git, versions)
+    elif arguments.versions:
+        versions = named_releases(package, arguments.versions)
+        versions = versions[_index(versions, good) : _index(versions, bad) + 1]
+    else:
+        versions = releases_between(package, good, bad, prereleases=arguments.pre)
+    trials = Trials(
+        question, arguments.folder.absolute(), keep=arguments.keep, timeout=arguments.timeout
+    )
+    trials.begin(fresh=arguments.fresh)
+    bisection = Bisection(arguments, package, versions, titles, trials)
+    return bisection.run()
+
+
+def parse_words(arguments: argparse.Namespace) -> tuple[str, str, str, tuple[str, ...]]:
+    """Return the package or repository, the two ends, and the tests.
+
+    Raises:
+        SpecError: there are too few.
+    """
+    words = [*arguments.words, *arguments.pytest_arguments]
+    if arguments.git is not None:
+        words.insert(0, str(arguments.git))
+    if len(words) < len(("package", "good", "bad", "test")):
+        raise SpecError(
+            shlex.join(["gpumem", "bisect", *words]),
+            "a package, two releases and a test are needed",
+            "write: gpumem bisect transformers 4.37.2 4.38.2 tests/test_llama.py",
+        )
+    package, good, bad, *tests = words
+    if arguments.git is None and (os.sep in package or package.startswith("-")):
+        raise SpecError(
+            package, "that is not the name of a package", "use --git for a repository's folder"
+        )
+    return package, good, bad, tuple(tests)
+
+
+def _index(versions: list[str], name: str) -> int:
+    if name not in versions:
+        raise SpecError(name, f"--versions has no {name}", f"add {name} to it")
+    return versions.index(name)
+
+
+class Bisection:
+    """One search, told on the standard error as it goes."""
+
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        package: str,
+        versions: list[str],
+        titles: Mapping[str, str],
+        trials: Trials,
+    ) -> None:
+        self._arguments = arguments
+        self._package = package
+        self._versions = versions
+        self._titles = titles
+        self._trials = trials
+        self._figures: dict[str, Figures] = {}
+
+    def run(self) -> Outcome:
+        """Try both ends, then halve what lies between."""
+        versions = self._versions
+        search = Search(versions)
+        kind = "commits" if self._titles else "releases"
+        _tell(
+            f"{len(versions)} {kind} of {self._package} from {self._title(versions[0])} to "
+            f"{self._title(versions[-1])}: at most {search.trials_left + 2} to try; reports and "
+            f"logs are kept in {self._trials.folder}"
+        )
+        self._try_end(versions[0])
+        self._try_end(versions[-1])
+        followed = leading_growth(self._figures[versions[0]], self._figures[versions[-1]])
+        if followed is None:
+            return self._nothing_grew()
+        low, high = (self._value(version, followed) for version in (versions[0], versions[-1]))
+        limit = (low + high) / 2
+        for version in (versions[0], versions[-1]):
+            self._tell_trial(version, followed, is_bad=version == versions[-1])
+        while (index := search.next_index) is not None:
+            version = versions[index]
+            try:
+                self._try(version)
+                value = self._value(version, followed)
+            except SkippedError as reason:
+                search.skipped.add(index)
+                _tell(f"  {self._title(version)}: skipped, {reason}")
+                continue
+            is_bad = value > limit if limit < OUT_OF_MEMORY else value == OUT_OF_MEMORY
+            search.note(index, is_bad=is_bad)
+            self._tell_trial(version, followed, is_bad=is_bad)
+        return self._answer(search, followed)
+
+    def _try(self, version: str) -> None:
+        if not self._trials.is_known(version):
+            _tell(f"  {self._title(version)}: installing and running its tests")
+        self._figures[version] = figures_of(self._trials.report(version))
+
+    def _try_end(self, version: str) -> None:
+        try:
+            self._try(version)
+        except SkippedError as reason:
+            raise SpecError(
+                f"{self._package} {self._title(version)}",
+                f"the search needs both ends, and this one cannot be tried: {reason}",
+                "choose another end, or change --with; --fresh tries it again",
+            ) from reason
+
+    def _value(self, version: str, followed: Followed) -> float:
+        value = self._figures[version].value(followed)
+        if value is None:
+            raise SkippedError(f"{followed.key.nodeid} was not measured with it")
+        return value
+
+    def _tell_trial(self, version: str, followed: Followed, *, is_bad: bool) -> None:
+        value = _size(self._value(version, followed))
+        _tell(f"  {self._title(version)}: {value}, {'bad' if is_bad else 'good'}")
+
+    def _nothing_grew(self) -> Outcome:
+        first, last = self._versions[0], self._versions[-1]
+        head = f"nothing grew between {self._package} {first} and {last}"
+        return Outcome(f"{head}\n\n{self._table(first, last)}", FOUND)
+
+    def _answer(self, search: Search, followed: Followed) -> Outcome:
+        before, after = self._versions[search.last_good], self._versions[search.first_bad]
+        low, high = self._value(before, followed), self._value(after, followed)
+        lines = []
+        if len(search.suspects) == 1:
+            lines.append(f"{self._package} {self._title(after)} is the first that takes more:")
+        else:
+            skipped = ", ".join(map(self._title, search.suspects[:-1]))
+            lines.append(
+                f"{self._package} {self._title(after)} takes more, and {self._title(before)} does "
+                f"not; between them were skipped: {skipped}"
+            )
+        lines.append(f"{followed.name}: {_size(low)} -> {_size(high)}{_growth(low, high)}")
+        blocks = ["\n".join(lines), self._table(before, after)]
+        blocks += self._next_steps(before, after, followed)
+        return Outcome("\n\n".join(blocks), OK)
+
+    def _next_steps(self, before: str, after: str, followed: Followed) -> list[str]:
+        first, last = self._versions[0], self._versions[-1]
+        steps = []
+        if (before, after) != (first, last):
+            steps.append(f"show it again: {self._command(before, after)}")
+        ends = [self._value(version, followed) for version in (first, before, after, last)]
+        allowance = DEFAULT_TOLERANCES[followed.peak].allowance(int(ends[0]))
+        for low, high, older, newer in (
+            (ends[0], ends[1], first, before),
+            (ends[2], ends[3], after, last),
+        ):
+            if high - low > allowance:  # of two that ran out of memory: nan, which is not
+                steps.append(
+                    f"{_more(low, high)} of the growth came between {self._title(older)} and "
+                    f"{self._title(newer)}: {self._command(older, newer)}"
+                )
+        return steps
+
+    def _command(self, good: str, bad: str) -> str:
+        """Return the command that searches between two versions."""
+        arguments = self._arguments
+        words = ["gpumem", "bisect"]
+        words += ["--git", str(arguments.git)] if arguments.git is not None else [self._package]
+        *_, tests = parse_words(arguments)
+        for requirement in arguments.requirements:
+            words += ["--with", requirement]
+        for name in ("light", "pre"):
+            words += [f"--{name}"] * getattr(arguments, name)
+        if arguments.device != "auto":
+            words.append(f"--device={arguments.device}")
+        if arguments.python:
+            words.append(f"--python={arguments.python}")
+        separator = ["--"] if any(word.startswith("-") for word in tests) else []
+        short = [name[:12] if name in self._titles else name for name in (good, bad)]
+        return shlex.join([*words, *short, *separator, *tests])
+
+    def _table(self, before: str, after: str) -> str:
+        old, new = self._figures[before], self._figures[after]
+        changes = pair_entries(
+            old.entries, new.entries, old_oom=old.out_of_memory, new_oom=new.out_of_memory
+        )
+        old_name, new_name = (f"{self._package} {self._title(it)}" for it in (before, after))
+        width = shutil.get_terminal_size().columns
+        return table(Changes(old_name, new_name, tuple(changes)), width)
+
+    def _title(self, version: str) -> str:
+        return self._titles.get(version, version)
+
+
+def figures_of(report: SavedReport) -> Figures:
+    """Return the figures of each test of a report; those that ran out of memory have none."""
+    entries, out_of_memory = {}, set()
+    for result in report.results:
+        if result.measurement is None:
+            continue
+        key = Key(result.device_key, *split_nodeid(result.nodeid), result.part)
+        if result.measurement.out_of_memory is None:
+            entries[key] = entry_of(result)
+        else:
+            out_of_memory.add(key)
+    return Figures(entries, frozenset(out_of_memory))
+
+
+def leading_growth(good: Figures, bad: Figures) -> Followed | None:
+    """Return the figure that grew most beyond its tolerance; None where none did.
+
+    Peak allocated leads, as it repeats to the byte; a test that ran out of memory before all.
+    """
+    for key in sorted(bad.out_of_memory - good.out_of_memory):
+        if key in good.entries:
+            return Followed(key, 0, "allocated")
+    growths: list[tuple[bool, int, Followed]] = []
+    for key in good.entries.keys() & bad.entries.keys():
+        pairs = zip(good.entries[key].peaks, bad.entries[key].peaks, strict=False)
+        for device, (old, new) in enumerate(pairs):
+            for peak in PEAKS:
+                before, after = getattr(old, peak), getattr(new, peak)
+                if after - before > DEFAULT_TOLERANCES[peak].allowance(before):
+                    followed = Followed(key, device, peak)
+                    growths.append((peak == "allocated", after - before, followed))
+    return max(growths)[2] if growths else None
+
+
+def _size(value: float) -> str:
+    return "out of memory" if value == OUT_OF_MEMORY else format_size(int(value))
+
+
+def _growth(low: float, high: float) -> str:
+    return "" if high == OUT_OF_MEMORY else f" ({_more(low, high)})"
+
+
+def _more(low: float, high: float) -> str:
+    return "the rest" if high == OUT_OF_MEMORY else f"+{format_size(int(high - low))}"
+
+
+def _tell(line: str) -> None:
+    """Tell of the search as it goes; lines of single versions are indented below the head."""
+    head = "" if line.startswith(" ") else "gpumem bisect: "
+    print(f"{head}{printable(line)}", file=sys.stderr, flush=True)  # noqa: T201 - as it goes

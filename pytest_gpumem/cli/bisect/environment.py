@@ -1,0 +1,150 @@
+"""Environments for one version each: made by uv where it is there, else by venv and pip."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.cli.light import OWN, normalized, own_requirements
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NAME: Final = re.compile(r"[A-Za-z0-9][-_.A-Za-z0-9]*")
+UNSET: Final = ("VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP")
+"""variables that would lead a Python of another environment to the modules of this one"""
+
+LIGHT: Final = (sys.executable, "-m", "pytest_gpumem.cli", "light", "--cudnn")
+"""prints requirements without NVIDIA's packages"""
+
+
+class SetupError(Exception):
+    """An environment that could not be made; the text is the reason."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment with pytest-gpumem, and one version of the package in question."""
+
+    folder: Path
+    log: Path
+    """the file that has what pip or uv said"""
+    interpreter: str = ""
+    """the Python that it is made of; "" is this one"""
+    light: bool = False
+    """whether NVIDIA's packages, but for cuDNN, are left out"""
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.folder / "bin" / "python"
+
+    def make(self, requirements: Sequence[str]) -> None:
+        """Make it anew.
+
+        Args:
+            requirements: as pip takes them; this package's own come to them, and the torch that
+                is installed here unless they name another.
+
+        Raises:
+            SetupError: the requirements cannot be installed together.
+        """
+        self.remove()
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.log.unlink(missing_ok=True)
+        interpreter = self.interpreter or sys.executable
+        uv = shutil.which("uv")
+        if uv:
+            self._run([uv, "venv", "--quiet", "--python", interpreter, str(self.folder)])
+            install = [uv, "pip", "install", "--quiet", "--python", str(self.python)]
+        else:
+            self._run([interpreter, "-m", "venv", str(self.folder)])
+            install = [str(self.python), "-m", "pip", "install", "--quiet"]
+        wanted = [*completed(requirements)]
+        if self.light:
+            pinned = self.folder / "light.txt"
+            pinned.write_text(self._run([*LIGHT, *wanted]), encoding="utf-8")
+            wanted = ["--no-deps", "-r", str(pinned)]
+        self._run([*install, *wanted])
+        self._add_own_package()
+
+    def remove(self) -> None:
+        """Delete it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _run(self, command: Sequence[str]) -> str:
+        """Run a command of the set-up; return its output."""
+        with self.log.open("a", encoding="utf-8", errors="replace") as log:
+            log.write(f"$ {' '.join(command)}\n")
+            log.flush()
+            process = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                env=clean_environment(),
+                check=False,
+            )
+            log.write(process.stdout + process.stderr)
+        if process.returncode:
+            raise SetupError(reason_of(process.stderr or process.stdout, process.returncode))
+        return process.stdout
+
+    def _add_own_package(self) -> None:
+        """Let the environment import this package from where it is here, as if installed."""
+        command = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        site = Path(self._run([str(self.python), "-c", command]).strip())
+        package = Path(__file__).parents[2]
+        (site / package.name).symlink_to(package, target_is_directory=True)
+        own = distribution(OWN)
+        info = site / f"{package.name}-{own.version}.dist-info"
+        info.mkdir()
+        for name, text in (
+            ("METADATA", own.read_text("METADATA") or own.read_text("PKG-INFO") or ""),
+            ("entry_points.txt", own.read_text("entry_points.txt") or ""),
+        ):
+            (info / name).write_text(text, encoding="utf-8")
+
+
+def completed(requirements: Sequence[str]) -> list[str]:
+    """Return requirements with this package's own, and the installed torch where none is named."""
+    named = {normalized(match.group()) for match in map(NAME.match, requirements) if match}
+    own = [line for line in own_requirements() if normalized(_name(line)) not in named]
+    pinned = []
+    for line in own:
+        if _name(line) == "torch":
+            try:
+                release = installed_version("torch").partition("+")[0]
+            except PackageNotFoundError:
+                pinned.append(line)
+            else:
+                pinned.append(f"torch=={release}")
+        else:
+            pinned.append(line)
+    return [*requirements, *pinned]
+
+
+def _name(requirement: str) -> str:
+    match = NAME.match(requirement)
+    return match.group() if match else ""
+
+
+def clean_environment() -> dict[str, str]:
+    """Return this process's variables without those that name another environment."""
+    return {name: value for name, value in os.environ.items() if name not in UNSET}
+
+
+def reason_of(output: str, status: int) -> str:
+    """Return the line of an installer's output that says why it failed."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"(ERROR|error)\b|.*[×╰]", line)]  # noqa: RUF001 - uv's
+    line = (errors or lines[-1:] or [f"exit status {status}"])[0]
+    return re.sub(r"^(ERROR|error): |^[×╰─▶ ]+", "", line)  # noqa: RUF001 - uv's

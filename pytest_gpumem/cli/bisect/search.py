@@ -1,0 +1,53 @@
+"""Halving a list of versions until the first bad one is known. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass
+class Search:
+    """The search for the first bad version, where the first is good and the last is bad."""
+
+    versions: Sequence[str]
+    """oldest first"""
+    last_good: int = 0
+    """the index of the newest version that is known to be good"""
+    first_bad: int = field(init=False)
+    """the index of the oldest version that is known to be bad"""
+    skipped: set[int] = field(default_factory=set)
+    """indexes of versions that could not be tried"""
+
+    def __post_init__(self) -> None:
+        """Begin with the last version as the only bad one."""
+        self.first_bad = len(self.versions) - 1
+
+    @property
+    def next_index(self) -> int | None:
+        """The version to try: the one nearest to the middle; None when none is left."""
+        between = range(self.last_good + 1, self.first_bad)
+        middle = (self.last_good + self.first_bad) / 2
+        candidates = [index for index in between if index not in self.skipped]
+        return min(candidates, key=lambda index: abs(index - middle), default=None)
+
+    @property
+    def trials_left(self) -> int:
+        """The most versions that are still to be tried, if none of them is skipped."""
+        between = range(self.last_good + 1, self.first_bad)
+        return sum(index not in self.skipped for index in between).bit_length()
+
+    @property
+    def suspects(self) -> list[str]:
+        """The versions of which one is the first bad one: the last is known to be bad."""
+        return list(self.versions[self.last_good + 1 : self.first_bad + 1])
+
+    def note(self, index: int, *, is_bad: bool) -> None:
+        """Note whether a version is bad."""
+        if is_bad:
+            self.first_bad = index
+        else:
+            self.last_good = index

@@ -1,0 +1,183 @@
+"""Trials of versions: the tests run with each, and their reports kept for a search that goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.atomic_file import write_whole
+from pytest_gpumem.baselines.git import GitError, run_git
+from pytest_gpumem.cli.bisect.environment import Environment, SetupError, clean_environment
+from pytest_gpumem.errors import ReportError
+from pytest_gpumem.report.json_report import read_report
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pytest_gpumem.report.json_report import SavedReport
+
+FINISHED: Final = (0, 1)
+"""exit statuses of pytest in which all tests ran"""
+
+
+class SkippedError(Exception):
+    """A version that cannot be tried; the text is the reason."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of each version."""
+
+    package: str
+    """its name on the index, or the folder of its repository"""
+    tests: tuple[str, ...]
+    """arguments of pytest: node ids, files, options"""
+    requirements: tuple[str, ...]
+    """what is installed beside the package, as pip takes it"""
+    repository: Path | None = None
+    """the git repository whose commits are tried; None of releases"""
+    device: str = "auto"
+    interpreter: str = ""
+    light: bool = False
+
+    @property
+    def slug(self) -> str:
+        """A name for the folder of its answers."""
+        package = re.sub(r"\W+", "-", os.path.basename(self.package.rstrip("/"))).strip("-")  # noqa: PTH119
+        asked = repr((self.package, self.tests, self.requirements, self.device, self.interpreter))
+        return f"{package}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
+
+
+class Trials:
+    """Runs the tests with one version after another; a version's report is kept in a file."""
+
+    def __init__(self, question: Question, folder: Path, *, keep: bool, timeout: float) -> None:
+        self._question = question
+        self._folder = folder / question.slug
+        self._keep = keep
+        self._timeout = timeout
+
+    @property
+    def folder(self) -> Path:
+        """The folder of reports and logs."""
+        return self._folder
+
+    def begin(self, *, fresh: bool) -> None:
+        """Make the folder, which git leaves alone; delete what earlier searches left if asked."""
+        if fresh:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        ignore = self._folder.parent / ".gitignore"
+        if not ignore.exists():
+            ignore.write_text("*\n", encoding="utf-8")
+
+    def is_known(self, version: str) -> bool:
+        """Return whether a version was tried by an earlier search."""
+        return self._path(version, "json").exists() or self._path(version, "skipped").exists()
+
+    def report(self, version: str) -> SavedReport:
+        """Return the report of a version; run the tests with it if there is none.
+
+        Raises:
+            SkippedError: the version cannot be installed, or its tests do not run.
+        """
+        path, skipped = self._path(version, "json"), self._path(version, "skipped")
+        if skipped.exists():
+            raise SkippedError(skipped.read_text(encoding="utf-8"))
+        if path.exists():
+            try:
+                return read_report(path)
+            except ReportError:  # cut short by a full disk, or of another version of this package
+                path.unlink()
+        try:
+            self._measure(version, path)
+            return read_report(path)
+        except (SkippedError, ReportError) as error:
+            path.unlink(missing_ok=True)
+            write_whole(skipped, str(error).encode(), f"{skipped.name}.new")
+            raise SkippedError(str(error)) from error
+
+    def _measure(self, version: str, report: Path) -> None:
+        environment = Environment(
+            self._folder / f"environment-{_file_name(version)}",
+            self._path(version, "install.log"),
+            self._question.interpreter,
+            light=self._question.light,
+        )
+        source = self._folder / f"source-{_file_name(version)}"
+        try:
+            environment.make([self._requirement(version, source), *self._question.requirements])
+            self._run_tests(environment, version, report)
+        except SetupError as error:
+            raise SkippedError(f"it cannot be installed: {error}") from error
+        finally:
+            if not self._keep:
+                environment.remove()
+                self._remove_source(source)
+
+    def _requirement(self, version: str, source: Path) -> str:
+        """Return what pip installs: a release, or the folder of a commit that is checked out."""
+        repository = self._question.repository
+        if repository is None:
+            return f"{self._question.package}=={version}"
+        self._remove_source(source)
+        try:
+            run_git("-C", str(repository), "worktree", "add", "--detach", str(source), version)
+        except GitError as error:
+            raise SkippedError(f"it cannot be checked out: {error}") from error
+        return str(source)
+
+    def _remove_source(self, source: Path) -> None:
+        repository = self._question.repository
+        if repository is None or not source.exists():
+            return
+        try:
+            run_git("-C", str(repository), "worktree", "remove", "--force", str(source))
+        except GitError:
+            shutil.rmtree(source, ignore_errors=True)
+
+    def _run_tests(self, environment: Environment, version: str, report: Path) -> None:
+        no_baselines = self._folder / "no-baselines"
+        command = [
+            *(str(environment.python.with_name("pytest")), *self._question.tests),
+            *("-p", "no:cacheprovider", f"--gpumem-device={self._question.device}"),
+            *(f"--gpumem-json={report}", "--gpumem-json-format=report"),
+            *(f"--gpumem-baseline-dir={no_baselines}", "--gpumem-missing-baseline=note"),
+            *("--gpumem-stale=note", "--gpumem-attribution=on", "--gpumem-github=off"),
+        ]
+        log = self._path(version, "pytest.log")
+        with log.open("w", encoding="utf-8") as output:
+            try:
+                status = subprocess.run(
+                    command,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=clean_environment(),
+                    timeout=self._timeout,
+                    check=False,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                raise SkippedError(f"its tests ran longer than {self._timeout:.0f} s") from None
+            except OSError as error:
+                raise SkippedError(f"pytest cannot be run: {error.strerror}") from error
+        if status not in FINISHED or not report.exists():
+            raise SkippedError(f"its tests do not run: {last_error(log, status)}")
+
+    def _path(self, version: str, ending: str) -> Path:
+        return self._folder / f"{_file_name(version)}.{ending}"
+
+
+def last_error(log: Path, status: int) -> str:
+    """Return pytest's last line that tells an error, and the log's name."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    lines = re.findall(r"^(?:E  +|ERROR:? )(.*\S)", text, re.MULTILINE)
+    return f"{lines[-1] if lines else f'pytest ended with status {status}'} ({log})"
+
+
+def _file_name(version: str) -> str:
+    return re.sub(r"[^\w.+-]", "_", version)[:40]

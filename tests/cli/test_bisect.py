@@ -1,0 +1,338 @@
+"""``gpumem bisect``: the release or commit that brought a growth, from environments of their own.
+
+The environments are made by a stand-in for uv: a folder with a ``pytest`` that writes the report
+of the version that was "installed" in it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from helpers.judged import PLAIN, measured
+
+from pytest_gpumem.cli.bisect import candidates, environment
+from pytest_gpumem.cli.bisect.environment import Environment, SetupError, completed, reason_of
+from pytest_gpumem.cli.bisect.search import Search
+from pytest_gpumem.judge.judge import judge
+from pytest_gpumem.judge.result import Result
+from pytest_gpumem.judge.verdict import Lookup, Policy
+from pytest_gpumem.measurement import OutOfMemory
+from pytest_gpumem.report.json_report import dumps
+from pytest_gpumem.report.model import Report
+from pytest_gpumem.sizes import MIB
+from pytest_gpumem.version import __version__
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TEST = "tests/test_step.py::test_step"
+RELEASES = ("1.0", "1.1", "1.2", "1.10", "2.0", "2.1", "3.0")
+
+UV = """#!{python}
+import json, os, sys
+from pathlib import Path
+
+words = sys.argv[1:]
+with open({calls!r}, "a") as calls:
+    calls.write(json.dumps(words) + "\\n")
+if words[0] == "venv":
+    folder = Path(words[-1])
+    (folder / "bin").mkdir(parents=True)
+    (folder / "site").mkdir()
+    python = folder / "bin/python"
+    python.write_text(f"#!/bin/sh\\necho {{folder}}/site\\n")
+    python.chmod(0o755)
+else:
+    folder = Path(words[words.index("--python") + 1]).parents[1]
+    (package,) = [word for word in words if "lib==" in word or "/source-" in word]
+    version = package.partition("==")[2] or Path(package, "version").read_text().strip()
+    if version in {broken!r}:
+        sys.exit("error: no wheel of lib==" + version)
+    reports = Path({reports!r})
+    pytest = folder / "bin/pytest"
+    pytest.write_text(
+        "#!/bin/sh\\n"
+        f"echo \\"$@\\" >> {{reports}}/runs\\n"
+        'for word; do case $word in --gpumem-json=*) to=${{word#--gpumem-json=}};; esac; done\\n'
+        f"if [ -f {{reports}}/{{version}}.json ]; then cp {{reports}}/{{version}}.json $to; else\\n"
+        "echo 'E   ImportError: lib has no step'; exit 2; fi\\n"
+    )
+    pytest.chmod(0o755)
+"""
+
+
+class Suite:
+    """A folder with tests, and what they would take with each version of a package."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.reports = folder / "reports"
+        self.reports.mkdir()
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        self.calls = folder / "calls"
+        self.stand_in()
+
+    def stand_in(self, broken=()):
+        """Put the stand-in for uv on the path; versions that are broken do not install."""
+        uv = self.bin / "uv"
+        names = {"calls": str(self.calls), "reports": str(self.reports), "broken": list(broken)}
+        uv.write_text(UV.format(python=sys.executable, **names), encoding="utf-8")
+        uv.chmod(0o755)
+
+    def takes(self, version, mib, *, out_of_memory=False):
+        """Say what the test takes with a version, in MiB."""
+        step = measured((int(mib * MIB), int(mib * MIB)))
+        if out_of_memory:
+            step = replace(step, out_of_memory=OutOfMemory(0, MIB, 50 * MIB, ""))
+        result = Result(TEST, judge(step, PLAIN, Lookup(), Policy()), step)
+        text = dumps(Report((result,)), created="2026-11-23T06:00:00Z")
+        (self.reports / f"{version}.json").write_text(text, encoding="utf-8")
+
+    def tried(self):
+        """The versions that were installed, in their order; it forgets them."""
+        if not self.calls.exists():
+            return []
+        calls = [json.loads(line) for line in self.calls.read_text("utf-8").splitlines()]
+        self.calls.unlink()
+        found = [word for words in calls for word in words if words[0] == "pip"]
+        return [word.partition("==")[2] for word in found if word.startswith("lib==")]
+
+
+@pytest.fixture
+def suite(tmp_path, monkeypatch):
+    made = Suite(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(made.bin), prepend=":")
+    monkeypatch.setattr(candidates, "offered_releases", lambda *_, **__: list(reversed(RELEASES)))
+    for version in RELEASES:
+        made.takes(version, 100 if version in RELEASES[:4] else 160)
+    return made
+
+
+def bisect(gpumem, *words):
+    return gpumem("bisect", "lib", "1.0", "3.0", TEST, *words)
+
+
+def test_it_names_the_first_release_that_takes_more_and_both_figures(gpumem, suite):
+    status, output, errors = bisect(gpumem)
+    assert status == 0, errors
+    assert output.startswith(
+        "lib 2.0 is the first that takes more:\n"
+        f"peak allocated of {TEST}: 100.00 MiB -> 160.00 MiB (+60.00 MiB)\n"
+    )
+    assert "show it again: gpumem bisect lib 1.10 2.0 tests/test_step.py::test_step" in output
+    assert suite.tried() == ["1.0", "3.0", "1.10", "2.0"]
+    assert "7 releases of lib from 1.0 to 3.0: at most 5 to try" in errors
+    assert "  1.10: 100.00 MiB, good\n" in errors
+
+
+def test_a_search_goes_on_where_it_was_and_begins_anew_if_asked(gpumem, suite):
+    first = bisect(gpumem)[1]
+    suite.tried()
+    kept = suite.folder / ".gpumem-bisect"
+    for path in kept.glob("*/2.0.json"):
+        path.unlink()  # as if the search had been interrupted there
+    assert bisect(gpumem)[1] == first
+    assert suite.tried() == ["2.0"]
+    bisect(gpumem, "--fresh")
+    assert len(suite.tried()) == 4
+    assert (kept / ".gitignore").read_text(encoding="utf-8") == "*\n"
+
+
+def test_a_report_that_was_cut_short_is_measured_anew(gpumem, suite):
+    first = bisect(gpumem)[1]
+    suite.tried()
+    (path,) = (suite.folder / ".gpumem-bisect").glob("*/2.0.json")
+    path.write_text(path.read_text(encoding="utf-8")[:100], encoding="utf-8")
+    assert bisect(gpumem)[1] == first
+    assert suite.tried() == ["2.0"]
+
+
+def test_releases_that_do_not_install_or_run_are_skipped_and_named(gpumem, suite):
+    suite.stand_in(broken=["1.10"])
+    (suite.reports / "2.0.json").unlink()
+    status, output, errors = bisect(gpumem)
+    assert status == 0
+    assert "lib 2.1 takes more, and 1.2 does not; between them were skipped: 1.10, 2.0" in output
+    assert "  1.10: skipped, it cannot be installed: no wheel of lib==1.10\n" in errors
+    assert "  2.0: skipped, its tests do not run: ImportError: lib has no step (" in errors
+
+
+def test_an_end_that_cannot_be_tried_ends_the_search_with_its_reason(gpumem, suite):
+    suite.stand_in(broken=["3.0"])
+    status, output, errors = bisect(gpumem)
+    assert (status, output) == (2, "")
+    assert "lib 3.0: the search needs both ends" in errors
+    assert "no wheel of lib==3.0" in errors
+
+
+def test_nothing_that_grew_is_told_with_the_table(gpumem, suite):
+    suite.takes("3.0", 100.5)  # within the tolerance
+    status, output, _ = bisect(gpumem)
+    assert status == 1
+    assert output.startswith("nothing grew between lib 1.0 and 3.0\n")
+
+
+def test_growth_of_several_releases_leads_to_the_largest_and_names_the_rest(gpumem, suite):
+    suite.takes("1.1", 110)
+    suite.takes("1.2", 110)
+    suite.takes("1.10", 110)
+    status, output, _ = bisect(gpumem)
+    assert status == 0
+    assert "110.00 MiB -> 160.00 MiB (+50.00 MiB)" in output
+    assert (
+        "+10.00 MiB of the growth came between 1.0 and 1.10: gpumem bisect lib 1.0 1.10 "
+    ) in output
+
+
+def test_a_test_that_runs_out_of_memory_is_bad(gpumem, suite):
+    for version in RELEASES[2:]:
+        suite.takes(version, 50, out_of_memory=True)
+    output = bisect(gpumem)[1]
+    assert "lib 1.2 is the first that takes more" in output
+    assert "100.00 MiB -> out of memory" in output
+
+
+def test_commits_of_a_repository_are_tried_from_worktrees_that_do_not_stay(gpumem, suite):
+    repository = suite.folder / "repository"
+    repository.mkdir()
+
+    def git(*words):
+        names = ("-c", "user.name=a", "-c", "user.email=a@b")
+        command = ["git", "-C", str(repository), *names, *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q")
+    for version in RELEASES:
+        (repository / "version").write_text(version, encoding="utf-8")
+        git("add", "version")
+        git("commit", "-q", "-m", f"the step of {version}")
+    good = git("rev-list", "--max-parents=0", "HEAD")
+    status, output, errors = gpumem("bisect", "--git", str(repository), good, "HEAD", TEST)
+    assert (status, "7 commits" in errors) == (0, True)
+    assert "the step of 2.0 is the first that takes more:" in output
+    assert len(git("worktree", "list").splitlines()) == 1
+    again = next(line for line in output.splitlines() if line.startswith("show it again"))
+    assert f"gpumem bisect --git {repository} " in again
+    status, _, errors = gpumem("bisect", "--git", str(repository), "HEAD", good, TEST)
+    assert status == 2
+    assert "the first commit does not lead to the second" in errors
+    status, _, errors = gpumem("bisect", "--git", str(repository), "nowhere", "HEAD", TEST)
+    assert (status, "git knows no commit 'nowhere'" in errors) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("lib", "1.0", "3.0"), "a package, two releases and a test are needed"),
+        (("lib", "3.0", "1.0", TEST), "the first release has to be older than the second"),
+        (("lib", "1.0", "9.0", TEST), "lib 9.0: the package index has no such release"),
+        (("lib", "first", "3.0", TEST), "'first' is not a version"),
+        (("./lib", "1.0", "3.0", TEST), "use --git for a repository's folder"),
+        (("lib", "1.0", "3.0", TEST, "--versions", "1.0"), "that is not a list of versions"),
+        (("lib", "1.0", "3.0", TEST, "--versions", "1.0,2.0"), "--versions has no 3.0"),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_told(gpumem, suite, words, problem):
+    status, output, errors = gpumem("bisect", *words)
+    assert (status, output) == (2, "")
+    assert problem in errors
+    assert not suite.calls.exists()
+
+
+def test_only_the_named_releases_are_tried(gpumem, suite):
+    output = bisect(gpumem, "--versions", "3.0,2.1,1.0")[1]
+    assert "lib 2.1 is the first that takes more" in output
+    assert suite.tried() == ["1.0", "3.0", "2.1"]
+
+
+def test_tests_run_without_baselines_and_options_behind_two_dashes_are_pytest_s(gpumem, suite):
+    bisect(gpumem, "--device=virtual", "--with", "numpy<2", "--", "-k", "step")
+    run = (suite.reports / "runs").read_text(encoding="utf-8").splitlines()[0]
+    assert run.startswith(f"{TEST} -k step ")
+    for option in ("--gpumem-device=virtual", "--gpumem-attribution=on", "no-baselines"):
+        assert option in run
+    installs = [json.loads(line) for line in suite.calls.read_text("utf-8").splitlines()]
+    assert "numpy<2" in installs[1]
+
+
+@pytest.mark.parametrize("first_bad", range(1, 20))
+def test_a_search_finds_the_first_bad_version_in_few_trials(first_bad):
+    search = Search([str(number) for number in range(20)])
+    most = search.trials_left
+    trials = 0
+    while (index := search.next_index) is not None:
+        search.note(index, is_bad=index >= first_bad)
+        trials += 1
+    assert search.suspects == [str(first_bad)]
+    assert trials <= most == 5
+
+
+def test_a_search_with_skipped_versions_has_all_suspects():
+    search = Search(list("abcdefg"), skipped={2, 3, 4})
+    while (index := search.next_index) is not None:
+        search.note(index, is_bad=index >= 4)
+    assert search.suspects == ["c", "d", "e", "f"]
+
+
+def test_this_package_s_requirements_are_installed_with_the_torch_that_is_here(monkeypatch):
+    monkeypatch.setattr(environment, "installed_version", lambda _: "2.15.0+cu130")
+    assert "torch==2.15.0" in completed(["transformers==4.37.2"])
+    own = completed(["torch==2.9.1", "pytest<9"])
+    assert own[:2] == ["torch==2.9.1", "pytest<9"]
+    assert not [line for line in own[2:] if line.startswith(("torch", "pytest"))]
+
+
+def test_the_environment_has_this_package_and_its_plugin(tmp_path, monkeypatch):
+    monkeypatch.setattr(environment.shutil, "which", lambda _: None)  # no uv
+    made = Environment(tmp_path / "environment", tmp_path / "log")
+    commands = []
+    plain_run = Environment._run
+
+    def run(self, command):
+        commands.append(command)
+        if "install" in command:
+            return ""
+        return plain_run(self, [*command, "--without-pip"] if "venv" in command else command)
+
+    monkeypatch.setattr(Environment, "_run", run)
+    made.make(["lib==1.0"])
+    program = (
+        "from importlib.metadata import entry_points, version; import pytest_gpumem.version; "
+        "print(version('pytest-gpumem'), *entry_points(group='pytest11', name='gpumem'))"
+    )
+    command = [str(made.python), "-c", program]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed.startswith(f"{__version__} EntryPoint(name='gpumem'")
+    assert commands[1][:5] == [str(made.python), "-m", "pip", "install", "--quiet"]
+    made.remove()
+    assert not made.folder.exists()
+
+
+def test_a_set_up_that_fails_has_the_installer_s_reason(tmp_path):
+    made = Environment(tmp_path / "environment", tmp_path / "log")
+    with pytest.raises(SetupError, match="no such thing"):
+        made._run([sys.executable, "-c", "import sys; sys.exit('ERROR: no such thing')"])
+    assert "no such thing" in made.log.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        (
+            "WARNING: old\nERROR: Could not find lib==9\nERROR: No matching distribution",
+            "Could not find lib==9",
+        ),
+        ("  × No solution found\n  ╰─▶ lib==9 is not there", "No solution found"),  # noqa: RUF001
+        ("boom", "boom"),
+        ("", "exit status 3"),
+    ],
+)
+def test_the_reason_is_the_installer_s_first_error(output, reason):
+    assert reason_of(output, 3) == reason
