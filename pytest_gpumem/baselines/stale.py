@@ -29,6 +29,8 @@ class Collection:
     """the test files that were left out as a whole or in part, on purpose"""
     partial: str = ""
     """the reason why some tests are missing here; "" if none is"""
+    broken: str = ""
+    """the reason why even of collected files some tests may be missing here; "" if none are"""
 
     def take(self, nodeid: str, outcome: str) -> None:
         """Take pytest's report on one file, class or folder: "passed", "failed" or "skipped"."""
@@ -37,7 +39,8 @@ class Collection:
         elif outcome == "skipped":
             self.skipped.add(module_of(nodeid))
         else:
-            self.partial = self.partial or f"{nodeid or 'something'} could not be collected"
+            self.broken = f"{nodeid or 'something'} could not be collected"
+            self.partial = self.partial or self.broken
 
 
 def find_stale(

@@ -212,6 +212,13 @@ class BaselineStore:
                         remove_file(path, self.directory)
         return log.errors
 
+    def would_change(
+        self, old: Mapping[str, BaselineEntry], new: Mapping[str, BaselineEntry]
+    ) -> bool:
+        """Return whether :meth:`update` would write a test, by its entries' parts: old and new."""
+        parts = old.keys() | new.keys()
+        return not all(self._same(old.get(part), new.get(part)) for part in parts)
+
     def _read(self, device_key: str, module: str) -> BaselineFile | None:
         path = self.path(device_key, module)
         content = read_file(path)

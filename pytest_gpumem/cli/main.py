@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "show": "show",
     "history": "reports.history",
     "report": "reports.report",
+    "accept": "accept.accept",
     "prune": "prune",
     "light": "light",
     "version": "version_info",

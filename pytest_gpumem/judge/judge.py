@@ -161,6 +161,7 @@ def _updatable(case: Case, verdict: Verdict, purpose: str) -> Verdict:
     if case.policy.updating:
         notes = (*verdict.notes, WRITTEN_ANEW)
         return replace(verdict, failed=False, notes=notes)
+    verdict = replace(verdict, accept=case.policy.accept)
     if not case.policy.launcher:
         remedy = f"{purpose}, start all ranks as before, with {UPDATE_OPTION}"
         return replace(verdict, remedy=remedy)

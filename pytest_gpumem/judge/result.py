@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pytest_gpumem.judge.causes import HeldLine, growth_causes, largest_lines
 from pytest_gpumem.judge.lead import lead_of
@@ -35,6 +35,9 @@ SEVERITY = (
 )
 """kinds, the worst first: the order in which a test is judged, in which reports show failures, and
 by which one rank's result stands for all"""
+
+
+Outcome = Literal["", "passed", "failed", "xfail", "unfinished"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,11 @@ class Result:
     """why that could not be written"""
     beside: Beside | None = None
     """the part by which the limit is told that was exceeded"""
+    outcome: Outcome = ""
+    """how its test ended, verdicts on its memory aside: "failed" by an error of its own, "xfail" of
+    one with that marker, "unfinished" without its tear-down; "" where that is not known"""
+    origin: int = 0
+    """of a report of several sessions: which of them"""
 
     def _beside(self, part: Result) -> Result:
         if part.measurement is None or self.measurement is None:

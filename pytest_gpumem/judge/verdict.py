@@ -143,6 +143,8 @@ class Policy:
     repeated: tuple[str, ...] = ()
     """options of this session's command line that decide what is compared with what: a command in
     a remedy repeats them, or it would record another device's baselines"""
+    accept: str = ""
+    """the command that accepts figures of this session on another machine; "" without one"""
 
     def tolerance_of(self, peak: PeakName, declared: Tolerance | None) -> Tolerance:
         """Return how far a peak may be from its baseline.
@@ -258,6 +260,9 @@ class Verdict:
     """of a regression: the growth by source lines, the first cause first"""
     lead: Lead | None = None
     """of a regression: what the headline begins with; None where nothing is known of its cause"""
+    accept: str = ""
+    """the command that accepts this session's figures on another machine, from its report; "" where
+    no new baseline is the remedy, or the report stays on this machine"""
 
     @property
     def recorded(self) -> bool:

@@ -117,6 +117,10 @@ def note_command_line(config: pytest.Config) -> Settings:
             repeated=(*settings.repeated, *given_options(words, COLLECTING, own, flags)),
             arguments=(*named, *given_options(words, NARROWING)),
         )
+    if settings.json is not None:
+        from pytest_gpumem.plugin.suites.origin import session_accept_command
+
+        settings = settings._replace(accept=session_accept_command(settings))
     config.stash[SETTINGS] = settings
     return settings
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.baselines.store import UpdateSummary
     from pytest_gpumem.plugin.results import SessionResults
     from pytest_gpumem.plugin.settings import Settings
+    from pytest_gpumem.report.model import Origin
 
 SHOWN = (
     *("device", "card", "visible", "cards", "missing_baseline", "shrinkage", "provenance"),
@@ -46,18 +47,29 @@ class Published(NamedTuple):
     """whether it fails the session"""
 
 
+class Circumstances(NamedTuple):
+    """What a report says of its session besides the results."""
+
+    header: str
+    """the lines that the session began with, "" where no test was marked"""
+    updates: UpdateSummary | None = None
+    """the outcome of writing baselines, in a run that does"""
+    origin: Origin | None = None
+    """where it ran, for the JSON report"""
+
+
 def publish(
-    session_results: SessionResults, settings: Settings, header: str, updates: UpdateSummary | None
+    session_results: SessionResults, settings: Settings, circumstances: Circumstances
 ) -> list[Published]:
     """Write the reports that are asked for; an error with one of them changes no other.
 
     Args:
         session_results: the results.
         settings: the session's options, with the files, whose folders are made where missing.
-        header: the lines that the session began with, "" where no test was marked.
-        updates: the outcome of writing baselines, in a run that does.
+        circumstances: of the session.
     """
-    results = session_results.results()
+    header, updates, origin = circumstances
+    results = session_results.results_with_outcomes()
     options = {}
     for option in OPTIONS:
         value = getattr(settings, option.name)
@@ -81,6 +93,7 @@ def publish(
         options,
         tuple(remarks),
         settings.arguments,
+        () if origin is None else (origin,),
         histories,
     )
     created = datetime.now(timezone.utc)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pytest_gpumem.baselines.store import NewBaseline
-    from pytest_gpumem.judge.result import Result
+    from pytest_gpumem.judge.result import Outcome, Result
     from pytest_gpumem.plugin.suites.hidden_skips import HiddenSkip
 
 
@@ -31,6 +31,8 @@ class SessionResults:
         self._failed: set[str] = set()
         self._complete: set[str] = set()
         """tests that were torn down"""
+        self._outcomes: dict[str, Outcome] = {}
+        """tests with an error that no verdict on their memory made, and those with an xfail"""
         self.skipped: list[str] = []
         """the reason of each marked test that was skipped for want of a device"""
         self.unmeasured: list[str] = []
@@ -55,8 +57,15 @@ class SessionResults:
             or self._problems
         )
 
-    def add(
-        self, nodeid: str, when: str, *, passed: bool, data: object, expected: bool = False
+    def add(  # noqa: PLR0913 - what a report says
+        self,
+        nodeid: str,
+        when: str,
+        *,
+        passed: bool,
+        data: object,
+        expected: bool = False,
+        outcome: Outcome = "",
     ) -> None:
         """Take one report: a test's set-up, call or tear-down; a rerun begins with a set-up.
 
@@ -66,14 +75,18 @@ class SessionResults:
             passed: whether this phase did.
             data: the test's results as text, where the report has them.
             expected: it failed as its ``xfail`` says.
+            outcome: "xfail" of a test with that marker, "failed" of an error beside its verdict.
         """
         if when == "setup":
             self._unread.pop(nodeid, None)
             self._read.pop(nodeid, None)
             self._failed.discard(nodeid)
             self._complete.discard(nodeid)
+            self._outcomes.pop(nodeid, None)
         if not passed:
             self._failed.add(nodeid)
+        if outcome or not (passed or data):
+            self._outcomes[nodeid] = outcome or "failed"
         if when == "teardown":
             self._complete.add(nodeid)
         if data is not None:
@@ -114,6 +127,23 @@ class SessionResults:
         """Return all results, in the order in which their tests ended."""
         return [result for results in self._by_test.values() for result in results]
 
+    def results_with_outcomes(self) -> list[Result]:
+        """Return all results, each with the outcome of its test."""
+        return [
+            replace(result, outcome=self._outcome(nodeid))
+            for nodeid, results in self._by_test.items()
+            for result in results
+        ]
+
+    def _outcome(self, nodeid: str) -> Outcome:
+        complete = nodeid in self._complete
+        return self._outcomes.get(nodeid, "passed" if complete else "unfinished")
+
+    @property
+    def rank_count(self) -> int:
+        """The number of torchrun's ranks that the results are of; 0 of a plain session."""
+        return self._rank_count
+
     def changes(self) -> list[NewBaseline]:
         """Return the new baselines of the tests that ran and passed."""
         from pytest_gpumem.baselines.store import NewBaseline
@@ -144,6 +174,7 @@ class SessionResults:
             "results": {nodeid: to_text(results) for nodeid, results in self._by_test.items()},
             "failed": sorted(self._failed),
             "complete": sorted(self._complete),
+            "outcomes": self._outcomes,
         }
 
     @classmethod
@@ -155,6 +186,7 @@ class SessionResults:
         try:
             session_results._failed = set(map(str, data["failed"]))
             session_results._complete = set(map(str, data["complete"]))
+            session_results._outcomes = dict(data["outcomes"])
             for nodeid, serialized in data["results"].items():
                 session_results._read[nodeid] = from_text(serialized)
         except (GpuMemError, KeyError, TypeError, AttributeError) as error:
@@ -182,6 +214,7 @@ class SessionResults:
             self._problems += rank_results.problems
             self._failed |= rank_results._failed
             self._complete &= rank_results._complete
+            self._outcomes |= rank_results._outcomes
             for nodeid, results in rank_results._by_test.items():
                 by_test.setdefault(nodeid, []).append(results)
         for nodeid, results_of_ranks in by_test.items():

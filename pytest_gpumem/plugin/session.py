@@ -106,6 +106,7 @@ class MemorySession:
                 snapshot_always=settings.snapshot_when == "always",
                 timelines=settings.html is not None,
                 updating=settings.update_baselines,
+                reporting=settings.json is not None and settings.json_format == "report",
             ),
         )
         self.keepers = KeeperFinder(self.runner)
@@ -303,7 +304,11 @@ class MemorySession:
         # Judged again each time more is known: a verdict says by which lines the peak grew, and
         # what keeps their blocks.
         may_rerun = run.meter.records or explanations.recording is not None
-        if explanations.recording is None and self.explainer.explains_failure(results):
+        recorded = run.meter.records
+        if explanations.recording is None and (
+            self.explainer.explains_failure(results)
+            or self.explainer.explains_change(results, recorded=recorded)
+        ):
             explanations = self.explainer.explain_failure(item, run, measured)
             results = judged(explanations)
         if may_rerun and self.keepers.add_keepers(item, run.spec, results, explanations):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pytest_gpumem.errors import GpuMemError
+from pytest_gpumem.plugin import stale_hooks
 from pytest_gpumem.plugin.device_choice import CHOICE, GUARD, SENT, choice_of
 from pytest_gpumem.plugin.item_hooks import BESIDE_ERROR
 from pytest_gpumem.plugin.parametrize import cards_of
@@ -22,10 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from pytest_gpumem.baselines.store import UpdateSummary
+    from pytest_gpumem.judge.result import Outcome
     from pytest_gpumem.plugin.item_hooks import ItemHooks
     from pytest_gpumem.plugin.outputs import Published
     from pytest_gpumem.plugin.settings import Settings
     from pytest_gpumem.plugin.terminal_summary import Screen
+    from pytest_gpumem.report.model import Origin
     from pytest_gpumem.report.terminal.cause_text import FailureLine
 
 NAME: Final = "gpumem-session"
@@ -33,6 +37,12 @@ LISTINGS: Final = ("collectonly", "showfixtures", "show_fixtures_per_test")
 """options of pytest with which no test is run"""
 
 
+ENDS: Final[dict[int, str]] = {
+    pytest.ExitCode.INTERRUPTED: "it was interrupted",
+    pytest.ExitCode.INTERNAL_ERROR: "pytest ended with an internal error",
+    pytest.ExitCode.USAGE_ERROR: "pytest ended with a usage error",
+}
+"""why a session did not come to its own end, by its exit status"""
 STYLES: Final[dict[str, dict[str, bool]]] = {
     "headline": {"red": True, "bold": True},
     "command": {"bold": True},
@@ -169,12 +179,14 @@ class GpuMemPlugin:
         if self._worker:
             return
         expected = report.skipped and hasattr(report, "wasxfail")
+        outcome: Outcome = "failed" if hasattr(report, BESIDE_ERROR) else ""
         self.results.add(
             getattr(report, "gpumem_nodeid", report.nodeid),
             report.when or "",
             passed=report.passed and not hasattr(report, "wasxfail"),
             data=getattr(report, "gpumem", None),
             expected=expected,
+            outcome="xfail" if hasattr(report, "wasxfail") else outcome,
         )
         self._add_hidden_skip(report)
         if report.when == "setup":
@@ -211,14 +223,29 @@ class GpuMemPlugin:
             self._updates = self._items.session.store.update(changes)
             failed |= bool(self._updates.errors)
         if self.settings.writes or (self.results and self.settings.on_github):
-            from pytest_gpumem.plugin.outputs import publish
+            from pytest_gpumem.plugin.outputs import Circumstances, publish
 
             header = self._device_header if self.results else ""
             if not self._listing:
-                self._published = publish(self.results, self.settings, header, self._updates)
+                circumstances = Circumstances(header, self._updates, self._origin(session))
+                self._published = publish(self.results, self.settings, circumstances)
                 failed |= any(report.failed for report in self._published)
         if failed and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _origin(self, session: pytest.Session) -> Origin | None:
+        """Return where the session ran, for its JSON report; None where it writes none."""
+        if self.settings.json is None:
+            return None
+        from pytest_gpumem.plugin.suites.origin import origin_of, shard_of
+
+        shard = shard_of(lambda name: self.config.getoption(name, default=None))
+        origin = origin_of(Path(self.config.rootpath), self.settings, shard)
+        unfinished = ENDS.get(session.exitstatus, "")
+        collecting = self.config.pluginmanager.get_plugin(stale_hooks.NAME)
+        if isinstance(collecting, stale_hooks.StaleHooks):
+            origin = replace(origin, **collecting.known())
+        return replace(origin, unfinished=unfinished, ranks=self.results.rank_count)
 
     # -- the summary --
 

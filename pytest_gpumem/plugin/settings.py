@@ -194,6 +194,13 @@ OPTIONS: Final = (
         "report|github-action-benchmark|bencher",
         ("report", "github-action-benchmark", "bencher"),
     ),
+    Option(
+        "artifact",
+        "the name under which CI keeps the JSON report: failures print the command that accepts "
+        "their figures on another machine",
+        "",
+        "NAME",
+    ),
     Option("markdown", "write what failed, and every result, to this file as Markdown", "", "PATH"),
     Option(
         "github",
@@ -262,6 +269,8 @@ class Settings(NamedTuple):
     json: Path | None
     """where the JSON report is to be written"""
     json_format: Literal["report", "github-action-benchmark", "bencher"]
+    artifact: str
+    """the name under which CI keeps the JSON report; "" where that is not known"""
     markdown: Path | None
     """where the report in Markdown is to be written"""
     github: Literal["auto", "off"]
@@ -278,6 +287,8 @@ class Settings(NamedTuple):
     """folders of other versions of torch, the nearest first, for tests without a baseline there"""
     folder_by_torch: str = ""
     """the name of the folder with torch's version in it, which is proposed; "": the name has it"""
+    accept: str = ""
+    """the command that accepts this session's figures on another machine; "" without one"""
     names_card: bool = False
     """whether an option names the card; else it is the default"""
 
@@ -332,6 +343,7 @@ class Settings(NamedTuple):
             against_tolerance=self.against_tolerance,
             launcher=self.launcher,
             repeated=self.repeated,
+            accept=self.accept,
         )
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
 import pytest
 
 from pytest_gpumem.baselines.stale import Collection, find_stale, stale_line
 
 if TYPE_CHECKING:
+    from collections.abc import Collection as Collection_
     from collections.abc import Sequence
 
     from pytest_gpumem.baselines.key import Key
@@ -37,6 +38,10 @@ NARROWING: Final = {
 """options that may leave tests out"""
 NARROWING_INI: Final = ("python_", "testpaths", "norecursedirs", "collect_", "gpumem_cards")
 """the beginnings of ini options that may do so"""
+SPLITTING: Final = frozenset(
+    {"keyword", "markexpr", "deselect", "ignore", "ignore_glob", "stepwise"}
+)
+"""of these options those that leave the tests of collected files known, or whole files out"""
 _UNFINISHED: Final = (
     pytest.ExitCode.INTERRUPTED,
     pytest.ExitCode.INTERNAL_ERROR,
@@ -44,6 +49,22 @@ _UNFINISHED: Final = (
 )
 
 _OK: Final = pytest.ExitCode.OK
+
+
+class _Known(TypedDict):
+    """What a session knows of baselines, as :class:`~pytest_gpumem.report.model.Origin` has it."""
+
+    collected: tuple[str, ...]
+    unseen: tuple[Key, ...]
+    partial: str
+
+
+class _Answer(NamedTuple):
+    """What a worker of pytest-xdist says of its collection."""
+
+    stale: list[Key] | None
+    """None where it did not collect all"""
+    known: _Known
 
 
 class StaleHooks:
@@ -54,7 +75,7 @@ class StaleHooks:
         self.settings = settings
         self.collection = Collection()
         self.stale: list[Key] = []
-        self._answers: list[list[Key] | None] = []
+        self._answers: list[_Answer] = []
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         """Note a test."""
@@ -73,20 +94,30 @@ class StaleHooks:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Look for stale baselines; ``--gpumem-stale=fail`` fails the session for them."""
         if session.exitstatus in _UNFINISHED:
-            self.collection.partial = self.collection.partial or "the session was interrupted"
+            reason = "the session was interrupted"
+            self.collection.partial = self.collection.partial or reason
+            self.collection.broken = self.collection.broken or reason
         output: dict[str, Any] | None = getattr(self.config, "workeroutput", None)
         if output is not None:
             stale = self._find()
-            output[SENT] = None if self.collection.partial else [tuple(key) for key in stale]
+            known = _Known(collected=(), unseen=(), partial="no report was asked for")
+            if self.settings.json is not None:
+                known = self._known_here()
+            output[SENT] = {
+                "stale": None if self.collection.partial else [tuple(key) for key in stale],
+                "collected": list(known["collected"]),
+                "unseen": [tuple(key) for key in known["unseen"]],  # execnet sends no other tuples
+                "partial": known["partial"],
+            }
             return
         self.collection.partial = narrowed(self.config) or self.collection.partial
         if not self.config.pluginmanager.hasplugin("dsession"):
             self.stale = self._find()
-        elif self._answers and None not in self._answers and not self.collection.partial:
-            # Stale is what all workers of pytest-xdist agree on.
-            answers = [set(answer) for answer in self._answers if answer is not None]
-            agreed = set.intersection(*answers)
-            self.stale = [key for key in self._answers[0] or () if key in agreed]
+        elif self._answers and not self.collection.partial:
+            # Stale is what all workers of pytest-xdist agree on; one without an answer does not.
+            answers = [answer.stale or () for answer in self._answers]
+            agreed = set.intersection(*map(set, answers))
+            self.stale = [key for key in answers[0] if key in agreed]
         if self.stale and self.settings.stale == "fail" and session.exitstatus == _OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -102,6 +133,43 @@ class StaleHooks:
         keys = read_names(self.settings.baseline_dir)
         return find_stale(self.collection, keys, lambda module: (root / module).exists())
 
+    def known(self) -> _Known:
+        """Return the baselines whose tests this session knows to be gone, also where it is a shard.
+
+        The fields of an :class:`~pytest_gpumem.report.model.Origin`.
+        """
+        if not self.config.pluginmanager.hasplugin("dsession"):
+            return self._known_here()
+        partial = self.collection.broken or next(
+            (answer.known["partial"] for answer in self._answers if answer.known["partial"]), ""
+        )
+        if partial or not self._answers:
+            return _Known(collected=(), unseen=(), partial=partial or "no worker has told of it")
+        knowns = [answer.known for answer in self._answers]
+        collected = set.intersection(*(set(known["collected"]) for known in knowns))
+        unseen = set.intersection(*(set(known["unseen"]) for known in knowns))
+        return _Known(collected=tuple(sorted(collected)), unseen=tuple(sorted(unseen)), partial="")
+
+    def _known_here(self) -> _Known:
+        partial = self.collection.broken or narrowed(self.config, SPLITTING)
+        if partial:
+            return _Known(collected=(), unseen=(), partial=partial)
+        from pytest_gpumem.baselines.folder import read_names
+
+        root, here = Path(self.config.rootpath), Path(self.config.invocation_params.dir)
+        # Of a file that is named with a test, its other tests are not collected.
+        named = (arg.partition("::") for arg in self.config.args)
+        parts = {os.path.relpath(here / path, root) for path, colons, _ in named if colons}
+        whole = Collection(
+            self.collection.tests,
+            {file for file in self.collection.files if file not in parts},
+            self.collection.skipped,
+        )
+        keys = read_names(self.settings.baseline_dir)
+        unseen = find_stale(whole, keys, lambda module: (root / module).exists())
+        modules = {key.module for key in keys} & whole.files - whole.skipped
+        return _Known(collected=tuple(sorted(modules)), unseen=tuple(unseen), partial="")
+
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:  # noqa: ANN401 - of pytest-xdist
         """Take a worker's answer; one that crashed has none."""
@@ -110,7 +178,14 @@ class StaleHooks:
         output = getattr(node, "workeroutput", None) or {}
         if SENT in output:
             answer = output[SENT]
-            self._answers.append(None if answer is None else [Key(*fields) for fields in answer])
+            stale = answer["stale"]
+            known = _Known(
+                collected=tuple(answer["collected"]),
+                unseen=tuple(Key(*fields) for fields in answer["unseen"]),
+                partial=answer["partial"],
+            )
+            own = None if stale is None else [Key(*fields) for fields in stale]
+            self._answers.append(_Answer(own, known))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Name the stale baselines."""
@@ -126,10 +201,15 @@ class StaleHooks:
             terminalreporter.write_line(f"gpumem: not looked for stale baselines: {reason}")
 
 
-def narrowed(config: pytest.Config) -> str:
-    """Return why not all tests were to be collected, by the command line; "" if they were."""
+def narrowed(config: pytest.Config, but: Collection_[str] = ()) -> str:
+    """Return why not all tests were to be collected, by the command line; "" if they were.
+
+    Args:
+        config: pytest's.
+        but: names of options that do not count, and neither do named tests then: of a shard.
+    """
     for name, option in NARROWING.items():
-        if config.getoption(name, default=None):
+        if name not in but and config.getoption(name, default=None):
             return f"{option} was given"
     if config.getoption("gpumem_cards") is not None:  # it changes the tests' names
         return "--gpumem-cards was given"
@@ -137,7 +217,7 @@ def narrowed(config: pytest.Config) -> str:
         if setting.startswith(NARROWING_INI):
             return f"-o {setting} was given"
     root = Path(config.rootpath)
-    if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+    if but or config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         return ""
     here = Path(config.invocation_params.dir)
     if config.args_source is not pytest.Config.ArgsSource.ARGS:

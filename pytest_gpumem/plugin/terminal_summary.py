@@ -18,7 +18,7 @@ from pytest_gpumem.report.terminal.cause_text import FailureLine
 from pytest_gpumem.report.terminal.failure_text import MOST_ROWS, failure_sections
 from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.report.terminal.toolchain_lead import lead_lines, short_texts
-from pytest_gpumem.report.text import can_encode, encodable, wrapped
+from pytest_gpumem.report.text import can_encode, encodable, printable, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -262,4 +262,9 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
     if verbosity >= 0:
         command = session_text.next_command(results, updating=updating, arguments=arguments)
         paragraphs += [f"gpumem: to record baselines: {command}"] if command else []
+        accepts = dict.fromkeys(result.verdict.accept for result in results)
+        paragraphs += [
+            f"gpumem: to accept this run's figures on another machine: {printable(accept)}"
+            for accept in filter(None, accepts)
+        ]
     return paragraphs

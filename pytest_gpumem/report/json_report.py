@@ -16,7 +16,7 @@ from pytest_gpumem.judge.result import Result
 from pytest_gpumem.measurement import BaselineEntry
 from pytest_gpumem.report import json_schema
 from pytest_gpumem.report.json_schema import FORMAT, Document
-from pytest_gpumem.report.model import Report
+from pytest_gpumem.report.model import Origin, Report
 from pytest_gpumem.strict_json import JsonProblem, parse_json
 from pytest_gpumem.version import __version__
 
@@ -32,7 +32,7 @@ class SavedReport:
     """A report as a file has it."""
 
     report: Report
-    """without timelines and courses, which files do not have"""
+    """without timelines and the courses of baselines, which files do not have"""
     created: str
     """when it was written: "2026-11-21T15:06:07Z" """
     gpumem: str = __version__
@@ -47,7 +47,7 @@ class SavedReport:
 def dumps(report: Report, *, created: str, gpumem: str = __version__) -> str:
     """Return a report as JSON: every result is a line, for ``grep`` and for a diff.
 
-    Timelines and courses are left out: they are drawings' data, and megabytes.
+    Timelines and the courses of baselines are left out: they are drawings' data, and megabytes.
 
     Args:
         report: the session's.
@@ -70,6 +70,10 @@ def dumps(report: Report, *, created: str, gpumem: str = __version__) -> str:
         "options": dict(report.options),
         "remarks": report.remarks,
         "updates": updates,
+        "origins": [
+            _checked(origin, json_schema.OriginJson, "the session's origin")
+            for origin in report.origins
+        ],
     }
     lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
     rows = [
@@ -115,6 +119,7 @@ def loads(content: str | bytes, name: str) -> SavedReport:
             document.device,
             document.options,
             document.remarks,
+            origins=msgspec.convert(document.origins, tuple[Origin, ...], from_attributes=True),
         )
         return SavedReport(report, document.created, document.gpumem)
     except (msgspec.ValidationError, UnicodeError) as error:
@@ -136,6 +141,15 @@ def read_report(path: str | os.PathLike[str]) -> SavedReport:
         remedy = "name a file that pytest --gpumem-json=PATH wrote"
         raise ReportError(name, f"cannot be read: {problem}", remedy) from error
     return loads(content, name)
+
+
+def is_report(path: Path) -> bool:
+    """Return whether a file should be a report: other JSON is none, and broken text may be one."""
+    try:
+        data = parse_json(path.read_bytes(), "a report of pytest-gpumem")
+    except (JsonProblem, OSError):
+        return True  # reading it as a report says what is wrong
+    return isinstance(data, dict) and "gpumem" in data
 
 
 def schema() -> dict[str, Any]:

@@ -12,15 +12,17 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from pytest_gpumem.judge.result import Outcome  # noqa: TC001
 from pytest_gpumem.judge.verdict import FigureName, Kind, LeadKind  # noqa: TC001
 
 # At run time: msgspec reads the annotations.
 from pytest_gpumem.measurement import Category, DeviceKind  # noqa: TC001
 from pytest_gpumem.source_lines import package_path
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """The format that is written. 1: the first (pytest-gpumem 0.1.0). 2: a verdict has causes, a
-breakdown "lines", "unsplit" and "autocast"."""
+breakdown "lines", "unsplit" and "autocast". 3: a report has origins, a result an outcome, and a
+measured breakdown its course, so that the baselines of the session can be written from it."""
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -119,6 +121,12 @@ class BreakdownJson(Strict, frozen=True):
     autocast: bool | None = None
 
 
+class MeasuredBreakdownJson(BreakdownJson, frozen=True):
+    """The breakdown of a measurement, with its memory in the course of the step."""
+
+    course: tuple[Bytes, ...] = ()
+
+
 class KeeperJson(OfLineJson, frozen=True, rename={"nbytes": "bytes"}):
     """A variable, attribute, list or graph that keeps blocks of a source line alive at the peak."""
 
@@ -133,7 +141,7 @@ class KeeperJson(OfLineJson, frozen=True, rename={"nbytes": "bytes"}):
 class AttributionJson(Strict, frozen=True):
     """Where one device's peak comes from."""
 
-    breakdown: BreakdownJson
+    breakdown: MeasuredBreakdownJson
     notes: tuple[str, ...]
     hints: tuple[str, ...]
     keepers: tuple[KeeperJson, ...] = ()
@@ -255,6 +263,7 @@ class VerdictJson(Strict, frozen=True):
     held_to: str
     causes: tuple[CauseJson, ...] = ()
     beside: str = ""
+    accept: str = ""
     lead: LeadJson | None = None
 
 
@@ -305,6 +314,33 @@ class ResultJson(
     snapshot: str
     snapshot_error: str
     beside: BesideJson | None = None
+    outcome: Outcome = ""
+    origin: Count = 0
+
+
+class ShardJson(Strict, frozen=True):
+    """One of the sessions among which a suite was split."""
+
+    index: Count
+    count: Count
+
+
+class OriginJson(Strict, frozen=True):
+    """Where and how a session ran."""
+
+    commit: str
+    head: str
+    modified: bool
+    root: str
+    folder: str
+    unfinished: str
+    follow_provenance: bool
+    ranks: Count
+    shard: ShardJson | None
+    artifact: str
+    collected: tuple[str, ...]
+    unseen: tuple[tuple[str, str, str, str], ...]
+    partial: str
 
 
 class EntryUpdateJson(Strict, frozen=True):
@@ -340,7 +376,7 @@ class UpdatesJson(Strict, frozen=True):
 class Document(Strict, frozen=True):
     """The whole report."""
 
-    format: Literal[1, 2]
+    format: Literal[1, 2, 3]
     gpumem: str
     created: str
     device: str
@@ -348,3 +384,4 @@ class Document(Strict, frozen=True):
     remarks: tuple[str, ...]
     updates: UpdatesJson | None
     results: tuple[ResultJson, ...]
+    origins: tuple[OriginJson, ...] = ()

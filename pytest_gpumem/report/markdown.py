@@ -109,13 +109,23 @@ def _document(report: Report, when: str, limits: _Limits) -> str:
         # Fenced: it has lines of its own, and paths in which nothing is markup.
         account = fenced(account.removeprefix("gpumem: baselines: "), "text")
         blocks += ["### Baselines", account]
-    updating = report.updates is not None
-    command = next_command(report.results, updating=updating, arguments=report.arguments)
-    if command:
-        blocks += ["To record baselines:", fenced(command, "sh")]
+    blocks += _commands(report)
     if limits != _ALL:
         blocks.append("*This report was shortened to the size that is shown here.*")
     return "\n\n".join(blocks) + "\n"
+
+
+def _commands(report: Report) -> Iterator[str]:
+    """Yield the commands that record baselines: by another run, and from this one's report."""
+    updating = report.updates is not None
+    command = next_command(report.results, updating=updating, arguments=report.arguments)
+    if command:
+        yield "To record baselines:"
+        yield fenced(command, "sh")
+    for accept in dict.fromkeys(result.verdict.accept for result in report.results):
+        if accept:
+            yield "To accept this run's figures on another machine:"
+            yield fenced(printable(accept), "sh")
 
 
 # -- failures --

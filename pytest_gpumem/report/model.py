@@ -5,14 +5,56 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+# At run time: msgspec reads the annotations.
+from pytest_gpumem.baselines.key import Key  # noqa: TC001
 from pytest_gpumem.judge.result import Result, count_kinds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pytest_gpumem.baselines.key import Key
     from pytest_gpumem.baselines.store import UpdateSummary
     from pytest_gpumem.judge.verdict import Kind
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of the sessions among which a suite was split."""
+
+    index: int
+    """from 1"""
+    count: int
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where and how a session ran: by it another machine knows whose figures these are."""
+
+    commit: str = ""
+    """that was checked out; "" outside of a git repository"""
+    head: str = ""
+    """of a merge that CI made of a pull request: the newest commit of the request itself"""
+    modified: bool = False
+    """whether files that git knows, baselines aside, differed from the commit"""
+    root: str = ""
+    """pytest's root folder, from the top of the repository: "packages/core"; "" is the top"""
+    folder: str = "baselines"
+    """the folder of the baselines, from the same; "" of one that lies elsewhere"""
+    unfinished: str = ""
+    """why the session did not come to its own end; "" where it did"""
+    follow_provenance: bool = False
+    """whether a baseline is also written for a changed toolchain alone"""
+    ranks: int = 0
+    """the number of torchrun's ranks; 0 of a plain session"""
+    shard: Shard | None = None
+    """None where nothing says that the suite was split"""
+    artifact: str = ""
+    """the name under which CI keeps the report, as far as it is known"""
+    collected: tuple[str, ...] = ()
+    """test files with baselines that were collected without an error"""
+    unseen: tuple[Key, ...] = ()
+    """baselines whose tests were not collected in these files, or whose files are gone"""
+    partial: str = ""
+    """why nothing is known of stale baselines; "" where ``unseen`` tells"""
 
 
 @dataclass(frozen=True)
@@ -30,6 +72,9 @@ class Report:
     """sentences about the session: skipped tests, files that cannot be read"""
     arguments: tuple[str, ...] = ()
     """files and folders of its command line, and options that left tests out; not in JSON"""
+
+    origins: tuple[Origin, ...] = ()
+    """of the sessions whose results these are: :attr:`Result.origin` is an index of it"""
 
     histories: Mapping[Key, Sequence[int]] = field(default_factory=dict)
     """peaks allocated that the tests' committed baselines have had, the oldest first, in bytes"""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.attribution.hints import Scene
     from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.measurement import Attribution, Keeper, Measurement, Peak
+    from pytest_gpumem.measurement import Attribution, BaselineEntry, Keeper, Measurement, Peak
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.marked_item import MarkedItem
     from pytest_gpumem.testrun.rerun import Runner
@@ -33,6 +33,17 @@ if TYPE_CHECKING:
 RAN_AGAIN: Final = "its body ran a second time, after it had failed: for {}"
 
 _TOO_MUCH = (Kind.REGRESSED, Kind.OVER_BUDGET, Kind.OUT_OF_MEMORY)
+
+
+_ACCEPTABLE = (Kind.REGRESSED, Kind.IMPROVED, Kind.NO_BASELINE, Kind.INCOMPARABLE)
+
+
+def _would_be_written(entry: BaselineEntry | None, measurement: Measurement) -> bool:
+    """Whether an update would write an entry anew: for its figures, or for its first breakdown."""
+    if entry is None or not entry.breakdowns:
+        return True
+    old = (entry.peaks, entry.slope, entry.largest)
+    return old != (measurement.peaks, measurement.slope, measurement.largest)
 
 
 def too_much(results: Iterable[Result]) -> bool:
@@ -53,6 +64,8 @@ class ExplainPolicy:
     """whether a report shows them"""
     updating: bool
     """whether baselines are written, which keep breakdowns"""
+    reporting: bool = False
+    """whether a report is written from which a new baseline may be accepted"""
 
 
 class Explainer:
@@ -96,6 +109,24 @@ class Explainer:
         """Whether it is told where the peaks of a test come from that was not explained."""
         enabled = self.policy.attribution == "auto" or self.policy.snapshots is not None
         return enabled and too_much(results)
+
+    def explains_change(self, results: Iterable[Result], *, recorded: bool) -> bool:
+        """Whether it is told where peaks come from that a later ``gpumem accept`` may write.
+
+        So are those of another verdict than within, and, where the run is recorded anyhow, any that
+        an update would write.
+        """
+        if not self.policy.reporting or self.policy.attribution != "auto":
+            return False
+        return any(
+            result.baseline
+            and result.measurement is not None
+            and (
+                result.verdict.kind in _ACCEPTABLE
+                or (recorded and _would_be_written(result.baseline_entry, result.measurement))
+            )
+            for result in results
+        )
 
     def explain(self, run: Run, parts: Iterable[str]) -> Explanations:
         """End a run's recording, and say where its peaks come from."""

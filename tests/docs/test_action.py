@@ -199,6 +199,7 @@ def test_without_a_comment_gh_is_not_asked(place):
 
 def test_the_actions_that_it_uses_are_those_of_the_pages():
     used = {step["uses"] for step in ACTION["runs"]["steps"] if "uses" in step}
-    assert used == {"actions/setup-python@v6", "actions/upload-artifact@v6"}
+    names = ("setup-python", "upload-artifact", "download-artifact")
+    assert used == {f"actions/{name}@v6" for name in names}
     assert recipe()["permissions"] == {"contents": "read", "pull-requests": "write"}
     assert json.loads(json.dumps(ACTION["outputs"])).keys() == {"status", "folder"}

@@ -26,6 +26,14 @@ from pytest_gpumem.plugin.device_choice import COLLECTING, NARROWING, given_opti
 WRITTEN = {
     "baselines/file_format.py": ["git checkout --ours FILE, or --theirs)"],
     "baselines/history.py": ["git fetch --unshallow gets the commits before it"],
+    "cli/accept/accept.py": [
+        (
+            "pytest --gpumem-update-baselines would have written in that run. The exit status is 1 "
+            "if nothing was"
+        ),
+        "pytest --gpumem-json",
+        "gpumem accept in the repository that was tested",
+    ],
     "cli/light.py": [
         "pip install --no-deps -r light.txt",
         "pip install --no-deps -r FILE",
@@ -39,7 +47,11 @@ WRITTEN = {
         "gpumem prune from pytest's root folder, or add --gpumem-baseline-dir=DIR",
     ],
     "cli/reports/history.py": ["pip install 'pytest-gpumem[html]'"],
-    "cli/reports/report.py": ["pytest --gpumem-json"],
+    "cli/reports/report.py": [
+        "pytest --gpumem-json",
+        "gpumem prune lists them",
+        "pip install 'pytest-gpumem[html]'",
+    ],
     "cli/run.py": ["gpumem run [options] (SCRIPT | -m MODULE) [argument ...]"],
     "devices/memory_use.py": [
         "pip install 'pytest-gpumem[nvml]') tells if other processes hold it",
@@ -69,6 +81,7 @@ WRITTEN = {
     ],
     "plugin/settings.py": ["pip install 'pytest-gpumem[html]'"],
     "report/json_report.py": ["pytest --gpumem-json=PATH wrote"],
+    "report/shards/merge.py": ["gpumem prune --delete removes them): "],
     "setup.py": [
         (
             "pip install --force-reinstall --no-deps --no-cache-dir pytest-gpumem, or, in a source "
@@ -83,9 +96,12 @@ of synopses"""
 JOINED = {
     "baselines/stale.py": 1,
     "cli/prune.py": 2,
+    "cli/reports/report.py": 1,  # of these three cli/test_shards.py and cli/test_accept.py run any
     "cli/show.py": 1,
     "judge/verdict.py": 1,
+    "plugin/suites/origin.py": 1,
     "report/json_report.py": 1,
+    "report/shards/accept_command.py": 2,
     "setup.py": 2,  # the compiler's, which it runs itself
 }
 """modules that make commands of words, and how many"""

@@ -23,9 +23,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_gpumem import __version__
+from pytest_gpumem.baselines.key import Key
 from pytest_gpumem.baselines.store import EntryUpdate, UpdateSummary
 from pytest_gpumem.errors import ReportError
-from pytest_gpumem.judge.result import Result
+from pytest_gpumem.judge.result import Result, entry_of
 from pytest_gpumem.judge.verdict import Comparison, Kind, Lookup, Verdict
 from pytest_gpumem.measurement import (
     Attribution,
@@ -38,22 +39,28 @@ from pytest_gpumem.measurement import (
 )
 from pytest_gpumem.report import json_schema
 from pytest_gpumem.report.json_report import dumps, loads, read_report, schema
-from pytest_gpumem.report.model import Report
+from pytest_gpumem.report.model import Origin, Report, Shard
 
 DOCS = ROOT / "docs"
 WHEN = "2026-11-21T15:06:07Z"
 
 
 def without_drawings(one):
-    """A result without the data of drawings: timelines, and the courses of breakdowns."""
+    """A result without the data of drawings: timelines, and the courses of baselines."""
     entry = one.baseline_entry
     if entry is not None:
         breakdowns = tuple(replace(it, course=()) for it in entry.breakdowns)
         one = replace(one, baseline_entry=replace(entry, breakdowns=breakdowns))
     if one.measurement is None:
         return one
+    found = tuple(replace(it, timeline=None) for it in one.measurement.attributions)
+    return replace(one, measurement=replace(one.measurement, attributions=found))
+
+
+def without_courses(one):
+    """A result as formats 1 and 2 have it."""
     found = tuple(
-        replace(it, timeline=None, breakdown=replace(it.breakdown, course=()))
+        replace(it, breakdown=replace(it.breakdown, course=()))
         for it in one.measurement.attributions
     )
     return replace(one, measurement=replace(one.measurement, attributions=found))
@@ -103,20 +110,44 @@ def test_a_row_of_an_environment_inside_of_the_project_is_read_as_the_packages()
     assert loads(moved, "r.json").results == loads(written, "r.json").results
 
 
-def test_a_report_of_format_2_is_read_for_good():
+ORIGIN = Origin(
+    commit="0123456789abcdef0123456789abcdef01234567",
+    root="packages/core",
+    folder="baselines/core",
+    shard=Shard(3, 8),
+    artifact="gpu-memory-3",
+    collected=("tests/test_a.py",),
+    unseen=(Key("virtual-T4", "tests/test_a.py", "test_gone"),),
+)
+
+
+def test_a_report_of_format_3_is_read_for_good():
     """Files that others keep: a change of this one wants a new format."""
-    path, few = GOLD / "report_2.json", few_results()
+    path, few = GOLD / "report_3.json", few_results()
+    results = tuple(replace(it, outcome="passed") for it in few.results)
+    few = replace(few, results=results, origins=(ORIGIN,))
     if os.environ.get("GPUMEM_REWRITE_GOLD") == "1":
         path.write_text(dumps(few, created=WHEN, gpumem="0.2.0"), encoding="utf-8")
     read = read_report(path)
+    assert read.report.origins == (ORIGIN,)
     assert read.results == tuple(map(without_drawings, few.results))
     assert dumps(read.report, created=WHEN, gpumem="0.2.0") == path.read_text(encoding="utf-8")
+
+
+def test_a_report_of_format_2_is_read_for_good():
+    """It has no origin, no outcomes and no courses."""
+    read = read_report(GOLD / "report_2.json")
+    assert read.report.origins == ()
+    for one, few in zip(read.results, few_results().results, strict=True):
+        assert (one.nodeid, one.verdict) == (few.nodeid, few.verdict)
+        assert (one.outcome, one.origin) == ("", 0)
+        assert entry_of(one).peaks == entry_of(few).peaks
 
 
 def test_a_report_of_format_1_is_read_for_good():
     """It has no causes, and so no lead."""
     read = read_report(GOLD / "report.json")
-    few = sample().results[1:6:2]
+    few = [without_courses(it) for it in sample().results[1:6:2]]
     without = [
         replace(
             now,
@@ -274,7 +305,7 @@ def first(**values):
         ('{"format": 1, "module": "tests/test_a.py"}', 'it has no "format" and "gpumem"'),
         (changed(format=True), 'it has no "format" and "gpumem"'),
         (changed(format=0), 'it has no "format" and "gpumem"'),
-        (changed(format=3), "a newer pytest-gpumem (format 3; this one reads 2)"),
+        (changed(format=4), "a newer pytest-gpumem (format 4; this one reads 3)"),
         (changed(more=1), "unknown field `more`"),
         (changed(results={}), "Expected `array`, got `object` - at `$.results`"),
         (first(nodeid=None), "Expected `str`, got `null` - at `$.results[0].nodeid`"),

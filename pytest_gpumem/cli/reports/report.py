@@ -1,50 +1,222 @@
-"""``gpumem report``: a JSON report in another form."""
+"""``gpumem report``: JSON reports in another form, several of them as one."""
 
 from __future__ import annotations
 
+import os
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.cli.outcome import Outcome
-from pytest_gpumem.errors import SpecError
-from pytest_gpumem.report.json_report import read_report
+from pytest_gpumem.atomic_file import TEMPORARY, write_whole
+from pytest_gpumem.cli.outcome import FOUND, OK, Outcome
+from pytest_gpumem.errors import ReportError, SpecError
+from pytest_gpumem.report.github import SUMMARY_LIMIT, cause_warnings, error_lines
+from pytest_gpumem.report.json_report import dumps, read_report
 from pytest_gpumem.report.markdown import markdown
+from pytest_gpumem.report.shards.accept_command import accept_command
+from pytest_gpumem.report.shards.merge import merge
 from pytest_gpumem.report.trackers.formats import FORMATS
+from pytest_gpumem.tracebacks import without_collections
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
 
-HELP = "print a JSON report in another form: Markdown, or what trackers of benchmarks read"
-DESCRIPTION = f"""{HELP.capitalize()}. With --limit the Markdown is shortened to that many bytes:
-GitHub takes 65,536 characters of a comment."""
+    from pytest_gpumem.report.shards.merge import Merged
+
+HELP = "print JSON reports in another form, several of them as one, or write them as files"
+DESCRIPTION = f"""{HELP.capitalize()}: those of all shards and devices of a suite are one page, one
+comment, one file. Reports of two commits, of two projects, or with two figures of one test on one
+device are refused, and then nothing is written. With --limit the Markdown is shortened to that many
+bytes: GitHub takes 65,536 characters of a comment. The exit status is 1 if shards are missing, or,
+with --stale=fail, if baselines have no test, 2 if a report cannot be read or merged."""
 FEWEST_BYTES: Final = 1000
 """bytes that the shortest Markdown needs, about"""
+MOST_REPORTS: Final = 100_000
+"""reports that may be expected"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``gpumem report``."""
-    parser.add_argument("report", metavar="REPORT.json", help="a file of pytest --gpumem-json")
+    parser.add_argument(
+        "reports", metavar="REPORT.json", nargs="+", help="files of pytest --gpumem-json"
+    )
     parser.add_argument(
         "--format", choices=("markdown", *FORMATS), default="markdown", help="of what is printed"
     )
     parser.add_argument("--limit", metavar="BYTES", type=int, help="of the Markdown")
+    parser.add_argument("--html", metavar="PATH", help="write a page, and print no report")
+    parser.add_argument("--json", metavar="PATH", help="write one report, likewise")
+    parser.add_argument("--markdown", metavar="PATH", help="write Markdown, likewise")
+    parser.add_argument(
+        "--github",
+        action="store_true",
+        help="add the report to the summary of GitHub's job, and print annotations of what failed",
+    )
+    parser.add_argument(
+        "--expect", metavar="NUMBER", type=int, help="how many reports there should be"
+    )
+    parser.add_argument(
+        "--stale",
+        choices=("note", "fail"),
+        default="note",
+        help="baselines whose tests no report knows: note or fail",
+    )
+    parser.add_argument(
+        "--artifact",
+        metavar="NAME",
+        default="",
+        help="the name under which CI keeps the file of --json, for the command that accepts it",
+    )
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Return the report in the chosen form.
+    """Return the reports in the chosen form, or write them.
 
     Raises:
-        GpuMemError: the report cannot be read, or not be as short.
+        GpuMemError: a report cannot be read or merged, or not be as short, or not be written.
     """
     limit = arguments.limit
-    saved = read_report(arguments.report)
+    if arguments.format in FORMATS and limit is not None:
+        problem = "only Markdown can be shortened"
+        raise SpecError(f"--limit={limit}", problem, "leave it out, or --format")
+    if arguments.expect is not None and not 0 < arguments.expect <= MOST_REPORTS:
+        problem = "this is no number of reports"
+        raise SpecError(f"--expect={arguments.expect}", problem, "write --expect=8")
+    with without_collections():  # hundreds of thousands of objects, and no garbage
+        merged = _merged(arguments)
+        files = _rendered(merged, arguments)
+        text = "" if files or arguments.github else _printed(merged, arguments)
+        summary = _summary(merged) if arguments.github else ""
+    lines = []
+    for path, content in files.items():  # all are made before the first is written
+        _write(path, content)
+        lines.append(f"gpumem: written: {path}")
+    if arguments.github:
+        _add_summary(summary)
+        lines += _annotations(merged)
+    trouble = [f"gpumem: not here: {merged.missing}"] if merged.missing else []
+    failed = bool(merged.missing) or (bool(merged.stale) and arguments.stale == "fail")
+    if merged.stale and (files or arguments.github):
+        number = len(merged.stale)
+        verb = "1 baseline has" if number == 1 else f"{number} baselines have"
+        trouble.append(f"gpumem: {verb} no test: gpumem prune lists them")
+    return Outcome(text or "\n".join(lines), FOUND if failed else OK, tuple(trouble))
+
+
+def _merged(arguments: argparse.Namespace) -> Merged:
+    """Return the reports as one; a single one as it is."""
+    reports = [(name, read_report(name)) for name in arguments.reports]
+    accept = ""
+    if len(reports) > 1:
+        artifact = arguments.artifact if arguments.json else ""
+        accept = accept_command(os.path.basename(arguments.json or ""), artifact)  # noqa: PTH119
+        accept = accept or shlex.join(["gpumem", "accept", *arguments.reports])
+    return merge(reports, arguments.expect, accept)
+
+
+def _when(merged: Merged) -> str:
+    return f"{merged.created.replace('T', ' ').removesuffix('Z')} UTC"
+
+
+def _printed(merged: Merged, arguments: argparse.Namespace) -> str:
+    """Return what is printed."""
     if arguments.format in FORMATS:
-        if limit is not None:
-            problem = "only Markdown can be shortened"
-            raise SpecError(f"--limit={limit}", problem, "leave it out, or --format")
-        return Outcome(FORMATS[arguments.format](saved.results).rstrip("\n"))
-    when = saved.created.replace("T", " ").removesuffix("Z")
-    rendered = markdown(saved.report, when=f"{when} UTC", limit=limit)
+        return FORMATS[arguments.format](merged.report.results).rstrip("\n")
+    return _markdown(merged, arguments.limit).rstrip("\n")
+
+
+def _markdown(merged: Merged, limit: int | None) -> str:
+    """Return the Markdown, of at most ``limit`` bytes.
+
+    Raises:
+        SpecError: none is as short.
+    """
+    rendered = markdown(merged.report, when=_when(merged), limit=limit)
     if not rendered:
         remedy = f"write --limit={FEWEST_BYTES} or more"
         raise SpecError(f"--limit={limit}", "no report is as short", remedy)
-    return Outcome(rendered.rstrip("\n"))
+    return rendered
+
+
+def _rendered(merged: Merged, arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the content of each file that is to be written.
+
+    Raises:
+        GpuMemError: one cannot be made.
+    """
+    files = {}
+    if arguments.json is not None and arguments.format in FORMATS:
+        files[arguments.json] = FORMATS[arguments.format](merged.report.results)
+    elif arguments.json is not None:
+        files[arguments.json] = dumps(merged.report, created=merged.created)
+    if arguments.markdown is not None:
+        files[arguments.markdown] = _markdown(merged, arguments.limit)
+    if arguments.html is not None:
+        try:
+            from pytest_gpumem.report.page.html import page
+        except ImportError as error:
+            problem = "the page is made with jinja2, not installed here"
+            remedy = "run pip install 'pytest-gpumem[html]'"
+            raise SpecError(f"--html={arguments.html}", problem, remedy) from error
+        files[arguments.html] = page(merged.report, when=_when(merged))
+    named = [name for name in (arguments.json, arguments.markdown, arguments.html) if name]
+    for name in named:
+        if named.count(name) > 1:
+            raise SpecError(name, "two reports cannot be in one file", "name two files")
+    return files
+
+
+def _write(path: str, content: str) -> None:
+    """Write a file.
+
+    Raises:
+        ReportError: it cannot be written; what was there is as it was.
+    """
+    encoded = content.encode("utf-8", "backslashreplace")
+    try:
+        write_whole(Path(path), encoded, f"{TEMPORARY}-{os.getpid()}")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ReportError(path, f"cannot be written: {reason}", "name another file") from error
+
+
+def _summary(merged: Merged) -> str:
+    """Return the Markdown for the summary of GitHub's step.
+
+    Raises:
+        SpecError: this is no job of GitHub.
+    """
+    path = os.environ.get("GITHUB_STEP_SUMMARY", "")
+    if not path:
+        problem = "GITHUB_STEP_SUMMARY is not set: this is no job of GitHub Actions"
+        raise SpecError("--github", problem, "leave it out, or write --markdown=PATH")
+    try:
+        used = Path(path).stat().st_size
+    except OSError:
+        used = 0
+    return markdown(merged.report, when=_when(merged), limit=max(1, SUMMARY_LIMIT - used - 1))
+
+
+def _add_summary(summary: str) -> None:
+    """Add Markdown to the summary of GitHub's step.
+
+    Raises:
+        ReportError: it cannot be written.
+    """
+    path = os.environ["GITHUB_STEP_SUMMARY"]
+    try:
+        with Path(path).open("ab") as stream:
+            stream.write(f"\n{summary}".encode("utf-8", "backslashreplace"))
+    except OSError as error:
+        problem = f"cannot be written: {error.strerror}"
+        raise ReportError(path, problem, "look at GITHUB_STEP_SUMMARY") from error
+
+
+def _annotations(merged: Merged) -> Iterator[str]:
+    """Yield the lines by which GitHub Actions annotates what failed."""
+    workspace = Path(os.environ.get("GITHUB_WORKSPACE") or os.curdir)
+    origins = merged.report.origins
+    root = workspace / origins[0].root if origins else workspace
+    yield from error_lines(merged.report.results, root=root, workspace=workspace)
+    yield from cause_warnings(merged.report.results, root=root, workspace=workspace)

@@ -12,6 +12,7 @@ from pytest_gpumem.attribution.snapshots import VIEWER
 from pytest_gpumem.judge.result import hints_of
 from pytest_gpumem.report.causes import shared_causes
 from pytest_gpumem.report.terminal.cause_text import (
+    ACCEPT,
     HINTED,
     REASON_INDENT,
     FailureLine,
@@ -93,11 +94,11 @@ def _brief_lines(
         left_out.append("all figures")
     if left_out:
         shown.append(f"({' and '.join(left_out)} with -v)")
-    command = f"    {printable(verdict.command)}"
+    commands = {f"    {printable(verdict.command)}", f"    {printable(verdict.accept)}"}
     return [
         *(FailureLine(line, "headline") for line in head),
         *(
-            FailureLine(line, "command" if line == command else "")
+            FailureLine(line, "command" if line in commands else "")
             for line in (*causes, *shown, *ending)
         ),
     ]
@@ -122,6 +123,9 @@ def _next_lines(result: Result, width: int) -> Iterator[str]:
         yield f"    {printable(verdict.command)}"
     elif verdict.remedy:
         yield from wrapped("next: ", verdict.remedy, width).splitlines()
+    if verdict.accept:
+        yield ACCEPT
+        yield f"    {printable(verdict.accept)}"
 
 
 def repeated_lines(results: Iterable[Result], *, width: int = 80) -> dict[str, list[FailureLine]]:

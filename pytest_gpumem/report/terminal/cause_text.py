@@ -26,6 +26,8 @@ REASON_INDENT: Final = " " * 14
 _CUT: Final = " ..."
 _AmountRow = tuple[str, str, Sequence[str], Sequence[str]]
 """bytes, category, the source line in words, ever fewer of them, and clauses that stand below"""
+ACCEPT: Final = "or accept the figures of this run on another machine:"
+"""the line above the command that does"""
 
 
 class FailureLine(NamedTuple):

@@ -16,7 +16,7 @@ from pytest_gpumem.attribution.snapshots import VIEWER
 from pytest_gpumem.judge.breakdown_diff import BreakdownRow, category_rows, site_name, site_rows
 from pytest_gpumem.judge.result import hints_of
 from pytest_gpumem.judge.verdict import Kind
-from pytest_gpumem.report.terminal.cause_text import FailureLine, cause_lines
+from pytest_gpumem.report.terminal.cause_text import ACCEPT, FailureLine, cause_lines
 from pytest_gpumem.report.text import (
     aligned_table,
     columns,
@@ -73,7 +73,9 @@ def failure_sections(
         repeated = command and any(
             command == later.verdict.command for later in failed[index + 1 :]
         )
-        verdict = replace(result.verdict, command="", remedy="") if repeated else result.verdict
+        verdict = result.verdict
+        if repeated:
+            verdict = replace(verdict, command="", remedy="", accept="")
         snapshot = "" if failed[index + 1 :] else result.snapshot
         shown = replace(result, verdict=verdict, snapshot=snapshot)
         lines += [FailureLine("")] if lines else []
@@ -119,6 +121,9 @@ def failure_section(
         lines.append(command)
     elif verdict.remedy:
         lines.append(wrapped("next: ", verdict.remedy, width))
+    accept = f"    {printable(verdict.accept)}"
+    if verdict.accept:
+        lines += [ACCEPT, accept]
     headline = wrapped("", verdict.headline, width)
     # As in brief: what is added stands below.
     source_lines = cause_lines(
@@ -134,7 +139,7 @@ def failure_section(
     head = [FailureLine(line, "headline") for line in headline.splitlines()]
     separator = [] if source_lines else [FailureLine("")]
     body = "\n\n".join(filter(None, blocks)).splitlines()
-    styled = [FailureLine(line, "command" if line == command else "") for line in body]
+    styled = [FailureLine(line, "command" if line in {command, accept} else "") for line in body]
     return [
         line._replace(text=encodable(line.text, ascii_only=ascii_only))
         for line in (*head, *separator, *styled)

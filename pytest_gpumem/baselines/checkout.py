@@ -1,0 +1,74 @@
+"""The commit that is checked out: by it a report's figures are known on another machine."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_gpumem.baselines.git import (
+    GitError,
+    OutsideRepositoryError,
+    path_in_repository,
+    repository_root,
+    run_git,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A working tree of git."""
+
+    top: Path
+    """the top folder of the repository"""
+    commit: str
+    """"" before the first commit"""
+
+    def place(self, folder: Path) -> str:
+        """Return a folder's path from the top; "" of the top itself, and of one outside."""
+        try:
+            return path_in_repository(folder, self.top)
+        except OutsideRepositoryError:
+            return ""
+
+    def merged_parent(self) -> str:
+        """Return the second parent of the commit; "" where it is no merge of two.
+
+        The commit itself names its parents, also in a shallow clone, which does not have them.
+        """
+        try:
+            content = run_git("-C", str(self.top), "cat-file", "commit", self.commit)
+        except GitError:
+            return ""
+        head = content.partition(b"\n\n")[0].decode(errors="replace").splitlines()
+        parents = [line.split()[1] for line in head if line.startswith("parent ")]
+        return parents[1] if len(parents) == 2 else ""  # noqa: PLR2004 - a merge of two
+
+    def is_modified(self, but: str) -> bool:
+        """Return whether a file that git knows differs from the commit.
+
+        Args:
+            but: a folder whose files do not count, from the top; "" of none.
+        """
+        excluded = (f":(top,exclude,literal){but}",) if but else ()
+        question = ("status", "--porcelain", "--untracked-files=no", "--", ":/", *excluded)
+        try:
+            return bool(run_git("-C", str(self.top), *question).strip())
+        except GitError:
+            return False
+
+
+def checkout_of(folder: Path) -> Checkout | None:
+    """Return the working tree that a folder lies in; None outside of any, or without git."""
+    try:
+        top = repository_root(folder)
+    except GitError:
+        return None
+    try:
+        commit = run_git("-C", str(top), "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+    except GitError:
+        return Checkout(top, "")
+    return Checkout(top, os.fsdecode(commit).strip())

@@ -1,0 +1,414 @@
+"""``gpumem accept``: write the baselines of a session that is over, from its JSON report."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.baselines.changes import Changes, pair_entries
+from pytest_gpumem.baselines.checkout import checkout_of
+from pytest_gpumem.baselines.file_format import check
+from pytest_gpumem.baselines.key import Key
+from pytest_gpumem.baselines.paths import device_keys
+from pytest_gpumem.baselines.store import WHOLE_TEST, BaselineStore, NewBaseline
+from pytest_gpumem.cli.accept.download import downloaded
+from pytest_gpumem.cli.accept.expression import chooser
+from pytest_gpumem.cli.outcome import BAD_INPUT, FOUND, OK, Outcome
+from pytest_gpumem.errors import ReportError, SpecError
+from pytest_gpumem.judge.result import entry_of
+from pytest_gpumem.judge.verdict import Kind
+from pytest_gpumem.nodeids import split_nodeid
+from pytest_gpumem.report.changes import table
+from pytest_gpumem.report.json_report import read_report
+from pytest_gpumem.report.shards.merge import merge
+from pytest_gpumem.report.text import printable
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from pytest_gpumem.baselines.checkout import Checkout
+    from pytest_gpumem.judge.result import Result
+    from pytest_gpumem.measurement import BaselineEntry, Measurement
+    from pytest_gpumem.report.json_report import SavedReport
+    from pytest_gpumem.report.model import Origin
+    from pytest_gpumem.report.shards.merge import Merged
+
+HELP = "write the baselines of a run that is over, from its JSON report"
+DESCRIPTION = f"""{HELP.capitalize()}: of the tests that grew, shrank or have no baseline, or of
+those that -k names. The changes are shown first, and written after a yes. The files are those that
+pytest --gpumem-update-baselines would have written in that run. The exit status is 1 if nothing was
+written for want of a yes, 2 if anything stands against it, and then nothing is written."""
+MOST_NAMES: Final = 20
+"""tests that are refused by name"""
+_REFUSED: Final = {
+    Kind.OUT_OF_MEMORY: "it ran out of memory",
+    Kind.OVER_BUDGET: "it is over its budget",
+    Kind.LEAKED: "it leaked",
+}
+_OUTCOMES: Final = {
+    "failed": "it failed for another reason than its figures",
+    "xfail": "it is marked xfail",
+    "unfinished": "it did not come to its end",
+    "": "its report does not say how it ended",
+}
+"""why a test's figures are not accepted, by its outcome"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``gpumem accept``."""
+    parser.add_argument(
+        "reports", metavar="REPORT.json", nargs="*", help="files of pytest --gpumem-json"
+    )
+    parser.add_argument(
+        "--run",
+        metavar="URL",
+        help="take the reports of this run of GitHub Actions from its artifacts, by the gh command",
+    )
+    parser.add_argument(
+        "--artifact", metavar="NAME", default="", help="of that run only this one, or pattern"
+    )
+    parser.add_argument("-k", dest="expression", metavar="EXPRESSION", help="tests, as pytest's -k")
+    parser.add_argument(
+        "--all", action="store_true", help="all tests, also those within their tolerance"
+    )
+    parser.add_argument("--yes", action="store_true", help="write without asking")
+    parser.add_argument(
+        "--any-commit", action="store_true", help="whatever commit the reports are of"
+    )
+    parser.add_argument(
+        "--device",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help="accept figures of this device too, which has no baselines yet: virtual-T4",
+    )
+    parser.add_argument(
+        "--baseline-dir",
+        metavar="DIR",
+        help="write into this folder, and not into that which each report names",
+    )
+
+
+@dataclass
+class _Accepted:
+    """The tests of one folder of baselines that are to be written."""
+
+    folder: Path
+    follow_provenance: bool
+    baselines: list[NewBaseline] = field(default_factory=list)
+
+    @property
+    def store(self) -> BaselineStore:
+        return BaselineStore(self.folder, follow_provenance=self.follow_provenance)
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Write the baselines, after showing what changes and asking.
+
+    Raises:
+        GpuMemError: an argument, a report or a baseline cannot be understood, or a report is not of
+            this project and commit.
+    """
+    if arguments.run is None:
+        if not arguments.reports:
+            raise SpecError("no report", "there is nothing to accept", "name one, or --run=URL")
+        return _accept(arguments, [Path(name) for name in arguments.reports], Path())
+    if arguments.reports:
+        problem = "the reports come from that run"
+        raise SpecError(f"--run={arguments.run}", problem, "name reports, or --run")
+    with downloaded(arguments.run, arguments.artifact) as (folder, paths):
+        return _accept(arguments, paths, folder)
+
+
+def _accept(arguments: argparse.Namespace, paths: Sequence[Path], above: Path) -> Outcome:
+    """Accept the reports in files.
+
+    Args:
+        arguments: of the command line.
+        paths: the files.
+        above: a folder that messages leave out of their names.
+    """
+    chosen = None if arguments.expression is None else chooser(arguments.expression)
+    checkout = checkout_of(Path())
+    reports = [(str(os.path.relpath(path, above)), read_report(path)) for path in paths]
+    for name, saved in reports:
+        _require_origins(name, saved)
+        if not arguments.any_commit:
+            _require_commit(name, saved.report.origins, checkout)
+    merged = merge(reports)
+    top = Path() if checkout is None else checkout.top
+    tests = list(_tests(merged, chosen, every=arguments.all))
+    _require_project(merged, tests, top)
+    folders = [_folder(merged, index, top, arguments.baseline_dir) for index in _indexes(merged)]
+    refusals = list(_refusals(tests, folders, arguments.device))
+    if refusals:
+        return Outcome("", BAD_INPUT, tuple(_refusal_lines(refusals)))
+    groups = _groups(merged, tests, folders)
+    return _write(merged, groups, [name for name, _ in reports], sure=arguments.yes)
+
+
+# -- what stands against it --
+
+
+def _require_origins(name: str, saved: SavedReport) -> None:
+    """Refuse a report that does not say where it comes from, or that is not whole.
+
+    Raises:
+        ReportError: it is one.
+    """
+    again = "run the tests again, with this version of pytest-gpumem and --gpumem-json"
+    if not saved.report.origins:
+        problem = f"does not say of which commit it is: pytest-gpumem {saved.gpumem} wrote it"
+        raise ReportError(name, problem, again)
+    for origin in saved.report.origins:
+        if origin.unfinished:
+            raise ReportError(name, f"is of a run that was cut short: {origin.unfinished}", again)
+    if any(result.origin >= len(saved.report.origins) for result in saved.results):
+        raise ReportError(name, "has a result of a run that it does not describe", again)
+
+
+def _require_commit(name: str, origins: Iterable[Origin], checkout: Checkout | None) -> None:
+    """Refuse a report of another commit than is checked out.
+
+    Raises:
+        ReportError: it is of another one, or of none.
+    """
+    here = "" if checkout is None else checkout.commit
+    for origin in origins:
+        if here and here in {origin.commit, origin.head}:
+            continue
+        own = origin.head or origin.commit
+        problem = f"is of commit {own[:12]}" if own else "is of a folder outside of git"
+        problem += f", and {here[:12]} is checked out" if here else ", and this folder is of none"
+        switch = f"run git switch --detach {own[:12]}, or " if own else ""
+        remedy = f"{switch}write --any-commit if its figures hold here as well"
+        raise ReportError(name, printable(problem), printable(remedy))
+
+
+def _require_project(merged: Merged, tests: Iterable[_Test], top: Path) -> None:
+    """Refuse reports whose test files are not here.
+
+    Raises:
+        ReportError: one of them is not.
+    """
+    missing: dict[tuple[int, str], bool] = {}
+    for test in tests:
+        origin = merged.report.origins[test.origin]
+        module = split_nodeid(test.nodeid)[0]
+        key = test.origin, module
+        if key not in missing:
+            path = Path(os.path.normpath(top / origin.root / module))
+            try:
+                missing[key] = not path.is_file()
+            except (OSError, ValueError):  # no file can have that name
+                missing[key] = True
+        if missing[key]:
+            name = printable(str(PurePosixPath(origin.root, module)))
+            raise ReportError(
+                merged.origin_names[test.origin],
+                f"is of another project: there is no file {name} here",
+                "run gpumem accept in the repository that was tested",
+            )
+
+
+def _indexes(merged: Merged) -> range:
+    return range(len(merged.report.origins))
+
+
+def _folder(merged: Merged, index: int, top: Path, chosen: str | None) -> Path:
+    """Return the folder that a report's baselines belong to.
+
+    Raises:
+        ReportError: it is not in the repository.
+    """
+    if chosen is not None:
+        return Path(chosen)
+    name, folder = merged.origin_names[index], merged.report.origins[index].folder
+    place = PurePosixPath(folder)
+    # A report may come from anybody: it names no folder but one of the repository's.
+    outside = not folder or "\0" in folder or place.is_absolute() or ".." in place.parts
+    real_top = Path(os.path.realpath(top))
+    if not outside:
+        try:
+            outside = not Path(os.path.realpath(top / folder)).is_relative_to(real_top)
+        except (OSError, ValueError):
+            outside = True
+    if outside or ".git" in (part.lower() for part in place.parts):
+        problem = f"names a folder of baselines that is not in this repository: {folder!r}"
+        raise ReportError(name, printable(problem), "name the folder with --baseline-dir")
+    return top / folder
+
+
+@dataclass(frozen=True)
+class _Test:
+    """A test on a device, of one report."""
+
+    origin: int
+    nodeid: str
+    device: str
+    results: tuple[Result, ...]
+    """of the whole test and of its parts"""
+
+    @property
+    def measured(self) -> list[tuple[Result, Measurement]]:
+        """The results that may be baselines, with their measurements."""
+        return [
+            (result, result.measurement)
+            for result in self.results
+            if result.measurement is not None and result.baseline
+        ]
+
+
+def _tests(merged: Merged, chosen: Callable[[str], bool] | None, *, every: bool) -> Iterator[_Test]:
+    """Yield the tests that are to be accepted.
+
+    Args:
+        merged: the reports.
+        chosen: whether a test is, by its nodeid; None: those that moved, or failed by their memory.
+        every: all tests.
+    """
+    groups: dict[tuple[int, str, str], list[Result]] = {}
+    for result in merged.report.results:
+        if result.measurement is not None:
+            key = result.origin, result.nodeid, result.device_key
+            groups.setdefault(key, []).append(result)
+    for (origin, nodeid, device), results in groups.items():
+        if chosen is not None:
+            take = chosen(nodeid)
+        else:
+            take = every or any(
+                result.verdict.kind is not Kind.WITHIN and not result.expected for result in results
+            )
+        test = _Test(origin, nodeid, device, tuple(results))
+        if take and (test.measured or chosen is not None):
+            yield test
+
+
+def _refusals(
+    tests: Iterable[_Test], folders: Sequence[Path], devices: Iterable[str]
+) -> Iterator[tuple[_Test, str]]:
+    """Yield the tests whose figures are not accepted, and why."""
+    declared = {folder: {*device_keys(folder), *devices} for folder in set(folders)}
+    recorded = {folder: bool(device_keys(folder)) for folder in declared}
+    for test in tests:
+        folder = folders[test.origin]
+        cards = {result.card for result in test.results if result.card}
+        device = test.results[0].measurement.device if test.results[0].measurement else None
+        kinds = {result.verdict.kind for result in test.results}
+        reason = next((_REFUSED[kind] for kind in _REFUSED if kind in kinds), "")
+        outcome = next(
+            (_OUTCOMES[each.outcome] for each in test.results if each.outcome != "passed"), ""
+        )
+        held_to = next((each.verdict.held_to for each in test.results if each.verdict.held_to), "")
+        if reason or outcome:
+            yield test, reason or outcome
+        elif held_to:
+            yield test, f"it was held to the baseline of {held_to}"
+        elif not test.measured:
+            yield test, "its marker wants no baseline (baseline=False)"
+        elif device is not None and device.kind == "virtual" and cards and {device.name} != cards:
+            yield test, f"it declares card={min(cards)!r}"
+        elif recorded[folder] and not cards and test.device not in declared[folder]:
+            known = ", ".join(device_keys(folder))
+            yield (
+                test,
+                f"baselines are of {known}: --device={test.device} accepts that device as well",
+            )
+
+
+def _refusal_lines(refusals: Sequence[tuple[_Test, str]]) -> Iterator[str]:
+    for test, reason in refusals[:MOST_NAMES]:
+        yield printable(f"gpumem: {test.nodeid} on {test.device} is not accepted: {reason}")
+    if len(refusals) > MOST_NAMES:
+        yield f"gpumem: and {len(refusals) - MOST_NAMES} more"
+    yield "gpumem: nothing was written; to accept others, leave these out with -k 'not ...'"
+
+
+# -- what is written --
+
+
+def _groups(merged: Merged, tests: Iterable[_Test], folders: Sequence[Path]) -> list[_Accepted]:
+    """Return the new baselines by their folders, as the session itself would have made them."""
+    groups: dict[tuple[Path, bool], _Accepted] = {}
+    for test in tests:
+        origin = merged.report.origins[test.origin]
+        key = folders[test.origin], origin.follow_provenance
+        group = groups.setdefault(key, _Accepted(*key))
+        parts = {result.part: entry_of(result, ranks=origin.ranks) for result, _ in test.measured}
+        device = test.measured[0][1].device
+        group.baselines.append(NewBaseline(device, *split_nodeid(test.nodeid), parts))
+    return list(groups.values())
+
+
+def _write(
+    merged: Merged, groups: Sequence[_Accepted], names: Sequence[str], *, sure: bool
+) -> Outcome:
+    """Show the changes, ask, and write.
+
+    Raises:
+        BaselineError: a file cannot be read, or an entry not be written; nothing is.
+    """
+    source = names[0] if len(names) == 1 else f"{len(names)} reports"
+    texts = []
+    width = shutil.get_terminal_size().columns
+    for group in groups:
+        changes = _changes(group, source, _remarks(merged))
+        if changes is not None:
+            texts.append(table(changes, width))
+    if not texts:
+        return Outcome("gpumem: nothing to accept: no figure differs from its baseline", OK)
+    if not sure:
+        print("\n\n".join(texts))
+        texts = []
+        answer = ""
+        if sys.stdin.isatty() and sys.stdout.isatty():  # without a terminal the answer is no
+            with contextlib.suppress(EOFError):
+                answer = input("write these baselines? [y/N] ")
+        if answer.strip().lower() not in {"y", "yes"}:
+            return Outcome("gpumem: nothing was written; --yes does", FOUND)
+    summaries = [group.store.update(group.baselines) for group in groups]
+    files = [file for summary in summaries for file in summary.files]
+    errors = [error for summary in summaries for error in summary.errors]
+    lines = [f"gpumem: written: {os.path.relpath(file)}" for file in files]
+    status = BAD_INPUT if errors else OK
+    text = "\n\n".join([*texts, "\n".join(map(printable, lines))])
+    return Outcome(text, status, tuple(f"gpumem: {error}" for error in errors))
+
+
+def _changes(group: _Accepted, source: str, remarks: tuple[str, ...]) -> Changes | None:
+    """Return what the figures change in a folder; None where they change nothing."""
+    store = group.store
+    old: dict[Key, BaselineEntry] = {}
+    new: dict[Key, BaselineEntry] = {}
+    differs = False
+    for baseline in group.baselines:
+        place = baseline.device.key, baseline.module, baseline.test
+        check(f"{baseline.module}::{baseline.test}", baseline.device, baseline.parts)
+        kept = store.parts(*place)
+        if WHOLE_TEST not in baseline.parts:  # the update leaves its other parts as they are
+            kept = {part: entry for part, entry in kept.items() if part in baseline.parts}
+        differs |= store.would_change(kept, baseline.parts)
+        old.update({Key(*place, part): entry for part, entry in kept.items()})
+        new.update({Key(*place, part): entry for part, entry in baseline.parts.items()})
+    if not differs:
+        return None
+    entries = tuple(pair_entries(old, new))
+    folder = os.path.relpath(group.folder)
+    return Changes(printable(folder), source, entries, remarks)
+
+
+def _remarks(merged: Merged) -> tuple[str, ...]:
+    """Return what whoever accepts should know."""
+    remarks = []
+    for name, origin in zip(merged.origin_names, merged.report.origins, strict=True):
+        if origin.modified:
+            remarks.append(f"{name} was made with changes that are not committed")
+    if merged.missing:
+        remarks.append(f"not here: {merged.missing}: their tests keep their baselines")
+    return tuple(remarks)

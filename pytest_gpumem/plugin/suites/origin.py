@@ -1,0 +1,90 @@
+"""Where a session runs: its commit, its shard, and the command that accepts its figures elsewhere.
+
+All of it comes of git and of variables that the makers of CI document: GitHub's "Variables
+reference", GitLab's "Predefined CI/CD variables reference".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.plugin.settings import in_ci
+from pytest_gpumem.report.model import Origin, Shard
+from pytest_gpumem.report.shards.accept_command import accept_command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pytest_gpumem.plugin.settings import Settings
+
+SPLITS: Final = (("splits", "group", 0), ("num_shards", "shard_id", 1))
+"""options of pytest-split and pytest-shard: how many shards, which of them, and what makes the
+number of the first one 1"""
+_PULL_REQUEST: Final = re.compile(r"refs/pull/\d+/merge")
+
+
+def shard_of(get: Callable[[str], object]) -> Shard | None:
+    """Return which shard of its suite a session is; None where nothing says that it is one.
+
+    Args:
+        get: returns the value of an option of pytest, None of one that is unknown.
+    """
+    pairs = [(get(index), get(count), shift) for count, index, shift in SPLITS]
+    pairs.append((os.environ.get("CI_NODE_INDEX"), os.environ.get("CI_NODE_TOTAL"), 0))  # GitLab
+    for index, count, shift in pairs:
+        try:
+            shard = Shard(int(str(index)) + shift, int(str(count)))
+        except ValueError:
+            continue
+        if 1 <= shard.index <= shard.count and shard.count > 1:
+            return shard
+    return None
+
+
+def origin_of(root: Path, settings: Settings, shard: Shard | None) -> Origin:
+    """Return what a report says of where its session ran, without its collection.
+
+    Args:
+        root: pytest's root folder.
+        settings: the session's.
+        shard: as :func:`shard_of` has it.
+    """
+    from pytest_gpumem.baselines.checkout import checkout_of
+
+    checkout = checkout_of(root)
+    top = root if checkout is None else checkout.top
+    folder = Path(os.path.relpath(os.path.realpath(settings.baseline_dir), os.path.realpath(top)))
+    place = "" if os.pardir in folder.parts else folder.as_posix()
+    commit = "" if checkout is None else checkout.commit
+    head = ""
+    if checkout is not None and commit:
+        head = os.environ.get("CI_MERGE_REQUEST_SOURCE_BRANCH_SHA", "")  # of GitLab's merged result
+        if _PULL_REQUEST.fullmatch(os.environ.get("GITHUB_REF", "")):
+            head = checkout.merged_parent()
+    return Origin(
+        commit=commit,
+        head=head,
+        modified=checkout is not None and bool(commit) and checkout.is_modified(place),
+        root="" if checkout is None else checkout.place(root),
+        folder=place,
+        follow_provenance=settings.provenance == "fail",
+        shard=shard,
+        artifact=settings.artifact,
+    )
+
+
+def session_accept_command(settings: Settings) -> str:
+    """Return the command that accepts a session's figures on another machine; "" without one.
+
+    There is one where CI keeps the session's JSON report.
+    """
+    if settings.json is None or settings.json_format != "report":
+        return ""
+    command = accept_command(settings.json.name, settings.artifact)
+    if command or not in_ci():
+        return command
+    return shlex.join(["gpumem", "accept", settings.json.name])

@@ -1,0 +1,263 @@
+"""Several reports as one: whole, or an error that names what stands against it. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from pytest_gpumem.baselines.store import UpdateSummary
+from pytest_gpumem.errors import ReportError
+from pytest_gpumem.report.model import Report
+from pytest_gpumem.report.text import printable
+from pytest_gpumem.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pytest_gpumem.baselines.key import Key
+    from pytest_gpumem.judge.result import Result
+    from pytest_gpumem.report.json_report import SavedReport
+    from pytest_gpumem.report.model import Origin
+
+_T = TypeVar("_T")
+_GROUPS: Final = ("created", "changed", "unchanged", "removed", "errors", "files")
+_DEVICE_OPTIONS: Final = ("--gpumem-device", "--gpumem-card", "--gpumem-cards")
+"""options by which the shards of one device are told from those of another"""
+MOST_NAMES: Final = 5
+"""tests or shards that a sentence names"""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Reports as one."""
+
+    report: Report
+    created: str
+    """when the newest of them was written"""
+    missing: str = ""
+    """the shards that no report is of, in words; "" where none is known to be missing"""
+    stale: tuple[Key, ...] = ()
+    """baselines whose tests no report knows"""
+    origin_names: tuple[str, ...] = ()
+    """of each origin the name of its report"""
+
+
+def merge(
+    reports: Sequence[tuple[str, SavedReport]], expect: int | None = None, accept: str = ""
+) -> Merged:
+    """Return reports as one, in the order of the reports.
+
+    A test that several reports have on one device, with one figure, is one row.
+
+    Args:
+        reports: each with its name, for messages.
+        expect: the number of reports that there should be; None: as many as their shards say.
+        accept: the command that accepts the figures of all of them; "": each keeps its own.
+
+    Raises:
+        ReportError: they are not of one commit and project, or a test has two figures.
+    """
+    _require_one_project(reports)
+    origins: list[Origin] = []
+    names: list[str] = []
+    rows: dict[tuple[str, str, str, str], tuple[str, Result]] = {}
+    for name, saved in reports:
+        first = len(origins)
+        origins += saved.report.origins
+        names += [name] * len(saved.report.origins)
+        for result in saved.results:
+            moved = replace(result, origin=result.origin + first) if first else result
+            folder = origins[moved.origin].folder if moved.origin < len(origins) else ""
+            key = folder, moved.device_key, moved.nodeid, moved.part
+            if key in rows:
+                moved = _one_of(*rows[key], name, moved)
+            rows[key] = name, moved
+    stale = stale_of(origins)
+    missing = _missing(reports, expect)
+    results = [result for _, result in rows.values()]
+    if accept:
+        results = [
+            replace(result, verdict=replace(result.verdict, accept=accept))
+            if result.verdict.accept
+            else result
+            for result in results
+        ]
+    report = Report(
+        tuple(results),
+        _updates(saved.report.updates for _, saved in reports),
+        "; ".join(dict.fromkeys(filter(None, (saved.report.device for _, saved in reports)))),
+        _options(reports),
+        tuple(_remarks(reports, missing, stale)),
+        origins=tuple(origins),
+    )
+    created = max((saved.created for _, saved in reports), default="")
+    return Merged(report, created, missing, stale, tuple(names))
+
+
+def stale_of(origins: Iterable[Origin]) -> tuple[Key, ...]:
+    """Return the baselines whose tests are gone, by all sessions: none of them has collected these.
+
+    A file that no session has collected tells nothing of its tests, unless the file itself is gone.
+    """
+    stale = set()
+    by_folder: dict[str, list[Origin]] = defaultdict(list)
+    for origin in origins:
+        by_folder[origin.folder].append(origin)
+    for members in by_folder.values():
+        telling = [
+            (frozenset(origin.collected), frozenset(origin.unseen))
+            for origin in members
+            if not origin.partial
+        ]
+        for key in frozenset().union(*(unseen for _, unseen in telling)):
+            if all(key in unseen for collected, unseen in telling if key.module in collected):
+                stale.add(key)
+    return tuple(sorted(stale, key=lambda key: (key.nodeid, key.device)))
+
+
+def _require_one_project(reports: Sequence[tuple[str, SavedReport]]) -> None:
+    """Refuse reports of two commits, or of two roots.
+
+    Raises:
+        ReportError: they are.
+    """
+    first_name, first = "", None
+    for name, saved in reports:
+        for origin in saved.report.origins:
+            if first is None:
+                first_name, first = name, origin
+            if origin.root != first.root:
+                raise ReportError(
+                    name,
+                    f"is of another project: its root is {_folder(origin.root)}, that of "
+                    f"{first_name} is {_folder(first.root)}",
+                    "merge the reports of each project",
+                )
+            if origin.commit != first.commit:
+                raise ReportError(
+                    name,
+                    f"is of commit {origin.commit[:12] or 'none'}, and {first_name} of "
+                    f"{first.commit[:12] or 'none'}",
+                    "merge the reports of one commit",
+                )
+
+
+def _folder(root: str) -> str:
+    return root or "the top of the repository"
+
+
+def _one_of(first_name: str, first: Result, name: str, second: Result) -> Result:
+    """Return the row of a test that two reports have: the one that tells more.
+
+    Raises:
+        ReportError: its figures differ.
+    """
+    if _figures(first) != _figures(second):
+        device = printable(first.device_key)
+        raise ReportError(
+            f"{first_name} and {name}",
+            f"have two figures of {printable(first.name)} on {device}: {_in_words(first)} in "
+            f"{first_name}, {_in_words(second)} in {name}",
+            "leave one of them out, or run that test once",
+        )
+
+    def telling(result: Result) -> tuple[bool, bool, bool]:
+        explained = bool(result.measurement and result.measurement.attributions)
+        return result.outcome not in {"", "passed"}, result.verdict.failed, explained
+
+    return second if telling(second) > telling(first) else first
+
+
+def _figures(result: Result) -> tuple[object, ...]:
+    measurement = result.measurement
+    if measurement is None:
+        return result.verdict.kind, None
+    oom = measurement.out_of_memory
+    needed = (oom.needed, oom.device_index) if oom is not None else None
+    peaks = measurement.peaks if oom is None else ()  # of what failed they tell little
+    shape = (result.batch_size, result.world_size, result.rank)
+    return shape, peaks, measurement.slope, measurement.largest, needed
+
+
+def _in_words(result: Result) -> str:
+    measurement = result.measurement
+    if measurement is None or measurement.out_of_memory is not None:
+        return str(result.verdict.kind)
+    allocated = format_size(measurement.peak_allocated)
+    words = f"{allocated} allocated, {format_size(measurement.peak_reserved)} reserved"
+    return words if result.batch_size is None else f"{words}, batch size {result.batch_size}"
+
+
+def _missing(reports: Sequence[tuple[str, SavedReport]], expect: int | None) -> str:
+    """Return the shards that no report is of, in words."""
+    groups: dict[tuple[tuple[str, ...], str, int], set[int]] = defaultdict(set)
+    for _, saved in reports:
+        device = tuple(saved.report.options.get(name, "") for name in _DEVICE_OPTIONS)
+        for origin in saved.report.origins:
+            if origin.shard is not None:
+                groups[device, origin.folder, origin.shard.count].add(origin.shard.index)
+    lost = []
+    for (device, _, count), there in groups.items():
+        numbers = [number for number in range(1, count + 1) if number not in there]
+        if numbers:
+            words = ", ".join(map(str, numbers[:MOST_NAMES]))
+            words += f" and {len(numbers) - MOST_NAMES} more" if len(numbers) > MOST_NAMES else ""
+            options = [
+                f"{name}={value}"
+                for name, value in zip(_DEVICE_OPTIONS, device, strict=True)
+                if value
+            ]
+            where = f" with {' '.join(options)}" if len(groups) > 1 and options else ""
+            shards = "shard" if len(numbers) == 1 else "shards"
+            lost.append(f"{shards} {words} of {count}{where}")
+    number = sum(max(1, len(saved.report.origins)) for _, saved in reports)
+    if expect is not None and number < expect and not lost:
+        lost.append(f"{expect - number} of {expect} reports")
+    return "; ".join(lost)
+
+
+def _options(reports: Sequence[tuple[str, SavedReport]]) -> dict[str, str]:
+    """Return the options of all reports; of one that differs, each of its values."""
+    options: dict[str, list[str]] = {}
+    for _, saved in reports:
+        for name, value in saved.report.options.items():
+            options.setdefault(name, []).append(value)
+    return {name: ", ".join(dict.fromkeys(values)) for name, values in options.items()}
+
+
+def _remarks(
+    reports: Sequence[tuple[str, SavedReport]], missing: str, stale: Sequence[Key]
+) -> list[str]:
+    remarks = []
+    if missing:
+        remarks.append(f"not here: {missing}: what they measured is not in this report")
+    for name, saved in reports:
+        remarks += [
+            f"{name}: the run was cut short: {origin.unfinished}"
+            for origin in saved.report.origins
+            if origin.unfinished
+        ]
+    if stale:
+        names = [f"{key.nodeid} on {key.device}" for key in stale[:MOST_NAMES]]
+        names += [f"{len(stale) - MOST_NAMES} more"] if len(stale) > MOST_NAMES else []
+        verb = (
+            "1 baseline is of a test that is"
+            if len(stale) == 1
+            else (f"{len(stale)} baselines are of tests that are")
+        )
+        remarks.append(f"{verb} gone (gpumem prune --delete removes them): {', '.join(names)}")
+    remarks += [remark for _, saved in reports for remark in saved.report.remarks]
+    return list(dict.fromkeys(remarks))
+
+
+def _updates(all_updates: Iterable[UpdateSummary | None]) -> UpdateSummary | None:
+    updates = [each for each in all_updates if each is not None]
+    if not updates:
+        return None
+    fields = {name: _chained(getattr(each, name) for each in updates) for name in _GROUPS}
+    return UpdateSummary(**fields)
+
+
+def _chained(groups: Iterable[tuple[_T, ...]]) -> tuple[_T, ...]:
+    return tuple(element for group in groups for element in group)

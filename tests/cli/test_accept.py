@@ -1,0 +1,431 @@
+"""``gpumem accept``: baselines from a report, to the byte those that the run would have written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.git import commit, git
+
+from pytest_gpumem.cli.accept.expression import chooser
+from pytest_gpumem.errors import SpecError
+from pytest_gpumem.report.json_report import dumps, read_report
+
+UPDATE = "--gpumem-update-baselines"
+REPORT = "--gpumem-json=r.json"
+WHEN = "2026-11-23T10:00:00Z"
+
+
+@pytest.fixture
+def gpumem(gpumem, capsys):
+    """Run the command; return its status, its output and its errors, without those of sessions."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        return gpumem(*arguments)
+
+    return run
+
+
+def sources(suite, *, grown):
+    """Two modules, one of them in a folder; of the grown one every test but one is another."""
+
+    def pick(before, after):
+        return after if grown else before
+
+    suite.write(
+        "test_it.py",
+        f"""
+        @pytest.mark.gpu_memory(batch_size={pick(8, 16)})
+        def test_batch(): mib(5)
+
+        @pytest.mark.gpu_memory
+        def test_grows(gpu_memory):
+            with gpu_memory.measure("inner"):
+                held = mib({pick(40, 90)})
+            held = mib(3)
+
+        @pytest.mark.gpu_memory
+        def test_shrinks(): mib({pick(90, 40)})
+
+        @pytest.mark.gpu_memory
+        def test_within(): torch.empty({pick(4000, 9000)}, device="cuda")
+
+        @pytest.mark.gpu_memory
+        def test_same(): mib(7)
+
+        @pytest.mark.gpu_memory
+        def test_{pick("gone", "new")}(): mib(2)
+        """,
+    )
+    suite.write(
+        "pkg/test_more.py",
+        f"""
+        import pytest, torch
+
+        @pytest.mark.gpu_memory(card="T4")
+        @pytest.mark.parametrize("n", [1, 30])
+        def test_on_a_card(n):
+            held = torch.empty({pick(1, 2)} * n << 20, dtype=torch.uint8, device="cuda")
+
+        @pytest.mark.gpu_memory(devices=2)
+        def test_two():
+            held = [torch.empty({pick(10, 50)} << 20, dtype=torch.uint8, device=f"cuda:{{i}}")
+                    for i in range(2)]
+        """,
+    )
+
+
+@pytest.fixture
+def grown(suite):
+    """A repository whose baselines are those of the commit before, and the report of this one."""
+    git("init", "-q", "-b", "main")
+    suite.write(".gitignore", "*.json\n!baselines/**/*.json\n__pycache__\n.pytest_cache\n")
+    sources(suite, grown=False)
+    assert suite.run(UPDATE).ret == 0
+    commit("one")
+    sources(suite, grown=True)
+    commit("two")
+    assert suite.run(REPORT).outcomes["failed"] >= 2
+    return suite
+
+
+def updated(suite, *arguments):
+    """What the update of such a run writes; the baselines are then as they were."""
+    suite.run(UPDATE, *arguments)
+    written = suite.baselines()
+    restored()
+    return written
+
+
+def restored():
+    git("checkout", "-q", "--", "baselines")
+    git("clean", "-qfd", "baselines")
+
+
+def test_files_are_to_the_byte_those_that_the_update_of_the_run_would_have_written(grown, gpumem):
+    before = grown.baselines()
+    all_of_them = updated(grown)
+    within = ("test_it.py::test_within", "pkg/test_more.py::test_on_a_card[1]")
+    moved = updated(grown, *(f"--deselect={test}" for test in within))
+    assert grown.baselines() == before
+    status, out, err = gpumem("accept", "r.json", "--yes")
+    assert (status, err) == (0, "")
+    assert grown.baselines() == moved != all_of_them
+    for words in ("grew, in MiB", "shrank, in MiB", "appeared, in MiB", "test_new", "cause: "):
+        assert words in out
+    assert "batch size 8 -> 16" in out
+    restored()
+    assert gpumem("accept", "r.json", "--yes", "--all")[0] == 0
+    assert grown.baselines() == all_of_them
+    status, out, err = gpumem("accept", "r.json", "--yes", "--all")
+    assert (status, out) == (0, "gpumem: nothing to accept: no figure differs from its baseline\n")
+
+
+def test_named_tests_are_accepted_alone(grown, gpumem):
+    named = updated(grown, "test_it.py::test_grows")
+    assert gpumem("accept", "r.json", "--yes", "-k", "it.py and grows")[0] == 0
+    assert grown.baselines() == named
+
+
+def test_without_a_yes_nothing_is_written(grown, gpumem):
+    before = grown.baselines()
+    status, out, _ = gpumem("accept", "r.json")
+    assert status == 1
+    assert "test_grows" in out
+    assert out.endswith("gpumem: nothing was written; --yes does\n")
+    assert grown.baselines() == before
+
+
+def test_a_baseline_folder_of_torchs_version_and_a_root_below_the_top_are_written(grown, gpumem):
+    """A package with a root of its own, and its part of a folder above."""
+    package = grown.path / "packages" / "one"
+    package.mkdir(parents=True)
+    (package / "pytest.ini").write_text(
+        "[pytest]\ngpumem_baseline_dir = ../../baselines/torch-{torch}\n"
+    )
+    (package / "test_here.py").write_text(
+        "import pytest, torch\n@pytest.mark.gpu_memory\n"
+        "def test_here(): torch.empty(1 << 20, device='cuda')\n"
+    )
+    commit("three")
+    grown.run("--gpumem-json=p.json", str(package), "-c", str(package / "pytest.ini"))
+    own = updated(grown, str(package), "-c", str(package / "pytest.ini"))
+    (origin,) = read_report("p.json").report.origins
+    assert (origin.root, origin.folder.split("/")[0]) == ("packages/one", "baselines")
+    os.chdir(package)
+    status, _, err = gpumem("accept", "../../p.json", "--yes")
+    assert (status, err) == (0, "")
+    os.chdir(grown.path)
+    assert grown.baselines() == own
+
+
+# What is refused
+
+
+FAILING = """
+@pytest.mark.gpu_memory
+def test_fails_too():
+    mib(50)
+    yield_after()
+
+@pytest.fixture
+def broken():
+    yield
+    raise OSError("torn")
+
+@pytest.mark.gpu_memory
+def test_torn(broken): mib(2)
+
+@pytest.mark.gpu_memory(max_gib=0.01)
+def test_too_large(): mib(50)
+
+@pytest.mark.gpu_memory(max_allocated_gib=0.01)
+def test_over(): mib(50)
+
+@pytest.mark.gpu_memory
+@pytest.mark.xfail
+def test_expected(): mib(2)
+
+@pytest.mark.gpu_memory
+def test_new(): mib(2)
+"""
+
+
+def test_tests_that_failed_otherwise_are_refused_by_name(suite, gpumem):
+    git("init", "-q")
+    suite.write("test_it.py", FAILING)
+    commit("one")
+    suite.run(REPORT)
+    status, out, err = gpumem("accept", "r.json", "--yes")
+    assert (status, out) == (2, "")
+    assert "test_it.py::test_too_large on virtual-H100 is not accepted: it ran out of memory" in err
+    assert "test_over on virtual-H100 is not accepted: it is over its budget" in err
+    assert "test_torn on virtual-H100 is not accepted: it failed for another reason than" in err
+    assert "test_expected on virtual-H100 is not accepted: it is marked xfail" in err
+    assert "test_new" not in err
+    assert suite.baselines() == {}
+    assert gpumem("accept", "r.json", "--yes", "-k", "torn")[0] == 2
+    assert suite.baselines() == {}
+    assert gpumem("accept", "r.json", "--yes", "-k", "test_new")[0] == 0
+    assert list(suite.baselined()) == ["test_it.py::test_new"]
+
+
+@pytest.fixture
+def recorded(suite):
+    """A repository with a report of a test without a baseline."""
+    git("init", "-q", "-b", "main")
+    suite.write(".gitignore", "r.json\n")
+    suite.write("test_it.py", "@pytest.mark.gpu_memory\ndef test_a(): mib(3)\n")
+    commit("one")
+    assert suite.run(REPORT).ret == 0
+    return suite
+
+
+def refused(gpumem, suite, *arguments):
+    before = suite.baselines()
+    status, out, err = gpumem("accept", "r.json", "--yes", *arguments)
+    assert (status, out) == (2, "")
+    assert suite.baselines() == before
+    assert "Traceback" not in err
+    return " ".join(err.split())
+
+
+def test_another_commit_is_refused_unless_any_is_wanted(recorded, gpumem):
+    first = git("rev-parse", "HEAD").strip()
+    recorded.write("other.txt", "x")
+    commit("two")
+    second = git("rev-parse", "HEAD").strip()
+    err = refused(gpumem, recorded)
+    assert f"r.json: is of commit {first[:12]}, and {second[:12]} is checked out" in err
+    assert f"git switch --detach {first[:12]}, or write --any-commit" in err
+    assert gpumem("accept", "r.json", "--yes", "--any-commit")[0] == 0
+    assert list(recorded.baselined()) == ["test_it.py::test_a"]
+
+
+def test_the_merge_that_ci_tests_is_of_the_pull_requests_own_commit(recorded, gpumem, monkeypatch):
+    git("checkout", "-qb", "topic")
+    recorded.write("test_it.py", "@pytest.mark.gpu_memory\ndef test_a(): mib(4)\n")
+    commit("two")
+    head = git("rev-parse", "HEAD").strip()
+    git("checkout", "-q", "main")
+    recorded.write("other.txt", "x")
+    commit("three")
+    git("merge", "-q", "--no-ff", "-m", "merge", "topic")
+    monkeypatch.setenv("GITHUB_REF", "refs/pull/7/merge")
+    assert recorded.run(REPORT).ret == 0
+    git("checkout", "-q", "topic")
+    (origin,) = read_report("r.json").report.origins
+    assert origin.head == head != origin.commit
+    assert gpumem("accept", "r.json", "--yes")[0] == 0
+
+
+def rewritten(change):
+    saved = read_report("r.json")
+    Path("r.json").write_text(dumps(change(saved.report), created=WHEN))
+
+
+def test_a_device_without_baselines_is_refused_unless_it_is_named(recorded, gpumem):
+    recorded.run(UPDATE, "--gpumem-card=T4")
+    err = refused(gpumem, recorded)
+    assert "baselines are of virtual-T4: --device=virtual-H100 accepts that device as well" in err
+    assert gpumem("accept", "r.json", "--yes", "--device=virtual-H100")[0] == 0
+    assert len(recorded.baselines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("origin", "problem"),
+    [
+        (
+            {"unfinished": "it was interrupted"},
+            "is of a run that was cut short: it was interrupted",
+        ),
+        ({"root": "elsewhere"}, "is of another project: there is no file elsewhere/test_it.py"),
+        ({"folder": "../out"}, "names a folder of baselines that is not in this repository"),
+        ({"folder": "/tmp/out"}, "names a folder of baselines that is not in this repository"),
+        ({"folder": ".git/hooks"}, "names a folder of baselines that is not in this repository"),
+        ({"folder": "link"}, "names a folder of baselines that is not in this repository"),
+        ({"folder": ""}, "names a folder of baselines that is not in this repository"),
+        ({"folder": "a\0b"}, "names a folder of baselines that is not in this repository"),
+    ],
+)
+def test_a_report_that_is_cut_short_or_of_elsewhere_is_refused(recorded, gpumem, origin, problem):
+    (recorded.path / "link").symlink_to(recorded.path.parent)
+    rewritten(lambda report: replace(report, origins=(replace(report.origins[0], **origin),)))
+    assert problem in refused(gpumem, recorded)
+    assert list(recorded.path.parent.glob("virtual-*")) == []
+
+
+def test_broken_newer_old_and_foreign_files_are_refused(recorded, gpumem):
+    whole = Path("r.json").read_text()
+    for text, problem in (
+        (whole[: len(whole) // 2], "is not JSON"),
+        ("", "is empty"),
+        ("<html><b>404</b>", "is not JSON"),
+        (whole.replace('"format": 3', '"format": 4'), "was written by a newer pytest-gpumem"),
+        ("[" * 100_000, "is nested too deeply"),
+        ('{"format": 3, "gpumem": "x", "results": 4}', "is not a report of pytest-gpumem"),
+        (whole.replace('"ranks": 0', '"ranks": -1'), "is not a report of pytest-gpumem"),
+        (whole.replace('"origin": 0', '"origin": 9'), "has a result of a run that"),
+    ):
+        assert text != whole
+        Path("r.json").write_text(text)
+        assert problem in refused(gpumem, recorded)
+    data = json.loads(whole)
+    del data["origins"]
+    for row in data["results"]:
+        del row["outcome"], row["origin"]
+    Path("r.json").write_text(json.dumps({**data, "format": 2}))
+    assert "does not say of which commit it is" in refused(gpumem, recorded)
+    Path("r.json").unlink()
+    assert "cannot be read: No such file" in refused(gpumem, recorded)
+
+
+def test_a_baseline_that_cannot_be_read_keeps_all_from_being_written(recorded, gpumem):
+    recorded.write("test_also.py", "@pytest.mark.gpu_memory\ndef test_b(): mib(3)\n")
+    commit("two")
+    recorded.run(REPORT)
+    broken = recorded.write("baselines/virtual-H100/test_it.json", "{")
+    assert "is not JSON" in refused(gpumem, recorded)
+    assert broken.read_text() == "{\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no report: there is nothing to accept"),
+        (["--run=https://example.org/x"], "this is no address of a run of GitHub Actions"),
+        (["r.json", "--run=1"], "--run=1: the reports come from that run"),
+        (["r.json", "-k", "a and"], "-k a and: a name is missing"),
+    ],
+)
+def test_bad_arguments_are_named(recorded, gpumem, arguments, message):
+    status, out, err = gpumem("accept", *arguments)
+    assert (status, out) == (2, "")
+    assert message in err
+
+
+def test_expressions_are_pytests():
+    assert chooser("a and not b")("x::Atest")
+    assert not chooser("a and not b")("x::a_b")
+    assert chooser("(one or two) and [1]")("t.py::two[1]")
+    for bad in ("", "not", "(a", "a b", "a)", "and", "not " * 200 + "a"):
+        with pytest.raises(SpecError):
+            chooser(bad)
+
+
+# From a run of GitHub Actions
+
+
+GH = """#!/bin/sh
+printf '%s\\n' "$@" > "$GH_LOG"
+[ -z "$GH_FAILS" ] || { echo "HTTP 404: Not Found" >&2; exit 1; }
+while [ "$1" != --dir ]; do shift; done
+mkdir -p "$2/gpu-memory" && cp "$GH_REPORT" "$2/gpu-memory/gpumem.json"
+echo '{"other": 1}' > "$2/gpu-memory/junit.json"
+"""
+
+
+@pytest.fixture
+def gh(recorded, monkeypatch, tmp_path_factory):
+    """A stand-in for gh on the search path, which downloads r.json."""
+    folder = tmp_path_factory.mktemp("bin")
+    program = folder / "gh"
+    program.write_text(GH)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("GH_LOG", str(folder / "log"))
+    monkeypatch.setenv("GH_REPORT", str(recorded.path / "r.json"))
+    return folder
+
+
+def test_a_run_of_github_is_accepted_by_its_address(recorded, gh, gpumem):
+    url = "https://github.com/o/r/actions/runs/123"
+    status, _, err = gpumem("accept", "--run", url, "--artifact", "gpu-memory", "--yes")
+    assert (status, err) == (0, "")
+    assert list(recorded.baselined()) == ["test_it.py::test_a"]
+    words = (gh / "log").read_text().split()
+    assert words[:3] == ["run", "download", "123"]
+    assert words[5:] == ["--repo", "github.com/o/r", "--pattern", "gpu-memory"]
+
+
+def test_what_gh_says_and_a_missing_gh_are_told(recorded, gh, gpumem, monkeypatch):
+    monkeypatch.setenv("GH_FAILS", "1")
+    status, _, err = gpumem("accept", "--run", "123")
+    assert (status, "gh says: HTTP 404: Not Found" in err) == (2, True)
+    monkeypatch.setenv("PATH", os.path.dirname(subprocess.getoutput("command -v git")) + "/none")  # noqa: PTH120
+    status, _, err = gpumem("accept", "--run", "123")
+    assert (status, "the gh command is not on the search path" in err) == (2, True)
+
+
+# The command that reports print
+
+
+def test_failures_and_summaries_print_the_command_with_the_artifacts_name(grown, monkeypatch):
+    for name, value in (
+        ("GITHUB_ACTIONS", "true"),
+        ("GITHUB_SERVER_URL", "https://github.com"),
+        ("GITHUB_REPOSITORY", "o/r"),
+        ("GITHUB_RUN_ID", "123"),
+        ("GITHUB_STEP_SUMMARY", str(grown.path / "summary.md")),
+    ):
+        monkeypatch.setenv(name, value)
+    command = "gpumem accept --run https://github.com/o/r/actions/runs/123 --artifact gpu-memory"
+    session = grown.run(REPORT, "--gpumem-artifact=gpu-memory")
+    assert f"    {command}\n" in session.out + "\n"
+    assert f"on another machine: {command}" in session.out
+    assert f"```sh\n{command}\n```" in (grown.path / "summary.md").read_text()
+    (accept,) = {r.verdict.accept for r in read_report("r.json").results if r.verdict.failed}
+    assert accept == command
+    assert "gpumem accept" not in grown.run("--gpumem-artifact=gpu-memory").out
+
+
+def test_elsewhere_the_command_names_the_artifacts_file(grown, monkeypatch):
+    assert "gpumem accept" not in grown.run(REPORT).out
+    assert "gpumem accept gpu/r.json" in grown.run(REPORT, "--gpumem-artifact=gpu").out
+    monkeypatch.setenv("CI", "true")
+    assert "    gpumem accept r.json" in grown.run(REPORT).out
