@@ -6,7 +6,7 @@ Under torchrun those of all ranks are joined: a test's result is then the worst 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.nodeids import split_nodeid
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from pytest_gpumem.baselines.store import NewBaseline
     from pytest_gpumem.judge.result import Outcome, Result
     from pytest_gpumem.plugin.suites.hidden_skips import HiddenSkip
+
+
+_BY: Final = "\0"
+"""between a test and the worker that ran it, where several run all tests"""
 
 
 class SessionResults:
@@ -66,6 +70,7 @@ class SessionResults:
         data: object,
         expected: bool = False,
         outcome: Outcome = "",
+        worker: str = "",
     ) -> None:
         """Take one report: a test's set-up, call or tear-down; a rerun begins with a set-up.
 
@@ -76,7 +81,9 @@ class SessionResults:
             data: the test's results as text, where the report has them.
             expected: it failed as its ``xfail`` says.
             outcome: "xfail" of a test with that marker, "failed" of an error beside its verdict.
+            worker: that ran it, where each of pytest-xdist's workers runs all tests.
         """
+        nodeid = f"{nodeid}{_BY}{worker}" if worker else nodeid
         if when == "setup":
             self._unread.pop(nodeid, None)
             self._read.pop(nodeid, None)
@@ -124,16 +131,27 @@ class SessionResults:
                 ]
 
     def results(self) -> list[Result]:
-        """Return all results, in the order in which their tests ended."""
-        return [result for results in self._by_test.values() for result in results]
+        """Return all results, in the order in which their tests ended.
+
+        Of workers that ran the same test on one device, with one figure, it is one result.
+        """
+        return [result for _, result in self._distinct()]
+
+    def _distinct(self) -> list[tuple[str, Result]]:
+        """Return the results by the key of their test; those of several workers once."""
+        pairs = [(key, result) for key, results in self._by_test.items() for result in results]
+        if not any(_BY in key for key in self._by_test):
+            return pairs
+        rows: dict[tuple[object, ...], tuple[str, Result]] = {}
+        for key, result in pairs:
+            peaks = result.measurement.peaks if result.measurement else ()
+            row = result.device_key, result.nodeid, result.part, result.verdict.kind, peaks
+            rows.setdefault(row, (key, result))
+        return list(rows.values())
 
     def results_with_outcomes(self) -> list[Result]:
         """Return all results, each with the outcome of its test."""
-        return [
-            replace(result, outcome=self._outcome(nodeid))
-            for nodeid, results in self._by_test.items()
-            for result in results
-        ]
+        return [replace(result, outcome=self._outcome(key)) for key, result in self._distinct()]
 
     def _outcome(self, nodeid: str) -> Outcome:
         complete = nodeid in self._complete
@@ -150,8 +168,9 @@ class SessionResults:
         from pytest_gpumem.judge.result import entry_of
 
         changes = []
-        for nodeid, results in self._by_test.items():
-            if nodeid in self._failed or nodeid not in self._complete:
+        differing = self._differing()
+        for key, results in self._by_test.items():
+            if key in self._failed or key not in self._complete or key in differing:
                 continue
             measured = [result for result in results if result.measurement is not None]
             parts = {
@@ -161,8 +180,28 @@ class SessionResults:
             }
             devices = [result.measurement.device for result in measured if result.measurement]
             if parts:
+                nodeid = key.partition(_BY)[0]
                 changes.append(NewBaseline(devices[0], *split_nodeid(nodeid), parts))
         return changes
+
+    def _differing(self) -> set[str]:
+        """Return the keys of tests with two figures on one device, by two workers; note them."""
+        if not any(_BY in key for key in self._by_test):
+            return set()
+        keys: dict[tuple[str, str, str], list[str]] = {}
+        for key, result in self._distinct():
+            keys.setdefault((result.device_key, result.nodeid, result.part), []).append(key)
+        differing = set()
+        for (device, nodeid, _), members in keys.items():
+            if len(members) > 1:
+                workers = " and ".join(key.partition(_BY)[2] for key in members)
+                self._problems.append(
+                    f"{nodeid} has two figures on {device}, of {workers}: no baseline of it is "
+                    "written"
+                )
+                beginning = f"{nodeid}{_BY}"
+                differing |= {key for key in self._by_test if key.startswith(beginning)}
+        return differing
 
     # -- ranks --
 

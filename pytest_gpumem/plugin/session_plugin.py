@@ -187,6 +187,7 @@ class GpuMemPlugin:
             data=getattr(report, "gpumem", None),
             expected=expected,
             outcome="xfail" if hasattr(report, "wasxfail") else outcome,
+            worker=self._worker_of(report),
         )
         self._add_hidden_skip(report)
         if report.when == "setup":
@@ -195,6 +196,13 @@ class GpuMemPlugin:
                 self.results.skipped.append(str(properties["gpumem_skipped"]))
             if "gpumem_unmeasured" in properties:
                 self.results.unmeasured.append(str(properties["gpumem_unmeasured"]))
+
+    def _worker_of(self, report: pytest.TestReport) -> str:
+        """Return the worker of pytest-xdist that ran a test, where each worker runs all of them."""
+        if self.config.getoption("dist", "no") != "each":
+            return ""
+        gateway = getattr(getattr(report, "node", None), "gateway", None)
+        return str(getattr(gateway, "id", ""))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Gather the files that were skipped as a whole."""

@@ -1,0 +1,80 @@
+"""Workers that pytest-xdist starts by ``--tx``, as on other machines: execnet, over this machine."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.pages import table
+from helpers.warm import warm_python
+
+from pytest_gpumem.report.json_report import read_report
+
+pytest.importorskip("xdist")
+
+UPDATE = "--gpumem-update-baselines"
+MODES = ("load", "loadscope", "loadfile", "loadgroup", "worksteal", "each")
+THREE = """
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.gpu_memory
+def test_numbered(number):
+    mib(22 + 2 * number)
+"""
+ALL = {f"test_it.py::test_numbered[{number}]": (22 + 2 * number,) * 2 for number in range(3)}
+
+
+def remote(*settings):
+    """The option that starts a worker by execnet, with an interpreter of its own."""
+    return "--tx", "//".join([f"popen//python={warm_python()}", *settings])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_results_of_remote_workers_come_to_the_controller(suite, mode):
+    arguments = ("-n0", *remote(), *remote(), f"--dist={mode}", UPDATE, "--gpumem-json=r.json")
+    session = suite.run_warm(*arguments, source=THREE)
+    assert session.ret == 0
+    assert suite.baselined() == ALL
+    results = read_report(suite.path / "r.json").results
+    assert sorted(it.nodeid for it in results) == sorted(ALL)  # once, with each worker's too
+    assert {it.outcome for it in results} == {"passed"}
+
+
+def test_the_page_names_the_modes_that_were_run():
+    assert tuple(row[0] for row in table("how-to/across-machines.md", 2)) == MODES
+
+
+def test_each_worker_has_a_card_of_its_own(suite):
+    """As on two machines: each worker's figures are of its own device."""
+    cards = ("T4", "L4")
+    options = [word for card in cards for word in remote(f"env:GPUMEM_RUN_CARD={card}")]
+    options = ("-n0", *options, "--dist=each")
+    session = suite.run_warm(*options, UPDATE, source=THREE)
+    assert session.ret == 0
+    assert sorted(suite.baselines()) == [f"virtual-{card}/test_it.json" for card in sorted(cards)]
+    session = suite.run_warm(*options, "--gpumem-json=r.json")
+    results = read_report(suite.path / "r.json").results
+    assert len(results) == 6
+    assert {it.verdict.kind for it in results} == {"within"}
+
+
+def test_two_figures_of_one_device_are_told_and_not_recorded(suite):
+    source = """
+        import os
+
+        @pytest.mark.gpu_memory
+        def test_own(): mib(int(os.environ["SIZE"]))
+
+        @pytest.mark.gpu_memory
+        def test_same(): mib(30)
+    """
+    options = [word for size in (30, 90) for word in remote(f"env:SIZE={size}")]
+    session = suite.run_warm("-n0", *options, "--dist=each", UPDATE, source=source)
+    assert "test_it.py::test_own has two figures on virtual-H100, of gw0 and gw1" in session.flat
+    assert list(suite.baselined()) == ["test_it.py::test_same"]
+
+
+def test_a_remote_worker_that_is_lost_is_told_with_its_test(suite):
+    source = f"{THREE}\n    import os\n    number != 1 or os._exit(9)\n"
+    options = ("-n0", *remote(), *remote(), "--dist=load")
+    session = suite.run_warm(*options, UPDATE, source=source)
+    assert session.ret == 1
+    assert "crashed while running 'test_it.py::test_numbered[1]'" in session.flat
+    assert set(suite.baselined()) == {name for name in ALL if "[1]" not in name}
