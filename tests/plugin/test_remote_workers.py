@@ -1,4 +1,4 @@
-"""Workers that pytest-xdist starts by ``--tx``, as on other machines: execnet, over this machine."""
+"""Workers that pytest-xdist starts by ``--tx``, as on other machines: by execnet, over loopback."""
 
 from __future__ import annotations
 
