@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import shlex
 from dataclasses import MISSING, fields
 
 import pytest
@@ -117,7 +118,7 @@ def test_the_table_of_commands_is_complete():
 @pytest.mark.parametrize("page", EVERYWHERE)
 def test_every_gpumem_command_that_a_page_shows_can_be_typed(page):
     for line in re.findall(r"^\$ (?:\w+=\S+ )?gpumem ([^|>\n]+)", read(page), re.MULTILINE):
-        name, *arguments = line.replace('"', "").split()
+        name, *arguments = shlex.split(line)
         parser = argparse.ArgumentParser()
         main.subcommand(name).add_arguments(parser)
         assert parser.parse_args(arguments)
@@ -127,7 +128,8 @@ def test_every_gpumem_command_that_a_page_shows_can_be_typed(page):
 
 
 @pytest.mark.parametrize(
-    ("record", "number"), [("Document", 0), ("Result", 1), ("Verdict", 2), ("Measurement", 3)]
+    ("record", "number"),
+    [("Document", 0), ("Origin", 1), ("Result", 2), ("Verdict", 3), ("Measurement", 4)],
 )
 def test_the_page_of_the_json_report_has_every_field(record, number):
     rows = table("reference/json-report.md", number)

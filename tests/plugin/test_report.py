@@ -105,10 +105,10 @@ def prepared(suite):
 
 
 # test_plugin_attribution.py, _snapshots.py, _outputs.py, _against.py, _provenance.py, _stale.py,
-# _cards.py, _visible.py, _values.py, _all.py, suites/
+# _cards.py, _visible.py, _values.py, _all.py, suites/, ../cli/test_accept.py
 ELSEWHERE = {
     *("all", "attribution", "snapshots", "snapshot_when", "github", "against_tolerance"),
-    "json_format",
+    *("json_format", "artifact"),
     *(
         "provenance",
         "stale",
