@@ -48,8 +48,8 @@ def lead_of(
         return _edit_lead(edits[0])
     if toolchain is not None:
         old, new = toolchain
-        old = replace(old, driver=new.driver)  # a driver changes nothing that PyTorch allocates
-        if old != new:
+        # A driver by itself changes nothing that PyTorch allocates; with others it is named.
+        if replace(old, driver=new.driver) != new:
             versions = toolchain_text(old, new)
             return Lead("toolchain", versions, place=versions)
     if edits:

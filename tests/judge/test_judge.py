@@ -305,6 +305,17 @@ def test_what_becomes_of_a_baseline_that_was_made_with_something_else(policy, gr
     assert not updating.failed
 
 
+def test_the_driver_is_named_with_other_versions_that_lead_and_else_in_a_note():
+    now, lookup = measured((GIB + 28 * MIB, 2 * GIB)), known((GIB, 2 * GIB), provenance=BEFORE)
+    older = replace(lookup.entry, provenance=replace(BEFORE, driver="550"))
+    verdict = judge(now, PLAIN, replace(lookup, entry=older), LENIENT)
+    assert verdict.lead.sentence.endswith(f", driver 550 -> {NOW.driver}")
+    older = replace(lookup.entry, provenance=replace(NOW, driver="550"))
+    verdict = judge(now, PLAIN, replace(lookup, entry=older), LENIENT)
+    assert verdict.lead is None
+    assert f"baseline made with driver 550; measured with driver {NOW.driver}" in verdict.notes
+
+
 @pytest.mark.parametrize("policy", ["compare", "note", "fail"])
 def test_with_the_same_toolchain_the_policy_changes_nothing(policy):
     for grown in (0, 28, -28):

@@ -71,6 +71,25 @@ def test_options_that_stop_and_resume_a_session_record_what_ran(suite, monkeypat
     assert suite.baselined() == ALL
 
 
+HIDDEN_FIRST = """
+def test_unmarked():
+    mib(1)
+
+@pytest.mark.gpu_memory
+def test_marked():
+    blocks = [mib(20), mib(1)]
+"""
+
+
+def test_an_unmarked_test_that_uses_cuda_first_is_refused_and_costs_no_other(suite, monkeypatch):
+    """With expandable segments PyTorch's allocator ended the session with a segmentation fault."""
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    session = suite.run_apart(UPDATE, source=HIDDEN_FIRST)
+    assert (session.outcomes["failed"], session.outcomes["passed"]) == (1, 1)
+    assert "No CUDA GPUs are available: the virtual GPU is visible inside" in session.flat
+    assert suite.baselined() == {"test_it.py::test_marked": (21, 22)}
+
+
 def test_doctests_beside_marked_tests_see_no_gpu(suite):
     suite.write(
         "model.py",
@@ -93,6 +112,8 @@ def test_a_conftest_file_that_initialises_cuda(suite):
     suite.write("conftest.py", "import torch\ntorch.cuda.init()")
     session = suite.run_warm(source=NUMBERED)
     assert session.ret == pytest.ExitCode.USAGE_ERROR
-    assert "RuntimeError" in session.err + session.out
+    message = "RuntimeError: No CUDA GPUs are available: the virtual GPU is visible inside tests"
+    assert message in " ".join((session.err + session.out).split())
+    assert "--gpumem-visible=session" in session.err + session.out
     session = suite.run_warm("--gpumem-visible=session")
     assert session.outcomes == {"passed": 4}

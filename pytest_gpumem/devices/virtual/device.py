@@ -293,6 +293,8 @@ class VirtualDevice:
             self._convolutions.set_version(cudnn)
             if any(name.startswith(CUDNN) for name in self.stubs):
                 self._convolutions.missing_package = f"nvidia-cudnn-cu{major}"
+            # PyTorch looks for NVML once, in whatever code asks its driver for something first.
+            self._library.load_driver()
         keep_no_timed_plans(torch)
         if torch.version.cuda and not is_compared(torch.__version__):
             self._unanswered = self.linked_functions().sentence(torch.__version__)
@@ -333,7 +335,6 @@ class VirtualDevice:
                 WHAT, f"torch {torch.__version__} is built without CUDA", "install one"
             )
         self._stack.close()  # of a device that is shown always
-        self._library.load_driver()
         self._show(count)
         is_first = not torch.cuda.is_initialized()
         try:

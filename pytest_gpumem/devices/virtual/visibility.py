@@ -10,14 +10,24 @@ that asks the driver or NVML.)
 from __future__ import annotations
 
 import sys
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType, ModuleType
 
 OTHERS_CODE: Final = ("site-packages", "dist-packages")
 """folders of installed packages: a line in them is no line of the user's"""
+
+
+HIDDEN: Final = (
+    "No CUDA GPUs are available: the virtual GPU is visible inside tests marked gpu_memory only. "
+    "Move the call into a marked test or a fixture of one, or let all code of the session see the "
+    "GPU: --gpumem-visible=session"
+)
+"""the error of code that initialises CUDA where no GPU is shown, in the words of PyTorch's own"""
 
 
 class Question(NamedTuple):
@@ -45,11 +55,28 @@ class Curtain:
             if hasattr(torch._C, name):
                 setattr(torch._C, name, self._count)
         torch.cuda._device_count_nvml = self._count
+        if hasattr(torch._C, "_cuda_init"):  # not in a build without CUDA
+            torch._C._cuda_init = self._refusing(torch._C._cuda_init)
 
     def _count(self) -> int:
         if not self._shown:
             self._note_question()
         return self._shown
+
+    def _refusing(self, initialise: Callable[[], None]) -> Callable[[], None]:
+        """Return PyTorch's initialisation of CUDA, which is refused while no GPU is shown.
+
+        PyTorch keeps what its first try sees: after one without NVML, its allocator of expandable
+        segments ends the process with a segmentation fault.
+        """
+
+        @wraps(initialise)
+        def initialise_shown() -> None:
+            if not self._shown:
+                raise RuntimeError(HIDDEN)
+            initialise()
+
+        return initialise_shown
 
     def _note_question(self) -> None:
         frame: FrameType | None = sys._getframe(2)

@@ -10,6 +10,7 @@ import pytest
 from helpers.virtual_gpu import CARD_80GIB, child, opened, run_python
 
 from pytest_gpumem.devices.torch_import import IMPORTS, ImportHooks
+from pytest_gpumem.devices.virtual.visibility import HIDDEN
 
 NO_DEVICE = 100
 
@@ -47,6 +48,34 @@ def test_a_tensor_on_a_hidden_device_is_refused_with_the_reason(torch):
         torch.zeros(1, device="cuda")
     with pytest.raises(RuntimeError, match="inside tests marked gpu_memory only"):
         torch.zeros(1, device="cuda")
+
+
+def test_cuda_is_not_initialised_while_no_gpu_is_shown():
+    """PyTorch's first try looks for NVML; its allocator ended the process where there was none."""
+    text = child(
+        """
+        import os
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+        from pytest_gpumem.devices.cards import CARDS
+        from pytest_gpumem.devices.virtual.device import VirtualDevice
+
+        device = VirtualDevice.load(CARDS["T4"])
+        import torch
+
+        for initialise in (torch.cuda.init, lambda: torch.zeros(1, device="cuda")):
+            try:
+                initialise()
+            except RuntimeError as error:
+                print(torch.cuda.is_initialized(), error)
+        torch._C._cuda_hasPrimaryContext(0)
+        device.open(CARDS["T4"], 1)
+        print(torch.zeros(1, device="cuda").device, torch.cuda.memory_reserved() >> 20)
+        device.close()
+        """,
+        card=None,
+    )
+    refused = f"False {HIDDEN}"
+    assert text.splitlines() == [refused, refused, "cuda:0 2"]
 
 
 def test_a_device_beyond_those_that_were_asked_for_is_refused(torch):
