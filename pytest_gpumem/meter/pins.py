@@ -9,6 +9,8 @@ reads has it as free rooms, and ``torch.cuda.empty_cache()`` gives it back.
 
 from __future__ import annotations
 
+import os
+import re
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -17,7 +19,8 @@ from pytest_gpumem.allocator_view import VIEW, Plug
 from pytest_gpumem.attribution.graphs import graph_tensors
 from pytest_gpumem.attribution.plain_tensors import place_of
 from pytest_gpumem.attribution.referrers import live_tensors
-from pytest_gpumem.sizes import format_size
+from pytest_gpumem.devices.cuda_start import SETTINGS
+from pytest_gpumem.sizes import MIB, format_size
 from pytest_gpumem.tracebacks import without_collections
 
 if TYPE_CHECKING:
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     Place = tuple[int, int]
     """device and address of a block"""
 
+LARGE_SEGMENTS: Final = re.compile(r"large_segment_size_mb:(\d+)")
+"""PyTorch's setting of the size of large pages; 20 MiB without"""
 OURS: Final = 1
 """references to a storage that nothing but a pin keeps"""
 
@@ -62,7 +67,7 @@ class Pins:
         self._lost = 0
         """bytes of them that are freed"""
         self.ranges: list[tuple[int, int, int]] = []
-        """each foreign segment: its device, and its addresses from and to"""
+        """each foreign segment, or page of an expandable one: its device, addresses from and to"""
         if foreign:
             with without_collections():
                 self._pin(foreign)
@@ -79,7 +84,8 @@ class Pins:
             }
             if not blocks.keys() <= set(foreign):
                 continue  # a segment of a fixture's that the step owns
-            self.ranges.append((device, address, address + size))
+            edges = range(address, address + size, _page_size(segment) or size)
+            self.ranges += [(device, at, min(at + edges.step, address + size)) for at in edges]
             if tuple(segment.get("segment_pool_id", (0, 0))) == (0, 0):
                 plugs |= blocks
             else:  # its rooms serve no other pool, and compiled graphs count references
@@ -134,14 +140,18 @@ class Pins:
     # -- foreign memory that becomes something else --
 
     def adopt(self, blocks: Collection[Place]) -> None:
-        """Let go of blocks that are the step's own from now on, with their segments."""
+        """Let go of blocks that are the step's own from now on, with their segments or pages."""
+        sizes = {place: pin.plug.size for place, pin in self._pins.items()} | self._loose
         for place in blocks:
             self._pins.pop(place, None)
             self._loose.pop(place, None)
         self.ranges = [
             (device, start, end)
             for device, start, end in self.ranges
-            if not any(number == device and start <= at < end for number, at in blocks)
+            if not any(
+                number == device and at < end and start < at + sizes.get((number, at), 1)
+                for number, at in blocks
+            )
         ]
 
     def still_held(self) -> list[int]:
@@ -214,6 +224,20 @@ def _references(storage: UntypedStorage) -> int:
 
     count: int = torch._C._storage_Use_Count(storage._cdata)
     return count
+
+
+def _page_size(segment: dict[str, Any]) -> int:
+    """Return the bytes of a segment's pages; 0 if it is not expandable: it goes as a whole.
+
+    An expandable segment has the memory of all owners; its pages come and go by themselves.
+    """
+    if not segment.get("is_expandable"):
+        return 0
+    if segment["segment_type"] == "small":
+        return 2 * MIB
+    settings = (os.environ.get(name, "") for name in SETTINGS)
+    declared = next(filter(None, map(LARGE_SEGMENTS.search, settings)), None)
+    return int(declared[1]) * MIB if declared else 20 * MIB
 
 
 def _blocks_of(segment: dict[str, Any]) -> Iterator[Plug]:

@@ -85,6 +85,40 @@ def test_so_it_does_where_segments_are_expandable(device):
 
 
 @pytest.mark.parametrize("expandable", [False, True])
+def test_fixtures_that_the_step_adopts_one_by_one_leave_what_other_fixtures_reserve(
+    device, expandable
+):
+    """In an expandable segment all owners' pages lie side by side."""
+    mine: list[object] = []
+    with expandable_segments() if expandable else nullcontext():
+        setting_up = Meter(device, device.open(CARD_80GIB, 1), 1)
+        setting_up.start()
+        fixtures = []
+        for size in (MIB // 4, 64 * MIB, 3 * MIB // 2):  # the last one is not this step's
+            before, held = set(setting_up.blocks()), setting_up.counted()[0]
+            mine.append([tensor(size), tensor(MIB // 4)])
+            setting_up.resettle()
+            peak = setting_up.counted()[0]
+            own = Peak(peak.allocated - held.allocated, peak.reserved - held.reserved)
+            fixtures.append((own, set(setting_up.blocks()) - before))
+        setting_up.stop()
+        meter = Meter(device, device.open(CARD_80GIB, 1), 1)
+        meter.start()
+        for own, blocks in fixtures[:2]:
+            meter.resettle()  # as before each fixture that the step uses
+            meter.adopt([own], blocks)
+        first_two = [fixture[0] for fixture in fixtures[:2]]
+        adopted = meter.counted()[0]
+        mine.pop()
+        meter.resettle()
+        freed = meter.counted()[0]
+        meter.stop()
+        mine.clear()
+    allocated = sum(own.allocated for own in first_two)
+    assert adopted == freed == Peak(allocated, sum(own.reserved for own in first_two))
+
+
+@pytest.mark.parametrize("expandable", [False, True])
 @pytest.mark.parametrize("read", [False, True])
 def test_what_was_held_at_a_refusal_stays_though_foreign_memory_is_freed_later(
     device, read, expandable
