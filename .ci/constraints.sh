@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes .ci/constraints.txt, with uv (pip install uv): versions of all packages, for every Python that pyproject.toml
 # allows, each from its first patch release on (3.11.0: Debian 12 has 3.11.2). What is there stays, as far as it
-# can; arguments go to uv.
+# can; arguments go to uv. Of these .ci/examples.txt has the packages of the examples, without NVIDIA's and Triton.
 #
 #   bash .ci/constraints.sh                            after a change of pyproject.toml
 #   bash .ci/constraints.sh --upgrade-package torch    a newer one of a package
@@ -22,6 +22,14 @@ echo pip >"$made/pip.in"
 sed 's/===/==/' "$file" >"$made/constraints.txt"
 uv pip compile --quiet --universal --python-version "$lowest" --no-header --no-annotate \
     --output-file "$made/constraints.txt" "${extras[@]}" "$@" pyproject.toml "$made/pip.in"
+# gpumem light needs nothing but Python.
+PYTHONPATH=. python3 -c 'from pytest_gpumem.cli.main import main; main()' light --excludes --cudnn >"$made/excludes.txt"
+uv pip compile --quiet --universal --python-version "$lowest" --no-header --no-annotate \
+    --constraint "$made/constraints.txt" --excludes "$made/excludes.txt" --output-file "$made/examples.txt" \
+    --extra nvml --extra examples pyproject.toml
+exactly() { # === takes no local version
+    sed -E 's/^(torch|torchvision)==/\1===/' "$1"
+}
 {
     cat <<TEXT
 # The environment of tests/run.sh and examples/run.sh, to the version: the committed baselines were measured in it.
@@ -29,6 +37,15 @@ uv pip compile --quiet --universal --python-version "$lowest" --no-header --no-a
 # === takes no local version: a 2.15.0+cpu from another index has no CUDA code, and so no virtual GPU.
 
 TEXT
-    sed -E 's/^(torch|torchvision)==/\1===/' "$made/constraints.txt"
+    exactly "$made/constraints.txt"
 } >"$made/new"
 mv "$made/new" "$file"
+{
+    cat <<TEXT
+# The packages of examples/run.sh on the virtual GPU, for pip install --no-deps -r: what the examples require, without
+# NVIDIA's packages (but cuDNN) and Triton. Each line is one of constraints.txt. Made by .ci/constraints.sh.
+
+TEXT
+    exactly "$made/examples.txt"
+} >"$made/new"
+mv "$made/new" .ci/examples.txt

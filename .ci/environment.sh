@@ -1,13 +1,17 @@
 # shellcheck shell=bash
 # Sourced by tests/run.sh and examples/run.sh, with "tests" or "examples": makes .venv in the project's
 # root with the project installed editable in it and the packages that these need, and exports what is
-# needed to use it. Sets root and venv. What the tests need holds what the examples need.
+# needed to use it. Sets root and venv. What the tests need holds what the examples need, and is added to it.
+# The examples need none of NVIDIA's packages but cuDNN, and no Triton; with a real GPU they need all packages.
 # Where nothing has changed since the last time, checksums are compared and nothing else is run.
 #
 #   PYTHON=python3.12        the Python to make .venv with (unset: python3, or the one .venv has)
 #   GPUMEM_VENV=.venv-3.12   another folder than .venv, from the project's root
 
 env_purpose=$1
+for env_driver in /proc/driver/nvidia/version /dev/nvidiactl /dev/dxg; do
+    [ "$env_purpose" = tests ] || [ ! -e "$env_driver" ] || env_purpose=examples-on-gpu
+done
 
 unset CDPATH
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -28,7 +32,7 @@ env_sha256() {
 # What .venv is and what it should hold: where it lies and what it runs, its packages, its native part.
 env_look() {
     env_place="$root $(readlink -f "$venv/bin/python" || true)"
-    env_packages=$(cd "$root" && env_sha256 pyproject.toml .ci/constraints.txt | env_sha256)
+    env_packages=$(cd "$root" && env_sha256 pyproject.toml .ci/constraints.txt .ci/examples.txt | env_sha256)
     env_native=$(
         cd "$root" || exit
         LC_ALL=C
@@ -90,9 +94,9 @@ env_check_python() {
 }
 
 env_make_venv() {
-    local size=6
+    local size
     env_check_python || return
-    [ "$env_purpose" = tests ] || size=5
+    case $env_purpose in tests) size=6 ;; examples-on-gpu) size=5.5 ;; *) size=2.5 ;; esac
     echo "setting up $env_name (about $size GB, minutes the first time)"
     "${PYTHON:-python3}" -m venv --clear "$venv" ||
         env_fail "$venv cannot be made (see above)"
@@ -148,8 +152,13 @@ env_pip() {
 env_install() {
     local extras=nvml,examples
     [ "$had_purpose" != tests ] || extras=nvml,html,examples,docs,test,dev
-    env_pip install -c .ci/constraints.txt pip setuptools wheel &&
+    env_pip install -c .ci/constraints.txt pip setuptools wheel || return
+    if [ "$had_purpose" = examples ]; then
+        env_pip install --no-deps -r .ci/examples.txt &&
+            env_pip install --no-deps --no-build-isolation -e .
+    else
         env_pip install -c .ci/constraints.txt --no-build-isolation -e ".[$extras]"
+    fi
 }
 
 env_build_native() {
@@ -170,8 +179,8 @@ env_set_up() {
         case $had_packages in
             '') ;;
             none) echo "setting up $env_name, where it failed before" ;;
-            "$packages") echo "adding to $env_name what the tests need" ;;
-            *) echo "updating $env_name: pyproject.toml or .ci/constraints.txt has changed" ;;
+            "$packages") echo "adding to $env_name what the ${env_purpose//-/ } need" ;;
+            *) echo "updating $env_name: pyproject.toml, .ci/constraints.txt or .ci/examples.txt has changed" ;;
         esac
         lacking=$had_purpose
         [ "$enough" = 1 ] || had_purpose=$env_purpose
