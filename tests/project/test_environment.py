@@ -10,7 +10,13 @@ import sys
 import pytest
 from helpers.paths import ROOT
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 SCRIPT = (ROOT / ".ci/environment.sh").read_text(encoding="utf-8")
+FILES = (".ci/environment.sh", ".ci/constraints.txt", ".ci/examples.txt")
 UNREACHABLE = "Failed to resolve 'index.example' ([Errno -2] Name or service not known)"
 RETRY = (
     "WARNING: Retrying (Retry(total=%d, read=None)) after connection broken by "
@@ -92,13 +98,13 @@ def test_the_cause_is_one_line_of_the_output(output, cause):
 def copy(tmp_path):
     """A project with the set-up's scripts, and nothing to install."""
     (tmp_path / ".ci").mkdir()
-    for name in (".ci/environment.sh", ".ci/constraints.txt", "pyproject.toml", "setup.py"):
+    for name in (*FILES, "pyproject.toml", "setup.py"):
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     return tmp_path
 
 
-def set_up(copy, **environment):
-    command = ["bash", "-c", ". .ci/environment.sh examples || exit 3; echo ready"]
+def set_up(copy, purpose="examples", **environment):
+    command = ["bash", "-c", f". .ci/environment.sh {purpose} || exit 3; echo ready"]
     environment = {"PATH": os.environ["PATH"], **environment}
     done = subprocess.run(
         command, cwd=copy, env=environment, capture_output=True, text=True, check=False
@@ -130,10 +136,82 @@ def test_a_set_up_that_fails_says_so_in_one_line_and_is_tried_again(copy):
         "PIP_NO_INDEX": "1",
         "PIP_CONFIG_FILE": os.devnull,
     }
-    for said in ("setting up here (about 5 GB", "setting up here, where it failed before"):
+    for said in ("setting up here (about 2.6 GB", "setting up here, where it failed before"):
         status, out, error = set_up(copy, **environment)
         assert (status, out.startswith(said), out.count("\n")) == (3, True, 1)
         assert error.startswith("error: pip install failed: conflict: The user requested pip; The ")
         assert error.endswith(f"(all output: {copy}/here/setup.log)\n")
         assert error.count("\n") == 1
     assert not (copy / ".venv").exists()
+
+
+# What is installed for whom. The Python is a script that notes what pip is asked.
+
+PYTHON = """\
+#!/bin/sh
+case "$*" in
+*"-m venv --clear "*)
+    mkdir -p "$4/bin"
+    cp "$0" "$4/bin/python"
+    echo made >>pip ;;
+*"-m pip "*) echo "$*" | sed 's/.*pip-version-check install //' >>pip ;;
+*print*) echo 3.11 ;;
+esac
+"""
+TOOLS = "-c .ci/constraints.txt pip setuptools wheel"
+LIGHT = "--no-deps -r .ci/examples.txt"
+OWN = "--no-deps --no-build-isolation -e ."
+ALL = "-c .ci/constraints.txt --no-build-isolation -e .[nvml,html,examples,docs,test,dev]"
+EXAMPLES = "-c .ci/constraints.txt --no-build-isolation -e .[nvml,examples]"
+
+
+@pytest.fixture
+def asked(copy):
+    """What is asked of pip to set up an environment for a purpose."""
+    python = copy / "noting-python"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+
+    def asked(purpose):
+        (copy / "pip").write_text("")
+        assert set_up(copy, purpose, PYTHON=str(python))[0] == 0
+        return (copy / "pip").read_text().splitlines()
+
+    return asked
+
+
+def test_the_examples_are_set_up_without_nvidias_packages_and_the_tests_add_all(asked, copy):
+    assert asked("examples") == ["made", TOOLS, LIGHT, OWN]
+    assert asked("examples") == []
+    assert asked("tests") == [TOOLS, ALL]
+    assert asked("examples") == []  # and takes nothing away
+    with (copy / ".ci/examples.txt").open("a") as file:
+        file.write("# changed\n")
+    assert asked("examples") == [TOOLS, ALL]
+
+
+def test_with_a_real_gpu_the_examples_have_nvidias_packages(asked, copy):
+    assert asked("examples") == ["made", TOOLS, LIGHT, OWN]
+    script = copy / ".ci/environment.sh"
+    script.write_text(script.read_text("utf-8").replace("/dev/nvidiactl", "/dev/null"))
+    assert asked("examples") == [TOOLS, EXAMPLES]
+    assert asked("examples") == []
+    assert asked("tests") == [TOOLS, ALL]
+    assert asked("examples") == []
+
+
+def names_in(lines):
+    return {re.match(r"[\w-]+", line)[0] for line in lines if re.match(r"\w", line)}
+
+
+def test_the_list_of_the_examples_is_of_the_constraints_and_complete():
+    constraints, examples = ((ROOT / name).read_text("utf-8").splitlines() for name in FILES[1:])
+    names = names_in(examples)
+    assert {line for line in examples if not line.startswith("#")} <= set(constraints)
+    assert {name for name in names if name.startswith(("nvidia", "cuda", "triton"))} == {
+        "nvidia-cudnn-cu13",
+        "nvidia-ml-py",
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    assert names >= names_in([*project["dependencies"], *extras["nvml"], *extras["examples"]])
