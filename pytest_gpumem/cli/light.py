@@ -10,8 +10,10 @@ import json
 import re
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, requires
+import tempfile
+from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.cli.outcome import Outcome
@@ -27,6 +29,10 @@ DESCRIPTION: Final = (
     "Usage: gpumem light torch transformers > light.txt && pip install --no-deps -r light.txt"
 )
 OWN: Final = "pytest-gpumem"
+OWN_REQUIREMENT: Final = re.compile(r"pytest[-_.]gpumem(?:\[([\w\s,-]*)\])?", re.IGNORECASE)
+"""of any version, so of the installed one"""
+FIRST_PIP: Final = 25, 3
+"""the first pip whose --dry-run reads what a package requires without downloading all of it"""
 UNUSED: Final = re.compile(r"(nvidia|cuda)-.*|(pytorch-)?triton")
 """packages that only a real GPU needs, by their normalized names"""
 CUDNN: Final = re.compile(r"nvidia-cudnn-cu\d+")
@@ -86,9 +92,17 @@ def run(arguments: argparse.Namespace) -> Outcome:
     ]
     if arguments.excludes:
         return Outcome("\n".join(name for name in EXCLUDED_BY_UV if is_unused(name, kept)))
+    extras: list[str] = []
+    others = []
+    for requirement in arguments.requirements:
+        own = OWN_REQUIREMENT.fullmatch(requirement)
+        if own is None:
+            others.append(requirement)
+        else:
+            extras += re.findall(r"[\w-]+", own[1] or "")
     wanted = [
-        *own_requirements(),
-        *arguments.requirements,
+        *own_requirements(extras),
+        *others,
         *(word for file in arguments.requirement for word in ("-r", file)),
         *(word for file in arguments.constraint for word in ("-c", file)),
     ]
@@ -107,8 +121,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
     return Outcome("\n".join([*comments, *lines]))
 
 
-def own_requirements() -> list[str]:
-    """Return what this package requires, without its extras, from its own metadata.
+def own_requirements(extras: Sequence[str] = ()) -> list[str]:
+    """Return what this package requires, with some of its extras, from its own metadata.
 
     Raises:
         SpecError: it is not installed as a package.
@@ -119,11 +133,19 @@ def own_requirements() -> list[str]:
         raise SpecError(
             OWN, "it is not installed as a package", f"pip install --no-deps {OWN}, and try again"
         ) from None
-    return [requirement for requirement in declared if "extra ==" not in requirement]
+    wanted = []
+    for requirement in declared:
+        needed, _, marker = requirement.partition(";")
+        if not marker or any(f'"{extra}"' in marker for extra in extras):
+            wanted.append(needed.strip())
+    return wanted
 
 
 def resolved(wanted: Sequence[str]) -> list[dict[str, Any]]:
     """Let pip choose versions for requirements; nothing is installed.
+
+    An older pip would download NVIDIA's packages, 3 GB: a newer one is taken from the index, for
+    this once.
 
     Returns:
         the rows "install" of the report that pip's documentation calls "Installation Report".
@@ -138,14 +160,16 @@ def resolved(wanted: Sequence[str]) -> list[dict[str, Any]]:
             "with uv: gpumem light --excludes > excludes.txt && "
             "uv pip install --excludes excludes.txt ...",
         )
-    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
-    process = subprocess.run(
-        [*command, "--quiet", "--report", "-", *wanted],
-        stdout=subprocess.PIPE,  # what pip has to say to the user goes to the standard error
-        text=True,
-        check=False,
-    )
+    options = ["--dry-run", "--ignore-installed", "--quiet", "--report", "-"]
+    with tempfile.TemporaryDirectory(prefix="pytest-gpumem-") as folder:
+        pip, is_recent = recent_pip(folder)
+        if is_recent:  # pip warns that it is experimental: of an index with metadata it needs none
+            options.append("--use-feature=fast-deps")
+        process = subprocess.run(
+            [*pip, "install", *options, *wanted], capture_output=True, text=True, check=False
+        )
     if process.returncode != 0:
+        print(process.stderr, file=sys.stderr, end="")
         raise SpecError(
             f"gpumem light {' '.join(wanted)}",
             f"pip cannot install these together (exit status {process.returncode}, see above)",
@@ -153,6 +177,26 @@ def resolved(wanted: Sequence[str]) -> list[dict[str, Any]]:
         )
     rows: list[dict[str, Any]] = json.loads(process.stdout)["install"]
     return rows
+
+
+def recent_pip(folder: str) -> tuple[list[str], bool]:
+    """Return the command of a pip that downloads no packages for --dry-run, if there is one.
+
+    Args:
+        folder: an empty folder, where a newer one is put if need be.
+
+    Returns:
+        the command, and whether it is of such a pip.
+    """
+    own = [sys.executable, "-m", "pip"]
+    if tuple(int(part) for part in re.findall(r"\d+", version("pip"))[:2]) >= FIRST_PIP:
+        return own, True
+    newer = ["install", "--quiet", "--no-deps", "--target", folder]
+    least = ".".join(map(str, FIRST_PIP))
+    done = subprocess.run([*own, *newer, f"pip>={least}"], capture_output=True, check=False)
+    if done.returncode == 0:
+        return [sys.executable, str(Path(folder, "pip"))], True
+    return own, False
 
 
 def is_unused(package: str, kept: Sequence[re.Pattern[str]]) -> bool:

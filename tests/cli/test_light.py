@@ -1,6 +1,7 @@
 """``gpumem light``: requirements without NVIDIA's packages."""
 
 import importlib.metadata
+import re
 import subprocess
 import sys
 
@@ -59,6 +60,56 @@ def test_pip_is_asked_for_this_package_s_requirements_and_the_user_s(gpumem, ask
     own = asked[:-5]
     assert {requirement.split(">")[0] for requirement in own} >= {"torch", "pytest", "msgspec"}
     assert not any("extra" in requirement for requirement in own)
+
+
+def test_of_this_package_it_takes_the_installed_one_with_the_extras_that_are_named(gpumem, asked):
+    gpumem("light")
+    plain = asked.copy()
+    asked.clear()
+    gpumem("light", "pytest-gpumem[html, nvml]", "timm")
+    assert asked[-1] == "timm"
+    added = [requirement for requirement in asked[:-1] if requirement not in plain]
+    assert [re.match(r"[\w-]+", requirement)[0] for requirement in added] == [
+        "nvidia-ml-py",
+        "jinja2",
+    ]
+
+
+@pytest.fixture
+def pips(monkeypatch):
+    """The commands of pip; statuses has the exit status of each one that does not succeed."""
+    commands, statuses = [], {}
+
+    def run(command, **_options):
+        status = statuses.get(len(commands), 0)
+        commands.append(command[1:])
+        return subprocess.CompletedProcess(command, status, '{"install": []}', "")
+
+    monkeypatch.setattr(light.subprocess, "run", run)
+    return commands, statuses
+
+
+def test_an_old_pip_would_download_all_so_a_newer_one_resolves(monkeypatch, pips):
+    commands, statuses = pips
+    monkeypatch.setattr(light, "version", lambda _name: "23.2.1")
+    assert light.resolved(["torch"]) == []
+    assert commands[0][:3] == ["-m", "pip", "install"]
+    assert commands[0][-2:] == [commands[1][0].removesuffix("/pip"), "pip>=25.3"]
+    assert "--use-feature=fast-deps" in commands[1]
+    commands.clear()
+    statuses[0] = 1  # no newer one is to be had
+    assert light.resolved(["torch"]) == []
+    assert commands[1][:3] == ["-m", "pip", "install"]
+    assert "--use-feature=fast-deps" not in commands[1]
+
+
+def test_a_pip_that_downloads_nothing_is_taken_as_it_is(monkeypatch, pips):
+    commands, _ = pips
+    for recent in ("25.3", "26.0.1", "26.3.dev1"):
+        monkeypatch.setattr(light, "version", lambda _name, recent=recent: recent)
+        light.resolved(["torch"])
+    assert [command[:3] for command in commands] == [["-m", "pip", "install"]] * 3
+    assert all("--use-feature=fast-deps" in command for command in commands)
 
 
 def test_requirements_that_pip_cannot_meet_are_named(gpumem, tmp_path):
