@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that needs a real GPU, in one command:
 #
-#   bash benchmarks/real_gpu.sh [PART ...]      parts: build tests examples real virtual compare sweep overhead attribution repeat
+#   bash benchmarks/real_gpu.sh [PART ...]      parts: build verify tests examples real virtual compare sweep overhead attribution repeat
 #
 # Needs a python3 with torch and pytest, and nothing from the network. What it leaves lies in $OUT, or in
 # benchmarks/results/real-gpu/.
@@ -25,7 +25,7 @@ site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT
 failed=
 
-if [ $# -eq 0 ]; then set -- build tests examples real virtual compare sweep overhead attribution repeat; fi
+if [ $# -eq 0 ]; then set -- build verify tests examples real virtual compare sweep overhead attribution repeat; fi
 
 # Beside this Python's own packages: the wheels, and this project as pip would show it (its entry point).
 for wheel in ${GPUMEM_WHEELS:+"$GPUMEM_WHEELS"/*.whl}; do
@@ -80,6 +80,7 @@ for part in "$@"; do
             # A library built elsewhere may want a newer glibc than is here.
             step build 120 "$python" setup.py --quiet build_ext --inplace
             ;;
+        verify) [ -n "$fake" ] || step verify 300 "$python" -m pytest_gpumem.cli verify --json "$out/verify.json" ;;
         tests) step tests 560 "$python" -m pytest tests/gpu -o addopts= -p pytester -p no:asyncio -p no:randomly -ra --durations=5 "${session[@]:(-1)}" ;;
         examples)
             step examples 560 "$python" -m pytest examples -o addopts= -v "${session[@]}" "${few[@]}" \

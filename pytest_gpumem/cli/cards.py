@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tabulate import tabulate
 
 from pytest_gpumem.cli.outcome import Outcome
+from pytest_gpumem.devices.card_file import card_file_text, estimated_context
+from pytest_gpumem.devices.card_limits import LIMITS
 from pytest_gpumem.devices.cards import CARDS
+from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
     import argparse
 
 
-HELP: Final = "list the cards that the virtual GPU can be"
-DESCRIPTION: Final = f"{HELP.capitalize()}."
+HELP: Final = "list the cards that the virtual GPU can be, or describe the GPU that is here"
+DESCRIPTION: Final = (
+    "List the cards that the virtual GPU can be. With --here, describe this machine's GPU as a "
+    'file: gpumem cards --here > cards/mine.toml; a marker then has card="cards/mine.toml".'
+)
 
 
-def add_arguments(_parser: argparse.ArgumentParser) -> None:
-    """Add no argument: the list is always whole."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that describes the GPU of this machine."""
+    parser.add_argument(
+        "--here", action="store_true", help="print this machine's first GPU as a card's file"
+    )
 
 
-def run(_arguments: argparse.Namespace) -> Outcome:
-    """Return the table of all cards."""
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Return the table of all cards, or the description of the GPU that is here.
+
+    Raises:
+        DeviceError: torch sees no GPU.
+    """
+    if arguments.here:
+        return Outcome(card_file_text(card_here()))
     titles = ("card", "memory", "for a step", "capability", "SMs", "CUDA's name")
     rows = [
         (
@@ -37,3 +52,48 @@ def run(_arguments: argparse.Namespace) -> Outcome:
         for card in CARDS.values()
     ]
     return Outcome(tabulate(rows, titles, disable_numparse=True))
+
+
+def card_here() -> dict[str, Any]:
+    """Return the fields of a card's file for the first GPU that torch sees.
+
+    Raises:
+        DeviceError: torch sees none, or one whose compute capability the virtual GPU cannot have.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise DeviceError(
+            "gpumem cards --here",
+            f"torch {torch.__version__} sees no GPU here",
+            "call it on a machine that has one, with a CUDA build of torch",
+        )
+    return described(torch.cuda.get_device_properties(0), torch.__version__)
+
+
+def described(properties: Any, torch_version: str) -> dict[str, Any]:  # noqa: ANN401 - torch's
+    """Return the fields of a card's file from torch's properties of a device.
+
+    The context is an estimate: other processes, and libraries, may take memory as well.
+
+    Raises:
+        DeviceError: the virtual GPU cannot have its compute capability.
+    """
+    capability = properties.major, properties.minor
+    if capability not in LIMITS:
+        known = ", ".join(f"{major}.{minor}" for major, minor in LIMITS)
+        raise DeviceError(
+            properties.name,
+            "the virtual GPU cannot have its compute capability {}.{}".format(*capability),
+            f"it can have {known}",
+        )
+    return {
+        "device_name": properties.name,
+        "total_memory": properties.total_memory,
+        "capability": list(capability),
+        "sm_count": properties.multi_processor_count,
+        "context": estimated_context(capability, properties.multi_processor_count),
+        "l2_cache_size": getattr(properties, "L2_cache_size", 0),
+        "memory_bus_width": getattr(properties, "memory_bus_width", 0),
+        "source": f"torch {torch_version}; context: estimated from the SM count",
+    }

@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "run": "run",
     "fit": "fit",
     "cards": "cards",
+    "verify": "verify.command",
     "compare": "compare",
     "bisect": "bisect.command",
     "diff": "reports.diff",

@@ -20,62 +20,16 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from pytest_gpumem.devices.card_limits import LIMITS, ArchLimits
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.sizes import KIB, MIB
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-
-@dataclass(frozen=True, kw_only=True)
-class ArchLimits:
-    """The limits of one compute capability; shared memory in bytes, registers of 32 bits.
-
-    Attributes:
-        shared_memory_per_block: of a block that does not opt in.
-        shared_memory_per_block_optin: the most by ``cudaFuncSetAttribute``.
-        reserved_shared_memory_per_block: taken by CUDA itself from each block.
-    """
-
-    max_threads_per_sm: int
-    max_blocks_per_sm: int
-    shared_memory_per_sm: int
-    shared_memory_per_block_optin: int
-    reserved_shared_memory_per_block: int = KIB
-    shared_memory_per_block: int = 48 * KIB
-    registers_per_sm: int = 65536
-    registers_per_block: int = 65536
-
-
-def _limits(
-    threads: int, blocks: int, sm_kib: int, block_kib: int, reserved_kib: int = 1
-) -> ArchLimits:
-    return ArchLimits(
-        max_threads_per_sm=threads,
-        max_blocks_per_sm=blocks,
-        shared_memory_per_sm=sm_kib * KIB,
-        shared_memory_per_block_optin=block_kib * KIB,
-        reserved_shared_memory_per_block=reserved_kib * KIB,
-    )
-
-
-# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" (7.0: CUDA 12's; the
-# others: CUDA 13's). CUDA keeps 1 KiB of each block's shared memory from 8.0 on (tuning guides).
-LIMITS: Mapping[tuple[int, int], ArchLimits] = MappingProxyType(
-    {
-        (7, 0): _limits(threads=2048, blocks=32, sm_kib=96, block_kib=96, reserved_kib=0),
-        (7, 5): _limits(threads=1024, blocks=16, sm_kib=64, block_kib=64, reserved_kib=0),
-        (8, 0): _limits(threads=2048, blocks=32, sm_kib=164, block_kib=163),
-        (8, 6): _limits(threads=1536, blocks=16, sm_kib=100, block_kib=99),
-        (8, 9): _limits(threads=1536, blocks=24, sm_kib=100, block_kib=99),
-        (9, 0): _limits(threads=2048, blocks=32, sm_kib=228, block_kib=227),
-        (10, 0): _limits(threads=2048, blocks=32, sm_kib=228, block_kib=227),
-        (12, 0): _limits(threads=1536, blocks=24, sm_kib=100, block_kib=99),
-    }
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,7 +254,9 @@ _TABLE = (
 )
 # fmt: on
 
-CARDS: Mapping[str, Card] = MappingProxyType({card.name: card for card in _TABLE})
+_cards = {card.name: card for card in _TABLE}
+CARDS: Mapping[str, Card] = MappingProxyType(_cards)
+"""all cards by name: those of the table, and those of files that were read"""
 
 # Other names in use for a card, beside the one that users write and the one that CUDA reports.
 _ALIASES: Mapping[str, str] = {
@@ -315,7 +271,7 @@ _ALIASES: Mapping[str, str] = {
 
 def card_names() -> tuple[str, ...]:
     """The names of all cards, in the order of the table."""
-    return tuple(CARDS)
+    return tuple(card.name for card in _TABLE)
 
 
 def _key(name: str) -> str:
@@ -333,13 +289,36 @@ _BY_KEY: Mapping[str, Card] = {
 }
 
 
+def _card_of_file(path: str) -> Card:
+    """Read a card, and add it to :data:`CARDS`.
+
+    Raises:
+        SpecError: the file does not describe a card, or another card has its name.
+    """
+    from pytest_gpumem.devices.card_file import read_card_file  # few suites have such a file
+
+    card = Card(**read_card_file(Path(path)))
+    if card.name in card_names() or _cards.get(card.name, card) != card:
+        raise SpecError(
+            f"card {path!r}", f"another card has the name {card.name!r}", "give it another name"
+        )
+    _cards[card.name] = card
+    return card
+
+
 def find_card(name: str) -> Card:
     """The card of this name, however it is spelt: ``a100 80gb``, ``RTX3090``, ``nvidia h100``.
 
+    The name may be the path of a file that describes a card, "cards/mine.toml".
+
     Raises:
-        SpecError: no card has this name, or several could be meant by it.
+        SpecError: no card has this name, several could be meant by it, or its file is none.
     """
     name = str.__str__(name)  # of a subclass too, whose own methods may raise
+    if name.endswith(".toml"):
+        return _card_of_file(name)
+    if name in _cards:
+        return _cards[name]
     key = _key(name)
     if key in _BY_KEY:
         return _BY_KEY[key]

@@ -1,0 +1,1 @@
+"""``gpumem verify``: steps measured on this machine's GPU, and predicted for it."""

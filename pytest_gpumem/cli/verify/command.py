@@ -1,0 +1,225 @@
+"""``gpumem verify``: how near the virtual GPU comes to the GPU of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tabulate import tabulate
+
+from pytest_gpumem.atomic_file import write_whole
+from pytest_gpumem.cli.outcome import FOUND, OK, Outcome
+from pytest_gpumem.devices.card_file import card_file_text, estimated_context
+from pytest_gpumem.devices.card_limits import LIMITS
+from pytest_gpumem.devices.cards import CARDS
+from pytest_gpumem.errors import DeviceError, ReportError
+from pytest_gpumem.report.text import mib, printable
+from pytest_gpumem.version import __version__
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping, Sequence
+
+HELP: Final = "measure steps on this machine's GPU, and compare the virtual GPU's predictions"
+DESCRIPTION: Final = (
+    f"{HELP.capitalize()}. Twenty steps (matrix products, attention, convolutions, optimizers, "
+    "mixed precision, a compiled step) run on the GPU, then on a virtual one of its kind, with the "
+    "same torch and cuDNN. Exit status 1: peak allocated memory of a step is off by more than 1 %, "
+    "or a step failed on one of them."
+)
+FORMAT: Final = 1
+LIMIT: Final = 0.01
+"""of peak allocated memory: more is a failure"""
+CHILD: Final = ("-m", "pytest_gpumem.cli.verify.measuring")
+TIMEOUT: Final = 1800
+"""seconds of a child process"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A step, measured and predicted; sizes in bytes, None where it failed."""
+
+    name: str
+    measured: Mapping[str, Any]
+    predicted: Mapping[str, Any]
+
+    @property
+    def error(self) -> str:
+        """Why it failed, and where; "" if it ran on both."""
+        for where, figures in (("GPU", self.measured), ("virtual GPU", self.predicted)):
+            if "error" in figures:
+                return f"{self.name}: on the {where}: {figures['error']}"
+        return ""
+
+    def difference(self, figure: str) -> int:
+        """Return the prediction's difference, in bytes."""
+        return int(self.predicted[figure]) - int(self.measured[figure])
+
+    def relative(self, figure: str) -> float:
+        """Return the prediction's difference as a part of the measured figure."""
+        return self.difference(figure) / max(int(self.measured[figure]), 1)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the subcommand."""
+    parser.add_argument(
+        "--json", type=Path, metavar="PATH", help="write all figures to this file, for an issue"
+    )
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Measure, predict, compare.
+
+    Raises:
+        DeviceError: there is no GPU, or the virtual GPU cannot be one of its kind.
+        ReportError: the file cannot be written.
+    """
+    with tempfile.TemporaryDirectory(prefix="gpumem-verify-") as name:
+        folder = Path(name)
+        _tell("on the GPU:")
+        measured = measure_in_child(folder / "measured.json", ())
+        card = card_of(measured["device"], folder)
+        _tell(f"on a virtual GPU ({card[0]}):")
+        predicted = measure_in_child(folder / "predicted.json", (card[1],))
+    rows = [
+        Row(step, figures, predicted["steps"].get(step, {"error": "it did not run"}))
+        for step, figures in measured["steps"].items()
+    ]
+    if arguments.json is not None:
+        document = {
+            "format": FORMAT,
+            "gpumem": __version__,
+            "card": card[0],
+            "measured": measured,
+            "predicted": predicted,
+        }
+        write_json(arguments.json, document)
+    status = (
+        FOUND if any(row.error or abs(row.relative("allocated")) > LIMIT for row in rows) else OK
+    )
+    return Outcome(text_of(rows, measured, card[0]), status)
+
+
+def measure_in_child(out: Path, arguments: Sequence[str]) -> dict[str, Any]:
+    """Run the battery in a process of its own; return its figures.
+
+    Raises:
+        DeviceError: it ended without them.
+    """
+    command = [sys.executable, *CHILD, str(out), *arguments]
+    given = "gpumem verify"
+    # What Inductor compiles for the first time, it tries; what an earlier process compiled, it
+    # does not. Both processes are to do the same.
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(out.with_suffix(".inductor"))}
+    try:
+        done = subprocess.run(command, check=False, timeout=TIMEOUT, env=environment)
+        status = done.returncode
+    except subprocess.TimeoutExpired:
+        raise DeviceError(
+            given, f"its process ran longer than {TIMEOUT} s", "see what it printed last"
+        ) from None
+    if status or not out.exists():
+        raise DeviceError(
+            given,
+            f"its process ended with status {status} (see above)",
+            "it needs a GPU that torch sees, and pytest-gpumem's native library",
+        )
+    document: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return document
+
+
+def card_of(device: Mapping[str, Any], folder: Path) -> tuple[str, str]:
+    """Return a GPU's name for a reader, and the card of the virtual one: a name, or a file's path.
+
+    Raises:
+        DeviceError: the virtual GPU cannot have its compute capability.
+    """
+    for card in CARDS.values():
+        if card.device_name == device["device_name"] and card.sm_count == device["sm_count"]:
+            return card.name, card.name
+    capability = tuple(device["capability"])
+    if capability not in LIMITS:
+        raise DeviceError(
+            device["device_name"],
+            "the virtual GPU cannot have its compute capability {}.{}".format(*capability),
+            "update pytest-gpumem",
+        )
+    fields = {key: device[key] for key in device if key not in {"free", "reserved"}}
+    fields["context"] = estimated_context(capability, device["sm_count"])
+    path = folder / "this-gpu.toml"
+    path.write_text(card_file_text(fields), encoding="utf-8")
+    return f"{device['device_name']}, which the table of cards lacks", str(path)
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Write the figures.
+
+    Raises:
+        ReportError: the file cannot be written.
+    """
+    try:
+        text = json.dumps(document, indent=1) + "\n"
+        write_whole(path.absolute(), text.encode(), f".{path.name}.new")
+    except OSError as error:
+        raise ReportError(
+            f"--json={path}", f"cannot be written ({error.strerror})", "name another file"
+        ) from error
+
+
+def text_of(rows: Sequence[Row], measured: Mapping[str, Any], card: str) -> str:
+    """Return the table and the verdict."""
+    ran = [row for row in rows if not row.error]
+    cells = [
+        (
+            row.name,
+            mib(row.measured["allocated"]),
+            percent(row, "allocated"),
+            mib(row.measured["reserved"]),
+            percent(row, "reserved"),
+        )
+        for row in ran
+    ]
+    titles = ("step", "allocated, MiB", "predicted", "reserved, MiB", "predicted")
+    align = ("left", "right", "right", "right", "right")
+    table = tabulate(cells, titles, disable_numparse=True, colalign=align if cells else None)
+    provenance = measured.get("provenance", {})
+    device = measured["device"]["device_name"]
+    made = ", ".join(
+        f"{name} {provenance[key]}"
+        for name, key in (("torch", "torch"), ("CUDA", "cuda"), ("cuDNN", "cudnn"))
+        if provenance.get(key)
+    )
+    head = f"{device} ({made}) and its prediction as {card}"
+    failed = [f"failed: {row.error}" for row in rows if row.error]
+    verdicts = [verdict(ran, figure) for figure in ("allocated", "reserved")] if ran else []
+    return printable_lines([head, "", table, "", *failed, *verdicts])
+
+
+def percent(row: Row, figure: str) -> str:
+    """Return a prediction for the table: "the same", "+0.02 %"."""
+    return "the same" if not row.difference(figure) else f"{100 * row.relative(figure):+.2f} %"
+
+
+def verdict(rows: Sequence[Row], figure: str) -> str:
+    """Return a sentence on one figure of all steps."""
+    same = sum(not row.difference(figure) for row in rows)
+    worst = max(rows, key=lambda row: abs(row.relative(figure)))
+    sentence = f"{figure}: the same to the byte in {same} of {len(rows)} steps"
+    if worst.difference(figure):
+        sentence += f"; worst {100 * worst.relative(figure):+.2f} % ({worst.name})"
+    return sentence
+
+
+def printable_lines(lines: Sequence[str]) -> str:
+    """Return lines as a text that a terminal shows as it is."""
+    return "\n".join("\n".join(map(printable, line.splitlines())) for line in lines)
+
+
+def _tell(line: str) -> None:
+    print(f"gpumem verify: {line}", file=sys.stderr, flush=True)  # noqa: T201 - progress

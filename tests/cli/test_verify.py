@@ -1,0 +1,158 @@
+"""``gpumem verify``: a battery of steps on a GPU and on the virtual one of its kind.
+
+The GPU is a stand-in: the virtual one in its place, as in tests/gpu (``fake_gpu``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.warm import HANGS
+
+from pytest_gpumem.cli.verify import command
+from pytest_gpumem.cli.verify.battery import NEEDS_TRITON, STEPS
+from pytest_gpumem.devices.cards import CARDS
+
+# The child that measures finds its GPU there; the one that predicts does not.
+STAND_IN = """
+import sys
+if sys.orig_argv[-1].endswith("measured.json"):
+    import fake_gpu
+"""
+FEW = ("matrix product, float32", "MLP, AdamW", "convolutions in 2D, float32")
+ONLY_FEW = f"""
+from pytest_gpumem.cli.verify import battery
+for name in set(battery.STEPS) - set({FEW!r}):
+    del battery.STEPS[name]
+"""
+GPU = {
+    "device_name": "NVIDIA L4",
+    "total_memory": 23_000_000_000,
+    "capability": [8, 9],
+    "sm_count": 58,
+    "l2_cache_size": 0,
+    "memory_bus_width": 0,
+}
+
+
+def verify(folder, *arguments, card="L4"):
+    """Run the command in a process, over a stand-in for a GPU; few steps."""
+    (folder / "sitecustomize.py").write_text(STAND_IN + ONLY_FEW, encoding="utf-8")
+    stand_in = Path(__file__).parents[1] / "gpu"
+    environment = {
+        **os.environ,
+        "GPUMEM_FAKE_GPU": card,
+        "PYTHONPATH": os.pathsep.join([str(folder), str(stand_in)]),
+    }
+    words = [sys.executable, "-m", "pytest_gpumem.cli", "verify", *arguments]
+    return subprocess.run(
+        words, env=environment, capture_output=True, text=True, check=False, timeout=HANGS
+    )
+
+
+def test_steps_are_measured_and_predicted_for_the_card_that_is_there(tmp_path):
+    done = verify(tmp_path, "--json", str(tmp_path / "verified.json"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("NVIDIA L4 (torch ")
+    assert "and its prediction as L4\n" in done.stdout
+    assert "allocated: the same to the byte in 3 of 3 steps\n" in done.stdout
+    assert "reserved: the same to the byte in 3 of 3 steps\n" in done.stdout
+    document = json.loads((tmp_path / "verified.json").read_text(encoding="utf-8"))
+    assert (document["format"], document["card"]) == (1, "L4")
+    for side in ("measured", "predicted"):
+        assert list(document[side]["steps"]) == list(FEW)
+        # Two factors and their product, of 64 MiB each, and the workspace of cuBLAS.
+        allocated = document[side]["steps"]["matrix product, float32"]["allocated"]
+        assert 192 <= allocated / 2**20 < 192 + 33
+
+
+def answers(monkeypatch, measured, predicted, device=GPU):
+    """Let the two children answer with figures: of each step (allocated, reserved), or an error."""
+    documents = [
+        {
+            "device": device,
+            "provenance": {"torch": "2.15.0", "cuda": "13.2", "cudnn": ""},
+            "steps": {
+                name: {"error": figures}
+                if isinstance(figures, str)
+                else dict(zip(("allocated", "reserved"), figures, strict=True))
+                for name, figures in steps.items()
+            },
+        }
+        for steps in (measured, predicted)
+    ]
+    asked = []
+
+    def child(_out, arguments):
+        asked.append(list(arguments))
+        return documents[len(asked) - 1]
+
+    monkeypatch.setattr(command, "measure_in_child", child)
+    return asked
+
+
+def test_more_than_a_hundredth_of_allocated_is_a_failure(gpumem, monkeypatch):
+    asked = answers(
+        monkeypatch, {"a": (1000, 2000), "b": (1000, 2000)}, {"a": (1000, 3000), "b": (1010, 2000)}
+    )
+    status, output, _ = gpumem("verify")
+    assert (status, asked) == (0, [[], ["L4"]])  # 1 % of allocated, and reserved is only told
+    assert "allocated: the same to the byte in 1 of 2 steps; worst +1.00 % (b)" in output
+    assert "reserved: the same to the byte in 1 of 2 steps; worst +50.00 % (a)" in output
+    answers(monkeypatch, {"a": (1000, 2000)}, {"a": (989, 2000)})
+    assert gpumem("verify")[0] == 1
+
+
+@pytest.mark.parametrize("side", ["measured", "predicted"])
+def test_a_step_that_fails_on_one_side_is_named(gpumem, monkeypatch, side):
+    steps = {"measured": {"a": (1000, 2000)}, "predicted": {"a": (1000, 2000)}}
+    steps[side] = {"a": "OutOfMemoryError: \x1b[31mfull"}
+    answers(monkeypatch, **steps)
+    status, output, _ = gpumem("verify")
+    assert status == 1
+    where = "GPU" if side == "measured" else "virtual GPU"
+    assert f"failed: a: on the {where}: OutOfMemoryError: " in output
+    assert "\x1b" not in output
+
+
+def test_a_gpu_that_the_table_lacks_is_described_to_the_virtual_one(gpumem, monkeypatch):
+    device = {**GPU, "device_name": "NVIDIA Mine", "sm_count": 60}
+    asked = answers(monkeypatch, {"a": (1, 1)}, {"a": (1, 1)}, device)
+    status, output, _ = gpumem("verify")
+    assert status == 0
+    assert asked[1][0].endswith("this-gpu.toml")
+    assert "its prediction as NVIDIA Mine, which the table of cards lacks" in output
+    old = {**device, "capability": [6, 1]}
+    answers(monkeypatch, {"a": (1, 1)}, {"a": (1, 1)}, old)
+    status, _, errors = gpumem("verify")
+    assert (status, "cannot have its compute capability 6.1" in errors) == (2, True)
+
+
+def test_without_a_gpu_the_command_says_what_it_needs(tmp_path):
+    words = [sys.executable, "-m", "pytest_gpumem.cli", "verify"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "it needs a GPU that torch sees" in done.stderr
+
+
+def test_a_file_that_cannot_be_written_is_named(gpumem, monkeypatch, tmp_path):
+    answers(monkeypatch, {"a": (1, 1)}, {"a": (1, 1)})
+    status, _, errors = gpumem("verify", "--json", str(tmp_path))
+    assert status == 2
+    assert "cannot be written" in errors
+
+
+def test_the_battery_has_twenty_steps_and_every_card_is_known_by_its_own_name(tmp_path):
+    assert len(STEPS) == 20
+    assert NEEDS_TRITON in STEPS
+    for card in CARDS.values():
+        device = {**GPU, "device_name": card.device_name, "sm_count": card.sm_count}
+        assert command.card_of(device, tmp_path) == (card.name, card.name)
