@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from op_sweep import backwards, tensors
 from sweep_cases import entries
 
+from pytest_gpumem.notes import NoteKind
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -163,9 +165,8 @@ class Sizes:
             error = summary(failure)
         await_autograd()
         peak = torch.cuda.max_memory_allocated() - start[0]
-        words = ("read back", "assumed", "not computed", "unknown")
         notes = [
-            note for note in self._device.notes(Path.cwd()) if any(word in note for word in words)
+            note.text for note in self._device.notes(Path.cwd()) if note.kind is NoteKind.VALUES
         ]
         read = library.counters().readbacks - readbacks[0]
         return Outcome(forms, peak, error, tuple(notes), read)

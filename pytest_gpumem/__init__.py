@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.fit.scaling import Scaling
     from pytest_gpumem.fit.search import Largest
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.judge.verdict import Comparison, Verdict
+    from pytest_gpumem.judge.verdict import Comparison, UpdateCommand, Verdict
     from pytest_gpumem.measurement import (
         Attribution,
         Breakdown,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         Slope,
     )
     from pytest_gpumem.meter.block import Measuring, measure, use_virtual_gpu
+    from pytest_gpumem.notes import Note, NoteKind, Severity
     from pytest_gpumem.report.json_report import SavedReport, read_report
     from pytest_gpumem.testrun.fixture import GpuMemory
     from pytest_gpumem.testrun.run import PartFigures
@@ -55,6 +56,8 @@ __all__ = [
     "Largest",
     "Measurement",
     "Measuring",
+    "Note",
+    "NoteKind",
     "OutOfMemory",
     "PartFigures",
     "Peak",
@@ -63,10 +66,12 @@ __all__ = [
     "Result",
     "SavedReport",
     "Scaling",
+    "Severity",
     "Site",
     "Slope",
     "SpecError",
     "TooSmallError",
+    "UpdateCommand",
     "Verdict",
     "__version__",
     "card_names",
@@ -85,12 +90,13 @@ _MODULES: Final = {
     "fit.scaling": ("Scaling",),
     "fit.search": ("Largest",),
     "judge.result": ("Result",),
-    "judge.verdict": ("Comparison", "Verdict"),
+    "judge.verdict": ("Comparison", "UpdateCommand", "Verdict"),
     "measurement": (
         *("Attribution", "Breakdown", "DeviceInfo", "Measurement", "OutOfMemory"),
         *("Peak", "Provenance", "Site", "Slope"),
     ),
     "meter.block": ("Measuring", "measure", "use_virtual_gpu"),
+    "notes": ("Note", "NoteKind", "Severity"),
     "report.json_report": ("SavedReport", "read_report"),
     "testrun.fixture": ("GpuMemory",),
     "testrun.run": ("PartFigures",),

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal, get_args
 
+from pytest_gpumem.notes import Hinted, Note
+
 DeviceKind = Literal["cuda", "virtual"]
 
 
@@ -251,14 +253,14 @@ class SegmentRequest:
 
 
 @dataclass(frozen=True)
-class Attribution:
+class Attribution(Hinted):
     """Where one device's peak comes from."""
 
     breakdown: Breakdown
     timeline: Timeline | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     """sentences that a reader of the figures should know"""
-    hints: tuple[str, ...] = ()
+    hints: tuple[Note, ...] = ()
     """changes that would lower the peak, and allocations that raise the next step's, with bytes"""
     keepers: tuple[Keeper, ...] = ()
     """of blocks that the baseline's peak had not, found by a run of their own"""
@@ -325,7 +327,7 @@ class DeviceUse:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class Measurement(Hinted):
     """One step's memory on its device or devices.
 
     ``peaks`` has one entry a device; ``peak_allocated`` and ``peak_reserved`` are those of the
@@ -345,11 +347,11 @@ class Measurement:
     segments: int = 0
     """number of segments that the allocator held from the device when the step had ended"""
     out_of_memory: OutOfMemory | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     """sentences that a reader of the figures should know"""
     attributions: tuple[Attribution, ...] = ()
     """one a device; empty if not asked for"""
-    hints: tuple[str, ...] = ()
+    hints: tuple[Note, ...] = ()
     """changes that would lower a peak, found by a second run; attributions have their own hints"""
     slope: Slope | None = None
     """of a test that runs with several batch sizes; its peaks are those of the largest"""

@@ -21,6 +21,7 @@ from pytest_gpumem.attribution.sites import (
 )
 from pytest_gpumem.attribution.timeline import course_of, drawn_timeline
 from pytest_gpumem.measurement import CATEGORIES, Attribution, Breakdown, LinePeak, Peak
+from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.source_lines import forget_changed_files, qualified, shown_path
 
@@ -103,10 +104,11 @@ class Attributor:
             categories["other"] += residue
             if categories["other"] < 0:
                 return None
-            notes.append(
+            text = (
                 f"the allocator's history accounts for {format_size(totals[top + 1])} of this peak "
                 f"of {format_size(subject.peak.allocated)}; the rest is called other"
             )
+            notes.append(Note(NoteKind.BREAKDOWN, text))
         breakdown = Breakdown(
             {name: categories[name] for name in CATEGORIES if categories[name]},
             cached=max(0, device.reserved(top) - subject.foreign.reserved - subject.peak.allocated),

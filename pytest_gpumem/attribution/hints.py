@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pytest_gpumem.attribution.optimizer_watch import FRESH
+from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.sizes import MIB, format_size
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.attribution.recording import Call, Pass
     from pytest_gpumem.measurement import Breakdown, Peak
 
-STILL_HELD: Final = "were still held at the peak"
-"""words of the hints that name what keeps memory: they explain growth as well"""
 LEAST_PERCENT: Final = 1
 """of the peak: less gives no hint"""
 LEAST_FORWARDS: Final = 2
@@ -80,12 +78,17 @@ class Scene(NamedTuple):
         return nbytes > 0 and nbytes * 100 >= self.peak * LEAST_PERCENT
 
 
-def of_peak(scene: Scene) -> tuple[str, ...]:
+def of_peak(scene: Scene) -> tuple[Note, ...]:
     """Return the hints that one peak of a recording gives."""
     if scene.top < 0:
         return ()
-    finders = (fresh_optimizer, kept_gradients, kept_graphs, float32_activations)
-    return tuple(hint for finder in finders if (hint := finder(scene)))
+    finders = (
+        (NoteKind.NEXT_STEP, fresh_optimizer),
+        (NoteKind.STILL_HELD, kept_gradients),
+        (NoteKind.STILL_HELD, kept_graphs),
+        (NoteKind.AUTOCAST, float32_activations),
+    )
+    return tuple(Note(kind, hint) for kind, finder in finders if (hint := finder(scene)))
 
 
 # -- the next step --
@@ -113,7 +116,7 @@ def fresh_optimizer(scene: Scene) -> str:
     names = " and ".join(dict.fromkeys(name for _, name in lone))
     state = format_size(sum(block.size for block in late))
     return (
-        f"only {FRESH}{names}, whose state of {state} came last: the next step "
+        f"only one step ran with a fresh {names}, whose state of {state} came last: the next step "
         f"needs {format_size(increase)} more (run two steps, or make the optimizer in a fixture "
         "and give warmup=1)"
     )
@@ -169,8 +172,8 @@ def kept_gradients(scene: Scene) -> str:
     if not scene.matters(nbytes):
         return ""
     return (
-        f"gradients of {format_size(nbytes)} that the optimizer had used already {STILL_HELD}: "
-        "zero_grad() before the forward frees them (set_to_none=False keeps them)"
+        f"gradients of {format_size(nbytes)} that the optimizer had used already were still held "
+        "at the peak: zero_grad() before the forward frees them (set_to_none=False keeps them)"
     )
 
 
@@ -224,8 +227,8 @@ def kept_graphs(scene: Scene) -> str:
         return ""
     return (
         f"activations of {format_size(nbytes)} from {forwards} earlier forward passes "
-        f"{STILL_HELD}: a tensor keeps their graph; loss.item() or loss.detach() does not, "
-        "and torch.no_grad() makes none"
+        "were still held at the peak: a tensor keeps their graph; loss.item() or loss.detach() "
+        "does not, and torch.no_grad() makes none"
     )
 
 

@@ -10,7 +10,7 @@ import sys
 import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.attribution.plain_tensors import plain_tensors
 from pytest_gpumem.collector import uncounted
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
     from torch.optim import Optimizer
-
-FRESH: Final = "one step ran with a fresh "
-"""beginning of the sentence; reports drop it where a hint tells the next step's peak as well"""
 
 
 @dataclass
@@ -152,9 +149,9 @@ class OptimizerWatch:
     def notes(self) -> list[str]:
         """Return a sentence for each optimizer that took its first step and no other."""
         return [
-            f"{FRESH}{progress.name}: its state of {format_size(progress.state_bytes)} "
-            "came last, the next step's peak has it as well; run two steps, or make the "
-            "optimizer in a fixture and give warmup=1"
+            f"one step ran with a fresh {progress.name}: its state of "
+            f"{format_size(progress.state_bytes)} came last, the next step's peak has it as well; "
+            "run two steps, or make the optimizer in a fixture and give warmup=1"
             for progress in self._progress.values()
             if progress.fresh and progress.steps == 1 and progress.state_bytes
         ]

@@ -97,10 +97,10 @@ def holders(blocks: Mapping[Place, int]) -> tuple[Holder, ...]:
             sum(memory.nbytes for _, memory in members),
             sum(memory.blocks for _, memory in members),
         )
-        merged.append(Holder(description, nbytes, number))
+        merged.append((name == UNNAMED, Holder(description, nbytes, number)))
     # What nothing of the program's refers to comes last: letting go of a name frees none of it.
-    merged.sort(key=lambda holder: (holder.text.startswith(UNNAMED), -holder.nbytes, holder.text))
-    return tuple(merged[:MOST_HOLDERS])
+    merged.sort(key=lambda entry: (entry[0], -entry[1].nbytes, entry[1].text))
+    return tuple(holder for _, holder in merged[:MOST_HOLDERS])
 
 
 def kept_memory(blocks: Mapping[Place, int]) -> dict[Place, Kept]:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.fit.prober import Prober
     from pytest_gpumem.fit.search import Largest, Probe
+    from pytest_gpumem.notes import Note
 
 DESCRIPTION: Final = (
     "Say whether a step function fits on each card, and the largest size that does. Exit status 1: "
@@ -50,7 +51,7 @@ class CardFit(NamedTuple):
     asked: Probe | None
     """the run with ``--size``, or without any size"""
     largest: Largest | None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     """sentences that a reader of these figures should know"""
 
 

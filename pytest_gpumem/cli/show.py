@@ -12,7 +12,7 @@ from pytest_gpumem.baselines.folder import read_folder
 from pytest_gpumem.cli.compare import FOLDER, add_folder
 from pytest_gpumem.cli.outcome import BAD_INPUT, OK, Outcome
 from pytest_gpumem.errors import BaselineError
-from pytest_gpumem.judge.verdict import update_command
+from pytest_gpumem.judge.verdict import UpdateCommand
 from pytest_gpumem.report.baseline_listing import details, listing
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
             return Outcome("", status, trouble)
         # From the working folder; the option of pytest starts from its root folder.
         option = f"--gpumem-baseline-dir={folder.absolute()}"
-        remedy = f"record some with {update_command([], [option])}"
+        remedy = f"record some with {UpdateCommand(options=(option,))}"
         if arguments.baseline_dir == FOLDER:
             remedy = "run gpumem from pytest's root folder, or name the folder with --baseline-dir"
         raise BaselineError(arguments.baseline_dir, "there are no baselines", remedy)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.gpu_ledger import Turn
     from pytest_gpumem.devices.memory_use import UseWatch
     from pytest_gpumem.measurement import DeviceInfo, DeviceKind
+    from pytest_gpumem.notes import Note
 
 Values = Literal["auto", "full", "off"]
 """values that a virtual GPU computes: within a test's budget, all, none"""
@@ -100,8 +101,8 @@ class Device(Protocol):
     def trouble(self) -> str | None:
         """Return the event since ``open`` that makes the figures worthless; None: no such event."""
 
-    def notes(self, root: Path) -> list[str]:
-        """Return sentences that a reader should know about the run since ``open``.
+    def notes(self, root: Path) -> list[Note]:
+        """Return notes that a reader should know about the run since ``open``.
 
         Files are named as seen from ``root``.
         """

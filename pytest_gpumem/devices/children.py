@@ -27,6 +27,7 @@ from pytest_gpumem.devices.virtual.environment import (
     skip_shape_check,
 )
 from pytest_gpumem.measurement import Peak
+from pytest_gpumem.notes import Note, NoteKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -123,8 +124,8 @@ CHILDREN: Final = ChildWatch()
 """those of marked tests"""
 
 
-def value_notes(children: Sequence[Child], root: Path) -> list[str]:
-    """Return sentences on values that child processes decided by and that were not computed.
+def value_notes(children: Sequence[Child], root: Path) -> list[Note]:
+    """Return notes on values that child processes decided by and that were not computed.
 
     They name no process, and are the same in whatever order the processes ended.
     """
@@ -135,7 +136,10 @@ def value_notes(children: Sequence[Child], root: Path) -> list[str]:
     for child in children:
         readbacks.add(child.guesses)
     uncomputed = sorted({note for child in children for note in child.notes})
-    return [f"in child processes: {note}" for note in (*readbacks.notes(root), *uncomputed)]
+    return [
+        Note(NoteKind.VALUES, f"in child processes: {sentence}")
+        for sentence in (*readbacks.notes(root), *uncomputed)
+    ]
 
 
 def _runs(pid: int) -> bool:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.base import Values, Workspace
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.memory_use import UseWatch
+    from pytest_gpumem.notes import Note
 
 
 class CudaDevice:
@@ -106,7 +107,7 @@ class CudaDevice:
         """Return None: a real GPU supports every function, or raises an error itself."""
         return None
 
-    def notes(self, root: Path) -> list[str]:  # noqa: ARG002 - the protocol's
+    def notes(self, root: Path) -> list[Note]:  # noqa: ARG002 - the protocol's
         """Return none."""
         return []
 

@@ -64,22 +64,20 @@ class HeldLine:
     site: Site
     reasons: tuple[str, ...]
     """clauses on the keepers of its blocks"""
+    keepers: tuple[Keeper, ...] = ()
+    """these keepers, one a clause"""
 
 
 def largest_lines(attribution: Attribution) -> list[HeldLine]:
     """Return the source lines that hold most of a peak, the largest first."""
     sites = sorted(attribution.breakdown.sites, key=lambda site: -site.nbytes)[:MOST_HELD]
-    return [
-        HeldLine(
-            site,
-            tuple(
-                keeper_reason(keeper, site.nbytes)
-                for keeper in keepers_of(site, attribution.keepers, site.nbytes)
-            ),
-        )
-        for site in sites
-        if site.nbytes >= MIB
-    ]
+    lines = []
+    for site in sites:
+        if site.nbytes >= MIB:
+            keepers = keepers_of(site, attribution.keepers, site.nbytes)
+            reasons = tuple(keeper_reason(keeper, site.nbytes) for keeper in keepers)
+            lines.append(HeldLine(site, reasons, keepers))
+    return lines
 
 
 def _segment_causes(requests: Sequence[SegmentRequest], baseline: int) -> tuple[Cause, ...]:

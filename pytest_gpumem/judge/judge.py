@@ -19,16 +19,16 @@ from pytest_gpumem.judge.verdict import (
     UPDATE_OPTION,
     USE_LESS,
     WORDS,
-    WRITTEN_ANEW,
     Comparison,
     Kind,
     Lookup,
     Policy,
+    UpdateCommand,
     Verdict,
     beyond_tolerance,
-    update_command,
 )
 from pytest_gpumem.measurement import LEAST_OUTSIDE
+from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.sizes import GIB, MIB, format_size
 from pytest_gpumem.spec_fields import declared_as
 from pytest_gpumem.step_growth import growth
@@ -94,7 +94,7 @@ def judge_left(measurement: Measurement, spec: MemorySpec, before: Verdict) -> V
         name = declared_as("max_leak_mib", spec.max_leak_mib)
         finding += f", {name}={spec.max_leak_mib!r}"
     verdict = _verdict(case, Kind.LEAKED, f"{finding}{_of_which(measurement)}", failed=True)
-    remedy = (
+    advice = (
         "let go of what refers to it; for a cache that is filled once, give warmup=1, or declare "
         f"max_leak_mib={-(-left // MIB)}"
     )
@@ -102,7 +102,7 @@ def judge_left(measurement: Measurement, spec: MemorySpec, before: Verdict) -> V
     return replace(
         verdict,
         notes=notes,
-        remedy=remedy,
+        advice=advice,
         comparisons=(),
         uncompared=before.uncompared,
         held_to=before.held_to,
@@ -113,7 +113,7 @@ def _verdict(  # noqa: PLR0913 - the parts of a verdict
     case: Case,
     kind: Kind,
     finding: str,
-    notes: Iterable[str] = (),
+    notes: Iterable[Note] = (),
     *,
     failed: bool = False,
     lead: Lead | None = None,
@@ -122,16 +122,19 @@ def _verdict(  # noqa: PLR0913 - the parts of a verdict
     measurement, entry, error = case.measurement, case.entry, case.lookup.error
     notes = [*notes, *measurement.notes]
     if case.fullest is not None and kind not in _TABLED:
-        notes.append(f"device {case.fullest} of {len(measurement.peaks)} is the fullest")
+        text = f"device {case.fullest} of {len(measurement.peaks)} is the fullest"
+        notes.append(Note(NoteKind.DEVICE, text))
     if measurement.alloc_retries and kind is not Kind.OUT_OF_MEMORY:
         times = "once" if measurement.alloc_retries == 1 else f"{measurement.alloc_retries} times"
-        notes.append(f"the allocator had to empty its cache {times} to go on")
+        notes.append(
+            Note(NoteKind.DEVICE, f"the allocator had to empty its cache {times} to go on")
+        )
     if error is not None and case.spec.baseline and kind is not Kind.INCOMPARABLE:
-        notes.append(f"cannot read the baseline: {error}")
+        notes.append(Note(NoteKind.UNREADABLE, f"cannot read the baseline: {error}"))
     told = lead is not None and lead.kind == "toolchain"
     if entry and not told and (old := provenance_text(entry.provenance, measurement.provenance)):
         new = provenance_text(measurement.provenance, entry.provenance)
-        notes.append(f"baseline made with {old}; measured with {new}")
+        notes.append(Note(NoteKind.BASELINE, f"baseline made with {old}; measured with {new}"))
     held_to = "" if case.uncompared else case.policy.against
     return Verdict(
         kind,
@@ -150,23 +153,24 @@ def _verdict(  # noqa: PLR0913 - the parts of a verdict
 def _updatable(case: Case, verdict: Verdict, purpose: str) -> Verdict:
     """Add that a new baseline is the remedy; where the run writes one, the test does not fail."""
     if case.policy.against and case.entry is not None:
-        remedy = (
+        advice = (
             "see which lines differ; where the two devices do, allow for it with "
             "--gpumem-against-tolerance"
         )
-        return replace(verdict, remedy=remedy)
+        return replace(verdict, advice=advice)
     if case.policy.against:
-        remedy = f"record the baseline of {case.policy.against}, on that device, with "
-        return replace(verdict, remedy=f"{remedy}{UPDATE_OPTION}")
+        advice = f"record the baseline of {case.policy.against}, on that device, with "
+        return replace(verdict, advice=f"{advice}{UPDATE_OPTION}")
     if case.policy.updating:
-        notes = (*verdict.notes, WRITTEN_ANEW)
+        notes = (*verdict.notes, Note(NoteKind.RECORDED, "this run writes the baseline anew"))
         return replace(verdict, failed=False, notes=notes)
     verdict = replace(verdict, accept=case.policy.accept)
     if not case.policy.launcher:
-        remedy = f"{purpose}, start all ranks as before, with {UPDATE_OPTION}"
-        return replace(verdict, remedy=remedy)
-    command = update_command([case.nodeid], case.policy.repeated, case.policy.launcher)
-    return replace(verdict, remedy=f"{purpose}, run {command}", command=command)
+        advice = f"{purpose}, start all ranks as before, with {UPDATE_OPTION}"
+        return replace(verdict, advice=advice)
+    targets = (case.nodeid,) if case.nodeid else ()
+    command = UpdateCommand(case.policy.launcher, targets, case.policy.repeated)
+    return replace(verdict, advice=f"{purpose}, run", command=command)
 
 
 _TABLED = (Kind.OUT_OF_MEMORY, Kind.OVER_BUDGET, Kind.REGRESSED)
@@ -195,19 +199,21 @@ def _out_of_memory(case: Case) -> Verdict | None:
         uses = case.measurement.device_use[oom.device_index : oom.device_index + 1]
         if any(use.outside >= LEAST_OUTSIDE for use in uses):
             outside = format_size(uses[0].outside)
-            notes.append(f"{outside} of the device were taken beside PyTorch's allocator")
+            text = f"{outside} of the device were taken beside PyTorch's allocator"
         else:
-            notes.append("that much was left for this test: others hold the device's memory")
+            text = "that much was left for this test: others hold the device's memory"
+        notes.append(Note(NoteKind.LIMIT, text))
     if case.entry is not None and oom.needed is None:
-        notes.append(f"the baseline is {both_sizes(case.entry.peaks[oom.device_index])}")
+        text = f"the baseline is {both_sizes(case.entry.peaks[oom.device_index])}"
+        notes.append(Note(NoteKind.BASELINE, text))
     verdict = _verdict(case, Kind.OUT_OF_MEMORY, finding, notes, failed=True)
     if oom.needed is None:
         uncompared = verdict.uncompared or NEED_UNKNOWN
-        return replace(verdict, comparisons=(), remedy=f"try {USE_LESS}", uncompared=uncompared)
+        return replace(verdict, comparisons=(), advice=f"try {USE_LESS}", uncompared=uncompared)
     raisable = [limit.name for limit in caps] == ["max_gib"] and oom.needed.reserved > size
     larger_limit = _declare("max_gib", oom.needed.reserved) if raisable else ""
     rows = case.compare(oom.device_index, oom.needed)
-    return replace(verdict, comparisons=rows, remedy=f"try {USE_LESS}{larger_limit}")
+    return replace(verdict, comparisons=rows, advice=f"try {USE_LESS}{larger_limit}")
 
 
 def _over_budget(case: Case) -> Verdict | None:
@@ -228,13 +234,13 @@ def _over_budget(case: Case) -> Verdict | None:
         + f" {limit}"
         for over, row, limit in excesses
     ]
-    notes = [f"also, {finding}" for finding in texts[1:]]
+    notes = notes_of(NoteKind.LIMIT, (f"also, {finding}" for finding in texts[1:]))
     verdict = _verdict(case, Kind.OVER_BUDGET, texts[0], notes, failed=True)
     _, worst, limit = excesses[0]
     if limit.relation is not None:
-        remedy = f"see which lines differ from {limit.relation.part}'s"
-        return replace(verdict, remedy=remedy, beside=limit.relation.part)
-    return replace(verdict, remedy=_less_or_larger(limit, case.most(worst)))
+        advice = f"see which lines differ from {limit.relation.part}'s"
+        return replace(verdict, advice=advice, beside=limit.relation.part)
+    return replace(verdict, advice=_less_or_larger(limit, case.most(worst)))
 
 
 def _over_budget_outside(case: Case) -> Verdict | None:
@@ -261,7 +267,7 @@ def _over_budget_outside(case: Case) -> Verdict | None:
         f"PyTorch's allocator, is {format_size(total - limit.nbytes)} over {limit}"
     )
     verdict = _verdict(case, Kind.OVER_BUDGET, finding, failed=True)
-    return replace(verdict, remedy=_less_or_larger(limit, total))
+    return replace(verdict, advice=_less_or_larger(limit, total))
 
 
 def _over_budget_in_child(case: Case) -> Verdict | None:
@@ -281,7 +287,7 @@ def _over_budget_in_child(case: Case) -> Verdict | None:
         f"{limit}"
     )
     verdict = _verdict(case, Kind.OVER_BUDGET, finding, failed=True)
-    return replace(verdict, remedy=_less_or_larger(limit, size))
+    return replace(verdict, advice=_less_or_larger(limit, size))
 
 
 def _growing(case: Case) -> Verdict | None:
@@ -306,11 +312,11 @@ def _growing(case: Case) -> Verdict | None:
     finding += _of_which(case.measurement)
     notes = _held_by(case.measurement)
     verdict = _verdict(case, Kind.LEAKED, finding, notes, failed=True)
-    remedy = (
+    advice = (
         "keep no tensor of a step beyond it: loss.item() or .detach().cpu() of what is kept for "
         "logs; where it does stop growing, run more steps"
     )
-    return replace(verdict, remedy=remedy)
+    return replace(verdict, advice=advice)
 
 
 def _of_which(measurement: Measurement) -> str:
@@ -323,11 +329,12 @@ def _of_which(measurement: Measurement) -> str:
     return f", of which {site_name(site)} {size} in {blocks_text(site.blocks)}"
 
 
-def _held_by(measurement: Measurement) -> Iterator[str]:
+def _held_by(measurement: Measurement) -> Iterator[Note]:
     """Yield a note on each holder of leaked memory."""
     for holder in measurement.stayed.holders if measurement.stayed else ():
         size = format_size(holder.nbytes)
-        yield f"held by {holder.text}: {size} in {blocks_text(holder.blocks)}"
+        text = f"held by {holder.text}: {size} in {blocks_text(holder.blocks)}"
+        yield Note(NoteKind.HOLDER, text)
 
 
 def _without_baseline(case: Case) -> Verdict | None:
@@ -338,7 +345,7 @@ def _without_baseline(case: Case) -> Verdict | None:
         return _verdict(case, Kind.WITHIN, measured)
     if lookup.error is not None:
         verdict = _verdict(case, kind, f"cannot read the baseline: {lookup.error}", failed=True)
-        return replace(verdict, remedy="repair the file, or restore it from version control")
+        return replace(verdict, advice="repair the file, or restore it from version control")
     device = case.policy.against or case.measurement.device.key
     if case.mismatch:
         finding, purpose = f"{case.mismatch}; {measured}", "if this is intended"
@@ -380,7 +387,11 @@ def _compared(case: Case) -> Verdict:
     beyond = beyond_tolerance(case.comparisons)
     unguarded = []
     if case.policy.guard == "allocated":
-        unguarded = [f"{_change(case, row)}, unguarded" for row in beyond if row.peak == "reserved"]
+        unguarded = [
+            Note(NoteKind.UNGUARDED, f"{_change(case, row)}, unguarded")
+            for row in beyond
+            if row.peak == "reserved"
+        ]
         beyond = [row for row in beyond if row.peak != "reserved"]
     against = f"; held to the baseline of {case.policy.against}" if case.policy.against else ""
     if case.toolchain and case.policy.provenance == "fail":
@@ -401,9 +412,8 @@ def _compared(case: Case) -> Verdict:
         verdict = _verdict(case, Kind.IMPROVED, finding, failed=failed)
         return _updatable(case, verdict, "to hold later runs to it")
     only_reserved = all(row.peak == "reserved" for row in beyond)
-    notes = (
-        ["live tensors take no more: it is the allocator's cache"] if only_reserved else unguarded
-    )
+    cached = Note(NoteKind.BREAKDOWN, "live tensors take no more: it is the allocator's cache")
+    notes = [cached] if only_reserved else unguarded
     old = case.entry.breakdowns if case.entry else ()
     causes = growth_causes(beyond[0], old, case.measurement.attributions)
     toolchain = None

@@ -16,6 +16,7 @@ from pytest_gpumem.spec_fields import declared_as
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from pytest_gpumem.notes import Note
     from pytest_gpumem.relations import Relation
     from pytest_gpumem.spec import MemorySpec
 
@@ -208,7 +209,7 @@ def with_others(results: Sequence[Result]) -> list[Result]:
     ]
 
 
-def hints_of(result: Result) -> list[str]:
+def hints_of(result: Result) -> list[Note]:
     """Return the hints of a test, each once."""
     measurement = result.measurement
     if measurement is None:

@@ -6,13 +6,14 @@ Everything here is pure. Sizes are bytes.
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
 # At run time: msgspec reads the annotations.
 from pytest_gpumem.measurement import Keeper, Site  # noqa: TC001
+from pytest_gpumem.notes import Note, Noted, NoteKind
 from pytest_gpumem.sizes import MIB, Tolerance
 
 if TYPE_CHECKING:
@@ -81,9 +82,6 @@ class Kind(str, Enum):
 
 WORDS: dict[Kind, str] = {Kind.WITHIN: "ok"}
 """words of reports for kinds, where these are not the words themselves"""
-
-WRITTEN_ANEW = "this run writes the baseline anew"
-"""the note on a test whose baseline this run writes"""
 
 
 @dataclass(frozen=True)
@@ -236,7 +234,27 @@ class Lead:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class UpdateCommand:
+    """A command that writes baselines; as text it is quoted for a shell."""
+
+    launcher: tuple[str, ...] = ("pytest",)
+    """that of :attr:`Policy.launcher`"""
+    targets: tuple[str, ...] = ()
+    """nodeids, files and folders; none: all tests"""
+    options: tuple[str, ...] = ()
+    """those of :attr:`Policy.repeated`"""
+
+    def __str__(self) -> str:
+        """Return the words as they are typed."""
+        return shlex.join([*self.launcher, *self.targets, *self.options, UPDATE_OPTION])
+
+    def of(self, targets: Iterable[str]) -> UpdateCommand:
+        """Return the same command for other targets, and options that leave some of them out."""
+        return replace(self, targets=tuple(targets))
+
+
+@dataclass(frozen=True)
+class Verdict(Noted):
     """The judgement of one measurement."""
 
     kind: Kind
@@ -244,12 +262,12 @@ class Verdict:
     headline: str
     """one sentence that leads with the cause and its number"""
     comparisons: tuple[Comparison, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     """sentences that a reader of the headline should know as well"""
-    remedy: str = ""
-    """the next thing to do, a clause that ends in ``command`` where there is one"""
-    command: str = ""
-    """the command to type, as part of the remedy; already quoted for a shell"""
+    advice: str = ""
+    """the next thing to do, a clause; where there is a command it stands behind it"""
+    command: UpdateCommand | None = None
+    """the command to type"""
     uncompared: str = ""
     """why no baseline was compared: "recorded on virtual-T4 only"; "" where one was"""
     beside: str = ""
@@ -267,43 +285,22 @@ class Verdict:
     @property
     def recorded(self) -> bool:
         """Whether there was no baseline, and this run writes it."""
-        return self.kind is Kind.NO_BASELINE and WRITTEN_ANEW in self.notes
+        return self.kind is Kind.NO_BASELINE and self.is_written
 
+    @property
+    def is_written(self) -> bool:
+        """Whether this run writes the baseline, so that being far from it is no failure."""
+        return any(note.kind is NoteKind.RECORDED for note in self.notes)
 
-def update_command(
-    targets: Iterable[str], options: Iterable[str], launcher: Iterable[str] = ("pytest",)
-) -> str:
-    """Return the command that writes baselines, quoted for a shell.
+    @property
+    def command_text(self) -> str:
+        """The command, quoted for a shell; "" where there is none."""
+        return str(self.command) if self.command else ""
 
-    Args:
-        targets: nodeids and files; none: all tests.
-        options: those of :attr:`Policy.repeated`.
-        launcher: that of :attr:`Policy.launcher`.
-    """
-    return shlex.join([*launcher, *filter(None, targets), *options, UPDATE_OPTION])
-
-
-def retargeted(command: str, targets: Iterable[str]) -> str:
-    """Return an :func:`update_command` with its launcher and options, for these targets."""
-    launcher, words = _split_command(command)
-    return update_command(targets, [word for word in words if word.startswith("-")], launcher)
-
-
-def command_target(command: str) -> str:
-    """Return the first test or file that an :func:`update_command` names; "" where none is."""
-    target = next(iter(_split_command(command)[1]), "")
-    return "" if target.startswith("-") else target
-
-
-def _split_command(command: str) -> tuple[list[str], list[str]]:
-    """Return the words that start pytest, and those between these and the last one."""
-    try:
-        words = shlex.split(command)
-        # Of a script it may be a path: ".venv/bin/pytest".
-        place = next(i for i, word in enumerate(words, 1) if word.rpartition("/")[2] == "pytest")
-    except (ValueError, StopIteration):  # of a report that was edited by hand
-        return ["pytest"], []
-    return words[:place], words[place:-1]
+    @property
+    def remedy(self) -> str:
+        """The next thing to do, with its command, quoted for a shell; "" where nothing is."""
+        return f"{self.advice} {self.command}" if self.command else self.advice
 
 
 def beyond_tolerance(comparisons: Iterable[Comparison]) -> list[Comparison]:

@@ -17,11 +17,13 @@ from pytest_gpumem.meter.allocator import (
 )
 from pytest_gpumem.meter.peaks import NOTHING, minus
 from pytest_gpumem.meter.pins import Pins
+from pytest_gpumem.notes import NoteKind, notes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from pytest_gpumem.meter.allocator import Stats
+    from pytest_gpumem.notes import Note
 
 
 class Isolation:
@@ -159,15 +161,15 @@ class Isolation:
         ]
         return any(lost)
 
-    def notes(self) -> list[str]:
-        """Return sentences about figures that are not exact."""
+    def notes(self) -> list[Note]:
+        """Return notes about figures that are not exact."""
         sentences = self._pins.notes()
         if self.plugs.unfilled:
             sentences.append(
                 "earlier tests left free rooms in their segments that cannot be filled: peak "
                 "reserved may be up to 20.00 MiB off"
             )
-        return sentences
+        return [*notes_of(NoteKind.EARLIER_MEMORY, sentences)]
 
     def own(self, peaks: Sequence[Peak]) -> list[Peak]:
         """Subtract foreign memory and the plugs from the allocators' figures."""

@@ -34,6 +34,7 @@ from pytest_gpumem.meter.out_of_memory import WATCH
 from pytest_gpumem.meter.peaks import Apart, Tally, outside
 from pytest_gpumem.meter.provenance import provenance
 from pytest_gpumem.meter.step_watch import Steps
+from pytest_gpumem.notes import Note, NoteKind, notes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -46,9 +47,10 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import OutOfMemory
     from pytest_gpumem.meter.allocator import Stats
 
-SWITCHED_OFF: Final = (
+SWITCHED_OFF: Final = Note(
+    NoteKind.OUTSIDE,
     "the step left PyTorch's caching allocator off (caching_allocator_enable(False)): what it "
-    "allocated so is in no peak of PyTorch's; it is on again for later tests"
+    "allocated so is in no peak of PyTorch's; it is on again for later tests",
 )
 
 
@@ -468,7 +470,7 @@ class Meter:
         *,
         tally: Tally | None = None,
         out_of_memory: OutOfMemory | None = None,
-        notes: Sequence[str] = (),
+        notes: Sequence[Note] = (),
     ) -> Measurement:
         """Return the measurement of the whole step, or of a part's tally."""
         all_stats = self._isolation.stats()
@@ -481,21 +483,24 @@ class Meter:
         if whole and any(peak.allocated for peak in retained):
             collect_garbage()
             retained = self.counted()
-        sentences = [*notes, *(tally.notes if tally else ()), *shared(use, self.info.name)]
+        own = [*notes, *(tally.notes if tally else ())]
+        own += notes_of(NoteKind.DEVICE, shared(use, self.info.name))
         if self.info.kind == "virtual":  # a GPU's driver loads kernels there, when it wants
-            sentences.extend(beside(use, self.info.name))
+            own += notes_of(NoteKind.OUTSIDE, beside(use, self.info.name))
         if whole:
             if self._left_off or is_switched_off():
-                sentences.append(SWITCHED_OFF)
-            sentences.extend(self._isolation.notes())
-            sentences.extend(self._garbage.notes([peak.allocated for peak in self._whole.peaks]))
+                own.append(SWITCHED_OFF)
+            own += self._isolation.notes()
+            peaks = [peak.allocated for peak in self._whole.peaks]
+            own += notes_of(NoteKind.GARBAGE, self._garbage.notes(peaks))
         ended = whole and out_of_memory is None
         if ended:
-            sentences.extend(self._optimizers.notes())
+            own += notes_of(NoteKind.FRESH_OPTIMIZER, self._optimizers.notes())
             if self.device.has_guessed():
-                sentences.extend(self._optimizers.notes_on_gradients())
+                own += notes_of(NoteKind.VALUES, self._optimizers.notes_on_gradients())
         if ended and WATCH.count:
-            sentences.append(f"the step caught {WATCH.count} out-of-memory error(s) itself")
+            text = f"the step caught {WATCH.count} out-of-memory error(s) itself"
+            own.append(Note(NoteKind.RUN, text))
         return Measurement(
             device=self.info,
             provenance=provenance(self.device),
@@ -505,7 +510,7 @@ class Meter:
             alloc_retries=self.alloc_retries,
             segments=segments,
             out_of_memory=out_of_memory,
-            notes=tuple(sentences),
+            notes=tuple(own),
             device_use=use,
             steps=self.steps.by_device() if ended and self._steady else (),
         )

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pytest_gpumem.attribution.recording import Recording
+    from pytest_gpumem.notes import Note
 
 NOTHING: Final = Peak(0, 0)
 
@@ -42,7 +43,7 @@ class Tally:
         self.begin(start)
         self.windows: list[Span] = []
         """the spans of time in which it was open, without one that has not ended"""
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
         """sentences about figures of a part that are not exact, when it ended"""
 
     def begin(self, start: Sequence[Peak]) -> None:

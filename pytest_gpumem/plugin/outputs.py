@@ -20,7 +20,7 @@ from pytest_gpumem.report.model import Report
 from pytest_gpumem.report.terminal.toolchain_lead import moved_together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from pytest_gpumem.baselines.key import Key
     from pytest_gpumem.baselines.store import UpdateSummary
@@ -50,8 +50,8 @@ class Published(NamedTuple):
 class Circumstances(NamedTuple):
     """What a report says of its session besides the results."""
 
-    header: str
-    """the lines that the session began with, "" where no test was marked"""
+    header: Sequence[str]
+    """the sentences that the session began with; none where no test was marked"""
     updates: UpdateSummary | None = None
     """the outcome of writing baselines, in a run that does"""
     origin: Origin | None = None
@@ -81,7 +81,6 @@ def publish(
     for reason in dict.fromkeys(session_results.skipped):
         remarks.append(f"{session_results.skipped.count(reason)} skipped: {reason}")
     remarks += hidden_skip_lines(session_results.hidden_skips.values())
-    device = "; ".join(line.removeprefix("gpumem: ") for line in header.splitlines())
     histories: dict[Key, list[int]] = {}
     if settings.html is not None:
         with suppress(GitError):  # without git, or outside of a repository, none is known
@@ -89,7 +88,7 @@ def publish(
     report = Report(
         tuple(results),
         updates,
-        device,
+        "; ".join(header),
         options,
         tuple(remarks),
         settings.arguments,

@@ -277,6 +277,7 @@ def worst_of_ranks(
     """
     from pytest_gpumem.judge.result import SEVERITY
     from pytest_gpumem.judge.verdict import Kind
+    from pytest_gpumem.notes import Note, NoteKind
 
     def badness(result: Result) -> tuple[bool, int, int, int]:
         failed = result.verdict.failed
@@ -296,6 +297,7 @@ def worst_of_ranks(
             verdict = replace(verdict, failed=True)
         if len(results) > 1 and worst.rank is not None:
             why = "failed" if verdict.failed else "held most"
-            verdict = replace(verdict, notes=(*verdict.notes, f"of the ranks, {worst.rank} {why}"))
+            note = Note(NoteKind.RANK, f"of the ranks, {worst.rank} {why}")
+            verdict = replace(verdict, notes=(*verdict.notes, note))
         merged.append(replace(worst, verdict=verdict))
     return merged

@@ -18,11 +18,12 @@ from pytest_gpumem.judge.result import Result, describe_budget, with_others
 from pytest_gpumem.judge.verdict import Lookup
 from pytest_gpumem.meter.out_of_memory import find_out_of_memory
 from pytest_gpumem.nodeids import module_of, split_nodeid
+from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.sizes import MIB, format_size
 from pytest_gpumem.testrun import batch_sizes, leaks
 from pytest_gpumem.testrun.advice import advice
 from pytest_gpumem.testrun.edits import EditFinder
-from pytest_gpumem.testrun.explain import RAN_AGAIN, Explainer, ExplainPolicy, Explanations
+from pytest_gpumem.testrun.explain import Explainer, ExplainPolicy, Explanations, ran_again
 from pytest_gpumem.testrun.keepers import KeeperFinder
 from pytest_gpumem.testrun.rerun import Runner, shown_error
 from pytest_gpumem.testrun.size_range import is_ranged, with_ranges
@@ -55,8 +56,9 @@ NOT_COMPUTABLE = (
 )
 GROWTH: Final = 256 * MIB
 """bytes above its baseline that a test may take beside neighbours; of a large one a twentieth"""
-RAN_ALONE = (
-    "it was run once more alone: beside other processes' tests the GPU had too little for it"
+RAN_ALONE: Final = Note(
+    NoteKind.RUN,
+    "it was run once more alone: beside other processes' tests the GPU had too little for it",
 )
 
 
@@ -254,9 +256,8 @@ class MemorySession:
         module = module_of(item.nodeid)
         if module.startswith("../") and run.spec.baseline:
             path = self.store.path(run.info.key, module)
-            run.notes.append(
-                f"the test lies outside of pytest's root folder: its baseline is {path}"
-            )
+            text = f"the test lies outside of pytest's root folder: its baseline is {path}"
+            run.notes.append(Note(NoteKind.BASELINE, text))
         parts = run.part_measurements()
         measured = {"": (run.spec, run.measurement()), **parts}
         relations = {part: run.relations(part) for part in parts}  # of the first run, as the peaks
@@ -341,11 +342,11 @@ class MemorySession:
             raise WorthlessError(trouble) from error
         record = run.out_of_memory(shortage)
         if error is not shortage:
-            run.notes.append(f"the test raised it as {shown_error(error)}")
+            run.notes.append(Note(NoteKind.RUN, f"the test raised it as {shown_error(error)}"))
         part, spec, measurement = run.short_measurement(shortage, record)
         # Of the run that failed; if that was not recorded, there are none.
         failed = self.explainer.explain(run, [part]) if run.meter.records else Explanations()
-        hints: list[str] = []
+        hints: list[Note] = []
         needed: Peak | None = None
         recording = failed.recording
         if not debugging:
@@ -360,17 +361,18 @@ class MemorySession:
                 explanations = self.explainer.explain(run, [part]) if peaks else failed
                 recording = explanations.recording or run.meter.recording()
             if attempt.ran:
-                explanations.note = RAN_AGAIN.format("what it needs")
+                explanations.note = ran_again("what it needs")
             if peaks:
                 needed = max(peaks, key=lambda peak: peak.reserved)
                 record = replace(record, needed=needed, device_index=peaks.index(needed))
                 measurement = replace(measurement, out_of_memory=record)
             elif attempt.left:
-                note = (
+                text = (
                     f"{format_size(attempt.left)} that its first run left behind would count for "
                     "the second one too: so it is not told how much the test needs"
                 )
-                measurement = replace(measurement, notes=(*measurement.notes, note))
+                notes = (*measurement.notes, Note(NoteKind.RUN, text))
+                measurement = replace(measurement, notes=notes)
             failed = explanations
             if not part and self.explainer.enabled and attempt.ran:
                 batch_norm = recording is not None and recording.batch_norm

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.plugin.settings import Settings
     from pytest_gpumem.plugin.terminal_summary import Screen
     from pytest_gpumem.report.model import Origin
-    from pytest_gpumem.report.terminal.cause_text import FailureLine
+    from pytest_gpumem.report.terminal.styles import Span
 
 NAME: Final = "gpumem-session"
 LISTINGS: Final = ("collectonly", "showfixtures", "show_fixtures_per_test")
@@ -57,7 +57,7 @@ STYLES: Final[dict[str, dict[str, bool]]] = {
 class BriefRepr:
     """A failure in a few lines, in place of a report's ``longrepr``."""
 
-    def __init__(self, lines: Sequence[FailureLine], longrepr: object) -> None:
+    def __init__(self, lines: Sequence[Span], longrepr: object) -> None:
         self.lines = lines
         self.reprcrash = getattr(longrepr, "reprcrash", None)
         """the place and the message, which pytest's short summary shows"""
@@ -141,7 +141,8 @@ class GpuMemPlugin:
     # -- the header --
 
     @cached_property
-    def _device_header(self) -> str:
+    def _device_header(self) -> list[str]:
+        """The sentences at the head of the session."""
         from pytest_gpumem.plugin.terminal_summary import device_header
 
         return device_header(choice_of(self.config), self.settings, self._cards)
@@ -149,7 +150,8 @@ class GpuMemPlugin:
     def pytest_report_header(self) -> list[str]:
         """Show the device of marked tests, where workers collect them."""
         distributed = self.config.getoption("dist", "no") != "no"
-        return self._device_header.splitlines() if distributed else []
+        sentences = self._device_header if distributed else []
+        return [f"gpumem: {sentence}" for sentence in sentences]
 
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
         """Show it where marked tests were collected."""
@@ -161,10 +163,8 @@ class GpuMemPlugin:
         uses_device = any(map(is_marked, items)) or (
             self.settings.shown_always and CHOICE in self.config.stash
         )
-        lines = self._device_header.splitlines() if uses_device else []
-        if self._selection:
-            lines.append(f"gpumem: {self._selection}")
-        return [] if quiet else lines
+        sentences = [*(self._device_header if uses_device else ()), self._selection]
+        return [] if quiet else [f"gpumem: {sentence}" for sentence in filter(None, sentences)]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:  # noqa: ANN401 - of pytest-xdist
@@ -233,7 +233,7 @@ class GpuMemPlugin:
         if self.settings.writes or (self.results and self.settings.on_github):
             from pytest_gpumem.plugin.outputs import Circumstances, publish
 
-            header = self._device_header if self.results else ""
+            header = self._device_header if self.results else []
             if not self._listing:
                 circumstances = Circumstances(header, self._updates, self._origin(session))
                 self._published = publish(self.results, self.settings, circumstances)
@@ -302,10 +302,10 @@ class GpuMemPlugin:
             session_summary,
             versions_hint,
         )
-        from pytest_gpumem.report.terminal.colours import styled
+        from pytest_gpumem.report.terminal.styles import lines_of
         from pytest_gpumem.report.text import wrapped
 
-        paragraphs = session_summary(
+        summary = session_summary(
             self.results,
             self._updates,
             updating=self.settings.update_baselines,
@@ -322,8 +322,9 @@ class GpuMemPlugin:
             if not self._has_baselines:
                 hints.append(card_hint(results, self.settings))
             width = terminalreporter._tw.fullwidth
-            paragraphs += [wrapped("gpumem: ", hint, width) for hint in hints if hint]
-        if not paragraphs:
+            for hint in filter(None, hints):
+                summary += lines_of(wrapped("gpumem: ", hint, width))
+        if not summary:
             return
         # Else pytest ends the line of the last test in the midst of the summary.
         terminalreporter.ensure_newline()
@@ -335,9 +336,9 @@ class GpuMemPlugin:
             for line in lines.get(results[0].nodeid, ()):
                 terminalreporter.write_line(line.text, **STYLES[line.style])
             terminalreporter.write_line("")
-        for row in "\n".join(paragraphs).split("\n"):
-            for stretch, style in styled(row):
-                terminalreporter.write(stretch, **STYLES[style])
+        for row in summary:
+            for span in row:
+                terminalreporter.write(span.text, **STYLES[span.style])
             terminalreporter.write_line("")
 
     @pytest.hookimpl(optionalhook=True)

@@ -14,11 +14,11 @@ from pytest_gpumem.report.card_matrix import cards_matrix
 from pytest_gpumem.report.causes import cause_lines
 from pytest_gpumem.report.terminal import session_text, update_text
 from pytest_gpumem.report.terminal.brief_text import brief_failures, repeated_lines
-from pytest_gpumem.report.terminal.cause_text import FailureLine
 from pytest_gpumem.report.terminal.failure_text import MOST_ROWS, failure_sections
+from pytest_gpumem.report.terminal.styles import Span, encodable_lines, lines_of
 from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.report.terminal.toolchain_lead import lead_lines, short_texts
-from pytest_gpumem.report.text import can_encode, encodable, printable, wrapped
+from pytest_gpumem.report.text import can_encode, printable, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,13 +28,16 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.plugin.results import SessionResults
     from pytest_gpumem.plugin.settings import Settings
+    from pytest_gpumem.report.terminal.styles import Line
 
 LEAST_WIDTH: Final = 80
 """columns that a failure's text is laid out for at least"""
+BLANK: Final[Line] = ()
+"""a line without text"""
 
 
-def device_header(choice: Choice, settings: Settings, cards: Sequence[str] = ()) -> str:
-    """Return the lines for the head of the session.
+def device_header(choice: Choice, settings: Settings, cards: Sequence[str] = ()) -> list[str]:
+    """Return the sentences for the head of the session.
 
     Args:
         choice: the session's device.
@@ -59,19 +62,17 @@ def device_header(choice: Choice, settings: Settings, cards: Sequence[str] = ())
             named[0].context,
         )
     others = [card.name for card in named[1:]] if expected and expected.kind == "virtual" else []
-    lines = [
-        session_text.header(expected, others=others)
-        if expected
-        else f"gpumem: {device.kind} device"
-    ]
+    sentences = (
+        session_text.header(expected, others=others) if expected else [f"{device.kind} device"]
+    )
     if settings.all:
-        lines.append("gpumem: every test that takes memory of it is measured (gpumem_all)")
+        sentences.append("every test that takes memory of it is measured (gpumem_all)")
     elif settings.shown_always and device.kind == "virtual":
         number = "it" if settings.shown_always == 1 else f"{settings.shown_always} of them"
-        lines.append(f"gpumem: all code of this session sees {number}; unmarked tests read zeros")
+        sentences.append(f"all code of this session sees {number}; unmarked tests read zeros")
     if settings.strict_in_ci and not settings.update_baselines:
-        lines.append("gpumem: CI is set: a test without a baseline to compare with fails")
-    return "\n".join(lines)
+        sentences.append("CI is set: a test without a baseline to compare with fails")
+    return sentences
 
 
 def card_hint(results: Sequence[Result], settings: Settings) -> str:
@@ -150,7 +151,7 @@ class Screen(NamedTuple):
 
 def failure_lines(
     results: Sequence[Result], screen: Screen, verbosity: int
-) -> dict[str, list[FailureLine]]:
+) -> dict[str, list[Span]]:
     """Return the lines in place of each failed test's report, by its nodeid.
 
     Args:
@@ -181,7 +182,7 @@ def failure_lines(
         for nodeid, members in by_test.items()
     }
     toolchain = {
-        nodeid: [FailureLine(line, "headline") for line in text.splitlines()]
+        nodeid: [Span(line, "headline") for line in text.splitlines()]
         for nodeid, text in short_texts(results).items()
     }
     rest = [result for result in results if result.nodeid not in toolchain]
@@ -198,8 +199,8 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
     verbosity: int,
     width: int,
     encoding: str,
-) -> list[str]:
-    """Return the paragraphs for the end of the session; none where no marked test ran.
+) -> list[Line]:
+    """Return the lines for the end of the session; none where no marked test ran.
 
     Args:
         session_results: the results.
@@ -212,59 +213,73 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
     """
     results = session_results.results()
     ascii_only = not can_encode("…→", encoding)
-    paragraphs = [f"gpumem: {problem}" for problem in session_results.problems]
-    for reason in dict.fromkeys(session_results.unmeasured):
-        number = session_results.unmeasured.count(reason)
+    lines: list[Line] = []
+    for problem in session_results.problems:
+        lines += lines_of(f"gpumem: {problem}")
+    for reason, number in Counter(session_results.unmeasured).items():
         tests = "1 unmarked test was" if number == 1 else f"{number} unmarked tests were"
-        sentence = f"{tests} not measured (--gpumem-all): {reason}"
-        paragraphs.append(wrapped("gpumem: ", sentence, width))
+        lines += _told(f"{tests} not measured (--gpumem-all): {reason}", width)
     leads = lead_lines(results, width, ascii_only=ascii_only, arguments=arguments)
     if not leads:  # a new toolchain moves many tests at one line: it is the cause, not the line
-        leads = [
-            encodable(wrapped("gpumem: ", sentence, width), ascii_only=ascii_only)
-            for sentence in cause_lines(results)
-        ]
-    paragraphs += leads
+        causes = [line for sentence in cause_lines(results) for line in _told(sentence, width)]
+        leads = encodable_lines(causes, ascii_only=ascii_only)
+    lines += leads
     if verbosity >= 0:
-        if paragraphs:
-            paragraphs.append("")
-        table = summary_table(results, verbosity, width, ascii_only=ascii_only)
-        cards = cards_matrix(results, width)
-        for block in (table, cards):
-            paragraphs += [block, ""] if block else []
-        paragraphs += filter(None, [session_text.counts(results)])
-        paragraphs += session_text.comparison_lines(results, width=width)
-        for reason in dict.fromkeys(session_results.skipped):
-            number = session_results.skipped.count(reason)
-            paragraphs.append(f"gpumem: {number} skipped: {reason}")
-        paragraphs += [
-            wrapped("gpumem: ", sentence, width)
-            for sentence in hidden_skip_lines(session_results.hidden_skips.values())
-        ]
-    else:  # no head and no notes, but a row of each test that fails the session
-        failed = [result for result in results if result.verdict.failed and not result.expected]
-        table = summary_table(failed, 0, width, ascii_only=ascii_only)
-        paragraphs += [table, ""] if table else []
-        hidden = Counter(skip.whole_file for skip in session_results.hidden_skips.values())
-        sentence = session_text.not_held(
-            results,
-            skipped_tests=len(session_results.skipped) + hidden[False],
-            skipped_files=hidden[True],
-        )
-        paragraphs += filter(None, [sentence])
-    paragraphs += session_text.snapshots(results, width=width)
+        lines += [BLANK] if lines else []
+        lines += _every_test(session_results, verbosity, width, ascii_only=ascii_only)
+    else:
+        lines += _failed_tests(session_results, width, ascii_only=ascii_only)
+    for paragraph in session_text.snapshots(results, width=width):
+        lines += lines_of(paragraph)
     if updates is not None:
-        paragraphs.append(
-            update_text.update_summary(
-                updates, width=width, ascii_only=ascii_only, brief=verbosity < 0
-            )
+        account = update_text.update_summary(
+            updates, width=width, ascii_only=ascii_only, brief=verbosity < 0
         )
-    if verbosity >= 0:
-        command = session_text.next_command(results, updating=updating, arguments=arguments)
-        paragraphs += [f"gpumem: to record baselines: {command}"] if command else []
-        accepts = dict.fromkeys(result.verdict.accept for result in results)
-        paragraphs += [
-            f"gpumem: to accept this run's figures on another machine: {printable(accept)}"
-            for accept in filter(None, accepts)
-        ]
-    return paragraphs
+        lines += lines_of(f"gpumem: baselines: {account}")
+    command = session_text.next_command(results, updating=updating, arguments=arguments)
+    if verbosity >= 0 and command:
+        words = Span(printable(str(command)), "command")
+        lines.append((Span("gpumem: to record baselines: "), words))
+    for accept in dict.fromkeys(result.verdict.accept for result in results):
+        if accept and verbosity >= 0:
+            lead = "gpumem: to accept this run's figures on another machine: "
+            lines.append((Span(lead), Span(printable(accept), "command")))
+    return lines
+
+
+def _told(sentence: str, width: int) -> list[Line]:
+    return lines_of(wrapped("gpumem: ", sentence, width))
+
+
+def _every_test(
+    session_results: SessionResults, verbosity: int, width: int, *, ascii_only: bool
+) -> list[Line]:
+    """Return the table of tests, that of cards, and the numbers of each verdict."""
+    results = session_results.results()
+    table = summary_table(results, verbosity, width, ascii_only=ascii_only)
+    lines: list[Line] = []
+    for block in (table, lines_of(cards_matrix(results, width))):
+        lines += [*block, BLANK] if block else []
+    number_words = session_text.counts(results)
+    lines += [(Span("gpumem: "), *number_words)] if number_words else []
+    for paragraph in session_text.comparison_lines(results, width=width):
+        lines += lines_of(paragraph)
+    for reason, number in Counter(session_results.skipped).items():
+        lines += lines_of(f"gpumem: {number} skipped: {reason}")
+    for sentence in hidden_skip_lines(session_results.hidden_skips.values()):
+        lines += _told(sentence, width)
+    return lines
+
+
+def _failed_tests(session_results: SessionResults, width: int, *, ascii_only: bool) -> list[Line]:
+    """Return a row of each test that fails the session, and the number of those not held."""
+    results = session_results.results()
+    failed = [result for result in results if result.verdict.failed and not result.expected]
+    table = summary_table(failed, 0, width, ascii_only=ascii_only)
+    hidden = Counter(skip.whole_file for skip in session_results.hidden_skips.values())
+    sentence = session_text.not_held(
+        results,
+        skipped_tests=len(session_results.skipped) + hidden[False],
+        skipped_files=hidden[True],
+    )
+    return [*table, *([BLANK] if table else []), *lines_of(sentence)]

@@ -9,6 +9,7 @@ from pytest_gpumem.judge.breakdown_diff import BreakdownRow, category_rows, site
 
 if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Result
+    from pytest_gpumem.notes import Note
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class DeviceRows:
     """peak allocated"""
     cached: BreakdownRow
     sites: list[BreakdownRow]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     def share(self, row: BreakdownRow) -> float:
         """Return a row's part of the peak, in percent."""

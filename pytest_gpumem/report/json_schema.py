@@ -17,12 +17,15 @@ from pytest_gpumem.judge.verdict import FigureName, Kind, LeadKind  # noqa: TC00
 
 # At run time: msgspec reads the annotations.
 from pytest_gpumem.measurement import Category, DeviceKind  # noqa: TC001
+from pytest_gpumem.notes import Note, NoteKind, paired
 from pytest_gpumem.source_lines import package_path
 
 FORMAT: Final = 3
 """The format that is written. 1: the first (pytest-gpumem 0.1.0). 2: a verdict has causes, a
 breakdown "lines", "unsplit" and "autocast". 3: a report has origins, a result an outcome, and a
-measured breakdown its course, so that the baselines of the session can be written from it."""
+measured breakdown its course, so that the baselines of the session can be written from it; notes
+and hints have kinds ("note_kinds", "hint_kinds"), and a verdict the words of its command
+("update")."""
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -138,13 +141,29 @@ class KeeperJson(OfLineJson, frozen=True, rename={"nbytes": "bytes"}):
     steps: tuple[Count, ...]
 
 
-class AttributionJson(Strict, frozen=True):
+_TEXTS: Final = {"note_texts": "notes", "hint_texts": "hints"}
+"""the names of sentences, whose kinds came later"""
+
+
+class AttributionJson(Strict, frozen=True, rename=_TEXTS):
     """Where one device's peak comes from."""
 
     breakdown: MeasuredBreakdownJson
-    notes: tuple[str, ...]
-    hints: tuple[str, ...]
+    note_texts: tuple[str, ...]
+    hint_texts: tuple[str, ...]
     keepers: tuple[KeeperJson, ...] = ()
+    note_kinds: tuple[NoteKind, ...] = ()
+    hint_kinds: tuple[NoteKind, ...] = ()
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """The notes, each with its kind."""
+        return paired(self.note_texts, self.note_kinds)
+
+    @property
+    def hints(self) -> tuple[Note, ...]:
+        """The hints, each with its kind."""
+        return paired(self.hint_texts, self.hint_kinds)
 
 
 class SlopeJson(Strict, frozen=True):
@@ -193,7 +212,7 @@ class PeakRangeJson(Strict, frozen=True):
     judged: bool = False
 
 
-class MeasurementJson(Strict, frozen=True):
+class MeasurementJson(Strict, frozen=True, rename=_TEXTS):
     """One step's memory; all lists but notes and hints have one entry a device."""
 
     device: DeviceJson
@@ -204,9 +223,9 @@ class MeasurementJson(Strict, frozen=True):
     alloc_retries: Count
     segments: Count
     out_of_memory: OutOfMemoryJson | None
-    notes: tuple[str, ...]
+    note_texts: tuple[str, ...]
     attributions: tuple[AttributionJson, ...]
-    hints: tuple[str, ...]
+    hint_texts: tuple[str, ...]
     slope: SlopeJson | None
     steps: tuple[tuple[Signed, ...], ...]
     left: tuple[Signed, ...]
@@ -214,6 +233,18 @@ class MeasurementJson(Strict, frozen=True):
     stayed: StayedJson | None
     largest: Count | None = None
     range: PeakRangeJson | None = None
+    note_kinds: tuple[NoteKind, ...] = ()
+    hint_kinds: tuple[NoteKind, ...] = ()
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """The notes, each with its kind."""
+        return paired(self.note_texts, self.note_kinds)
+
+    @property
+    def hints(self) -> tuple[Note, ...]:
+        """The hints, each with its kind."""
+        return paired(self.hint_texts, self.hint_kinds)
 
 
 class ComparisonJson(Strict, frozen=True):
@@ -249,22 +280,46 @@ class LeadJson(Strict, frozen=True):
     place: str = ""
 
 
-class VerdictJson(Strict, frozen=True):
+class UpdateCommandJson(Strict, frozen=True):
+    """The words of a command that writes baselines, besides the option that does."""
+
+    launcher: tuple[str, ...]
+    targets: tuple[str, ...]
+    options: tuple[str, ...]
+
+
+class VerdictJson(
+    Strict,
+    frozen=True,
+    rename={"note_texts": "notes", "command_text": "command", "command": "update"},
+):
     """The judgement of one measurement."""
 
     kind: Kind
     failed: bool
     headline: str
     comparisons: tuple[ComparisonJson, ...]
-    notes: tuple[str, ...]
+    note_texts: tuple[str, ...]
     remedy: str
-    command: str
+    command_text: str
     uncompared: str
     held_to: str
     causes: tuple[CauseJson, ...] = ()
     beside: str = ""
     accept: str = ""
     lead: LeadJson | None = None
+    note_kinds: tuple[NoteKind, ...] = ()
+    command: UpdateCommandJson | None = None
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """The notes, each with its kind."""
+        return paired(self.note_texts, self.note_kinds)
+
+    @property
+    def advice(self) -> str:
+        """The remedy without its command, where the report has that in words of its own."""
+        return self.remedy.removesuffix(self.command_text).rstrip() if self.command else self.remedy
 
 
 class FiguresJson(Strict, frozen=True):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_gpumem.judge.result import hints_of, urgency
 from pytest_gpumem.judge.verdict import Kind
+from pytest_gpumem.notes import ranked
 from pytest_gpumem.report.breakdown_rows import DeviceRows, device_rows
 from pytest_gpumem.report.card_matrix import TITLE as CARDS_TITLE
 from pytest_gpumem.report.card_matrix import card_matrix
@@ -86,7 +87,7 @@ def _document(report: Report, when: str, limits: _Limits) -> str:
     blocks = [f"## GPU memory: {title if number else 'no test was measured'}"]
     if report.device:
         blocks.append(prose(report.device))
-    kinds = counts(report.results).removeprefix("gpumem: ")
+    kinds = "".join(span.text for span in counts(report.results))
     facts = [kinds, *(f"{name}={value}" for name, value in report.options.items()), when]
     if any(facts):
         blocks.append(" · ".join(prose(fact) for fact in facts if fact))
@@ -107,8 +108,7 @@ def _document(report: Report, when: str, limits: _Limits) -> str:
     if report.updates is not None:
         account = update_summary(report.updates, width=_UPDATE_WIDTH, brief=limits != _ALL)
         # Fenced: it has lines of its own, and paths in which nothing is markup.
-        account = fenced(account.removeprefix("gpumem: baselines: "), "text")
-        blocks += ["### Baselines", account]
+        blocks += ["### Baselines", fenced(account, "text")]
     blocks += _commands(report)
     if limits != _ALL:
         blocks.append("*This report was shortened to the size that is shown here.*")
@@ -121,7 +121,7 @@ def _commands(report: Report) -> Iterator[str]:
     command = next_command(report.results, updating=updating, arguments=report.arguments)
     if command:
         yield "To record baselines:"
-        yield fenced(command, "sh")
+        yield fenced(printable(str(command)), "sh")
     for accept in dict.fromkeys(result.verdict.accept for result in report.results):
         if accept:
             yield "To accept this run's figures on another machine:"
@@ -151,15 +151,15 @@ def _failures(failures: Sequence[Result], limits: _Limits) -> Iterator[str]:
             for line in result.held_lines
             for reason in line.reasons
         ]
-        lines += [f"- note: {prose(note)}" for note in verdict.notes]
-        lines += [f"- hint: {prose(hint)}" for hint in hints_of(result)]
+        lines += [f"- note: {prose(note.text)}" for note in ranked(verdict.notes)]
+        lines += [f"- hint: {prose(hint.text)}" for hint in hints_of(result)]
         lines += [f"- snapshot: {code(result.snapshot)}"] if result.snapshot else []
         if lines:
             yield "\n".join(lines)
-        if verdict.remedy:
-            yield f"Next: {prose(verdict.remedy.removesuffix(verdict.command))}"
+        if verdict.advice:
+            yield f"Next: {prose(verdict.advice)}"
         if verdict.command:
-            yield fenced(printable(verdict.command), "sh")
+            yield fenced(printable(str(verdict.command)), "sh")
     if len(shown) < len(failures):
         yield f"And {len(failures) - len(shown)} more that failed."
 
@@ -203,7 +203,7 @@ def _breakdown_tables(device: DeviceRows, where: str) -> Iterator[str]:
     yield pipe_table((f"allocated by{where}", *titles, "of", "blocks", "module", "code"), sites)
     hidden = len(device.sites) - len(sites)
     yield f"And {hidden} more source lines." if hidden else ""
-    yield "\n".join(f"- {prose(note)}" for note in device.notes)
+    yield "\n".join(f"- {prose(note.text)}" for note in device.notes)
 
 
 def _size_cells(row: BreakdownRow) -> tuple[str, str, str]:

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.fit.search import Probe, Search
 from pytest_gpumem.meter.peaks import fullest
+from pytest_gpumem.notes import NoteKind, notes_of
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pytest_gpumem.measurement import Peak
+    from pytest_gpumem.notes import Note
     from pytest_gpumem.testrun.marked_item import MarkedItem
     from pytest_gpumem.testrun.rerun import Runner
     from pytest_gpumem.testrun.run import Run
@@ -29,7 +31,7 @@ def advice(
     error: BaseException,
     *,
     batch_norm: bool,
-) -> list[str]:
+) -> list[Note]:
     """Return hints at ways to make a test fit, each tried by running it.
 
     Args:
@@ -47,10 +49,8 @@ def advice(
     if needed and (size or 0) > 1 and run.has_read("batch_size") and run.spec.batch_sizes is None:
         hints += _smaller_batches(runner, item, run, needed, error, batch_norm=batch_norm)
     if run.spec.variants and not run.has_read("variant"):
-        return [
-            *hints,
-            "none of its variants was tried: the test does not ask for gpu_memory.variant",
-        ]
+        unread = "none of its variants was tried: the test does not ask for gpu_memory.variant"
+        return [*notes_of(NoteKind.TRIAL, [*hints, unread])]
     for name, options in run.spec.variants.items():
         with runner.trial(item, run.inputs._replace(variant=options), handled=error) as trial:
             if trial.passed and trial.left:
@@ -70,7 +70,7 @@ def advice(
                 hints.append(f"variant {name!r} does not fit")
             else:
                 hints.append(f"variant {name!r} fails: {trial.error}")
-    return hints
+    return [*notes_of(NoteKind.TRIAL, hints)]
 
 
 def _smaller_batches(  # noqa: PLR0913 - a test, and all that is known of its failure

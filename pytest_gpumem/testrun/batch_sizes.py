@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.fit.scaling import Scaling, grows_evenly, uneven
+from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.testrun.explain import explain
 
@@ -54,16 +55,18 @@ def with_slope(
     scaling = Scaling.of(points)
     notes = list(measurement.notes)
     if left:
-        notes.append(
+        text = (
             f"{format_size(left)} that runs with other batch sizes left behind are in the figures "
             "of smaller ones: the growth is larger than shown"
         )
+        notes.append(Note(NoteKind.SLOPE, text))
     if name_lines and not grows_evenly(scaling):
         breakdowns = {size: _breakdown(runner, item, run, size, device) for size in sizes}
         lines = uneven({size: parts for size, parts in breakdowns.items() if parts is not None})
         off = f"{format_size(scaling.residual)} off the line through batch sizes"
         listed = ", ".join(map(str, sizes))
-        notes.append(f"{off} {listed}{': ' if lines else ''}{'; '.join(lines)}")
+        text = f"{off} {listed}{': ' if lines else ''}{'; '.join(lines)}"
+        notes.append(Note(NoteKind.SLOPE, text))
     return replace(measurement, slope=scaling.slope, notes=tuple(notes))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.devices.children import value_notes
+from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
@@ -16,8 +17,8 @@ MOST_SHOWN: Final = 4
 """processes on one device that have a size each in a note"""
 
 
-def child_notes(run: Run) -> Iterator[str]:
-    """Yield sentences on the child processes of a test that has ended.
+def child_notes(run: Run) -> Iterator[Note]:
+    """Yield notes on the child processes of a test that has ended.
 
     They name no process by its number, so that they are the same in every run.
     """
@@ -43,17 +44,19 @@ def child_notes(run: Run) -> Iterator[str]:
             )
     if shown:
         number = sum(bool(child.peaks) for child in run.children)
-        yield (
+        text = (
             f"{_counted(number)} reserved {', '.join(shown)}, which are in no figure of this test"
         )
-    yield from excesses
+        yield Note(NoteKind.CHILD_PROCESS, text)
+    yield from notes_of(NoteKind.CHILD_PROCESS, excesses)
     yield from value_notes(run.children, run.root)
     silent = sum(not child.ended for child in run.children)
     if silent:
-        yield (
+        text = (
             f"{_counted(silent)} used the GPU and told no peak: it is known when a process has "
             "ended, not by a signal or os._exit()"
         )
+        yield Note(NoteKind.CHILD_PROCESS, text)
 
 
 def _counted(number: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pytest_gpumem.allocator_view import MOST_EVENTS
 from pytest_gpumem.attribution.attributor import Attributor, Subject
@@ -13,6 +13,7 @@ from pytest_gpumem.attribution.snapshots import write_snapshot
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.meter.allocator import expandable_segments
+from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.torchrun_env import current_rank
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.rerun import Runner
     from pytest_gpumem.testrun.run import Run
 
-RAN_AGAIN: Final = "its body ran a second time, after it had failed: for {}"
-
 _TOO_MUCH = (Kind.REGRESSED, Kind.OVER_BUDGET, Kind.OUT_OF_MEMORY)
 
 
@@ -44,6 +43,12 @@ def _would_be_written(entry: BaselineEntry | None, measurement: Measurement) -> 
         return True
     old = (entry.peaks, entry.slope, entry.largest)
     return old != (measurement.peaks, measurement.slope, measurement.largest)
+
+
+def ran_again(purpose: str) -> Note:
+    """Return the note on a second run of a test, for a purpose."""
+    text = f"its body ran a second time, after it had failed: for {purpose}"
+    return Note(NoteKind.RUN, text)
 
 
 def too_much(results: Iterable[Result]) -> bool:
@@ -143,7 +148,7 @@ class Explainer:
         with self._runner.again(item, record=True) as attempt:
             if attempt.passed:
                 explanations = self.explain(run, parts)
-                explanations.note = RAN_AGAIN.format("where its peak comes from")
+                explanations.note = ran_again("where its peak comes from")
                 return explanations
             explanations = Explanations()
             explanations.recording = run.meter.recording()
@@ -186,7 +191,8 @@ class Explainer:
             measurement, peak = result.measurement, peaks.get(result.part)
             hint = fragmentation(peak, expandable.get(result.part)) if peak else ""
             if measurement is not None and hint:
-                measurement = replace(measurement, hints=(*measurement.hints, hint))
+                note = Note(NoteKind.FRAGMENTATION, hint)
+                measurement = replace(measurement, hints=(*measurement.hints, note))
             explained.append(replace(result, measurement=measurement))
         return explained
 
@@ -230,8 +236,8 @@ class Explanations:
         self._peaks: dict[str, tuple[Peak, ...]] = {}
         self._obstacle = ""
         """the reason why there are none"""
-        self.note = ""
-        """a sentence on the run that they are of, where that is not the test's first one"""
+        self.note: Note | None = None
+        """on the run that they are of, where that is not the test's first one"""
         self.recording: Recording | None = None
         self.scenes: dict[str, tuple[Scene, ...]] = {}
         """of each part's peaks, one a device"""
@@ -264,13 +270,15 @@ class Explanations:
         """Return the measurement of a part with its attributions, or with a note of the reason."""
         attributions = self._attributions.get(part)
         if attributions is None:
-            reasons = filter(None, (self._obstacle, self.note))
-            return replace(measurement, notes=(*measurement.notes, *reasons))
+            obstacle = [Note(NoteKind.BREAKDOWN, self._obstacle)] * bool(self._obstacle)
+            own = [self.note] if self.note else []
+            return replace(measurement, notes=(*measurement.notes, *obstacle, *own))
         oom = measurement.out_of_memory
         if oom is None and self._peaks[part] != measurement.peaks:
             peak = format_size(max(peak.allocated for peak in self._peaks[part]))
-            note = f"the breakdown is that of a second run, which peaked at {peak} allocated"
-            measurement = replace(measurement, notes=(*measurement.notes, note))
+            text = f"the breakdown is that of a second run, which peaked at {peak} allocated"
+            notes = (*measurement.notes, Note(NoteKind.BREAKDOWN, text))
+            measurement = replace(measurement, notes=notes)
         if self.note:
             first, *others = attributions
             attributions = (replace(first, notes=(*first.notes, self.note)), *others)

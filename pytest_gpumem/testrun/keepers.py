@@ -9,7 +9,7 @@ from pytest_gpumem.attribution.keepers import KeeperSearch
 from pytest_gpumem.judge.breakdown_diff import extra_blocks
 from pytest_gpumem.judge.verdict import Kind, beyond_tolerance
 from pytest_gpumem.measurement import LineKey
-from pytest_gpumem.testrun.explain import RAN_AGAIN
+from pytest_gpumem.testrun.explain import ran_again
 from pytest_gpumem.torchrun_env import current_rank
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class KeeperFinder:
         with self._runner.again(item, record=True, at_moment=planned.search.at_moment) as attempt:
             keepers = planned.keepers(attempt)
         explanations.add_keepers(planned.part, planned.device, keepers)
-        explanations.note = RAN_AGAIN.format("what keeps its blocks")
+        explanations.note = ran_again("what keeps its blocks")
         return True
 
 

@@ -12,6 +12,7 @@ from pytest_gpumem.attribution.sites import sites
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.judge.judge import judge_left
 from pytest_gpumem.measurement import Stayed
+from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.step_growth import LEAST_STEPS, WARM, growth
 
@@ -145,7 +146,7 @@ def judged(  # noqa: PLR0913 - a test, its run, and all that came of it
     verdict = judge_left(measurement, run.spec, whole.verdict)
     if verdict is None:
         return None
-    notes = (*verdict.notes, note) if note else verdict.notes
+    notes = (*verdict.notes, Note(NoteKind.RUN, note)) if note else verdict.notes
     return replace(whole, measurement=measurement, verdict=replace(verdict, notes=notes))
 
 

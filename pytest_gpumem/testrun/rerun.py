@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.devices.children import CHILDREN
+from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.sizes import MIB, format_size
 from pytest_gpumem.testrun.child_processes import child_notes
 from pytest_gpumem.testrun.marked_item import Attempt
@@ -217,13 +218,15 @@ class Runner:
             ]
             holders += [nodeid for nodeid, _ in self._leftovers]
             names = ", ".join(holders[-3:]) or "code outside of marked tests"
-            run.notes.append(
-                f"{format_size(uncounted)} held when it began, by {names}, are not counted"
-            )
+            text = f"{format_size(uncounted)} held when it began, by {names}, are not counted"
+            run.notes.append(Note(NoteKind.LEFTOVER, text))
         if run.device.has_guessed():
             run.notes += [
-                f"the values of fixture {fixture.name!r} are unknown: {fixture.values_lost_by} "
-                'used it, or ran beside it, with values="off"'
+                Note(
+                    NoteKind.VALUES,
+                    f"the values of fixture {fixture.name!r} are unknown: {fixture.values_lost_by} "
+                    'used it, or ran beside it, with values="off"',
+                )
                 for fixture in run.owned
                 if fixture.holds_memory and fixture.values_lost_by not in {"", self._nodeid}
             ]

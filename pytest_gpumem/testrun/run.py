@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.fit.search import Largest
     from pytest_gpumem.measurement import DeviceInfo, Measurement
     from pytest_gpumem.meter.peaks import Tally
+    from pytest_gpumem.notes import Note
     from pytest_gpumem.testrun.marked_item import MarkedItem
 
 BOUNDLESS: Final = 1 << 39
@@ -87,7 +88,7 @@ class Run:
     progress: Callable[[str], None] = _no_progress
     """shows the waiting user a line"""
     parts: dict[str, Part] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     owned: list[Retained] = field(default_factory=list)
     """fixtures of wider scope that this test uses"""
     excused_blocks: set[tuple[int, int]] = field(default_factory=set)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.measurement import Peak, PeakRange
+from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.testrun.workspace_replay import NoRangeError, WorkspaceReplay
 
@@ -62,7 +63,7 @@ def with_ranges(
                 ends.append(peaks)
                 unfit += refused
     except NoRangeError as error:
-        note = f"{error}: {uncertain.reason}"
+        note = Note(NoteKind.WORKSPACES, f"{error}: {uncertain.reason}")
         results[""] = whole_spec, replace(whole, notes=(*whole.notes, note))
         return results
     for part, (part_spec, measurement) in measured.items():
@@ -117,5 +118,6 @@ def _with_range(measurement: Measurement, spanned: PeakRange) -> Measurement:
         judged = "; limits are held to the largest" if spanned.judged else ""
         if measurement.peaks == spanned.most:
             judged = "; the figures are the largest"
-        notes.append(f"{', '.join(figures)}: {spanned.reason}{judged}")
+        text = f"{', '.join(figures)}: {spanned.reason}{judged}"
+        notes.append(Note(NoteKind.WORKSPACES, text))
     return replace(measurement, range=spanned, notes=tuple(notes))

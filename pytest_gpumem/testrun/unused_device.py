@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from pytest_gpumem.devices.virtual.device import VirtualDevice
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.judge.result import describe_budget
-from pytest_gpumem.judge.verdict import WRITTEN_ANEW
+from pytest_gpumem.notes import Note, NoteKind
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,11 +87,12 @@ def check_unused(run: Run, path: Path) -> None:
         raise UnusedDeviceError(
             f"@pytest.mark.gpu_memory({describe_budget(run.spec)})", problem + cause, REMEDY
         )
-    run.notes.append(f"{problem}, and no baseline is made of it{cause}")
+    text = f"{problem}, and no baseline is made of it{cause}"
+    run.notes.append(Note(NoteKind.UNRECORDED, text))
 
 
 def unrecorded(result: Result) -> Result:
     """Return a result of such a test: it makes no baseline, so that no command records one."""
-    notes = tuple(note for note in result.verdict.notes if note != WRITTEN_ANEW)
-    verdict = replace(result.verdict, notes=notes, remedy=REMEDY, command="")
+    notes = tuple(note for note in result.verdict.notes if note.kind is not NoteKind.RECORDED)
+    verdict = replace(result.verdict, notes=notes, advice=REMEDY, command=None)
     return replace(result, baseline=False, verdict=verdict)

@@ -207,4 +207,4 @@ def test_a_history_that_overflows_is_said(torch, monkeypatch):
         found = explain(run, [""], ROOT, timelines=False)
     attached = found.attached("", measurement)
     assert attached.attributions == ()
-    assert "history keeps" in attached.notes[-1]
+    assert "history keeps" in attached.note_texts[-1]

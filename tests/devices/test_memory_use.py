@@ -148,7 +148,7 @@ def test_without_nvml_cudas_figure_is_read_at_the_ends(gpu, without_nvml):
 def test_without_nvml_much_memory_of_others_is_said_to_be_somebodys(gpu, without_nvml):
     device = CudaDevice()
     give_back = outside(2 * GIB)
-    (note,) = measured(device, device.open(None, 1), lambda: empty(20)).notes
+    (note,) = measured(device, device.open(None, 1), lambda: empty(20)).note_texts
     give_back()
     assert "of NVIDIA L4 were in use besides PyTorch's memory when the step began" in note
     assert "pip install 'pytest-gpumem[nvml]'" in note
@@ -199,7 +199,7 @@ def test_a_device_that_others_use_is_said_to_be_shared(gpu, monkeypatch, process
     monkeypatch.setattr(memory_use, "_nvml", lambda: nvml)
     device = CudaDevice()
     measurement = measured(device, device.open(None, 1), lambda: empty(20))
-    assert measurement.notes == ((f"NVIDIA L4 is shared: {note}",) if note else ())
+    assert measurement.note_texts == ((f"NVIDIA L4 is shared: {note}",) if note else ())
     assert measurement.device_use[0].peak == 3 * GIB
     assert nvml.open == 0
 
@@ -269,7 +269,7 @@ def test_memory_beside_the_allocator_that_is_freed_again_is_seen(gpu):
 
     measurement = measured(gpu, gpu.open(CARDS["L4"], 1), step)
     assert measurement.device_use[0].outside == (64 - 20) * MIB
-    assert any("at least 44.00 MiB of L4's memory" in note for note in measurement.notes)
+    assert any("at least 44.00 MiB of L4's memory" in note for note in measurement.note_texts)
 
 
 def test_tensors_alone_are_nothing_beside_the_allocator(gpu):
@@ -283,7 +283,7 @@ def test_tensors_alone_are_nothing_beside_the_allocator(gpu):
 
     measurement = measured(gpu, gpu.open(CARDS["L4"], 1), step)
     assert measurement.device_use[0].outside == 0
-    assert not any("beside" in note for note in measurement.notes)
+    assert not any("beside" in note for note in measurement.note_texts)
 
 
 OUTSIDE = """

@@ -236,7 +236,7 @@ def test_an_optimizers_only_step_in_a_probe_is_no_note_of_the_test(meter, prober
     prober.probe(one_step, 1)
     assert meter.result().notes == ()
     one_step(1)
-    assert "one step ran with a fresh Adam" in meter.result().notes[0]
+    assert "one step ran with a fresh Adam" in meter.result().note_texts[0]
 
 
 def test_what_threads_let_go_of_late_after_a_refusal_is_not_the_next_probes(meter, prober):

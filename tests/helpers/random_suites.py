@@ -45,7 +45,7 @@ def pytest_gpumem_judged(item, result):
         "left": list(measurement.left),
         "range": repr(measurement.range),
         "out_of_memory": None,
-        "garbage": any(note.startswith("garbage in") for note in measurement.notes),
+        "garbage": any(note.kind == "garbage" for note in measurement.notes),
     }}
     if measurement.out_of_memory is not None:
         row["out_of_memory"] = dataclasses.asdict(measurement.out_of_memory)

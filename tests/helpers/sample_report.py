@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from helpers.noted import noted
 from pytest_gpumem.attribution.timeline import course_of
 from pytest_gpumem.baselines.store import EntryUpdate, UpdateSummary
 from pytest_gpumem.errors import BaselineError
@@ -187,7 +188,7 @@ def sample(more=()):
         result("test_gpt2_step", measured(plain), known, max_gib=8),
         result(
             "test_gpt2_step_retains[8]",
-            measured(grown, alloc_retries=2, notes=("cuDNN's workspaces are taken as zero",)),
+            measured(grown, alloc_retries=2, notes=noted("cuDNN's workspaces are taken as zero")),
             Lookup(entry(plain, provenance=BEFORE)),
             max_gib=8,
         ),

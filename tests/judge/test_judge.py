@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import pytest
 from helpers.judged import LENIENT, NOTHING, NOW, PLAIN, known, measured
+from helpers.noted import noted
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -104,7 +105,7 @@ def test_each_device_is_held_to_the_budget_and_the_worst_is_named_first():
         "over budget: peak allocated of 1026.00 MiB on device 2 is 2.00 MiB over "
         "max_allocated_gib=1 (1024.00 MiB)"
     )
-    (note,) = verdict.notes
+    (note,) = verdict.note_texts
     assert note == (
         "also, peak reserved of 1025.00 MiB on device 1 is 1.00 MiB over "
         "max_reserved_gib=1 (1024.00 MiB)"
@@ -170,7 +171,7 @@ def test_out_of_memory_compares_what_the_step_needs_with_the_baseline():
 def test_out_of_memory_that_could_not_be_run_again_compares_nothing_but_tells_the_baseline():
     verdict = judge(short_of_memory(), MemorySpec(max_gib=8), known((GIB, 2 * GIB)), LENIENT)
     assert verdict.comparisons == ()
-    assert verdict.notes == ("the baseline is 1024.00 MiB allocated, 2048.00 MiB reserved",)
+    assert verdict.note_texts == ("the baseline is 1024.00 MiB allocated, 2048.00 MiB reserved",)
 
 
 @pytest.mark.parametrize(("short_by", "others_hold_it"), [(0, True), (1, False)])
@@ -178,7 +179,7 @@ def test_out_of_memory_below_the_budget_says_that_others_hold_the_memory(short_b
     """One segment of 20 MiB is left for how the allocator rounds a request up."""
     now = short_of_memory(reserved=8 * GIB - 512 * MIB - 20 * MIB + short_by)
     verdict = judge(now, MemorySpec(max_gib=8), NOTHING, LENIENT)
-    said = any("others hold the device's memory" in note for note in verdict.notes)
+    said = any("others hold the device's memory" in note for note in verdict.note_texts)
     assert said is others_hold_it
 
 
@@ -193,7 +194,7 @@ def test_a_broken_baseline_is_told_beside_what_comes_first():
     lookup = Lookup(error="x.json: bad; mend it")
     for now in (short_of_memory(), measured((0, 9 * GIB))):
         verdict = judge(now, MemorySpec(max_gib=8), lookup, LENIENT)
-        assert verdict.notes == ("cannot read the baseline: x.json: bad; mend it",)
+        assert verdict.note_texts == ("cannot read the baseline: x.json: bad; mend it",)
 
 
 # Notes
@@ -209,7 +210,7 @@ def test_only_what_differs_in_provenance_is_named_and_the_comparison_is_made():
     )
     assert verdict.notes == ()  # the headline says that
     as_before = judge(measured((1, 1)), PLAIN, known((1, 1), provenance=before), LENIENT)
-    (note,) = as_before.notes
+    (note,) = as_before.note_texts
     assert note == (
         "baseline made with torch 2.14.0, allocator settings expandable_segments:True; "
         "measured with torch 2.15.0, allocator settings none"
@@ -221,8 +222,8 @@ def test_equal_provenance_is_not_worth_a_note():
 
 
 def test_the_measurement_s_own_notes_and_its_retries_are_passed_on():
-    now = measured((1, 1), notes=("one step only",), alloc_retries=2)
-    assert judge(now, PLAIN, known((1, 1)), LENIENT).notes == (
+    now = measured((1, 1), notes=noted("one step only"), alloc_retries=2)
+    assert judge(now, PLAIN, known((1, 1)), LENIENT).note_texts == (
         "one step only",
         "the allocator had to empty its cache 2 times to go on",
     )
@@ -270,7 +271,7 @@ def test_every_verdict_leads_with_its_kind_and_every_failure_has_a_remedy(
 ):
     verdict = judge(measured(peaks), spec, lookup, policy)
     assert verdict.headline.startswith(f"{WORDS.get(verdict.kind, verdict.kind.value)}: ")
-    assert verdict.remedy.endswith(verdict.command)
+    assert verdict.remedy.endswith(verdict.command_text)
     assert bool(verdict.remedy) or not verdict.failed
 
 
@@ -300,7 +301,7 @@ def test_what_becomes_of_a_baseline_that_was_made_with_something_else(policy, gr
     assert [row.difference for row in verdict.comparisons] == [grown * MIB, 0]
     if kind is Kind.INCOMPARABLE:
         assert "made with torch 2.14.0" in verdict.headline
-        assert verdict.command == "pytest t.py::test --gpumem-update-baselines"
+        assert verdict.command_text == "pytest t.py::test --gpumem-update-baselines"
     updating = judge(now, PLAIN, lookup, replace(given, updating=True))
     assert not updating.failed
 

@@ -44,7 +44,7 @@ def test_a_test_without_baseline_says_what_it_took_and_how_to_record_it():
     assert verdict.headline == (
         "no baseline: 1024.00 MiB allocated, 2048.00 MiB reserved on virtual-T4"
     )
-    assert verdict.command == "pytest 't.py::test[a b]' --gpumem-update-baselines"
+    assert verdict.command_text == "pytest 't.py::test[a b]' --gpumem-update-baselines"
     assert verdict.remedy == f"to record one, run {verdict.command}"
 
 
@@ -53,12 +53,12 @@ def test_a_rank_says_how_all_of_its_ranks_are_started():
     rank = TorchrunRank(0, 4, 0, 4, "")
     policy = Policy(launcher=rank.launcher)
     verdict = judge(measured((MIB, MIB)), PLAIN, NOTHING, policy, nodeid="t.py::test")
-    assert verdict.command == (
+    assert verdict.command_text == (
         "torchrun --standalone --nproc-per-node=4 -m pytest t.py::test --gpumem-update-baselines"
     )
     policy = Policy(launcher=rank._replace(local_size=2).launcher)  # of two machines
     verdict = judge(measured((MIB, MIB)), PLAIN, NOTHING, policy, nodeid="t.py::test")
-    assert verdict.command == ""
+    assert verdict.command is None
     assert verdict.remedy == (
         "to record one, start all ranks as before, with --gpumem-update-baselines"
     )
@@ -122,7 +122,7 @@ def test_a_broken_baseline_fails_even_while_updating_for_it_is_never_overwritten
         "incomparable: cannot read the baseline: x.json: line 3: not JSON; restore it"
     )
     assert verdict.notes == ()
-    assert verdict.command == ""
+    assert verdict.command is None
 
 
 # Against the baseline
@@ -182,13 +182,13 @@ def test_a_regression_leads_with_the_largest_growth_of_live_tensors():
     verdict = judge(now, PLAIN, before, LENIENT, nodeid="t.py::test")
     assert verdict.headline.startswith("regressed: peak allocated on device 1 grew by 20.00 MiB")
     assert verdict.notes == ()
-    assert verdict.command == "pytest t.py::test --gpumem-update-baselines"
+    assert verdict.command_text == "pytest t.py::test --gpumem-update-baselines"
     assert verdict.remedy == f"if this is intended, run {verdict.command}"
 
 
 def test_growth_of_reserved_alone_is_said_not_to_be_live_tensors():
     verdict = judge(measured((MIB, 100 * MIB)), PLAIN, known((MIB, MIB)), LENIENT)
-    assert verdict.notes == ("live tensors take no more: it is the allocator's cache",)
+    assert verdict.note_texts == ("live tensors take no more: it is the allocator's cache",)
 
 
 def test_growth_from_nothing_has_no_percentage():
@@ -213,15 +213,15 @@ def test_shrinkage_fails_where_the_session_says_so(shrinkage, updating):
 def test_while_updating_a_regression_is_told_but_fails_nothing():
     verdict = judge(measured((GIB, GIB)), PLAIN, known((1, 1)), Policy(updating=True))
     assert (verdict.kind, verdict.failed) == (Kind.REGRESSED, False)
-    assert verdict.notes == ("this run writes the baseline anew",)
-    assert (verdict.remedy, verdict.command) == ("", "")
+    assert verdict.note_texts == ("this run writes the baseline anew",)
+    assert (verdict.remedy, verdict.command) == ("", None)
 
 
 def test_within_says_what_the_fullest_device_took():
     peaks = (MIB, 4 * MIB), (3 * MIB, 3 * MIB)
     verdict = judge(measured(*peaks), PLAIN, known(*peaks), LENIENT)
     assert verdict.headline == "ok: 3.00 MiB allocated, 4.00 MiB reserved"
-    assert verdict.notes == ("device 0 of 2 is the fullest",)
+    assert verdict.note_texts == ("device 0 of 2 is the fullest",)
     assert verdict.remedy == ""
     alike = (MIB, 4 * MIB), (MIB, 4 * MIB)
     assert judge(measured(*alike), PLAIN, known(*alike), LENIENT).notes == ()

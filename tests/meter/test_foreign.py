@@ -55,7 +55,7 @@ def test_memory_that_is_freed_after_the_peak_changes_nothing(meter):
     result = meter.result()
     assert result.peaks[0] == Peak(128 * MIB, 128 * MIB)
     assert result.held[0] == Peak(64 * MIB, 64 * MIB)
-    assert not any("estimate" in note for note in result.notes)
+    assert not any("estimate" in note for note in result.note_texts)
 
 
 def test_a_step_that_uses_the_freed_room_reserves_as_much_as_alone(meter):
@@ -67,7 +67,7 @@ def test_a_step_that_uses_the_freed_room_reserves_as_much_as_alone(meter):
     kept = [tensor(3 * MIB // 2), tensor(7 * MIB)]
     result = meter.result()
     assert result.peaks[0].reserved == 34 * MIB
-    assert not any("estimate" in note for note in result.notes)
+    assert not any("estimate" in note for note in result.note_texts)
     del kept, left
 
 
@@ -377,7 +377,7 @@ def test_what_a_graph_has_saved_stays_in_place_as_well(meter):
     left.clear()
     kept = tensor(20 * MIB)
     assert first(meter) == Peak(20 * MIB, 20 * MIB)
-    assert not any("no Python object" in note for note in meter.result().notes)
+    assert not any("no Python object" in note for note in meter.result().note_texts)
     del kept
 
 
@@ -390,7 +390,7 @@ def test_memory_that_no_python_object_holds_is_freed_with_a_note(meter):
     kept = tensor(100 * MIB)
     result = meter.result()
     assert result.peaks[0].allocated == 100 * MIB
-    assert any("freed 64.00 MiB of earlier tests" in note for note in result.notes)
+    assert any("freed 64.00 MiB of earlier tests" in note for note in result.note_texts)
     del kept
 
 

@@ -3,6 +3,7 @@
 import gc
 
 import pytest
+from helpers.noted import noted
 from helpers.virtual_gpu import CARD_80GIB, GIB, MIB, opened
 
 from pytest_gpumem.errors import DeviceError
@@ -330,7 +331,7 @@ def test_out_of_memory_errors_that_the_step_caught_are_noted(meter):
     meter.cap(50 * MIB)
     with pytest.raises(torch.OutOfMemoryError):
         work(60 * MIB)
-    assert "the step caught 1 out-of-memory error(s) itself" in meter.result().notes
+    assert "the step caught 1 out-of-memory error(s) itself" in meter.result().note_texts
     assert WATCH.count == 1
 
 
@@ -342,8 +343,9 @@ def test_a_first_step_of_an_optimizer_is_noted_and_a_parts_result_has_no_note(me
     param.grad = torch.zeros_like(param)
     with meter.part() as part:
         torch.optim.Adam([param]).step()
-    assert "fresh Adam" in meter.result(notes=["mine"]).notes[-1]
-    assert meter.result(notes=["mine"]).notes[0] == "mine"
+    mine = noted("mine")
+    assert "fresh Adam" in meter.result(notes=mine).note_texts[-1]
+    assert meter.result(notes=mine).notes[0] == mine[0]
     assert meter.result(tally=part).notes == ()
 
 
@@ -382,7 +384,7 @@ def test_garbage_whose_end_python_decides_is_told_where_it_matters(meter, count,
     del ring
     gc.collect()
     tensor(40 * MIB)
-    notes = [note for note in meter.result().notes if "garbage" in note]
+    notes = [note for note in meter.result().note_texts if "garbage" in note]
     expected = ["garbage in reference cycles held 30.00 MiB until Python's collector ran"]
     assert [note.split(":")[0] for note in notes] == expected * told
 
@@ -395,5 +397,5 @@ def test_a_part_has_notes_of_figures_that_are_not_exact(meter):
     with meter.part() as part:
         tensor(4 * MIB)
     assert meter.result(tally=exact).notes == ()
-    (note,) = meter.result(tally=part).notes
+    (note,) = meter.result(tally=part).note_texts
     assert "peak reserved may be up to 20.00 MiB off" in note

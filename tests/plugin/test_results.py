@@ -36,7 +36,7 @@ def worst(*results, shrinkage_fails=False):
 def test_of_ranks_that_pass_the_fullest_counts():
     found = worst(result(0, mib=10), result(1, mib=30), result(2, mib=20))
     assert (found.rank, found.measurement.peak_allocated) == (1, 30 << 20)
-    assert found.verdict.notes == ("of the ranks, 1 held most",)
+    assert found.verdict.note_texts == ("of the ranks, 1 held most",)
 
 
 def test_of_equal_ones_the_first():
@@ -46,7 +46,7 @@ def test_of_equal_ones_the_first():
 def test_one_that_fails_counts_whatever_it_held():
     found = worst(result(0, mib=90), result(1, Kind.REGRESSED, mib=10))
     assert (found.rank, found.verdict.kind) == (1, Kind.REGRESSED)
-    assert found.verdict.notes == ("of the ranks, 1 failed",)
+    assert found.verdict.note_texts == ("of the ranks, 1 failed",)
 
 
 def test_of_several_that_fail_the_worst_kind():

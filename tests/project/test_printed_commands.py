@@ -20,7 +20,7 @@ from helpers.printed_commands import source_trees, texts_with_commands
 from helpers.sources import HELPER
 from helpers.warm import warm_python
 
-from pytest_gpumem.judge.verdict import retargeted, update_command
+from pytest_gpumem.judge.verdict import UpdateCommand
 from pytest_gpumem.plugin.device_choice import COLLECTING, NARROWING, given_options, launcher_of
 
 WRITTEN = {
@@ -165,8 +165,8 @@ def test_pytest_is_started_as_it_was(typed, script, launcher, tmp_path, monkeypa
     script = script.replace("BIN", str(tmp_path))
     started = launcher_of([script, "-k", "a b"], words)
     assert list(started) == launcher
-    command = update_command(["test_a.py"], ["--gpumem-card=T4"], started)
-    assert retargeted(command, ["test_b.py"]) == command.replace("test_a", "test_b")
+    command = UpdateCommand(tuple(started), ("test_a.py",), ("--gpumem-card=T4",))
+    assert str(command.of(["test_b.py"])) == str(command).replace("test_a", "test_b")
 
 
 IDS = ("a b", "[x]", "$HOME", """it's "q" \\ `ls` *""")

@@ -7,6 +7,7 @@ import os
 from dataclasses import fields, replace
 
 import pytest
+from helpers.noted import noted
 from helpers.paths import GOLD, ROOT
 from helpers.sample_report import (
     EVIL,
@@ -134,14 +135,36 @@ def test_a_report_of_format_3_is_read_for_good():
     assert dumps(read.report, created=WHEN, gpumem="0.2.0") == path.read_text(encoding="utf-8")
 
 
+def older(result):
+    """A result as a report before format 3 has it: no kinds of notes, no words of a command."""
+    verdict = result.verdict
+    verdict = replace(
+        verdict, notes=noted(*verdict.note_texts), advice=verdict.remedy, command=None
+    )
+    measurement = result.measurement
+    if measurement is not None:
+        attributions = tuple(
+            replace(it, notes=noted(*it.note_texts), hints=noted(*it.hint_texts))
+            for it in measurement.attributions
+        )
+        measurement = replace(
+            measurement,
+            notes=noted(*measurement.note_texts),
+            hints=noted(*measurement.hint_texts),
+            attributions=attributions,
+        )
+    return without_drawings(replace(result, verdict=verdict, measurement=measurement))
+
+
 def test_a_report_of_format_2_is_read_for_good():
-    """It has no origin, no outcomes and no courses."""
+    """It has no origin, no outcomes, no courses and no kinds of notes."""
     read = read_report(GOLD / "report_2.json")
     assert read.report.origins == ()
-    for one, few in zip(read.results, few_results().results, strict=True):
+    for one, few in zip(read.results, map(older, few_results().results), strict=True):
         assert (one.nodeid, one.verdict) == (few.nodeid, few.verdict)
         assert (one.outcome, one.origin) == ("", 0)
         assert entry_of(one).peaks == entry_of(few).peaks
+    assert read.gpumem == "0.2.0"
 
 
 def test_a_report_of_format_1_is_read_for_good():
@@ -161,7 +184,7 @@ def test_a_report_of_format_1_is_read_for_good():
         )
         for now, then in zip(few, read.results, strict=True)
     ]
-    assert read.results == tuple(map(without_drawings, without))
+    assert read.results == tuple(map(older, without))
     assert read.gpumem == "0.1.0"
 
 
@@ -230,15 +253,20 @@ def test_names_of_markup_and_of_no_unicode_travel():
     assert loads(text.encode(), "it").results == (without_drawings(odd),)
 
 
+NOTED = {"notes", "note_texts", "note_kinds"}
+HINTED = NOTED | {"hints", "hint_texts", "hint_kinds"}
+"""JSON has the sentences and their kinds apart"""
+
+
 @pytest.mark.parametrize(
     ("record", "form", "left_out"),
     [
         (Result, json_schema.ResultJson, set()),
-        (Verdict, json_schema.VerdictJson, set()),
+        (Verdict, json_schema.VerdictJson, NOTED | {"advice", "remedy", "command_text"}),
         (Comparison, json_schema.ComparisonJson, set()),
-        (Measurement, json_schema.MeasurementJson, set()),
+        (Measurement, json_schema.MeasurementJson, HINTED),
         (DeviceInfo, json_schema.DeviceJson, {"key"}),
-        (Attribution, json_schema.AttributionJson, {"timeline", "segments"}),
+        (Attribution, json_schema.AttributionJson, HINTED | {"timeline", "segments"}),
         (BaselineEntry, json_schema.BaselineJson, set()),
         (EntryUpdate, json_schema.EntryUpdateJson, set()),
         (UpdateSummary, json_schema.UpdatesJson, set()),

@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.judge.result import Result
-from pytest_gpumem.judge.verdict import PEAKS, Comparison, Kind, Verdict
+from pytest_gpumem.judge.verdict import PEAKS, Comparison, Kind, UpdateCommand, Verdict
 from pytest_gpumem.measurement import DeviceInfo, Measurement, OutOfMemory, Peak, Provenance
+from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.report.serialize import from_text, to_text
 
 SIZES = st.integers(0, 2**48)
 TEXTS = st.text(max_size=20)
+NOTES = st.lists(st.builds(Note, st.sampled_from(NoteKind), TEXTS), max_size=3).map(tuple)
+WORDS = st.lists(TEXTS, max_size=2).map(tuple)
 PEAK = st.builds(Peak, SIZES, SIZES)
 PEAK_TUPLES = st.lists(PEAK, max_size=3).map(tuple)
 OUT_OF_MEMORY = st.builds(
@@ -40,7 +43,7 @@ MEASUREMENTS = st.builds(
     alloc_retries=SIZES,
     segments=SIZES,
     out_of_memory=st.none() | OUT_OF_MEMORY,
-    notes=st.lists(TEXTS, max_size=3).map(tuple),
+    notes=NOTES,
 )
 VERDICTS = st.builds(
     Verdict,
@@ -59,9 +62,9 @@ VERDICTS = st.builds(
         ),
         max_size=4,
     ).map(tuple),
-    st.lists(TEXTS, max_size=3).map(tuple),
+    NOTES,
     TEXTS,
-    TEXTS,
+    st.none() | st.builds(UpdateCommand, WORDS, WORDS, WORDS),
 )
 RESULTS = st.builds(
     Result,

@@ -83,7 +83,7 @@ def notes_of(*children, guesses=((), ()), notes=(), limit=None):
         meter=SimpleNamespace(peaks=lambda: (Peak(0, GIB),)),
         info=SimpleNamespace(total_memory=16 * GIB, context=GIB),
     )
-    return list(child_notes(run))
+    return [note.text for note in child_notes(run)]
 
 
 def sizes(*nbytes):

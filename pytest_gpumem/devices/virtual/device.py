@@ -53,6 +53,7 @@ from pytest_gpumem.devices.virtual.recompile_limits import RecompileLimits
 from pytest_gpumem.devices.virtual.visibility import Curtain, Question
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.measurement import DeviceInfo, DeviceKind
+from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.sizes import KIB, format_size
 from pytest_gpumem.spec import MOST_DEVICES
 
@@ -537,24 +538,25 @@ class VirtualDevice:
             return None
         return f"{WHAT} does not support {', '.join(names)}, which the step called"
 
-    def notes(self, root: Path) -> list[str]:
+    def notes(self, root: Path) -> list[Note]:
         """See :meth:`pytest_gpumem.devices.base.Device.notes`."""
-        sentences = [
-            *self._readbacks.notes(root),
-            *self._convolutions.notes(),
-            *self._max_autotune.notes(),
-            *filter(None, [self._unanswered]),
+        guessed = [GUESSED[library] for library in self._asked_libraries()]
+        notes = [
+            *notes_of(NoteKind.VALUES, self._readbacks.notes(root)),
+            *notes_of(NoteKind.WORKSPACES, self._convolutions.notes()),
+            *notes_of(NoteKind.COMPILATION, self._max_autotune.notes()),
+            *notes_of(NoteKind.TORCH, filter(None, [self._unanswered])),
+            *notes_of(NoteKind.VALUES, self._mode.notes() if self._mode else ()),
+            *notes_of(NoteKind.WORKSPACES, guessed),
         ]
-        if self._mode is not None:
-            sentences += self._mode.notes()
-        sentences += [GUESSED[library] for library in self._asked_libraries()]
         managed = self._library.managed().peak_bytes
         if managed:
-            sentences.append(
+            text = (
                 f"{format_size(managed)} of managed memory (cudaMallocManaged), beside PyTorch's "
                 "allocator, are not in the peaks: a GPU that is full moves them to the host"
             )
-        return sentences
+            notes.append(Note(NoteKind.OUTSIDE, text))
+        return notes
 
     def take_sizes(self, end: RangeEnd) -> None:
         """Take this end of the range of each workspace of unknown size, from now on.

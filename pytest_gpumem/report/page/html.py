@@ -305,8 +305,8 @@ def _remarks(report: Report) -> list[str]:
     remarks = [*report.remarks, *(f"baselines on {key}: {it}" for key, it in sentences.items())]
     if report.updates is None:
         return remarks
-    account = update_summary(report.updates, brief=True, width=10_000)
-    return [*remarks, *(line.removeprefix("gpumem: ") for line in account.splitlines())]
+    numbers, *errors = update_summary(report.updates, brief=True, width=10_000).splitlines()
+    return [*remarks, f"baselines: {numbers}", *errors]
 
 
 def anchor(result: Result) -> str:

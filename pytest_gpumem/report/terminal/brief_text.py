@@ -6,24 +6,20 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.attribution.hints import STILL_HELD
-from pytest_gpumem.attribution.optimizer_watch import FRESH
 from pytest_gpumem.attribution.snapshots import VIEWER
 from pytest_gpumem.judge.result import hints_of
+from pytest_gpumem.notes import NoteKind, ranked
 from pytest_gpumem.report.causes import shared_causes
-from pytest_gpumem.report.terminal.cause_text import (
-    ACCEPT,
-    HINTED,
-    REASON_INDENT,
-    FailureLine,
-    cause_lines,
-)
+from pytest_gpumem.report.terminal.cause_text import ACCEPT, HINTED, cause_lines
+from pytest_gpumem.report.terminal.styles import Span
 from pytest_gpumem.report.text import encodable, printable, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from pytest_gpumem.judge.result import Result
+    from pytest_gpumem.judge.verdict import Verdict
+    from pytest_gpumem.notes import Note
 
 MOST_LINES: Final = 15
 """lines of a failure; a remedy and its command are never cut"""
@@ -35,7 +31,7 @@ def brief_failures(
     width: int = 80,
     ascii_only: bool = False,
     whole_code: bool = False,
-) -> list[FailureLine]:
+) -> list[Span]:
     """Return the lines of one test's failures, its parts' first; none where nothing failed.
 
     Args:
@@ -48,7 +44,7 @@ def brief_failures(
         (result for result in results if result.verdict.failed),
         key=lambda result: not result.part,
     )
-    lines: list[FailureLine] = []
+    lines: list[Span] = []
     for index, result in enumerate(failed):
         # A command that accepts the whole test accepts its parts: it stands below the last.
         command = result.verdict.command
@@ -61,32 +57,31 @@ def brief_failures(
     return [line._replace(text=encodable(line.text, ascii_only=ascii_only)) for line in lines]
 
 
-def _brief_lines(
-    result: Result, width: int, *, next_step: bool, whole_code: bool
-) -> list[FailureLine]:
+def _brief_lines(result: Result, width: int, *, next_step: bool, whole_code: bool) -> list[Span]:
     verdict = result.verdict
     part = f"part {result.part}: " if result.part else ""
     head = wrapped("", f"{part}{verdict.headline}", width).splitlines()
     causes = cause_lines(result, width, whole_code=whole_code)
     ending = list(_next_lines(result, width)) if next_step else []
-    hints = hints_of(result)
-    if verdict.kind not in HINTED:
-        hints = [hint for hint in hints if STILL_HELD in hint]
-    notes = list(verdict.notes)
-    if any(FRESH in hint for hint in hints):  # the hint says the same, with its bytes
-        notes = [note for note in notes if not note.startswith(FRESH)]
-    paragraphs = [wrapped("note: ", note, width).splitlines() for note in notes]
-    paragraphs += [wrapped("hint: ", hint, width).splitlines() for hint in hints]
+    hints = [
+        hint
+        for hint in hints_of(result)
+        if verdict.kind in HINTED or hint.kind is NoteKind.STILL_HELD
+    ]
+    notes = told_notes(verdict.notes, hints)
+    paragraphs = [wrapped("note: ", note.text, width).splitlines() for note in notes]
+    paragraphs += [wrapped("hint: ", hint.text, width).splitlines() for hint in hints]
     # The first cause is always shown, and one line is left to say that more is known.
-    reasons = takewhile(lambda line: line.startswith(REASON_INDENT), causes[1:])
-    first = len(causes[:1]) + sum(1 for _ in reasons)
+    first = len(causes[:1]) + sum(1 for _ in takewhile(lambda line: line.below, causes[1:]))
     room = MOST_LINES - len(head) - first - len(ending) - 1
     shown: list[str] = []
+    hidden = 0
     for lines in paragraphs:
         if len(shown) + len(lines) <= room:
             shown += lines
+        else:
+            hidden += 1
     causes = causes[: first + max(0, room - len(shown))]
-    hidden = len(paragraphs) - sum(lines[0] in shown for lines in paragraphs)
     left_out = []
     if hidden:
         left_out.append("1 more note" if hidden == 1 else f"{hidden} more notes and hints")
@@ -94,17 +89,19 @@ def _brief_lines(
         left_out.append("all figures")
     if left_out:
         shown.append(f"({' and '.join(left_out)} with -v)")
-    commands = {f"    {printable(verdict.command)}", f"    {printable(verdict.accept)}"}
+    body = (*(line.text for line in causes), *shown)
+    return [*(Span(line, "headline") for line in head), *map(Span, body), *ending]
+
+
+def told_notes(notes: Iterable[Note], hints: Iterable[Note]) -> list[Note]:
+    """Return a failure's notes in their order, without one that a hint tells in bytes."""
+    next_step = any(hint.kind is NoteKind.NEXT_STEP for hint in hints)
     return [
-        *(FailureLine(line, "headline") for line in head),
-        *(
-            FailureLine(line, "command" if line in commands else "")
-            for line in (*causes, *shown, *ending)
-        ),
+        note for note in ranked(notes) if not (next_step and note.kind is NoteKind.FRESH_OPTIMIZER)
     ]
 
 
-def _next_lines(result: Result, width: int) -> Iterator[str]:
+def _next_lines(result: Result, width: int) -> Iterator[Span]:
     """Yield the step's circumstances, and the remedy."""
     verdict = result.verdict
     circumstances = [
@@ -113,29 +110,32 @@ def _next_lines(result: Result, width: int) -> Iterator[str]:
         result.budget,
         f"on {result.device_key}",
     ]
-    yield from wrapped("step: ", ", ".join(filter(None, circumstances)), width).splitlines()
+    step = wrapped("step: ", ", ".join(filter(None, circumstances)), width)
+    yield from map(Span, step.splitlines())
     if result.snapshot:
-        yield f"snapshot: {printable(result.snapshot)} (open it at {VIEWER})"
+        yield Span(f"snapshot: {printable(result.snapshot)} (open it at {VIEWER})")
+    yield from remedy_lines(verdict, width)
+
+
+def remedy_lines(verdict: Verdict, width: int) -> Iterator[Span]:
+    """Yield the next thing to do, and its command on a line of its own."""
+    if verdict.advice:
+        yield from map(Span, wrapped("next: ", verdict.advice, width).splitlines())
     if verdict.command:
-        yield from wrapped(
-            "next: ", verdict.remedy.removesuffix(verdict.command), width
-        ).splitlines()
-        yield f"    {printable(verdict.command)}"
-    elif verdict.remedy:
-        yield from wrapped("next: ", verdict.remedy, width).splitlines()
+        yield Span(f"    {printable(str(verdict.command))}", "command")
     if verdict.accept:
-        yield ACCEPT
-        yield f"    {printable(verdict.accept)}"
+        yield Span(ACCEPT)
+        yield Span(f"    {printable(verdict.accept)}", "command")
 
 
-def repeated_lines(results: Iterable[Result], *, width: int = 80) -> dict[str, list[FailureLine]]:
+def repeated_lines(results: Iterable[Result], *, width: int = 80) -> dict[str, list[Span]]:
     """Return a line for each test that fails of the same cause as an earlier one, by nodeid."""
-    lines: dict[str, list[FailureLine]] = {}
+    lines: dict[str, list[Span]] = {}
     for cause in shared_causes(results):
         first, *later = cause.results
         for result in later:
             sentence = f"{result.verdict.kind}: same cause as {first.nodeid}: {cause.place}"
             lines[result.nodeid] = [
-                FailureLine(line, "headline") for line in wrapped("", sentence, width).splitlines()
+                Span(line, "headline") for line in wrapped("", sentence, width).splitlines()
             ]
     return lines

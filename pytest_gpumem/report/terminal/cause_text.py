@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.judge.breakdown_diff import site_name
 from pytest_gpumem.judge.verdict import Kind
@@ -13,7 +12,10 @@ from pytest_gpumem.report.text import columns, printable, wrapped
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pytest_gpumem.judge.result import Result
+    from pytest_gpumem.measurement import Keeper
 
 MOST_SITES: Final = 3
 """source lines of a failure"""
@@ -24,22 +26,34 @@ HINTED: Final = {Kind.OUT_OF_MEMORY, Kind.OVER_BUDGET}
 REASON_INDENT: Final = " " * 14
 """before a clause, which stands below its line's amount"""
 _CUT: Final = " ..."
-_AmountRow = tuple[str, str, Sequence[str], Sequence[str]]
-"""bytes, category, the source line in words, ever fewer of them, and clauses that stand below"""
 ACCEPT: Final = "or accept the figures of this run on another machine:"
 """the line above the command that does"""
 
 
-class FailureLine(NamedTuple):
-    """A line of a failure."""
+class CauseLine(NamedTuple):
+    """A line on the cause of a failure."""
 
     text: str
-    style: Literal["headline", "command", ""] = ""
+    below: bool = False
+    """whether it is a clause on the source line above it"""
+
+
+class _AmountRow(NamedTuple):
+    """A source line and its bytes."""
+
+    nbytes: str
+    category: str
+    places: Sequence[str]
+    """the source line in words, ever fewer of them"""
+    reasons: Sequence[str]
+    """clauses that stand below"""
+    keepers: Sequence[Keeper]
+    """what keeps its blocks, a clause each; there may be other clauses as well"""
 
 
 def cause_lines(
     result: Result, width: int, *, whole_code: bool = False, most_reasons: int = MOST_REASONS
-) -> list[str]:
+) -> list[CauseLine]:
     """Return the source lines that grew, or that hold most where a limit was met.
 
     Args:
@@ -54,11 +68,12 @@ def cause_lines(
         causes = result.verdict.causes
         lines = _amount_lines(
             [
-                (
+                _AmountRow(
                     format_size(cause.nbytes, signed=True),
                     cause.category if cause.site else "",
                     code_words(cause.site) if cause.site else (cause.category,),
                     cause.reasons,
+                    cause.keepers,
                 )
                 for cause in causes[:MOST_SITES]
             ],
@@ -70,45 +85,52 @@ def cause_lines(
             growth = sum(cause.nbytes for cause in causes[MOST_SITES:])
             number = len(causes) - MOST_SITES
             places = "1 more line" if number == 1 else f"{number} more lines"
-            lines.append(f"  {format_size(growth, signed=True)} at {places}")
+            lines.append(CauseLine(f"  {format_size(growth, signed=True)} at {places}"))
         return lines
     if kind in HINTED:
         oom = measurement.out_of_memory if measurement else None
-        request = [f"  asked for at {printable(oom.site)}"] if oom is not None and oom.site else []
+        at = f"  asked for at {printable(oom.site)}" if oom is not None and oom.site else ""
+        request = [CauseLine(at)] if at else []
         rows = [
-            (format_size(site.nbytes), site.category, code_words(site), line.reasons)
+            _AmountRow(
+                format_size(line.site.nbytes),
+                line.site.category,
+                code_words(line.site),
+                line.reasons,
+                line.keepers,
+            )
             for line in result.held_lines
-            for site in (line.site,)
         ]
         return [*request, *_amount_lines(rows, width, cut_at, most_reasons)]
     sites = measurement.stayed.sites if measurement and measurement.stayed else ()
     if len(sites) < 2:  # noqa: PLR2004 - the headline names the only one
         return []
     return [
-        f"  {format_size(site.nbytes)}  {printable(site_name(site))}" for site in sites[:MOST_SITES]
+        CauseLine(f"  {format_size(site.nbytes)}  {printable(site_name(site))}")
+        for site in sites[:MOST_SITES]
     ]
-
-
-def _without_steps(reason: str) -> str:
-    return reason.partition(", of step")[0]
 
 
 def _amount_lines(
     rows: Sequence[_AmountRow], width: int, cut_at: int, most_reasons: int
-) -> list[str]:
+) -> list[CauseLine]:
     """Return a line for each source line, its code as far as it fits, and its reasons below it."""
-    amount_width, category_width = (max((len(row[i]) for row in rows), default=0) for i in (0, 1))
+    amount_width = max((len(row.nbytes) for row in rows), default=0)
+    category_width = max((len(row.category) for row in rows), default=0)
     lines = []
     told: set[str] = set()
-    for amount, category, places, reasons in rows:
-        head = f"  {amount:>{amount_width}}  {category:<{category_width}}  ".rstrip(" ") + "  "
-        lines.append(_fitting(head, [printable(words) for words in places], cut_at))
-        if reasons and told.issuperset(map(_without_steps, reasons)):
-            lines.append(f"{REASON_INDENT}kept by the same")
+    for row in rows:
+        head = f"  {row.nbytes:>{amount_width}}  {row.category:<{category_width}}".rstrip(" ")
+        place = _fitting(f"{head}  ", [printable(words) for words in row.places], cut_at)
+        lines.append(CauseLine(place))
+        names = {keeper.text for keeper in row.keepers}
+        if names and len(row.reasons) == len(row.keepers) and names <= told:
+            lines.append(CauseLine(f"{REASON_INDENT}kept by the same", below=True))
             continue
-        for reason in reasons[:most_reasons]:
-            lines += wrapped(REASON_INDENT, reason, width).splitlines()
-        told.update(map(_without_steps, reasons))
+        for reason in row.reasons[:most_reasons]:
+            clause = wrapped(REASON_INDENT, reason, width).splitlines()
+            lines += [CauseLine(line, below=True) for line in clause]
+        told |= names
     return lines
 
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
-from pytest_gpumem.attribution.optimizer_watch import FRESH
 from pytest_gpumem.attribution.snapshots import VIEWER
 from pytest_gpumem.judge.breakdown_diff import BreakdownRow, category_rows, site_name, site_rows
 from pytest_gpumem.judge.result import hints_of
 from pytest_gpumem.judge.verdict import Kind
-from pytest_gpumem.report.terminal.cause_text import ACCEPT, FailureLine, cause_lines
+from pytest_gpumem.report.terminal.brief_text import remedy_lines, told_notes
+from pytest_gpumem.report.terminal.cause_text import cause_lines
+from pytest_gpumem.report.terminal.styles import Span
 from pytest_gpumem.report.text import (
     aligned_table,
     columns,
@@ -51,7 +52,7 @@ def failure_sections(
     most_rows: int | None = MOST_ROWS,
     whole_code: bool = False,
     ascii_only: bool = False,
-) -> list[FailureLine]:
+) -> list[Span]:
     """Return the lines of one test's failures, those of its parts first: they tell where.
 
     A command that is the next step of several results, and their snapshot, stand in the last.
@@ -67,7 +68,7 @@ def failure_sections(
         (result for result in results if result.verdict.failed),
         key=lambda result: not result.part,
     )
-    lines: list[FailureLine] = []
+    lines: list[Span] = []
     for index, result in enumerate(failed):
         command = result.verdict.command
         repeated = command and any(
@@ -75,10 +76,10 @@ def failure_sections(
         )
         verdict = result.verdict
         if repeated:
-            verdict = replace(verdict, command="", remedy="", accept="")
+            verdict = replace(verdict, command=None, advice="", accept="")
         snapshot = "" if failed[index + 1 :] else result.snapshot
         shown = replace(result, verdict=verdict, snapshot=snapshot)
-        lines += [FailureLine("")] if lines else []
+        lines += [Span("")] if lines else []
         lines += failure_section(
             shown, width=width, ascii_only=ascii_only, most_rows=most_rows, whole_code=whole_code
         )
@@ -92,7 +93,7 @@ def failure_section(
     ascii_only: bool = False,
     most_rows: int | None = MOST_ROWS,
     whole_code: bool = False,
-) -> list[FailureLine]:
+) -> list[Span]:
     """Return the section of one failure: its cause, its figures, the next step."""
     verdict = result.verdict
     oom = result.measurement.out_of_memory if result.measurement else None
@@ -104,46 +105,35 @@ def failure_section(
         used = [i for i in range(len(titles)) if any(row[i] for row in cells)]
         rows = [[row[i] for i in used] for row in (titles, *cells)]
         comparisons = aligned_table(rows, ["left", *("right" for _ in used[1:])])
-    lines = []
-    command = f"    {printable(verdict.command)}"
-    if verdict.kind is not Kind.OUT_OF_MEMORY:  # its facts have them
-        lines.append(wrapped("step: ", circumstances(result), width))
     hints = hints_of(result)
-    notes = verdict.notes
-    if any(FRESH in hint for hint in hints):  # the hint says the same, with its bytes
-        notes = tuple(note for note in notes if not note.startswith(FRESH))
-    lines += [wrapped("note: ", note, width) for note in notes]
-    lines += [wrapped("hint: ", hint, width) for hint in hints]
+    sentences = []
+    if verdict.kind is not Kind.OUT_OF_MEMORY:  # its facts have them
+        sentences.append(wrapped("step: ", circumstances(result), width))
+    notes = told_notes(verdict.notes, hints)
+    sentences += [wrapped("note: ", note.text, width) for note in notes]
+    sentences += [wrapped("hint: ", hint.text, width) for hint in hints]
     if result.snapshot:
-        lines.append(f"snapshot: {printable(result.snapshot)} (open it at {VIEWER})")
-    if verdict.command:
-        lines.append(wrapped("next: ", verdict.remedy.removesuffix(verdict.command), width))
-        lines.append(command)
-    elif verdict.remedy:
-        lines.append(wrapped("next: ", verdict.remedy, width))
-    accept = f"    {printable(verdict.accept)}"
-    if verdict.accept:
-        lines += [ACCEPT, accept]
-    headline = wrapped("", verdict.headline, width)
+        sentences.append(f"snapshot: {printable(result.snapshot)} (open it at {VIEWER})")
     # As in brief: what is added stands below.
-    source_lines = cause_lines(
-        result, width, whole_code=whole_code, most_reasons=MOST_REASONS_IN_FULL
-    )
+    causes = cause_lines(result, width, whole_code=whole_code, most_reasons=MOST_REASONS_IN_FULL)
     blocks = [
-        "\n".join(source_lines),
+        "\n".join(line.text for line in causes),
         facts if oom else "",
         comparisons,
         *_explanation(result, width, most_rows),
-        "\n".join(lines),
+        "\n".join(sentences),
     ]
-    head = [FailureLine(line, "headline") for line in headline.splitlines()]
-    separator = [] if source_lines else [FailureLine("")]
     body = "\n\n".join(filter(None, blocks)).splitlines()
-    styled = [FailureLine(line, "command" if line in {command, accept} else "") for line in body]
-    return [
-        line._replace(text=encodable(line.text, ascii_only=ascii_only))
-        for line in (*head, *separator, *styled)
+    remedy = list(remedy_lines(verdict, width))
+    if remedy and not sentences:
+        body.append("")
+    lines = [
+        *(Span(line, "headline") for line in wrapped("", verdict.headline, width).splitlines()),
+        *([] if causes else [Span("")]),
+        *map(Span, body),
+        *remedy,
     ]
+    return [line._replace(text=encodable(line.text, ascii_only=ascii_only)) for line in lines]
 
 
 def comparison_cells(comparisons: Sequence[Comparison]) -> list[tuple[str, ...]]:
@@ -191,7 +181,7 @@ def _explanation(result: Result, width: int, most_rows: int | None) -> list[str]
     return [
         rows_table(f"at the peak{where}", categories, width, most_rows, titles),
         rows_table("allocated by", sites_of_peak, width, most_rows, titles),
-        *(wrapped("note: ", note, width) for note in attributions[device].notes),
+        *(wrapped("note: ", note.text, width) for note in attributions[device].notes),
     ]
 
 

@@ -12,17 +12,10 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.judge.result import count_kinds
-from pytest_gpumem.judge.verdict import (
-    DECLINED,
-    MISSING,
-    WORDS,
-    WRITTEN_ANEW,
-    Kind,
-    command_target,
-    retargeted,
-)
+from pytest_gpumem.judge.verdict import DECLINED, MISSING, WORDS, Kind
 from pytest_gpumem.nodeids import module_of
 from pytest_gpumem.report.compared import comparison_sentences, tells_more_than_table
+from pytest_gpumem.report.terminal.styles import TONES, Span
 from pytest_gpumem.report.text import printable, wrapped
 from pytest_gpumem.sizes import format_size
 
@@ -30,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pytest_gpumem.judge.result import Result
+    from pytest_gpumem.judge.verdict import UpdateCommand
     from pytest_gpumem.measurement import DeviceInfo
 
 FEW = 3
@@ -45,8 +39,8 @@ def header(
     reason: str = "",
     fails: bool = False,
     others: Sequence[str] = (),
-) -> str:
-    """Return the lines for the head of the session.
+) -> list[str]:
+    """Return the sentences for the head of the session.
 
     Args:
         device: that marked tests run on; None without one.
@@ -57,31 +51,31 @@ def header(
     """
     if device is None:
         outcome = "fail, as CI is set" if fails else "are skipped"
-        return f"gpumem: no device, marked tests {outcome}: {printable(reason)}"
+        return [f"no device, marked tests {outcome}: {printable(reason)}"]
     major, minor = device.capability
     figures = f"{format_size(device.total_memory)}, capability {major}.{minor}"
     description = f"{printable(device.name)} ({figures}, {device.sm_count} SMs)"
     if device.kind == "virtual":
-        predicted = "gpumem: memory is predicted, kernels do not run"
         besides = f"; other tests name {', '.join(others)}" if others else ""
-        return f"gpumem: virtual GPU {description}{besides}\n{predicted}"
-    return f"gpumem: {description}" + (f", driver {printable(driver)}" if driver else "")
+        predicted = "memory is predicted, kernels do not run"
+        return [f"virtual GPU {description}{besides}", predicted]
+    return [f"{description}, driver {printable(driver)}" if driver else description]
 
 
-def counts(results: Sequence[Result]) -> str:
-    """Return one line with the number of results of each kind; "" without results."""
+def counts(results: Sequence[Result]) -> list[Span]:
+    """Return the number of results of each kind, in words; none without results."""
     recorded = sum(result.verdict.recorded for result in results)
     expected = count_kinds(result for result in results if result.expected)
     parts = []
     for kind, number in count_kinds(results).items():
         if kind is Kind.NO_BASELINE:
             missing = number - recorded
-            parts += [f"{missing} without baseline"] if missing else []
-            parts += [f"{recorded} recorded"] if recorded else []
+            parts += [Span(f"{missing} without baseline", TONES[kind])] if missing else []
+            parts += [Span(f"{recorded} recorded", "good")] if recorded else []
         else:
             as_expected = f" ({expected[kind]} as expected)" if kind in expected else ""
-            parts.append(f"{number} {WORDS.get(kind, kind)}{as_expected}")
-    return f"gpumem: {', '.join(parts)}" if parts else ""
+            parts.append(Span(f"{number} {WORDS.get(kind, kind)}{as_expected}", TONES[kind]))
+    return [span for part in parts for span in (Span(", "), part)][1:]
 
 
 def not_held(results: Sequence[Result], *, skipped_tests: int = 0, skipped_files: int = 0) -> str:
@@ -98,7 +92,7 @@ def not_held(results: Sequence[Result], *, skipped_tests: int = 0, skipped_files
         result.verdict.uncompared
         for result in results
         if result.verdict.uncompared not in {"", DECLINED}
-        and not (result.verdict.failed or WRITTEN_ANEW in result.verdict.notes)
+        and not (result.verdict.failed or result.verdict.is_written)
     )
     missing = reasons.pop(MISSING, 0)
     others = sum(reasons.values())
@@ -141,7 +135,7 @@ def snapshots(results: Sequence[Result], *, width: int = 80) -> list[str]:
 
 def next_command(
     results: Sequence[Result], *, updating: bool = False, arguments: Sequence[str] = ()
-) -> str | None:
+) -> UpdateCommand | None:
     """Return the command that records missing baselines; None if nothing needs it.
 
     It never covers a test that regressed: to accept that is a decision of its own.
@@ -152,15 +146,18 @@ def next_command(
         arguments: files and folders of its command line, and options that left tests out.
     """
     regressed = {
-        command_target(result.verdict.command) or result.nodeid
+        target
         for result in results
         if result.verdict.kind is Kind.REGRESSED
+        for target in (result.verdict.command and result.verdict.command.targets)
+        or (result.nodeid,)
     }
     # A result that asks for a baseline for another reason than a regression.
     asking = {
-        command_target(result.verdict.command): result.verdict.command
+        target: result.verdict.command
         for result in results
         if result.verdict.command and result.verdict.kind is not Kind.REGRESSED
+        for target in result.verdict.command.targets
     }
     missing = list(asking)
     if updating or not missing:
@@ -174,7 +171,7 @@ def next_command(
         (files, narrowing, LONG),
         (missing, [], sys.maxsize),
     ):
-        command = printable(retargeted(any_command, [*targets, *extra]))
-        if len(targets) <= FEW and len(command) <= longest and spared.isdisjoint(targets):
+        command = any_command.of([*targets, *extra])
+        if len(targets) <= FEW and len(str(command)) <= longest and spared.isdisjoint(targets):
             return command
-    return None if regressed else printable(retargeted(any_command, arguments))
+    return None if regressed else any_command.of(arguments)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_gpumem.judge.breakdown_diff import provenance_text
 from pytest_gpumem.judge.result import hints_of
 from pytest_gpumem.judge.toolchain_change import tests_text
-from pytest_gpumem.judge.verdict import WRITTEN_ANEW, Kind
+from pytest_gpumem.judge.verdict import Kind
+from pytest_gpumem.notes import Note, NoteKind, Severity
 from pytest_gpumem.report.causes import row_cause
+from pytest_gpumem.report.terminal.styles import Line, Span, encodable_lines, lines_of, tone
 from pytest_gpumem.report.text import (
     aligned_table,
     columns,
-    encodable,
     mib,
     printable,
     shortened,
@@ -34,19 +35,32 @@ FEW_ROWS = 25
 LEAST_NAME = 12
 """columns that a test's name keeps, however narrow the terminal"""
 MOST_NOTES = 10
-"""notes below the table"""
+"""notes below the table; each kind that says that a figure may be wrong has one in any case"""
 
-CAUSE_INDENT = " " * 6
+_CAUSE_INDENT = " " * 6
 """before the cause that stands below a failed test: more than before any name"""
 
 _TITLES = ("test", "allocated", "reserved", "change", "budget", "verdict")
+
+
+class TableRow(NamedTuple):
+    """A row of a table about tests."""
+
+    cells: tuple[str, ...]
+    """one cell is the head of the rows below it: a line of its own, across all columns"""
+    result: Result | None = None
+    """whose verdict is the last cell; None in another table"""
+    is_cause: bool = False
+    """whether its one cell is the cause of the failure above it, which is never cut"""
+
+
 _DETAIL_TITLES = ("test", "held before", "retained", "segments", "retries", "device", "outside")
 
 
 def summary_table(
     results: Sequence[Result], verbosity: int = 0, width: int = 80, *, ascii_only: bool = False
-) -> str:
-    """Return the table for the end of the session; "" without rows.
+) -> list[Line]:
+    """Return the table for the end of the session; none without rows.
 
     Args:
         results: of every test, in the order of the rows.
@@ -59,7 +73,7 @@ def summary_table(
     if verbosity == 0 and len(listed) > FEW_ROWS:
         listed = [result for result in listed if result.verdict.kind is not Kind.WITHIN]
     if verbosity < 0 or not listed:
-        return ""
+        return []
     modules = {result.module for result in listed}
     devices = {result.device_key for result in listed}
     hidden = len(results) - len(listed)
@@ -71,78 +85,93 @@ def summary_table(
             f" ({len(listed)} of {len(results)}, -v lists all)" if hidden else "",
         ]
     )
-    blocks = [
-        wrapped("", title, width),
-        named_table(_TITLES, _rows(listed, _summary_row, with_causes=True), width),
-    ]
+    table = [*lines_of(wrapped("", title, width)), ()]
+    table += _table(_TITLES, _rows(listed, _summary_row, of_verdicts=True), width)
     if verbosity > 1:
-        blocks += [
-            "Held before the test and retained after it, in MiB",
-            named_table(_DETAIL_TITLES, _rows(listed, _detail_row), width),
-            *_source_notes(listed, width),
-        ]
+        table += [(), *lines_of("Held before the test and retained after it, in MiB"), ()]
+        table += _table(_DETAIL_TITLES, _rows(listed, _detail_row), width)
+        for paragraph in filter(None, _source_notes(listed, width)):
+            table += [(), *lines_of(paragraph)]
     # A failure has a section of its own, with its notes.
     passed = [result for result in listed if not result.verdict.failed]
-    lines = list(
-        _counted_lines(
-            "note",
-            (
-                note
-                for result in passed
-                for note in result.verdict.notes
-                if not (result.verdict.recorded and note == WRITTEN_ANEW)  # its word says that
-            ),
-            width,
-        )
-    )
+    notes = [
+        note
+        for result in passed
+        for note in result.verdict.notes
+        # Its word says that.
+        if not (result.verdict.recorded and note.kind is NoteKind.RECORDED)
+    ]
+    every_note = verbosity > 1
+    lines = list(_counted_lines("note", notes, width, every_note=every_note))
     if verbosity > 0:
-        lines += _counted_lines("hint", (hint for it in passed for hint in hints_of(it)), width)
-    blocks.append("\n".join(lines))
-    return encodable("\n\n".join(filter(None, blocks)), ascii_only=ascii_only)
+        hints = [hint for result in passed for hint in hints_of(result)]
+        lines += _counted_lines("hint", hints, width, every_note=every_note)
+    if lines:
+        table += [(), *(line for paragraph in lines for line in lines_of(paragraph))]
+    return encodable_lines(table, ascii_only=ascii_only)
 
 
 def _rows(
     results: Sequence[Result],
     cells: Callable[[Result], tuple[str, ...]],
     *,
-    with_causes: bool = False,
-) -> list[tuple[str, ...]]:
+    of_verdicts: bool = False,
+) -> list[TableRow]:
     """Return a row for each result, by file and device in the order of their first results.
 
     Above each such group stand its file and device, where they differ; below a failed test its
-    cause, where that is asked for.
+    cause, where the last cell is the verdict.
     """
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         groups.setdefault((result.module, result.device_key), []).append(result)
     several_modules = len({module for module, _ in groups}) > 1
     several_devices = len({device_key for _, device_key in groups}) > 1
-    rows: list[tuple[str, ...]] = []
+    rows: list[TableRow] = []
     for (module, device_key), members in groups.items():
         file = printable(module) if several_modules else ""
         device = f"on {device_key}" if several_devices else ""
         head = " ".join(filter(None, [file, device]))
         if head:
-            rows.append((head,))
+            rows.append(TableRow((head,)))
         whole_test = ""  # the last row of a whole test: its parts stand below it
         for result in members:
             below = bool(result.part) and result.nodeid == whole_test
             whole_test = whole_test if result.part else result.nodeid
             name = f"({result.part})" if below else result.name.removeprefix(f"{module}::")
             indent = "  " * (bool(head) + below)
-            rows.append((f"{indent}{printable(name)}", *cells(result)))
-            cause = row_cause(result) if with_causes else ""
+            row = (f"{indent}{printable(name)}", *cells(result))
+            rows.append(TableRow(row, result if of_verdicts else None))
+            cause = row_cause(result) if of_verdicts else ""
             if cause:
-                rows.append((f"{CAUSE_INDENT}{printable(cause)}",))
+                rows.append(TableRow((cause,), is_cause=True))
     return rows
 
 
-def named_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
+def named_table(titles: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> str:
     """Return a table without empty columns, with names cut until it fits the width.
 
     A row of one cell is the head of those below it: a line of its own, across all columns.
     """
-    full_rows = [row for row in rows if len(row) > 1]
+    return "\n".join(_drawn_rows(titles, [TableRow(tuple(row)) for row in rows], width))
+
+
+def _table(titles: Sequence[str], rows: Sequence[TableRow], width: int) -> list[Line]:
+    """Return such a table with the styles of verdicts."""
+    head, *drawn = _drawn_rows(titles, rows, width)
+    lines = lines_of(head)
+    for row, text in zip(rows, drawn, strict=True):
+        if row.result is None:
+            lines += lines_of(text)
+        else:
+            start = len(text) - len(row.cells[-1])
+            lines.append((Span(text[:start]), Span(text[start:], tone(row.result))))
+    return lines
+
+
+def _drawn_rows(titles: Sequence[str], rows: Sequence[TableRow], width: int) -> list[str]:
+    """Return a table's head, of two lines, and the text of each row."""
+    full_rows = [row.cells for row in rows if len(row.cells) > 1]
     used = [i for i in range(len(titles)) if any(row[i] for row in full_rows)]
     table = [[row[i] for i in used] for row in (titles, *full_rows)]
     figures = list(zip(*table, strict=True))[1:]
@@ -155,15 +184,16 @@ def named_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int
     drawn = aligned_table(table, ["left" if title in left else "right" for title in table[0]])
     head, rule, *lines = drawn.splitlines()
     remaining = iter(lines)
-    body = [_whole_line(row[0], width) if len(row) == 1 else next(remaining) for row in rows]
-    return "\n".join([head, rule, *body])
+    return [
+        f"{head}\n{rule}",
+        *(next(remaining) if len(row.cells) > 1 else _whole_line(row, width) for row in rows),
+    ]
 
 
-def _whole_line(text: str, width: int) -> str:
+def _whole_line(row: TableRow, width: int) -> str:
     """Return a line across all columns: the head of a group; or a cause, which is never cut."""
-    if not text.startswith(CAUSE_INDENT):
-        return shortened(text, width)
-    return wrapped(CAUSE_INDENT, text.lstrip(" "), width)
+    (text,) = row.cells
+    return wrapped(_CAUSE_INDENT, text, width) if row.is_cause else shortened(text, width)
 
 
 def _summary_row(result: Result) -> tuple[str, ...]:
@@ -256,10 +286,27 @@ def _source_notes(results: Sequence[Result], width: int) -> Iterator[str]:
     yield "\n".join(lines)
 
 
-def _counted_lines(kind: str, sentences: Iterable[str], width: int) -> Iterator[str]:
-    """Yield notes or hints, each once, with the number of tests that have it."""
-    counter = Counter(sentences)
-    for sentence, number in counter.most_common(MOST_NOTES):
-        yield wrapped(f"{kind}: ", f"{sentence} ({tests_text(number)})", width)
-    if len(counter) > MOST_NOTES:
-        yield f"{kind}: and {len(counter) - MOST_NOTES} more kinds of {kind}s"
+def _counted_lines(
+    label: str, notes: Iterable[Note], width: int, *, every_note: bool
+) -> Iterator[str]:
+    """Yield notes or hints, each once with its number of tests: what matters most first.
+
+    Of many, each kind that says that a figure may be wrong has one, and the others the rest of
+    :data:`MOST_NOTES`.
+    """
+    counter = Counter(notes)
+    by_rank = sorted(counter, key=lambda note: (note.severity, -counter[note]))
+    shown = by_rank
+    if not every_note and len(by_rank) > MOST_NOTES:
+        first_of_kind = {note.kind: note for note in reversed(by_rank)}
+        warnings = [note for note in first_of_kind.values() if note.severity <= Severity.FIGURE]
+        others = [note for note in by_rank if note not in warnings]
+        chosen = {*warnings, *others[: max(0, MOST_NOTES - len(warnings))]}
+        shown = [note for note in by_rank if note in chosen]
+    for note in shown:
+        tests = tests_text(counter[note])
+        yield wrapped(f"{label}: ", f"{note.text} ({tests})", width)
+    hidden = len(by_rank) - len(shown)
+    if hidden:
+        more = f"1 more {label}" if hidden == 1 else f"{hidden} more {label}s"
+        yield f"{label}: and {more} (-vv lists all)"

@@ -10,14 +10,16 @@ from pytest_gpumem.judge.toolchain_change import (
     find_common_changes,
     moved_categories,
 )
-from pytest_gpumem.judge.verdict import Kind, retargeted, update_command
-from pytest_gpumem.report.text import encodable, printable, wrapped
+from pytest_gpumem.judge.verdict import Kind, UpdateCommand
+from pytest_gpumem.report.terminal.styles import Span, encodable_lines, lines_of
+from pytest_gpumem.report.text import printable, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.judge.toolchain_change import CommonChange
+    from pytest_gpumem.report.terminal.styles import Line
 
 _ELSEWHERE = "(it moved together with other tests, see the summary; -v shows all of it)"
 
@@ -60,8 +62,8 @@ def lead_lines(
     *,
     ascii_only: bool = False,
     arguments: Sequence[str] = (),
-) -> list[str]:
-    """Return the paragraphs that a summary leads with; none where nothing moved together.
+) -> list[Line]:
+    """Return the lines that a summary leads with; none where nothing moved together.
 
     Args:
         results: of the session.
@@ -70,7 +72,8 @@ def lead_lines(
         arguments: files and folders of its command line, and options that left tests out.
     """
     groups = moved_together(results)
-    sentences, command = [group.sentence for group in groups], ""
+    sentences = [group.sentence for group in groups]
+    command: UpdateCommand | None = None
     regressed = {
         result.name
         for result in results
@@ -82,11 +85,13 @@ def lead_lines(
         sentences.append(f"{alone} more regressed for another reason: look there first")
     elif regressed & moved:
         commands = (result.verdict.command for result in results if result.name in moved)
-        own_command = next(filter(None, commands), update_command([], []))
+        command = next(filter(None, commands), UpdateCommand()).of(arguments)
         sentences.append("if this is intended, run")
-        command = printable(retargeted(own_command, arguments))
-    lines = [encodable(wrapped("gpumem: ", it, width), ascii_only=ascii_only) for it in sentences]
-    return [*lines, f"    {command}"] if command else lines
+    paragraphs = [wrapped("gpumem: ", sentence, width) for sentence in sentences]
+    lines = [line for paragraph in paragraphs for line in lines_of(paragraph)]
+    if command:
+        lines.append((Span("    "), Span(printable(str(command)), "command")))
+    return encodable_lines(lines, ascii_only=ascii_only)
 
 
 def short_texts(results: Sequence[Result]) -> dict[str, str]:

@@ -21,7 +21,7 @@ MOST_UPDATES = 20
 def update_summary(
     summary: UpdateSummary, *, width: int = 80, ascii_only: bool = False, brief: bool = False
 ) -> str:
-    """Return the fate of the baselines, changes first, with their differences.
+    """Return the fate of the baselines: their numbers, then changes first with their differences.
 
     ``brief`` leaves only the numbers and the errors.
     """
@@ -32,7 +32,7 @@ def update_summary(
     if summary.errors:
         number = len(summary.errors)
         parts.append("1 error" if number == 1 else f"{number} errors")
-    lines = [f"gpumem: baselines: {', '.join(parts) or 'nothing to write'}"]
+    lines = [", ".join(parts) or "nothing to write"]
     lines += [wrapped("error    ", str(error), width) for error in summary.errors]
     for group in () if brief else ("changed", "created", "removed"):
         entries = groups[group]

@@ -274,7 +274,7 @@ def test_benchmark_mode_has_a_range(suite, monkeypatch):
         # A GPU's mixture of plans splits segments in an order that neither run has.
         assert high.reserved == part.peaks[0].reserved * 125 // 100
         ends = f"allocated {format_size(low.allocated)} to {format_size(high.allocated)}"
-        assert any(note.startswith(ends) for note in part.notes)
+        assert any(note.startswith(ends) for note in part.note_texts)
     assert "cuDNN's choice in benchmark mode; limits are held to the largest" in session.flat
     # Each test finds its plans anew: alone or after others, its figures are the same.
     assert measured["test_another", "first"].peaks == first.peaks
@@ -361,7 +361,7 @@ PROGRAM = """
     except RuntimeError as error:
         y, said = None, str(error)
     device = VirtualDevice.loaded()
-    library, notes = device.library, device.notes(Path())
+    library, notes = device.library, [note.text for note in device.notes(Path())]
     ran = library.convolutions()
     reason = device.uncertain_sizes().reason
     taken = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()

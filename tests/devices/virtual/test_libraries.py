@@ -24,7 +24,7 @@ def device():
 
 @pytest.fixture
 def notes(device, tmp_path):
-    return lambda: device.notes(tmp_path)
+    return lambda: [note.text for note in device.notes(tmp_path)]
 
 
 def randn(*shape, **options):
@@ -457,7 +457,7 @@ def test_estimates_have_a_range(suite):
     # Of the estimate it is held to its limit, and fits.
     short = measured["test_that_may_not_fit", ""]
     assert short.range is None
-    assert f"with the largest it does not fit: {reason}" in short.notes
+    assert f"with the largest it does not fit: {reason}" in short.note_texts
     assert measured["test_that_is_run_once", ""].range is None
     for name in ("recurrent", "solver", "loss"):
         spanned = measured[f"test_{name}", ""].range
@@ -476,5 +476,5 @@ def test_estimates_have_a_range(suite):
     assert 0 <= matrix.range.most[0].allocated - matrix.peaks[0].allocated - copy < 512
     most = format_size(matrix.range.most[0].allocated)
     assert f"peak allocated of {most} at most is" in session.flat
-    assert norm.notes[-1].endswith("and one bit of each value; limits are held to the largest")
+    assert norm.note_texts[-1].endswith("and one bit of each value; limits are held to the largest")
     assert measured["test_plain", ""].range is None

@@ -32,7 +32,7 @@ for _ in range(2):
     torch.compiler.reset()
     with pytest_gpumem.measure() as m:
         torch.compile(step, mode="max-autotune-no-cudagraphs")(batch)
-    figures.append([kernels(), m.peak_allocated, m.peak_reserved, list(m.measurement.notes)])
+    figures.append([kernels(), m.peak_allocated, m.peak_reserved, list(m.measurement.note_texts)])
 os.write(1, json.dumps(figures).encode())
 """
 

@@ -141,7 +141,7 @@ def test_compiled():
 """
 FIGURES = """
 def pytest_gpumem_judged(item, result):
-    peak, notes = result.measurement.peaks[0], " ".join(result.measurement.notes)
+    peak, notes = result.measurement.peaks[0], " ".join(result.measurement.note_texts)
     with open("peaks", "a") as file:
         print(item.name, peak.allocated, peak.reserved, notes, sep="|", file=file)
 """

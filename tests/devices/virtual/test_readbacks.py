@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.noted import texts_of
 from helpers.virtual_gpu import opened
 
 from pytest_gpumem.devices.virtual import readbacks
@@ -92,7 +93,7 @@ def test_a_note_says_how_many_of_how_many_an_operator_took():
         rows = torch.randn(5000, 1000, device="cuda")
         take_rows(rows)
         line = take_rows.__code__.co_firstlineno
-        (note,) = device.notes(Path(__file__).parent)
+        (note,) = texts_of(device.notes(Path(__file__).parent))
         match = re.fullmatch(
             rf"3 values were assumed \(([\d,]+) of 10,000 taken at test_readbacks.py:{line + 3}, "
             rf"test_readbacks.py:{line + 5}\): the figures hold for .*",
@@ -105,7 +106,7 @@ def test_a_note_says_how_many_of_how_many_an_operator_took():
         device.compute_values("auto")
         take_others(torch.randn(5000, 1000, device="cuda"))
         line = take_others.__code__.co_firstlineno
-        (unknown, assumed) = device.notes(Path(__file__).parent)
+        (unknown, assumed) = texts_of(device.notes(Path(__file__).parent))
         assert f"(0 of 5,000,000 taken at test_readbacks.py:{line + 2})" in unknown
         assert f"of 5,000,000 taken at test_readbacks.py:{line + 3}, " in assumed
         assert f", 0 of 1,000 taken at test_readbacks.py:{line + 4})" in assumed  # columns
@@ -125,7 +126,7 @@ def test_a_loss_that_shapes_nothing_makes_no_note(capsys):
             print(f"{step}: {loss.item():.3f}, {shown}")  # noqa: T201 - what is tried
         assert device.notes(Path.cwd()) == []
         if loss.item() < 3:
-            (note,) = device.notes(Path.cwd())
+            (note,) = texts_of(device.notes(Path.cwd()))
             assert note.startswith("1 value was read back from the virtual GPU")
     assert capsys.readouterr().out.count("0.000") == 2
 
@@ -225,6 +226,6 @@ def test_the_line_of_a_library_that_decides_is_named():
             return loss
 
         optimizer.step(closure)
-        (note,) = device.notes(Path(__file__).parent)
+        (note,) = texts_of(device.notes(Path(__file__).parent))
         line = closure.__code__.co_firstlineno + 6
         assert f"(test_readbacks.py:{line} through torch/optim/lbfgs.py:" in note

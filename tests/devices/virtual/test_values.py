@@ -13,7 +13,7 @@ def device():
 
 
 def notes(device):
-    return device.notes(Path(__file__).parent)
+    return [note.text for note in device.notes(Path(__file__).parent)]
 
 
 def test_what_was_put_there_is_read_back_and_no_note_is_made(device):

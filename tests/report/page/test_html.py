@@ -18,6 +18,7 @@ from itertools import pairwise
 import pytest
 from helpers import sample_report
 from helpers.html_pages import Page, index_of, sections_of
+from helpers.noted import noted
 from helpers.sample_report import EVIL, MODULE, attribution, entry, many, measured, result, sample
 from helpers.terminal_results import grown
 
@@ -161,7 +162,7 @@ def test_a_leak_shows_what_stayed_and_who_holds_it_and_not_the_peaks_tables():
 
 
 def test_hints_are_in_the_section():
-    hinted = replace(attribution(layers=1), hints=("under <autocast> 120.00 MiB less",))
+    hinted = replace(attribution(layers=1), hints=noted("under <autocast> 120.00 MiB less"))
     told = section(Report((result("test_x", measured(hinted)),)), "test_x")
     assert "under <autocast> 120.00 MiB less" in told
 
@@ -243,10 +244,10 @@ EVERYWHERE = "<i>\x07&'\"\udc80"
 def test_every_text_from_outside_is_escaped():
     """Source lines, modules, notes, the device, budgets and provenance are outside as well."""
     site = Site(EVERYWHERE, 3, EVERYWHERE, EVERYWHERE, EVERYWHERE, "other", 9, 1)
-    found = Attribution(Breakdown({"other": 9}, 0, (site,)), None, (EVERYWHERE,))
+    found = Attribution(Breakdown({"other": 9}, 0, (site,)), None, noted(EVERYWHERE))
     plain = attribution(layers=1)
     taken = replace(
-        measured(plain, notes=(EVERYWHERE,)),
+        measured(plain, notes=noted(EVERYWHERE)),
         device=replace(sample_report.T4, name=EVERYWHERE),
         provenance=replace(sample_report.NOW, driver=EVERYWHERE),
         attributions=(found,),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from helpers.noted import noted
 from helpers.terminal_results import (
     BROKEN,
     CACHE_GREW,
@@ -22,8 +23,9 @@ from helpers.terminal_results import (
     matches_gold,
 )
 
-from pytest_gpumem.attribution.hints import STILL_HELD
+from pytest_gpumem.judge.verdict import UpdateCommand
 from pytest_gpumem.measurement import Attribution, Breakdown
+from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.report.terminal.brief_text import MOST_LINES, brief_failures, repeated_lines
 from pytest_gpumem.sizes import MIB
 
@@ -34,7 +36,7 @@ def text(*results, **how):
 
 EXPLAINED = Attribution(
     Breakdown({"activations": 64 * MIB, "parameters": 36 * MIB}, 0, (LINE,)),
-    hints=("batch size 16 fits, with 740.00 MiB of 1024.00 MiB reserved",),
+    hints=noted("batch size 16 fits, with 740.00 MiB of 1024.00 MiB reserved"),
 )
 
 
@@ -59,22 +61,22 @@ def test_a_failure_is_brief_and_fits_eighty_columns(name, failed):
 
 
 def test_more_notes_than_fit_are_counted():
-    notes = tuple(f"note {i} {'of many words ' * 8}" for i in range(20))
+    notes = noted(*(f"note {i} {'of many words ' * 8}" for i in range(20)))
     noisy = replace(GROWN, verdict=replace(GROWN.verdict, notes=notes))
     brief = text(noisy)
     assert len(brief.splitlines()) <= MOST_LINES
     shown = brief.count("note: ")
     assert shown
     assert f"({20 - shown} more notes and hints with -v)" in brief
-    assert brief.endswith(GROWN.verdict.command)
+    assert brief.endswith(GROWN.verdict.command_text)
 
 
 def test_hints_are_for_what_does_not_fit_or_explain_a_change():
     measurement = replace(TOO_LARGE.measurement, attributions=(EXPLAINED,))
     assert "hint: batch size 16 fits" in text(replace(TOO_LARGE, measurement=measurement))
     changed = grown("test")
-    kept = f"activations of 64.00 MiB {STILL_HELD}: a tensor keeps their graph"
-    hints = (*EXPLAINED.hints, kept)
+    kept = "activations of 64.00 MiB were still held at the peak: a tensor keeps their graph"
+    hints = (*EXPLAINED.hints, Note(NoteKind.STILL_HELD, kept))
     attribution = replace(changed.measurement.attributions[0], hints=hints)
     measurement = replace(changed.measurement, attributions=(attribution,))
     brief = text(replace(changed, measurement=measurement))
@@ -93,8 +95,8 @@ def test_a_command_comes_once_below_the_parts():
     part = replace(GROWN, part="forward")
     brief = text(GROWN, WITHIN, part)
     assert brief.startswith("part forward: regressed: ")
-    assert brief.count(GROWN.verdict.command) == 1
-    assert brief.endswith(GROWN.verdict.command)
+    assert brief.count(GROWN.verdict.command_text) == 1
+    assert brief.endswith(GROWN.verdict.command_text)
     assert brief_failures([WITHIN, replace(NEW, verdict=WITHIN.verdict)]) == []
 
 
@@ -116,7 +118,12 @@ def test_the_same_cause_is_shown_once():
 
 
 def test_control_characters_are_shown_and_ascii_is_kept_to():
-    verdict = replace(GROWN.verdict, notes=(NASTY,), remedy=f"run {NASTY}", command=NASTY)
+    verdict = replace(
+        GROWN.verdict,
+        notes=noted(NASTY),
+        advice=f"run {NASTY}",
+        command=UpdateCommand(targets=(NASTY,)),
+    )
     nasty = replace(grown("test", line=replace(LINE, code=NASTY)), verdict=verdict, budget=NASTY)
     brief = text(nasty, width=200, ascii_only=True)
     assert brief.count("\\x1b[31mred") >= 3

@@ -3,48 +3,61 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from helpers.sources import TWO_TESTS
-from helpers.terminal_results import GROWN
+from helpers.terminal_results import (
+    GROWN,
+    NEW,
+    TOO_LARGE,
+    WITHIN,
+    measured,
+    peak,
+    result,
+)
 
-from pytest_gpumem.judge.verdict import WORDS, Kind
-from pytest_gpumem.report.terminal.colours import TONES, styled
+from pytest_gpumem.judge.verdict import Kind, Lookup, Policy
+from pytest_gpumem.report.terminal import session_text
 from pytest_gpumem.report.terminal.failure_text import failure_section
+from pytest_gpumem.report.terminal.styles import TONES
+from pytest_gpumem.report.terminal.summary_table import summary_table
 
 ESCAPE = re.compile("\x1b\\[[\\d;]*m")
 
 
-@pytest.mark.parametrize(
-    ("line", "stretches"),
-    [
-        ("test_a   100.00   +9.0%  regressed", {"regressed": "bad"}),
-        ("test_a   100.00   +9.0%  over budget (xfail)", {"over budget (xfail)": "open"}),
-        ("test_ok  100.00   0  ok", {"ok": "good"}),
-        (
-            "gpumem: 2 ok, 1 regressed (1 as expected), 3 without baseline, 1 recorded",
-            {
-                "2 ok": "good",
-                "1 regressed (1 as expected)": "bad",
-                "3 without baseline": "open",
-                "1 recorded": "good",
-            },
-        ),
-        ("gpumem: to record baselines: pytest a.py", {"pytest a.py": "command"}),
-        ("    pytest a.py", {"pytest a.py": "command"}),
-        ("gpumem: baselines: 2 ok", {}),
-        ("      kept by local variable  regressed (x)", {}),
-        ("", {}),
-    ],
-)
-def test_words_of_verdicts_and_commands_have_styles(line, stretches):
-    parts = list(styled(line))
-    assert "".join(text for text, _ in parts) == line
-    assert {text: style for text, style in parts if style} == stretches
+def styles_of(lines):
+    """The stretches that have a style."""
+    return {span.text: span.style for line in lines for span in line if span.style}
+
+
+def test_words_of_verdicts_have_styles():
+    expected = replace(TOO_LARGE, expected=True)
+    recorded = result("test_recorded", measured(peak(1, 1)), Lookup(), policy=Policy(updating=True))
+    results = [WITHIN, GROWN, expected, NEW, recorded]
+    assert styles_of(summary_table(results, 1, 80)) == {
+        "ok": "good",
+        "regressed": "bad",
+        "out of memory (xfail)": "open",
+        "no baseline": "open",
+        "recorded": "good",
+    }
+    assert styles_of([session_text.counts(results)]) == {
+        "1 ok": "good",
+        "1 regressed": "bad",
+        "1 out of memory (1 as expected)": "bad",
+        "1 without baseline": "open",
+        "1 recorded": "good",
+    }
+
+
+def test_a_test_of_the_name_of_a_verdict_has_none():
+    named = replace(WITHIN, nodeid="t.py::test_x  regressed")
+    assert styles_of(summary_table([named], 1, 80)) == {"ok": "good"}
 
 
 def test_every_kind_has_a_style():
-    assert {WORDS.get(kind, str(kind)) for kind in Kind} <= TONES.keys()
+    assert set(TONES) == set(Kind)
 
 
 def test_a_failure_in_full_has_its_headline_and_its_command():

@@ -1,0 +1,69 @@
+"""Text in stretches, each with the name of its style: a renderer knows what it writes.
+
+The text is the same without styles: :mod:`pytest_gpumem.plugin.session_plugin` knows whether the
+terminal has colours.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from pytest_gpumem.judge.verdict import Kind
+from pytest_gpumem.report.text import encodable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pytest_gpumem.judge.result import Result
+
+Style = Literal["headline", "command", "bad", "good", "open", ""]
+
+
+class Span(NamedTuple):
+    """A stretch of a line."""
+
+    text: str
+    style: Style = ""
+
+
+Line = tuple[Span, ...]
+"""a line of the terminal"""
+
+TONES: Final[dict[Kind, Style]] = {
+    Kind.WITHIN: "good",
+    Kind.OVER_BUDGET: "bad",
+    Kind.OUT_OF_MEMORY: "bad",
+    Kind.REGRESSED: "bad",
+    Kind.IMPROVED: "good",
+    Kind.LEAKED: "bad",
+    Kind.NO_BASELINE: "open",
+    Kind.INCOMPARABLE: "open",
+}
+"""styles of verdicts, in tables and counts"""
+
+
+def tone(result: Result) -> Style:
+    """Return the style of a result's verdict; what fails as its xfail says is no bad news."""
+    if result.expected:
+        return "open"
+    return "good" if result.verdict.recorded else TONES[result.verdict.kind]
+
+
+def lines_of(text: str, style: Style = "") -> list[Line]:
+    """Return the lines of a text in one style; of "" none."""
+    return [(Span(line, style),) for line in text.splitlines()]
+
+
+def text_of(lines: Iterable[Line]) -> str:
+    """Return lines without their styles."""
+    return "\n".join("".join(span.text for span in line) for line in lines)
+
+
+def encodable_lines(lines: Iterable[Line], *, ascii_only: bool) -> list[Line]:
+    """Return lines as the terminal can show them: with ``ascii_only`` all else is escaped."""
+    if not ascii_only:
+        return list(lines)
+    return [
+        tuple(Span(encodable(text, ascii_only=True), style) for text, style in line)
+        for line in lines
+    ]
