@@ -5,12 +5,12 @@ from __future__ import annotations
 import atexit
 import ctypes
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pytest_gpumem.devices.base import Workspace, WorkspaceUse
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.linked_functions import compare
-from pytest_gpumem.devices.virtual.operator_functions import OperatorFunctions, operator_functions
+from pytest_gpumem.devices.virtual.operator_functions import OperatorFunctions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -396,17 +396,23 @@ class NativeLibrary:
         """Set the limits of values from now on; :class:`ValueLimits` documents them."""
         self._lib.gpumem_set_value_limits(*map(ctypes.c_uint64, (largest, budget, backed)))
 
-    def note_lost(self, size: int) -> bool:
-        """Count bytes that an operator has left unknown; return whether the test is large now."""
-        return bool(self._lib.gpumem_note_lost(ctypes.c_uint64(size)))
-
     def value_budget(self) -> int:
         """Return the bytes of larger than small tensors that may be kept yet."""
         return int(self._lib.gpumem_value_budget())
 
-    def operator_functions(self, key: int) -> OperatorFunctions:
-        """Return the functions to be called around each operator."""
-        return operator_functions(self._lib, key)
+    def operator_functions(
+        self,
+        key: int,
+        describe: Callable[[Any], Sequence[int]],
+        finish: Callable[..., None],
+        large: Callable[[], None],
+    ) -> OperatorFunctions:
+        """Return the functions of operators' kernels; OperatorFunctions documents the arguments."""
+        return OperatorFunctions(self._lib, key, describe, finish, large)
+
+    def short_ways(self, *, on: bool) -> None:
+        """Say whether operators that compute nothing are handed to no function of Python's."""
+        self._lib.gpumem_short_ways(int(on))
 
     def count_operators(self, change: int) -> None:
         """Count operators that begin to run (1), or have ended (-1), by themselves."""

@@ -1,19 +1,21 @@
-"""Functions of the native library that Python calls around each operator, without ctypes.
+"""The native library's kernel of PyTorch's operators, which Python calls without ctypes.
 
-A call by ctypes with an address and a size takes 0.25 us, and one of these 0.05.
+native/base/operator_functions.c says what it does.
 """
 
 from __future__ import annotations
 
 import ctypes
+import enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+METH_VARARGS: Final = 0x0001
+METH_KEYWORDS: Final = 0x0002
 METH_NOARGS: Final = 0x0004
-METH_O: Final = 0x0008
 METH_FASTCALL: Final = 0x0080
 """calling conventions of CPython's stable ABI ("Common Object Structures" in Python's C API)"""
 
@@ -34,47 +36,136 @@ class _MethodDef(ctypes.Structure):
     )
 
 
-class OperatorFunctions(NamedTuple):
-    """The functions."""
-
-    begins: Callable[[], None]
-    """an operator begins to run: from now on its launches change no values"""
-    ended: Callable[..., bool]
-    """it has ended; with addresses and sizes: it has written these ranges alone, which are unknown.
-    Returns whether so much is unknown now that the test is a large one"""
-    forget_ranges: Callable[..., None]
-    """takes addresses and sizes: their bytes are unknown from now on"""
-    could_know: Callable[[int], bool]
-    """takes an address: whether the byte there is known, or could be computed"""
-
-
-_DEFINITIONS: Final = (
-    _MethodDef(b"operator_begins", None, METH_NOARGS, None),
-    _MethodDef(b"operator_ended", None, METH_FASTCALL, None),
-    _MethodDef(b"forget_ranges", None, METH_FASTCALL, None),
-    _MethodDef(b"could_know", None, METH_O, None),
-)
+_KERNEL: Final = _MethodDef(b"operator", None, METH_VARARGS | METH_KEYWORDS, None)
+_RUNNING: Final = _MethodDef(b"running", None, METH_NOARGS, None)
+_FORGET_RANGES: Final = _MethodDef(b"forget_ranges", None, METH_FASTCALL, None)
 """which Python reads at each call"""
+_FUNCTIONS: Final = (
+    *("PyObject_Call", "PyObject_CallFunctionObjArgs", "PyObject_Type", "PyObject_GetAttr"),
+    *("PyList_GetItem", "PyList_Size", "PyTuple_GetItem", "PyTuple_Size", "PyTuple_Pack"),
+    *("PyDict_GetItem", "PyDict_Next", "PyUnicode_Compare", "Py_IncRef", "Py_DecRef"),
+    *("PyErr_Clear", "PyLong_AsUnsignedLongLong", "PyGC_Disable", "PyGC_Enable"),
+)
+"""of Python's, which the native library calls"""
 
 
-def operator_functions(library: ctypes.CDLL, key: int) -> OperatorFunctions:
-    """Return the functions of a loaded library; ``key`` is excluded while an operator runs."""
+class Ways(enum.IntFlag):
+    """What the native library is told of an operator."""
+
+    SHORT = 1
+    """some of its calls take the short way"""
+    LIKE = 2
+    """the values of its arguments do not matter"""
+    CONSTANT = 4
+    """its large results may be computed later"""
+    COPIES = 8
+    """it copies bytes"""
+    ASSUMED = 16
+    """several results may be assumed where nothing is known"""
+    READS = 32
+    """it returns a number to the host"""
+    ALLOCATES = 64
+    """its result has no values in it"""
+
+
+class OperatorFunctions:
+    """The functions of a loaded library."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        key: int,
+        describe: Callable[[Any], Sequence[int]],
+        finish: Callable[..., None],
+        large: Callable[[], None],
+    ) -> None:
+        """Prepare them.
+
+        Args:
+            library: the native one.
+            key: the number of a dispatch key, excluded while an operator runs.
+            describe: returns of a tensor what the struct ``extent`` has, where PyTorch does not
+                export tensors by DLPack's exchange API: before 2.10.
+            finish: is called with an operator, its arguments and its result where its values may
+                be computed.
+            large: is called once so much is unknown that a test is a large one.
+        """
+        import torch
+
+        api = ctypes.pythonapi
+        c10 = ctypes.CDLL(str(Path(torch.__file__ or "").parent / "lib" / "libc10.so"))
+        self._kept = (
+            *(None, False, True, torch.Tensor, torch.nn.Parameter, torch.nn.Buffer),
+            *(list, tuple, int, bool, float, "device", "type", "cpu", describe, finish, large),
+        )
+        functions = [ctypes.cast(getattr(api, name), ctypes.c_void_p).value for name in _FUNCTIONS]
+        functions += ctypes.cast(c10[_EXCLUDE], ctypes.c_void_p).value, _exporting_function()
+        pointers = [*map(id, self._kept), *functions]  # CPython's id() is the address
+        library.gpumem_prepare_operators(
+            (ctypes.c_void_p * len(pointers))(*pointers), ctypes.c_uint64(key)
+        )
+        made, word = ctypes.py_object, ctypes.c_uint64
+        self._make = ctypes.PYFUNCTYPE(made, ctypes.POINTER(_MethodDef), made, ctypes.c_void_p)(
+            ("PyCFunction_NewEx", api)
+        )
+        for definition in (_KERNEL, _RUNNING, _FORGET_RANGES):
+            function = getattr(library, f"gpumem_{definition.name.decode()}")
+            definition.function = ctypes.cast(function, ctypes.c_void_p)
+        self.running: Callable[[], tuple[Any, Any] | None] = self._make(_RUNNING, None, None)
+        """returns the arguments of the operator that runs on this thread on the short way, those
+        by name too; None: none does"""
+        self.forget_ranges: Callable[..., None] = self._make(_FORGET_RANGES, None, None)
+        """takes addresses and sizes: their bytes are unknown from now on"""
+        self._new = ctypes.PYFUNCTYPE(ctypes.c_int64, made)(("gpumem_new_operator", library))
+        self._know = ctypes.PYFUNCTYPE(None, word, made, made, made, word, word, word)(
+            ("gpumem_know_operator", library)
+        )
+        self.count_opened: Callable[[int], None] = library.gpumem_count_opened
+        """counts operators of this thread's that begin to run (1), or have ended (-1), with those
+        inside of them seen: none of these takes the short way"""
+
+    def kernel(self, slow: Callable[..., Any]) -> Any:  # noqa: ANN401 - a function of C's
+        """Return a kernel that hands all calls to a function, until :meth:`know` is called."""
+        number = self._new(slow)
+        if number < 0:
+            raise MemoryError
+        return self._make(_KERNEL, number, None)
+
+    def know(  # noqa: PLR0913, PLR0917 - the fields of a struct
+        self,
+        kernel: Any,  # noqa: ANN401 - a function of C's
+        slow: Callable[..., Any],
+        op: object,
+        function: Callable[..., Any],
+        ways: Ways,
+        written: int,
+        unread: int,
+    ) -> None:
+        """Say of a kernel what its short way needs.
+
+        Args:
+            kernel: of :meth:`kernel`.
+            slow: takes the calls that do not take it.
+            op: is handed to ``finish``.
+            function: runs the operator.
+            ways: what the operator is like.
+            written: has a bit for each place of an argument that the operator writes.
+            unread: likewise of those whose values do not matter.
+        """
+        self._know(kernel.__self__, slow, op, function, ways, written, unread)
+
+
+def _exporting_function() -> int | None:
+    """Return the address of DLPack's ``dltensor_from_py_object_no_sync``; None: there is none."""
     import torch
 
-    api = ctypes.pythonapi
-    c10 = ctypes.CDLL(str(Path(torch.__file__ or "").parent / "lib" / "libc10.so"))
-    library.gpumem_prepare_operators(
-        (ctypes.c_void_p * 3)(*map(id, (None, False, True))),  # which CPython's id() is
-        ctypes.cast(api.Py_IncRef, ctypes.c_void_p),
-        ctypes.cast(api.PyLong_AsUnsignedLongLong, ctypes.c_void_p),
-        ctypes.cast(c10[_EXCLUDE], ctypes.c_void_p),
-        ctypes.c_uint64(key),
+    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        return None
+    get = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+        ("PyCapsule_GetPointer", ctypes.pythonapi)
     )
-    prototype = ctypes.PYFUNCTYPE(
-        ctypes.py_object, ctypes.POINTER(_MethodDef), ctypes.c_void_p, ctypes.c_void_p
-    )
-    make = prototype(("PyCFunction_NewEx", api))
-    for definition in _DEFINITIONS:
-        function = getattr(library, f"gpumem_{definition.name.decode()}")
-        definition.function = ctypes.cast(function, ctypes.c_void_p)
-    return OperatorFunctions(*(make(definition, None, None) for definition in _DEFINITIONS))
+    # struct DLPackExchangeAPI of dlpack.h: two words of a header, then functions
+    table = (ctypes.c_void_p * 6).from_address(get(capsule, b"dlpack_exchange_api"))
+    major = ctypes.c_uint32.from_address(ctypes.addressof(table)).value
+    return table[5] if major == 1 else None

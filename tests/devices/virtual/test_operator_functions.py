@@ -1,35 +1,103 @@
-"""Functions that Python calls around each operator, without ctypes."""
+"""The native library's kernel of operators, and the functions that Python calls beside it."""
 
 from __future__ import annotations
 
+import pytest
 from helpers.virtual_gpu import opened
 
 
-def test_an_operators_ranges_are_unknown_once_it_has_ended():
+def kernel_of(device, op, ways, *, written=0, unread=0):
+    """Return a new kernel of an operator, and the list of what it was given to Python for."""
+    from pytest_gpumem.devices.virtual.values.interception import Interception
+
+    functions, told = Interception.functions, []
+    kernel = functions.kernel(lambda *_args, **_kwargs: told.append("first"))
+
+    def slow(*args, **kwargs):
+        told.append("slow")
+        return op._op(*args, **kwargs)
+
+    functions.know(kernel, slow, None, op._op, ways, written, unread)
+    device.library.short_ways(on=True)
+    return kernel, told
+
+
+def test_a_kernel_makes_a_written_tensor_unknown_where_an_argument_is():
     import torch
 
-    from pytest_gpumem.devices.virtual.values.interception import KEY, NUMBER
+    from pytest_gpumem.devices.virtual.operator_functions import Ways
+
+    with opened() as device:
+        device.compute_values("auto")
+        known, other = (torch.ones(8, device="cuda") for _ in range(2))
+        unknown = torch.empty(8, device="cuda")
+        address = known.data_ptr()
+        device.library.forget(unknown.data_ptr(), 32)
+        kernel, told = kernel_of(device, torch.ops.aten.add_.Tensor, Ways.SHORT, written=1)
+        kernel(known, other, alpha=1)
+        assert told == ["slow"]
+        assert device.library.is_known(address, 32)
+        kernel(known, unknown)
+        assert told == ["slow"]
+        assert not device.library.is_known(address, 32)
+
+
+def test_a_kernel_excludes_its_key_while_the_operator_runs():
+    import torch
+
+    from pytest_gpumem.devices.virtual.operator_functions import Ways
+    from pytest_gpumem.devices.virtual.values.interception import KEY, Interception
 
     key = torch._C._dispatch_key_parse(KEY)
     is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+    seen = []
     with opened() as device:
+        device.compute_values("auto")
+        functions = Interception.functions
+        number = torch.ones(())
+
+        def run(*args, **kwargs):
+            seen.append((is_excluded(key), functions.running() == (args, kwargs or None)))
+            if kwargs:
+                raise torch.OutOfMemoryError
+            return 1.5
+
+        kernel = functions.kernel(run)
+        functions.know(kernel, run, None, run, Ways.SHORT, 0, 0)
+        assert kernel(number) == 1.5
+        with pytest.raises(torch.OutOfMemoryError):
+            kernel(number, out=2)
+        assert seen == [(True, True)] * 2
+        assert not is_excluded(key)
+        assert functions.running() is None
+        device.library.short_ways(on=False)
+        kernel(number)
+        assert seen[2:] == [(False, False)]
+
+
+def test_ranges_are_forgotten():
+    import torch
+
+    from pytest_gpumem.devices.virtual.values.interception import Interception
+
+    with opened() as device:
+        device.compute_values("auto")
         library = device.library
-        functions = library.operator_functions(NUMBER)
-        block = torch.empty(64, dtype=torch.uint8, device="cuda")
-        address = block.data_ptr()
-
-        def known():
-            return [at for at in range(0, 64, 16) if library.is_known(address + at, 16)]
-
+        address = torch.empty(64, dtype=torch.uint8, device="cuda").data_ptr()
         assert library.open_for_writing(address, 64)
-        assert functions.begins() is None
-        assert is_excluded(key)
-        assert functions.ended() is False
-        assert not is_excluded(key)
-        assert known() == [0, 16, 32, 48]
-        functions.begins()
-        functions.ended(address, 16, address + 32, 1)
-        assert known() == [16, 48]
-        functions.forget_ranges(address + 48, 16)
-        assert known() == [16]
-        assert not is_excluded(key)
+        Interception.functions.forget_ranges(address, 16, address + 32, 1)
+        known = [at for at in range(0, 64, 16) if library.is_known(address + at, 16)]
+        assert known == [16, 48]
+
+
+def test_where_tensors_lie_is_the_same_by_dlpack_and_by_attributes():
+    import torch
+
+    from pytest_gpumem.devices.virtual.values.host_tensors import describe
+
+    with opened():
+        block = torch.ones(4, 8, device="cuda")
+        assert describe(block)[:5] == (2, block.data_ptr(), 128, 128, 1)
+        assert describe(block.t()[2:])[1:4] == (block.data_ptr() + 8, 96, 120)
+        assert describe(torch.ones(3, dtype=torch.int64))[::2] == (1, 24, 0)
+        assert describe(torch.eye(3).to_sparse())[0] == 3

@@ -20,7 +20,7 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
     over_device_memory,
     span,
 )
-from pytest_gpumem.devices.virtual.values.short_ways import OF_CONSTANTS
+from pytest_gpumem.devices.virtual.values.operators import OF_CONSTANTS
 from pytest_gpumem.sizes import MIB
 
 if TYPE_CHECKING:

@@ -131,6 +131,15 @@ def span(tensor: Tensor) -> int:
     return elements * tensor.element_size()
 
 
+def describe(tensor: Tensor) -> tuple[int, ...]:
+    """Return of a tensor what the struct ``extent`` of native/base/operator_functions.c has."""
+    if tensor.layout is not torch.strided or tensor.is_nested or not is_plain(tensor):
+        return 3, 0, 0, 0, 0, 0
+    is_real = tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1
+    kind = 2 if tensor.is_cuda else 1
+    return kind, tensor.data_ptr(), tensor.nbytes, span(tensor), is_real, id(tensor.dtype)
+
+
 def ranges_of(results: Sequence[Any], largest: int = LIMITS.small) -> list[int]:
     """Return the addresses and sizes of an operator's results, if one of them is too large.
 

@@ -24,19 +24,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
-from pytest_gpumem.devices.virtual.library import LIMITS
 from pytest_gpumem.devices.virtual.values.host_tensors import (
-    NUMBERS,
-    PLAIN,
+    describe,
     extents_of,
     parts_of,
-    ranges_of,
-    span,
     tensors_in,
 )
 from pytest_gpumem.devices.virtual.values.layouts import opens
 from pytest_gpumem.devices.virtual.values.operators import OperatorCall, register, traits_of
-from pytest_gpumem.devices.virtual.values.short_ways import any_unknown, makes_like, makes_new
 from pytest_gpumem.devices.virtual.values.sized_outputs import COPIES, taken_of
 
 if TYPE_CHECKING:
@@ -45,9 +40,11 @@ if TYPE_CHECKING:
 
     from torch._ops import OpOverload
 
+    from pytest_gpumem.devices.virtual.library import NativeLibrary
+    from pytest_gpumem.devices.virtual.operator_functions import OperatorFunctions
     from pytest_gpumem.devices.virtual.readbacks import Readbacks
     from pytest_gpumem.devices.virtual.values.budget import Budget
-    from pytest_gpumem.devices.virtual.values.short_ways import ShortWay
+    from pytest_gpumem.devices.virtual.values.operators import Traits
 
 KEY: Final = "Fake"
 """a dispatch key that is unused and below autograd"""
@@ -66,9 +63,6 @@ _BELOW_LOWER_KEY: Final = torch._C._dispatch_keyset_full_after(_LOWER_KEY)
 _INCLUDED: Final = (_KEY, _LOWER_KEY) if IS_ABOVE_PYTHON else (_KEY,)
 _KEYS: Final = functools.reduce(operator.or_, map(torch._C.DispatchKeySet, _INCLUDED))
 _KEYS_BELOW: Final = torch._C._dispatch_keyset_full_after(_KEY)
-FLOATS: Final = {torch.float32, torch.float16, torch.bfloat16, torch.float64}
-_STRIDED: Final = torch.strided
-_SMALL: Final = LIMITS.small
 _Without = torch._C._ExcludeDispatchKeyGuard
 
 
@@ -131,22 +125,12 @@ class RunningHere(threading.local):
 class Computer(Protocol):
     """The computer of values: mode.py's ValueMode, which documents these names."""
 
-    full: bool
-    begins: Callable[[], None]
-    ended: Callable[..., bool]
-    forget_ranges: Callable[..., None]
-    could_know: Callable[[int], bool]
     budget: Budget
     count: Callable[[int], None]
     readbacks: Readbacks
     forget: Callable[[int, int], None]
-    short_ways: dict[object, ShortWay]
     sizes_told: bool
     running_here: RunningHere
-    has_layouts: bool
-
-    def meet_layouts(self) -> None:
-        """Note that an operator has a sparse or nested tensor."""
 
     def thread_writes(self) -> int:
         """Return how often this thread has launched kernels."""
@@ -183,7 +167,15 @@ class Interception:
     """The one mode that sees operators, on the threads that inherit it."""
 
     mode: Computer | None = None
+    functions: OperatorFunctions
     _registered: Final[list[torch.library.Library]] = []
+
+    @classmethod
+    def prepared(cls, library: NativeLibrary) -> OperatorFunctions:
+        """Return the native library's functions, which are the same for all modes."""
+        if not hasattr(cls, "functions"):
+            cls.functions = library.operator_functions(NUMBER, describe, _finish, _end_budget)
+        return cls.functions
 
     @classmethod
     def begin(cls, mode: Computer) -> None:
@@ -244,76 +236,22 @@ class _SeenThreads:
 SEEN_THREADS: Final = _SeenThreads()
 
 
-def _intercept(  # noqa: C901, PLR0912, PLR0915 - a call of Python's costs a tenth of all this
-    op: OpOverload,
-    *args: Any,  # noqa: ANN401 - as the operator
-    **kwargs: Any,  # noqa: ANN401 - as the operator
-) -> Any:  # noqa: ANN401 - as the operator
-    """Run a CUDA operator, and have a mode compute its values.
-
-    Most operators of a step write one large tensor, which is unknown then. They take the short way,
-    which is all that a step without small tensors pays for: each attribute that it reads counts.
-    """
+def _intercept(traits: Traits, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
+    """Run a CUDA operator, and have a mode compute its values."""
     __tracebackhide__ = True
     mode = Interception.mode
     if mode is None:
         with _Without(_KEYS):
-            return op._op(*args, **kwargs)
-    is_running = False
+            return traits.op._op(*args, **kwargs)
     # What is made here would have Python's collector run earlier than on a GPU. An operator of
     # another library may run Python's code of its own.
-    collects = isenabled() and op.namespace == "aten"
+    collects = isenabled() and traits.op.namespace == "aten"
     if collects:
         disable()
     try:
-        operator = op._op  # a hash of OpOverload's own, and a call, run Python's code
-        is_short = mode.short_ways.get(operator)
-        largest = mode.budget.largest
-        if is_short is None or not (
-            is_short is makes_new or is_short(args, kwargs, largest, mode.could_know)
-        ):
-            with _Without(_KEYS):
-                return _run(mode, op, args, kwargs)
-        is_running = True
-        mode.begins()
-        result = operator(*args, **kwargs)
-        if type(result) in PLAIN and result.layout is _STRIDED:
-            nbytes = result.nbytes
-            if (
-                nbytes > _SMALL
-                and result.dtype in FLOATS
-                and result.is_cuda
-                and (
-                    nbytes > largest
-                    or (is_short is not makes_like and any_unknown(args, mode.could_know))
-                )
-            ):
-                if not result.is_contiguous():
-                    nbytes = span(result)
-                address = result.data_ptr()
-                is_running = False
-                if is_short is makes_like:
-                    mode.ended()
-                    mode.forget_ranges(address, nbytes)
-                elif mode.ended(address, nbytes):
-                    mode.budget.end()
-                return result
-            is_done = not result.is_cuda
-        else:
-            is_done = type(result) in NUMBERS
-        ranges: Sequence[int] = ()
-        if type(result) is tuple and is_short is makes_new:
-            is_lost = any_unknown(args, mode.could_know)
-            ranges = ranges_of(result, _SMALL if is_lost else largest)
-        is_running = False
-        if mode.ended(*ranges):
-            mode.budget.end()
-        if not (is_done or ranges):
-            with _Without(_KEYS):
-                mode.finish(OperatorCall(op, traits_of(op), args, kwargs), result, None)
+        with _Without(_KEYS):
+            return _run(mode, OperatorCall(traits, args, kwargs))
     except BaseException as error:
-        if is_running:
-            mode.ended()
         # This frame is in the error's traceback and must not keep tensors alive by it.
         del args, kwargs
         _raise_unwrapped(error)
@@ -321,10 +259,40 @@ def _intercept(  # noqa: C901, PLR0912, PLR0915 - a call of Python's costs a ten
     finally:
         if collects:
             enable()
-    return result
 
 
-def _intercept_above_python(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
+def _finish(traits: Traits, args: Any, kwargs: Any, result: object) -> None:  # noqa: ANN401 - as the operator
+    """Have a mode write the values of an operator that has run; the native library calls this."""
+    __tracebackhide__ = True
+    mode = Interception.mode
+    if mode is None:
+        return
+    try:
+        with _Without(_KEYS):
+            mode.finish(OperatorCall(traits, args, kwargs or {}), result, None)
+    except BaseException as error:
+        del args, kwargs, result
+        _raise_unwrapped(error)
+        raise
+
+
+def _end_budget() -> None:
+    """End a test's budget: so much is unknown; the native library calls this."""
+    if Interception.mode is not None:
+        Interception.mode.budget.end()
+
+
+def _intercept_later(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
+    """Run an operator that was registered after the kernels were."""
+    __tracebackhide__ = True
+    try:
+        return _intercept(traits_of(op), *args, **kwargs)
+    except BaseException:
+        del args, kwargs
+        raise
+
+
+def _above_python(name: str, kernel: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
     """Have a mode or a subclass handle an operator first, where our key is above theirs."""
     __tracebackhide__ = True
     tensors = tensors_in([*args, *kwargs.values()])
@@ -332,47 +300,70 @@ def _intercept_above_python(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  
     del tensors
     try:
         if is_pythons:
+            op = _operator(name)
             return op.redispatch(_PYTHONS, *_numbers_as_tensors(op, args), **kwargs)
         with _Without(_LOWER_KEYS):
-            return _intercept(op, *args, **kwargs)
+            return kernel(*args, **kwargs)
     except BaseException:
         del args, kwargs  # as in _intercept
         raise
 
 
-def _intercept_below_python(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
+def _below_python(_name: str, kernel: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
     """Run an operator inside of a mode or of a subclass, where our key is above theirs."""
     __tracebackhide__ = True
     try:
         with _Without(_KEYS):
-            return _intercept(op, *args, **kwargs)
+            return kernel(*args, **kwargs)
     except BaseException:
         del args, kwargs
         raise
 
 
-def _pass_lower_key(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
+def _pass_lower_key(name: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
     """Run an operator that our lower key is passed by for: BackendSelect's kernels do not do so."""
     __tracebackhide__ = True
     tensors = tensors_in([*args, *kwargs.values()])
     keys = functools.reduce(operator.or_, map(torch._C._dispatch_keys, tensors))
-    return op.redispatch(keys & _BELOW_LOWER_KEY, *args, **kwargs)
+    return _operator(name).redispatch(keys & _BELOW_LOWER_KEY, *args, **kwargs)
 
 
-_KERNELS: Final = (
-    {KEY: _intercept_above_python, LOWER_KEY: _intercept_below_python}
-    if IS_ABOVE_PYTHON
-    else {KEY: _intercept}
+_AROUND: Final[dict[str, Callable[..., Any]]] = (
+    {KEY: _above_python, LOWER_KEY: _below_python} if IS_ABOVE_PYTHON else {}
 )
-"""by the dispatch keys that are included"""
+"""what calls an operator's kernel, by the dispatch keys that are included"""
+
+
+@functools.cache
+def _operator(name: str) -> OpOverload:
+    """Return the operator of a full name: its object is made here, and most operators have none."""
+    namespace, _, operator = name.partition("::")
+    packet, _, overload = operator.partition(".")
+    op: OpOverload = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+    return op
 
 
 def _registrations() -> list[torch.library.Library]:
     """Register the kernels of all operators, and those of operators that are registered later."""
     fallback = torch.library.Library("_", "IMPL")
-    for key, kernel in _KERNELS.items():
-        fallback.fallback(kernel, key)
-    return [fallback, *register([*_KERNELS], _kernel_of)]
+    for key in (KEY, *_AROUND.keys() - {KEY}):
+        fallback.fallback(_later(_AROUND.get(key)), key)
+    return [fallback, *register([KEY, *_AROUND.keys() - {KEY}], _kernel_of)]
+
+
+def _later(around: Callable[..., Any] | None) -> Callable[..., Any]:
+    if around is None:
+        return _intercept_later
+
+    def later(op: OpOverload, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
+        __tracebackhide__ = True
+        try:
+            return around(op.name(), functools.partial(_intercept_later, op), *args, **kwargs)
+        except BaseException:
+            del args, kwargs
+            raise
+
+    return later
 
 
 def _kernel_of(name: str, key: str, *, passes: bool) -> Callable[..., Any]:
@@ -383,31 +374,28 @@ def _kernel_of(name: str, key: str, *, passes: bool) -> Callable[..., Any]:
         key: the dispatch key that the kernel is for.
         passes: whether the dispatcher is to pass the key by.
     """
-    kernel = _KERNELS[key]
     if passes:
         if key == KEY or not torch._C._dispatch_has_kernel_for_dispatch_key(name, "BackendSelect"):
             passed: Callable[..., Any] = torch.library.fallthrough_kernel
             return passed
-        kernel = _pass_lower_key
-    # The operator's object is made at its first call: most operators have none.
-    bound = functools.partial(kernel)
-    rebind = bound.__setstate__  # type: ignore[attr-defined] # as unpickling does
+        return functools.partial(_pass_lower_key, name)
 
     def first(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
         """Run the operator, and have its next calls begin without this function."""
         __tracebackhide__ = True
-        namespace, _, operator = name.partition("::")
-        packet, _, overload = operator.partition(".")
-        op = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
-        rebind((kernel, (op,), {}, None))
+        traits = traits_of(_operator(name))
+        places = [sum(1 << place for place, _ in at) for at in (traits.written, traits.unread)]
+        slow = functools.partial(_intercept, traits)
+        Interception.functions.know(kernel, slow, traits, traits.op._op, traits.ways, *places)
         try:
-            return kernel(op, *args, **kwargs)
+            return slow(*args, **kwargs)
         except BaseException:
             del args, kwargs
             raise
 
-    rebind((first, (), {}, None))
-    return bound
+    kernel = Interception.functions.kernel(first)
+    around = _AROUND.get(key)
+    return kernel if around is None else functools.partial(around, name, kernel)
 
 
 def _numbers_as_tensors(op: OpOverload, args: Sequence[Any]) -> list[Any]:
@@ -424,7 +412,7 @@ def _numbers_as_tensors(op: OpOverload, args: Sequence[Any]) -> list[Any]:
 @functools.cache
 def _frames() -> set[CodeType]:
     """Return the functions that run operators."""
-    return {function.__code__ for function in (_intercept, _run_closed, _run_opened)}
+    return {function.__code__ for function in (_run_closed, _run_opened)}
 
 
 def is_of_an_operators_own(address: int) -> bool:
@@ -433,16 +421,19 @@ def is_of_an_operators_own(address: int) -> bool:
     Its kernels would have written that: values known at that address are of an earlier
     tensor, of which PyTorch uses the block again. Called by the native library, on any thread.
     """
-    frame = sys._getframe(1)
-    if frame.f_code not in _frames():
-        return False
-    variables = frame.f_locals
-    arguments = [*variables.get("args", ()), *variables.get("kwargs", {}).values()]
-    if type(variables) is dict:  # before Python 3.13 a copy, which would keep the arguments alive
-        variables.clear()
+    running = Interception.functions.running()
+    if running is None:
+        frame = sys._getframe(1)
+        if frame.f_code not in _frames():
+            return False
+        variables = frame.f_locals
+        running = variables["call"].args, variables["call"].kwargs
+        if type(variables) is dict:  # before Python 3.13 a copy, which would keep the call alive
+            variables.clear()
+    args, kwargs = running
     return not any(
         0 <= address - part.untyped_storage().data_ptr() < part.untyped_storage().nbytes()
-        for tensor in tensors_in(arguments)
+        for tensor in tensors_in([*args, *(kwargs or {}).values()])
         for part in parts_of(tensor)
     )
 
@@ -455,30 +446,20 @@ def _raise_unwrapped(error: BaseException) -> None:
                 raise kind(str(error).partition(f"{kind.__name__}: ")[2]) from error
 
 
-def _run(mode: Computer, op: OpOverload, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
+def _run(mode: Computer, call: OperatorCall) -> Any:  # noqa: ANN401 - as the operator
     """Run an operator that may read values, or write some that are computed."""
     __tracebackhide__ = True
-    call = OperatorCall(op, traits_of(op), args, kwargs)
-    run = _run_opened if _is_opened(mode, call) else _run_closed
+    traits = call.traits
+    is_opened = (traits.opened or traits.may_open) and opens(traits, call.inputs())
+    run = _run_opened if is_opened and traits.op._schema.name not in COPIES else _run_closed
     try:
-        if call.traits.copies and call.copies_floats_to_host():
+        if traits.copies and call.copies_floats_to_host():
             with mode.readbacks.purpose("kept"):
                 return run(mode, call)
         return run(mode, call)
     except BaseException:
-        del args, kwargs, call
+        del call
         raise
-
-
-def _is_opened(mode: Computer, call: OperatorCall) -> bool:
-    """Return whether the operators inside of one are to be seen, and note its short way."""
-    traits = call.traits
-    if (traits.opened or traits.may_open or mode.has_layouts) and opens(traits, call.inputs()):
-        mode.meet_layouts()
-        return call.op._schema.name not in COPIES
-    if not mode.full and not mode.has_layouts and traits.short_way is not None:
-        mode.short_ways[call.op._op] = traits.short_way
-    return False
 
 
 def _run_closed(mode: Computer, call: OperatorCall) -> Any:  # noqa: ANN401 - as the operator
@@ -534,6 +515,7 @@ def _run_opened(mode: Computer, call: OperatorCall) -> Any:  # noqa: ANN401 - as
     )
     opened = here.opened = Opened(mode, call, outer)
     mode.count(1)
+    Interception.functions.count_opened(1)
     torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, False)  # noqa: FBT003
     try:
         result = op._handle.redispatch_boxed(keys, *numbers_as_tensors, **kwargs)
@@ -543,6 +525,7 @@ def _run_opened(mode: Computer, call: OperatorCall) -> Any:  # noqa: ANN401 - as
         raise
     finally:
         torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, True)  # noqa: FBT003
+        Interception.functions.count_opened(-1)
         here.opened, here.count = outer, -1
         mode.count(-1)
     opened.begin_inner()

@@ -31,8 +31,6 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
     tensors_in,
 )
 from pytest_gpumem.devices.virtual.values.interception import (
-    FLOATS,
-    NUMBER,
     Interception,
     RunningHere,
     is_of_an_operators_own,
@@ -47,7 +45,6 @@ from pytest_gpumem.devices.virtual.values.operators import (
     UNSCALES,
 )
 from pytest_gpumem.devices.virtual.values.precision import in_types_of_the_host
-from pytest_gpumem.devices.virtual.values.short_ways import MOST_FLOATS, makes_like
 from pytest_gpumem.devices.virtual.values.sized_outputs import (
     BOUNDS,
     CHECKS,
@@ -65,13 +62,15 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.library import NativeLibrary
     from pytest_gpumem.devices.virtual.values.layouts import HostCall
     from pytest_gpumem.devices.virtual.values.operators import OperatorCall
-    from pytest_gpumem.devices.virtual.values.short_ways import ShortWay
     from pytest_gpumem.devices.virtual.values.sized_outputs import Copies
 
 SHARE_OF_HOST: Final = 0.5
 """of the host's free memory, that values take at most where all are computed"""
 MOST_NAMED: Final = 3
 """operators that a note names"""
+MOST_FLOATS: Final = 1 << 16
+"""elements of the largest tensor of floating-point numbers that is assumed: losses, norms, the
+router of a layer are no larger; weights and activations are"""
 PASSED_ON: Final = (torch.OutOfMemoryError, MemoryError, RecursionError)
 """errors of the host's that say nothing of an operator: too little memory, or too deep a stack"""
 
@@ -109,17 +108,12 @@ class ValueMode:
         self._library = library
         self.full = scope == "full"
         self.budget = Budget(library, full=self.full)
-        functions = library.operator_functions(NUMBER)
-        self.begins, self.ended, self.forget_ranges, self.could_know = functions
+        self._forget_ranges = Interception.prepared(library).forget_ranges
         self.count: Callable[[int], None] = library.count_operators
         self.forget = library.forgetting()
         self.sizes_told = False
         """whether the operator that runs asks for no size but those of masks, which are queued"""
-        self.short_ways: dict[object, ShortWay] = {}
-        """of operators that have run"""
         self.running_here = RunningHere()
-        self.has_layouts = False
-        """whether any operator had a sparse or nested tensor: each may have one then"""
         self.thread_writes = library.thread_writes
         self.values = KnownValues(library)
         self.deferred = DeferredValues(library, self.values, self._compute_deferred)
@@ -137,17 +131,18 @@ class ValueMode:
         self.failures.clear()
         self.captured, self.values.refused = False, 0
         self.values.drop_stale()
-        self.short_ways.clear()
         self.assumptions = Assumptions()
         self.renew()
         self._library.compute_values(on=True)
         self._library.on_known_read(is_of_an_operators_own)
         self.readbacks.computes = True
         Interception.begin(self)
+        self._library.short_ways(on=not self.full)
         return self
 
     def __exit__(self, *_error: object) -> None:
         """Compute no more."""
+        self._library.short_ways(on=False)
         Interception.end()
         self._library.on_known_read(None)
         self._library.compute_values(on=False)
@@ -235,11 +230,6 @@ class ValueMode:
         return result[0] if result is not None else None
 
     # -- operators inside of others --
-
-    def meet_layouts(self) -> None:
-        """Note that an operator has a sparse or nested tensor."""
-        self.has_layouts = True
-        self.short_ways.clear()
 
     def before_opened(self, call: OperatorCall) -> HostCall | None:
         """Prepare for an operator that is run with the operators inside of it seen."""
@@ -440,7 +430,6 @@ class ValueMode:
         if call.name in CARRIED:
             return
         if plan is None and isinstance(result, Tensor) and is_sparse(result):
-            self.meet_layouts()
             self.finish_opened(call, result, self.layouts.prepared(call), ())
             return
         if plan is None and (self._forgets(call, result) or self._forgets_several(call, result)):
@@ -492,16 +481,7 @@ class ValueMode:
                 return False
             if not self._is_filled(call, result):
                 self.forget(result.data_ptr(), span(result))
-            self._note_lost(call, result)
         return True
-
-    def _note_lost(self, call: OperatorCall, tensor: Tensor) -> None:
-        """Count an unknown result as the short way does, which none takes beside sparse tensors."""
-        if not self.has_layouts or self.full or call.traits.short_way in {None, makes_like}:
-            return
-        is_counted = tensor.is_cuda and tensor.dtype in FLOATS and tensor.nbytes > LIMITS.small
-        if is_counted and self._library.note_lost(span(tensor)):
-            self.budget.end()
 
     def _is_filled(self, call: OperatorCall, tensor: Tensor) -> bool:
         """Return whether a plain copy has filled a tensor, which the library did, or zeros have.
@@ -529,10 +509,7 @@ class ValueMode:
         tensors = [*(result or ()), *(call.written() if traits.written else ())]
         ranges = ranges_of(tensors, self.budget.largest)
         if ranges:
-            self.forget_ranges(*ranges)
-            for tensor in result or ():
-                if isinstance(tensor, Tensor) and is_plain(tensor):
-                    self._note_lost(call, tensor)
+            self._forget_ranges(*ranges)
         return bool(ranges)
 
     def _write(
@@ -579,7 +556,6 @@ class ValueMode:
             values = self.assumptions.of_result(call, tensor)
         if values is None:
             self.values.forget(tensor)
-            self._note_lost(call, tensor)
         else:
             self.values.write(tensor, values, assumed=True)
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from pytest_gpumem.devices.virtual.operator_functions import Ways
 from pytest_gpumem.devices.virtual.values.host_tensors import tensors_in
-from pytest_gpumem.devices.virtual.values.short_ways import makes_assumed, makes_new, short_way
 from pytest_gpumem.devices.virtual.values.sized_outputs import COPIES
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
     from torch._ops import OpOverload
-
-    from pytest_gpumem.devices.virtual.values.short_ways import ShortWay
 
 COLLECTIVES: Final = {"c10d", "_c10d_functional", "c10d_functional", "symm_mem"}
 """namespaces of operators that the native library carries out, where anything is known"""
@@ -35,6 +33,13 @@ CARRIED: Final = {"_cudnn_rnn_flatten_weight"}
 """operators that move values by plain copies, which the native library carries out"""
 UNWRITTEN: Final = {"aten::record_stream"}
 """operators that write nothing though their schema says so"""
+OF_CONSTANTS: Final = {
+    *("zeros", "ones", "full", "zeros_like", "ones_like", "full_like"),
+    *("new_zeros", "new_ones", "new_full", "arange", "linspace", "eye"),
+    *("where", "masked_fill", "triu", "tril"),
+}
+"""operators whose large results are noted though they are floating-point numbers: constants, and
+masks that are added to scores. Other operators' depend on weights or on activations."""
 OVERWRITES: Final = {
     *("copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"),
     *("normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_"),
@@ -93,8 +98,9 @@ UNOPENED: Final = ("_foreach", "_fused", "_amp_foreach")
 
 
 class Traits(NamedTuple):
-    """The memory that an operator writes."""
+    """What is known of an operator: above all the memory that it writes."""
 
+    op: OpOverload
     name: str
     """without its namespace and overload"""
     copies: bool
@@ -114,8 +120,8 @@ class Traits(NamedTuple):
     """the operators inside of it are seen, whatever its arguments are"""
     may_open: bool
     """they are where an argument is sparse or nested"""
-    short_way: ShortWay | None
-    """tells of a call whether it writes one large tensor, and nothing else is to be done"""
+    ways: Ways
+    """for the native library, which hands most calls to no code of Python's"""
 
 
 class OperatorCall:
@@ -123,17 +129,15 @@ class OperatorCall:
 
     __slots__ = ("_inputs", "_unread", "_written", "args", "kwargs", "op", "traits")
 
-    def __init__(
-        self, op: OpOverload, traits: Traits, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> None:
-        self.op, self.traits, self.args, self.kwargs = op, traits, args, kwargs
+    def __init__(self, traits: Traits, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self.op, self.traits, self.args, self.kwargs = traits.op, traits, args, kwargs
         self._inputs: list[Tensor] | None = None
         self._written: list[Tensor] | None = None
         self._unread: list[Tensor] | None = None
 
     def without_arguments(self) -> OperatorCall:
         """Return a call of the same operator that keeps no tensor alive."""
-        return OperatorCall(self.op, self.traits, (), {})
+        return OperatorCall(self.traits, (), {})
 
     @property
     def name(self) -> str:
@@ -222,35 +226,52 @@ def traits_of(op: OpOverload) -> Traits:
     name = schema.name.partition("::")[2]
     overwrites = name in OVERWRITES
     sized = (bool(SIZED & tags) or schema.name in COPIES) and name != READS
-    copies = name in {"copy_", "_to_copy", "clone", "zero_"}
-    way = short_way(
-        name,
-        [place for place, _ in written],
-        first_is_tensor=bool(schema.arguments) and str(schema.arguments[0].type) == "Tensor",
-        copies=copies,
-        overwrites=overwrites,
-        reads_back=name == READS,
+    unread = tuple(
+        (place, argument.name)
+        for place, argument in enumerate(schema.arguments)
+        if argument.name in UNREAD.get(schema.name, ())
+        or ((place, argument.name) in written and (argument.kwarg_only or overwrites))
     )
-    if way is makes_new and name in ASSUMED:
-        way = makes_assumed
-    return Traits(
+    traits = Traits(
+        op=op,
         name=name,
-        copies=copies,
+        copies=name in {"copy_", "_to_copy", "clone", "zero_"},
         allocates=name.startswith(("empty", "new_empty")) or name == "resize_",
         random=torch.Tag.nondeterministic_seeded in tags,
         reads_back=name == READS,
         sized=sized,
         written=written,
-        unread=tuple(
-            (place, argument.name)
-            for place, argument in enumerate(schema.arguments)
-            if argument.name in UNREAD.get(schema.name, ())
-            or ((place, argument.name) in written and (argument.kwarg_only or overwrites))
-        ),
+        unread=unread,
         opened=name in OPENED,
         may_open=not name.startswith(UNOPENED),
-        short_way=None if sized or name in CARRIED or name in OPENED else way,
+        ways=Ways(0),
     )
+    return traits._replace(ways=_ways_of(traits))
+
+
+def _ways_of(traits: Traits) -> Ways:
+    """Return what the native library is told of an operator."""
+    name, arguments = traits.name, traits.op._schema.arguments
+    if traits.op.namespace != "aten" or traits.sized or traits.opened or name in CARRIED:
+        return Ways(0)  # an operator of another library may run Python's code of its own
+    if traits.written and (
+        traits.allocates
+        or name in {"zero_", *ASSUMED}
+        or any(arguments[place].kwarg_only for place, _ in traits.written)
+    ):
+        return Ways(0)
+    ways = Ways.SHORT
+    for is_so, way in (
+        (name.endswith("_like") or name.startswith(("new_", "empty")), Ways.LIKE),
+        (name in OF_CONSTANTS, Ways.CONSTANT),
+        (traits.copies, Ways.COPIES),
+        (name in ASSUMED, Ways.ASSUMED),
+        (traits.reads_back, Ways.READS),
+        (traits.allocates, Ways.ALLOCATES),
+    ):
+        if is_so:
+            ways |= way
+    return ways
 
 
 def writes_nothing(schema: torch.FunctionSchema) -> bool:

@@ -358,6 +358,9 @@ def test_an_operator_that_writes_one_large_tensor_takes_the_short_way(mode, monk
     x[0, :4] = 3
     assert x[0, :4].tolist() == [3] * 4
     assert names.count("fill_") == 1
+    names.clear()
+    step()
+    assert names == []  # after a sparse tensor, too
 
 
 @pytest.mark.usefixtures("mode")

@@ -224,6 +224,9 @@ void gm_fill(void *address, int value, uint64_t size);
 void gm_copy(void *to, const void *from, uint64_t size);        /* from device to device: its known parts */
 bool gm_read(const void *address, void *out, uint64_t size);    /* false: not all are known */
 bool gm_is_known(const void *address, uint64_t size);
+uint64_t gm_small_piece(void); /* bytes of what is always kept */
+uint64_t gm_largest_piece(void); /* of the largest piece that is kept now */
+uint64_t gm_value_budget(void); /* of larger than small pieces that may be written yet */
 bool gm_note_lost(uint64_t size); /* by an operator; whether that is too much now */
 bool gm_could_know(const void *address); /* or deferred */
 bool gm_open_for_writing(void *address, uint64_t size);         /* false: too much; the bytes are unknown then */

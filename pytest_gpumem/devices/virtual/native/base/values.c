@@ -379,10 +379,14 @@ bool gm_note_lost(uint64_t size) {
     return before <= LOST && before + size > LOST;
 }
 
-GM_API int gpumem_note_lost(uint64_t size) { return gm_note_lost(size); }
+uint64_t gm_small_piece(void) { return SMALL_PIECE; }
+
+uint64_t gm_largest_piece(void) { return atomic_load_explicit(&largest_piece, memory_order_relaxed); }
+
+uint64_t gm_value_budget(void) { return atomic_load_explicit(&budget, memory_order_relaxed); }
 
 /* Bytes of larger than small pieces that may be written yet. */
-GM_API uint64_t gpumem_value_budget(void) { return budget; }
+GM_API uint64_t gpumem_value_budget(void) { return gm_value_budget(); }
 
 /* Bytes that are known now, and bytes of pages that may take host memory. */
 GM_API void gpumem_values(uint64_t out[2]) {
