@@ -37,7 +37,7 @@ def add_values_argument(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "full", "off"),
         default="auto",
         help="values that the virtual GPU computes: auto (within a budget of work and "
-        "memory; the default), full (all), off (none: steps take less than half as long)",
+        "memory; the default), full (all), off (none: a step takes half to two thirds as long)",
     )
 
 

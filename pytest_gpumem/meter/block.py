@@ -37,8 +37,8 @@ def use_virtual_gpu(card: str = DEFAULT_CARD, *, devices: int = 1, values: Value
         card: a card's name, "T4" say; ``pytest_gpumem.card_names()`` lists them.
         devices: how many of them, at most 16.
         values: which values are computed outside of marked tests: "auto" (within a budget
-            of work and memory; the default), "full" (all) or "off" (none: steps take less than
-            half as long).
+            of work and memory; the default), "full" (all) or "off" (none: a step takes half to
+            two thirds as long).
 
     Raises:
         SpecError: an unknown card, or no such choice of values.

@@ -273,25 +273,45 @@ class NativeLibrary:
         self._lib.gpumem_describe.restype = ctypes.c_char_p
         self._lib.gpumem_guess.restype = ctypes.c_char_p
         self._lib.gpumem_guess.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)]
-        for name in (
-            *("largest_convolution", "launches", "guessed", "thread_writes"),
-            "value_budget",
-        ):
+        for name in (*("largest_convolution", "launches", "guessed", "value_budget"),):
             getattr(self._lib, f"gpumem_{name}").restype = ctypes.c_uint64
-        # Without these types each call would have to make objects of ctypes'.
-        for name in (
-            *("forget", "is_known", "open_for_writing", "fill_zeros"),
-            *("defer", "deferred_at", "open_deferred"),
-        ):
-            function = getattr(self._lib, f"gpumem_{name}")
-            function.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
-        for name in ("defer", "deferred_at"):
-            getattr(self._lib, f"gpumem_{name}").restype = ctypes.c_uint64
+        word = ctypes.c_uint64
+        self.thread_writes: Callable[[], int] = self._function("thread_writes", word)
+        """returns how often this thread has launched a kernel, or called a library that does"""
+        self.count_operators: Callable[[int], None]
+        self.count_operators = self._function("count_operators", None, ctypes.c_int)
+        """counts operators that begin to run (1), or have ended (-1), by themselves"""
+        # These take an address of device memory, and how many bytes there.
+        at = (ctypes.c_void_p, word)
+        self.open_for_writing: Callable[[int, int], bool]
+        self.open_for_writing = self._function("open_for_writing", ctypes.c_bool, *at)
+        """makes bytes known that are written now; False: they are too many"""
+        self.is_known: Callable[[int, int], bool]
+        self.is_known = self._function("is_known", ctypes.c_bool, *at)
+        """returns whether all are known"""
+        self.forget: Callable[[int, int], None] = self._function("forget", None, *at)
+        """makes them unknown"""
+        self.fill_zeros: Callable[[int, int], None] = self._function("fill_zeros", None, *at)
+        """makes them zeros, which are known and take no memory of the host"""
+        self.defer: Callable[[int, int], int] = self._function("defer", word, *at)
+        """notes that they, unknown now, could be computed, and returns the range's number: 0 where
+        another process may write there"""
+        self.deferred_at: Callable[[int, int], int] = self._function("deferred_at", word, *at)
+        """returns the number of the deferred range that holds them, unwritten since; or 0"""
+        self.open_deferred: Callable[[int, int], bool]
+        self.open_deferred = self._function("open_deferred", ctypes.c_bool, *at)
+        """makes a deferred range known, which is written now; False: the host has no room"""
         self._guesses: tuple[int, dict[str, int]] = (-1, {})
         self._lib.gpumem_fill_properties.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
         self._lib.gpumem_make_room.argtypes = [ctypes.c_int, ctypes.c_uint64]
         self._lib.gpumem_begin_apart.argtypes = [ctypes.c_int]
         self._by_name: list[ctypes.CDLL] = []
+
+    def _function(self, name: str, returns: Any, *takes: Any) -> Any:  # noqa: ANN401 - of ctypes
+        """Return a function that is called without a frame of Python's, for each operator."""
+        function = getattr(self._lib, f"gpumem_{name}")
+        function.restype, function.argtypes = returns, takes
+        return function
 
     def linked_functions(self, folder: Path) -> LinkedFunctions:
         """Compare the functions that torch's libraries in a folder link with those answered."""
@@ -414,49 +434,9 @@ class NativeLibrary:
         """Say whether operators that compute nothing are handed to no function of Python's."""
         self._lib.gpumem_short_ways(int(on))
 
-    def count_operators(self, change: int) -> None:
-        """Count operators that begin to run (1), or have ended (-1), by themselves."""
-        self._lib.gpumem_count_operators(change)
-
     def compute_values(self, *, on: bool) -> None:
         """Say whether Python writes the results of operators: their launches change nothing."""
         self._lib.gpumem_compute_values(int(on))
-
-    def open_for_writing(self, address: int, size: int) -> bool:
-        """Make bytes of device memory known that are written now; False: they are too many."""
-        return bool(self._lib.gpumem_open_for_writing(address, size))
-
-    def is_known(self, address: int, size: int) -> bool:
-        """Return whether all of these bytes of device memory are known."""
-        return bool(self._lib.gpumem_is_known(address, size))
-
-    def forget(self, address: int, size: int) -> None:
-        """Make bytes of device memory unknown."""
-        self._lib.gpumem_forget(address, size)
-
-    def forgetting(self) -> Callable[[int, int], None]:
-        """Return :meth:`forget` without a frame of Python's, for each operator of a step."""
-        forget: Callable[[int, int], None] = self._lib.gpumem_forget
-        return forget
-
-    def fill_zeros(self, address: int, size: int) -> None:
-        """Make a range zeros, which are known and take no memory of the host."""
-        self._lib.gpumem_fill_zeros(address, size)
-
-    def defer(self, address: int, size: int) -> int:
-        """Note that a range, unknown now, could be computed; return its number.
-
-        It is 0 where another process may write to the range.
-        """
-        return int(self._lib.gpumem_defer(address, size))
-
-    def deferred_at(self, address: int, size: int) -> int:
-        """Return the number of the deferred range that holds these bytes, unwritten since; or 0."""
-        return int(self._lib.gpumem_deferred_at(address, size))
-
-    def open_deferred(self, address: int, size: int) -> bool:
-        """Make a deferred range known, which is written now; False: the host has no room."""
-        return bool(self._lib.gpumem_open_deferred(address, size))
 
     def queue_copy(self, *forms: bytes) -> None:
         """Let this thread's next copy to the host bring the form that has as many bytes as it."""
@@ -497,10 +477,6 @@ class NativeLibrary:
         """
         self._known_read_callback = _KNOWN_READ(callback) if callback else _KNOWN_READ()
         self._lib.gpumem_on_known_read(self._known_read_callback)
-
-    def thread_writes(self) -> int:
-        """Return how often this thread has launched a kernel, or called a library that does."""
-        return int(self._lib.gpumem_thread_writes())
 
     def tell_nonzeros(self, count: int) -> None:
         """Set how many nonzeros sparse sums and products have on this thread; -1: unknown."""

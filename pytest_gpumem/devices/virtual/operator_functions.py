@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 METH_VARARGS: Final = 0x0001
 METH_KEYWORDS: Final = 0x0002
@@ -38,13 +38,15 @@ class _MethodDef(ctypes.Structure):
 
 _KERNEL: Final = _MethodDef(b"operator", None, METH_VARARGS | METH_KEYWORDS, None)
 _RUNNING: Final = _MethodDef(b"running", None, METH_NOARGS, None)
+_KNOWN_BYTES: Final = _MethodDef(b"known_bytes", None, METH_FASTCALL, None)
 _FORGET_RANGES: Final = _MethodDef(b"forget_ranges", None, METH_FASTCALL, None)
 """which Python reads at each call"""
 _FUNCTIONS: Final = (
     *("PyObject_Call", "PyObject_CallFunctionObjArgs", "PyObject_Type", "PyObject_GetAttr"),
     *("PyList_GetItem", "PyList_Size", "PyTuple_GetItem", "PyTuple_Size", "PyTuple_Pack"),
     *("PyDict_GetItem", "PyDict_Next", "PyUnicode_Compare", "Py_IncRef", "Py_DecRef"),
-    *("PyErr_Clear", "PyLong_AsUnsignedLongLong", "PyGC_Disable", "PyGC_Enable"),
+    *("PyErr_Clear", "PyLong_AsUnsignedLongLong", "PyLong_FromUnsignedLongLong"),
+    *("PyType_IsSubtype", "PyGC_Disable", "PyGC_Enable"),
 )
 """of Python's, which the native library calls"""
 
@@ -108,12 +110,16 @@ class OperatorFunctions:
         self._make = ctypes.PYFUNCTYPE(made, ctypes.POINTER(_MethodDef), made, ctypes.c_void_p)(
             ("PyCFunction_NewEx", api)
         )
-        for definition in (_KERNEL, _RUNNING, _FORGET_RANGES):
+        for definition in (_KERNEL, _RUNNING, _KNOWN_BYTES, _FORGET_RANGES):
             function = getattr(library, f"gpumem_{definition.name.decode()}")
             definition.function = ctypes.cast(function, ctypes.c_void_p)
         self.running: Callable[[], tuple[Any, Any] | None] = self._make(_RUNNING, None, None)
         """returns the arguments of the operator that runs on this thread on the short way, those
         by name too; None: none does"""
+        self.known_bytes: Callable[[Sequence[Any], Mapping[str, Any]], int | None]
+        self.known_bytes = self._make(_KNOWN_BYTES, None, None)
+        """takes an operator's arguments, and returns the bytes of all tensors among these; None:
+        not all are plain, known, and as small as what is computed"""
         self.forget_ranges: Callable[..., None] = self._make(_FORGET_RANGES, None, None)
         """takes addresses and sizes: their bytes are unknown from now on"""
         self._new = ctypes.PYFUNCTYPE(ctypes.c_int64, made)(("gpumem_new_operator", library))

@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
-from torch.utils.flop_counter import flop_registry
 
 from pytest_gpumem.devices.virtual.library import LIMITS
 
@@ -21,6 +20,8 @@ MOST_FLOPS: Final = 1 << 30
 """floating-point operations of one operator that is computed: 20 ms of one thread of the host"""
 ALL_FLOPS: Final = 20 * 10**9
 """those of a test: half a second"""
+TINY: Final = 4096
+"""bytes of all tensors of an operator that counts as nothing, whatever it does"""
 OF_ELEMENT: Final = 16
 """operations that an element counts where PyTorch has no formula: it takes so much longer than one
 of a matrix product"""
@@ -58,6 +59,7 @@ class Budget:
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
         result: Any,  # noqa: ANN401 - an operator's
+        known_bytes: int | None = None,
     ) -> bool:
         """Return whether an operator may be computed, and take its cost off.
 
@@ -66,15 +68,22 @@ class Budget:
             inputs: all tensors among its arguments.
             outputs: the tensors that it writes.
             result: of the CUDA operator, where it ran.
+            known_bytes: of its inputs, where all are known.
         """
         if self._full:
             return True
-        nbytes = sum(tensor.nbytes for tensor in outputs if tensor.nbytes > LIMITS.small)
+        nbytes, total = 0, TINY + 1 if known_bytes is None else known_bytes
+        for tensor in outputs:
+            total += tensor.nbytes
+            if tensor.nbytes > LIMITS.small:
+                nbytes += tensor.nbytes
+        if total <= TINY:
+            return True
         flops = flops_of(call, inputs, outputs, result)
         is_small = not nbytes and flops <= LIMITS.small * OF_ELEMENT
         if is_small:
             return True
-        if flops > MOST_FLOPS and call.op._overloadpacket in flop_registry:
+        if flops > MOST_FLOPS and call.traits.formula is not None:
             return False
         if flops > self.flops or nbytes > self._library.value_budget():
             self.end()
@@ -127,7 +136,7 @@ def flops_of(
     result: Any,  # noqa: ANN401 - an operator's
 ) -> int:
     """Return the floating-point operations that an operator counts."""
-    formula: Callable[..., Any] | None = flop_registry.get(call.op._overloadpacket)
+    formula = call.traits.formula
     if formula is not None:
         with suppress(Exception):  # of arguments that it does not expect
             return _by_formula(formula, call, result)

@@ -173,20 +173,22 @@ def tensors_in(arguments: object) -> list[Tensor]:
     return tensors
 
 
-def paired(result: object, host: object) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yield a CUDA operator's tensors, each with the host's in its place, if there is one."""
+def paired(result: object, host: object) -> list[tuple[Tensor, Tensor | None]]:
+    """Return a CUDA operator's tensors, each with the host's in its place, if there is one."""
     if isinstance(result, Tensor):
-        yield result, host if isinstance(host, Tensor) else None
-    elif isinstance(result, (list, tuple)) and isinstance(host, (list, tuple)):
+        return [(result, host if isinstance(host, Tensor) else None)]
+    pairs: list[tuple[Tensor, Tensor | None]] = []
+    if isinstance(result, (list, tuple)) and isinstance(host, (list, tuple)):
         for tensor, values in zip(result, host, strict=False):
-            yield from paired(tensor, values)
+            pairs += paired(tensor, values)
+    return pairs
 
 
 def map_arguments(
-    arguments: object,
+    arguments: Any,  # noqa: ANN401 - a tuple, a list or a dict
     on_host: Callable[[Tensor], object],
     generator: Callable[[torch.Generator], torch.Generator],
-) -> object:
+) -> Any:  # noqa: ANN401 - as the arguments
     """Return an operator's arguments as the CPU takes them.
 
     Args:
@@ -194,19 +196,24 @@ def map_arguments(
         on_host: gives the CPU tensor for a tensor of the device or of the host.
         generator: gives the CPU's generator for one of the GPU's.
     """
-    if isinstance(arguments, Tensor):
-        return on_host(arguments)
-    if isinstance(arguments, (list, tuple)):
-        items = [map_arguments(argument, on_host, generator) for argument in arguments]
-        return items if isinstance(arguments, list) else tuple(items)
     if isinstance(arguments, dict):
         return {
-            name: map_arguments(argument, on_host, generator)
+            name: map_arguments([argument], on_host, generator)[0]
             for name, argument in arguments.items()
             if name != "pin_memory"  # of a factory: there is no pinned memory on a GPU
         }
-    if isinstance(arguments, torch.device):
-        return HOST if arguments.type == "cuda" else arguments
-    if isinstance(arguments, torch.Generator):
-        return generator(arguments) if arguments.device.type == "cuda" else arguments
-    return arguments
+    items: list[Any] = []
+    for argument in arguments:
+        if argument is None or type(argument) in NUMBERS:
+            items.append(argument)
+        elif isinstance(argument, Tensor):
+            items.append(on_host(argument))
+        elif isinstance(argument, (list, tuple)):
+            items.append(map_arguments(argument, on_host, generator))
+        elif isinstance(argument, torch.device):
+            items.append(HOST if argument.type == "cuda" else argument)
+        elif isinstance(argument, torch.Generator) and argument.device.type == "cuda":
+            items.append(generator(argument))
+        else:
+            items.append(argument)
+    return items if isinstance(arguments, list) else tuple(items)

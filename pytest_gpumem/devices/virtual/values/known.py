@@ -59,10 +59,9 @@ class KnownValues:
         nbytes = span(tensor)
         if not nbytes:
             return True
-        is_partial = nbytes != tensor.nbytes and not self._library.is_known(
-            tensor.data_ptr(), nbytes
-        )
-        if not self._library.open_for_writing(tensor.data_ptr(), nbytes):
+        address = tensor.data_ptr()
+        is_partial = nbytes != tensor.nbytes and not self._library.is_known(address, nbytes)
+        if not self._library.open_for_writing(address, nbytes):
             self.refused += nbytes
             return False
         host = over_device_memory(tensor)
@@ -72,7 +71,9 @@ class KnownValues:
                     host, values = host.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
             host.copy_(values)
         # Between the elements of a tensor with gaps lie others', which were unknown.
-        self._mark(tensor, assumed=assumed or (is_partial and not whole), whole=whole)
+        assumed = assumed or (is_partial and not whole)
+        if assumed or self._assumed:
+            self._mark(tensor, assumed=assumed, whole=whole)
         return True
 
     def accept(self, tensor: Tensor) -> bool:
@@ -83,7 +84,8 @@ class KnownValues:
         nbytes = span(tensor)
         if nbytes and not self._library.open_for_writing(tensor.data_ptr(), nbytes):
             return False
-        self._mark(tensor, assumed=False)
+        if self._assumed:
+            self._mark(tensor, assumed=False)
         return True
 
     def forget(self, tensor: Tensor) -> None:
@@ -106,8 +108,6 @@ class KnownValues:
         return False
 
     def _mark(self, tensor: Tensor, *, assumed: bool, whole: bool = False) -> None:
-        if not assumed and not self._assumed:
-            return
         storage = tensor.untyped_storage()
         if assumed:
             self._assumed[storage.data_ptr()] = storage.nbytes()

@@ -45,12 +45,12 @@ MOST_STOOD_FOR: Final = 1 << 22
 
 def opens(traits: Traits, inputs: Sequence[Tensor]) -> bool:
     """Return whether the operators inside of one are seen: of the device's sparse tensors."""
-    has_layout = traits.opened or any(
-        (tensor.layout is not torch.strided or tensor.is_nested) and type(tensor) in PLAIN
-        for tensor in inputs  # operators inside of a wrapper, as of a jagged one, are seen anyway
-    )
-    # A copy may be to the device.
-    return has_layout and (traits.copies or any(tensor.is_cuda for tensor in inputs))
+    has_layout, on_device = traits.opened, traits.copies  # a copy may be to the device
+    for tensor in inputs:
+        on_device = on_device or tensor.is_cuda
+        if (tensor.layout is not torch.strided or tensor.is_nested) and type(tensor) in PLAIN:
+            has_layout = True  # operators inside of a wrapper, as of a jagged one, are seen anyway
+    return has_layout and on_device
 
 
 class HostCall(NamedTuple):

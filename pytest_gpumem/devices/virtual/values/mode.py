@@ -17,7 +17,6 @@ from pytest_gpumem.devices.virtual.readbacks import Readbacks
 from pytest_gpumem.devices.virtual.values.assumptions import Assumptions
 from pytest_gpumem.devices.virtual.values.budget import Budget
 from pytest_gpumem.devices.virtual.values.deferred import DeferredValues
-from pytest_gpumem.devices.virtual.values.equivalents import EQUIVALENTS
 from pytest_gpumem.devices.virtual.values.host_tensors import (
     available_memory,
     is_plain,
@@ -39,7 +38,6 @@ from pytest_gpumem.devices.virtual.values.known import KnownValues
 from pytest_gpumem.devices.virtual.values.layouts import PRODUCTS, SELECTS, Layouts
 from pytest_gpumem.devices.virtual.values.operators import (
     ASSUMED,
-    CARRIED,
     FALSE_FOR,
     TRUE_FOR,
     UNSCALES,
@@ -54,9 +52,8 @@ from pytest_gpumem.devices.virtual.values.sized_outputs import (
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from torch._ops import OpOverload
     from typing_extensions import Self
 
     from pytest_gpumem.devices.virtual.library import NativeLibrary
@@ -89,6 +86,29 @@ class Plan(NamedTuple):
     """where it had to be computed before the CUDA operator ran"""
 
 
+class OneThread:
+    """Lets the host use one thread for small tensors.
+
+    A second one saves 50 us of a cosine of 65,536 numbers, and costs 2 ms on a busy machine.
+    """
+
+    __slots__ = ("_threads",)
+
+    def __init__(self, full: bool) -> None:  # noqa: FBT001 - for each operator: a name takes time
+        """Do so from ``with`` on, but where all values are computed."""
+        self._threads = 1 if full else torch.get_num_threads()
+
+    def __enter__(self) -> None:
+        """Use one."""
+        if self._threads > 1:
+            torch.set_num_threads(1)
+
+    def __exit__(self, *_error: object) -> None:
+        """Use as many as before."""
+        if self._threads > 1:
+            torch.set_num_threads(self._threads)
+
+
 class ValueMode:
     """Computes operators' values while it is entered, on the threads that inherit it."""
 
@@ -108,9 +128,9 @@ class ValueMode:
         self._library = library
         self.full = scope == "full"
         self.budget = Budget(library, full=self.full)
-        self._forget_ranges = Interception.prepared(library).forget_ranges
-        self.count: Callable[[int], None] = library.count_operators
-        self.forget = library.forgetting()
+        functions = Interception.prepared(library)
+        self._forget_ranges, self._known_bytes = functions.forget_ranges, functions.known_bytes
+        self.count, self.forget = library.count_operators, library.forget
         self.sizes_told = False
         """whether the operator that runs asks for no size but those of masks, which are queued"""
         self.running_here = RunningHere()
@@ -123,7 +143,8 @@ class ValueMode:
         """operators that the host could not compute, and why"""
         self.captured = False
         """whether an operator was captured in a CUDA graph, whose replays compute nothing"""
-        self._impossible: set[OpOverload] = set()
+        self._impossible: set[str] = set()
+        """full names of operators that the CPU has not"""
         self.readbacks = readbacks or Readbacks()
 
     def __enter__(self) -> Self:
@@ -225,7 +246,7 @@ class ValueMode:
         return self.values.is_known(tensor) or self.deferred.computed(tensor)
 
     def _compute_deferred(self, call: OperatorCall, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - an operator's
-        with self._one_thread():
+        with OneThread(self.full):
             result = self.compute(call, Plan(args, kwargs, (), assumed=False), 0)
         return result[0] if result is not None else None
 
@@ -247,7 +268,7 @@ class ValueMode:
         told: Sequence[tuple[int, int]],
     ) -> None:
         """Write such an operator's values, but for addresses that are told."""
-        with self._one_thread():
+        with OneThread(self.full):
             self.layouts.finish(call, result, plan, told)
 
     # -- before and after a CUDA operator --
@@ -266,7 +287,7 @@ class ValueMode:
         if not reads and not self._writes_computed(call.written()):
             return None
         inputs = call.inputs()
-        if not any(tensor.is_cuda for tensor in inputs):
+        if not any([tensor.is_cuda for tensor in inputs]):  # noqa: C419 - a generator is slower
             return None
         self._write_count(call)
         plan = self.plan(call, inputs, decides=reads)
@@ -286,7 +307,7 @@ class ValueMode:
         self.readbacks.answered = plan is not None or self.sizes_told
         if plan is not None and copies is not None:
             device = next(tensor.get_device() for tensor in inputs if tensor.is_cuda)
-            with self._one_thread():
+            with OneThread(self.full):
                 result = self.compute(call, plan, device)
             if result is None and call.op._schema.name in CHECKS:
                 result = (None,)
@@ -307,7 +328,10 @@ class ValueMode:
 
         One that is not larger than what is computed is computed then.
         """
-        if not written or not all(is_plain(tensor) and self.fits(tensor) for tensor in written):
+        for tensor in written:
+            if not (is_plain(tensor) and self.fits(tensor)):
+                return False
+        if not written:
             return False
         if len(written) > 1 or not self.deferred.covers(written[0]):
             return True
@@ -369,22 +393,19 @@ class ValueMode:
             fresh: the new tensors among its results, where it ran.
             result: its result.
         """
+        known_bytes = self._known_bytes(call.args, call.kwargs)
+        read = () if known_bytes is not None else self._read_by(call, inputs, decides=decides)
+        if read is None:
+            return None
         written = call.written()
-        if not self._are_readable(inputs) or not all(map(self.fits, written)):
-            return None
-        unread = {id(tensor) for tensor in call.unread()}
-        read = [tensor for tensor in inputs if id(tensor) not in unread]
-        unknown = [tensor for tensor in read if not self._could_be_known(tensor)]
-        if unknown and (not decides or call.name in TRUE_FOR | FALSE_FOR):
-            return None
         if torch.cuda.is_current_stream_capturing():
             self.captured = True
             return None  # what is captured does not happen yet
-        if not self.budget.affords(call, inputs, [*fresh, *written], result):
+        if not self.budget.affords(call, inputs, [*fresh, *written], result, known_bytes):
             return None
         if not all(self._make_known(tensor) or self.assume(tensor) for tensor in read):
             return None
-        are_written = {id(tensor) for tensor in written}
+        are_written = set(map(id, written))
         copies: dict[int, tuple[Tensor, Tensor]] = {}
 
         def on_host(tensor: Tensor) -> Tensor:
@@ -397,9 +418,24 @@ class ValueMode:
             return copies.setdefault(id(tensor), (tensor, host.clone()))[1]
 
         host_args = map_arguments(call.args, on_host, self._host_generator)
-        host_kwargs = map_arguments(call.kwargs, on_host, self._host_generator)
+        host_kwargs = {}
+        if call.kwargs:
+            host_kwargs = map_arguments(call.kwargs, on_host, self._host_generator)
         assumed = self.values.are_assumed(inputs)
         return Plan(host_args, host_kwargs, list(copies.values()), assumed)
+
+    def _read_by(
+        self, call: OperatorCall, inputs: Sequence[Tensor], *, decides: bool
+    ) -> Sequence[Tensor] | None:
+        """Return the tensors that an operator reads; None: it cannot be computed."""
+        if not self._are_readable(inputs) or not all(map(self.fits, call.written())):
+            return None
+        unread = {id(tensor) for tensor in call.unread()}
+        read = [tensor for tensor in inputs if id(tensor) not in unread]
+        is_unknown = not all(map(self._could_be_known, read))
+        if is_unknown and (not decides or call.name in TRUE_FOR | FALSE_FOR):
+            return None
+        return read
 
     def assume(self, tensor: Tensor) -> bool:
         """Give a small tensor, of which nothing is known, plausible values; False: no room."""
@@ -407,8 +443,8 @@ class ValueMode:
 
     def compute(self, call: OperatorCall, plan: Plan, device: int) -> tuple[Any] | None:
         """Return an operator's result, computed on the host; None where the host cannot."""
-        function: Callable[..., Any] = EQUIVALENTS.get(call.op, call.op)
-        if call.op in self._impossible:
+        function, full_name = call.traits.host, call.op._name
+        if full_name in self._impossible:
             return None
         try:
             if call.traits.random:
@@ -421,40 +457,38 @@ class ValueMode:
             reason = str(error).partition("\n")[0]
             if "the 'CPU' backend" in reason:
                 reason = "the CPU does not have it"
-                self._impossible.add(call.op)
+                self._impossible.add(full_name)
             self.failures.setdefault(call.name, reason)
             return None
 
     def finish(self, call: OperatorCall, result: object, plan: Plan | None) -> None:  # noqa: C901 - each case is short
         """Write an operator's values once the CUDA operator has run, or make them unknown."""
-        if call.name in CARRIED:
+        traits = call.traits
+        if traits.carried:
             return
         if plan is None and isinstance(result, Tensor) and is_sparse(result):
             self.finish_opened(call, result, self.layouts.prepared(call), ())
             return
         if plan is None and (self._forgets(call, result) or self._forgets_several(call, result)):
             return
-        written = [tensor for tensor in call.written() if is_plain(tensor)]
-        outputs = [tensor for tensor in tensors_in(result) if is_plain(tensor)]
-        if plan is None and not any(tensor.is_cuda for tensor in (*outputs, *written)):
+        written = [*filter(is_plain, call.written())]
+        outputs = [*filter(is_plain, tensors_in(result))]
+        on_device = [tensor for tensor in (*outputs, *written) if tensor.is_cuda]
+        if plan is None and not on_device:
             return
         addresses = {tensor.data_ptr() for tensor in written}
         fresh = [tensor for tensor in outputs if tensor.data_ptr() not in addresses]
-        if call.traits.allocates:
+        if traits.allocates:
             plan = None
-        elif plan is None and not written and all(map(self.fits, fresh)):
-            decides = not all(tensor.is_floating_point() or tensor.is_complex() for tensor in fresh)
-            decides = decides and all(map(self.is_small, fresh))
-            inputs = call.inputs()
-            plan = self.plan(call, inputs, decides=decides, fresh=fresh, result=result)
+        elif plan is None and not written:
+            plan = self._plan_after(call, fresh, result)
         if plan is not None:
-            on_device = (tensor for tensor in (*outputs, *written) if tensor.is_cuda)
-            device = next((tensor.get_device() for tensor in on_device), 0)
-            with self._one_thread():
+            device = on_device[0].get_device() if on_device else 0
+            with OneThread(self.full):
                 host = plan.result or self.compute(call, plan, device)
                 if host is not None and self._write(call, fresh, result, host[0], plan):
                     return
-        leave = self._leave_unknown if call.name in ASSUMED or call.traits.allocates else None
+        leave = self._leave_unknown if call.name in ASSUMED or traits.allocates else None
         for tensor in (*fresh, *written):
             if not tensor.is_cuda or self._is_filled(call, tensor):
                 continue
@@ -462,6 +496,23 @@ class ValueMode:
                 leave(call, tensor)
             else:
                 self.forget(tensor.data_ptr(), span(tensor))
+
+    def _plan_after(
+        self, call: OperatorCall, fresh: Sequence[Tensor], result: object
+    ) -> Plan | None:
+        """Return how the new tensors of an operator that has run are computed; None: they are not.
+
+        Masks and whole numbers are wanted even of unknown values.
+        """
+        decides = are_real = True
+        for tensor in fresh:
+            if not self.fits(tensor):
+                return None
+            decides = decides and self.is_small(tensor)
+            are_real = are_real and (tensor.is_floating_point() or tensor.is_complex())
+        return self.plan(
+            call, call.inputs(), decides=decides and not are_real, fresh=fresh, result=result
+        )
 
     def _forgets(self, call: OperatorCall, result: object) -> bool:
         """Make the one large tensor unknown that most operators return; False: it returns more."""
@@ -519,14 +570,14 @@ class ValueMode:
 
         A single one that the host has not, or of another size, is unknown.
         """
-        pairs = list(paired(result, host))
-        if len(pairs) != len(tensors_in(result)):
+        pairs = paired(result, host)
+        if not isinstance(result, Tensor) and len(pairs) != len(tensors_in(result)):
             return False
         for tensor, copy in plan.copies:
             is_same = tensor.shape == copy.shape  # not of out= where CUDA's operator resized it
             if not is_same or not self.values.write(tensor, copy, assumed=plan.assumed):
                 self.values.forget(tensor)
-        are_fresh = {id(tensor) for tensor in fresh}
+        are_fresh = set(map(id, fresh))
         for tensor, values in pairs:
             if id(tensor) not in are_fresh:
                 continue
@@ -566,22 +617,6 @@ class ValueMode:
     def look_again(self) -> None:
         """End :meth:`look_away`."""
         self._library.compute_values(on=True)
-
-    @contextmanager
-    def _one_thread(self) -> Iterator[None]:
-        """Let the host use one thread for small tensors.
-
-        A second one saves 50 us of a cosine of 65,536 numbers, and costs 2 ms on a busy machine.
-        """
-        threads = torch.get_num_threads()
-        if self.full or threads == 1:
-            yield
-            return
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
 
     # -- random numbers --
 

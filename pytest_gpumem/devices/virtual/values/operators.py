@@ -7,8 +7,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
+from torch.utils.flop_counter import flop_registry
 
 from pytest_gpumem.devices.virtual.operator_functions import Ways
+from pytest_gpumem.devices.virtual.values.equivalents import EQUIVALENTS
 from pytest_gpumem.devices.virtual.values.host_tensors import tensors_in
 from pytest_gpumem.devices.virtual.values.sized_outputs import COPIES
 
@@ -120,6 +122,12 @@ class Traits(NamedTuple):
     """the operators inside of it are seen, whatever its arguments are"""
     may_open: bool
     """they are where an argument is sparse or nested"""
+    carried: bool
+    """it moves values by plain copies, which the native library carries out"""
+    host: Callable[..., Any]
+    """computes it on the CPU: its equivalent, or itself"""
+    formula: Callable[..., Any] | None
+    """PyTorch's, for its floating-point operations"""
     ways: Ways
     """for the native library, which hands most calls to no code of Python's"""
 
@@ -127,10 +135,11 @@ class Traits(NamedTuple):
 class OperatorCall:
     """One call of an operator, with all that is asked of it more than once."""
 
-    __slots__ = ("_inputs", "_unread", "_written", "args", "kwargs", "op", "traits")
+    __slots__ = ("_inputs", "_unread", "_written", "args", "kwargs", "name", "op", "traits")
 
     def __init__(self, traits: Traits, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self.op, self.traits, self.args, self.kwargs = traits.op, traits, args, kwargs
+        self.name = traits.name
         self._inputs: list[Tensor] | None = None
         self._written: list[Tensor] | None = None
         self._unread: list[Tensor] | None = None
@@ -138,11 +147,6 @@ class OperatorCall:
     def without_arguments(self) -> OperatorCall:
         """Return a call of the same operator that keeps no tensor alive."""
         return OperatorCall(self.traits, (), {})
-
-    @property
-    def name(self) -> str:
-        """The operator's name without its namespace and overload."""
-        return self.traits.name
 
     def inputs(self) -> list[Tensor]:
         """Return all tensors among the arguments."""
@@ -244,6 +248,9 @@ def traits_of(op: OpOverload) -> Traits:
         unread=unread,
         opened=name in OPENED,
         may_open=not name.startswith(UNOPENED),
+        carried=name in CARRIED,
+        host=EQUIVALENTS.get(op, op._op),
+        formula=flop_registry.get(op._overloadpacket),
         ways=Ways(0),
     )
     return traits._replace(ways=_ways_of(traits))
@@ -252,7 +259,7 @@ def traits_of(op: OpOverload) -> Traits:
 def _ways_of(traits: Traits) -> Ways:
     """Return what the native library is told of an operator."""
     name, arguments = traits.name, traits.op._schema.arguments
-    if traits.op.namespace != "aten" or traits.sized or traits.opened or name in CARRIED:
+    if traits.op.namespace != "aten" or traits.sized or traits.opened or traits.carried:
         return Ways(0)  # an operator of another library may run Python's code of its own
     if traits.written and (
         traits.allocates

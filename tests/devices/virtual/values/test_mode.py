@@ -2,6 +2,7 @@
 
 import ctypes
 import io
+import sys
 
 import pytest
 from helpers.paths import TESTS
@@ -555,3 +556,29 @@ def test_a_kernel_that_only_waits_leaves_all_values_known():
     x = torch.arange(4, device="cuda")
     torch.cuda._sleep(1000)
     assert x.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.usefixtures("mode")
+def test_a_computed_operator_takes_few_calls_of_python():
+    """227 before each fact of a call was found once; the bound has room for newer torches."""
+    import torch
+
+    x, count = torch.ones(4, device="cuda"), torch.zeros((), dtype=torch.int64, device="cuda")
+    calls = []
+
+    def note(frame, event, _argument):
+        if event == "call":
+            calls.append(frame.f_code.co_name)
+
+    for compute in (lambda: x + x, lambda: count.add_(1)):
+        compute()
+        calls.clear()
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            compute()
+        finally:
+            sys.setprofile(before)
+        assert len(calls) < 60, calls
+        assert calls.count("tensors_in") < 5
+    assert count.item() == 2

@@ -39,6 +39,8 @@ static struct {
     void (*drop)(object);
     void (*clear_error)(void);
     uint64_t (*number_of)(object);
+    object (*of_number)(uint64_t);
+    int (*is_subtype)(object, object);
     int (*stop_collector)(void); /* whether it was on */
     int (*start_collector)(void);
     void (*exclude)(uint16_t key, bool on); /* a dispatch key of PyTorch's, of this thread */
@@ -320,13 +322,13 @@ static object answer_of(const operator_note *note, const arguments *seen, object
 GM_API object gpumem_operator(object number, object args, object kwargs) {
     operator_note note = notes[python.number_of(number)]; /* a copy: the notes move as more are made */
     if (!is_on || opened || !(note.flags & SHORT)) return python.call(note.slow, args, kwargs);
-    arguments seen = look_at(&note, args, kwargs);
-    if (!is_short(&note, &seen, kwargs)) return python.call(note.slow, args, kwargs);
     /* What is made here would have Python's collector run earlier than on a GPU. */
     int collects = python.stop_collector();
-    object result = answer_of(&note, &seen, args, kwargs);
+    arguments seen = look_at(&note, args, kwargs);
+    bool takes_short_way = is_short(&note, &seen, kwargs);
+    object result = takes_short_way ? answer_of(&note, &seen, args, kwargs) : NULL;
     if (collects) python.start_collector();
-    return result;
+    return takes_short_way ? result : python.call(note.slow, args, kwargs);
 }
 
 /* ---- functions that Python calls ---- */
@@ -368,6 +370,40 @@ GM_API object gpumem_running(object module, object no_argument) {
         return python.none;
     }
     return python.pack(2, running_args, running_kwargs ? running_kwargs : python.none);
+}
+
+typedef struct {
+    bool no;
+    uint64_t bytes;
+} all_known;
+
+static void note_known(object value, void *data) {
+    all_known *seen = data;
+    extent it;
+    place where = look(value, &it);
+    if (where == NO_TENSOR) {
+        object type = python.type_of(value);
+        python.drop(type);
+        seen->no |= type == python.list || type == python.tuple || python.is_subtype(type, python.tensor);
+    } else {
+        seen->no |= where == ODD || it.bytes > gm_largest_piece() ||
+                    (where == ON_DEVICE && it.bytes && !gm_is_known((const void *)(uintptr_t)it.address, it.span));
+        seen->bytes += it.bytes;
+    }
+}
+
+/* The bytes of the tensors among an operator's arguments, a tuple and a dictionary; None where not all are known, or one is
+ * no plain tensor, or larger than is computed. */
+GM_API object gpumem_known_bytes(object module, const object *arguments, intptr_t count) {
+    (void)module;
+    all_known seen = {.no = count != 2};
+    for (intptr_t i = 0; !seen.no && i < python.tuple_size(arguments[0]); i++)
+        each(python.tuple_item(arguments[0], i), note_known, &seen);
+    object name, value;
+    for (intptr_t at = 0; !seen.no && python.next_entry(arguments[1], &at, &name, &value);) each(value, note_known, &seen);
+    if (!seen.no) return python.of_number(seen.bytes);
+    python.keep(python.none);
+    return python.none;
 }
 
 /* Addresses and their sizes: unknown bytes are written there. */

@@ -411,14 +411,14 @@ bool gm_could_know(const void *address) {
     return could;
 }
 
-GM_API int gpumem_is_known(const void *address, uint64_t size) { return gm_is_known(address, size); }
+GM_API bool gpumem_is_known(const void *address, uint64_t size) { return gm_is_known(address, size); }
 
 GM_API void gpumem_forget(const void *address, uint64_t size) { gm_forget(address, size); }
 
 GM_API void gpumem_fill_zeros(void *address, uint64_t size) { gm_fill(address, 0, size); }
 
 /* Allows Python to write there, and makes it known; 0: it would take too much of the host's memory, or is no memory. */
-GM_API int gpumem_open_for_writing(void *address, uint64_t size) { return gm_open_for_writing(address, size); }
+GM_API bool gpumem_open_for_writing(void *address, uint64_t size) { return gm_open_for_writing(address, size); }
 
 /* Notes that Python could compute the values there, which are unknown; the range's number, 0: another process may write
  * there. */
@@ -440,7 +440,7 @@ GM_API uint64_t gpumem_deferred_at(const void *address, uint64_t size) {
 }
 
 /* As gpumem_open_for_writing for the values of a deferred range, which stays one: a copy's limit does not hold. */
-GM_API int gpumem_open_deferred(void *address, uint64_t size) {
+GM_API bool gpumem_open_deferred(void *address, uint64_t size) {
     uintptr_t start = (uintptr_t)address, end = start + size;
     begin(start, end);
     bool ok = back(start, end);
