@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 # At run time: msgspec reads the annotations.
 from pytest_gpumem.baselines.key import Key  # noqa: TC001
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.baselines.store import UpdateSummary
     from pytest_gpumem.judge.verdict import Kind
+
+
+MOST_SHARDS: Final = 100_000
+"""sessions among which a suite may be split"""
 
 
 @dataclass(frozen=True)

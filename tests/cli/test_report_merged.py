@@ -173,6 +173,14 @@ def test_a_bad_report_leaves_nothing(shards, gpumem, content):
     assert not list(shards.glob("all.*"))
 
 
+def test_a_report_cannot_ask_for_shards_without_end(shards, gpumem):
+    text = Path("1.json").read_text()
+    Path("1.json").write_text(text.replace('"count": 3', f'"count": {2**62}'))
+    status, _, err = gpumem("report", *ALL)
+    assert status == 2
+    assert "Expected `int` <= 100000 - at `$.origins[0].shard.count`" in err
+
+
 def test_missing_shards_are_told(shards, gpumem):
     status, out, err = gpumem("report", "1.json", "3.json")
     assert (status, err) == (1, "gpumem: not here: shard 2 of 3\n")

@@ -28,9 +28,10 @@ def remote(*settings):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_results_of_remote_workers_come_to_the_controller(suite, mode):
-    arguments = ("-n0", *remote(), *remote(), f"--dist={mode}", UPDATE, "--gpumem-json=r.json")
+    arguments = (*remote(), *remote(), f"--dist={mode}", UPDATE, "--gpumem-json=r.json")
     session = suite.run_warm(*arguments, source=THREE)
     assert session.ret == 0
+    assert "2 workers [3 items]" in session.out or mode == "each"
     assert suite.baselined() == ALL
     results = read_report(suite.path / "r.json").results
     assert sorted(it.nodeid for it in results) == sorted(ALL)  # once, with each worker's too
@@ -45,7 +46,7 @@ def test_each_worker_has_a_card_of_its_own(suite):
     """As on two machines: each worker's figures are of its own device."""
     cards = ("T4", "L4")
     options = [word for card in cards for word in remote(f"env:GPUMEM_RUN_CARD={card}")]
-    options = ("-n0", *options, "--dist=each")
+    options = (*options, "--dist=each")
     session = suite.run_warm(*options, UPDATE, source=THREE)
     assert session.ret == 0
     assert sorted(suite.baselines()) == [f"virtual-{card}/test_it.json" for card in sorted(cards)]
@@ -66,14 +67,14 @@ def test_two_figures_of_one_device_are_told_and_not_recorded(suite):
         def test_same(): mib(30)
     """
     options = [word for size in (30, 90) for word in remote(f"env:SIZE={size}")]
-    session = suite.run_warm("-n0", *options, "--dist=each", UPDATE, source=source)
+    session = suite.run_warm(*options, "--dist=each", UPDATE, source=source)
     assert "test_it.py::test_own has two figures on virtual-H100, of gw0 and gw1" in session.flat
     assert list(suite.baselined()) == ["test_it.py::test_same"]
 
 
 def test_a_remote_worker_that_is_lost_is_told_with_its_test(suite):
     source = f"{THREE}\n    import os\n    number != 1 or os._exit(9)\n"
-    options = ("-n0", *remote(), *remote(), "--dist=load")
+    options = (*remote(), *remote(), "--dist=load")
     session = suite.run_warm(*options, UPDATE, source=source)
     assert session.ret == 1
     assert "crashed while running 'test_it.py::test_numbered[1]'" in session.flat

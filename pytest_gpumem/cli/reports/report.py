@@ -13,6 +13,7 @@ from pytest_gpumem.errors import ReportError, SpecError
 from pytest_gpumem.report.github import SUMMARY_LIMIT, cause_warnings, error_lines
 from pytest_gpumem.report.json_report import dumps, read_report
 from pytest_gpumem.report.markdown import markdown
+from pytest_gpumem.report.model import MOST_SHARDS
 from pytest_gpumem.report.shards.accept_command import accept_command
 from pytest_gpumem.report.shards.merge import merge
 from pytest_gpumem.report.trackers.formats import FORMATS
@@ -32,8 +33,6 @@ bytes: GitHub takes 65,536 characters of a comment. The exit status is 1 if shar
 with --stale=fail, if baselines have no test, 2 if a report cannot be read or merged."""
 FEWEST_BYTES: Final = 1000
 """bytes that the shortest Markdown needs, about"""
-MOST_REPORTS: Final = 100_000
-"""reports that may be expected"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +79,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if arguments.format in FORMATS and limit is not None:
         problem = "only Markdown can be shortened"
         raise SpecError(f"--limit={limit}", problem, "leave it out, or --format")
-    if arguments.expect is not None and not 0 < arguments.expect <= MOST_REPORTS:
+    if arguments.expect is not None and not 0 < arguments.expect <= MOST_SHARDS:
         problem = "this is no number of reports"
         raise SpecError(f"--expect={arguments.expect}", problem, "write --expect=8")
     with without_collections():  # hundreds of thousands of objects, and no garbage
