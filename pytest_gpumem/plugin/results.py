@@ -194,7 +194,7 @@ class SessionResults:
         differing = set()
         for (device, nodeid, _), members in keys.items():
             if len(members) > 1:
-                workers = " and ".join(key.partition(_BY)[2] for key in members)
+                workers = " and ".join(sorted(key.partition(_BY)[2] for key in members))
                 self._problems.append(
                     f"{nodeid} has two figures on {device}, of {workers}: no baseline of it is "
                     "written"

@@ -75,14 +75,15 @@ def dumps(report: Report, *, created: str, gpumem: str = __version__) -> str:
             for origin in report.origins
         ],
     }
-    lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
+    lines = [f" {json.dumps(name)}: {json.dumps(value)},\n" for name, value in head.items()]
+    # A line at a time: of 100,000 results the plain data would be gigabytes.
     rows = [
-        _checked(result, json_schema.ResultJson, f"the result of {result.name}")
-        for result in report.results
+        f"  {json.dumps(_checked(row, json_schema.ResultJson, f'the result of {row.name}'))}"
+        for row in report.results
     ]
-    results = ",\n".join(f"  {json.dumps(row)}" for row in rows)
-    lines.append(f' "results": [\n{results}\n ]' if results else ' "results": []')
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    separated = [f"{row},\n" for row in rows[:-1]] + [f"{row}\n" for row in rows[-1:]]
+    results = ["[\n", *separated, " ]"] if rows else ["[]"]
+    return "".join(["{\n", *lines, ' "results": ', *results, "\n}\n"])
 
 
 def loads(content: str | bytes, name: str) -> SavedReport:
