@@ -11,8 +11,8 @@ import re
 import subprocess
 import sys
 import tempfile
+from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, requires, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -153,7 +153,7 @@ def resolved(wanted: Sequence[str]) -> list[dict[str, Any]]:
     Raises:
         SpecError: there is no pip, or it cannot meet the requirements.
     """
-    if find_spec("pip") is None:
+    if PathFinder.find_spec("pip") is None:  # without setuptools' finder, which warns
         raise SpecError(
             "gpumem light",
             f"{sys.executable} has no pip to choose the versions",

@@ -167,6 +167,7 @@ def measure_program(
         notes = device.notes(Path.cwd())
         measurement = meter.result(out_of_memory=shortage, notes=notes)
         trouble = device.trouble()
+        device.open(None, count)  # a session of pytest in the program has closed it
         meter.stop()
     if shortage is not None:
         print(shortage_text(shortage), file=sys.stderr)

@@ -4,6 +4,7 @@ import importlib.metadata
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -120,7 +121,7 @@ def test_requirements_that_pip_cannot_meet_are_named(gpumem, tmp_path):
 
 
 def test_without_pip_it_says_how_uv_does_it(gpumem, monkeypatch):
-    monkeypatch.setattr(light, "find_spec", lambda _name: None)
+    monkeypatch.setattr(light, "PathFinder", SimpleNamespace(find_spec=lambda _name: None))
     status, _, errors = gpumem("light")
     assert status == 2
     assert "has no pip" in errors

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
+from pytest_gpumem.devices.virtual.values.torch_release import TORCH
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -175,9 +177,17 @@ def sdpa_flash(
     """Return the results of ``_scaled_dot_product_flash_attention``; no mask for debugging."""
     options = _options(query, scale, LOWER_RIGHT if causal else None, dropout)
     output, logarithm = attention(query, key, value, None, options)
-    state = torch.tensor([options.seed, 0]).to(torch.uint64)
     rows = (query.shape[-2], key.shape[-2])
-    return output, logarithm, None, None, *rows, state, state.new_zeros(()), output.new_empty(0)
+    state = _random_state(options)
+    return output, logarithm, None, None, *rows, *state, output.new_empty(0)
+
+
+def _random_state(options: Options) -> tuple[Tensor, Tensor]:
+    """Return the seed and its offset as flash attention returns them."""
+    if TORCH < (2, 7):
+        return torch.tensor(options.seed), torch.tensor(0)
+    state = torch.tensor([options.seed, 0]).to(torch.uint64)
+    return state, state.new_zeros(())
 
 
 def sdpa_flash_backward(
@@ -269,7 +279,9 @@ def sdpa_cudnn(
     output, logarithm = attention(query, key, value, bias, options)
     rows = (query.shape[-2], key.shape[-2])
     seeds = torch.tensor(options.seed), torch.tensor(0)
-    return output, logarithm[..., None], None, None, *rows, *seeds, None
+    if TORCH >= (2, 9):
+        logarithm = logarithm[..., None]
+    return output, logarithm, None, None, *rows, *seeds, None
 
 
 def sdpa_cudnn_backward(
@@ -336,8 +348,7 @@ def flash_forward(
         raise NotImplementedError(message)
     window = (window_size_left, window_size_right)
     options = _options(query, scale, LOWER_RIGHT if causal else None, dropout, None, window)
-    state = torch.tensor([options.seed, 0]).to(torch.uint64)
-    rest = (state, state.new_zeros(()), query.new_empty(0))
+    rest = (*_random_state(options), query.new_empty(0))
     pieces = _sequences(starts_q, starts_k)
     if not pieces:
         output, logarithm = attention(*_heads_first(query, key, value), None, options)

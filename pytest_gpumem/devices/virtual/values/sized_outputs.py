@@ -6,9 +6,10 @@ and queues the bytes of these copies in their order; PyTorch's own code then tak
 memory, and outputs of the true size.
 
 Which copies an operator makes is PyTorch's source (aten/src/ATen/native) and was seen at run time
-with torch 2.14 and 2.15. Where these ask for one answer in copies of several sizes, the answer is a
-tuple of its forms. Another version may make other copies: the native library takes no queued bytes
-for a copy of another size and reports it. docs/explanation/operators-that-read-back.md lists all.
+with torch 2.14 and 2.15; functions below say where torch 2.6 to 2.13 make others. Where these ask
+for one answer in copies of several sizes, the answer is a tuple of its forms. Another version may
+make other copies: the native library takes no queued bytes for a copy of another size and reports
+it. docs/explanation/operators-that-read-back.md lists all.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from pytest_gpumem.devices.virtual.values.host_tensors import over_device_memory
+from pytest_gpumem.devices.virtual.values.torch_release import TORCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -91,9 +93,23 @@ def masked_select_copies(
     return _count_of_true(expanded, int(_on_host(mask).count_nonzero()) * repeated)
 
 
-def nms_copies(result: Tensor, boxes: Tensor, *_options: object) -> list[bytes]:
-    """Return how many boxes stay: torchvision selects them by a mask of all."""
-    return _count_of_true(boxes[:, 0], result.shape[0]) if boxes.numel() else []
+def nms_copies(
+    result: Tensor, boxes: Tensor, scores: Tensor, *_options: object
+) -> Sequence[Answer]:
+    """Return how many boxes stay: torchvision selects them by a mask of all.
+
+    Before 0.22 it copies which boxes each one suppresses, by scores, and selects on the host.
+    """
+    if not boxes.numel():
+        return []
+    if TORCH >= (2, 7):  # and so torchvision 0.22
+        return _count_of_true(boxes[:, 0], result.shape[0])
+    order = _on_host(scores).argsort(stable=True, descending=True)
+    bits = 0  # the first one stays: let it suppress all that do not
+    for place in (~torch.isin(order, result)).nonzero().flatten().tolist():
+        bits |= 1 << place
+    row = -(-len(order) // 64) * 8
+    return [bits.to_bytes(row, "little") + bytes(row * (len(order) - 1))]
 
 
 def _masks(indices: Sequence[Tensor | None]) -> list[bytes]:
@@ -364,8 +380,14 @@ def check_errors_copies(
 
 
 def eig_copies(_result: object, matrices: Tensor, **_options: object) -> list[bytes]:
-    """Return whether all elements are finite, and that there is no error, of real ones twice."""
-    finite = bytes([bool(_on_host(matrices).isfinite().all())])
+    """Return whether all elements are finite, and that there is no error, of real ones twice.
+
+    Before torch 2.10 the rest is MAGMA's, which takes the matrices from the host.
+    """
+    host = _on_host(matrices)
+    finite = bytes([bool(host.isfinite().all())])
+    if TORCH < (2, 10):
+        return [finite, _content(host)]
     return [finite, *[bytes([False])] * (1 if matrices.is_complex() else 2)]
 
 

@@ -3,6 +3,7 @@
 import ctypes
 
 import pytest
+from helpers.torch_features import require_release
 from helpers.virtual_gpu import child, private_library
 
 INVALID_VALUE = 1
@@ -203,5 +204,6 @@ def test_blocks_of_a_graph_that_other_streams_used_are_reused_where_its_edges_sa
     setting, reserved
 ):
     """The allocator's own rule: all later work has to come behind the last use."""
+    require_release(2, 9, "the setting graph_capture_record_stream_reuse")
     settings = f"graph_capture_record_stream_reuse:{setting}"
     assert child(REUSE, PYTORCH_CUDA_ALLOC_CONF=settings).split() == ["256", reserved]

@@ -284,6 +284,19 @@ def test_memory_is_the_same_with_values_and_they_are_the_cpus(device, name):
     assert results == pytest.approx(ON_HOST.get(name, step)("cpu"), rel=1e-3, abs=1e-5)
 
 
+@pytest.mark.parametrize("op", ["SUM", "PRODUCT", "MIN", "MAX", "AVG"])
+def test_what_the_only_rank_gives_is_every_reductions_result(device, op):
+    from torch import distributed
+
+    operation = getattr(distributed.ReduceOp, op)
+    with group("DDP", 1), ValueMode(device.library, "full"):
+        x, y = torch.arange(4.0).cuda() / 3, torch.zeros(4, device="cuda")
+        expected = x.tolist()
+        distributed.reduce_scatter_tensor(y, x, op=operation)
+        distributed.all_reduce(x, op=operation)
+        assert [x.tolist(), y.tolist()] == [expected, expected]
+
+
 def test_the_allocators_history_is_the_same_line_by_line(device):
     events = {}
     for scope in (None, "auto", "full"):

@@ -217,8 +217,9 @@ static bool add(double *value, int ranks) {
 
 /* Reduces values that every rank has alike; false where the result is not certain. */
 static bool reduce(unsigned char *bytes, size_t count, int type, int operation, int ranks) {
-    if (operation == MAX || operation == MIN || ranks == 1) return operation <= MIN;
-    if (operation != SUM && operation != PROD) return false;
+    if (operation > AVG) return false;
+    if (operation == MAX || operation == MIN || ranks == 1) return true;
+    if (operation == AVG) return false;
     for (size_t i = 0; i < count; i++) {
         unsigned char *at = bytes + i * width(type);
         uint64_t whole = 0;
@@ -363,9 +364,15 @@ GM_API int ncclReduceScatter(const void *from, void *to, size_t count, int type,
                              void *on) {
     uint64_t size = count * width(type), all = size * (uint64_t)(c ? c->ranks : 0);
     if (started(c, on)) return INTERNAL_ERROR;
-    bool given = exchanges(c, on, all);
-    if (given) exchange(c, from, all);
-    if (!given || !reduce_given(c, to, size * (uint64_t)c->rank, count, type, operation)) gm_forget(to, size);
+    if (exchanges(c, on, all)) {
+        exchange(c, from, all);
+        if (!reduce_given(c, to, size * (uint64_t)c->rank, count, type, operation)) gm_forget(to, size);
+        return GM_SUCCESS;
+    }
+    const char *part = (const char *)from + size * (uint64_t)c->rank;
+    bool known = certain(c, on) && gm_is_known(part, size);
+    if (known && part != to) gm_copy(to, part, size);
+    if (!known || !gm_open_for_writing(to, size) || !reduce(to, count, type, operation, c->ranks)) gm_forget(to, size);
     return GM_SUCCESS;
 }
 

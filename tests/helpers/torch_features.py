@@ -1,0 +1,19 @@
+"""Skips of tests that need what older versions of PyTorch have not."""
+
+import pytest
+import torch
+
+RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
+"""PyTorch's version: (2, 15)"""
+
+
+def require(owner, name):
+    """Skip the test where this torch has no such function or overload."""
+    if not hasattr(owner, name):
+        pytest.skip(f"torch {torch.__version__} has no {getattr(owner, '__name__', owner)}.{name}")
+
+
+def require_release(major, minor, lacking):
+    """Skip the test with an older torch, which has not or cannot do what ``lacking`` names."""
+    if (major, minor) > RELEASE:
+        pytest.skip(f"torch {torch.__version__} has not, as {major}.{minor} has: {lacking}")
