@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pytest_gpumem.errors import GpuMemError, TooSmallError
-from pytest_gpumem.plugin.device_choice import SETTINGS, choice_of
+from pytest_gpumem.plugin.device_choice import CHOICE, SETTINGS, choice_of
 from pytest_gpumem.plugin.pytest_item import (
     MARKER,
     PytestItem,
@@ -133,8 +133,16 @@ class ItemHooks:
     def pytest_make_collect_report(
         self, collector: pytest.Collector
     ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-        """Note a file of marked tests that a condition skips as a whole."""
+        """Note a file of marked tests that a condition skips as a whole.
+
+        If a file cannot be imported for want of a library, say why there is no virtual GPU: torch
+        needs that library.
+        """
         report = yield
+        if report.failed and "shared object" in report.longreprtext and CHOICE in self.config.stash:
+            choice = self.config.stash[CHOICE]
+            if choice.device is None:
+                report.sections.append(("pytest-gpumem", choice.reason))
         if report.skipped and isinstance(collector, pytest.File):
             reason = skip_reason(report.longrepr)
             skip = hidden_skip(self.config, collector.path, reason, whole_file=True)

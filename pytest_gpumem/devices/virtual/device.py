@@ -121,10 +121,18 @@ ADDRESSES: Final = 1 << 40
 """bytes of address space of each device (native/runtime/memory.c)"""
 
 
+CONTAINER_PAGE: Final = (
+    "https://pytest-gpumem.readthedocs.io/en/latest/how-to/light.html#on-a-mac-or-on-windows"
+)
+
+
 def obstacle() -> tuple[str, str] | None:
     """Return the problem and its remedy if a process can have no virtual GPU here, or None."""
     if not sys.platform.startswith("linux"):
-        return f"it needs Linux, this is {sys.platform}", "run the tests on Linux (WSL will do)"
+        return (
+            f"it needs Linux, this is {sys.platform}",
+            f"run the tests in a container of Linux ({CONTAINER_PAGE}), or under WSL",
+        )
     problem = native.build_problem()
     if problem is not None:
         return problem.problem, problem.remedy

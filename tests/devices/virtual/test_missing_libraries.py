@@ -1,14 +1,17 @@
 """CUDA libraries that torch is linked with, and that are not installed."""
 
 import ctypes
+import re
 import subprocess
 import sys
 
 import pytest
 from helpers.light import SITE, light_environment
+from helpers.paths import ROOT
 from helpers.warm import HANGS
 
 from pytest_gpumem.devices.virtual import native
+from pytest_gpumem.devices.virtual.device import obstacle
 from pytest_gpumem.devices.virtual.missing_libraries import (
     PLACEHOLDER,
     STUBBED,
@@ -102,6 +105,15 @@ def test_the_stub_has_room_for_every_name_that_torch_needs():
     cuda = {name for name in names if STUBBED.fullmatch(name)}
     assert {"libcudnn.so.9", "libnccl.so.2"} <= cuda
     assert max(map(len, cuda)) < len(PLACEHOLDER)
+
+
+def test_where_linux_is_not_the_reason_names_the_page_with_a_container(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    problem, remedy = obstacle()
+    assert problem == "it needs Linux, this is darwin"
+    assert "/how-to/light.html#on-a-mac-or-on-windows" in remedy
+    page = (ROOT / "docs/how-to/light.md").read_text(encoding="utf-8")
+    assert "\n## On a Mac, or on Windows\n" in page
 
 
 # Whole environments
@@ -202,3 +214,75 @@ def test_without_cudnn_all_but_convolutions_have_the_same_figures(with_all, with
 def test_compiling_without_triton_says_what_to_install(with_none):
     assert "Triton, which is not installed; pip install --no-deps triton" in with_none[1]
     assert "4 passed" in with_none[1]
+
+
+def session(python, folder, *arguments):
+    """Run pytest in a folder, and return what it prints, in one line."""
+    process = subprocess.run(
+        [python, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:randomly", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=HANGS,
+        check=False,
+    )
+    return process.returncode, " ".join((process.stdout + process.stderr).split())
+
+
+def test_a_torch_that_needs_a_library_of_another_name_ends_with_a_sentence_that_names_it(tmp_path):
+    """torch's own files in copy, and in one of them cudart has a name that no CUDA has had."""
+    python = light_environment(tmp_path / "env")
+    (library,) = (tmp_path / "env").glob("lib/python*/site-packages/torch/lib/libc10_cuda.so")
+    (cudart,) = (n for n in read_dependencies(library).names if n.startswith("libcudart.so."))
+    content = library.read_bytes()
+    library.unlink()
+    library.write_bytes(content.replace(cudart.encode(), cudart.replace("rt.", "rs.").encode()))
+    (tmp_path / "test_steps.py").write_text(STEPS, encoding="utf-8")
+    status, output = session(python, tmp_path, "--gpumem-device=virtual")
+    assert status != 0
+    renamed = cudart.replace("rt.", "rs.")
+    assert f"torch: it needs {renamed}, which is not installed, and which the virtual" in output
+    assert f"ImportError: {renamed}: cannot open shared object file" in output
+    assert "install torch with all packages that it requires, and report this torch" in output
+
+
+# A machine with a real GPU, as the plugin sees it: a file of the driver's is there.
+
+DRIVER_IS_THERE = """
+import ctypes
+from pathlib import Path
+
+from pytest_gpumem.devices.virtual import device
+
+device.NVIDIA_FILES = (__file__,)
+cdll = ctypes.CDLL.__init__
+
+def noting(self, name, *arguments, **options):
+    with open("opened", "a") as file:
+        print(name, file=file)
+    cdll(self, name, *arguments, **options)
+
+ctypes.CDLL.__init__ = noting
+
+def pytest_unconfigure():
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    Path("maps").write_text("\\n".join(line.split()[-1] for line in lines))
+"""
+
+
+@pytest.mark.parametrize("light", [False, True], ids=["all packages", "light"])
+def test_with_a_driver_of_a_real_gpu_nothing_of_the_virtual_one_is_loaded(tmp_path, light):
+    (tmp_path / "driver_is_there.py").write_text(DRIVER_IS_THERE, encoding="utf-8")
+    (tmp_path / "test_steps.py").write_text(STEPS, encoding="utf-8")
+    python = light_environment(tmp_path / "env") if light else sys.executable
+    _, output = session(python, tmp_path, "-p", "driver_is_there", "-k", "transformer")
+    opened = (tmp_path / "opened").read_text("utf-8") if (tmp_path / "opened").exists() else ""
+    loaded = (tmp_path / "maps").read_text("utf-8").splitlines()
+    assert not any("gpumem" in name for name in (*opened.splitlines(), *loaded))
+    if light:  # the dynamic linker's own words, as without the plugin
+        assert re.search(r"ImportError: lib\w+\.so\.\d+: cannot open shared object file", output)
+    else:
+        assert "sees no GPU here" in output  # the real device was asked
+        cudart = {name for name in loaded if "libcudart.so" in name}
+        assert cudart
+        assert all(f"{SITE}/nvidia" in name for name in cudart)
