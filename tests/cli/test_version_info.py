@@ -183,7 +183,8 @@ def test_the_version_alone(capsys):
     assert capsys.readouterr().out == f"pytest-gpumem {__version__}\n"
 
 
-def test_the_command_needs_no_script():
-    command = (sys.executable, "-m", "pytest_gpumem.cli", "--version")
+@pytest.mark.parametrize("module", ["pytest_gpumem", "pytest_gpumem.cli"])
+def test_the_command_needs_no_script(module):
+    command = (sys.executable, "-m", module, "--version")
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == (f"pytest-gpumem {__version__}\n", "")

@@ -1,0 +1,10 @@
+"""``python -m pytest_gpumem``: the gpumem command, without its script on the search path."""
+
+from __future__ import annotations
+
+import sys
+
+from pytest_gpumem.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())
