@@ -3,7 +3,8 @@
     python benchmarks/light.py [RUNS]
 
 Each run begins with an empty folder: a virtual environment, pip without a cache, the README's test.
-The bytes downloaded are the sizes of the files that pip names in its installation report.
+The bytes downloaded are the sizes of the files that pip names in its installation report. The rows
+of examples/run.sh and tests/run.sh are of what these set up in a fresh clone; nothing is run in it.
 The result goes to benchmarks/results/light.txt.
 """
 
@@ -72,6 +73,18 @@ def install_and_test(wheel: Path, options: list[str] | None) -> Run:
         return Run(size(folder / "env"), downloaded, seconds, " ".join(row.split()))
 
 
+def set_up(purpose: str) -> Run:
+    """Let this project's own command make its environment in a clone, delete it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        run(["git", "clone", "--quiet", str(ROOT), "clone"], folder, dict(os.environ))
+        environment = {key: os.environ[key] for key in ("HOME", "PATH")}
+        started = time.perf_counter()
+        run(["bash", "-c", f". .ci/environment.sh {purpose}"], folder / "clone", environment)
+        seconds = time.perf_counter() - started
+        return Run(size(folder / "clone/.venv"), 0, seconds, "set up alone")
+
+
 def file_size(url: str) -> int:
     """Return the bytes of a file that an index offers."""
     with urllib.request.urlopen(url) as response:  # noqa: S310 - named by pip's own report
@@ -90,8 +103,21 @@ def size(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+def row_of(kind: str, measured: Run) -> list[str]:
+    """Return a table's row, and print it."""
+    row = [
+        kind,
+        f"{measured.disk / 1e9:.2f}",
+        f"{measured.downloaded / 1e9:.2f}" if measured.downloaded else "-",
+        f"{measured.seconds:.0f}",
+        measured.peak,
+    ]
+    print(row, flush=True)
+    return row
+
+
 def main() -> None:
-    """Measure all kinds, several times each, in turn."""
+    """Measure all kinds, several times each, in turn, and this project's own commands once."""
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     scratch = Path(tempfile.mkdtemp())
     wheel_command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w"]
@@ -100,17 +126,8 @@ def main() -> None:
     rows = []
     for _ in range(runs):
         for kind, options in KINDS.items():
-            measured = install_and_test(wheel, options)
-            rows.append(
-                [
-                    kind,
-                    f"{measured.disk / 1e9:.2f}",
-                    f"{measured.downloaded / 1e9:.2f}",
-                    f"{measured.seconds:.0f}",
-                    measured.peak,
-                ]
-            )
-            print(rows[-1], flush=True)
+            rows.append(row_of(kind, install_and_test(wheel, options)))
+    rows += [row_of(f"{it}/run.sh", set_up(it)) for it in ("examples", "tests")]
     shutil.rmtree(scratch)
     heads = ["environment", "GB on disk", "GB downloaded", "s to the first verdict", "the test"]
     publish("light", f"{__doc__.splitlines()[0]}\n{line()}\n\n{tabulate(rows, heads)}")

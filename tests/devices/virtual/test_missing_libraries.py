@@ -242,7 +242,7 @@ def test_a_torch_that_needs_a_library_of_another_name_ends_with_a_sentence_that_
     assert status != 0
     renamed = cudart.replace("rt.", "rs.")
     assert f"torch: it needs {renamed}, which is not installed, and which the virtual" in output
-    assert f"ImportError: {renamed}: cannot open shared object file" in output
+    assert "cannot open shared object file" in output  # the dynamic linker's own words, above
     assert "install torch with all packages that it requires, and report this torch" in output
 
 
