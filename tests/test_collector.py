@@ -72,6 +72,29 @@ def test_computed_values_move_no_pass(tmp_path):
     expected = passes("off", tmp_path)
     assert {generation for _, generation in expected} >= {0, 1}
     assert passes("full", tmp_path) == expected
+    assert passes("auto", tmp_path) == expected
+
+
+PRODUCTS = """
+import pytest_gpumem
+pytest_gpumem.use_virtual_gpu(values="auto")
+import gc, torch
+matrix = torch.randn(64, 64, device="cuda")
+with pytest_gpumem.measure():
+    gc.set_threshold(10**6, 10, 10)
+    for number in range(1200):
+        if number == 200:  # what is made once is made
+            count = gc.get_count()[0]
+        matrix @ matrix
+    print(gc.get_count()[0] - count)
+    gc.callbacks.clear()  # a step's own code may do so
+"""
+
+
+def test_the_count_of_operations_leaves_the_collector_s_count_as_it_was():
+    done = run_python(PRODUCTS)
+    assert done.returncode == 0, done.stderr
+    assert abs(int(done.stdout)) < 50
 
 
 class Thing:

@@ -38,7 +38,8 @@ class GarbageWatch:
 
     def stop(self) -> None:
         """Watch no longer."""
-        gc.callbacks.remove(self._see)
+        if self._see in gc.callbacks:  # the step's code may have cleared the list
+            gc.callbacks.remove(self._see)
 
     def _see(self, phase: str, info: dict[str, int]) -> None:
         with Uncounted():

@@ -98,13 +98,17 @@ class Budget:
 
 
 def _by_formula(formula: Callable[..., Any], call: OperatorCall, result: Any) -> int:  # noqa: ANN401 - an operator's
-    """Return the operations that a formula of PyTorch's counts."""
+    """Return the operations that a formula of PyTorch's counts.
+
+    Tuples are made of lists: ``tuple()`` of an iterator makes one of ten elements and shrinks it,
+    which Python's collector counts each time.
+    """
     of_shapes: Callable[..., int] | None = getattr(formula, "__wrapped__", None)
     if of_shapes is None:
         flops: int = formula(*call.args, **call.kwargs, out_val=result)
         return flops
-    named = tuple((name, _shape(value)) for name, value in call.kwargs.items())
-    return _of_shapes(of_shapes, _shape(tuple(call.args)), named, _shape(result))
+    named = (*((name, _shape(value)) for name, value in call.kwargs.items()),)
+    return _of_shapes(of_shapes, _shape((*call.args,)), named, _shape(result))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -126,7 +130,7 @@ def _shape(value: Any) -> Any:  # noqa: ANN401 - an operator's argument
     """Return a tensor's shape, or those in a list or tuple; anything else as it is."""
     if isinstance(value, Tensor):
         return value.shape
-    return tuple(map(_shape, value)) if type(value) in {tuple, list} else value
+    return (*map(_shape, value),) if type(value) in {tuple, list} else value
 
 
 def flops_of(
