@@ -11,7 +11,6 @@ import functools
 import inspect
 import sys
 import weakref
-from contextlib import suppress
 from time import time_ns
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -368,10 +367,13 @@ class Observer:
         names, devices, addresses = [], [], []
         for tensor, name in tensors:
             if type(tensor) in self._plain:
-                with suppress(RuntimeError):  # some tensors have no storage
-                    addresses.append(tensor.data_ptr())
-                    names.append(name)
-                    devices.append(tensor.get_device())
+                try:  # a context manager takes as long as all the rest
+                    address = tensor.data_ptr()
+                except RuntimeError:  # some tensors have no storage
+                    continue
+                addresses.append(address)
+                names.append(name)
+                devices.append(tensor.get_device())
                 continue
             for part in plain_tensors(tensor):
                 device, address = place_of(part)

@@ -579,6 +579,6 @@ def test_a_computed_operator_takes_few_calls_of_python():
             compute()
         finally:
             sys.setprofile(before)
-        assert len(calls) < 60, calls
+        assert len(calls) < 70, calls
         assert calls.count("tensors_in") < 5
     assert count.item() == 2
