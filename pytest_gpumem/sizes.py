@@ -234,3 +234,11 @@ def _hundredths(size: int, unit: int) -> int:
     whole, remainder = divmod(100 * size, unit)
     half, odd = unit / 2, whole % 2 == 1
     return whole + (remainder > half or (remainder == half and odd))  # half to even
+
+
+def duration(seconds: float) -> str:
+    """Return a stretch of time in words, rounded: "45 s", "12 min", "2 h"."""
+    for unit, name in ((3600, "h"), (60, "min")):
+        if seconds >= 1.5 * unit:
+            return f"{round(seconds / unit)} {name}"
+    return f"{max(round(seconds), 1)} s"

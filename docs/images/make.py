@@ -1,10 +1,11 @@
-"""Makes the pictures anew: page.png of the HTML page, failure.png of a failed test in the terminal.
+"""Makes the pictures anew: the HTML page at two widths, and a failed test in two terminals.
 
-    .venv/bin/python docs/images/make.py
+    .venv/bin/python docs/images/make.py [FOLDER]
 
 They are screenshots of what the plugin writes here: of the page of suite/, and of the README's
-test after the change that the README describes. They take the machine's Chromium, playwright and
-rich.
+test after the change that the README describes, by the README's commands. The text of a picture of
+the terminal is kept in its file, under TEXT: tests/docs/test_readme.py compares it with what the
+commands print. They take the machine's Chromium, playwright and rich, and a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from io import StringIO
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Page, sync_playwright
+from PIL.PngImagePlugin import PngInfo
+from playwright.sync_api import Browser, sync_playwright
 from rich.console import Console
 from rich.terminal_theme import SVG_EXPORT_THEME
 from rich.text import Text
@@ -31,23 +33,23 @@ TERMINAL = (
     "font: 13px/1.35 'DejaVu Sans Mono', monospace\">{code}</pre>"
 )
 PLAIN = ("-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:asyncio")
+TEXT = "Text"
+"""the name under which a picture of a terminal keeps its text"""
+WIDTHS = {"page": 1140, "page-phone": 390}
+"""pixels of the pictures of the page"""
+COLUMNS = {"failure": 80, "failure-160": 160}
+"""columns of the terminals"""
+CODES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def run_pytest(folder: Path, *options: str, **environment: str) -> str:
-    """Return what a session of pytest on the virtual T4 prints, with colours."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--color=yes",
-        "--gpumem-device=virtual",
-        "--gpumem-card=T4",
-    ]
+    """Return what a session of pytest on the virtual GPU prints, with colours."""
+    command = [sys.executable, "-m", "pytest", "--color=yes"]
     inherited = {name: value for name, value in os.environ.items() if name != "CI"}
     session = subprocess.run(
         [*command, *PLAIN, *options],
         cwd=folder,
-        env={**inherited, "COLUMNS": "80", **environment},
+        env={**inherited, "COLUMNS": "80", "FORCE_HYPERLINK": "0", **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -55,20 +57,25 @@ def run_pytest(folder: Path, *options: str, **environment: str) -> str:
     return session.stdout
 
 
-def draw_page(browser_page: Page, folder: Path) -> None:
+def draw_page(browser: Browser, folder: Path, pictures: Path) -> None:
     """Draw the top of the HTML page of a suite, of which one test regressed."""
     shutil.copytree(HERE / "suite", folder)
-    run_pytest(folder, "--gpumem-update-baselines")
-    run_pytest(folder, "--gpumem-html=page.html", GROWN="1")
-    browser_page.set_viewport_size({"width": 1140, "height": 900})
-    browser_page.goto((folder / "page.html").as_uri())
-    timeline = browser_page.locator("section.result svg").first.bounding_box()
-    clip = {"x": 0, "y": 0, "width": 1140, "height": timeline["y"] + timeline["height"] + 45}
-    browser_page.screenshot(path=HERE / "page.png", full_page=True, clip=clip)
+    run_pytest(folder, "--gpumem-card=T4", "--gpumem-update-baselines")
+    run_pytest(folder, "--gpumem-card=T4", "--gpumem-html=page.html", GROWN="1")
+    for name, width in WIDTHS.items():
+        size = {"width": width, "height": 900}
+        browser_page = browser.new_page(device_scale_factor=1.5, viewport=size)
+        browser_page.goto((folder / "page.html").as_uri())
+        browser_page.wait_for_selector("html[data-ready]")
+        timeline = browser_page.locator("section.result svg.timeline").first.bounding_box()
+        end = timeline["y"] + timeline["height"] + 45
+        clip = {"x": 0, "y": 0, "width": width, "height": end}
+        browser_page.screenshot(path=pictures / f"{name}.png", full_page=True, clip=clip)
+        shrink(pictures / f"{name}.png")
 
 
-def draw_failure(browser_page: Page, folder: Path) -> None:
-    """Draw what the README's test prints when its layer is made wider."""
+def draw_failure(browser: Browser, folder: Path, pictures: Path) -> None:
+    """Draw what the README's commands print of its test when its layer is made wider."""
     folder.mkdir()
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     source = re.search(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)[1]
@@ -76,33 +83,46 @@ def draw_failure(browser_page: Page, folder: Path) -> None:
     test.write_text(source, encoding="utf-8")
     run_pytest(folder, "--gpumem-update-baselines")
     test.write_text(source.replace("4096", "16384"), encoding="utf-8")
-    output = run_pytest(folder)
+    for name, width in COLUMNS.items():
+        lines = failure_lines(run_pytest(folder, COLUMNS=str(width)))
+        console = Console(record=True, width=width, file=StringIO())
+        console.print(Text.from_ansi("\n".join(lines)), highlight=False)
+        html = console.export_html(theme=SVG_EXPORT_THEME, inline_styles=True, code_format=TERMINAL)
+        size = {"width": 60 + 8 * width, "height": 100}
+        # A tab of its own: in the page's tab its policy would go on, and stop all styles.
+        browser_page = browser.new_page(device_scale_factor=1.5, viewport=size)
+        browser_page.set_content(html)
+        browser_page.locator("pre").screenshot(path=pictures / f"{name}.png")
+        shrink(pictures / f"{name}.png", CODES.sub("", "\n".join(lines)))
+
+
+def failure_lines(output: str) -> list[str]:
+    """Return the lines of a failed test's report in what pytest prints."""
     report = output[output.index("=== FAILURES") :].partition("= GPU memory =")[0]
-    lines = report.splitlines()[1:-1]
-    console = Console(record=True, width=80, file=StringIO())
-    console.print(Text.from_ansi("\n".join(lines)), highlight=False)
-    html = console.export_html(theme=SVG_EXPORT_THEME, inline_styles=True, code_format=TERMINAL)
-    browser_page.set_viewport_size({"width": 700, "height": 100})
-    browser_page.set_content(html)
-    browser_page.locator("pre").screenshot(path=HERE / "failure.png")
+    return report.splitlines()[1:-1]
+
+
+def shrink(path: Path, text: str = "") -> None:
+    """Make a picture's file small, and keep its text in it."""
+    picture = Image.open(path).convert("RGB").quantize(128, dither=Image.Dither.NONE)
+    info = PngInfo()
+    if text:
+        info.add_itxt(TEXT, text)
+    picture.save(path, optimize=True, pnginfo=info)
+    print(path.name, path.stat().st_size)  # noqa: T201
 
 
 def main() -> None:
-    """Draw both, and make the files small."""
+    """Draw all of them."""
+    pictures = Path(sys.argv[1]) if sys.argv[1:] else HERE
+    pictures.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
-        browser_page = browser.new_page(device_scale_factor=1.5)
-        draw_page(browser_page, Path(name, "suite"))
-        # A tab of its own: in the page's tab its policy would go on, and stop all styles.
-        failure_page = browser.new_page(device_scale_factor=1.5)
-        draw_failure(failure_page, Path(name, "readme"))
+        draw_page(browser, Path(name, "suite"), pictures)
+        draw_failure(browser, Path(name, "readme"), pictures)
         browser.close()
-    for name in ("page.png", "failure.png"):
-        picture = Image.open(HERE / name).convert("RGB").quantize(128, dither=Image.Dither.NONE)
-        picture.save(HERE / name, optimize=True)
-        print(name, (HERE / name).stat().st_size)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -46,6 +46,15 @@ RECENT_BYTES: Final = 50_000_000
 """bytes of baseline files that are read for them: about half a second"""
 
 
+class CommittedPeak(NamedTuple):
+    """A peak that a test's committed baseline has had."""
+
+    allocated: int
+    """bytes"""
+    batch_size: int | None = None
+    """as declared then"""
+
+
 class Commit(NamedTuple):
     """A commit, or the working tree."""
 
@@ -217,11 +226,13 @@ class _Figures(msgspec.Struct):
     """A test of a baseline file, of which only the figures are decoded: quickly."""
 
     peak_allocated: list[int] = []
+    batch_size: int | None = None
     parts: dict[str, _Part] = {}
 
 
 class _Part(msgspec.Struct):
     peak_allocated: list[int] = []
+    batch_size: int | None = None
 
 
 class _CommittedDevice(msgspec.Struct):
@@ -236,8 +247,8 @@ class _CommittedFile(msgspec.Struct):
 
 def recent_peaks(
     directory: Path, *, commits: int = RECENT_COMMITS, most_bytes: int = RECENT_BYTES
-) -> dict[Key, list[int]]:
-    """Return the peaks allocated that each test's baseline has had, the oldest first, in bytes.
+) -> dict[Key, list[CommittedPeak]]:
+    """Return the peaks that each test's baseline has had, the oldest first.
 
     Args:
         directory: the folder of the baselines.
@@ -253,19 +264,19 @@ def recent_peaks(
     sizes = run_git("-C", str(root), "cat-file", "--batch-check=%(objectsize)", stdin=question)
     total = accumulate(int(size) for size in sizes.split())
     files = [file for file, size in zip(files, total, strict=True) if size <= most_bytes]
-    peaks: dict[Key, list[int]] = {}
+    peaks: dict[Key, list[CommittedPeak]] = {}
     for content in reversed(blob_contents(root, [file.new for file in files])):
         try:
             file = msgspec.json.decode(content, type=_CommittedFile)
         except (msgspec.DecodeError, UnicodeError):
             continue  # gpumem history names such a file
         for test, figures in file.tests.items():
-            parts = {"": figures.peak_allocated}
-            parts |= {part: entry.peak_allocated for part, entry in figures.parts.items()}
-            for part, allocated in parts.items():
+            parts: dict[str, _Figures | _Part] = {"": figures, **figures.parts}
+            for part, entry in parts.items():
                 levels = peaks.setdefault(Key(file.device.key, file.module, test, part), [])
-                if allocated and (not levels or levels[-1] != max(allocated)):
-                    levels.append(max(allocated))
+                peak = CommittedPeak(max(entry.peak_allocated, default=0), entry.batch_size)
+                if peak.allocated and levels[-1:] != [peak]:
+                    levels.append(peak)
     return peaks
 
 

@@ -14,7 +14,7 @@ from pytest_gpumem.report.text import can_encode, encodable, printable
 from pytest_gpumem.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from types import ModuleType
 
     from pytest_gpumem.cli.outcome import Outcome
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 USAGE_ERROR: Final = 2
 COMMANDS: Final = {
+    "init": "init",
     "run": "run",
     "fit": "fit",
     "cards": "cards",
@@ -35,6 +36,7 @@ COMMANDS: Final = {
     "accept": "accept.accept",
     "prune": "prune",
     "light": "light",
+    "completion": "completion",
     "version": "version_info",
 }
 """subcommand: its module in this folder. Only the module of the one that runs is imported: light
@@ -46,17 +48,27 @@ def subcommand(name: str) -> ModuleType:
     return import_module(f"pytest_gpumem.cli.{COMMANDS[name]}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    names = words[:1] if words and words[0] in COMMANDS else list(COMMANDS)
-    modules = {name: subcommand(name) for name in names}
+def parser_of(modules: Mapping[str, ModuleType]) -> argparse.ArgumentParser:
+    """Return the parser of the command line.
+
+    Args:
+        modules: subcommands, by their names.
+    """
     parser = argparse.ArgumentParser(prog="gpumem", description=__doc__)
     parser.add_argument("--version", action="version", version=f"pytest-gpumem {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in modules.items():
         command = commands.add_parser(name, help=module.HELP, description=module.DESCRIPTION)
         module.add_arguments(command)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    names = words[:1] if words and words[0] in COMMANDS else list(COMMANDS)
+    modules = {name: subcommand(name) for name in names}
+    parser = parser_of(modules)
     behind: list[str] = []
     if names == ["bisect"] and "--" in words:
         separator = words.index("--")

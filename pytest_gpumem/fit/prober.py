@@ -15,7 +15,7 @@ from pytest_gpumem.fit.scaling import Prediction, Scaling, grows_evenly, uneven
 from pytest_gpumem.fit.search import Largest, Probe, Search
 from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory
 from pytest_gpumem.meter.peaks import fullest
-from pytest_gpumem.sizes import format_size, shown
+from pytest_gpumem.sizes import duration, format_size, shown
 from pytest_gpumem.tracebacks import clear
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Prober:
             multiple=multiple,
             oracle=rehearsal.largest,
         )
-        left = 0
+        kept = 0
         began = time.monotonic()
         try:
             while (value := search.next()) is not None:
@@ -80,15 +80,18 @@ class Prober:
                 probe, tally = self._run(step, value, script=True)
                 search.add(probe)
                 if not probe.fits:
-                    left = max(left, self._held() - held)
+                    kept = max(kept, self._held() - held)
                 if probe.fits:
                     rehearsal.learn(value, [script_of(events) for events in tally.events])
-                if time.monotonic() - began > self.patience:
-                    self.tell(f"probe {len(search.probes)}: {outcome(probe, search.capacity)}")
+                spent = time.monotonic() - began
+                if spent > self.patience:
+                    number = len(search.probes)
+                    left = _left(search.about_left, spent / number)
+                    self.tell(f"probe {number}: {outcome(probe, search.capacity)}{left}")
         except KeyboardInterrupt:
             self.tell(str(search.result(interrupted=True)))
             raise
-        return replace(search.result(), left=left)
+        return replace(search.result(), left=kept)
 
     def _held(self) -> int:
         """Return the bytes that are held on all devices."""
@@ -168,6 +171,13 @@ class Prober:
                 clear(error)
         peak, passes = fullest(tally.peaks), fullest(tally.passes)
         return Probe(value, shortage is None, peak, passes, shortage or ""), tally
+
+
+def _left(probes: int | None, seconds: float) -> str:
+    """Return what is left of a search in words; "" where that is not known, or nothing."""
+    if not probes:
+        return ""
+    return f"; about {probes} more, {duration(probes * seconds)}"
 
 
 def outcome(probe: Probe, capacity: int) -> str:

@@ -242,6 +242,11 @@ class Search:
             unit = self._high // FAR_DOWN
         return None if unit is None else unit * self._multiple
 
+    @property
+    def about_left(self) -> int | None:
+        """About how many probes are still to come; None while no value was refused."""
+        return None if self._high is None else (self._high - self._low - 1).bit_length()
+
     def result(self, *, interrupted: bool = False) -> Largest:
         """Return the answer so far."""
         limited = self._limit is not None and self._low >= self._limit

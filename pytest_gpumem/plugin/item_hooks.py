@@ -42,6 +42,8 @@ CALL_RESULTS = pytest.StashKey["list[Result]"]()
 """the results that the report of its call had"""
 TEARDOWN_ERROR = pytest.StashKey["tuple[BaseException, Any]"]()
 """an error of the tear-down whose frames were cleared, and the ``longrepr`` made before"""
+OF_MARKED: Final = "gpumem_marked"
+"""of a report that did not pass: its test is a marked one"""
 BESIDE_ERROR: Final = "gpumem_beside_error"
 """of a report with results: it failed by an error of the test's own, which stays in sight"""
 
@@ -491,6 +493,8 @@ class ItemHooks:
         nodeid = unique_nodeid(item)
         if nodeid != report.nodeid:
             report.__dict__["gpumem_nodeid"] = nodeid
+        if not report.passed and is_marked(item):
+            report.__dict__[OF_MARKED] = True
         own_error = self._show_own_error(item, call, report)
         results = item.stash.get(RESULTS, None)
         if report.skipped and report.when == "setup" and is_marked(item):

@@ -22,6 +22,7 @@ from pytest_gpumem.report.terminal.toolchain_lead import moved_together
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from pytest_gpumem.baselines.history import CommittedPeak
     from pytest_gpumem.baselines.key import Key
     from pytest_gpumem.baselines.store import UpdateSummary
     from pytest_gpumem.plugin.results import SessionResults
@@ -56,6 +57,8 @@ class Circumstances(NamedTuple):
     """the outcome of writing baselines, in a run that does"""
     origin: Origin | None = None
     """where it ran, for the JSON report"""
+    root: Path = Path()
+    """pytest's root folder"""
 
 
 def publish(
@@ -68,7 +71,7 @@ def publish(
         settings: the session's options, with the files, whose folders are made where missing.
         circumstances: of the session.
     """
-    header, updates, origin = circumstances
+    header, updates, origin, root = circumstances
     results = session_results.results_with_outcomes()
     options = {}
     for option in OPTIONS:
@@ -81,7 +84,7 @@ def publish(
     for reason in dict.fromkeys(session_results.skipped):
         remarks.append(f"{session_results.skipped.count(reason)} skipped: {reason}")
     remarks += hidden_skip_lines(session_results.hidden_skips.values())
-    histories: dict[Key, list[int]] = {}
+    histories: dict[Key, list[CommittedPeak]] = {}
     if settings.html is not None:
         with suppress(GitError):  # without git, or outside of a repository, none is known
             histories = recent_peaks(settings.baseline_dir)
@@ -94,6 +97,9 @@ def publish(
         settings.arguments,
         () if origin is None else (origin,),
         histories,
+        tuple(session_results.own_outcomes),
+        settings.editor,
+        str(root),
     )
     created = datetime.now(timezone.utc)
     paths = {name: getattr(settings, name) for name in FILES}

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.baselines.store import NewBaseline
     from pytest_gpumem.judge.result import Outcome, Result
     from pytest_gpumem.plugin.suites.hidden_skips import HiddenSkip
+    from pytest_gpumem.report.model import OwnOutcome
 
 
 _BY: Final = "\0"
@@ -44,6 +45,8 @@ class SessionResults:
         device: it ran as if the plugin were not there"""
         self.hidden_skips: dict[str, HiddenSkip] = {}
         """tests, and files of them, that were skipped as no GPU was shown, by nodeid"""
+        self._own_outcomes: dict[str, dict[str, OwnOutcome]] = {}
+        """phases of tests that ended by the test's own error or skip, by nodeid and phase"""
         self._problems: list[str] = []
         self.failed_elsewhere: list[list[Result]] = []
         """results that fail the session, of tests that passed in this process"""
@@ -90,6 +93,7 @@ class SessionResults:
             self._failed.discard(nodeid)
             self._complete.discard(nodeid)
             self._outcomes.pop(nodeid, None)
+            self._own_outcomes.pop(nodeid, None)
         if not passed:
             self._failed.add(nodeid)
         if outcome or not (passed or data):
@@ -98,6 +102,15 @@ class SessionResults:
             self._complete.add(nodeid)
         if data is not None:
             self._unread[nodeid] = data, expected
+
+    def add_own(self, when: str, outcome: OwnOutcome) -> None:
+        """Take the outcome of a marked test's phase that its own code decided."""
+        self._own_outcomes.setdefault(outcome.nodeid, {})[when] = outcome
+
+    @property
+    def own_outcomes(self) -> list[OwnOutcome]:
+        """Return the outcomes that tests' own code decided, in the order in which they ended."""
+        return [outcome for phases in self._own_outcomes.values() for outcome in phases.values()]
 
     @property
     def problems(self) -> list[str]:

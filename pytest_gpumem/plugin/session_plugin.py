@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.plugin import stale_hooks
 from pytest_gpumem.plugin.device_choice import CHOICE, GUARD, SENT, choice_of
-from pytest_gpumem.plugin.item_hooks import BESIDE_ERROR
+from pytest_gpumem.plugin.item_hooks import BESIDE_ERROR, OF_MARKED
 from pytest_gpumem.plugin.parametrize import cards_of
 from pytest_gpumem.plugin.pytest_item import is_marked
 from pytest_gpumem.plugin.results import SessionResults
@@ -21,12 +22,13 @@ from pytest_gpumem.plugin.suites.hidden_skips import HIDDEN, HiddenSkip
 from pytest_gpumem.plugin.torchrun import open_rank_session
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from pytest_gpumem.baselines.store import UpdateSummary
     from pytest_gpumem.judge.result import Outcome
     from pytest_gpumem.plugin.item_hooks import ItemHooks
     from pytest_gpumem.plugin.outputs import Published
+    from pytest_gpumem.plugin.recording_progress import RecordingProgress
     from pytest_gpumem.plugin.settings import Settings
     from pytest_gpumem.plugin.terminal_summary import Screen
     from pytest_gpumem.report.model import Origin
@@ -57,15 +59,18 @@ STYLES: Final[dict[str, dict[str, bool]]] = {
 class BriefRepr:
     """A failure in a few lines, in place of a report's ``longrepr``."""
 
-    def __init__(self, lines: Sequence[Span], longrepr: object) -> None:
+    def __init__(
+        self, lines: Sequence[Span], longrepr: object, link: Callable[[str], str]
+    ) -> None:
         self.lines = lines
+        self._link = link
         self.reprcrash = getattr(longrepr, "reprcrash", None)
         """the place and the message, which pytest's short summary shows"""
 
     def toterminal(self, tw: Any) -> None:  # noqa: ANN401 - pytest's TerminalWriter
         """Write the lines, as pytest asks of every ``longrepr``."""
         for line in self.lines:
-            tw.line(line.text, **STYLES[line.style])
+            tw.line(self._link(line.text), **STYLES[line.style])
 
 
 def terminal_encoding(terminalreporter: pytest.TerminalReporter) -> str:
@@ -141,6 +146,12 @@ class GpuMemPlugin:
     # -- the header --
 
     @cached_property
+    def _progress(self) -> RecordingProgress:
+        from pytest_gpumem.plugin.recording_progress import RecordingProgress
+
+        return RecordingProgress()
+
+    @cached_property
     def _device_header(self) -> list[str]:
         """The sentences at the head of the session."""
         from pytest_gpumem.plugin.terminal_summary import device_header
@@ -190,6 +201,8 @@ class GpuMemPlugin:
             worker=self._worker_of(report),
         )
         self._add_hidden_skip(report)
+        if not report.passed and self.settings.html is not None:
+            self._add_own_outcome(report)
         if report.when == "setup":
             properties = dict(report.user_properties)
             if report.skipped and "gpumem_skipped" in properties:
@@ -203,6 +216,28 @@ class GpuMemPlugin:
             return ""
         gateway = getattr(getattr(report, "node", None), "gateway", None)
         return str(getattr(gateway, "id", ""))
+
+    def _add_own_outcome(self, report: pytest.TestReport) -> None:
+        """Gather a marked test that its own code failed or skipped: the page lists all tests."""
+        by_verdict = hasattr(report, "gpumem") and not hasattr(report, BESIDE_ERROR)
+        if hasattr(report, OF_MARKED) and not by_verdict:
+            from pytest_gpumem.plugin.own_outcomes import own_outcome
+
+            outcome = own_outcome(report)
+            if outcome is not None:
+                self.results.add_own(report.when or "", outcome)
+
+    def pytest_runtest_logfinish(self) -> None:
+        """Tell a user who waits for a long recording how far it is."""
+        terminal = self.config.pluginmanager.get_plugin("terminalreporter")
+        if not self.settings.update_baselines or self._worker or terminal is None:
+            return
+        if terminal.verbosity < 0 or not screen_of(terminal).interactive:
+            return
+        line = self._progress.finish(terminal._session.testscollected)
+        if line:
+            terminal.ensure_newline()
+            terminal.write_line(f"gpumem: {line}")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Gather the files that were skipped as a whole."""
@@ -235,7 +270,8 @@ class GpuMemPlugin:
 
             header = self._device_header if self.results else []
             if not self._listing:
-                circumstances = Circumstances(header, self._updates, self._origin(session))
+                origin, root = self._origin(session), Path(self.config.rootpath)
+                circumstances = Circumstances(header, self._updates, origin, root)
                 self._published = publish(self.results, self.settings, circumstances)
                 failed |= any(report.failed for report in self._published)
         if failed and session.exitstatus == pytest.ExitCode.OK:
@@ -268,6 +304,7 @@ class GpuMemPlugin:
         if self.results and not self._worker:
             from pytest_gpumem.plugin.terminal_summary import failure_lines
 
+            link = self._linker(terminalreporter)
             texts = failure_lines(
                 self.results.results(), screen_of(terminalreporter), terminalreporter.verbosity
             )
@@ -277,7 +314,9 @@ class GpuMemPlugin:
                     own_error = hasattr(report, BESIDE_ERROR)
                     if report.nodeid in texts and hasattr(report, "gpumem") and not own_error:
                         reports[index] = copy.copy(report)
-                        reports[index].longrepr = BriefRepr(texts[report.nodeid], report.longrepr)
+                        reports[index].longrepr = BriefRepr(
+                            texts[report.nodeid], report.longrepr, link
+                        )
         return (yield)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -294,6 +333,15 @@ class GpuMemPlugin:
 
             for line in github_lines(self.results, Path(self.config.rootpath)):
                 terminalreporter.write_line(line)
+
+    def _linker(self, terminalreporter: pytest.TerminalReporter) -> Callable[[str], str]:
+        """Return the function that makes links of source lines, where the terminal has links."""
+        from pytest_gpumem.report.terminal.hyperlinks import has_links, with_links
+
+        if not has_links(os.environ, interactive=screen_of(terminalreporter).interactive):
+            return str
+        root, editor = str(self.config.rootpath), self.settings.editor
+        return lambda text: with_links(text, root, editor)
 
     def _show_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         from pytest_gpumem.plugin.terminal_summary import (
@@ -336,9 +384,10 @@ class GpuMemPlugin:
             for line in lines.get(results[0].nodeid, ()):
                 terminalreporter.write_line(line.text, **STYLES[line.style])
             terminalreporter.write_line("")
+        link = self._linker(terminalreporter)
         for row in summary:
             for span in row:
-                terminalreporter.write(span.text, **STYLES[span.style])
+                terminalreporter.write(link(span.text), **STYLES[span.style])
             terminalreporter.write_line("")
 
     @pytest.hookimpl(optionalhook=True)

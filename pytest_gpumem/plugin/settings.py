@@ -7,6 +7,7 @@ that needs them.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -203,6 +204,13 @@ OPTIONS: Final = (
     ),
     Option("markdown", "write what failed, and every result, to this file as Markdown", "", "PATH"),
     Option(
+        "editor",
+        "source lines on the page, and in terminals that have links, open this editor: vscode, "
+        "cursor, zed, pycharm, or an address with {path} and {line}",
+        "",
+        "NAME|ADDRESS",
+    ),
+    Option(
         "github",
         "under GitHub Actions: auto (add the report to the job's summary, annotate the lines of "
         "tests that failed) or off",
@@ -273,6 +281,8 @@ class Settings(NamedTuple):
     """the name under which CI keeps the JSON report; "" where that is not known"""
     markdown: Path | None
     """where the report in Markdown is to be written"""
+    editor: str
+    """the address that opens a source line in an editor, with {path} and {line}; "" for none"""
     github: Literal["auto", "off"]
     against: str
     """the key of the device whose baselines tests are held to; "" is their own"""
@@ -569,6 +579,22 @@ def _read_patterns(patterns: str) -> tuple[str, ...]:
     return tuple(pattern.strip() for pattern in patterns.split(",") if pattern.strip())
 
 
+def _read_editor(editor: str) -> str:
+    """Return the address that opens a source line in an editor."""
+    from pytest_gpumem.report.editors import EDITORS
+
+    name = editor.strip()
+    if not name or name in EDITORS:
+        return EDITORS.get(name, "")
+    if re.fullmatch(r"[a-z][a-z0-9+.-]*:[^{}\s]*\{path\}[^{}\s]*\{line\}[^{}\s]*", name):
+        return name
+    raise SpecError(
+        editor,
+        "this is neither a known editor nor an address with {path} and {line}",
+        f"write {', '.join(EDITORS)}, or an address as {EDITORS['vscode']}",
+    )
+
+
 _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "all": _read_patterns,
     "card": _read_card,
@@ -576,6 +602,7 @@ _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "tolerance": _read_tolerance,
     "visible": _read_visible,
     "select_fits": lambda name: _read_card(name) if name.strip() else "",
+    "editor": _read_editor,
     "against": _read_against,
     "against_tolerance": _read_tolerance,
 }

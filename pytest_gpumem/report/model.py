@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 # At run time: msgspec reads the annotations.
 from pytest_gpumem.baselines.key import Key  # noqa: TC001
 from pytest_gpumem.judge.result import Result, count_kinds
+from pytest_gpumem.nodeids import module_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from pytest_gpumem.baselines.history import CommittedPeak
     from pytest_gpumem.baselines.store import UpdateSummary
     from pytest_gpumem.judge.verdict import Kind
 
@@ -62,6 +64,31 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class OwnOutcome:
+    """A phase of a marked test that ended without a verdict: by an error of the test's own."""
+
+    nodeid: str
+    word: str
+    """"failed", "error" (of a fixture), "skipped" or "xfailed", as pytest counts the test"""
+    message: str
+    """the error in one line, or the reason of a skip"""
+    text: str = ""
+    """the traceback, as pytest shows it"""
+    part: ClassVar[str] = ""
+    """as of a result: the outcome is the whole test's"""
+
+    @property
+    def module(self) -> str:
+        """The test's file, as pytest names it."""
+        return module_of(self.nodeid)
+
+    @property
+    def failed(self) -> bool:
+        """Whether pytest counts it as a failure or an error."""
+        return self.word in {"failed", "error"}
+
+
+@dataclass(frozen=True)
 class Report:
     """The results of a session, and its circumstances."""
 
@@ -80,8 +107,14 @@ class Report:
     origins: tuple[Origin, ...] = ()
     """of the sessions whose results these are: :attr:`Result.origin` is an index of it"""
 
-    histories: Mapping[Key, Sequence[int]] = field(default_factory=dict)
-    """peaks allocated that the tests' committed baselines have had, the oldest first, in bytes"""
+    histories: Mapping[Key, Sequence[CommittedPeak]] = field(default_factory=dict)
+    """peaks that the tests' committed baselines have had, the oldest first; not in JSON"""
+    own_outcomes: tuple[OwnOutcome, ...] = ()
+    """marked tests that failed, or were skipped, by their own code; not in JSON"""
+    editor: str = ""
+    """the address that opens a file in the reader's editor, with {path} and {line}; "" for none"""
+    root: str = ""
+    """the folder that relative names of files start from"""
 
     @property
     def counts(self) -> dict[Kind, int]:

@@ -123,9 +123,9 @@ def test_the_page_has_a_plot_and_a_row_a_commit(repository, gpumem):
 def test_the_pages_lines_have_the_peaks_of_committed_baselines(repository):
     key = Key("virtual-T4", "tests/test_a.py", "test_x[ä]")
     peaks = recent_peaks(repository / "baselines")
-    assert peaks[key] == [100 * MIB, 110 * MIB]
-    assert peaks[Key("virtual-T4", "tests/b/test_b.py", "test_b")] == [MIB]
-    assert recent_peaks(repository / "baselines", commits=1)[key] == [110 * MIB]
+    assert peaks[key] == [(100 * MIB, None), (110 * MIB, None)]
+    assert peaks[Key("virtual-T4", "tests/b/test_b.py", "test_b")] == [(MIB, None)]
+    assert recent_peaks(repository / "baselines", commits=1)[key] == [(110 * MIB, None)]
     assert recent_peaks(repository / "baselines", most_bytes=10) == {}
 
 

@@ -268,3 +268,93 @@ def test_the_baselines_course_is_recorded_the_same_each_time_and_drawn(suite, mo
     session = suite.run(OPTION, folders[0])
     assert "1 regressed" in session.out
     assert 'class="ghost"' not in page_of(suite).source
+
+
+OWN = """
+@pytest.fixture
+def broken():
+    raise ValueError("no such file")
+
+@pytest.fixture
+def untidy():
+    yield
+    raise ValueError("cannot be closed")
+
+@pytest.mark.gpu_memory(batch_size=4)
+def test_fits():
+    mib(100)
+
+@pytest.mark.gpu_memory(max_allocated_gib=0.1)
+def test_too_much():
+    mib(300)
+
+@pytest.mark.gpu_memory
+def test_wrong():
+    mib(10)
+    assert 1 + 1 == 3
+
+@pytest.mark.gpu_memory
+def test_without_its_fixture(broken):
+    mib(10)
+
+@pytest.mark.gpu_memory
+def test_untidy(untidy):
+    mib(10)
+
+@pytest.mark.gpu_memory
+@pytest.mark.xfail(reason="not yet")
+def test_not_yet():
+    mib(10)
+    raise ValueError
+
+@pytest.mark.gpu_memory
+@pytest.mark.skip(reason="too slow")
+def test_slow():
+    mib(10)
+
+@pytest.mark.gpu_memory(max_gib="many")
+def test_misdeclared():
+    mib(10)
+
+def test_unmarked():
+    assert False
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["here", "xdist"])
+def test_every_marked_test_is_listed_however_it_ended(suite, workers):
+    how = suite.run_warm if workers else suite.run
+    how(OPTION, *workers, source=OWN)
+    parsed = page_of(suite)
+    names = [re.sub(r"^.*::", "", name) for name in parsed.texts("a", class_="name")]
+    listed = sorted(zip(names, parsed.texts("td", class_="verdict"), strict=True))
+    assert listed == [
+        ("test_fits", "○ no baseline"),
+        ("test_misdeclared", "✕ error"),
+        ("test_not_yet", "✕ xfailed"),
+        ("test_slow", "○ skipped"),
+        ("test_too_much", "✕ over budget"),
+        ("test_untidy", "○ no baseline"),
+        ("test_untidy", "✕ error"),
+        ("test_without_its_fixture", "✕ error"),
+        ("test_wrong", "✕ failed"),
+    ]
+    causes = parsed.texts("span", class_="why")
+    assert "assert (1 + 1) == 3" in causes
+    assert "ValueError: no such file" in causes
+    assert "too slow" in causes
+
+
+def test_an_editor_that_is_none_is_refused(suite):
+    session = suite.run("--gpumem-editor=notepad", source=TWO)
+    assert session.ret == 4
+    assert "neither a known editor nor an address with {path} and {line}" in session.err
+
+
+def test_source_lines_open_in_the_editor_that_is_named(suite):
+    suite.run(OPTION, "--gpumem-editor=vscode", source=TWO)
+    links = {it.attributes["href"] for it in page_of(suite).all("a", class_="place")}
+    assert any(
+        re.fullmatch(rf"vscode://file{re.escape(str(suite.path))}/test_\w+\.py:\d+", link)
+        for link in links
+    )

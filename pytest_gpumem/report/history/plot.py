@@ -100,26 +100,32 @@ def round_ticks(lowest: int, highest: int, unit: int) -> list[float]:
     return [number * step * unit for number in range(first, last + 1)]
 
 
-def sparkline(levels: Sequence[int]) -> str:
+def sparkline(levels: Sequence[int], limit: int | None = None) -> str:
     """Return a small line of figures, the oldest on the left; "" of fewer than two.
 
-    Its lowest and highest figure take its whole height, unless they are within 1 % of each other:
-    noise is no mountain.
+    It stands on zero, and its whole height is the limit: a change is as high as it matters.
+
+    Args:
+        levels: bytes.
+        limit: the budget, in bytes; None: the highest figure has the whole height.
     """
     if len(levels) < 2:  # noqa: PLR2004 - a line has two ends
         return ""
     low, high = min(levels), max(levels)
-    spread = max(high - low, high // 100, 1)
+    top = max(high, limit or 0, 1)
     step = (SPARK_WIDTH - 4) / (len(levels) - 1)
     places = [
-        (2 + index * step, SPARK_HEIGHT - 3 - (SPARK_HEIGHT - 6) * (level - low) / spread)
+        (2 + index * step, SPARK_HEIGHT - 2 - (SPARK_HEIGHT - 4) * level / top)
         for index, level in enumerate(levels)
     ]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     x, y = places[-1]
     words = f"{len(levels)} figures, from {low / MIB:.2f} to {high / MIB:.2f} MiB"
+    if limit:
+        words += f", of {limit / MIB:.2f} MiB allowed"
     return (
         f'<svg class="spark" viewBox="0 0 {SPARK_WIDTH} {SPARK_HEIGHT}" role="img" '
-        f'aria-label="history: {words}"><polyline points="{path}"/>'
+        f'aria-label="history: {words}"><title>{words}</title><path class="floor" '
+        f'd="M0 {SPARK_HEIGHT - 0.5}H{SPARK_WIDTH}"/><polyline points="{path}"/>'
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2"/></svg>'
     )

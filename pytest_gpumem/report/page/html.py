@@ -15,23 +15,26 @@ import re
 import zlib
 from collections import Counter
 from functools import cache
+from html import unescape
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_gpumem.baselines.key import Key
 from pytest_gpumem.judge.breakdown_diff import provenance_text, site_name, site_rows
-from pytest_gpumem.judge.result import KEPT_SITES, hints_of, urgency
-from pytest_gpumem.judge.verdict import PEAKS, Kind
+from pytest_gpumem.judge.result import KEPT_SITES, SEVERITY, hints_of, urgency
+from pytest_gpumem.judge.verdict import PEAKS, Kind, beyond_tolerance
 from pytest_gpumem.nodeids import split_nodeid
 from pytest_gpumem.report.breakdown_rows import DeviceRows, device_rows
 from pytest_gpumem.report.card_matrix import TITLE as CARDS_TITLE
 from pytest_gpumem.report.card_matrix import card_matrix
-from pytest_gpumem.report.causes import cause_lines, short_cause
+from pytest_gpumem.report.causes import cause_lines, row_cause, short_cause
 from pytest_gpumem.report.compared import comparison_sentences, tells_more_than_table
+from pytest_gpumem.report.editors import editor_address
 from pytest_gpumem.report.history.plot import sparkline
 from pytest_gpumem.report.page import timeline_svg
 from pytest_gpumem.report.page.icicle import draw_icicle
 from pytest_gpumem.report.page.timeline_svg import LimitLine, RefusedRequest
-from pytest_gpumem.report.terminal.failure_text import circumstances, shortage_facts
+from pytest_gpumem.report.terminal.failure_text import circumstances
 from pytest_gpumem.report.terminal.summary_table import budget_cell, change_cell, peak_cells
 from pytest_gpumem.report.terminal.toolchain_lead import moved_together
 from pytest_gpumem.report.terminal.update_text import update_summary
@@ -43,11 +46,12 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
+    from pytest_gpumem.baselines.history import CommittedPeak
     from pytest_gpumem.judge.causes import HeldLine
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.judge.verdict import Comparison
     from pytest_gpumem.measurement import Attribution, Category, Stayed
-    from pytest_gpumem.report.model import Report
+    from pytest_gpumem.report.model import OwnOutcome, Report
     from pytest_gpumem.report.page.icicle import Icicle
     from pytest_gpumem.report.page.timeline_svg import Drawing
 
@@ -64,14 +68,21 @@ MOST_ICICLES = 3000
 """results with moved lines that are drawn by module, the same first: each takes 0.2 ms"""
 MOST_SITES = 12
 """source lines that a section lists, of each device"""
-MOST_CAUSES = 5
-"""failures that the page begins with, each with its cause"""
+MOST_OPEN = 3
+"""failures whose sections are open when the page is: the first ones"""
 MOST_SECTION_CAUSES = 3
 """causes that a section begins with; its table has all lines"""
 PACK = 100_000
 """characters of sections that are packed together, at least"""
 
+COLUMNS = ("device", "batch", "allocated", "reserved", "change", "budget")
+"""columns of the table between a test's name and its verdict"""
+
+FULL = 100
+"""percent"""
 _FIGURE = re.compile(r"[+-]?\d+(?:\.\d+)?")
+_PLACE = re.compile(r'<span class="place">([^<]+):(\d+)</span>')
+"""a source line in a section; what comes from outside has no "<" there"""
 
 
 class DeviceSection(NamedTuple):
@@ -88,14 +99,77 @@ class DeviceSection(NamedTuple):
     """its lines by module, where they differ from the baseline's"""
 
 
+class OwnEntry(NamedTuple):
+    """A test without a verdict with its place in the page: its own code failed, or skipped it."""
+
+    anchor: str
+    """the id of its section"""
+    outcome: OwnOutcome
+    rank: float
+    opened: bool = False
+    """whether its section is open when the page is"""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it failed the session."""
+        return self.outcome.failed
+
+    @property
+    def word(self) -> str:
+        """The outcome, as pytest names it."""
+        return self.outcome.word
+
+    @property
+    def cause(self) -> str:
+        """The error's first line, or the reason of the skip."""
+        return self.outcome.message
+
+    @property
+    def keeper(self) -> str:
+        """Nothing: it is of memory."""
+        return ""
+
+    @property
+    def why(self) -> str:
+        """What its row says below its name."""
+        return self.outcome.message
+
+    @property
+    def group(self) -> str:
+        """The failures that it stands with."""
+        return "by an error of the test's own"
+
+    @property
+    def mark(self) -> str:
+        """A character beside the word, for readers without colours."""
+        return "✕" if self.failed or self.word == "xfailed" else "○"
+
+    @property
+    def tone(self) -> str:
+        """The class of its colour."""
+        return "bad" if self.failed else "open"
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """The row of the table, without figures."""
+        return dict.fromkeys(COLUMNS, "")
+
+    @property
+    def sort_keys(self) -> list[str | float | None]:
+        """The keys by which the table's columns are sorted; None goes last."""
+        return [printable(self.outcome.nodeid), "", *([None] * (len(COLUMNS) - 1)), self.rank]
+
+
 class Entry(NamedTuple):
     """A result with its place in the page."""
 
     anchor: str
     """the id of its section, which later pages give the same test"""
     result: Result
-    rank: int
+    rank: float
     """of its verdict: the lower, the more urgent"""
+    opened: bool = False
+    """whether its section is open when the page is"""
     drawn: bool = False
     """whether its timelines are drawn"""
     explained: bool = False
@@ -117,6 +191,34 @@ class Entry(NamedTuple):
     def cause(self) -> str:
         """Why it failed, in one line."""
         return short_cause(self.result)
+
+    @property
+    def why(self) -> str:
+        """The line that failed it, for below its name: its figures have columns of their own."""
+        if not self.failed:
+            return ""
+        return "; ".join(filter(None, (row_cause(self.result), self.keeper)))
+
+    @property
+    def headline(self) -> str:
+        """The verdict in a sentence, without the line that the causes below begin with."""
+        verdict = self.result.verdict
+        if verdict.lead is None or verdict.lead.kind != "line":
+            return verdict.headline
+        return verdict.headline.replace(f"{verdict.lead.sentence}; ", "", 1)
+
+    @property
+    def beyond(self) -> bool:
+        """Whether the change is beyond what the test allows: only then it has a colour."""
+        row = self.result.leading_comparison
+        return row is not None and bool(beyond_tolerance([row]))
+
+    @property
+    def limit(self) -> int | None:
+        """The tightest budget of its memory, in bytes; None without one."""
+        rows = self.result.verdict.comparisons
+        budgets = [row.budget for row in rows if row.budget is not None and row.peak in PEAKS]
+        return min(budgets, default=None)
 
     @property
     def keeper(self) -> str:
@@ -243,17 +345,16 @@ def page(report: Report, *, when: str = "") -> str:
         report: the session's.
         when: date and time of the session, as the page's head says it.
     """
-    entries = _ranked_entries(report.results)
+    entries = _all_entries(report)
     parts: Any = _template_environment().get_template("parts.html.j2").module
-    rows = [
-        row_html(entry, str(parts.name(entry.result)), history_of(entry.result, report.histories))
-        for entry in entries
-    ]
+    rows = [_row(entry, parts, report) for entry in entries]
     few = len(entries) <= MOST_SECTIONS
     shown = [entry for entry in entries if entry.failed or few][:MOST_SECTIONS]
-    sections = {entry.anchor: str(parts.section(entry)) for entry in shown}
+    sections = {entry.anchor: _section(entry, parts, report) for entry in shown}
     packs, places = _packed_sections(
-        parts, [entry for entry in entries if entry.anchor not in sections]
+        (entry.anchor, _section(entry, parts, report))
+        for entry in entries
+        if entry.anchor not in sections
     )
     index = [
         {
@@ -277,12 +378,14 @@ def page(report: Report, *, when: str = "") -> str:
         .render(
             report=report,
             causes=causes,
+            entries=entries,
             failures=[entry for entry in entries if entry.failed],
-            most_causes=MOST_CAUSES,
             remarks=[remark for remark in _remarks(report) if remark not in causes],
             when=when,
             counts=[_Count(word, number, tone) for (word, tone), number in counter.items()],
             devices=len({result.device_key for result in report.results}),
+            batches=any(result.batch_size is not None for result in report.results),
+            modules=_modules(report),
             matrix=card_matrix(report.results),
             most_rows=MOST_ROWS,
             rows=_markup("".join(rows[:MOST_ROWS])),
@@ -311,9 +414,31 @@ def _remarks(report: Report) -> list[str]:
 
 def anchor(result: Result) -> str:
     """Return the id of a result's section: the same in every page, whatever else is in it."""
-    key = f"{result.nodeid}\0{result.part}\0{result.device_key}"
-    digest = hashlib.sha256(key.encode("utf-8", "backslashreplace")).hexdigest()
-    return f"t-{digest[:12]}"
+    return f"t-{digest_of(result.nodeid, result.part, result.device_key)}"
+
+
+def digest_of(*names: str) -> str:
+    """Return letters that stand for names."""
+    joined = "\0".join(names).encode("utf-8", "backslashreplace")
+    return hashlib.sha256(joined).hexdigest()[:12]
+
+
+def _all_entries(report: Report) -> list[Entry | OwnEntry]:
+    """Return the rows of the table in their order: results, and tests that got no verdict."""
+    entries: list[Entry | OwnEntry] = [*_ranked_entries(report.results)]
+    kinds = len(SEVERITY)
+    ranks = {"failed": kinds - 0.5, "error": kinds - 0.4, "xfailed": 2 * kinds - 0.5}
+    taken: Counter[str] = Counter()
+    for outcome in report.own_outcomes:
+        name = f"own-{digest_of(outcome.nodeid)}"
+        taken[name] += 1
+        name = name if taken[name] == 1 else f"{name}-{taken[name]}"
+        entries.append(OwnEntry(name, outcome, ranks.get(outcome.word, 3 * kinds)))
+    entries.sort(key=lambda entry: entry.rank)
+    first = [place for place, entry in enumerate(entries) if entry.failed][:MOST_OPEN]
+    for place in first:
+        entries[place] = entries[place]._replace(opened=True)
+    return entries
 
 
 def _ranked_entries(results: Sequence[Result]) -> list[Entry]:
@@ -405,15 +530,36 @@ class _Count(NamedTuple):
     tone: str
 
 
-def _packed_sections(parts: Any, entries: Iterable[Entry]) -> tuple[list[str], dict[str, int]]:  # noqa: ANN401 - a template's macros
+def _modules(report: Report) -> list[str]:
+    """Return the files of the tests, each once."""
+    modules = [result.module for result in report.results]
+    return list(dict.fromkeys([*modules, *(outcome.module for outcome in report.own_outcomes)]))
+
+
+def _row(entry: Entry | OwnEntry, parts: Any, report: Report) -> str:  # noqa: ANN401 - a template's macros
+    """Return an entry's row of the table."""
+    if isinstance(entry, OwnEntry):
+        return row_html(entry, str(parts.name(entry.outcome)))
+    history = history_of(entry.result, report.histories)
+    return row_html(entry, str(parts.name(entry.result)), history)
+
+
+def _section(entry: Entry | OwnEntry, parts: Any, report: Report) -> str:  # noqa: ANN401 - a template's macros
+    """Return an entry's section, its source lines as links where an editor is named."""
+    own = isinstance(entry, OwnEntry)
+    section = str(parts.own_section(entry) if own else parts.section(entry))
+    return with_links(section, report.editor, report.root)
+
+
+def _packed_sections(sections: Iterable[tuple[str, str]]) -> tuple[list[str], dict[str, int]]:
     """Return packs of sections, and the number of its pack by each section's id."""
     packs: list[str] = []
     places: dict[str, int] = {}
     waiting: dict[str, str] = {}
     length = 0
-    for entry in entries:
-        section = waiting[entry.anchor] = str(parts.section(entry))
-        places[entry.anchor] = len(packs)
+    for name, section in sections:
+        waiting[name] = section
+        places[name] = len(packs)
         length += len(section)
         if length >= PACK:
             packs.append(_packed(waiting))
@@ -454,7 +600,6 @@ def _template_environment() -> Environment:
         circumstances=circumstances,
         hints_of=hints_of,
         cards_title=CARDS_TITLE,
-        shortage_facts=shortage_facts,
         provenance_text=provenance_text,
         most_sites=MOST_SITES,
         most_drawn=MOST_DRAWN,
@@ -518,7 +663,9 @@ def comparisons_table(rows: Sequence[Comparison], measured: str) -> Markup:
             size_cell(row.measured, measured),
         ]
         if baselines:
-            cells += [difference_cell(row.difference), size_cell(row.allowance, "tolerance")]
+            beyond = bool(beyond_tolerance([row]))
+            cells.append(difference_cell(row.difference, coloured=beyond))
+            cells.append(size_cell(row.allowance, "tolerance"))
         lines.append(f'<tr><th scope="row">{row.title}{device}</th>{"".join(cells)}</tr>')
     return _markup(
         '<div class="scroll"><table class="figures cards" aria-label="Peaks beside their limits">'
@@ -527,17 +674,22 @@ def comparisons_table(rows: Sequence[Comparison], measured: str) -> Markup:
     )
 
 
-def history_of(result: Result, histories: Mapping[Key, Sequence[int]]) -> list[int]:
-    """Return the peaks of a test's baselines, and at the end the measured one where it differs."""
+def history_of(result: Result, histories: Mapping[Key, Sequence[CommittedPeak]]) -> list[int]:
+    """Return the peaks of a test's baselines, and at the end the measured one where it differs.
+
+    They begin where the test took the batch size that it has: others are of another step.
+    """
     if not histories or result.measurement is None:
         return []
     key = Key(result.device_key, *split_nodeid(result.nodeid), result.part)
-    levels = list(histories.get(key, ()))
+    peaks = histories.get(key, ())
+    same = list(takewhile(lambda peak: peak.batch_size == result.batch_size, reversed(peaks)))
+    levels = [peak.allocated for peak in reversed(same)]
     measured = result.measurement.peak_allocated
     return levels if levels[-1:] == [measured] or not levels else [*levels, measured]
 
 
-def row_html(entry: Entry, name: str, history: Sequence[int] = ()) -> str:
+def row_html(entry: Entry | OwnEntry, name: str, history: Sequence[int] = ()) -> str:
     """Return a result's row of the table: of ten thousand rows a template is slow.
 
     Args:
@@ -547,23 +699,24 @@ def row_html(entry: Entry, name: str, history: Sequence[int] = ()) -> str:
     """
     from markupsafe import escape
 
-    cells = entry.cells
     figures = []
-    for title, cell in cells.items():
+    for title, cell in entry.cells.items():
+        text = escape(printable(cell))
         if title == "device":
-            figures.append(f'<td role="cell" class="device">{escape(printable(cell))}</td>')
+            figures.append(f'<td role="cell" class="device">{text}</td>')
             continue
-        kind = " batch" if title == "batch" else ""
-        if title == "change":
-            kind = {"+": " up", "-": " down"}.get(cell[:1], "")
-            spark = sparkline(history)
-        inner = f"{spark if title == 'change' else ''}{escape(printable(cell))}"
-        label = f' data-label="{title}"' if cell or title not in {"batch", "budget"} else ""
+        kind = f" {title}" if title in {"batch", "change", "budget"} else ""
+        label = f' data-label="{title}"' if cell else ""
+        inner = str(text)
+        if title == "change" and isinstance(entry, Entry):
+            way = {"+": " up", "-": " down"}.get(cell[:1], "") if entry.beyond else ""
+            spark = sparkline(history, entry.limit)
+            inner = f'{spark}<span class="move{way}">{text}</span>'
+        elif title == "budget" and isinstance(entry, Entry):
+            inner = f"{text}{_meter(cell)}"
         figures.append(f'<td role="cell" class="n{kind}"{label}>{inner}</td>')
-    why = ""
-    if entry.failed:
-        words = "; ".join(filter(None, (entry.cause, entry.keeper)))
-        why = f'<span class="why">{escape(printable(words))}</span>'
+    words = printable(entry.why)
+    why = f'<span class="why">{escape(words)}</span>' if words else ""
     failed = ' class="failed"' if entry.failed else ""
     row = "\n".join(figures)
     return (
@@ -574,9 +727,46 @@ def row_html(entry: Entry, name: str, history: Sequence[int] = ()) -> str:
     )
 
 
-def difference_cell(nbytes: int | None, label: str = "difference") -> Markup:
+def _meter(cell: str) -> str:
+    """Return a bar as long as the share of a budget that is used; "" of a cell without one."""
+    share = _FIGURE.search(cell)
+    if share is None:
+        return ""
+    percent = float(share[0])
+    kind = "over" if percent > FULL or cell.startswith(">") else "used"
+    return (
+        '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect class="{kind}" width="{min(percent, FULL):.0f}" height="8"/></svg>'
+    )
+
+
+def with_links(section: str, editor: str, root: str) -> str:
+    """Return a section whose source lines are links that open the reader's editor.
+
+    Args:
+        section: its markup, of this module's templates.
+        editor: the address, with {path} and {line}; "" leaves the section as it is.
+        root: the folder that relative names of files start from.
+    """
+    if not editor:
+        return section
+    from markupsafe import escape
+
+    def link(match: re.Match[str]) -> str:
+        name, line = unescape(match[1]), int(match[2])
+        address = editor_address(editor, name, line, root)
+        if not address:
+            return match[0]
+        return f'<a class="place" href="{escape(address)}">{match[1]}:{line}</a>'
+
+    return _PLACE.sub(link, section)
+
+
+def difference_cell(
+    nbytes: int | None, label: str = "difference", *, coloured: bool = True
+) -> Markup:
     """Return the cell of a difference, with the way that it goes as its class."""
-    way = "" if not nbytes else " up" if nbytes > 0 else " down"
+    way = "" if not nbytes or not coloured else " up" if nbytes > 0 else " down"
     title = "" if nbytes is None else f' title="{nbytes:+,} B"'
     words = "0" if nbytes == 0 else signed_size(nbytes)
     return _markup(f'<td data-label="{label}" class="n{way}"{title}>{words}</td>')

@@ -22,6 +22,7 @@ from helpers.noted import noted
 from helpers.sample_report import EVIL, MODULE, attribution, entry, many, measured, result, sample
 from helpers.terminal_results import grown
 
+from pytest_gpumem.baselines.history import CommittedPeak
 from pytest_gpumem.baselines.key import Key
 from pytest_gpumem.judge.breakdown_diff import site_rows
 from pytest_gpumem.judge.result import SEVERITY, urgency
@@ -35,10 +36,10 @@ from pytest_gpumem.measurement import (
     Stayed,
     Timeline,
 )
-from pytest_gpumem.report.causes import short_cause
-from pytest_gpumem.report.model import Report
+from pytest_gpumem.report.history.plot import SPARK_HEIGHT, sparkline
+from pytest_gpumem.report.model import OwnOutcome, Report
 from pytest_gpumem.report.page import html, timeline_svg
-from pytest_gpumem.report.page.html import MOST_CAUSES, anchor, page
+from pytest_gpumem.report.page.html import MOST_OPEN, anchor, page
 from pytest_gpumem.sizes import MIB
 
 pytest.importorskip("jinja2", reason="pip install 'pytest-gpumem[html]'")
@@ -93,29 +94,100 @@ def test_head_says_device_date_and_remarks(parsed):
     assert "2 skipped: needs 4 devices, <b>this machine</b> has 1" in head
 
 
-def test_it_begins_with_what_failed_and_why(parsed):
-    (failures,) = parsed.texts("ol", class_="failures")
-    causes = [short_cause(it) for it in sorted(sample().results, key=urgency)[:4]]
-    places = [failures.index(" ".join(cause.split())) for cause in causes]
-    assert places == sorted(places)
+def test_its_table_begins_with_what_failed_and_why(parsed):
+    causes = parsed.texts("span", class_="why")
+    assert causes == [
+        f"asked for at {MODULE}:31 in step",
+        "torch 2.14.0+cu130 -> 2.15.0+cu132, CUDA 13.0 -> 13.2",
+        "parameters +237.50 MiB at src/model.py:41 (GPT.__init__)",
+    ]
     failed = [f"#{anchor(it)}" for it in sorted(sample().results, key=urgency)[:4]]
-    links = [it.attributes["href"] for it in parsed.all("a", class_="failure")]
-    assert links == failed
+    links = [it.attributes["href"] for it in parsed.all("a", class_="name")]
+    assert links[:4] == failed
     (session,) = parsed.texts("details", class_="session")
     assert "2 skipped: " in session
     assert "baselines on virtual-T4: 8 of 10 compared" in session
+
+
+def test_the_sentence_of_a_failure_stands_once(parsed):
+    (main,) = parsed.texts("main")
+    (head,) = parsed.texts("header", class_="page")
+    failed = [it for it in sample().results if it.verdict.failed]
+    findings = [it.verdict.headline.rpartition("; ")[2] for it in failed]
+    assert len(set(findings)) > 2
+    for finding in findings:
+        assert main.count(finding) == findings.count(finding)
+        assert finding not in head
+
+
+def test_details_are_open_of_the_first_failures_alone(parsed):
+    details = [it for it in parsed.all("details") if it.attributes.get("class") is None]
+    opened = ["open" in it.attributes for it in details]
+    assert opened == [True] * MOST_OPEN + [False] * (len(sample().results) - MOST_OPEN)
+    fine = Page(page(Report(tuple(many(5)))))
+    assert not any("open" in it.attributes for it in fine.all("details"))
+
+
+def test_a_change_has_a_colour_where_it_is_beyond_its_tolerance_alone():
+    plain = attribution()
+    grown_little = entry(attribution(scale=0.9995))
+    small = result("test_little", measured(plain), Lookup(grown_little))
+    assert small.word == "ok"
+    parsed = Page(page(Report((small, *sample().results))))
+    moves = [it for it in parsed.all("span", class_="move") if "+" in "".join(it.text)]
+    ways = {"".join(it.text): it.attributes["class"] for it in moves}
+    assert ways.pop("+3.26 (+0.1%)") == "move"
+    assert set(ways.values()) == {"move up"}
+
+
+def own(word, name="test_loss", text="the <b>traceback</b>"):
+    """A test that ended without a verdict."""
+    return OwnOutcome(f"{MODULE}::{name}", word, f"{word} because x < 3", text)
+
+
+def test_tests_that_got_no_verdict_are_listed_too():
+    outcomes = (own("failed"), own("error"), own("skipped", "test_b", ""), own("xfailed", "test_c"))
+    parsed = Page(page(replace(sample(), own_outcomes=outcomes)))
+    verdicts = parsed.texts("td", class_="verdict")
+    assert verdicts[3:6] == ["✕ regressed", "✕ failed", "✕ error"]
+    assert verdicts[6:8] == ["✕ regressed (xfail)", "✕ xfailed"]
+    assert verdicts[-1] == "○ skipped"
+    assert len(verdicts) == len(sample().results) + 4
+    (counts,) = parsed.texts("ul", class_="counts")
+    assert "1 failed" in counts
+    assert "1 error" in counts
+    assert "failed because x < 3" in parsed.texts("span", class_="why")
+    assert any("the <b>traceback</b>" in it for it in parsed.texts("pre"))
+    assert [it["failed"] for it in index_of(parsed)][:7] == [True] * 6 + [False]
+    assert len(set(parsed.ids)) == len(parsed.ids)
+
+
+def test_a_page_of_tests_without_verdicts_alone_is_whole():
+    parsed = Page(page(Report(own_outcomes=(own("failed"),))))
+    assert parsed.texts("td", class_="verdict") == ["✕ failed"]
+    assert "1 result" in parsed.texts("header", class_="page")[0]
+
+
+def test_source_lines_are_links_where_an_editor_is_named(tmp_path):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/model.py").write_text("")
+    report = replace(sample(), editor="vscode://file{path}:{line}", root=str(tmp_path))
+    parsed = Page(page(report))
+    links = {it.attributes["href"] for it in parsed.all("a", class_="place")}
+    assert f"vscode://file{tmp_path}/src/model.py:88" in links
+    assert all("/src/model.py:" in link for link in links)  # other files are not there
+    assert Page(page(sample())).all("a", class_="place") == []
 
 
 def test_failures_of_one_cause_are_told_as_one():
     moved = tuple(grown(f"test_{i}") for i in range(7))
     (head,) = Page(page(Report(moved))).texts("header", class_="page")
     assert "7 of 7 failures share model.py:29 (Tiny.forward): activations +250.00 MiB" in head
-    assert f"and {7 - MOST_CAUSES} more failures in the table" in head
 
 
 def test_a_row_has_the_figures_of_the_terminals_table(parsed):
     (row,) = [it for it in parsed.texts("tr") if it.startswith(f"{MODULE}::test_gpt2_large")]
-    assert "out of memory: needs 7400.00 MiB, does not fit in max_gib=4" in row
+    assert f"asked for at {MODULE}:31 in step" in row
     assert row[row.index("in step") :].split()[2:] == [
         *("virtual-T4", "8", "7368.73", "7400.00", "+847.73", "(+13.0%)", "181%"),
         *("✕", "out", "of", "memory"),
@@ -133,8 +205,8 @@ def test_a_failures_row_and_section_have_its_cause_and_its_keeper():
     parsed = Page(page(Report((kept("test_x"),))))
     (why,) = parsed.texts("span", class_="why")
     assert (
-        "activations +250.00 MiB at model.py:29 (Tiny.forward); kept by local variable best "
-        "(train.py:11), step 1" in why
+        why == "activations +250.00 MiB at model.py:29 (Tiny.forward); kept by local variable best "
+        "(train.py:11), step 1"
     )
     (causes,) = parsed.texts("ul", class_="causes")
     assert causes.startswith("+250.00 MiB activations model.py:29 in Tiny.forward")
@@ -182,11 +254,35 @@ def test_tests_on_several_cards_have_a_table_of_them():
 
 def test_a_row_has_the_history_of_its_baselines():
     moved, still = result("test_a", measured(attribution(layers=1))), grown("test_b")
-    module, test = MODULE, "test_a"
-    histories = {Key("virtual-T4", module, test): [100 * MIB, 120 * MIB]}
+    peaks = [CommittedPeak(100 * MIB, 8), CommittedPeak(120 * MIB, 8)]
+    histories = {Key("virtual-T4", MODULE, "test_a"): peaks}
     parsed = Page(page(Report((moved, still), histories=histories)))
     (line,) = parsed.all("svg", class_="spark")
     assert line.attributes["aria-label"].startswith("history: 3 figures, from 100.00 to ")
+
+
+def test_a_history_begins_where_its_batch_size_does():
+    one = result("test_a", measured(attribution(layers=1)))
+    peaks = [CommittedPeak(50 * MIB, 8), CommittedPeak(900 * MIB, 4), CommittedPeak(120 * MIB, 8)]
+    levels = html.history_of(one, {Key("virtual-T4", MODULE, "test_a"): peaks})
+    assert levels == [120 * MIB, one.measurement.peak_allocated]
+
+
+def heights(markup):
+    """The heights above its floor of the points of a small line."""
+    points = re.search(r'points="([^"]+)"', markup)[1].split()
+    return [SPARK_HEIGHT - 2 - float(point.split(",")[1]) for point in points]
+
+
+def test_a_small_line_is_as_high_as_its_part_of_the_budget():
+    full = SPARK_HEIGHT - 4
+    low, high = heights(sparkline([1000 * MIB, 1004 * MIB], limit=4016 * MIB))
+    assert (low, high) == (pytest.approx(full / 4, abs=0.1), pytest.approx(full / 4, abs=0.1))
+    # Without a budget zero is its floor: four thousandths are no mountain.
+    low, high = heights(sparkline([1000 * MIB, 1004 * MIB]))
+    assert (low, high) == (pytest.approx(full, abs=0.1), pytest.approx(full, abs=0.1))
+    low, high = heights(sparkline([1000 * MIB, 2000 * MIB]))
+    assert (low, high) == (pytest.approx(full / 2, abs=0.1), pytest.approx(full, abs=0.1))
 
 
 def test_ids_are_unique_and_every_link_has_its_target(parsed):
@@ -288,8 +384,8 @@ def test_nothing_is_set_beside_a_baseline_that_was_not_compared_with(parsed):
 
 def test_out_of_memory_tells_what_was_held_and_what_is_needed(parsed):
     told = section(sample(), "test_gpt2_large", parsed)
-    assert "held 3987.00 MiB allocated, 4080.00 MiB reserved" in told
-    assert "asked for 512.00 MiB more" in told
+    assert "512.00 MiB more asked for with 3987.00 MiB allocated, 4080.00 MiB reserved" in told
+    assert f"refused at {MODULE}:31 in step" in told
     assert "budget baseline needed difference" in told
 
 

@@ -139,7 +139,7 @@ def test_the_keyboard_alone_sorts_filters_and_opens(show):
     assert len(shown.column(0)) == 10
     shown.tab.focus("#rows a")
     press("Enter")
-    shown.tab.wait_for_selector("section.result h3:focus")
+    shown.tab.wait_for_selector("section.result summary:focus")
     assert shown.focused == f"{shown.sections[0]}-name"
 
 
@@ -187,11 +187,11 @@ def test_a_name_leads_to_its_section_which_is_unpacked_for_it(show):
     shown.tab.fill("#search", "model-123-")
     shown.tab.click("#rows a")
     shown.tab.wait_for_selector("section.result >> nth=10")
-    heading = shown.tab.inner_text("section.result h3:focus")
+    heading = shown.tab.inner_text("section.result summary:focus h3")
     assert "test_step[model-123-fp16]" in heading
-    assert shown.tab.locator("section.result:has(h3:focus)").is_visible()
+    assert shown.tab.locator("section.result:has(summary:focus)").is_visible()
     assert 0 <= shown.ask("document.activeElement.getBoundingClientRect().top") < 800
-    shown.tab.click("section.result:has(h3:focus) a.back")
+    shown.tab.click("section.result:has(summary:focus) a.back")
     assert shown.ask("location.hash") == "#tests"
     assert shown.column(0) != []
 
@@ -229,7 +229,7 @@ def test_markup_in_names_is_inert_wherever_it_is_shown(show, name):
         + " (<img src=x onerror=alert(2)>)"
     )
     shown.tab.click("#rows a")
-    shown.tab.wait_for_selector("section.result h3:focus")
+    shown.tab.wait_for_selector("section.result summary:focus")
     assert shown.ask("document.querySelectorAll('img').length") == 0
     assert shown.ask("document.querySelectorAll('body script:not([type])').length") == 1
 
@@ -325,6 +325,34 @@ def test_a_phone_needs_no_sideways_scrolling_and_hides_no_figure(show, name):
             f"getComputedStyle(document.querySelector('#rows td[data-label={word}]'), "
             "'::before').content"
         ).startswith(f'"{word}')
+
+
+def test_on_a_phone_a_change_is_one_line(show):
+    shown = show("sample", PHONE, has_touch=True, is_mobile=True)
+    heights = shown.tab.eval_on_selector_all(
+        "#rows td.change", "cells => cells.map(cell => cell.getBoundingClientRect().height)"
+    )
+    assert len(heights) == len(sample().results)
+    assert max(heights) < 2 * min(heights)
+
+
+def test_an_open_section_is_closed_by_its_head_and_opened_by_its_name(show):
+    shown = show()
+    first = shown.tab.locator("section.result").first
+    assert first.locator(".headline").is_visible()
+    first.locator("summary").click()
+    assert first.locator(".headline").is_hidden()
+    shown.tab.click("#rows a >> nth=0")
+    first.locator(".headline").wait_for(state="visible")
+    last = shown.tab.locator("section.result").last
+    assert last.locator(".headline").is_hidden()
+    shown.tab.click("#rows a >> nth=-1")
+    last.locator(".headline").wait_for(state="visible")
+
+
+def test_a_page_of_few_failures_is_short(show):
+    """Of 12 results four failed: it was 21,000 px long with all details open."""
+    assert show().ask("document.documentElement.scrollHeight") < 9_000
 
 
 def test_a_thousand_tests_are_few_elements_until_more_are_asked_for(show):

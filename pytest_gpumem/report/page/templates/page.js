@@ -375,6 +375,7 @@
         at("sections").insertBefore(section, next ?? null);
       }
     }
+    section.querySelector("details").open = true;
     section.scrollIntoView();
     at(`${entry.id}-name`).focus({ preventScroll: true });
   };

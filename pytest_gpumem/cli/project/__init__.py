@@ -1,0 +1,1 @@
+"""Files that ``gpumem init`` writes into a project."""

@@ -1,0 +1,35 @@
+"""Outcomes of marked tests that a test's own code decided: failures, errors and skips."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.plugin.suites.hidden_skips import skip_reason
+from pytest_gpumem.report.model import OwnOutcome
+
+if TYPE_CHECKING:
+    import pytest
+
+MOST_TEXT: Final = 4000
+"""characters of a traceback that are kept, its last"""
+
+
+def own_outcome(report: pytest.TestReport) -> OwnOutcome | None:
+    """Return the outcome of a phase that the test's own code decided; None of a rerun.
+
+    Args:
+        report: pytest's, of a phase that did not pass.
+    """
+    nodeid = getattr(report, "gpumem_nodeid", report.nodeid)
+    if report.skipped:
+        if hasattr(report, "wasxfail"):
+            return OwnOutcome(nodeid, "xfailed", report.wasxfail)
+        return OwnOutcome(nodeid, "skipped", skip_reason(report.longrepr))
+    if not report.failed:  # pytest-rerunfailures tries it once more
+        return None
+    text = report.longreprtext
+    crash = getattr(report.longrepr, "reprcrash", None)
+    message = crash.message if crash is not None else text
+    lines = [line for line in message.splitlines() if line.strip()]
+    word = "failed" if report.when == "call" else "error"
+    return OwnOutcome(nodeid, word, lines[0].strip() if lines else "", text[-MOST_TEXT:])
