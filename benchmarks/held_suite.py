@@ -22,6 +22,7 @@ import resource
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +38,8 @@ class Library(NamedTuple):
     """A library with a part of its suite."""
 
     tests: tuple[str, ...]
+    select: str
+    """pytest's -k: torch.compile and gradcheck take minutes, with a GPU or without"""
     cpu: tuple[str, ...]
     """words before pytest's that have it run on the CPU"""
     gpu: tuple[str, ...]
@@ -55,6 +58,7 @@ class Library(NamedTuple):
 LIBRARIES = {
     "kornia": Library(
         ("tests/filters/test_filters.py", "tests/filters/test_sobel.py"),
+        "not dynamo and not gradcheck",
         ("KORNIA_TEST_DEVICE=cpu",),
         ("KORNIA_TEST_DEVICE=cuda",),
         "pyproject.toml",
@@ -71,6 +75,7 @@ LIBRARIES = {
             *("tests/losses/test_arcface_loss.py", "tests/losses/test_multi_similarity_loss.py"),
             *("tests/miners", "tests/reducers", "tests/regularizers", "tests/distances"),
         ),
+        "",
         ("TEST_DEVICE=cpu",),
         ("TEST_DEVICE=cuda",),
         "pytest.ini",
@@ -100,11 +105,10 @@ class Suite:
         folder: a copy that may be changed.
         library: the library.
         python: an interpreter that has all it needs.
-        select: pytest's expression of tests, "" for all.
     """
 
-    def __init__(self, folder: Path, library: Library, python: Path, select: str) -> None:
-        self.folder, self.library, self.python, self.select = folder, library, python, select
+    def __init__(self, folder: Path, library: Library, python: Path) -> None:
+        self.folder, self.library, self.python = folder, library, python
         self.settings = folder / library.settings
         if not self.settings.exists():
             self.settings.write_text(f"{library.head}\n", encoding="utf-8")
@@ -116,7 +120,7 @@ class Suite:
         environment |= dict(word.split("=", 1) for word in words)
         environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(self.folder), "COLUMNS": "200"}
         command = [str(self.python), "-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider"]
-        command += ["-k", self.select] if self.select else []
+        command += ["-k", self.library.select] if self.library.select else []
         before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
         done = subprocess.run(
             [*command, *options, *self.library.tests],
@@ -131,6 +135,7 @@ class Suite:
         found = re.findall(r"^=* ?(\d+ .*?) in [\d.]+s", done.stdout, re.MULTILINE)
         if not found:
             raise SystemExit(done.stdout[-3000:])
+        print(f"{seconds:.1f} s: {options} {found[-1]}", file=sys.stderr, flush=True)
         counts = re.sub(r", \d+ (?:warnings?|deselected)", "", found[-1])
         return Outcome(seconds, counts, done.stdout)
 
@@ -199,7 +204,6 @@ def main() -> None:
     parser.add_argument("folders", nargs="+", metavar="LIBRARY=FOLDER")
     parser.add_argument("--python", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--select", default="", help="pytest's -k, for a trial")
     arguments = parser.parse_args()
     text = [
         "Suites of other libraries, held by one line (gpumem_all = true)",
@@ -211,13 +215,15 @@ def main() -> None:
             copy = Path(place, name)
             shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(".git", "baselines"))
             python = arguments.python.absolute()
-            suite = Suite(copy, LIBRARIES[name], python, arguments.select)
+            suite = Suite(copy, LIBRARIES[name], python)
             table, sentences, ratio = held(suite, arguments.rounds)
         drawn = tabulate(
             table, ["run", "user s", "of own", "outcome"], disable_numparse=True, stralign="right"
         )
         within = "within" if ratio <= MOST else "beyond"
-        text += ["", f"{name}: {' '.join(LIBRARIES[name].tests)}", "", drawn, "", *sentences]
+        library = LIBRARIES[name]
+        tests = " ".join([*library.tests, *([f"-k '{library.select}'"] if library.select else [])])
+        text += ["", f"{name}: {tests}", "", drawn, "", *sentences]
         text.append(f"Compared, it takes {ratio:.2f} times its own time, {within} the {MOST:g}.")
     load = os.getloadavg()[0]
     text += ["", f"Medians of {arguments.rounds} runs, own and compared. Load: {load:.0f}."]

@@ -119,13 +119,13 @@ def walk(typist: Typist, *, install: bool) -> None:
         packages = re.search(r"pip install .*?\b(torchvision\b.*)$", read(PAGE), re.MULTILINE)[1]
         typist.type(f"pip install --quiet {provenance.ROOT}[html] {packages}")
         done("install")
+    typist.type("git init --quiet --initial-branch=main")
     typist.write("pyproject.toml", settings)
     typist.write("test_training.py", test)
     typist.compare(typist.type("pytest"), first)
     done("write a test and run it")
     command = re.search(r"to record baselines: (pytest .*)", first)[1]
     typist.type(command)
-    typist.type("git init --quiet --initial-branch=main")
     typist.write(".gitignore", ".venv/\n__pycache__/\n.pytest_cache/\n")
     typist.type("git add . && git commit --quiet -m 'A memory test'", **IDENTITY)
     typist.compare(typist.type("pytest -v"), within)

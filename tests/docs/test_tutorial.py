@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from helpers.git import commit, git
 from helpers.pages import blocks, changed, files, flat, read, shows
 
 yaml = pytest.importorskip("yaml")
@@ -25,6 +26,15 @@ def gate(same_torch, suite, monkeypatch):
     return suite
 
 
+def commit_as_the_page_does():
+    """Commit what the page's command adds: from then on git tells what changed."""
+    assert "&& git init --initial-branch=main\n" in read(PAGE)
+    added = re.search(r"^\$ git (add .*)$", read(PAGE), re.MULTILINE)[1]
+    git("init", "-q", "--initial-branch=main")
+    git(*added.split())
+    commit("A memory test of the ResNet-50 step")
+
+
 def test_the_steps_print_what_the_page_shows(gate):
     first = gate.run()
     assert first.ret == 0
@@ -36,6 +46,7 @@ def test_the_steps_print_what_the_page_shows(gate):
     assert list(gate.baselines()) == ["virtual-T4/test_training.json"]
     assert shows(gate.run("-v").out, WITHIN)
     (recorded,) = gate.baselines().values()
+    commit_as_the_page_does()
 
     gate.write("test_training.py", changed(TEST, GROWTH))
     grown = gate.run()
@@ -66,3 +77,27 @@ def test_the_job_lets_no_test_pass_without_a_baseline(gate):
     assert gate.run(*options).ret == 1
     assert gate.run("--gpumem-update-baselines").ret == 0
     assert gate.run(*options).ret == 0
+
+
+def test_a_pull_request_fails_with_its_cause(gate, monkeypatch, tmp_path):
+    """The job's command, where a branch makes the step grow, with the variables of GitHub."""
+    assert gate.run("--gpumem-update-baselines").ret == 0
+    commit_as_the_page_does()
+    gate.write("test_training.py", changed(TEST, GROWTH))
+    git("commit", "-qam", "Keep the graph")
+    summary = tmp_path / "summary.md"
+    for name, value in (
+        ("CI", "true"),
+        ("GITHUB_ACTIONS", "true"),
+        ("GITHUB_WORKSPACE", gate.path),
+    ):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    (job,) = yaml.safe_load(blocks(PAGE, "yaml")[0])["jobs"].values()
+    (command,) = [step["run"] for step in job["steps"] if step.get("run", "").startswith("pytest")]
+    session = gate.run(*command.removeprefix("pytest ").split())
+    assert session.ret == 1
+    cause = flat(REGRESSED).partition("; peak")[0].removeprefix("regressed: ")
+    assert cause in session.flat
+    assert cause in flat(summary.read_text(encoding="utf-8"))
+    assert "::error file=test_training.py" in session.out

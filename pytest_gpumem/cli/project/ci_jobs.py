@@ -23,6 +23,8 @@ jobs:
     runs-on: ubuntu-latest
     steps:
       - uses: actions/checkout@v6
+        with:
+          fetch-depth: 0  # reports name the line that changed since the baseline's commit
       - uses: actions/setup-python@v6
         with:
           python-version: "3.12"
@@ -40,6 +42,8 @@ GITLAB: Final = """\
 # Tests of GPU memory, on the virtual GPU: no runner with a GPU is needed.
 gpu-memory:
   image: python:3.12
+  variables:
+    GIT_DEPTH: "0"  # reports name the line that changed since the baseline's commit
   script:
     - pip install {packages}
     - {run} --junitxml=junit.xml --gpumem-html=gpumem.html
