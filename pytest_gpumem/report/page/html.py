@@ -200,14 +200,6 @@ class Entry(NamedTuple):
         return "; ".join(filter(None, (row_cause(self.result), self.keeper)))
 
     @property
-    def headline(self) -> str:
-        """The verdict in a sentence, without the line that the causes below begin with."""
-        verdict = self.result.verdict
-        if verdict.lead is None or verdict.lead.kind != "line":
-            return verdict.headline
-        return verdict.headline.replace(f"{verdict.lead.sentence}; ", "", 1)
-
-    @property
     def beyond(self) -> bool:
         """Whether the change is beyond what the test allows: only then it has a colour."""
         row = self.result.leading_comparison
