@@ -59,9 +59,7 @@ STYLES: Final[dict[str, dict[str, bool]]] = {
 class BriefRepr:
     """A failure in a few lines, in place of a report's ``longrepr``."""
 
-    def __init__(
-        self, lines: Sequence[Span], longrepr: object, link: Callable[[str], str]
-    ) -> None:
+    def __init__(self, lines: Sequence[Span], longrepr: object, link: Callable[[str], str]) -> None:
         self.lines = lines
         self._link = link
         self.reprcrash = getattr(longrepr, "reprcrash", None)

@@ -49,19 +49,6 @@ def test_its_change_fails_by_the_line_that_grew(step):
     assert f"regressed: test_step.py:{line} changed: 4096 -> 16384; peak" in session.flat
 
 
-@pytest.mark.parametrize(("picture", "columns"), [("failure", "80"), ("failure-160", "160")])
-def test_its_picture_shows_what_its_commands_print(step, monkeypatch, picture, columns):
-    """docs/images/make.py keeps the text of a picture in its file: draw it anew after a change."""
-    monkeypatch.setenv("COLUMNS", columns)
-    step.write("test_step.py", TEST.replace("4096", "16384"))
-    printed = [line.rstrip() for line in step.run().out.splitlines()]
-    with Image.open(ROOT / f"docs/images/{picture}.png") as opened:
-        drawn = [line.rstrip() for line in opened.text["Text"].splitlines()]
-    head = next(line for line in drawn if line)
-    start = printed.index(head) - drawn.index(head)
-    assert printed[start : start + len(drawn)] == drawn
-
-
 def test_what_does_not_fit_prints_what_is_shown(step):
     assert "With `batch_size=1024`" in README
     step.write("test_step.py", TEST.replace("batch_size=32", "batch_size=1024"))
