@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from io import StringIO
 from pathlib import Path
 
@@ -32,7 +33,7 @@ TERMINAL = (
     '<pre style="margin: 0; padding: 12px 16px; background: {background}; color: {foreground}; '
     "font: 13px/1.35 'DejaVu Sans Mono', monospace\">{code}</pre>"
 )
-PLAIN = ("-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:asyncio")
+PLAIN = ("--color=yes", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:asyncio")
 TEXT = "Text"
 """the name under which a picture of a terminal keeps its text"""
 WIDTHS = {"page": 1140, "page-phone": 390}
@@ -43,18 +44,29 @@ CODES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def run_pytest(folder: Path, *options: str, **environment: str) -> str:
-    """Return what a session of pytest on the virtual GPU prints, with colours."""
-    command = [sys.executable, "-m", "pytest", "--color=yes"]
+    """Return what a session of pytest prints in a terminal, on the virtual GPU, with colours.
+
+    It is the pytest of this environment, started as a user types it: reports repeat that word.
+    """
     inherited = {name: value for name, value in os.environ.items() if name != "CI"}
-    session = subprocess.run(
-        [*command, *PLAIN, *options],
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    own, terminal = os.openpty()
+    session = subprocess.Popen(
+        ["pytest", *PLAIN, *options],  # noqa: S607 - by its name, as users start it
         cwd=folder,
-        env={**inherited, "COLUMNS": "80", "FORCE_HYPERLINK": "0", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
+        env={**inherited, "PATH": path, "COLUMNS": "80", "FORCE_HYPERLINK": "0", **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=terminal,
+        stderr=terminal,
     )
-    return session.stdout
+    os.close(terminal)
+    parts = []
+    with suppress(OSError):  # the terminal is gone when the session has ended
+        while part := os.read(own, 65536):
+            parts.append(part)
+    session.wait()
+    os.close(own)
+    return b"".join(parts).decode().replace("\r\n", "\n")
 
 
 def draw_page(browser: Browser, folder: Path, pictures: Path) -> None:
