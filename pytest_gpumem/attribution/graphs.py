@@ -10,12 +10,13 @@ its frame, a node that saved the checkpoint's inputs.
 from __future__ import annotations
 
 import functools
+import threading
 from contextlib import suppress
 from types import CellType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch import Tensor
 
@@ -75,7 +76,10 @@ def saved_objects(node: Any, visited: set[Any]) -> Iterator[Any]:  # noqa: ANN40
             saved = getattr(node, name)
         except RuntimeError:  # a backward has freed it
             continue
-        for entry in saved if isinstance(saved, (tuple, list)) else (saved,):
+        entries = saved if isinstance(saved, (tuple, list)) else (saved,)
+        if not hasattr(torch._C._autograd.SavedTensor, "data"):
+            entries = HOOKS.saved_by(node, name.replace("_raw", "", 1))
+        for entry in entries:
             content = getattr(entry, "data", None)
             if isinstance(content, torch.Tensor):
                 yield content
@@ -84,6 +88,71 @@ def saved_objects(node: Any, visited: set[Any]) -> Iterator[Any]:  # noqa: ANN40
             hook = getattr(entry, "unpack_hook", None)
             yield from packed_objects([content, *[hook] * (id(hook) not in visited)])
             visited.add(id(hook))
+
+
+class Saved(NamedTuple):
+    """What a node has saved, as a ``SavedTensor`` of torch 2.10 tells it."""
+
+    data: object
+    """the tensor, or what a hook has packed"""
+    unpack_hook: Callable[[Any], Any] | None = None
+
+
+class _Hooks:
+    """Reads what nodes of torch 2.6 to 2.9 have saved, which no attribute tells there.
+
+    It asks for the saved tensor, and the hooks of a graph say what they have packed instead of
+    unpacking. Hooks that were set before the first measurement of the process unpack.
+    """
+
+    def __init__(self) -> None:
+        self._reading = threading.local()
+        self._is_installed = False
+        self._no_tensor: Tensor | None = None
+
+    def install(self) -> None:
+        """Let hooks that are set from now on be readable; nothing with newer versions."""
+        import torch
+
+        autograd = torch._C._autograd
+        if self._is_installed or hasattr(autograd.SavedTensor, "data"):
+            return
+        self._is_installed = True
+        self._no_tensor = torch.empty(0, device="cpu")
+        push = autograd._push_saved_tensors_default_hooks
+
+        def push_readable(pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
+            push(pack, self._readable(unpack))
+
+        setattr(autograd, "_push_saved_tensors_default_hooks", push_readable)  # noqa: B010 - mypy
+
+    def _readable(self, unpack: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def unpack_or_tell(packed: object) -> object:
+            told: list[Saved] | None = getattr(self._reading, "told", None)
+            if told is None:
+                return unpack(packed)
+            told.append(Saved(packed, unpack))
+            return self._no_tensor
+
+        return unpack_or_tell
+
+    def saved_by(self, node: Any, name: str) -> list[Saved]:  # noqa: ANN401 - one of autograd's many types
+        """Return what a node has saved under a name."""
+        if not self._is_installed:
+            return []
+        told: list[Saved] = []
+        self._reading.told = told
+        try:
+            # "saved_tensors" is that of a Function of Python, "_saved_tensors" that of stack
+            saved = getattr(node, name if hasattr(type(node), name) else name[1:])
+        except RuntimeError:  # changed in place since
+            return told
+        finally:
+            self._reading.told = None
+        return told + [Saved(entry) for entry in (saved if isinstance(saved, tuple) else (saved,))]
+
+
+HOOKS: Final = _Hooks()
 
 
 def packed_objects(kept: Iterable[object]) -> Iterator[Any]:

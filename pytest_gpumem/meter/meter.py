@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.allocator_view import VIEW
+from pytest_gpumem.attribution.graphs import HOOKS
 from pytest_gpumem.attribution.optimizer_watch import OptimizerWatch
 from pytest_gpumem.attribution.recorder import Recorder, history
 from pytest_gpumem.attribution.recording import Span, beginning, now
@@ -130,6 +131,7 @@ class Meter:
         self._stack.enter_context(own_garbage_only())
         self._stack.enter_context(awaited_passes())
         NODE_NUMBERS.begin()
+        HOOKS.install()
         self._garbage.start()
         self._stack.callback(self._garbage.stop)
         self._stack.enter_context(VIEW.watched_resets(self.note))

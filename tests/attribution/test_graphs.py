@@ -2,7 +2,12 @@
 
 import pytest
 
-from pytest_gpumem.attribution.graphs import graph_tensors
+from pytest_gpumem.attribution.graphs import HOOKS, graph_tensors
+
+
+@pytest.fixture(autouse=True)
+def readable_hooks(torch):
+    HOOKS.install()
 
 
 class Hostile:
@@ -42,6 +47,8 @@ def test_what_hooks_keep_in_a_tensors_place_is_the_graphs_whatever_else_they_kee
 
 
 def test_a_checkpoints_inputs_are_the_graphs_and_nothing_is_computed_again(torch):
+    from torch.utils.checkpoint import checkpoint
+
     calls = []
 
     def block(x):
@@ -49,7 +56,7 @@ def test_a_checkpoints_inputs_are_the_graphs_and_nothing_is_computed_again(torch
         return x.exp()
 
     middle = torch.randn(8, requires_grad=True) * 1
-    result = torch.utils.checkpoint.checkpoint(block, middle, use_reentrant=False)
+    result = checkpoint(block, middle, use_reentrant=False)
     place = middle.data_ptr()
     calls.pop()
     del middle
