@@ -277,7 +277,7 @@ def test_baseline_that_is_not_a_bool_is_refused(value: object) -> None:
 def test_bad_tolerance_is_refused_with_the_marker_and_the_ways_to_write_one() -> None:
     assert str(refusal(tolerance=0.02)) == (
         "@pytest.mark.gpu_memory(tolerance=0.02): this is not a tolerance; "
-        "write it as '2%', as '64MiB', as the larger of both, '2%, 64MiB', or as their sum, "
+        "write it as '2%', as '64MiB', as '2%, 64MiB' for the larger of the two, or as their sum, "
         "'2% + 64MiB'"
     )
 

@@ -245,8 +245,8 @@ def float32_activations(scene: Scene) -> str:
         return ""
     name = "bfloat16" if recording.capability >= BFLOAT16_SINCE else "float16"
     return (
-        f"activations take {format_size(nbytes)} of the peak, without autocast: "
-        f"torch.autocast('cuda', torch.{name}) would about halve them, to "
+        f"activations take {format_size(nbytes)} of the peak; "
+        f"torch.autocast('cuda', torch.{name}) would roughly halve them, to "
         f"{format_size(nbytes // 2)}"
     )
 

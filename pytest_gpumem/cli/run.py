@@ -183,8 +183,9 @@ def shortage_text(shortage: OutOfMemory) -> str:
     asked = format_size(shortage.requested) if shortage.requested else "memory"
     where = f", at {shortage.site}" if shortage.site else ""
     return (
-        f"gpumem: out of memory on cuda:{shortage.device_index}: {asked} more asked for with "
-        f"{format_size(shortage.allocated)} allocated, {format_size(shortage.reserved)} reserved"
+        f"gpumem: out of memory on cuda:{shortage.device_index}: it asked for {asked} more "
+        f"when {format_size(shortage.allocated)} were allocated, "
+        f"{format_size(shortage.reserved)} reserved"
         f"{where}"
     )
 

@@ -374,5 +374,6 @@ def _line_reason(
         told = (line.path, line.line) in calls | follows | {(site.path, site.line)}
         if not told and growth.nbytes * LEAST_KEPT >= cause.nbytes:
             size = format_size(growth.nbytes)
-            yield f"{line.path}:{line.line} grew by {size} in the forward: {line.code}"
+            place = f"{line.path}:{line.line}"
+            yield f"as a result, {place} allocates {size} more in the forward pass: {line.code}"
             return

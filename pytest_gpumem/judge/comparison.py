@@ -103,7 +103,10 @@ class Case:
 
     @cached_property
     def mismatch(self) -> str:
-        """The setting in which the baseline is of another step; "" where it is of the same."""
+        """The step's setting that changed since the baseline: "batch size changed from 32 to 64".
+
+        "" where none did.
+        """
         if self.lookup.entry is None:
             return ""
         rank = _rank_text(self.spec.rank, self.spec.world_size)
@@ -111,14 +114,12 @@ class Case:
         shape = StepShape(len(self.measurement.peaks), rank, sizes, self.spec.batch_size)
         old_value, new_value = self.lookup.entry.largest, self.measurement.largest
         if (old_value is None) != (new_value is None):
-            return (
-                f"largest value: {old_value or 'none'} in the baseline, {new_value or 'none'} here"
-            )
+            return f"largest value changed from {old_value or 'none'} to {new_value or 'none'}"
         mismatch = StepShape.of_entry(self.lookup.entry).mismatch(shape)
         if mismatch is None:
             return ""
         name, old, new = mismatch
-        return f"{name}: {old} in the baseline, {new} here"
+        return f"{name} changed from {old} to {new}"
 
     @property
     def uncompared(self) -> str:
@@ -131,7 +132,7 @@ class Case:
         if self.lookup.error is not None:
             return "unreadable"
         if self.mismatch:
-            return f"of another step ({self.mismatch})"
+            return f"not compared: its {self.mismatch}"
         if self.lookup.other_devices:
             return f"recorded on {' and '.join(self.lookup.other_devices)} only"
         return MISSING

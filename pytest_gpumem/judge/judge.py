@@ -61,7 +61,7 @@ def judge(  # noqa: PLR0913 - the last two are words for the verdict
     Args:
         measurement: of the test or part.
         spec: its declaration.
-        lookup: its baseline, as beyond as one was found.
+        lookup: its baseline, or the reason why none was found.
         policy: the session's options.
         nodeid: the test as a command line in the working folder names it, for the remedy.
         card_bytes: the memory of ``spec.card`` less its CUDA context.
@@ -95,7 +95,7 @@ def judge_left(measurement: Measurement, spec: MemorySpec, before: Verdict) -> V
         finding += f", {name}={spec.max_leak_mib!r}"
     verdict = _verdict(case, Kind.LEAKED, f"{finding}{_of_which(measurement)}", failed=True)
     advice = (
-        "let go of what refers to it; for a cache that is filled once, give warmup=1, or declare "
+        "delete the references to it; for a cache that is filled once, give warmup=1, or declare "
         f"max_leak_mib={-(-left // MIB)}"
     )
     notes = (*_held_by(measurement), *verdict.notes)
@@ -187,8 +187,11 @@ def _out_of_memory(case: Case) -> Verdict | None:
     step = "the step" if case.spec.batch_size is None else f"batch size {case.spec.batch_size}"
     place = f"in {cap}" if cap else f"on {device.name} ({format_size(size)})"
     place += case.on_device(oom.device_index)
-    requested = "" if oom.requested is None else f"{format_size(oom.requested)} more asked for "
-    finding = f"{step} does not fit {place}: {requested}with {both_sizes(oom)}"
+    held = f"{format_size(oom.allocated)} were allocated, {format_size(oom.reserved)} reserved"
+    requested = (
+        "" if oom.requested is None else f"it asked for {format_size(oom.requested)} more when "
+    )
+    finding = f"{step} does not fit {place}: {requested}{held}"
     if oom.needed is not None:
         # In less than the cap it fits when run again alone: the first run met other memory.
         verb = "it needs" if oom.needed.reserved > size else "run again it took"

@@ -11,6 +11,7 @@ from pytest_gpumem.judge.lead import lead_of
 from pytest_gpumem.judge.verdict import WORDS, Comparison, Kind, Verdict, beyond_tolerance
 from pytest_gpumem.measurement import BaselineEntry, Breakdown, Measurement, Peak
 from pytest_gpumem.nodeids import module_of
+from pytest_gpumem.notes import NoteKind
 from pytest_gpumem.spec_fields import declared_as
 
 if TYPE_CHECKING:
@@ -210,12 +211,20 @@ def with_others(results: Sequence[Result]) -> list[Result]:
 
 
 def hints_of(result: Result) -> list[Note]:
-    """Return the hints of a test, each once."""
+    """Return the hints of a test, each once.
+
+    Another data type lowers any peak: that is said where memory is over its limit.
+    """
     measurement = result.measurement
     if measurement is None:
         return []
     hints = [hint for attribution in measurement.attributions for hint in attribution.hints]
-    return list(dict.fromkeys([*hints, *measurement.hints]))
+    over = result.device_over_limit is not None
+    return [
+        hint
+        for hint in dict.fromkeys([*hints, *measurement.hints])
+        if over or hint.kind is not NoteKind.AUTOCAST
+    ]
 
 
 def entry_of(result: Result, ranks: int = 0) -> BaselineEntry:

@@ -41,7 +41,7 @@ DEFAULT_TOLERANCES: dict[PeakName, Tolerance] = {
     # more in a tensor can move peak reserved by a whole segment.
     "reserved": Tolerance(relative=Fraction(1, 1000), absolute=20 * MIB),
 }
-"""How far a peak may be from its baseline where neither marker nor ini says: the larger of both."""
+"""How far a peak may be from its baseline where neither marker nor ini says: the larger one."""
 
 AGAINST_TOLERANCES: dict[PeakName, Tolerance] = {
     # The worst that the virtual GPU is to be off; convolution nets may need more with torch 2.7

@@ -28,7 +28,7 @@ from pytest_gpumem.plugin.device_choice import (
 from pytest_gpumem.plugin.item_hooks import Failed, ItemHooks
 from pytest_gpumem.plugin.parametrize import CARD, RANK, spread
 from pytest_gpumem.plugin.session_plugin import GpuMemPlugin
-from pytest_gpumem.plugin.settings import DEVICES, OPTIONS
+from pytest_gpumem.plugin.settings import DEVICES, FIRST_OPTIONS, OPTIONS
 from pytest_gpumem.plugin.suites import defaults
 
 if TYPE_CHECKING:
@@ -47,8 +47,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add every option twice: on the command line and in the ini file."""
     save_stderr()  # pytest captures standard error after this hook
     GUARD.install(load_by_default)
-    group = parser.getgroup("gpumem", "GPU memory regression tests")
-    for option in OPTIONS:
+    first = parser.getgroup("gpumem", "GPU memory regression tests: to begin with")
+    others = parser.getgroup("gpumem-more", "GPU memory regression tests: all other options")
+    for number, option in enumerate(OPTIONS):
+        group = first if number < FIRST_OPTIONS else others
         extra: dict[str, Any] = {"help": option.help, "default": None, "dest": option.ini}
         if isinstance(option.default, bool):
             group.addoption(option.flag, action="store_true", **extra)

@@ -73,7 +73,7 @@ def watch_uses(definition: Any, used: Callable[[], None]) -> None:  # noqa: ANN4
 
 
 def unwatch_uses(definition: Any) -> None:  # noqa: ANN401 - its method is replaced
-    """End that."""
+    """Watch the uses of a fixture no longer."""
     vars(definition).pop("execute", None)
 
 

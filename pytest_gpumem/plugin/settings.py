@@ -48,18 +48,20 @@ DEVICES: Final = ("auto", "cuda", "virtual", "none")
 NOTE_OR_FAIL: Final = ("note", "fail")
 
 OPTIONS: Final = (
+    Option("card", "which GPU the virtual one is: T4, L4, A100-80GB ...", "H100", "NAME"),
+    Option("update_baselines", "write the baselines of the tests that run and pass", default=False),
+    Option(
+        "html",
+        "write a page with every test's figures, timeline and breakdown to this file: HTML that "
+        "needs no network",
+        "",
+        "PATH",
+    ),
     Option(
         "device",
         "where marked tests run: auto (a real GPU, else the virtual one), cuda, virtual, none",
         "auto",
         "NAME",
-    ),
-    Option("card", "which GPU the virtual one is: T4, L4, A100-80GB ...", "H100", "NAME"),
-    Option(
-        "cards",
-        "run every marked test on each of these cards, and show who fits where: T4,L4,H100",
-        "",
-        "NAME,NAME",
     ),
     Option(
         "all",
@@ -70,9 +72,15 @@ OPTIONS: Final = (
         alone="true",
     ),
     Option(
+        "cards",
+        "run every marked test on each of these cards, and show who fits where: T4,L4,H100",
+        "",
+        "NAME,NAME",
+    ),
+    Option(
         "visible",
-        "who sees the virtual GPU: test (marked tests alone) or session (all code, from the import "
-        "of torch on; session:4 shows four)",
+        "which code sees the virtual GPU: test (only marked tests) or session (all code, from the "
+        "import of torch on; session:4 shows four GPUs)",
         "test",
         "test|session",
     ),
@@ -83,7 +91,6 @@ OPTIONS: Final = (
         "auto|full|off",
         ("auto", "full", "off"),
     ),
-    Option("update_baselines", "write the baselines of the tests that run and pass", default=False),
     Option(
         "baseline_dir",
         "folder of the baselines, from the root folder; {torch} in it is torch's version, as 2.15",
@@ -108,7 +115,7 @@ OPTIONS: Final = (
     Option(
         "provenance",
         "a baseline made with another torch, CUDA, cuDNN, driver or allocator setting: compare "
-        "(as any other), note (to be far from it is no failure) or fail",
+        "(as any other), note (beyond tolerance: a note, no failure) or fail",
         "compare",
         "compare|note|fail",
         ("compare", "note", "fail"),
@@ -179,13 +186,6 @@ OPTIONS: Final = (
         "off|baselines",
         ("off", "baselines"),
     ),
-    Option(
-        "html",
-        "write a page with every test's figures, timeline and breakdown to this file: HTML that "
-        "needs no network",
-        "",
-        "PATH",
-    ),
     Option("json", "write every result to this file as JSON, for programs", "", "PATH"),
     Option(
         "json_format",
@@ -233,6 +233,8 @@ OPTIONS: Final = (
         "SIZE",
     ),
 )
+FIRST_OPTIONS: Final = 5
+"""options that a newcomer needs: help and documentation begin with them"""
 
 LONGEST_SHOWN: Final = 100
 """characters of a value that an error shows"""
@@ -552,7 +554,7 @@ def _read_visible(visible: str) -> str:
     raise SpecError(
         visible,
         "there is no such choice",
-        f"write test, session, or session:4 for four of them (at most {MOST_DEVICES})",
+        f"write test, session, or session:4 for four GPUs (at most {MOST_DEVICES})",
     )
 
 

@@ -228,7 +228,13 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
         lines += [BLANK] if lines else []
         lines += _every_test(session_results, verbosity, width, ascii_only=ascii_only)
     else:
-        lines += _failed_tests(session_results, width, ascii_only=ascii_only)
+        hidden = Counter(skip.whole_file for skip in session_results.hidden_skips.values())
+        line = session_text.quiet_line(
+            results,
+            skipped_tests=len(session_results.skipped) + hidden[False],
+            skipped_files=hidden[True],
+        )
+        lines += [tuple(line)] if line else []
     for paragraph in session_text.snapshots(results, width=width):
         lines += lines_of(paragraph)
     if updates is not None:
@@ -269,17 +275,3 @@ def _every_test(
     for sentence in hidden_skip_lines(session_results.hidden_skips.values()):
         lines += _told(sentence, width)
     return lines
-
-
-def _failed_tests(session_results: SessionResults, width: int, *, ascii_only: bool) -> list[Line]:
-    """Return a row of each test that fails the session, and the number of those not held."""
-    results = session_results.results()
-    failed = [result for result in results if result.verdict.failed and not result.expected]
-    table = summary_table(failed, 0, width, ascii_only=ascii_only)
-    hidden = Counter(skip.whole_file for skip in session_results.hidden_skips.values())
-    sentence = session_text.not_held(
-        results,
-        skipped_tests=len(session_results.skipped) + hidden[False],
-        skipped_files=hidden[True],
-    )
-    return [*table, *([BLANK] if table else []), *lines_of(sentence)]

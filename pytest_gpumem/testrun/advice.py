@@ -121,7 +121,11 @@ def _smaller_batches(  # noqa: PLR0913 - a test, and all that is known of its fa
             return
         peak = probe.peak
     ended = value is None  # else the largest is only the largest that was tried
-    phrase = "the largest batch size that fits is {}" if ended else "{} fits as well"
+    phrase = (
+        "the largest batch size that fits is {}"
+        if ended
+        else "{} also fits; larger sizes were not tried"
+    )
     limit = "" if largest == even else f"; {phrase.format(largest)}"
     yield (
         f"batch size {even} fits, with {format_size(peak.reserved)} of {format_size(capacity)} "

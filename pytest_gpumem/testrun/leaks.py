@@ -139,9 +139,9 @@ def judged(  # noqa: PLR0913 - a test, its run, and all that came of it
         note = "with what the warm-up left: a second run did not pass, or was not tried"
         note = note if run.spec.warmup else ""
     elif size := max(left_again.sizes, default=0):
-        note = f"run once more it left {format_size(size)} more"
+        note = f"a second run leaked {format_size(size)} more"
     else:
-        note = "run once more it left nothing more: something is kept once, as a cache is"
+        note = "a second run leaked nothing more: something is kept once, as a cache is"
     measurement = replace(measurement, stayed=stayed)
     verdict = judge_left(measurement, run.spec, whole.verdict)
     if verdict is None:

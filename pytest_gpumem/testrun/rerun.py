@@ -218,7 +218,7 @@ class Runner:
             ]
             holders += [nodeid for nodeid, _ in self._leftovers]
             names = ", ".join(holders[-3:]) or "code outside of marked tests"
-            text = f"{format_size(uncounted)} held when it began, by {names}, are not counted"
+            text = f"{format_size(uncounted)} that {names} left behind are not counted"
             run.notes.append(Note(NoteKind.LEFTOVER, text))
         if run.device.has_guessed():
             run.notes += [

@@ -38,7 +38,7 @@ End = Literal["least", "usual", "most"]
 MOST_REQUESTS: Final = 200_000
 """requests and frees of a device that are still served once more: each takes some microseconds"""
 TOO_MANY: Final = "no range is told of so many allocations"
-UNFIT: Final = "with the largest it does not fit"
+UNFIT: Final = "the step does not fit with the largest workspaces"
 UNITS: Final = (1, 4, 8, 16)
 """bytes of an element, where a library is asked for a number of elements"""
 CLOCKS: Final = 2

@@ -35,7 +35,7 @@ def test_float32_activations_are_told_with_about_half_of_them(hints):
     (hint,), full = hints("autocast", forwards())
     activations, half = map(float, re.findall(r"([\d.]+) MiB", hint))
     assert hint.startswith("activations take ")
-    assert "torch.autocast('cuda', torch.bfloat16) would about halve them" in hint
+    assert "torch.autocast('cuda', torch.bfloat16) would roughly halve them" in hint
     assert activations == 15 * 32  # the inputs of all layers but the first
     assert half == activations / 2
     found, less = hints("autocast", forwards(autocast=True))

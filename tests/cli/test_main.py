@@ -60,8 +60,8 @@ def test_run_of_a_module_that_runs_out_of_memory_says_where_and_shows_its_own_fr
     text = " ".join(ended.stderr.split())
     assert "torch.OutOfMemoryError: CUDA out of memory" in text
     assert (
-        "gpumem: out of memory on cuda:0: 1024.00 MiB more asked for with 4196.00 MiB allocated, "
-        "4196.00 MiB reserved, at program.py:8 in" in text
+        "gpumem: out of memory on cuda:0: it asked for 1024.00 MiB more when 4196.00 MiB were "
+        "allocated, 4196.00 MiB reserved, at program.py:8 in" in text
     )
     assert "of 4608.00 MiB" in text
     assert "runpy" not in ended.stderr

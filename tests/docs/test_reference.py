@@ -16,7 +16,7 @@ from pytest_gpumem.judge.breakdown_diff import CACHED
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.measurement import CATEGORIES
 from pytest_gpumem.plugin import hookspecs
-from pytest_gpumem.plugin.settings import OPTIONS
+from pytest_gpumem.plugin.settings import FIRST_OPTIONS, OPTIONS
 from pytest_gpumem.plugin.suites.defaults import INI
 from pytest_gpumem.report.json_report import schema
 from pytest_gpumem.spec import MemorySpec
@@ -92,14 +92,30 @@ def test_the_list_of_cards_is_complete():
 # Options and commands
 
 
+def options_rows():
+    """The rows of both tables of options."""
+    return [*table("reference/options.md"), *table("reference/options.md", 1)]
+
+
 def test_the_table_of_options_is_complete():
-    rows = [row[:3] for row in table("reference/options.md")]
-    assert rows == [[option.flag, option.ini, str(option.default)] for option in OPTIONS]
+    rows = [row[:2] for row in options_rows()]
+    assert rows == [[option.flag, str(option.default)] for option in OPTIONS]
+    assert len(table("reference/options.md")) == FIRST_OPTIONS
+
+
+def test_help_begins_with_what_a_newcomer_needs(suite):
+    shown = suite.run("--help").out
+    first, others = (
+        re.findall(r"^ +(--gpumem-[a-z-]+)", part, re.MULTILINE)
+        for part in shown.partition("to begin with:")[2].split("all other options:")
+    )
+    assert [*first, *others] == [option.flag for option in OPTIONS]
+    assert len(first) == FIRST_OPTIONS == 5
 
 
 def test_options_with_choices_name_them_all():
-    for row, option in zip(table("reference/options.md"), OPTIONS, strict=True):
-        assert [choice for choice in option.choices if f"`{choice}" not in row[3]] == []
+    for row, option in zip(options_rows(), OPTIONS, strict=True):
+        assert [choice for choice in option.choices if f"`{choice}" not in row[2]] == []
 
 
 @pytest.mark.parametrize("page", EVERYWHERE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import json
 
 HEAD = """
 import pytest, torch
@@ -33,9 +33,11 @@ def recorded_hints(suite):
         source = "\n".join(f"    {line[indent:]}" for line in lines)
         mark = f"@pytest.mark.gpu_memory(baseline=False, {marker})"
         suite.write("test_it.py", f"{HEAD}\n{mark}\ndef test_it():\n{source}\n")
-        session = suite.run("-v", "--gpumem-attribution=on")
+        session = suite.run("--gpumem-attribution=on", "--gpumem-json=report.json")
         assert session.outcomes == {"passed": 1}, session.out
-        found = re.findall(r"hint: (.*?) \(1 test\)", session.flat)
+        (result,) = json.loads((suite.path / "report.json").read_text())["results"]
+        attributions = result["measurement"]["attributions"]
+        found = [hint for attribution in attributions for hint in attribution["hints"]]
         return [hint for hint in found if word in hint], session.figures()["test_it"][0]
 
     return run

@@ -83,7 +83,8 @@ def test_a_backward_names_the_line_of_its_forward_that_grew_most():
     upcast = replace(HEAD, line=8, code="x = x.double()")
     peaks = [line(BACKWARD, 90), line(upcast, 64), line(HEAD, 11)]
     (cause, *_) = causes(breakdown(sized(BACKWARD, 90), HEAD, lines=peaks), baseline)
-    assert cause.reasons == ("m.py:8 grew by 64.00 MiB in the forward: x = x.double()",)
+    reason = "as a result, m.py:8 allocates 64.00 MiB more in the forward pass: x = x.double()"
+    assert cause.reasons == (reason,)
 
 
 def test_what_keeps_most_of_a_line_s_growth_is_told_and_what_keeps_little_is_not():

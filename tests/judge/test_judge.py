@@ -132,8 +132,9 @@ def test_out_of_memory_says_batch_size_budget_request_what_was_held_and_what_it_
     spec = MemorySpec(max_gib=8, batch_size=64)
     verdict = judge(short_of_memory(needed=Peak(8900 * MIB, 9000 * MIB)), spec, NOTHING, LENIENT)
     assert verdict.headline == (
-        "out of memory: batch size 64 does not fit in max_gib=8 (8192.00 MiB): 512.00 MiB more "
-        "asked for with 7800.00 MiB allocated, 8000.00 MiB reserved; it needs 9000.00 MiB"
+        "out of memory: batch size 64 does not fit in max_gib=8 (8192.00 MiB): it asked for "
+        "512.00 MiB more when 7800.00 MiB were allocated, 8000.00 MiB reserved; it needs "
+        "9000.00 MiB"
     )
     assert verdict.remedy.endswith("; or, if the step may take that much, declare max_gib=8.79")
     assert "gradient accumulation" in verdict.remedy
@@ -143,7 +144,7 @@ def test_out_of_memory_with_no_budget_names_the_device_and_what_it_leaves():
     verdict = judge(short_of_memory(requested=None), PLAIN, NOTHING, LENIENT)
     assert verdict.headline == (
         "out of memory: the step does not fit on T4 (14.47 GiB): "
-        "with 7800.00 MiB allocated, 8000.00 MiB reserved"
+        "7800.00 MiB were allocated, 8000.00 MiB reserved"
     )
     assert "declare" not in verdict.remedy
 
@@ -314,7 +315,7 @@ def test_the_driver_is_named_with_other_versions_that_lead_and_else_in_a_note():
     older = replace(lookup.entry, provenance=replace(NOW, driver="550"))
     verdict = judge(now, PLAIN, replace(lookup, entry=older), LENIENT)
     assert verdict.lead is None
-    assert f"baseline made with driver 550; measured with driver {NOW.driver}" in verdict.notes
+    assert f"baseline made with driver 550; measured with driver {NOW.driver}" in verdict.note_texts
 
 
 @pytest.mark.parametrize("policy", ["compare", "note", "fail"])

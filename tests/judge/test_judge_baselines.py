@@ -84,18 +84,18 @@ def test_other_devices_do_not_matter_where_this_one_has_a_baseline():
         (
             MemorySpec(batch_size=64),
             known((1, 1), batch_size=32),
-            "batch size: 32 in the baseline, 64 here",
+            "batch size changed from 32 to 64",
         ),
-        (PLAIN, known((1, 1), (1, 1)), "devices: 2 in the baseline, 1 here"),
+        (PLAIN, known((1, 1), (1, 1)), "devices changed from 2 to 1"),
         (
             MemorySpec(world_size=64, rank=0),
             known((1, 1), world_size=64, rank=3),
-            "rank: 3 of 64 in the baseline, 0 of 64 here",
+            "rank changed from 3 of 64 to 0 of 64",
         ),
         (
             MemorySpec(world_size=8, rank=0),
             known((1, 1)),
-            "rank: none in the baseline, 0 of 8 here",
+            "rank changed from none to 0 of 8",
         ),
     ],
 )

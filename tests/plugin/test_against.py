@@ -145,8 +145,8 @@ def test_which_were_compared_which_not_and_why(suite):
     source += "\n@pytest.mark.gpu_memory\ndef test_new(): mib(1)\n"
     session = suite.run("--gpumem-card=T4", "--gpumem-html=a.html", source=source)
     line = (
-        "gpumem: baselines: 0 of 4 compared, 1 of another step (batch size: 4 in "
-        "the baseline, 8 here), 1 recorded on virtual-L4 only, 1 not wanted (baseline=False), "
+        "gpumem: baselines: 0 of 4 compared, 1 not compared: its batch size changed from 4 to 8, "
+        "1 recorded on virtual-L4 only, 1 not wanted (baseline=False), "
         "1 missing"
     )
     assert line in session.flat

@@ -138,7 +138,7 @@ def test_memory_that_is_held_at_the_start_is_said_with_its_holder(suite):
     )
     assert session.figures()["test_after"] == (40, 40)
     assert (
-        "note: 94.00 MiB held when it began, by fixture 'wide', test_it.py::test_leaks, are not "
+        "note: 94.00 MiB that fixture 'wide', test_it.py::test_leaks left behind are not "
         "counted (2 tests)"
     ) in session.flat
     assert "80.00 MiB" not in session.flat

@@ -124,7 +124,7 @@ def of_terminal(results):
     lead = lead_lines(results)
     yield text_of(lead), [span.style for line in lead for span in line]
     yield text_of([session_text.counts(results)])
-    yield session_text.not_held(results)
+    yield text_of([session_text.quiet_line(results)])
     yield str(session_text.next_command([one for one in results if one.verdict.command]))
     yield "\n".join(sorted(short_texts(results)))
     yield "\n".join(sorted(repeated_lines(results)))

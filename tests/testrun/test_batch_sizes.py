@@ -94,7 +94,7 @@ def test_other_sizes_than_the_baselines_are_not_compared(suite):
     other = source().replace("[16, 4, 8]", "[16, 8]")
     session = suite.run(source=other)
     assert session.verdicts() == {"test_it": "incomparable"}
-    assert "batch sizes: 4, 8, 16 in the baseline, 8, 16 here" in session.flat
+    assert "batch sizes changed from 4, 8, 16 to 8, 16" in session.flat
 
 
 def test_what_is_no_line_is_said_with_its_source_lines(suite):

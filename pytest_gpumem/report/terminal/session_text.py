@@ -78,10 +78,12 @@ def counts(results: Sequence[Result]) -> list[Span]:
     return [span for part in parts for span in (Span(", "), part)][1:]
 
 
-def not_held(results: Sequence[Result], *, skipped_tests: int = 0, skipped_files: int = 0) -> str:
-    """Return one line on the tests that no baseline held; "" where all were held.
+def quiet_line(
+    results: Sequence[Result], *, skipped_tests: int = 0, skipped_files: int = 0
+) -> list[Span]:
+    """Return one line on the tests that failed, and on those that no baseline held; "" if none.
 
-    Results that fail the session say so themselves, and recorded ones are held from now on.
+    Recorded ones are held from now on.
 
     Args:
         results: of the session.
@@ -101,7 +103,18 @@ def not_held(results: Sequence[Result], *, skipped_tests: int = 0, skipped_files
     parts += [f"{skipped_tests} skipped"] * bool(skipped_tests)
     files = "1 file" if skipped_files == 1 else f"{skipped_files} files"
     parts += [f"{files} skipped"] * bool(skipped_files)
-    return f"gpumem: not held: {', '.join(parts)} (why: without -q)" if parts else ""
+    failed = [result for result in results if result.verdict.failed and not result.expected]
+    if not failed and not parts:
+        return []
+    separator = [Span("; ")] if failed and parts else []
+    unheld = [Span(f"not held: {', '.join(parts)}")] if parts else []
+    return [
+        Span("gpumem: "),
+        *counts(failed),
+        *separator,
+        *unheld,
+        Span(" (why: without -q)"),
+    ]
 
 
 def comparison_lines(results: Sequence[Result], *, width: int = 80) -> list[str]:

@@ -377,7 +377,7 @@ def test_a_section_sets_categories_and_lines_beside_the_baseline(parsed):
 
 def test_nothing_is_set_beside_a_baseline_that_was_not_compared_with(parsed):
     told = section(sample(), "test_with_more_data", parsed)
-    assert "batch size: 4 in the baseline, 8 here" in told
+    assert "batch size changed from 4 to 8" in told
     assert "category now share" in told
     assert "baseline now difference" not in told
 

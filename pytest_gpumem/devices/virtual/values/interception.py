@@ -160,7 +160,7 @@ class Computer(Protocol):
         """Let every kernel make all values unknown."""
 
     def look_again(self) -> None:
-        """End that."""
+        """Let kernels keep values known again."""
 
 
 class Interception:
