@@ -47,7 +47,7 @@ CLAIMS = {
         ("explanation/accuracy.md", "15 autoencoders in float32"),
     ),
     "published.txt: transformers, torch 2.6.0: 40 rows, median 0.09 %, p95 0.67 %, worst 7.83 %": (
-        ("README.md", "Of 40 training runs of transformers"),
+        ("README.md", "40 training runs of transformers"),
         ("README.md", "within 0.7 % in 38, and 7.8 % too high in two"),
         ("explanation/accuracy.md", "transformers, 40 training runs"),
         (
@@ -261,3 +261,18 @@ def test_versions_of_cudnn_agree_as_often_as_the_pages_say():
     assert (round(min(shares), -1), max(shares)) == (60, 100)
     for page in ("explanation/accuracy.md", "how-to/toolchain-bumps.md"):
         assert "60 to 100 % of cases" in flat(read(page))
+
+
+def test_the_page_begins_with_the_plot_and_its_numbers(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    plot = importlib.import_module("plot_accuracy")
+    rows = plot.points()
+    errors = sorted(100 * abs(row.predicted / row.real - 1) for row in rows)
+    head = flat(read("explanation/accuracy.md"))[:700]
+    assert f"Half of {len(rows)} peaks" in head
+    assert f"within {errors[len(errors) // 2]:.2f} %" in head
+    assert f"{sum(error <= 1 for error in errors)} of them within 1 %" in head
+    assert f"{sum(error > 10 for error in errors)} of those are more than 10 % off" in head
+    far = {row.family for row in rows if abs(row.predicted / row.real - 1) > 0.1}
+    assert far == {"Autoencoders, float32", "Convolution nets"}
+    assert plot.PLOT.read_text(encoding="utf-8") == plot.svg(rows)
