@@ -25,8 +25,8 @@ def test_it():
     )
     assert session.outcomes == {"failed": 1}
     assert (
-        "out of memory: batch size 64 does not fit in max_gib=1 (1024.00 MiB): 300.00 MiB more "
-        "asked for with 900.00 MiB allocated, 900.00 MiB reserved; it needs 1500.00 MiB"
+        "out of memory: batch size 64 does not fit in max_gib=1 (1024.00 MiB): it asked for "
+        "300.00 MiB more when 900.00 MiB were allocated, 900.00 MiB reserved; it needs 1500.00 MiB"
     ) in session.flat
     assert "at test_it.py:" in session.flat
     assert "declare max_gib=1.47" in session.flat
