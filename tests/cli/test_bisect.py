@@ -191,6 +191,18 @@ def test_growth_of_several_releases_leads_to_the_largest_and_names_the_rest(gpum
     ) in output
 
 
+def test_a_newer_release_that_takes_less_is_found_from_the_other_end(gpumem, suite):
+    for version in RELEASES[4:]:
+        suite.takes(version, 60)
+    status, output, _ = gpumem("bisect", "lib", "3.0", "1.0", TEST)
+    assert status == 0
+    assert output.startswith(
+        "lib 2.0 is the first that takes less:\n"
+        f"peak allocated of {TEST}: 100.00 MiB -> 60.00 MiB (-40.00 MiB)\n"
+    )
+    assert "show it again: gpumem bisect lib 2.0 1.10 " in output
+
+
 def test_a_test_that_runs_out_of_memory_is_bad(gpumem, suite):
     for version in RELEASES[2:]:
         suite.takes(version, 50, out_of_memory=True)
@@ -220,9 +232,14 @@ def test_commits_of_a_repository_are_tried_from_worktrees_that_do_not_stay(gpume
     assert len(git("worktree", "list").splitlines()) == 1
     again = next(line for line in output.splitlines() if line.startswith("show it again"))
     assert f"gpumem bisect --git {repository} " in again
+    for version in RELEASES[4:]:
+        suite.takes(version, 60)
+    _, output, _ = gpumem("bisect", "--fresh", "--git", str(repository), "HEAD", good, TEST)
+    assert "the step of 2.0 is the first that takes less:" in output
+    git("checkout", "-q", "--orphan", "apart")
+    git("commit", "-q", "-m", "of nothing")
     status, _, errors = gpumem("bisect", "--git", str(repository), "HEAD", good, TEST)
-    assert status == 2
-    assert "the first commit does not lead to the second" in errors
+    assert (status, "neither commit leads to the other" in errors) == (2, True)
     status, _, errors = gpumem("bisect", "--git", str(repository), "nowhere", "HEAD", TEST)
     assert (status, "git knows no commit 'nowhere'" in errors) == (2, True)
 
@@ -231,7 +248,7 @@ def test_commits_of_a_repository_are_tried_from_worktrees_that_do_not_stay(gpume
     ("words", "problem"),
     [
         (("lib", "1.0", "3.0"), "a package, two releases and a test are needed"),
-        (("lib", "3.0", "1.0", TEST), "the first release has to be older than the second"),
+        (("lib", "3.0", "3.0", TEST), "these are one release"),
         (("lib", "1.0", "9.0", TEST), "lib 9.0: the package index has no such release"),
         (("lib", "first", "3.0", TEST), "'first' is not a version"),
         (("./lib", "1.0", "3.0", TEST), "use --git for a repository's folder"),
@@ -270,15 +287,15 @@ def test_a_search_finds_the_first_bad_version_in_few_trials(first_bad):
     while (index := search.next_index) is not None:
         search.note(index, is_bad=index >= first_bad)
         trials += 1
-    assert search.suspects == [str(first_bad)]
+    assert (search.first_bad, search.untried) == (first_bad, [])
     assert trials <= most == 5
 
 
-def test_a_search_with_skipped_versions_has_all_suspects():
+def test_a_search_has_the_skipped_versions_that_may_be_the_first_bad_one():
     search = Search(list("abcdefg"), skipped={2, 3, 4})
     while (index := search.next_index) is not None:
         search.note(index, is_bad=index >= 4)
-    assert search.suspects == ["c", "d", "e", "f"]
+    assert (search.last_good, search.first_bad, search.untried) == (1, 5, ["c", "d", "e"])
 
 
 def test_this_package_s_requirements_are_installed_with_the_torch_that_is_here(monkeypatch):

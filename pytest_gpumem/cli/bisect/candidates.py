@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
@@ -18,37 +18,49 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def releases_between(package: str, good: str, bad: str, *, prereleases: bool = False) -> list[str]:
-    """Return the releases of a package from one to another, oldest first.
+class Candidates(NamedTuple):
+    """The versions between two."""
+
+    versions: list[str]
+    """from the good one to the bad one"""
+    falls: bool
+    """whether the bad one is the older: a later version takes less"""
+
+
+def releases_between(package: str, good: str, bad: str, *, prereleases: bool = False) -> Candidates:
+    """Return the releases of a package from the good one to the bad one.
 
     Args:
         package: its name on the index.
-        good: the older release.
-        bad: the newer release.
+        good: a release that takes little memory.
+        bad: one that takes more: a newer one, or an older one.
         prereleases: whether release candidates and nightly builds count as well.
 
     Raises:
-        SpecError: a version that is none, that the index does not have, or in the wrong order.
+        SpecError: a version that is none, or that the index does not have.
     """
-    first, last = (_version(package, text) for text in (good, bad))
-    if first >= last:
+    first, last = sorted(_version(package, text) for text in (good, bad))
+    if first == last:
         raise SpecError(
-            f"{package} {good} {bad}",
-            "the first release has to be older than the second",
-            "name the release without the growth first",
+            f"{package} {good} {bad}", "these are one release", "name one with more memory"
         )
     wanted = prereleases or first.is_prerelease or last.is_prerelease
     listed = offered_releases(package, prereleases=wanted)
     versions = {Version(text): text for text in listed}
-    for version, text in ((first, good), (last, bad)):
-        if version not in versions:
+    for text in (good, bad):
+        if Version(text) not in versions:
             newest = ", ".join(str(it) for it in sorted(versions)[-5:])
             raise SpecError(
                 f"{package} {text}",
                 "the package index has no such release for this Python",
                 f"choose one of its releases, as {newest or 'pip index versions prints them'}",
             )
-    return [versions[version] for version in sorted(versions) if first <= version <= last]
+    between = [versions[version] for version in sorted(versions) if first <= version <= last]
+    return _directed(between, falls=Version(good) != first)
+
+
+def _directed(oldest_first: list[str], *, falls: bool) -> Candidates:
+    return Candidates(oldest_first[::-1] if falls else oldest_first, falls)
 
 
 def offered_releases(package: str, *, prereleases: bool) -> list[str]:
@@ -92,18 +104,24 @@ def _valid_versions(texts: Iterable[str]) -> list[str]:
     return versions
 
 
-def named_releases(package: str, names: str) -> list[str]:
-    """Return the releases that an option names, "4.44.0,4.45.0", oldest first.
+def named_releases(package: str, names: str, good: str, bad: str) -> Candidates:
+    """Return the releases that an option names, "4.44.0,4.45.0", from the good one to the bad one.
 
     Raises:
-        SpecError: a name that is no version, or fewer than two.
+        SpecError: a name that is no version, or one of the two is not named.
     """
     texts = list(dict.fromkeys(filter(None, map(str.strip, names.split(",")))))
     if len(texts) < len(("good", "bad")):
         raise SpecError(
             f"--versions={names}", "that is not a list of versions", "write 4.44.0,4.45.0,4.46.0"
         )
-    return sorted(texts, key=lambda text: _version(package, text))
+    for name in (good, bad):
+        if name not in texts:
+            raise SpecError(f"--versions={names}", f"--versions has no {name}", f"add {name} to it")
+    ordered = sorted(texts, key=lambda text: _version(package, text))
+    first, last = sorted((ordered.index(good), ordered.index(bad)))
+    between = ordered[first : last + 1]
+    return _directed(between, falls=between[0] != good)
 
 
 def _version(package: str, text: str) -> Version:
@@ -115,30 +133,33 @@ def _version(package: str, text: str) -> Version:
         ) from None
 
 
-def commits_between(repository: Path, good: str, bad: str) -> list[str]:
-    """Return the commits from one to another along first parents, oldest first, with both ends.
+def commits_between(repository: Path, good: str, bad: str) -> Candidates:
+    """Return the commits from the good one to the bad one along first parents, with both ends.
 
     Raises:
-        SpecError: git does not know them, or the first is no ancestor of the second.
+        SpecError: git does not know them, or neither leads to the other.
     """
     try:
         first, last = (_commit(repository, name) for name in (good, bad))
-        listed = run_git(
-            *("-C", str(repository), "rev-list", "--first-parent", "--reverse"),
-            *("--ancestry-path", f"{first}..{last}"),
-        )
+        later = _commits_after(repository, first, last)
+        earlier = _commits_after(repository, last, first)
     except GitError as error:
         raise SpecError(
             f"--git {repository} {good} {bad}", str(error), "name a repository and two commits"
         ) from error
-    commits = listed.decode().split()
-    if not commits:
+    if not later and not earlier:
         raise SpecError(
             f"--git {repository} {good} {bad}",
-            "the first commit does not lead to the second",
-            "name the commit without the growth first",
+            "neither commit leads to the other",
+            "name two commits of one branch",
         )
-    return [first, *commits]
+    return _directed([first, *later] if later else [last, *earlier], falls=not later)
+
+
+def _commits_after(repository: Path, first: str, last: str) -> list[str]:
+    """Return the commits between two along first parents, oldest first, and the last one."""
+    options = ("--first-parent", "--reverse", "--ancestry-path")
+    return run_git("-C", str(repository), "rev-list", *options, f"{first}..{last}").decode().split()
 
 
 def _commit(repository: Path, name: str) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pytest_gpumem.baselines.changes import Changes, pair_entries
 from pytest_gpumem.baselines.key import Key
 from pytest_gpumem.cli.bisect.candidates import (
+    Candidates,
     commits_between,
     named_releases,
     releases_between,
@@ -40,8 +41,9 @@ HELP: Final = "find the release or commit of a package that brought a growth of 
 DESCRIPTION: Final = (
     f"{HELP.capitalize()}. The tests run with releases of the package between two, each in an "
     "environment of its own, with no baselines: halving leads to the first one that takes more. "
-    "Usage: gpumem bisect transformers 4.37.2 4.38.2 tests/test_llama.py. A search that was "
-    "interrupted goes on where it was. Exit status 1: nothing grew between the two."
+    "Usage: gpumem bisect transformers 4.37.2 4.38.2 tests/test_llama.py. If BAD is older than "
+    "GOOD, the answer is the first release that takes less. A search that was interrupted goes on "
+    "where it was. Exit status 1: nothing grew between the two."
 )
 FOLDER: Final = ".gpumem-bisect"
 TIMEOUT: Final = 3600
@@ -165,18 +167,17 @@ def run(arguments: argparse.Namespace) -> Outcome:
     )
     titles: dict[str, str] = {}
     if arguments.git is not None:
-        versions = commits_between(arguments.git, good, bad)
-        titles = titles_of(arguments.git, versions)
+        candidates = commits_between(arguments.git, good, bad)
+        titles = titles_of(arguments.git, candidates.versions)
     elif arguments.versions:
-        versions = named_releases(package, arguments.versions)
-        versions = versions[_index(versions, good) : _index(versions, bad) + 1]
+        candidates = named_releases(package, arguments.versions, good, bad)
     else:
-        versions = releases_between(package, good, bad, prereleases=arguments.pre)
+        candidates = releases_between(package, good, bad, prereleases=arguments.pre)
     trials = Trials(
         question, arguments.folder.absolute(), keep=arguments.keep, timeout=arguments.timeout
     )
     trials.begin(fresh=arguments.fresh)
-    bisection = Bisection(arguments, package, versions, titles, trials)
+    bisection = Bisection(arguments, package, candidates, titles, trials)
     return bisection.run()
 
 
@@ -203,12 +204,6 @@ def parse_words(arguments: argparse.Namespace) -> tuple[str, str, str, tuple[str
     return package, good, bad, tuple(tests)
 
 
-def _index(versions: list[str], name: str) -> int:
-    if name not in versions:
-        raise SpecError(name, f"--versions has no {name}", f"add {name} to it")
-    return versions.index(name)
-
-
 class Bisection:
     """One search, told on the standard error as it goes."""
 
@@ -216,13 +211,13 @@ class Bisection:
         self,
         arguments: argparse.Namespace,
         package: str,
-        versions: list[str],
+        candidates: Candidates,
         titles: Mapping[str, str],
         trials: Trials,
     ) -> None:
         self._arguments = arguments
         self._package = package
-        self._versions = versions
+        self._versions, self._falls = candidates
         self._titles = titles
         self._trials = trials
         self._figures: dict[str, Figures] = {}
@@ -291,20 +286,24 @@ class Bisection:
         return Outcome(f"{head}\n\n{self._table(first, last)}", FOUND)
 
     def _answer(self, search: Search, followed: Followed) -> Outcome:
-        before, after = self._versions[search.last_good], self._versions[search.first_bad]
-        low, high = self._value(before, followed), self._value(after, followed)
+        good, bad = self._versions[search.last_good], self._versions[search.first_bad]
+        low, high = self._value(good, followed), self._value(bad, followed)
         lines = []
-        if len(search.suspects) == 1:
-            lines.append(f"{self._package} {self._title(after)} is the first that takes more:")
-        else:
-            skipped = ", ".join(map(self._title, search.suspects[:-1]))
+        if search.untried:
+            skipped = ", ".join(map(self._title, search.untried))
             lines.append(
-                f"{self._package} {self._title(after)} takes more, and {self._title(before)} does "
+                f"{self._package} {self._title(bad)} takes more, and {self._title(good)} does "
                 f"not; between them were skipped: {skipped}"
             )
-        lines.append(f"{followed.name}: {_size(low)} -> {_size(high)}{_growth(low, high)}")
-        blocks = ["\n".join(lines), self._table(before, after)]
-        blocks += self._next_steps(before, after, followed)
+        elif self._falls:
+            lines.append(f"{self._package} {self._title(good)} is the first that takes less:")
+        else:
+            lines.append(f"{self._package} {self._title(bad)} is the first that takes more:")
+        sizes = [_size(high), _size(low)] if self._falls else [_size(low), _size(high)]
+        change = _growth(low, high).replace("+", "-") if self._falls else _growth(low, high)
+        lines.append(f"{followed.name}: {' -> '.join(sizes)}{change}")
+        blocks = ["\n".join(lines), self._table(good, bad)]
+        blocks += self._next_steps(good, bad, followed)
         return Outcome("\n\n".join(blocks), OK)
 
     def _next_steps(self, before: str, after: str, followed: Followed) -> list[str]:

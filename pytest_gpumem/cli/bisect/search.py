@@ -14,11 +14,11 @@ class Search:
     """The search for the first bad version, where the first is good and the last is bad."""
 
     versions: Sequence[str]
-    """oldest first"""
+    """from the good one to the bad one"""
     last_good: int = 0
-    """the index of the newest version that is known to be good"""
+    """the index of the last version that is known to be good"""
     first_bad: int = field(init=False)
-    """the index of the oldest version that is known to be bad"""
+    """the index of the first version that is known to be bad"""
     skipped: set[int] = field(default_factory=set)
     """indexes of versions that could not be tried"""
 
@@ -41,9 +41,9 @@ class Search:
         return sum(index not in self.skipped for index in between).bit_length()
 
     @property
-    def suspects(self) -> list[str]:
-        """The versions of which one is the first bad one: the last is known to be bad."""
-        return list(self.versions[self.last_good + 1 : self.first_bad + 1])
+    def untried(self) -> list[str]:
+        """The versions between the last good one and the first bad one: all were skipped."""
+        return list(self.versions[self.last_good + 1 : self.first_bad])
 
     def note(self, index: int, *, is_bad: bool) -> None:
         """Note whether a version is bad."""
