@@ -1,0 +1,95 @@
+"""Which release brought the memory regressions of this folder? ``gpumem bisect`` is asked.
+
+    python benchmarks/wild/run.py [NAME ...]
+
+Each test runs in environments of its own, on the virtual GPU; what is not named keeps its row in
+benchmarks/results/wild.txt.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from provenance import RESULTS, line, publish
+
+FOLDER = Path(__file__).parent
+ANSWER = re.compile(
+    r"^(?P<package>\S+) (?P<release>\S+) is the first that takes (?:more|less):\n"
+    r"peak (?P<peak>\w+) of \S+: (?P<before>.+?) -> (?P<after>.+?)(?: \(.*\))?\n"
+)
+CAUSE = re.compile(r"^cause: (.*?)(?:\n\S|\n\n|\Z)", re.MULTILINE | re.DOTALL)
+
+
+def constants(path: Path) -> dict[str, Any]:
+    """Return the constants of a test file: PACKAGE, GOOD, BAD, WITH, REPORTED, LINKS, RELEASE."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+    return {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in assigned
+        if isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper()
+    }
+
+
+def bisect(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """Find the release of one regression; return its row."""
+    words = [facts["PACKAGE"], facts["GOOD"], facts["BAD"], str(path)]
+    for requirement in facts["WITH"]:
+        words += ["--with", requirement]
+    words += ["--versions", ",".join(facts["VERSIONS"])] if "VERSIONS" in facts else []
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pytest_gpumem.cli", "bisect", "--device=virtual", *words]
+        done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=False)
+    seconds = time.perf_counter() - started
+    print(done.stdout, flush=True)
+    match, cause = ANSWER.search(done.stdout), CAUSE.search(done.stdout)
+    row = {
+        "reported": facts["REPORTED"],
+        "links": facts["LINKS"],
+        "asked": f"{facts['PACKAGE']} {facts['GOOD']} -> {facts['BAD']}",
+        "provenance": line(),
+        "seconds": round(seconds),
+    }
+    if match is None:
+        return {**row, "found": False, "said": done.stdout.strip().splitlines()[:1]}
+    row |= {"found": match["release"] == facts["RELEASE"], **match.groupdict()}
+    return {**row, "cause": " ".join(cause.group(1).split()) if cause else ""}
+
+
+def main() -> None:
+    """Run the named files, or all; publish the table of all rows."""
+    kept = RESULTS / "wild.json"
+    rows = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    paths = sorted(FOLDER.glob("test_*.py"))
+    for path in paths:
+        name = path.stem.removeprefix("test_")
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
+        rows[name] = bisect(path, constants(path))
+        kept.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    text = [__doc__.splitlines()[0], ""]
+    for name, row in sorted(rows.items()):
+        text.append(
+            f"{name}: {row['asked']}; reported: {row['reported']} ({', '.join(row['links'])})"
+        )
+        if row["found"]:
+            change = f"{row['before']} -> {row['after']} peak {row['peak']}"
+            text += [f"  {row['package']} {row['release']}: {change}", f"  cause: {row['cause']}"]
+        else:
+            text.append(f"  not found: {row.get('release') or row.get('said')}")
+        text.append(f"  {row['seconds']} s; {row['provenance']}")
+    publish("wild", "\n".join(text))
+
+
+if __name__ == "__main__":
+    main()
