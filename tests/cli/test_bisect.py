@@ -7,6 +7,7 @@ of the version that was "installed" in it.
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -172,6 +173,23 @@ def test_an_end_that_cannot_be_tried_ends_the_search_with_its_reason(gpumem, sui
     assert "no wheel of lib==3.0" in errors
 
 
+def test_an_end_in_which_no_test_is_measured_ends_the_search(gpumem, suite):
+    text = dumps(Report(()), created="2026-11-23T06:00:00Z")
+    (suite.reports / "3.0.json").write_text(text, encoding="utf-8")
+    status, output, errors = bisect(gpumem)
+    assert (status, output) == (2, "")
+    assert "lib 3.0: the search needs both ends" in errors
+    assert "no test was measured with it" in errors
+
+
+def test_the_command_that_shows_it_again_finds_the_same(gpumem, suite):
+    output = bisect(gpumem, "--device=virtual", "--with", "numpy<2", "--", "-k", "step")[1]
+    (again,) = [line for line in output.splitlines() if line.startswith("show it again: ")]
+    program, *words = shlex.split(again.removeprefix("show it again: "))
+    assert program == "gpumem"
+    assert gpumem(*words)[1].startswith("lib 2.0 is the first that takes more:\n")
+
+
 def test_nothing_that_grew_is_told_with_the_table(gpumem, suite):
     suite.takes("3.0", 100.5)  # within the tolerance
     status, output, _ = bisect(gpumem)
@@ -231,7 +249,8 @@ def test_commits_of_a_repository_are_tried_from_worktrees_that_do_not_stay(gpume
     assert "the step of 2.0 is the first that takes more:" in output
     assert len(git("worktree", "list").splitlines()) == 1
     again = next(line for line in output.splitlines() if line.startswith("show it again"))
-    assert f"gpumem bisect --git {repository} " in again
+    _, *words = shlex.split(again.removeprefix("show it again: "))
+    assert gpumem(*words)[1].splitlines()[0] == output.splitlines()[0]
     for version in RELEASES[4:]:
         suite.takes(version, 60)
     _, output, _ = gpumem("bisect", "--fresh", "--git", str(repository), "HEAD", good, TEST)

@@ -34,6 +34,10 @@ WRITTEN = {
         "pytest --gpumem-json",
         "gpumem accept in the repository that was tested",
     ],
+    "cli/cards.py": [
+        'gpumem cards --here > cards/mine.toml; a marker then has card="cards/mine.toml".',
+        "gpumem cards --here",
+    ],
     "cli/light.py": [
         "pip install --no-deps -r light.txt",
         "pip install --no-deps -r FILE",
@@ -53,6 +57,7 @@ WRITTEN = {
         "pip install 'pytest-gpumem[html]'",
     ],
     "cli/run.py": ["gpumem run [options] (SCRIPT | -m MODULE) [argument ...]"],
+    "devices/card_file.py": ["gpumem cards --here > cards/mine.toml, on a machine with such a GPU"],
     "devices/memory_use.py": [
         "pip install 'pytest-gpumem[nvml]') tells if other processes hold it",
     ],
@@ -95,6 +100,7 @@ them; test_packaging.py builds, plugin/test_devices.py runs ``pytest -p gpumem``
 of synopses"""
 JOINED = {
     "baselines/stale.py": 1,
+    "cli/bisect/command.py": 2,  # cli/test_bisect.py runs one
     "cli/prune.py": 2,
     "cli/reports/report.py": 1,  # of these three cli/test_shards.py and cli/test_accept.py run any
     "cli/show.py": 1,

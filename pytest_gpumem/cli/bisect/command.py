@@ -327,9 +327,11 @@ class Bisection:
     def _command(self, good: str, bad: str) -> str:
         """Return the command that searches between two versions."""
         arguments = self._arguments
-        words = ["gpumem", "bisect"]
-        words += ["--git", str(arguments.git)] if arguments.git is not None else [self._package]
-        *_, tests = parse_words(arguments)
+        ends = [name[:12] if name in self._titles else name for name in (good, bad)]
+        of_releases = arguments.git is None
+        words = ["gpumem", "bisect", *([self._package] if of_releases else []), *ends]
+        words += arguments.words[3 if of_releases else 2 :]
+        words += [] if of_releases else ["--git", str(arguments.git)]
         for requirement in arguments.requirements:
             words += ["--with", requirement]
         for name in ("light", "pre"):
@@ -338,9 +340,8 @@ class Bisection:
             words.append(f"--device={arguments.device}")
         if arguments.python:
             words.append(f"--python={arguments.python}")
-        separator = ["--"] if any(word.startswith("-") for word in tests) else []
-        short = [name[:12] if name in self._titles else name for name in (good, bad)]
-        return shlex.join([*words, *short, *separator, *tests])
+        behind = arguments.pytest_arguments
+        return shlex.join([*words, *(["--", *behind] if behind else [])])
 
     def _table(self, before: str, after: str) -> str:
         old, new = self._figures[before], self._figures[after]

@@ -115,6 +115,10 @@ class Trials:
             self._run_tests(environment, version, report)
         except SetupError as error:
             raise SkippedError(f"it cannot be installed: {error}") from error
+        else:
+            if not any(result.measurement for result in read_report(report).results):
+                reason = last_error(self._path(version, "pytest.log"), 0)
+                raise SkippedError(f"no test was measured with it: {reason}")
         finally:
             if not self._keep:
                 environment.remove()
@@ -176,7 +180,7 @@ def last_error(log: Path, status: int) -> str:
     """Return pytest's last line that tells an error, and the log's name."""
     text = log.read_text(encoding="utf-8", errors="replace")
     lines = re.findall(r"^(?:E  +|ERROR:? )(.*\S)", text, re.MULTILINE)
-    return f"{lines[-1] if lines else f'pytest ended with status {status}'} ({log})"
+    return f"{lines[-1] if lines else f'pytest ended with status {status}'} (see {log})"
 
 
 def _file_name(version: str) -> str:
