@@ -245,7 +245,8 @@ def test_commands_record_and_accept_from_the_folder_where_they_were_printed(plac
     # Every report has the same ones.
     assert [result["verdict"]["command"] for result in results(place)] == each
     for path in (place.folder / "a.md", summary):
-        assert in_markdown(path.read_text(encoding="utf-8")) == [*each, every]
+        commands = in_markdown(path.read_text(encoding="utf-8"))
+        assert commands == [*each, every, "gpumem accept a.json"]
     page = Page((place.folder / "a.html").read_text(encoding="utf-8"))
     codes = [" ".join("".join(code.text).split()) for code in page.all("code")]
     assert [code for code in codes if code.startswith("pytest ")] == each
