@@ -8,6 +8,7 @@ from helpers.paths import ROOT
 from PIL import Image
 
 from pytest_gpumem.devices.cards import card_names
+from pytest_gpumem.plugin import session_plugin
 
 README = read("README.md")
 REPOSITORY = "https://github.com/pytest-gpumem/pytest-gpumem"
@@ -47,6 +48,23 @@ def test_its_change_fails_by_the_line_that_grew(step):
     assert session.ret == 1
     line = next(i for i, text in enumerate(TEST.splitlines(), 1) if "4096" in text)
     assert f"regressed: test_step.py:{line} changed: 4096 -> 16384; peak" in session.flat
+
+
+@pytest.mark.parametrize(("picture", "columns"), [("failure", "80"), ("failure-160", "160")])
+def test_its_picture_shows_what_its_commands_print(step, monkeypatch, picture, columns):
+    """docs/images/make.py keeps the text of a picture in its file: draw it anew after a change."""
+    monkeypatch.setenv("COLUMNS", columns)
+    screen = session_plugin.screen_of
+    monkeypatch.setattr(
+        session_plugin, "screen_of", lambda reporter: screen(reporter)._replace(interactive=True)
+    )
+    step.write("test_step.py", TEST.replace("4096", "16384"))
+    printed = [line.rstrip() for line in step.run().out.splitlines()]
+    with Image.open(ROOT / f"docs/images/{picture}.png") as opened:
+        drawn = [line.rstrip() for line in opened.text["Text"].splitlines()]
+    head = next(line for line in drawn if line)
+    start = printed.index(head) - drawn.index(head)
+    assert printed[start : start + len(drawn)] == drawn
 
 
 def test_what_does_not_fit_prints_what_is_shown(step):
