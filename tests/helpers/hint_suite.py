@@ -36,8 +36,9 @@ def recorded_hints(suite):
         session = suite.run("--gpumem-attribution=on", "--gpumem-json=report.json")
         assert session.outcomes == {"passed": 1}, session.out
         (result,) = json.loads((suite.path / "report.json").read_text())["results"]
-        attributions = result["measurement"]["attributions"]
-        found = [hint for attribution in attributions for hint in attribution["hints"]]
+        measurement = result["measurement"]
+        noted = (*measurement["attributions"], measurement)
+        found = [hint for record in noted for hint in record["hints"]]
         return [hint for hint in found if word in hint], session.figures()["test_it"][0]
 
     return run

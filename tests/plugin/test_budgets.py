@@ -277,7 +277,7 @@ def test_what_cannot_run_again_still_has_its_verdict(suite):
         """
     )
     assert session.outcomes == {"failed": 1}
-    assert "with 0 B allocated, 0 B reserved" in session.flat
+    assert "0 B were allocated, 0 B reserved" in session.flat
     assert "needs" not in session.flat
     assert "not a second time" not in session.flat
     assert session.table["test_it"]["budget"] == ">100%"
