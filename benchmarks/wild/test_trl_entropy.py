@@ -6,7 +6,7 @@ PACKAGE = "trl"
 GOOD = "0.19.1"
 BAD = "0.22.2"
 RELEASE = "0.22.0"
-WITH = ("transformers==4.56.2", "numpy<2")
+WITH = ("transformers==4.56.2",)
 REPORTED = "an 80 GB card is full"
 LINKS = ("huggingface/trl#4013",)
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pytest_gpumem.errors import GpuMemError
-from pytest_gpumem.plugin import stale_hooks
 from pytest_gpumem.plugin.device_choice import CHOICE, GUARD, SENT, choice_of
 from pytest_gpumem.plugin.item_hooks import BESIDE_ERROR, OF_MARKED
 from pytest_gpumem.plugin.parametrize import cards_of
@@ -279,6 +278,7 @@ class GpuMemPlugin:
         """Return where the session ran, for its JSON report; None where it writes none."""
         if self.settings.json is None:
             return None
+        from pytest_gpumem.plugin import stale_hooks
         from pytest_gpumem.plugin.suites.origin import origin_of, shard_of
 
         shard = shard_of(lambda name: self.config.getoption(name, default=None))

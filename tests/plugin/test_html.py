@@ -351,8 +351,11 @@ def test_an_editor_that_is_none_is_refused(suite):
     assert "neither a known editor nor an address with {path} and {line}" in session.err
 
 
-def test_source_lines_open_in_the_editor_that_is_named(suite):
-    suite.run(OPTION, "--gpumem-editor=vscode", source=TWO)
+@pytest.mark.parametrize("ini", [False, True], ids=["option", "ini"])
+def test_source_lines_open_in_the_editor_that_is_named(suite, ini):
+    if ini:
+        suite.write("pytest.ini", "[pytest]\ngpumem_editor = vscode")
+    suite.run(OPTION, *([] if ini else ["--gpumem-editor=vscode"]), source=TWO)
     links = {it.attributes["href"] for it in page_of(suite).all("a", class_="place")}
     assert any(
         re.fullmatch(rf"vscode://file{re.escape(str(suite.path))}/test_\w+\.py:\d+", link)

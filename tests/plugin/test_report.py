@@ -104,10 +104,10 @@ def prepared(suite):
 
 
 # test_plugin_attribution.py, _snapshots.py, _outputs.py, _against.py, _provenance.py, _stale.py,
-# _cards.py, _visible.py, _values.py, _all.py, suites/, ../cli/test_accept.py
+# _cards.py, _visible.py, _values.py, _all.py, _html.py, suites/, ../cli/test_accept.py
 ELSEWHERE = {
     *("all", "attribution", "snapshots", "snapshot_when", "github", "against_tolerance"),
-    *("json_format", "artifact"),
+    *("json_format", "artifact", "editor"),
     *(
         "provenance",
         "stale",

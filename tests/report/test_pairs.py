@@ -7,7 +7,7 @@ from helpers.paths import ROOT
 
 from pytest_gpumem.sizes import parse_size
 
-PAIR = re.compile(r"([0-9.,]+\s[KMGT]?i?B) allocated, ([0-9.,]+\s[KMGT]?i?B) reserved")
+PAIR = re.compile(r"([0-9.,]+\s[KMGT]?i?B) (?:were )?allocated, ([0-9.,]+\s[KMGT]?i?B) reserved")
 TEXTS = [
     path
     for folder in ("tests/gold", "docs", "examples")

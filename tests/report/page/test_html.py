@@ -384,7 +384,7 @@ def test_nothing_is_set_beside_a_baseline_that_was_not_compared_with(parsed):
 
 def test_out_of_memory_tells_what_was_held_and_what_is_needed(parsed):
     told = section(sample(), "test_gpt2_large", parsed)
-    assert "512.00 MiB more asked for with 3987.00 MiB allocated, 4080.00 MiB reserved" in told
+    assert "512.00 MiB more when 3987.00 MiB were allocated, 4080.00 MiB reserved" in told
     assert f"refused at {MODULE}:31 in step" in told
     assert "budget baseline needed difference" in told
 
