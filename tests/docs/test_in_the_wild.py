@@ -1,0 +1,35 @@
+"""The page of regressions that shipped has the figures that were recorded, and those alone."""
+
+import json
+import re
+
+import pytest
+from helpers.paths import ROOT
+
+PAGE = (ROOT / "docs/explanation/in-the-wild.md").read_text(encoding="utf-8")
+RESULTS = json.loads((ROOT / "benchmarks/results/wild.json").read_text(encoding="utf-8"))
+ROWS = [line for line in PAGE.splitlines() if re.match(r"\| \w+[, ].*of \d", line)]
+
+
+def test_every_regression_of_the_folder_has_a_result_and_a_row():
+    files = {path.stem.removeprefix("test_") for path in (ROOT / "benchmarks/wild").glob("test_*")}
+    assert set(RESULTS) == files
+    assert len(ROWS) == len(files)
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_row_has_the_recorded_release_figures_and_line(name):
+    result = RESULTS[name]
+    package, good, _, bad = result["asked"].split()
+    (row,) = [row for row in ROWS if row.startswith(f"| {package}") and f"{good} to {bad}" in row]
+    for link in result["links"]:
+        assert re.search(rf"{link.partition('#')[0]}/\w+/{link.partition('#')[2]}\b", row), link
+    if not result["found"]:
+        assert "not found" in row
+        return
+    assert row.startswith(f"| {package} {result['release']} (")
+    assert f"{result['before']} → {result['after']}" in row
+    place = re.search(r" at (\S+) \((\S+)\)$", result["cause"])
+    if not place[1].startswith("benchmarks/"):  # the test's own line
+        assert place[1].endswith(re.search(r"`([^`]+)`", row)[1])
+        assert f"`{place[2]}`" in row
