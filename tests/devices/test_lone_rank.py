@@ -490,6 +490,8 @@ def pipeline(rank, **metadata):
 def test_a_stage_of_a_pipeline_runs_alone_where_its_shapes_are_given():
     import torch
 
+    if torch.__version__.startswith("2.14."):
+        pytest.skip("stages of torch 2.14 vote on who tells them shapes: by values, which are zero")
     microbatch = torch.empty(8, 64, requires_grad=True, device="meta")
     with opened(), joined(3, 4, "virtual"):
         metadata = {"input_args": (microbatch,), "output_args": (microbatch,)}
