@@ -117,7 +117,7 @@ run_row() { # run_row ROW: writes its lines into $made/ROW
         [ "$status" -eq 0 ] || failed=1
         [ -n "$line" ] || line="did not come to an end (exit status $status)"
         lines+="    $name: $line"$'\n'
-        lines+=$(grep -E '^(FAILED|ERROR) ' "$made/$name.log" | sed 's/\x1b\[[0-9;]*m//g; s/^/        /')$'\n'
+        lines+=$(grep -E "^(FAILED|ERROR) (tests|examples)/" "$made/$name.log" | sed 's/\x1b\[[0-9;]*m//g; s/^/        /')$'\n'
     done
     {
         printf '%-13s ' "$row"

@@ -197,7 +197,10 @@ class Entry(NamedTuple):
         """The line that failed it, for below its name: its figures have columns of their own."""
         if not self.failed:
             return ""
-        return "; ".join(filter(None, (row_cause(self.result), self.keeper)))
+        cause, causes = row_cause(self.result), self.result.verdict.causes
+        # What grew, or leaked, is told with the names of what keeps it.
+        is_told = self.result.verdict.kind is Kind.LEAKED or (causes and causes[0].keepers)
+        return cause if is_told and cause else "; ".join(filter(None, (cause, self.keeper)))
 
     @property
     def beyond(self) -> bool:

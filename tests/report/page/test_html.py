@@ -25,12 +25,14 @@ from helpers.terminal_results import grown
 from pytest_gpumem.baselines.history import CommittedPeak
 from pytest_gpumem.baselines.key import Key
 from pytest_gpumem.judge.breakdown_diff import site_rows
+from pytest_gpumem.judge.lead import lead_of
 from pytest_gpumem.judge.result import SEVERITY, urgency
 from pytest_gpumem.judge.verdict import Kind, Lookup, Verdict
 from pytest_gpumem.measurement import (
     Attribution,
     Breakdown,
     Holder,
+    Keeper,
     Phase,
     Site,
     Stayed,
@@ -216,6 +218,18 @@ def test_a_failures_row_and_section_have_its_cause_and_its_keeper():
     assert "kept by local variable best" in entry_of_test["cause"]
 
 
+def test_a_row_names_a_keeper_once():
+    regressed = kept("test_x")
+    cause = regressed.verdict.causes[0]
+    site = cause.site
+    text = "local variable best (train.py:11)"
+    keeper = Keeper(site.path, site.line, site.category, text, 250 * MIB, 1)
+    cause = replace(cause, keepers=(keeper,))
+    verdict = replace(regressed.verdict, causes=(cause,), lead=lead_of((cause,)))
+    (why,) = Page(page(Report((replace(regressed, verdict=verdict),)))).texts("span", class_="why")
+    assert why.count("kept by") == 1
+
+
 def test_a_leak_shows_what_stayed_and_who_holds_it_and_not_the_peaks_tables():
     stayed_site = site(7, 3 * MIB, path="cache.py", code="CACHE.append(x)")
     holder = Holder("global variable CACHE of <cache.py>", 3 * MIB, 3)
@@ -229,8 +243,10 @@ def test_a_leak_shows_what_stayed_and_who_holds_it_and_not_the_peaks_tables():
     assert "global variable CACHE of <cache.py> 3.00 MiB 3" in told
     assert "cache.py:7 in f CACHE.append(x) other 3.00 MiB" in told
     assert "At the peak" not in told
-    (entry_of_test,) = index_of(Page(page(Report((leak,)))))
+    parsed = Page(page(Report((leak,))))
+    (entry_of_test,) = index_of(parsed)
     assert entry_of_test["group"] == "leaked, cache.py:7 (f)"
+    assert parsed.texts("span", class_="why") == ["held by global variable CACHE of <cache.py>"]
 
 
 def test_hints_are_in_the_section():
