@@ -115,7 +115,7 @@ def main() -> None:
     """Run all environments that are named, and keep the rows of the others."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("pythons", nargs="*", default=[sys.executable], metavar="PYTHON")
-    parser.add_argument("--steps", nargs="*", default=list(STEPS), help="names, with wildcards")
+    parser.add_argument("--steps", nargs="+", default=list(STEPS), help="names, with wildcards")
     parser.add_argument("--sweep", type=int, default=0, help="convolutions drawn (0: none)")
     options = parser.parse_args()
     heads = ["torch", "CUDA", "environment", "README's test, bytes", "steps", "convolutions"]
