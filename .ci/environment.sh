@@ -96,7 +96,7 @@ env_check_python() {
 env_make_venv() {
     local size
     env_check_python || return
-    case $env_purpose in tests) size=6 ;; examples-on-gpu) size=5.5 ;; *) size=2.6 ;; esac
+    case $env_purpose in tests) size=6 ;; examples-on-gpu) size=5.5 ;; *) size=2.5 ;; esac
     echo "setting up $env_name (about $size GB, minutes the first time)"
     "${PYTHON:-python3}" -m venv --clear "$venv" ||
         env_fail "$venv cannot be made (see above)"

@@ -136,7 +136,7 @@ def test_a_set_up_that_fails_says_so_in_one_line_and_is_tried_again(copy):
         "PIP_NO_INDEX": "1",
         "PIP_CONFIG_FILE": os.devnull,
     }
-    for said in ("setting up here (about 2.6 GB", "setting up here, where it failed before"):
+    for said in ("setting up here (about 2.5 GB", "setting up here, where it failed before"):
         status, out, error = set_up(copy, **environment)
         assert (status, out.startswith(said), out.count("\n")) == (3, True, 1)
         assert error.startswith("error: pip install failed: conflict: The user requested pip; The ")
