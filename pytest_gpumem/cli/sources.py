@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.baselines.folder import ENDING, Figures, read_contents, read_folder
 from pytest_gpumem.baselines.git import (
@@ -22,6 +22,12 @@ from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.judge.result import entry_of
 from pytest_gpumem.nodeids import split_nodeid
 from pytest_gpumem.report.json_report import read_report
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pytest_gpumem.judge.result import Result
+    from pytest_gpumem.measurement import BaselineEntry
 
 _REMEDY: Final = "name a report (.json), a folder of baselines, or a git revision"
 
@@ -76,22 +82,30 @@ def read_directory(directory: Path, name: str) -> Source:
 
 
 def _read_report(path: str) -> Source:
-    figures = Figures(files=1)
-    out_of_memory = set()
-    for result in read_report(path).results:
-        if result.measurement is None:
-            continue
-        key = Key(result.device_key, *split_nodeid(result.nodeid), result.part)
-        if result.measurement.out_of_memory is None:
-            figures.entries[key] = entry_of(result)
-        else:
-            out_of_memory.add(key)
+    entries, out_of_memory = measured_entries(read_report(path).results)
+    figures = Figures(files=1, entries=entries)
     remarks = []
     if out_of_memory:
         number = len(out_of_memory)
         measurements = "1 measurement" if number == 1 else f"{number} measurements"
         remarks = [f"{measurements} of {path} ran out of memory, without a peak to compare"]
-    return Source(path, figures, remarks, frozenset(out_of_memory), of_report=True)
+    return Source(path, figures, remarks, out_of_memory, of_report=True)
+
+
+def measured_entries(
+    results: Iterable[Result],
+) -> tuple[dict[Key, BaselineEntry], frozenset[Key]]:
+    """Return the figures of a report's results, and the tests that ran out of memory: without."""
+    entries, out_of_memory = {}, set()
+    for result in results:
+        if result.measurement is None:
+            continue
+        key = Key(result.device_key, *split_nodeid(result.nodeid), result.part)
+        if result.measurement.out_of_memory is None:
+            entries[key] = entry_of(result)
+        else:
+            out_of_memory.add(key)
+    return entries, frozenset(out_of_memory)
 
 
 def _read_revision(revision: str, directory: Path) -> Source:

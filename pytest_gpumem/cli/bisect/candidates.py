@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
-from pytest_gpumem.baselines.git import GitError, run_git
+from pytest_gpumem.baselines.git import GitError, repository_root, run_git
 from pytest_gpumem.errors import SpecError
 
 if TYPE_CHECKING:
@@ -166,12 +166,11 @@ def _commit(repository: Path, name: str) -> str:
     if name.startswith("-"):
         raise GitError(f"{name!r} is not a commit")
     arguments = ("-C", str(repository), "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+    repository_root(repository)  # says what is wrong with the repository, or with git
     try:
         return run_git(*arguments).decode().strip()
-    except GitError as error:
-        if "status" in str(error):  # what git says is nothing, with --quiet
-            raise GitError(f"git knows no commit {name!r}") from None
-        raise
+    except GitError:
+        raise GitError(f"git knows no commit {name!r}") from None
 
 
 def titles_of(repository: Path, commits: Sequence[str]) -> dict[str, str]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.baselines.changes import Changes, pair_entries
-from pytest_gpumem.baselines.key import Key
 from pytest_gpumem.cli.bisect.candidates import (
     Candidates,
     commits_between,
@@ -22,10 +21,9 @@ from pytest_gpumem.cli.bisect.candidates import (
 from pytest_gpumem.cli.bisect.search import Search
 from pytest_gpumem.cli.bisect.trials import Question, SkippedError, Trials
 from pytest_gpumem.cli.outcome import FOUND, OK, Outcome
+from pytest_gpumem.cli.sources import measured_entries
 from pytest_gpumem.errors import SpecError
-from pytest_gpumem.judge.result import entry_of
 from pytest_gpumem.judge.verdict import DEFAULT_TOLERANCES, PEAKS, PeakName
-from pytest_gpumem.nodeids import split_nodeid
 from pytest_gpumem.report.changes import table
 from pytest_gpumem.report.text import printable
 from pytest_gpumem.sizes import format_size
@@ -34,8 +32,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
+    from pytest_gpumem.baselines.key import Key
     from pytest_gpumem.measurement import BaselineEntry
-    from pytest_gpumem.report.json_report import SavedReport
 
 HELP: Final = "find the release or commit of a package that brought a growth of memory"
 DESCRIPTION: Final = (
@@ -258,7 +256,7 @@ class Bisection:
     def _try(self, version: str) -> None:
         if not self._trials.is_known(version):
             _tell(f"  {self._title(version)}: installing and running its tests")
-        self._figures[version] = figures_of(self._trials.report(version))
+        self._figures[version] = Figures(*measured_entries(self._trials.report(version).results))
 
     def _try_end(self, version: str) -> None:
         try:
@@ -354,20 +352,6 @@ class Bisection:
 
     def _title(self, version: str) -> str:
         return self._titles.get(version, version)
-
-
-def figures_of(report: SavedReport) -> Figures:
-    """Return the figures of each test of a report; those that ran out of memory have none."""
-    entries, out_of_memory = {}, set()
-    for result in report.results:
-        if result.measurement is None:
-            continue
-        key = Key(result.device_key, *split_nodeid(result.nodeid), result.part)
-        if result.measurement.out_of_memory is None:
-            entries[key] = entry_of(result)
-        else:
-            out_of_memory.add(key)
-    return Figures(entries, frozenset(out_of_memory))
 
 
 def leading_growth(good: Figures, bad: Figures) -> Followed | None:

@@ -150,8 +150,7 @@ def card_of(device: Mapping[str, Any], folder: Path) -> tuple[str, str]:
             "the virtual GPU cannot have its compute capability {}.{}".format(*capability),
             "update pytest-gpumem",
         )
-    fields = {key: device[key] for key in device if key not in {"free", "reserved"}}
-    fields["context"] = estimated_context(capability, device["sm_count"])
+    fields = {**device, "context": estimated_context(capability, device["sm_count"])}
     path = folder / "this-gpu.toml"
     path.write_text(card_file_text(fields), encoding="utf-8")
     return f"{device['device_name']}, which the table of cards lacks", str(path)

@@ -59,8 +59,6 @@ def main() -> None:
         "sm_count": properties.multi_processor_count,
         "l2_cache_size": getattr(properties, "L2_cache_size", 0),
         "memory_bus_width": getattr(properties, "memory_bus_width", 0),
-        "free": torch.cuda.mem_get_info(0)[0],
-        "reserved": torch.cuda.memory_reserved(0),
     }
     Path(out).write_text(json.dumps(document), encoding="utf-8")
 
