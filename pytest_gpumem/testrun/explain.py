@@ -118,8 +118,8 @@ class Explainer:
     def explains_change(self, results: Iterable[Result], *, recorded: bool) -> bool:
         """Whether it is told where peaks come from that a later ``gpumem accept`` may write.
 
-        So are those of another verdict than within, and, where the run is recorded anyhow, any that
-        an update would write.
+        So are those of failures by their figures, and, where the run is recorded anyhow, any that
+        an update would write. A test that passes does not run again for it.
         """
         if not self.policy.reporting or self.policy.attribution != "auto":
             return False
@@ -127,7 +127,7 @@ class Explainer:
             result.baseline
             and result.measurement is not None
             and (
-                result.verdict.kind in _ACCEPTABLE
+                (result.verdict.kind in _ACCEPTABLE and (recorded or result.verdict.failed))
                 or (recorded and _would_be_written(result.baseline_entry, result.measurement))
             )
             for result in results
