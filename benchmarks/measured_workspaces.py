@@ -129,7 +129,7 @@ def work(task: dict) -> None:
     profile = replace(find_card(card), sm_count=sms)
     device = VirtualDevice.load(profile)
     device.open(profile, 1)
-    device.take_sizes(task.get("end", "usual"))
+    device.workspaces.take(task.get("end", "usual"))
     import workspace_figures
 
     figure = workspace_figures.peak if task["loop"] else workspace_figures.workspace

@@ -116,7 +116,7 @@ def work(device: VirtualDevice, text: str) -> None:
     if memory:
         profile = dataclasses.replace(profile, total_memory=memory)
     device.open(profile, 1)
-    device.take_sizes(end)
+    device.workspaces.take(end)
     import torch
 
     try:

@@ -110,7 +110,7 @@ def work(row: dict[str, str], folder: Path) -> None:
     import torch
 
     torch.cuda.init()
-    device.compute_values("auto")
+    device.values.compute("auto")
     sys.path.insert(0, str(folder / "src"))
     torch.nn.Linear(1, 1).to("cuda")  # the source does not count what this reserves
     torch.cuda.reset_peak_memory_stats()
@@ -133,9 +133,9 @@ def work(row: dict[str, str], folder: Path) -> None:
     adapts = row["experiment"].startswith("adalora")
     trace = train(transformer, optimizer, prepared, adapts=adapts)
     ends = []
-    if device.uncertain_sizes().reason:
+    if device.workspaces.uncertain().reason:
         for end in ("least", "most"):
-            device.take_sizes(end)
+            device.workspaces.take(end)
             run = train(transformer, optimizer, prepared, adapts=adapts)
             ends.append(run.most - start)
     del judge

@@ -89,7 +89,7 @@ def work(row: dict[str, str], folder: Path) -> None:
     import torch
 
     torch.cuda.init()
-    device.compute_values("auto")
+    device.values.compute("auto")
     keep_values_unset()
     path = folder / row["notebook"]
     sys.path.insert(0, str(path.parent))

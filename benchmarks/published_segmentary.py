@@ -73,12 +73,12 @@ def work(family: str, source: Path) -> None:
     peaks: dict[str, Peaks] = {}
     run = {"matrix": matrix_step, "probe": probe, "inference": inference}[family]
     if family != "inference":
-        device.compute_values("auto")  # losses have branches on small tensors
+        device.values.compute("auto")  # losses have branches on small tensors
     if family == "probe":
         accept_checks()
     for group in processes(family):
         for end in ENDS[:1] if family == "matrix" else ENDS:
-            device.take_sizes(end)  # forgets which plans earlier networks had timed
+            device.workspaces.take(end)  # forgets which plans earlier networks had timed
             torch._C._cuda_clearCublasWorkspaces()
             for row in group:
                 gc.collect()

@@ -64,7 +64,7 @@ def work(model: str, end: RangeEnd, *, once: bool) -> None:
     import torch
 
     torch.cuda.init()
-    device.take_sizes(end)
+    device.workspaces.take(end)
     if once:
         ROUNDS.warm = ROUNDS.count = 1
     peaks = dict(flux_rows() if model == "Flux" else diffusion_rows())

@@ -158,7 +158,7 @@ class Sizes:
             readbacks[0] = library.counters().readbacks
 
         forms, error = None, ""
-        self._device.compute_values(scope)
+        self._device.values.compute(scope)
         try:
             forms = forms_of(case, "cuda", begin)
         except Exception as failure:  # noqa: BLE001 - the operator's own

@@ -41,12 +41,12 @@ def seconds_of(rounds: Callable[[], None], repeats: int) -> list[float]:
     shortest = dict.fromkeys(SCOPES, float("inf"))
     for number in range(repeats + 1):  # the first warms up
         for scope in SCOPES:
-            device.compute_values(scope)
+            device.values.compute(scope)
             started = time.process_time()
             rounds()
             if number:
                 shortest[scope] = min(shortest[scope], time.process_time() - started)
-    device.compute_values("off")
+    device.values.compute("off")
     return [shortest[scope] for scope in SCOPES]
 
 
@@ -109,7 +109,7 @@ def seconds_computed(build: Callable[[], Callable[[], None]]) -> tuple[float, fl
     from pytest_gpumem.devices.virtual.device import VirtualDevice
 
     device = VirtualDevice.loaded()
-    device.compute_values("full")
+    device.values.compute("full")
     torch.cuda.reset_peak_memory_stats()
     held = torch.cuda.memory_allocated()
     started = time.perf_counter()
@@ -117,7 +117,7 @@ def seconds_computed(build: Callable[[], Callable[[], None]]) -> tuple[float, fl
     step()
     step()
     seconds = time.perf_counter() - started
-    device.compute_values("off")
+    device.values.compute("off")
     return seconds, (torch.cuda.max_memory_allocated() - held) / 2**20
 
 

@@ -51,7 +51,7 @@ def figures_of(name: str, scope: str) -> list[object]:
     from pytest_gpumem.devices.virtual.device import VirtualDevice
 
     device = VirtualDevice.loaded()
-    device.values = scope
+    device.values.initial = scope
     device.show_always(1)
     try:
         step = steps.STEPS[name].build()

@@ -86,7 +86,7 @@ def compare(name: str, step: Callable[[], None]) -> list[str]:
     try:
         step()
         gc.collect()
-        number = device.uncertain_sizes()
+        number = device.workspaces.uncertain()
         usual, recording = run.peaks_of(""), run.meter.recording()
         assert recording is not None
         if not number.smaller and not number.larger:
@@ -108,7 +108,7 @@ def compare(name: str, step: Callable[[], None]) -> list[str]:
                 figures.append("")
                 continue
             run.begin_again(record=False)
-            device.take_sizes(end)
+            device.workspaces.take(end)
             step()
             gc.collect()
             real = run.peaks_of("")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 from pytest_gpumem.version import __version__
 
 if TYPE_CHECKING:
-    from pytest_gpumem.devices.base import Device
     from pytest_gpumem.devices.cards import card_names
     from pytest_gpumem.errors import (
         BaselineError,
@@ -48,7 +47,6 @@ __all__ = [
     "BaselineError",
     "Breakdown",
     "Comparison",
-    "Device",
     "DeviceError",
     "DeviceInfo",
     "GpuMemError",
@@ -81,7 +79,6 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    "devices.base": ("Device",),
     "devices.cards": ("card_names",),
     "errors": (
         *("BaselineError", "DeviceError", "GpuMemError"),

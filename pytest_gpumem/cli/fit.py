@@ -139,7 +139,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         for answer in answers
     )
     text = fit_table(answers)
-    if not choice.device.computes:
+    if not choice.device.values.all_computed:
         text += f"\n{PREDICTED}"
     return Outcome(text, OK if fits else FOUND)
 
@@ -178,7 +178,7 @@ class _Question:
 
         meter = Meter(device, device.open(card, 1), 1)
         try:
-            device.compute_values(self.values)
+            device.values.compute(self.values)
             meter.start(count_held=True)
             meter.cap(min(card.usable_memory, self.max_bytes or card.usable_memory))
             prober = Prober(meter, Path.cwd(), show, patience=1.0)

@@ -142,7 +142,7 @@ def measure_program(
 ) -> int:
     """Run a program on ``count`` devices, print its peaks, return its exit status."""
     info = device.open(None, count)
-    device.compute_values(values)
+    device.values.compute(values)
     meter = Meter(device, info, count)
     meter.start(count_held=True)
     meter.cap(limit)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 Values = Literal["auto", "full", "off"]
 """values that a virtual GPU computes: within a test's budget, all, none"""
 
+RangeEnd = Literal["usual", "least", "most"]
+"""the size that is taken of a workspace whose library tells none"""
+
 WorkspaceUse = Literal["passing", "kept", "held", "end", "in use", "planned"]
 """how long PyTorch keeps a workspace that it asked for: until the call has ended; as long as the
 block that was allocated last before it; until an operation's descriptors are destroyed ("end"); or
@@ -53,6 +56,46 @@ class UncertainSizes(NamedTuple):
     """how often the larger found no room, and a smaller was taken"""
 
 
+class ValueEngine(Protocol):
+    """The values of a device's steps: a GPU computes them all, a virtual GPU the small ones."""
+
+    @property
+    def all_computed(self) -> bool:
+        """Whether all values are computed, so that they mean something."""
+
+    def compute(self, scope: Values) -> None:
+        """Compute values within a test's budget from now on ("auto"), all ("full") or none ("off").
+
+        A GPU computes all of them whatever is asked for.
+        """
+
+    def renew(self) -> None:
+        """Begin anew with a test's budget of values: its body runs, or runs again."""
+
+    def apart(self) -> AbstractContextManager[None]:
+        """Return a context whose values count for no test's budget: a fixture of wider scope's."""
+
+    def has_guessed(self, *, failed: bool = False) -> bool:
+        """Return whether the step decided by values that are unknown or assumed.
+
+        Args:
+            failed: whether it failed by a value: values that it only kept count then.
+        """
+
+    def assume_masks(self, share: float) -> None:
+        """Take this share of each unknown mask to be true, until the device is closed."""
+
+
+class WorkspaceSizes(Protocol):
+    """The workspaces since a device was opened that may have another size on a real GPU."""
+
+    def uncertain(self) -> UncertainSizes:
+        """Return how many of them there are, and why their sizes are not known."""
+
+    def used(self) -> list[Workspace] | None:
+        """Return these workspaces, in the order of their times; None: they are too many."""
+
+
 class Device(Protocol):
     """A kind of GPU that steps can run on."""
 
@@ -61,8 +104,12 @@ class Device(Protocol):
         """The kind: "cuda" or "virtual"."""
 
     @property
-    def computes(self) -> bool:
-        """Whether kernels run, so that values mean something."""
+    def values(self) -> ValueEngine:
+        """The values of its steps."""
+
+    @property
+    def workspaces(self) -> WorkspaceSizes:
+        """The workspaces whose sizes are not known."""
 
     @property
     def first(self) -> int:
@@ -106,34 +153,6 @@ class Device(Protocol):
 
         Files are named as seen from ``root``.
         """
-
-    def compute_values(self, scope: Values) -> None:
-        """Compute values within a test's budget from now on ("auto"), all ("full") or none ("off").
-
-        A GPU computes all of them whatever is asked for.
-        """
-
-    def renew_values(self) -> None:
-        """Begin anew with a test's budget of values: its body runs, or runs again."""
-
-    def values_apart(self) -> AbstractContextManager[None]:
-        """Return a context whose values count for no test's budget: a fixture of wider scope's."""
-
-    def has_guessed(self, *, failed: bool = False) -> bool:
-        """Return whether the step decided by values that are unknown or assumed.
-
-        Args:
-            failed: whether it failed by a value: values that it only kept count then.
-        """
-
-    def assume_masks(self, share: float) -> None:
-        """Take this share of each unknown mask to be true, until the device is closed."""
-
-    def uncertain_sizes(self) -> UncertainSizes:
-        """Return which workspaces since ``open`` may have had another size."""
-
-    def workspaces(self) -> list[Workspace] | None:
-        """Return these workspaces, in the order of their times; None: they are too many."""
 
     def watch(self, devices: range) -> UseWatch:
         """Return a watch on the memory in use on some devices while a step runs."""

@@ -24,11 +24,47 @@ if TYPE_CHECKING:
     from pytest_gpumem.notes import Note
 
 
+class ComputedValues:
+    """Values that a GPU's kernels compute (:class:`pytest_gpumem.devices.base.ValueEngine`)."""
+
+    all_computed = True
+
+    def compute(self, scope: Values) -> None:
+        """A GPU computes everything."""
+
+    def renew(self) -> None:
+        """A GPU has no budget of values."""
+
+    def apart(self) -> AbstractContextManager[None]:
+        """Return a context that does nothing."""
+        return nullcontext()
+
+    def has_guessed(self, *, failed: bool = False) -> bool:  # noqa: ARG002 - the protocol's
+        """Return False: no value is unknown."""
+        return False
+
+    def assume_masks(self, share: float) -> None:
+        """A GPU computes masks."""
+
+
+class ChosenWorkspaces:
+    """Workspaces that a GPU's libraries choose: each is in the figures as it is."""
+
+    def uncertain(self) -> UncertainSizes:
+        """Return none."""
+        return UncertainSizes()
+
+    def used(self) -> list[Workspace] | None:
+        """Return none."""
+        return []
+
+
 class CudaDevice:
     """The GPUs that this process's torch sees."""
 
     kind: DeviceKind = "cuda"
-    computes = True
+    values = ComputedValues()
+    workspaces = ChosenWorkspaces()
 
     def __init__(self, *, shared: bool = False, first: int = 0) -> None:
         """Use the GPUs of this machine.
@@ -108,31 +144,6 @@ class CudaDevice:
         return None
 
     def notes(self, root: Path) -> list[Note]:  # noqa: ARG002 - the protocol's
-        """Return none."""
-        return []
-
-    def compute_values(self, scope: Values) -> None:
-        """A real GPU computes everything."""
-
-    def renew_values(self) -> None:
-        """A real GPU has no budget of values."""
-
-    def values_apart(self) -> AbstractContextManager[None]:
-        """Return a context that does nothing."""
-        return nullcontext()
-
-    def has_guessed(self, *, failed: bool = False) -> bool:  # noqa: ARG002 - the protocol's
-        """Return False: a real GPU's values are computed."""
-        return False
-
-    def assume_masks(self, share: float) -> None:
-        """A real GPU computes masks."""
-
-    def uncertain_sizes(self) -> UncertainSizes:
-        """Return none: a real GPU's libraries decide."""
-        return UncertainSizes()
-
-    def workspaces(self) -> list[Workspace] | None:
         """Return none."""
         return []
 

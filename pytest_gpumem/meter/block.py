@@ -46,7 +46,7 @@ def use_virtual_gpu(card: str = DEFAULT_CARD, *, devices: int = 1, values: Value
     """
     values = read_values("values", values)
     device = VirtualDevice.load(find_card(card))
-    device.values = values
+    device.values.initial = values
     device.named = device.card
     device.card = device.demanded or device.card
     device.show_always(devices)

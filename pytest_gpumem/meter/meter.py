@@ -498,7 +498,7 @@ class Meter:
         ended = whole and out_of_memory is None
         if ended:
             own += notes_of(NoteKind.FRESH_OPTIMIZER, self._optimizers.notes())
-            if self.device.has_guessed():
+            if self.device.values.has_guessed():
                 own += notes_of(NoteKind.VALUES, self._optimizers.notes_on_gradients())
         if ended and WATCH.count:
             text = f"the step caught {WATCH.count} out-of-memory error(s) itself"

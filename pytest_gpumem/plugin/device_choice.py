@@ -17,7 +17,7 @@ import pytest
 
 from pytest_gpumem.devices.torch_import import TorchGuard
 from pytest_gpumem.errors import SpecError
-from pytest_gpumem.plugin.settings import DEVICES, REPEATED, Option, Settings, read_settings
+from pytest_gpumem.plugin.settings import REPEATED, Option, Settings, read_settings
 from pytest_gpumem.torchrun_env import current_rank
 
 if TYPE_CHECKING:
@@ -171,52 +171,33 @@ def given_options(
             yield word if equals or key in flags else f"{name}={next(remaining, '')}"
 
 
-def choose_early(config: pytest.Config) -> None:
-    """Choose, where that needs no conftest file's hook."""
-    if config.stash[SETTINGS].device in DEVICES:
-        choice_of(config)
-
-
 def choose_where_torch_is_imported(config: pytest.Config) -> None:
     """Choose at once if all code is to see the GPU, and no import of torch is to come."""
     if "torch" in sys.modules and config.stash[SETTINGS].shown_always:
-        choose_early(config)
+        choice_of(config)
 
 
 def choice_of(config: pytest.Config) -> Choice:
-    """Return the session's device, chosen at its first use or when torch is imported.
-
-    Raises:
-        UsageError: a name that no hook makes a device of.
-    """
+    """Return the session's device, chosen at its first use or when torch is imported."""
     if CHOICE in config.stash:
         return config.stash[CHOICE]
     from pytest_gpumem.devices.cards import find_card
-    from pytest_gpumem.devices.select import Choice, choose
+    from pytest_gpumem.devices.select import choose
     from pytest_gpumem.devices.virtual.device import VirtualDevice
 
     GUARD.remove()  # it chooses at the import of torch, which choosing itself may do
     settings = config.stash[SETTINGS]
-    if settings.device in DEVICES:
-        worker = getattr(config, "workerinput", {}).get("workerid", "")
-        card, rank, loaded = find_card(settings.card), current_rank(), VirtualDevice.loaded()
-        if loaded is not None and loaded.named is not None and not settings.names_card:
-            card = loaded.named  # by a conftest file's use_virtual_gpu()
-        choice = choose(settings.device, card, worker=worker, rank=rank)
-        virtual = choice.device
-        if isinstance(virtual, VirtualDevice) and settings.names_card:
-            virtual.demanded = card
-            config.add_cleanup(lambda: setattr(virtual, "demanded", None))
-        if isinstance(virtual, VirtualDevice) and settings.shown_always > virtual.shown_always:
-            config.add_cleanup(partial(virtual.show_always, virtual.shown_always))
-            virtual.show_always(settings.shown_always)
-    else:
-        device = config.hook.pytest_gpumem_make_device(config=config, name=settings.device)
-        if device is None:
-            raise pytest.UsageError(
-                f"--gpumem-device={settings.device}: no plugin makes such a device; write "
-                f"{', '.join(DEVICES)}, or implement pytest_gpumem_make_device"
-            )
-        choice = Choice(device, demanded=True)
+    worker = getattr(config, "workerinput", {}).get("workerid", "")
+    card, rank, loaded = find_card(settings.card), current_rank(), VirtualDevice.loaded()
+    if loaded is not None and loaded.named is not None and not settings.names_card:
+        card = loaded.named  # by a conftest file's use_virtual_gpu()
+    choice = choose(settings.device, card, worker=worker, rank=rank)
+    virtual = choice.device
+    if isinstance(virtual, VirtualDevice) and settings.names_card:
+        virtual.demanded = card
+        config.add_cleanup(lambda: setattr(virtual, "demanded", None))
+    if isinstance(virtual, VirtualDevice) and settings.shown_always > virtual.shown_always:
+        config.add_cleanup(partial(virtual.show_always, virtual.shown_always))
+        virtual.show_always(settings.shown_always)
     config.stash[CHOICE] = choice
     return choice

@@ -19,7 +19,6 @@ from pytest_gpumem.plugin.device_choice import (
     OF_RUN,
     SETTINGS,
     choice_of,
-    choose_early,
     choose_where_torch_is_imported,
     load_by_default,
     note_command_line,
@@ -28,7 +27,7 @@ from pytest_gpumem.plugin.device_choice import (
 from pytest_gpumem.plugin.item_hooks import Failed, ItemHooks
 from pytest_gpumem.plugin.parametrize import CARD, RANK, spread
 from pytest_gpumem.plugin.session_plugin import GpuMemPlugin
-from pytest_gpumem.plugin.settings import DEVICES, FIRST_OPTIONS, OPTIONS
+from pytest_gpumem.plugin.settings import FIRST_OPTIONS, OPTIONS
 from pytest_gpumem.plugin.suites import defaults
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     early_config.stash[KNOWN_EARLY] = frozenset(vars(early_config.known_args_namespace))
     with contextlib.suppress(pytest.UsageError):  # pytest_configure raises it again
         settings_of(early_config, early_config.known_args_namespace)
-        GUARD.install(lambda: choose_early(early_config))
+        GUARD.install(lambda: choice_of(early_config))
         choose_where_torch_is_imported(early_config)
 
 
@@ -85,8 +84,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER_HELP)
     settings_of(config, config.option)
     settings = note_command_line(config)
-    if settings.device not in DEVICES:
-        choice_of(config)
     GUARD.install(lambda: choice_of(config))
     choose_where_torch_is_imported(config)
     hooks = ItemHooks(config)

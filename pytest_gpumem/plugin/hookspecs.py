@@ -9,17 +9,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pytest_gpumem.devices.base import Device
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.measurement import Measurement
-
-
-@pytest.hookspec(firstresult=True)
-def pytest_gpumem_make_device(config: pytest.Config, name: str) -> Device | None:
-    """Return the device for ``--gpumem-device=NAME``, where NAME is none of the plugin's own.
-
-    The first that is not None is taken. See :class:`pytest_gpumem.devices.base.Device`.
-    """
 
 
 @pytest.hookspec

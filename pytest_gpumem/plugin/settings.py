@@ -44,7 +44,7 @@ class Option(NamedTuple):
 
 
 DEVICES: Final = ("auto", "cuda", "virtual", "none")
-"""values of ``--gpumem-device``, besides the names that a plugin's hook knows"""
+"""values of ``--gpumem-device``"""
 NOTE_OR_FAIL: Final = ("note", "fail")
 
 OPTIONS: Final = (
@@ -59,9 +59,10 @@ OPTIONS: Final = (
     ),
     Option(
         "device",
-        "where marked tests run: auto (a real GPU, else the virtual one), cuda, virtual, none",
+        "where marked tests run: on a real GPU, else the virtual one (auto), on the one or the "
+        "other, or not at all (none)",
         "auto",
-        "NAME",
+        choices=DEVICES,
     ),
     Option(
         "all",

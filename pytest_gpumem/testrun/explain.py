@@ -180,7 +180,7 @@ class Explainer:
         if not hinted or not peaks:
             return list(results)
         expandable: dict[str, Peak | None] = {}
-        if not run.device.computes:  # a run on a real GPU may take long
+        if not run.device.values.all_computed:  # a run on a real GPU may take long
             with expandable_segments() as switched:
                 if switched:
                     with self._runner.again(item, record=False, uncapped=uncapped) as attempt:
@@ -241,6 +241,11 @@ class Explanations:
         self.recording: Recording | None = None
         self.scenes: dict[str, tuple[Scene, ...]] = {}
         """of each part's peaks, one a device"""
+
+    @property
+    def of_second_run(self) -> bool:
+        """Whether they are of a run after the first."""
+        return self.note is not None
 
     def add(
         self, part: str, explained: Sequence[Explained | None], peaks: tuple[Peak, ...]

@@ -86,7 +86,7 @@ class GpuMemory:
     @property
     def computes(self) -> bool:
         """Whether all values are computed: on a real GPU, and with ``values="full"``."""
-        return self._run.device.computes
+        return self._run.device.values.all_computed
 
     @property
     def peak(self) -> Peak:
@@ -141,7 +141,7 @@ class GpuMemory:
                 "write a number from 0 (none is true) to 1 (all are)",
             )
         self._run.assumes = True
-        self._run.device.assume_masks(masks)
+        self._run.device.values.assume_masks(masks)
 
     def measure(self, name: str, **declared: object) -> AbstractContextManager[PartFigures]:
         """Measure a part of the test: ``with gpu_memory.measure("forward", max_gib=2) as part:``.

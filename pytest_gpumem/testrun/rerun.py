@@ -126,7 +126,7 @@ class Runner:
                 for fixture in self.fixtures.values():
                     fixture.values_lost_by = nodeid
             self._values = values
-            device.compute_values(values)
+            device.values.compute(values)
             run.start()
         self.run, self._nodeid = run, nodeid
         activate(run.meter)
@@ -141,7 +141,7 @@ class Runner:
             yield
             return
         with self._run_for_set_up() as run:
-            with run.device.values_apart(), run.fixture(name) as retained:
+            with run.device.values.apart(), run.fixture(name) as retained:
                 yield
             if self._values == "off" and self._session_values != "off":
                 retained.values_lost_by = self._nodeid
@@ -158,7 +158,7 @@ class Runner:
         assert self.choice.device is not None  # noqa: S101 - for the type checker
         values = self._session_values
         with Run.open(MemorySpec(), self.choice.device, self.root, values=values) as run:
-            run.device.compute_values(values)
+            run.device.values.compute(values)
             run.start()
         self.run, self._values = run, values
         try:
@@ -220,7 +220,7 @@ class Runner:
             names = ", ".join(holders[-3:]) or "code outside of marked tests"
             text = f"{format_size(uncounted)} that {names} left behind are not counted"
             run.notes.append(Note(NoteKind.LEFTOVER, text))
-        if run.device.has_guessed():
+        if run.device.values.has_guessed():
             run.notes += [
                 Note(
                     NoteKind.VALUES,

@@ -433,7 +433,7 @@ class Run:
     ) -> None:
         """Begin to count anew, and to record; ``at_moment`` is called at each of its moments."""
         self.parts.clear()
-        self.device.renew_values()
+        self.device.values.renew()
         CHILDREN.forget_ended()
         self.meter.restart(record=record, at_moment=at_moment)
 

@@ -32,7 +32,7 @@ def is_ranged(run: Run) -> bool:
     spec = run.spec
     if spec.steady or spec.max_leak_mib is not None or spec.batch_sizes or run.searches:
         return False
-    return any(run.device.uncertain_sizes()[:2])
+    return any(run.device.workspaces.uncertain()[:2])
 
 
 def with_ranges(
@@ -50,7 +50,7 @@ def with_ranges(
     results = dict(measured)
     if recording is None or not is_ranged(run):
         return results
-    uncertain = run.device.uncertain_sizes()
+    uncertain = run.device.workspaces.uncertain()
     whole_spec, whole = results[""]
     ends: list[dict[str, tuple[Peak, ...]]] = []
     unfit = 0

@@ -72,7 +72,7 @@ def check_unused(run: Run, path: Path) -> None:
     problem, cause = f"the test took no memory on {run.info.name}", ""
     if by_children:
         cause = "; its child processes did"
-    elif not run.device.computes:  # the step may have run on the CPU
+    elif not run.device.values.all_computed:  # the step may have run on the CPU
         loaded = getattr(sys.modules.get("bitsandbytes.cextension"), "lib", None)
         # A library of CPU code that was chosen at its import stays for the whole process.
         if "bitsandbytes" in sys.modules and not getattr(loaded, "compiled_with_cuda", True):

@@ -88,7 +88,7 @@ class WorkspaceReplay:
         Raises:
             NoRangeError: they do not, or are too many.
         """
-        workspaces = run.device.workspaces()
+        workspaces = run.device.workspaces.used()
         if recording.overflowed or workspaces is None:
             raise NoRangeError(TOO_MANY)
         # Those of an earlier run, which this one took the place of, have no requests here.

@@ -265,7 +265,7 @@ def test_fsdp_in_a_cuda_graph_has_one_peak_and_keeps_its_gradients(world):
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15):
         pytest.skip("FSDP of older versions (2.11 is one) keeps what it gathered in a graph")
     device = virtual_device()
-    device.compute_values("auto" if world else "off")
+    device.values.compute("auto" if world else "off")
     shard = 2 * 4 * (2 * 1024 * 4096 + 2 * 1024) // WORLD
 
     def captured():

@@ -163,7 +163,7 @@ def test_device_names_are_those_that_can_be_chosen():
             "--gpumem-card=H100,T4",
             "to run every marked test on each of them, write --gpumem-cards=H100,T4",
         ),
-        ("--gpumem-device=cuda0", "--gpumem-device=cuda0: no plugin makes such a device"),
+        ("--gpumem-device=cuda0", "write --gpumem-device=auto or --gpumem-device=cuda or"),
         ("--gpumem-missing-baseline=ignore", "write --gpumem-missing-baseline=auto or"),
         ("--gpumem-shrinkage=no", "write --gpumem-shrinkage=note or --gpumem-shrinkage=fail"),
         ("--gpumem-tolerance=lots", "--gpumem-tolerance=lots: "),

@@ -209,23 +209,3 @@ def test_hooks_see_and_change_a_measurement_and_see_every_verdict(suite):
     assert "JUDGED test_changed '' no baseline" in session.out
     assert "JUDGED test_changed 'part' no baseline" in session.out
     assert "JUDGED test_plain '' out of memory" in session.out
-
-
-def test_a_hook_makes_a_device(suite):
-    suite.write(
-        "conftest.py",
-        """
-from pytest_gpumem.devices.virtual.device import VirtualDevice
-from pytest_gpumem.devices.cards import find_card
-
-def pytest_gpumem_make_device(config, name):
-    if name.startswith("lab-"):
-        return VirtualDevice.load(find_card(name.removeprefix("lab-")))
-""",
-    )
-    session = suite.run("--gpumem-device=lab-L4", source=SOURCE.replace("ARGS", ""))
-    assert session.outcomes == {"passed": 1}
-    assert "gpumem: virtual GPU L4" in session.out
-    session = suite.run("--gpumem-device=bench")
-    assert session.ret == pytest.ExitCode.USAGE_ERROR
-    assert "--gpumem-device=bench: no plugin makes such a device; write auto" in session.err

@@ -15,7 +15,7 @@ import warnings
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices.autograd_threads import (
@@ -23,7 +23,6 @@ from pytest_gpumem.devices.autograd_threads import (
     await_idle_threads,
     has_autograd_threads,
 )
-from pytest_gpumem.devices.base import UncertainSizes, Workspace
 from pytest_gpumem.devices.cuda_start import start_cuda
 from pytest_gpumem.devices.gpu_ledger import Turn
 from pytest_gpumem.devices.memory_cap import CAPS, set_cap, set_memory
@@ -32,11 +31,7 @@ from pytest_gpumem.devices.torch_build import installed_torch, torch_is_imported
 from pytest_gpumem.devices.torch_import import IMPORTS
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.account_watch import AccountWatch
-from pytest_gpumem.devices.virtual.cudnn_notes import (
-    MARGIN,
-    ConvolutionWatch,
-    keep_no_timed_plans,
-)
+from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_timed_plans
 from pytest_gpumem.devices.virtual.environment import adapted
 from pytest_gpumem.devices.virtual.frameworks import (
     JAX_PLUGINS,
@@ -48,9 +43,9 @@ from pytest_gpumem.devices.virtual.library import NativeLibrary
 from pytest_gpumem.devices.virtual.linked_functions import is_compared
 from pytest_gpumem.devices.virtual.max_autotune import MODULE, MaxAutotuneSwitch
 from pytest_gpumem.devices.virtual.missing_libraries import CUDNN, supply_missing_libraries
-from pytest_gpumem.devices.virtual.readbacks import Readbacks
-from pytest_gpumem.devices.virtual.recompile_limits import RecompileLimits
+from pytest_gpumem.devices.virtual.value_engine import VirtualValues
 from pytest_gpumem.devices.virtual.visibility import Curtain, Question
+from pytest_gpumem.devices.virtual.workspace_sizes import VirtualWorkspaces
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.measurement import DeviceInfo, DeviceKind
 from pytest_gpumem.notes import Note, NoteKind, notes_of
@@ -61,50 +56,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
 
-    from pytest_gpumem.devices.base import Values
     from pytest_gpumem.devices.cards import Card
     from pytest_gpumem.devices.virtual.linked_functions import LinkedFunctions
-    from pytest_gpumem.devices.virtual.values.mode import ValueMode
 
 WHAT: Final = "the virtual GPU"
 FIRST_TOTAL: Final = 1 << 40
 """bytes of memory that every virtual GPU shows while PyTorch initialises"""
 PROBE: Final = 64 << 20
 """bytes: allowed by a fraction of FIRST_TOTAL, not by the same fraction of any card's memory"""
-
-GUESSED: Final = {
-    "cuDNN's RNN": "the reserve space and workspace of cuDNN's RNN are estimates",
-    "cuDNN's CTC loss": "the workspace of cuDNN's CTC loss is an estimate",
-    "cuFFT": "the workspaces of cuFFT are estimates",
-    "cuSOLVER": "the workspaces of cuSOLVER are estimates",
-    "cuSPARSE": "the workspaces of cuSPARSE are not in a prediction, but in its range",
-    "cuDNN's other plans": "the workspaces of cuDNN's attention are not in a prediction",
-    "cuDNN's batch normalization": (
-        "the workspaces of cuDNN's batch normalization with channels last are not in a prediction, "
-        "but in its range"
-    ),
-    "cudaMallocAsync": "what cudaMallocAsync reserves is an estimate",
-}
-"""the note on a step that asked a library for a size that its maker does not document"""
-
-RANGES: Final = {
-    "cuDNN's batch normalization": (
-        "cuDNN's batch normalization with channels last, from none to partial sums for every 32 "
-        "pixels and one bit of each value"
-    ),
-    "cuSPARSE": (
-        "cuSPARSE's workspaces, from none to copies of the matrices, or of two sparse ones every "
-        "product twice"
-    ),
-    "cuFFT": "cuFFT's workspaces, from none to the most that its manual names",
-    "cuSOLVER": "cuSOLVER's workspaces, from none to four times the estimate",
-    "cuDNN's CTC loss": "the workspace of cuDNN's CTC loss, from none to four times the estimate",
-    "cuDNN's RNN": (
-        "cuDNN's RNN, with a reserve space of half to twice the estimate and a workspace of none "
-        "to twice"
-    ),
-}
-"""the range in which such sizes are taken to lie (native/base/sizes.c)"""
 
 # at::cuda::getDeviceProperties(c10::DeviceIndex), declared in ATen/cuda/CUDAContextLight.h, which
 # returns a pointer to the properties that PyTorch keeps; DeviceIndex is int8_t, before that int16_t
@@ -172,10 +131,6 @@ def require_possible(count: int) -> None:
         )
 
 
-RangeEnd = Literal["usual", "least", "most"]
-"""the size that is taken of a workspace if its library tells none"""
-
-
 class VirtualDevice:
     """The one virtual GPU of a process (``VirtualDevice.load``); up to 16 devices of one card."""
 
@@ -188,8 +143,6 @@ class VirtualDevice:
     """how many devices code outside of marked tests sees"""
     named: Card | None = None
     """the card that a program or a conftest file asked for"""
-    values: Values = "off"
-    """the values that are computed from the start, where a run does not say"""
     stubs: Sequence[str] = ()
     """the CUDA libraries that are not installed, by their SONAMEs"""
     demanded: Card | None = None
@@ -208,14 +161,9 @@ class VirtualDevice:
         self._kept_total: bool | None = None
         self._extra = [0] * MOST_DEVICES
         self._unsupported: dict[str, int] = {}
-        self._convolutions = ConvolutionWatch(library)
+        self.values = VirtualValues(library)
+        self.workspaces = VirtualWorkspaces(library)
         self._max_autotune = MaxAutotuneSwitch()
-        self._recompile_limits = RecompileLimits()
-        self._guesses: dict[str, int] = {}
-        self._readbacks = Readbacks(library.set_endless)
-        self._mode: ValueMode | None = None
-        """while values are computed"""
-        self._values: ValueMode | None = None
         self._stack = ExitStack()
 
     @classmethod
@@ -299,9 +247,9 @@ class VirtualDevice:
                     part * weight for part, weight in zip(parts, (10000, 100, 1), strict=True)
                 )
             self._library.set_versions(major * 1000 + minor * 10, cudnn)
-            self._convolutions.set_version(cudnn)
+            self.workspaces.convolutions.set_version(cudnn)
             if any(name.startswith(CUDNN) for name in self.stubs):
-                self._convolutions.missing_package = f"nvidia-cudnn-cu{major}"
+                self.workspaces.convolutions.missing_package = f"nvidia-cudnn-cu{major}"
             # PyTorch looks for NVML once, in whatever code asks its driver for something first.
             self._library.load_driver()
         keep_no_timed_plans(torch)
@@ -372,58 +320,12 @@ class VirtualDevice:
             raise
         self._stack.enter_context(adapted(self._library.describe(count)))
         self._unsupported = self._library.unsupported()
-        self.take_sizes("usual")
-        self._convolutions.begin()
+        self.workspaces.take("usual")
+        self.workspaces.begin()
         self._max_autotune.begin()
-        self._guesses = self._library.guesses()
         self._library.forget_managed_peak()
-        self._readbacks.clear()
-        self._stack.enter_context(self._readbacks.watching(self._library))
-        self._stack.callback(self._recompile_limits.end)
-        self._stack.callback(self.compute_values, "off")
-        self.compute_values(self.values)
+        self._stack.enter_context(self.values.running())
         return _info(card)
-
-    @property
-    def computes(self) -> bool:
-        """Whether all values are computed."""
-        return self._mode is not None and self._mode.full
-
-    def compute_values(self, scope: Values) -> None:
-        """See :meth:`pytest_gpumem.devices.base.Device.compute_values`."""
-        if self._mode is not None:
-            self._mode.__exit__()
-            self._mode = None
-        self._readbacks.clear()
-        self._recompile_limits.begin(values=scope != "off")
-        if scope != "off":
-            from pytest_gpumem.devices.virtual.values.mode import ValueMode
-
-            if self._values is None:  # kept: it knows what fixtures of wider scope hold
-                self._values = ValueMode(self._library, scope, self._readbacks)
-            self._mode = self._values
-            self._mode.full = scope == "full"
-            self._mode.__enter__()
-
-    def renew_values(self) -> None:
-        """See :meth:`pytest_gpumem.devices.base.Device.renew_values`."""
-        if self._mode is not None:
-            self._mode.renew()
-
-    def values_apart(self) -> AbstractContextManager[None]:
-        """See :meth:`pytest_gpumem.devices.base.Device.values_apart`."""
-        return nullcontext() if self._mode is None else self._mode.apart()
-
-    def has_guessed(self, *, failed: bool = False) -> bool:
-        """See :meth:`pytest_gpumem.devices.base.Device.has_guessed`."""
-        decided = self._readbacks.any_unknown or self._readbacks.any_assumed
-        return decided or (failed and self._readbacks.any_read)
-
-    def assume_masks(self, share: float) -> None:
-        """See :meth:`pytest_gpumem.devices.base.Device.assume_masks`."""
-        if self._mode is not None:
-            assumptions = self._mode.assumptions
-            assumptions.masks, assumptions.masks_declared = share, True
 
     def _change_card(self, torch: ModuleType, card: Card) -> None:
         """Make PyTorch forget the last card: its properties, and choices that depend on them."""
@@ -548,14 +450,11 @@ class VirtualDevice:
 
     def notes(self, root: Path) -> list[Note]:
         """See :meth:`pytest_gpumem.devices.base.Device.notes`."""
-        guessed = [GUESSED[library] for library in self._asked_libraries()]
         notes = [
-            *notes_of(NoteKind.VALUES, self._readbacks.notes(root)),
-            *notes_of(NoteKind.WORKSPACES, self._convolutions.notes()),
+            *self.values.notes(root),
+            *self.workspaces.notes(),
             *notes_of(NoteKind.COMPILATION, self._max_autotune.notes()),
             *notes_of(NoteKind.TORCH, filter(None, [self._unanswered])),
-            *notes_of(NoteKind.VALUES, self._mode.notes() if self._mode else ()),
-            *notes_of(NoteKind.WORKSPACES, guessed),
         ]
         managed = self._library.managed().peak_bytes
         if managed:
@@ -565,45 +464,6 @@ class VirtualDevice:
             )
             notes.append(Note(NoteKind.OUTSIDE, text))
         return notes
-
-    def take_sizes(self, end: RangeEnd) -> None:
-        """Take this end of the range of each workspace of unknown size, from now on.
-
-        A test takes the usual sizes; benchmarks run a step at the ends of its range.
-        """
-        self._library.take_sizes(get_args(RangeEnd).index(end))
-        if self._torch is not None and self._torch.cuda.is_initialized():
-            # Plans keep their workspaces. (torch.backends.cuda.cufft_plan_cache keeps the number of
-            # devices of its first use.)
-            for index in range(self._torch.cuda.device_count()):
-                self._torch._cufft_clear_plan_cache(index)
-
-    def workspaces(self) -> list[Workspace] | None:
-        """See :meth:`pytest_gpumem.devices.base.Device.workspaces`."""
-        return self._library.workspaces()
-
-    def uncertain_sizes(self) -> UncertainSizes:
-        """See :meth:`pytest_gpumem.devices.base.Device.uncertain_sizes`."""
-        counts = self._convolutions.size_counts()
-        reasons = [RANGES[library] for library in self._asked_libraries() if library in RANGES]
-        convolutions = self._convolutions.counts()
-        ranged = convolutions.ranged
-        # Limits are held to what a library chooses, not to an estimate.
-        chosen = ranged + counts.bounded
-        judged = bool(counts.choices or chosen) and counts.larger <= chosen
-        if ranged:
-            reasons.insert(0, self._convolutions.range_reason())
-        if counts.choices:
-            reasons.insert(0, "cuDNN's choice in benchmark mode")
-        smaller = counts.smaller + counts.choices
-        margin = MARGIN if ranged or counts.choices else 0
-        reason = "; ".join(reasons)
-        return UncertainSizes(smaller, counts.larger, reason, judged, margin, convolutions.unfit)
-
-    def _asked_libraries(self) -> list[str]:
-        """Return the libraries that were asked for sizes which their makers do not document."""
-        questions = self._library.guesses()
-        return [name for name in questions if questions[name] > self._guesses.get(name, 0)]
 
     def watch(self, devices: range) -> AccountWatch:
         """See :meth:`pytest_gpumem.devices.base.Device.watch`."""

@@ -363,13 +363,13 @@ PROGRAM = """
     device = VirtualDevice.loaded()
     library, notes = device.library, [note.text for note in device.notes(Path())]
     ran = library.convolutions()
-    reason = device.uncertain_sizes().reason
+    reason = device.workspaces.uncertain().reason
     taken = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
     version = torch._C._cudnn.getRuntimeVersion()
     found = library.cudnn_found()
     ends = []
     for end in ("least", "most") if y is not None else ():
-        device.take_sizes(end)
+        device.workspaces.take(end)
         del y
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

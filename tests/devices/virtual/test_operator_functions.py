@@ -28,7 +28,7 @@ def test_a_kernel_makes_a_written_tensor_unknown_where_an_argument_is():
     from pytest_gpumem.devices.virtual.operator_functions import Ways
 
     with opened() as device:
-        device.compute_values("auto")
+        device.values.compute("auto")
         known, other = (torch.ones(8, device="cuda") for _ in range(2))
         unknown = torch.empty(8, device="cuda")
         address = known.data_ptr()
@@ -52,7 +52,7 @@ def test_a_kernel_excludes_its_key_while_the_operator_runs():
     is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
     seen = []
     with opened() as device:
-        device.compute_values("auto")
+        device.values.compute("auto")
         functions = Interception.functions
         number = torch.ones(())
 
@@ -81,7 +81,7 @@ def test_ranges_are_forgotten():
     from pytest_gpumem.devices.virtual.values.interception import Interception
 
     with opened() as device:
-        device.compute_values("auto")
+        device.values.compute("auto")
         library = device.library
         address = torch.empty(64, dtype=torch.uint8, device="cuda").data_ptr()
         assert library.open_for_writing(address, 64)

@@ -66,12 +66,12 @@ import sys
 
 sys.path.insert(0, {str(SIZES.parent)!r})
 import values_sweep
-from pytest_gpumem.devices.virtual.device import VirtualDevice
 from pytest_gpumem.devices.virtual.readbacks import Readbacks
+from pytest_gpumem.devices.virtual.value_engine import VirtualValues
 
-compute = VirtualDevice.compute_values
-VirtualDevice.compute_values = lambda device, scope: compute(
-    device, "off" if scope == "auto" else scope
+compute = VirtualValues.compute
+VirtualValues.compute = lambda engine, scope: compute(
+    engine, "off" if scope == "auto" else scope
 )
 Readbacks.notes = lambda *_arguments: []
 options = ["--values", "auto", "--samples", "2", "--types", "float32", "--only", "unique"]

@@ -40,7 +40,7 @@ def test_a_loop_that_waits_for_such_a_value_ends_with_its_line(values, monkeypat
 
     monkeypatch.setattr(readbacks, "MOST_READ", 100)
     with opened() as device:
-        device.compute_values(values)
+        device.values.compute(values)
         x = torch.randn(3000, 3000, device="cuda")
         for loop, offset in ((wait, 1), (wait_within, 2), (wait_by_a_number, 1)):
             with pytest.raises((RuntimeError, DeviceError)) as error:
@@ -51,7 +51,7 @@ def test_a_loop_that_waits_for_such_a_value_ends_with_its_line(values, monkeypat
             assert 'values="full"' in text
             assert "gpu_memory.computes" in text
         count(x, 99)  # it ends by itself
-        device.compute_values("off")
+        device.values.compute("off")
         assert torch.ones(2, device="cuda").sum().item() == 0  # the error leaves nothing behind
 
 
@@ -89,7 +89,7 @@ def test_a_note_says_how_many_of_how_many_an_operator_took():
     import torch
 
     with opened() as device:
-        device.compute_values("auto")
+        device.values.compute("auto")
         rows = torch.randn(5000, 1000, device="cuda")
         take_rows(rows)
         line = take_rows.__code__.co_firstlineno
@@ -102,8 +102,8 @@ def test_a_note_says_how_many_of_how_many_an_operator_took():
         assert match is not None, note
         assert 4_000 < int(match[1].replace(",", "")) < 6_000
 
-        device.compute_values("off")
-        device.compute_values("auto")
+        device.values.compute("off")
+        device.values.compute("auto")
         take_others(torch.randn(5000, 1000, device="cuda"))
         line = take_others.__code__.co_firstlineno
         (unknown, assumed) = texts_of(device.notes(Path(__file__).parent))
@@ -182,7 +182,7 @@ def test_a_number_tells_whether_a_program_decides_by_it(code, verdict, capsys):
     import torch
 
     with opened() as device:
-        device.compute_values("auto")
+        device.values.compute("auto")
         x = torch.randn(3000, 3000, device="cuda")
         n = (x.mean(0) > 2).sum()
         exec(code, {"x": x, "n": n, "torch": torch, "kept": []})
@@ -195,7 +195,7 @@ def test_a_number_is_like_any_other_and_outlives_no_test():
     import torch
 
     with opened() as device:
-        device.compute_values("auto")
+        device.values.compute("auto")
         x = torch.randn(3000, 3000, device="cuda")
         loss, count = x.mean().item(), (x.mean(0) > 2).sum().item()
         for number, kind in ((loss, float), (count, int)):
@@ -205,7 +205,7 @@ def test_a_number_is_like_any_other_and_outlives_no_test():
             assert repr(number) == repr(kind(number))
             assert hash(number) == hash(kind(number))
         assert type(loss * 2 + 1) is type(loss) is not float
-        device.compute_values("auto")
+        device.values.compute("auto")
         assert loss > 0 or loss <= 0
         assert device.notes(Path.cwd()) == []  # of another test
     assert torch.Tensor.item is torch._C.TensorBase.item
@@ -215,7 +215,7 @@ def test_the_line_of_a_library_that_decides_is_named():
     import torch
 
     with opened() as device:
-        device.compute_values("auto")
+        device.values.compute("auto")
         weight = torch.nn.Parameter(torch.randn(3000, 3000, device="cuda"))
         optimizer = torch.optim.LBFGS([weight], max_iter=3)
 

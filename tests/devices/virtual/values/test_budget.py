@@ -65,7 +65,7 @@ def test_a_small_program_decides_as_with_all_values(program):
     answers = []
     with opened() as device:
         for scope in ("full", "auto"):
-            device.compute_values(scope)
+            device.values.compute(scope)
             torch.cuda.reset_peak_memory_stats()
             answers.append((program(), torch.cuda.max_memory_allocated()))
             assert device.notes(Path.cwd()) == []
@@ -78,16 +78,16 @@ def test_a_test_with_many_unknown_results_is_a_large_one(sparse_before):
 
     with opened() as device:
         if sparse_before:
-            device.compute_values("auto")
+            device.values.compute("auto")
             torch.eye(4, device="cuda").to_sparse()
-        device.compute_values("auto")
+        device.values.compute("auto")
         medium = torch.ones(1024, 1024, device="cuda")
         assert (medium * 2).sum().item() == 1 << 21
         large = torch.randn(3000, 3000, device="cuda")
         for _ in range(4):
             large = large * 2
-        assert device._mode.budget.ended
-        assert not device._mode.values.is_known(medium * 2)
+        assert device.values._mode.budget.ended
+        assert not device.values._mode.values.is_known(medium * 2)
         assert torch.arange(9, device="cuda").sum().item() == 36
-        device.renew_values()
-        assert device._mode.values.is_known(medium * 2)
+        device.values.renew()
+        assert device.values._mode.values.is_known(medium * 2)

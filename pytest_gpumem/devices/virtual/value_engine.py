@@ -1,0 +1,97 @@
+"""The values of a virtual GPU: which are computed, and how a program read those that are not."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+from pytest_gpumem.devices.virtual.readbacks import Readbacks
+from pytest_gpumem.devices.virtual.recompile_limits import RecompileLimits
+from pytest_gpumem.notes import NoteKind, notes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from pytest_gpumem.devices.base import Values
+    from pytest_gpumem.devices.virtual.library import NativeLibrary
+    from pytest_gpumem.devices.virtual.values.mode import ValueMode
+    from pytest_gpumem.notes import Note
+
+
+class VirtualValues:
+    """Computes values on the host, as a run asks for it (:class:`ValueEngine`)."""
+
+    initial: Values = "off"
+    """the values that are computed from the start, where a run does not say"""
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self._library = library
+        self._readbacks = Readbacks(library.set_endless)
+        self._recompile_limits = RecompileLimits()
+        self._mode: ValueMode | None = None
+        """while values are computed"""
+        self._kept_mode: ValueMode | None = None
+        """the one for the whole process: it knows what fixtures of wider scope hold"""
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Watch a run, and compute the initial values, while the block runs."""
+        self._readbacks.clear()
+        with self._readbacks.watching(self._library):
+            try:
+                self.compute(self.initial)
+                yield
+            finally:
+                self.compute("off")
+                self._recompile_limits.end()
+
+    @property
+    def all_computed(self) -> bool:
+        """See :attr:`pytest_gpumem.devices.base.ValueEngine.all_computed`."""
+        return self._mode is not None and self._mode.full
+
+    def compute(self, scope: Values) -> None:
+        """See :meth:`pytest_gpumem.devices.base.ValueEngine.compute`."""
+        if self._mode is not None:
+            self._mode.__exit__()
+            self._mode = None
+        self._readbacks.clear()
+        self._recompile_limits.begin(values=scope != "off")
+        if scope != "off":
+            from pytest_gpumem.devices.virtual.values.mode import ValueMode
+
+            if self._kept_mode is None:
+                self._kept_mode = ValueMode(self._library, scope, self._readbacks)
+            self._mode = self._kept_mode
+            self._mode.full = scope == "full"
+            self._mode.__enter__()
+
+    def renew(self) -> None:
+        """See :meth:`pytest_gpumem.devices.base.ValueEngine.renew`."""
+        if self._mode is not None:
+            self._mode.renew()
+
+    def apart(self) -> AbstractContextManager[None]:
+        """See :meth:`pytest_gpumem.devices.base.ValueEngine.apart`."""
+        return nullcontext() if self._mode is None else self._mode.apart()
+
+    def has_guessed(self, *, failed: bool = False) -> bool:
+        """See :meth:`pytest_gpumem.devices.base.ValueEngine.has_guessed`."""
+        decided = self._readbacks.any_unknown or self._readbacks.any_assumed
+        return decided or (failed and self._readbacks.any_read)
+
+    def assume_masks(self, share: float) -> None:
+        """See :meth:`pytest_gpumem.devices.base.ValueEngine.assume_masks`."""
+        if self._mode is not None:
+            assumptions = self._mode.assumptions
+            assumptions.masks, assumptions.masks_declared = share, True
+
+    def notes(self, root: Path) -> list[Note]:
+        """Return notes on unknown values that a program read, and on why they are unknown.
+
+        Files are named as seen from ``root``.
+        """
+        of_mode = self._mode.notes() if self._mode else ()
+        return [*notes_of(NoteKind.VALUES, [*self._readbacks.notes(root), *of_mode])]

@@ -1,0 +1,116 @@
+"""The workspaces of a virtual GPU whose sizes no library tells: estimates, each with its range."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple, get_args
+
+from pytest_gpumem.devices.base import RangeEnd, UncertainSizes, Workspace
+from pytest_gpumem.devices.virtual.cudnn_notes import MARGIN, ConvolutionWatch
+from pytest_gpumem.notes import NoteKind, notes_of
+
+if TYPE_CHECKING:
+    from pytest_gpumem.devices.virtual.library import NativeLibrary
+    from pytest_gpumem.notes import Note
+
+
+class Estimate(NamedTuple):
+    """What is told of a library that was asked for a size which its maker does not document."""
+
+    note: str
+    range: str = ""
+    """where such sizes are taken to lie (native/base/sizes.c); "" where no range is told"""
+
+
+ESTIMATES: Final = {
+    "cuDNN's RNN": Estimate(
+        "the reserve space and workspace of cuDNN's RNN are estimates",
+        "cuDNN's RNN, with a reserve space of half to twice the estimate and a workspace of none "
+        "to twice",
+    ),
+    "cuDNN's CTC loss": Estimate(
+        "the workspace of cuDNN's CTC loss is an estimate",
+        "the workspace of cuDNN's CTC loss, from none to four times the estimate",
+    ),
+    "cuFFT": Estimate(
+        "the workspaces of cuFFT are estimates",
+        "cuFFT's workspaces, from none to the most that its manual names",
+    ),
+    "cuSOLVER": Estimate(
+        "the workspaces of cuSOLVER are estimates",
+        "cuSOLVER's workspaces, from none to four times the estimate",
+    ),
+    "cuSPARSE": Estimate(
+        "the workspaces of cuSPARSE are not in a prediction, but in its range",
+        "cuSPARSE's workspaces, from none to copies of the matrices, or of two sparse ones every "
+        "product twice",
+    ),
+    "cuDNN's other plans": Estimate("the workspaces of cuDNN's attention are not in a prediction"),
+    "cuDNN's batch normalization": Estimate(
+        "the workspaces of cuDNN's batch normalization with channels last are not in a prediction, "
+        "but in its range",
+        "cuDNN's batch normalization with channels last, from none to partial sums for every 32 "
+        "pixels and one bit of each value",
+    ),
+    "cudaMallocAsync": Estimate("what cudaMallocAsync reserves is an estimate"),
+}
+"""by the names that the native library has for them (native/base/state.c)"""
+
+
+class VirtualWorkspaces:
+    """The workspaces since a run began (:class:`WorkspaceSizes`)."""
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self._library = library
+        self.convolutions = ConvolutionWatch(library)
+        self._questions_before: dict[str, int] = {}
+
+    def begin(self) -> None:
+        """Begin to watch a run."""
+        self.convolutions.begin()
+        self._questions_before = self._library.guesses()
+
+    def take(self, end: RangeEnd) -> None:
+        """Take this end of the range of each workspace of unknown size, from now on.
+
+        A test takes the usual sizes; benchmarks run a step at the ends of its range.
+        """
+        import torch
+
+        self._library.take_sizes(get_args(RangeEnd).index(end))
+        if torch.cuda.is_initialized():
+            # Plans keep their workspaces. (torch.backends.cuda.cufft_plan_cache keeps the number of
+            # devices of its first use.)
+            for index in range(torch.cuda.device_count()):
+                torch._cufft_clear_plan_cache(index)
+
+    def used(self) -> list[Workspace] | None:
+        """See :meth:`pytest_gpumem.devices.base.WorkspaceSizes.used`."""
+        return self._library.workspaces()
+
+    def uncertain(self) -> UncertainSizes:
+        """See :meth:`pytest_gpumem.devices.base.WorkspaceSizes.uncertain`."""
+        counts = self.convolutions.size_counts()
+        reasons = [estimate.range for estimate in self._estimates() if estimate.range]
+        convolutions = self.convolutions.counts()
+        ranged = convolutions.ranged
+        # Limits are held to what a library chooses, not to an estimate.
+        chosen = ranged + counts.bounded
+        judged = bool(counts.choices or chosen) and counts.larger <= chosen
+        if ranged:
+            reasons.insert(0, self.convolutions.range_reason())
+        if counts.choices:
+            reasons.insert(0, "cuDNN's choice in benchmark mode")
+        smaller = counts.smaller + counts.choices
+        margin = MARGIN if ranged or counts.choices else 0
+        reason = "; ".join(reasons)
+        return UncertainSizes(smaller, counts.larger, reason, judged, margin, convolutions.unfit)
+
+    def notes(self) -> list[Note]:
+        """Return notes on convolutions and on estimates."""
+        estimates = (estimate.note for estimate in self._estimates())
+        return [*notes_of(NoteKind.WORKSPACES, [*self.convolutions.notes(), *estimates])]
+
+    def _estimates(self) -> list[Estimate]:
+        """Return the libraries that were asked for sizes which their makers do not document."""
+        questions, before = self._library.guesses(), self._questions_before
+        return [ESTIMATES[name] for name in questions if questions[name] > before.get(name, 0)]

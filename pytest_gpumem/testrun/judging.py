@@ -1,0 +1,148 @@
+"""Results of measurements: each with its baseline looked up, and its verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from pytest_gpumem.baselines.store import WHOLE_TEST
+from pytest_gpumem.errors import BaselineError
+from pytest_gpumem.judge.judge import judge
+from pytest_gpumem.judge.result import Result, describe_budget
+from pytest_gpumem.judge.verdict import Lookup
+from pytest_gpumem.nodeids import split_nodeid
+from pytest_gpumem.sizes import MIB
+from pytest_gpumem.torchrun_env import current_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pytest_gpumem.baselines.store import BaselineStore
+    from pytest_gpumem.judge.verdict import Edit, Policy
+    from pytest_gpumem.measurement import DeviceInfo, Measurement
+    from pytest_gpumem.relations import Relation
+    from pytest_gpumem.spec import MemorySpec
+    from pytest_gpumem.testrun.marked_item import MarkedItem
+    from pytest_gpumem.testrun.run import Run
+
+GROWTH: Final = 256 * MIB
+"""bytes above its baseline that a test may take beside neighbours; of a large one a twentieth"""
+
+
+class Judging:
+    """A session's baselines, and its policy about them."""
+
+    def __init__(self, stores: Sequence[BaselineStore], policy: Policy) -> None:
+        """Judge measurements.
+
+        Args:
+            stores: the folders of baselines, the nearest last; baselines are written to the first.
+            policy: the session's options about judging.
+        """
+        self.store, *self._nearest_stores = stores
+        self._policy = policy
+        self._rank = current_rank()
+
+    @property
+    def _stores(self) -> list[BaselineStore]:
+        return [self.store, *self._nearest_stores]
+
+    def expected_bytes(self, nodeid: str, spec: MemorySpec, info: DeviceInfo) -> int | None:
+        """Return the bytes of each device that a test takes at most; None: it runs alone.
+
+        They follow from its baseline.
+        """
+        if not spec.baseline:
+            return None
+        try:
+            entry = self.store.get(info.key, *split_nodeid(nodeid), WHOLE_TEST)
+        except BaselineError:
+            return None
+        if entry is None or not any(peak.reserved for peak in entry.peaks):
+            return None
+        peak = max(peak.reserved for peak in entry.peaks)
+        return peak + max(GROWTH, peak // 20)
+
+    def baseline_file(self, result: Result) -> Path:
+        """Return the file of a result's baseline: of the first store that has one."""
+        place = result.device_key, *split_nodeid(result.nodeid)
+        paths = [store.path(*place[:2]) for store in self._stores]
+        return next((path for path in paths if path.is_file()), paths[0])
+
+    def result(  # noqa: PLR0913 - a test or part, and all that it is judged by
+        self,
+        item: MarkedItem,
+        run: Run,
+        part: str,
+        spec: MemorySpec,
+        measurement: Measurement,
+        *,
+        relations: Sequence[tuple[Relation, int]] = (),
+        edits: tuple[Edit, ...] = (),
+    ) -> Result:
+        """Return the result of a measurement.
+
+        Args:
+            item: the test.
+            run: its run.
+            part: the part's name; "" for the whole test.
+            spec: the declaration of the test or part.
+            measurement: of the test or part.
+            relations: the part's limits that other parts tell, with their bytes.
+            edits: the lines that changed since the baseline's commit and bear on a growth.
+        """
+        lookup = self._look_up(item.nodeid, part, spec, measurement.device, edits)
+        policy, world, rank = self._policy, spec.world_size, spec.rank
+        declared = spec
+        if self._rank is not None and world is None:  # the baseline is the fullest rank's
+            world, rank = self._rank.size, self._rank.rank
+            spec = replace(spec, world_size=world)
+            policy = replace(policy, shrinkage="note")  # another rank may have taken more
+        if self._rank is not None:
+            policy = replace(policy, launcher=self._rank.launcher)
+        verdict = judge(
+            measurement,
+            spec,
+            lookup,
+            policy,
+            nodeid=item.argument,
+            card_bytes=run.card.usable_memory if run.card and not part else None,
+            relations=relations,
+            children=() if part else run.child_peaks(),
+        )
+        return Result(
+            nodeid=item.nodeid,
+            verdict=verdict,
+            measurement=measurement,
+            part=part,
+            batch_size=declared.batch_size,
+            world_size=world,
+            rank=rank,
+            card=declared.card or "",
+            budget=describe_budget(declared, relations),
+            location=item.location(),
+            baseline=declared.baseline,
+            baseline_entry=lookup.entry,
+        )
+
+    def _look_up(
+        self,
+        nodeid: str,
+        part: str,
+        spec: MemorySpec,
+        device: DeviceInfo,
+        edits: tuple[Edit, ...],
+    ) -> Lookup:
+        """Look for the baseline of a test or part, in each store."""
+        if not spec.baseline:
+            return Lookup()
+        place = (self._policy.against or device.key, *split_nodeid(nodeid), part)
+        try:
+            entries = (store.get(*place) for store in self._stores)
+            entry = next((entry for entry in entries if entry is not None), None)
+        except BaselineError as error:
+            return Lookup(error=str(error))
+        if entry is None:
+            return Lookup(other_devices=tuple(self.store.other_devices(*place)))
+        return Lookup(entry, edits=edits)
