@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 TEMPORARY = ".gpumem.tmp"
 """The name of the new file, beside the old one, until it replaces that. One name a folder is
@@ -23,26 +28,61 @@ def write_whole(path: Path, content: bytes, temporary_name: str) -> None:
     Raises:
         OSError: it could not be written; the old content is as it was, and nothing is left.
     """
-    target = Path(os.path.realpath(path))
-    temporary = target.with_name(temporary_name)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary.unlink(missing_ok=True)
+    new = NewContent(path, [content], temporary_name)
     try:
-        with temporary.open("xb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        with suppress(FileNotFoundError):
-            temporary.chmod(stat.S_IMODE(target.stat().st_mode))
-        temporary.replace(target)
+        new.replace()
     except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        new.discard()
         raise
-    # Have the new name survive a loss of power, where the system can do that for a folder.
-    with suppress(OSError):
-        descriptor = os.open(target.parent, os.O_RDONLY)
+
+
+class NewContent:
+    """A file's new content, which lies beside the file until it replaces the old content."""
+
+    def __init__(self, path: Path, chunks: Iterable[bytes], temporary_name: str) -> None:
+        """Write the content.
+
+        Args:
+            path: the file; its folder is made.
+            chunks: the content, in pieces.
+            temporary_name: of a file beside it that no other process writes meanwhile.
+
+        Raises:
+            OSError: it could not be written; nothing is left of it.
+        """
+        self._target = Path(os.path.realpath(path))
+        self._temporary = self._target.with_name(temporary_name)
+        self._target.parent.mkdir(parents=True, exist_ok=True)
+        self._temporary.unlink(missing_ok=True)
+        if self._target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            with self._temporary.open("xb") as stream:
+                stream.writelines(chunks)
+                stream.flush()
+                os.fsync(stream.fileno())
+            with suppress(FileNotFoundError):
+                self._temporary.chmod(stat.S_IMODE(self._target.stat().st_mode))
+        except BaseException:
+            self.discard()
+            raise
+
+    def replace(self) -> None:
+        """Make it the file's content.
+
+        Raises:
+            OSError: that could not be done; the old content is as it was.
+        """
+        self._temporary.replace(self._target)
+        # Have the new name survive a loss of power, where the system can do that for a folder.
+        with suppress(OSError):
+            descriptor = os.open(self._target.parent, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def discard(self) -> None:
+        """Delete it, unless it has replaced the old content."""
+        with suppress(OSError):
+            self._temporary.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from pytest_gpumem.notes import Hinted, Note
 DeviceKind = Literal["cuda", "virtual"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Peak:
     """Memory of one device, in bytes."""
 
@@ -23,7 +23,7 @@ class Peak:
     reserved: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PeakRange:
     """The ends between which the peaks lie where a library's choice of a workspace is not known."""
 
@@ -36,7 +36,7 @@ class PeakRange:
     """whether limits are held to ``most``; those of an estimate are held to the peaks"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Provenance:
     """The versions and settings that a measurement was made with."""
 
@@ -52,7 +52,7 @@ class Provenance:
     """the value of ``PYTORCH_CUDA_ALLOC_CONF`` (or ``PYTORCH_ALLOC_CONF``), "" where unset"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DeviceInfo:
     """The device that a step ran on; where it ran on several, they are alike."""
 
@@ -81,7 +81,7 @@ def device_key(kind: DeviceKind, name: str) -> str:
     return f"{kind}-{name.strip('-.') or 'unnamed'}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class OutOfMemory:
     """One out-of-memory error of PyTorch's allocator, in bytes."""
 
@@ -114,7 +114,7 @@ CATEGORIES: tuple[Category, ...] = get_args(Category)
 """in the order in which they are shown; "other" is memory of unknown use"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Site:
     """A source line, and the blocks alive at the peak that it allocated, of one category."""
 
@@ -138,7 +138,7 @@ LineKey = tuple[str, str, str]
 """file, function and code: the same line, though its number changed"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LinePeak:
     """A source line, and the most memory that it had at one time: its own peak, in bytes."""
 
@@ -152,7 +152,7 @@ class LinePeak:
     """whether a backward pass that the line calls has allocated it, and not the line"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Breakdown:
     """One device's memory at its peak allocated, in bytes."""
 
@@ -173,7 +173,7 @@ class Breakdown:
     empty of a baseline that has none"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Phase:
     """A stretch of a timeline."""
 
@@ -184,7 +184,7 @@ class Phase:
     """index after its last point"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Timeline:
     """One device's memory over a step, in bytes; all lists are of one length.
 
@@ -204,7 +204,7 @@ class Timeline:
     """the index of each point's line among these, -1 of none; empty where no line is known"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Keeper:
     """What keeps blocks of a source line alive at a peak, where the baseline's had fewer blocks."""
 
@@ -227,7 +227,7 @@ class Keeper:
         return head.rpartition(" of ")[0] or head
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SegmentRequest:
     """A request for which the allocator took a new segment, beyond all it had reserved before."""
 
@@ -252,7 +252,7 @@ class SegmentRequest:
     """lines of live blocks in the segment that could have held the request: "model.py:29" """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Attribution(Hinted):
     """Where one device's peak comes from."""
 
@@ -268,7 +268,7 @@ class Attribution(Hinted):
     """the last requests that raised the memory reserved, in their order"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Slope:
     """How peak allocated grows with the batch size: fixed + per_sample * size, in bytes."""
 
@@ -278,7 +278,7 @@ class Slope:
     per_sample: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Holder:
     """An object that refers to leaked memory."""
 
@@ -288,7 +288,7 @@ class Holder:
     blocks: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Stayed:
     """A leak of one device: held after the test, or growing from step to step, in bytes."""
 
@@ -304,7 +304,7 @@ LEAST_OUTSIDE = 4 << 20
 """bytes beside PyTorch's allocator from which on a report speaks of them"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DeviceUse:
     """A device's used memory during a step, of all processes, in bytes, as nvidia-smi shows it."""
 
@@ -326,7 +326,7 @@ class DeviceUse:
     """milliseconds between two readings; 0: continuous, or only at both ends"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Measurement(Hinted):
     """One step's memory on its device or devices.
 
@@ -379,7 +379,7 @@ class Measurement(Hinted):
         return max((peak.reserved for peak in self.peaks), default=0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class BaselineEntry:
     """The part of a measurement that a baseline file keeps."""
 

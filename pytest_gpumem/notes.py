@@ -102,7 +102,7 @@ class NoteKind(str, Enum):
     __str__ = str.__str__  # the value, in every Python
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Note:
     """A sentence about a measurement or a verdict."""
 
@@ -133,6 +133,7 @@ def ranked(notes: Iterable[Note]) -> list[Note]:
 class Noted:
     """A record with notes: their texts and kinds one by one, as JSON has them."""
 
+    __slots__ = ()
     notes: tuple[Note, ...]
 
     @property
@@ -149,6 +150,7 @@ class Noted:
 class Hinted(Noted):
     """A record with notes and hints."""
 
+    __slots__ = ()
     hints: tuple[Note, ...]
 
     @property

@@ -35,7 +35,12 @@ def parse_json(content: str | bytes, kind: str) -> Any:  # noqa: ANN401 - JSON
     decoded = ""
     try:
         decoded = content.decode("utf-8-sig") if isinstance(content, bytes) else content
-        return json.loads(decoded, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        texts: dict[str, str] = {}
+        return json.loads(
+            decoded,
+            object_pairs_hook=lambda pairs: _unique(pairs, texts),
+            parse_constant=_refuse_constant,
+        )
     except UnicodeDecodeError as error:
         problem = f"is not UTF-8 text: byte {error.object[error.start]:#04x} at {error.start}"
         raise JsonProblem(problem, encoding=True) from None
@@ -54,8 +59,16 @@ def parse_json(content: str | bytes, kind: str) -> Any:  # noqa: ANN401 - JSON
         raise JsonProblem(f"is not {kind}: {error}") from None
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
+def _unique(pairs: list[tuple[str, Any]], texts: dict[str, str]) -> dict[str, Any]:
+    """Return an object's fields, with equal texts of a file as one: a suite's results share many.
+
+    Raises:
+        ValueError: a name is there twice.
+    """
+    fields = {
+        name: texts.setdefault(value, value) if type(value) is str else value
+        for name, value in pairs
+    }
     if len(fields) < len(pairs):
         (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"{json.dumps(name)} is in one object twice")

@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -351,7 +351,7 @@ def encode(file: BaselineFile) -> bytes:
         "format": 1 if first_format else FORMAT,
         "device": _device_fields(file.device),
         "module": file.module,
-        "provenance": {label: vars(provenance) for provenance, label in labels.items()},
+        "provenance": {label: asdict(provenance) for provenance, label in labels.items()},
         "tests": tests,
     }
     return f"{_render(document)}\n".encode()
@@ -399,7 +399,7 @@ def _entry_fields(entry: BaselineEntry, labels: Mapping[Provenance, str]) -> dic
     if entry.largest is not None:
         fields["largest"] = entry.largest
     if entry.slope is not None:
-        fields["slope"] = {**vars(entry.slope), "sizes": list(entry.slope.sizes)}
+        fields["slope"] = {**asdict(entry.slope), "sizes": list(entry.slope.sizes)}
     if entry.breakdowns:
         fields["breakdown"] = breakdowns = []
         for breakdown in entry.breakdowns:
@@ -412,16 +412,7 @@ def _entry_fields(entry: BaselineEntry, labels: Mapping[Provenance, str]) -> dic
                 ("lines", _LinePeak, breakdown.lines),
             ):
                 if rows:
-                    parts[name] = [
-                        {
-                            field: value
-                            for field, value in zip(
-                                kind.__struct_fields__, vars(row).values(), strict=True
-                            )
-                            if (field, value) != ("calls_pass", False)
-                        }
-                        for row in rows
-                    ]
+                    parts[name] = [_row_fields(kind, row) for row in rows]
             optional = {
                 "unsplit": breakdown.unsplit,
                 "autocast": breakdown.autocast,
@@ -429,4 +420,12 @@ def _entry_fields(entry: BaselineEntry, labels: Mapping[Provenance, str]) -> dic
             }
             parts |= {name: value for name, value in optional.items() if value is not None}
             breakdowns.append(parts)
+    return fields
+
+
+def _row_fields(kind: type[_OfLine], row: Site | LinePeak) -> dict[str, Any]:
+    names = ((name, "nbytes" if name == "bytes" else name) for name in kind.__struct_fields__)
+    fields = {name: getattr(row, own_name) for name, own_name in names}
+    if not fields.get("calls_pass", True):
+        del fields["calls_pass"]
     return fields

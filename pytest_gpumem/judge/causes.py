@@ -57,7 +57,7 @@ FOLLOWING: Final = {"gradients", "optimizer state"}
 """categories that have as many bytes as there are parameters: these come first"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class HeldLine:
     """A source line that holds much of a peak."""
 
@@ -120,7 +120,7 @@ def _segment_reason(request: SegmentRequest) -> str:
     return f"{cache}; tensors of {' and '.join(request.held_by)} lie between them"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _LineGrowth:
     """How much more a source line has at its own peak than in the baseline."""
 

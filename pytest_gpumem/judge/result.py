@@ -42,7 +42,7 @@ by which one rank's result stands for all"""
 Outcome = Literal["", "passed", "failed", "xfail", "unfinished"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Beside:
     """A part that another part of its test is held to."""
 
@@ -53,7 +53,7 @@ class Beside:
     """one a device; none without attribution"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Result:
     """One judged measurement: of a whole test, or of a part of it."""
 

@@ -84,7 +84,7 @@ WORDS: dict[Kind, str] = {Kind.WITHIN: "ok"}
 """words of reports for kinds, where these are not the words themselves"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Edit:
     """A line of the project that changed since a baseline was committed."""
 
@@ -100,7 +100,7 @@ class Edit:
     """whether the line itself allocates memory that grew, or keeps it"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Lookup:
     """The outcome of looking for a test's baseline."""
 
@@ -114,7 +114,7 @@ class Lookup:
     """the lines that changed since the baseline's commit and bear on a growth, the closest first"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Policy:
     """The session's options about judging."""
 
@@ -156,7 +156,7 @@ class Policy:
         return declared or self.tolerance or DEFAULT_TOLERANCES[peak]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """One figure of one device beside its baseline and its budget, in bytes.
 
@@ -196,7 +196,7 @@ class Comparison:
         return beyond if difference > 0 else -beyond
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Cause:
     """A part of a peak's growth: the source line that allocates it, and what keeps it alive."""
 
@@ -218,7 +218,7 @@ class Cause:
 LeadKind = Literal["edit", "toolchain", "line", "category", "segment"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Lead:
     """The first thing that a report says of a growth: the same in every format."""
 
@@ -233,7 +233,7 @@ class Lead:
     """its subject alone, which several tests may share: "model.py:29 (Tiny.forward)" """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class UpdateCommand:
     """A command that writes baselines; as text it is quoted for a shell."""
 
@@ -253,7 +253,7 @@ class UpdateCommand:
         return replace(self, targets=tuple(targets))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Verdict(Noted):
     """The judgement of one measurement."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.baselines.changes import ChangeKind, count_changes
@@ -178,8 +179,8 @@ def to_json(changes: Changes) -> str:
         "together": [
             {
                 "sentence": group.sentence,
-                "before": vars(group.old),
-                "after": vars(group.new),
+                "before": asdict(group.old),
+                "after": asdict(group.new),
                 "peak": group.changes[0].peak,
                 "least": group.amounts[0],
                 "most": group.amounts[-1],
@@ -202,8 +203,8 @@ def _entry_json(entry: BaselineEntry | None) -> dict[str, Any] | None:
         "batch_size": entry.batch_size,
         "world_size": entry.world_size,
         "rank": entry.rank,
-        "slope": None if entry.slope is None else vars(entry.slope),
-        "provenance": vars(entry.provenance),
+        "slope": None if entry.slope is None else asdict(entry.slope),
+        "provenance": asdict(entry.provenance),
     }
 
 

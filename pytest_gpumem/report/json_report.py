@@ -22,6 +22,7 @@ from pytest_gpumem.version import __version__
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterator
 
 _GROUPS = ("created", "changed", "unchanged", "removed")
 """the entries of an update of baselines, by their fate"""
@@ -45,7 +46,12 @@ class SavedReport:
 
 
 def dumps(report: Report, *, created: str, gpumem: str = __version__) -> str:
-    """Return a report as JSON: every result is a line, for ``grep`` and for a diff.
+    """Return a report as JSON; the arguments and errors are those of :func:`json_lines`."""
+    return "".join(json_lines(report, created=created, gpumem=gpumem))
+
+
+def json_lines(report: Report, *, created: str, gpumem: str = __version__) -> Iterator[str]:
+    """Yield the lines of a report as JSON: every result is a line, for ``grep`` and for a diff.
 
     Timelines and the courses of baselines are left out: they are drawings' data, and megabytes.
 
@@ -75,15 +81,16 @@ def dumps(report: Report, *, created: str, gpumem: str = __version__) -> str:
             for origin in report.origins
         ],
     }
-    lines = [f" {json.dumps(name)}: {json.dumps(value)},\n" for name, value in head.items()]
+    yield "{\n"
+    yield from (f" {json.dumps(name)}: {json.dumps(value)},\n" for name, value in head.items())
     # A line at a time: of 100,000 results the plain data would be gigabytes.
-    rows = [
-        f"  {json.dumps(_checked(row, json_schema.ResultJson, f'the result of {row.name}'))}"
-        for row in report.results
-    ]
-    separated = [f"{row},\n" for row in rows[:-1]] + [f"{row}\n" for row in rows[-1:]]
-    results = ["[\n", *separated, " ]"] if rows else ["[]"]
-    return "".join(["{\n", *lines, ' "results": ', *results, "\n}\n"])
+    yield ' "results": ['
+    separator = "\n"
+    for row in report.results:
+        plain = _checked(row, json_schema.ResultJson, f"the result of {row.name}")
+        yield f"{separator}  {json.dumps(plain)}"
+        separator = ",\n"
+    yield "\n ]\n}\n" if report.results else "]\n}\n"
 
 
 def loads(content: str | bytes, name: str) -> SavedReport:

@@ -7,11 +7,11 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.atomic_file import TEMPORARY, write_whole
+from pytest_gpumem.atomic_file import TEMPORARY, NewContent
 from pytest_gpumem.cli.outcome import FOUND, OK, Outcome
 from pytest_gpumem.errors import ReportError, SpecError
 from pytest_gpumem.report.github import SUMMARY_LIMIT, cause_warnings, error_lines
-from pytest_gpumem.report.json_report import dumps, read_report
+from pytest_gpumem.report.json_report import json_lines, read_report
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import MOST_SHARDS
 from pytest_gpumem.report.shards.accept_command import accept_command
@@ -21,7 +21,7 @@ from pytest_gpumem.tracebacks import without_collections
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from pytest_gpumem.report.shards.merge import Merged
 
@@ -87,10 +87,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
         files = _rendered(merged, arguments)
         text = "" if files or arguments.github else _printed(merged, arguments)
         summary = _summary(merged) if arguments.github else ""
-    lines = []
-    for path, content in files.items():  # all are made before the first is written
-        _write(path, content)
-        lines.append(f"gpumem: written: {path}")
+        _write(files)
+    lines = [f"gpumem: written: {path}" for path in files]
     if arguments.github:
         _add_summary(summary)
         lines += _annotations(merged)
@@ -138,19 +136,19 @@ def _markdown(merged: Merged, limit: int | None) -> str:
     return rendered
 
 
-def _rendered(merged: Merged, arguments: argparse.Namespace) -> dict[str, str]:
-    """Return the content of each file that is to be written.
+def _rendered(merged: Merged, arguments: argparse.Namespace) -> dict[str, Iterable[str]]:
+    """Return the content of each file that is to be written, in pieces.
 
     Raises:
         GpuMemError: one cannot be made.
     """
-    files = {}
+    files: dict[str, Iterable[str]] = {}
     if arguments.json is not None and arguments.format in FORMATS:
-        files[arguments.json] = FORMATS[arguments.format](merged.report.results)
+        files[arguments.json] = [FORMATS[arguments.format](merged.report.results)]
     elif arguments.json is not None:
-        files[arguments.json] = dumps(merged.report, created=merged.created)
+        files[arguments.json] = json_lines(merged.report, created=merged.created)
     if arguments.markdown is not None:
-        files[arguments.markdown] = _markdown(merged, arguments.limit)
+        files[arguments.markdown] = [_markdown(merged, arguments.limit)]
     if arguments.html is not None:
         try:
             from pytest_gpumem.report.page.html import page
@@ -158,7 +156,7 @@ def _rendered(merged: Merged, arguments: argparse.Namespace) -> dict[str, str]:
             problem = "the page is made with jinja2, not installed here"
             remedy = "run pip install 'pytest-gpumem[html]'"
             raise SpecError(f"--html={arguments.html}", problem, remedy) from error
-        files[arguments.html] = page(merged.report, when=_when(merged))
+        files[arguments.html] = [page(merged.report, when=_when(merged))]
     named = [name for name in (arguments.json, arguments.markdown, arguments.html) if name]
     for name in named:
         if named.count(name) > 1:
@@ -166,18 +164,26 @@ def _rendered(merged: Merged, arguments: argparse.Namespace) -> dict[str, str]:
     return files
 
 
-def _write(path: str, content: str) -> None:
-    """Write a file.
+def _write(files: Mapping[str, Iterable[str]]) -> None:
+    """Write files: all of them, or none where one cannot be made.
 
     Raises:
-        ReportError: it cannot be written; what was there is as it was.
+        ReportError: one cannot be made or written; what was there is as it was.
     """
-    encoded = content.encode("utf-8", "backslashreplace")
+    written: list[NewContent] = []
+    path = ""
     try:
-        write_whole(Path(path), encoded, f"{TEMPORARY}-{os.getpid()}")
+        for number, (path, pieces) in enumerate(files.items()):
+            encoded = (piece.encode("utf-8", "backslashreplace") for piece in pieces)
+            written.append(NewContent(Path(path), encoded, f"{TEMPORARY}-{os.getpid()}-{number}"))
+        for path, content in zip(files, written, strict=True):  # noqa: B007 - for the error
+            content.replace()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ReportError(path, f"cannot be written: {reason}", "name another file") from error
+    finally:
+        for content in written:
+            content.discard()
 
 
 def _summary(merged: Merged) -> str:

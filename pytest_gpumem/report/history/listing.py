@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.baselines.changes import ChangeKind, count_changes
@@ -106,7 +107,7 @@ def move_json(change: EntryChange) -> dict[str, Any]:
             "peak_allocated": [peak.allocated for peak in entry.peaks],
             "peak_reserved": [peak.reserved for peak in entry.peaks],
             "batch_size": entry.batch_size,
-            "provenance": vars(entry.provenance),
+            "provenance": asdict(entry.provenance),
         }
         for name, entry in (("before", change.old), ("after", change.new))
     }

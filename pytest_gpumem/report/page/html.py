@@ -19,6 +19,8 @@ from html import unescape
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from markupsafe import Markup, escape
+
 from pytest_gpumem.baselines.key import Key
 from pytest_gpumem.judge.breakdown_diff import provenance_text, site_name, site_rows
 from pytest_gpumem.judge.result import KEPT_SITES, SEVERITY, hints_of, urgency
@@ -41,10 +43,9 @@ from pytest_gpumem.report.terminal.update_text import update_summary
 from pytest_gpumem.report.text import printable, signed_size, size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from jinja2 import Environment
-    from markupsafe import Markup
 
     from pytest_gpumem.baselines.history import CommittedPeak
     from pytest_gpumem.judge.causes import HeldLine
@@ -342,7 +343,6 @@ def page(report: Report, *, when: str = "") -> str:
     """
     entries = _all_entries(report)
     parts: Any = _template_environment().get_template("parts.html.j2").module
-    rows = [_row(entry, parts, report) for entry in entries]
     few = len(entries) <= MOST_SECTIONS
     shown = [entry for entry in entries if entry.failed or few][:MOST_SECTIONS]
     sections = {entry.anchor: _section(entry, parts, report) for entry in shown}
@@ -351,18 +351,25 @@ def page(report: Report, *, when: str = "") -> str:
         for entry in entries
         if entry.anchor not in sections
     )
-    index = [
-        {
-            "id": entry.anchor,
-            "row": row,
-            "keys": entry.sort_keys,
-            "failed": entry.failed,
-            "pack": places.get(entry.anchor),
-            **({"cause": printable(f"{entry.cause} {entry.keeper}")} if entry.failed else {}),
-            **({"group": printable(entry.group)} if entry.failed else {}),
-        }
-        for entry, row in zip(entries, rows, strict=True)
-    ]
+    rows: list[str] = []
+    """those that are in the page as it stands"""
+
+    def index() -> Iterator[dict[str, object]]:
+        for entry in entries:
+            row = _row(entry, report)
+            if len(rows) < MOST_ROWS:
+                rows.append(row)
+            yield {
+                "id": entry.anchor,
+                "row": row,
+                "keys": entry.sort_keys,
+                "failed": entry.failed,
+                "pack": places.get(entry.anchor),
+                **({"cause": printable(f"{entry.cause} {entry.keeper}")} if entry.failed else {}),
+                **({"group": printable(entry.group)} if entry.failed else {}),
+            }
+
+    packed_index = _packed_list(index())
     counter = Counter((entry.word, entry.tone) for entry in entries)
     # A new toolchain moves many tests at one line: it is the cause then, and not the line.
     toolchains = [change.sentence for change in moved_together(report.results)]
@@ -383,10 +390,10 @@ def page(report: Report, *, when: str = "") -> str:
             modules=_modules(report),
             matrix=card_matrix(report.results),
             most_rows=MOST_ROWS,
-            rows=_markup("".join(rows[:MOST_ROWS])),
+            rows=_markup("".join(rows)),
             sections=_markup("".join(sections.values())),
             left_out=len(entries) - len(shown),
-            index=_packed(index),
+            index=packed_index,
             packs=packs,
             script=_markup(_source("page.js")),
             style=_markup(_source("page.css")),
@@ -531,12 +538,12 @@ def _modules(report: Report) -> list[str]:
     return list(dict.fromkeys([*modules, *(outcome.module for outcome in report.own_outcomes)]))
 
 
-def _row(entry: Entry | OwnEntry, parts: Any, report: Report) -> str:  # noqa: ANN401 - a template's macros
+def _row(entry: Entry | OwnEntry, report: Report) -> str:
     """Return an entry's row of the table."""
     if isinstance(entry, OwnEntry):
-        return row_html(entry, str(parts.name(entry.outcome)))
+        return row_html(entry, name_html(entry.outcome))
     history = history_of(entry.result, report.histories)
-    return row_html(entry, str(parts.name(entry.result)), history)
+    return row_html(entry, name_html(entry.result), history)
 
 
 def _section(entry: Entry | OwnEntry, parts: Any, report: Report) -> str:  # noqa: ANN401 - a template's macros
@@ -570,6 +577,20 @@ def _packed(data: object) -> str:
     return base64.b64encode(zlib.compress(plain.encode(), 6)).decode()
 
 
+def _packed_list(values: Iterable[object]) -> str:
+    """Return values as :func:`_packed` returns a list of them, of which one at a time is kept."""
+    packer = zlib.compressobj(6)
+    packed = []
+    before = b"["
+    for value in values:
+        plain = json.dumps(value, separators=(",", ":")).encode()
+        packed.append(packer.compress(before + plain))
+        before = b","
+    packed.append(packer.compress(b"]" if packed else b"[]"))
+    packed.append(packer.flush())
+    return base64.b64encode(b"".join(packed)).decode()
+
+
 def _hash(source: str) -> str:
     """Return a source's hash as a Content-Security-Policy names it."""
     return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
@@ -599,8 +620,9 @@ def _template_environment() -> Environment:
         most_sites=MOST_SITES,
         most_drawn=MOST_DRAWN,
         most_explained=MOST_EXPLAINED,
-        size=size_cell,
-        difference=difference_cell,
+        size=lambda *args, **options: Markup(size_cell(*args, **options)),  # noqa: S704 - words of the templates
+        difference=lambda *args: Markup(difference_cell(*args)),  # noqa: S704 - likewise
+        name=lambda test: Markup(name_html(test)),  # noqa: S704 - it is escaped
         comparisons=comparisons_table,
         signed=signed_size,
         most_section_causes=MOST_SECTION_CAUSES,
@@ -618,7 +640,18 @@ def _printed(value: object) -> object:
     return printable(value) if type(value) is str else value
 
 
-def size_cell(nbytes: int | None, label: str = "", kind: str = "") -> Markup:
+def name_html(test: Result | OwnOutcome) -> str:
+    """Return the name of a test or a part as markup: its file, the rest, the part."""
+    rest = test.nodeid[len(test.module) :]
+    words = [f'<span class="module">{escape(printable(test.module + rest[:2]))}</span>']
+    if rest:
+        words.append(f'<wbr><span class="test">{escape(printable(rest[2:]))}</span>')
+    if test.part:
+        words.append(f' <span class="part">({escape(printable(test.part))})</span>')
+    return "".join(words)
+
+
+def size_cell(nbytes: int | None, label: str = "", kind: str = "") -> str:
     """Return a cell of a table, a section's most frequent part: a macro takes ten times as long.
 
     Args:
@@ -629,7 +662,7 @@ def size_cell(nbytes: int | None, label: str = "", kind: str = "") -> Markup:
     kind = f" {kind}" if kind else ""
     label = f' data-label="{label}"' if label else ""
     title = "" if nbytes is None else f' title="{nbytes:,} B"'
-    return _markup(f'<td class="n{kind}"{label}{title}>{size(nbytes)}</td>')
+    return f'<td class="n{kind}"{label}{title}>{size(nbytes)}</td>'
 
 
 def comparisons_table(rows: Sequence[Comparison], measured: str) -> Markup:
@@ -692,8 +725,6 @@ def row_html(entry: Entry | OwnEntry, name: str, history: Sequence[int] = ()) ->
         name: the test's, as markup.
         history: its peaks, the oldest first.
     """
-    from markupsafe import escape
-
     figures = []
     for title, cell in entry.cells.items():
         text = escape(printable(cell))
@@ -745,7 +776,6 @@ def with_links(section: str, editor: str, root: str) -> str:
     """
     if not editor:
         return section
-    from markupsafe import escape
 
     def link(match: re.Match[str]) -> str:
         name, line = unescape(match[1]), int(match[2])
@@ -757,20 +787,16 @@ def with_links(section: str, editor: str, root: str) -> str:
     return _PLACE.sub(link, section)
 
 
-def difference_cell(
-    nbytes: int | None, label: str = "difference", *, coloured: bool = True
-) -> Markup:
+def difference_cell(nbytes: int | None, label: str = "difference", *, coloured: bool = True) -> str:
     """Return the cell of a difference, with the way that it goes as its class."""
     way = "" if not nbytes or not coloured else " up" if nbytes > 0 else " down"
     title = "" if nbytes is None else f' title="{nbytes:+,} B"'
     words = "0" if nbytes == 0 else signed_size(nbytes)
-    return _markup(f'<td data-label="{label}" class="n{way}"{title}>{words}</td>')
+    return f'<td data-label="{label}" class="n{way}"{title}>{words}</td>'
 
 
 def _markup(html: str) -> Markup:
     """Return text that is markup already, of this package's own making."""
-    from markupsafe import Markup
-
     return Markup(html)  # noqa: S704 - templates made it, or it lies beside them
 
 

@@ -70,7 +70,7 @@ def cause_lines(
             [
                 _AmountRow(
                     format_size(cause.nbytes, signed=True),
-                    cause.category if cause.site else "",
+                    printable(cause.category) if cause.site else "",
                     code_words(cause.site) if cause.site else (cause.category,),
                     cause.reasons,
                     cause.keepers,
