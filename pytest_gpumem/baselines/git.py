@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator
 
 FILE_MODES: Final = ("100644", "100755")
 """git's modes of a file; a link has another"""
@@ -64,22 +65,32 @@ def path_in_repository(folder: Path, root: Path) -> str:
     return "" if path == os.curdir else path
 
 
-def blob_contents(root: Path, names: Sequence[str]) -> list[bytes]:
-    """Return the contents of git's blobs, in their order: one process of git for all of them.
+def blob_contents(root: Path, names: Iterable[str]) -> Iterator[bytes]:
+    """Yield the contents of git's blobs, in their order: one process of git for all of them.
 
     Raises:
-        GitError: git has no such blob.
+        GitError: git has no such blob, or cannot be run.
     """
-    if not names:
-        return []
-    request = "".join(f"{name}\n" for name in names).encode()
-    answer = run_git("-C", str(root), "cat-file", "--batch", stdin=request)
-    contents, start = [], 0
-    for name in names:
-        end = answer.index(b"\n", start)
-        *_, kind, size = answer[start:end].decode().split(" ")
-        if kind != "blob":
-            raise GitError(f"git has no content of {name}")
-        contents.append(answer[end + 1 : end + 1 + int(size)])
-        start = end + 1 + int(size) + 1
-    return contents
+    with tempfile.TemporaryFile() as request:  # a pipe would be full before git's answer is read
+        request.writelines(f"{name}\n".encode() for name in names)
+        if not request.tell():
+            return
+        request.seek(0)
+        command = ["git", "-C", str(root), "cat-file", "--batch"]
+        try:
+            process = subprocess.Popen(command, stdin=request, stdout=subprocess.PIPE)
+        except OSError as error:
+            raise GitError(f"git cannot be run ({error.strerror})") from error
+        with process:
+            try:
+                stream = process.stdout
+                assert stream is not None  # noqa: S101 - for the type checker
+                # "NAME blob SIZE", the content, a line's end
+                while header := stream.readline().decode():
+                    name, *_, kind, size = header.split()
+                    if kind != "blob":
+                        raise GitError(f"git has no content of {name}")
+                    yield stream.read(int(size))
+                    stream.read(1)
+            finally:
+                process.kill()  # nothing is read any more

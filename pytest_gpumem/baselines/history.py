@@ -31,7 +31,7 @@ from pytest_gpumem.baselines.paths import baseline_path, read_file
 from pytest_gpumem.errors import BaselineError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
 
     from pytest_gpumem.measurement import BaselineEntry
 
@@ -162,64 +162,115 @@ def read_history(
     return BaselineHistory(tuple(steps), tuple(remarks))
 
 
+class _Content(msgspec.Struct):
+    """A version of a baseline file of which no test is decoded: quickly."""
+
+    format: int
+    device: msgspec.Raw
+    module: str
+    provenance: msgspec.Raw
+    tests: dict[str, msgspec.Raw]
+
+    @property
+    def head(self) -> tuple[int, bytes, str, bytes]:
+        """What bears on the figures of all tests."""
+        return self.format, bytes(self.device), self.module, bytes(self.provenance)
+
+
+_Version: TypeAlias = "_Content | bytes"
+"""of a file: its bytes where these are no such content, or of an older form"""
+
+
+def _version(content: bytes) -> _Version:
+    try:
+        return msgspec.json.decode(content, type=_Content)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return content  # its strict reader names the fault
+
+
 class _Versions:
-    """The entries of baseline files, in each of their versions."""
+    """The versions of baseline files, from the newest on: of each file the last one is kept."""
 
     def __init__(self, root: Path, log: _Log, accept: Callable[[Key], bool] | None) -> None:
         self._root = root
         self._accept = accept
-        blobs = {
-            blob: None
-            for _, files in log
-            for file in files
-            for blob in (file.old, file.new)
-            if blob not in {"", IN_WORKING_TREE}
-        }
-        self._contents = dict(zip(blobs, blob_contents(root, list(blobs)), strict=True))
-        self._entries: dict[tuple[str, str], dict[Key, BaselineEntry]] = {}
+        self._last: dict[str, tuple[str, _Version]] = {}
+        blobs: list[str] = []
+        last: dict[str, str] = {}
+        for _, files in log:
+            for file in files:
+                blobs += [file.new] if file.new != last.get(file.path) else []
+                blobs += [file.old] if file.old != file.new else []
+                last[file.path] = file.old
+        committed = (blob for blob in blobs if blob not in {"", IN_WORKING_TREE})
+        self._contents = blob_contents(root, committed)
 
     def step(self, logged: tuple[Commit, Sequence[FileChange]]) -> Step:
-        """Return a commit's changes."""
+        """Return a commit's changes; commits are asked for in the order of the log."""
         commit, files = logged
-        old: dict[Key, BaselineEntry] = {}
-        new: dict[Key, BaselineEntry] = {}
+        before: dict[Key, BaselineEntry] = {}
+        after: dict[Key, BaselineEntry] = {}
         errors = []
         for file in files:
+            blob, new = self._last.pop(file.path, ("", b""))
+            if blob != file.new or not blob:
+                new = self._next(file.path, file.new)
+            old = self._next(file.path, file.old) if file.old != file.new else new
+            self._last[file.path] = file.old, old
             try:
-                entries_before, entries_after = (
-                    self.entries_of(file.path, blob) for blob in (file.old, file.new)
-                )
+                old_entries, new_entries = self._moved_entries(file.path, old, new)
             except BaselineError as error:
                 name = f"{commit.short}:{error.given}"
                 errors.append(BaselineError(name, error.problem, error.remedy))
                 continue
-            old.update(entries_before)
-            new.update(entries_after)
+            before |= old_entries
+            after |= new_entries
         moved = [
             change
-            for change in pair_entries(old, new)
+            for change in pair_entries(before, after)
             if change.kind is not ChangeKind.SAME or toolchain_moved(change)
         ]
         return Step(commit, tuple(moved), tuple(errors))
 
-    def entries_of(self, path: str, blob: str) -> dict[Key, BaselineEntry]:
-        """Return the entries of a version of a file."""
-        if not blob:
-            return {}
-        if (path, blob) not in self._entries:
-            content = self._contents.get(blob)
-            if content is None:
-                content = read_file(self._root / path) or b""
-            file = decode(Path(path), content)
-            keyed = (
-                (Key(file.device.key, file.module, test, part), entry)
-                for test, parts in file.tests.items()
-                for part, entry in parts.items()
-            )
-            self._entries[path, blob] = {
-                key: entry for key, entry in keyed if self._accept is None or self._accept(key)
+    def _next(self, path: str, blob: str) -> _Version:
+        """Return a version of a file, the next one that git tells; b"" of none."""
+        if blob == IN_WORKING_TREE:
+            return _version(read_file(self._root / path) or b"")
+        return _version(next(self._contents)) if blob else b""
+
+    def _moved_entries(
+        self, path: str, old: _Version, new: _Version
+    ) -> tuple[dict[Key, BaselineEntry], dict[Key, BaselineEntry]]:
+        """Return the entries before and after of those tests whose text differs.
+
+        Raises:
+            BaselineError: a version cannot be read.
+        """
+        if isinstance(old, _Content) and isinstance(new, _Content) and old.head == new.head:
+            same = {
+                name
+                for name, text in old.tests.items()
+                if name in new.tests and bytes(text) == bytes(new.tests[name])
             }
-        return self._entries[path, blob]
+            old, new = (_without(version, same) for version in (old, new))
+        return self._entries(path, old), self._entries(path, new)
+
+    def _entries(self, path: str, version: _Version) -> dict[Key, BaselineEntry]:
+        if version == b"":
+            return {}
+        content = msgspec.json.encode(version) if isinstance(version, _Content) else version
+        file = decode(Path(path), content)
+        keyed = (
+            (Key(file.device.key, file.module, test, part), entry)
+            for test, parts in file.tests.items()
+            for part, entry in parts.items()
+        )
+        return {key: entry for key, entry in keyed if self._accept is None or self._accept(key)}
+
+
+def _without(version: _Content, names: Container[str]) -> _Content:
+    tests = {name: text for name, text in version.tests.items() if name not in names}
+    return _Content(version.format, version.device, version.module, version.provenance, tests)
 
 
 class _Figures(msgspec.Struct):
@@ -265,7 +316,7 @@ def recent_peaks(
     total = accumulate(int(size) for size in sizes.split())
     files = [file for file, size in zip(files, total, strict=True) if size <= most_bytes]
     peaks: dict[Key, list[CommittedPeak]] = {}
-    for content in reversed(blob_contents(root, [file.new for file in files])):
+    for content in reversed(list(blob_contents(root, [file.new for file in files]))):
         try:
             file = msgspec.json.decode(content, type=_CommittedFile)
         except (msgspec.DecodeError, UnicodeError):

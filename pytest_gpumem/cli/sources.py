@@ -133,7 +133,7 @@ def _read_revision(revision: str, directory: Path) -> Source:
             if path.suffix == ENDING:
                 blobs[path] = blob if mode in FILE_MODES else ""
         # All contents from one process of git: there may be a thousand files.
-        contents_of_blobs = blob_contents(root, [name for name in blobs.values() if name])
+        contents_of_blobs = list(blob_contents(root, filter(None, blobs.values())))
     except OutsideRepositoryError as error:
         remedy = "name the baselines' folder with --baseline-dir"
         raise SourceError(revision, str(error), remedy) from error

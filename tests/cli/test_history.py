@@ -11,6 +11,7 @@ from helpers.git import commit, git
 from helpers.html_pages import Page
 from helpers.terminal_results import matches_gold
 
+from pytest_gpumem.baselines.file_format import decode
 from pytest_gpumem.baselines.history import recent_peaks
 from pytest_gpumem.baselines.key import Key
 from pytest_gpumem.measurement import BaselineEntry, Breakdown, Peak, Site
@@ -64,6 +65,31 @@ def test_a_test_is_told_by_commit_with_the_cause(repository, gpumem):
     status, out, err = gpumem("history", "tests/test_a.py::test_x[ä]")
     assert (status, err) == (0, "")
     assert matches_gold("history_of_test", without_hashes(out).rstrip("\n"))
+
+
+def test_only_tests_whose_text_differs_are_decoded(here, gpumem, monkeypatch):
+    """Of a suite's files each commit changes a few lines: thousands of commits are read quickly."""
+    decoded = []
+
+    def noted(path, content):
+        file = decode(path, content)
+        decoded.extend(file.tests)
+        return file
+
+    monkeypatch.setattr("pytest_gpumem.baselines.history.decode", noted)
+    git("init", "-q", "-b", "main")
+    write(here / "baselines", {f"test_{number}": (number, number) for number in range(9)})
+    commit("one")
+    write(here / "baselines", {"test_4": (5, 6)})
+    commit("grown")
+    write(here / "baselines", {"test_4": entry(7, BEFORE)})
+    commit("another toolchain, in a provenance of its own")
+    status, out, err = gpumem("history", "--format=json")
+    assert (status, err) == (0, "")
+    *_, grown, first = json.loads(out)["commits"]
+    assert [len(step["moves"]) for step in (grown, first)] == [1, 9]
+    assert decoded.count("test_4") == 5  # twice a commit, and once where all is new
+    assert decoded.count("test_3") == 3  # where all is new, and where another toolchain came
 
 
 def test_a_merge_is_one_step_of_the_first_parents_line(repository, gpumem):

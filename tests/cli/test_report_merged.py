@@ -243,3 +243,26 @@ def test_files_that_cannot_be_written_are_named(shards, gpumem, arguments, messa
     status, _, err = gpumem("report", *ALL, *arguments)
     assert status == 2
     assert message in err
+
+
+def test_where_one_file_cannot_be_made_none_is_written(shards, gpumem):
+    (shards / "folder").mkdir()
+    Path("all.json").write_text("as it was")
+    names = sorted(path.name for path in shards.iterdir())
+    status, _, err = gpumem("report", *ALL, "--json=all.json", "--markdown=m", "--html=folder")
+    assert status == 2
+    assert "folder: cannot be written" in err
+    assert sorted(path.name for path in shards.iterdir()) == names
+    assert Path("all.json").read_text() == "as it was"
+
+
+def test_equal_texts_of_a_report_are_one(shards):
+    """Of 100,000 results the texts would be most of the memory."""
+    saved = [read_report(name).results[0] for name in ("1.json", "2.json")]
+    for result_ in saved:
+        sites = result_.baseline_entry.breakdowns[0].sites
+        repeated = [site.path for site in sites if site.path == "src/model.py"]
+        assert len(repeated) > 1
+        assert len({id(path) for path in repeated}) == 1
+    assert not hasattr(saved[0].measurement, "__dict__")
+    assert not hasattr(saved[0].verdict, "__dict__")

@@ -68,6 +68,12 @@ def test_no_text_about_updated_baselines_reaches_a_terminal_raw():
             shown.encode()
 
 
+def test_no_category_of_a_cause_reaches_a_terminal_raw():
+    for place in PLACES:
+        if place[-3:-2] == ("causes",) and place[-1] == "category":
+            read_or_refused(text_with_value(TEXT, "\x1b[31mred", place))
+
+
 @settings(deadline=None)
 @given(st.binary())
 def test_any_bytes_are_an_error_or_a_report(content):
