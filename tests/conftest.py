@@ -27,6 +27,7 @@ from pytest_gpumem.cli import main
 from pytest_gpumem.devices.cards import find_card
 from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_plans
 from pytest_gpumem.devices.virtual.device import VirtualDevice
+from pytest_gpumem.devices.virtual.environment import TRITON
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.meter.meter import Meter
 
@@ -87,6 +88,9 @@ def pytest_runtestloop():
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 
+LEFT_ALONE = {"CUDA_MODULE_LOADING", TRITON}
+"""variables that a later test may need: one process sets up CUDA once, and a file's fixture that
+opens the virtual GPU tells Triton where the driver is for all tests of the file"""
 MOST_OBJECTS = 60_000
 """objects that a collection goes through; libraries that tests import (mypy, Inductor) have more"""
 
@@ -99,11 +103,12 @@ def pytest_runtest_protocol(item, nextitem):
     of two seconds, instead of a fork of the warm process. mypy lets the collector run seldom, and
     garbage of a later test's compilation was in its peak. A test that hangs ends the process.
     """
-    environment, threshold = dict(os.environ), gc.get_threshold()
+    environment = {name: os.environ[name] for name in os.environ.keys() - LEFT_ALONE}
+    threshold = gc.get_threshold()
     with ended_where_hanging():
         result = yield
     gc.set_threshold(*threshold)
-    for name in os.environ.keys() - environment.keys() - {"CUDA_MODULE_LOADING"}:
+    for name in os.environ.keys() - environment.keys() - LEFT_ALONE:
         del os.environ[name]
     os.environ.update(environment)
     # Between two files no fixture holds a tensor, which is not to be hidden.

@@ -1,7 +1,9 @@
 """Steps of every kind take the same memory with and without values, and their values are right."""
 
+import os
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -282,6 +284,12 @@ def test_memory_is_the_same_with_values_and_they_are_the_cpus(device, name):
         notes["full"] = mode.notes()
     assert notes == {"auto": [], "full": []}
     assert results == pytest.approx(ON_HOST.get(name, step)("cpu"), rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("test", ["first", "second"])
+def test_triton_finds_the_driver_in_each_test_of_a_file(device, test):
+    """torch 2.14 multiplies by a kernel of Triton's where it can (``torch._native``)."""
+    assert (Path(os.environ["TRITON_LIBCUDA_PATH"]) / "libcuda.so.1").exists(), test
 
 
 @pytest.mark.parametrize("op", ["SUM", "PRODUCT", "MIN", "MAX", "AVG"])
