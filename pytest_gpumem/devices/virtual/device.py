@@ -29,7 +29,7 @@ from pytest_gpumem.devices.memory_cap import CAPS, set_cap, set_memory
 from pytest_gpumem.devices.terminal import saved_stderr
 from pytest_gpumem.devices.torch_build import installed_torch, torch_is_imported
 from pytest_gpumem.devices.torch_import import IMPORTS
-from pytest_gpumem.devices.virtual import native
+from pytest_gpumem.devices.virtual import compiled_numbers, native
 from pytest_gpumem.devices.virtual.account_watch import AccountWatch
 from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_timed_plans
 from pytest_gpumem.devices.virtual.environment import adapted
@@ -205,6 +205,7 @@ class VirtualDevice:
         atexit.register(device._let_threads_end)
         IMPORTS.call_after("torch", device._imported)
         IMPORTS.call_after(MODULE, device._max_autotune.install)
+        IMPORTS.call_after(compiled_numbers.MODULE, compiled_numbers.trace_numbers)
         IMPORTS.call_after(NUMBA_DRIVER, refuse_numba)
         for plugin in JAX_PLUGINS:
             IMPORTS.call_after(plugin, refuse_jax)

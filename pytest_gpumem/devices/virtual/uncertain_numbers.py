@@ -91,6 +91,20 @@ def uncertain(number: Any, read: Read) -> Any:  # noqa: ANN401 - a number of any
     return result
 
 
+def plain_number(number: object) -> float | int | None:
+    """Return the plain number of one that no kernel computed, for code that is compiled with it.
+
+    A whole number tells: it may become a size there. Other objects: None.
+    """
+    if isinstance(number, UncertainFloat):
+        number.read.use()
+        return float.__pos__(number)
+    if isinstance(number, UncertainInt):
+        number.read.tell()
+        return int.__pos__(number)
+    return None
+
+
 def _deciding(method: Callable[..., Any]) -> Callable[..., Any]:
     def decide(self: Any, *others: Any) -> Any:  # noqa: ANN401 - a number's method
         result = method(self, *others)

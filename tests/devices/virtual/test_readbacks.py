@@ -152,6 +152,10 @@ DECIDES = [
     "y = n.cpu()",
     "y = (x[0] > 0).tolist()",
     "y = torch.zeros(round(x.mean().item() * 3))",
+    (
+        "rows = torch.compile(torch.Tensor.repeat, backend='eager', fullgraph=True)\n"
+        "rows(torch.ones(2), n.item() + 1)"
+    ),
 ]
 SHOWS = [
     "x.mean().item()",
