@@ -15,6 +15,7 @@
 set -uo pipefail
 unset CDPATH PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 export PYTHONNOUSERSITE=1
+export -n PYTHON VENVS KEEP TESTS WORKERS # no test sees them
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 cd "$root" || exit
 venvs=${VENVS:-}

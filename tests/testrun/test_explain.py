@@ -7,7 +7,7 @@ import pytest
 
 MODEL = """
 import os
-KEEP = os.environ.get("KEEP") == "1"
+GROWN = os.environ.get("TEST_EXPLAIN_GROWN") == "1"
 WIDTH = 1024
 
 class Block(torch.nn.Module):
@@ -17,7 +17,7 @@ class Block(torch.nn.Module):
 
     def forward(self, x):
         x = self.linear(x)
-        if KEEP:
+        if GROWN:
             x = x * 2 + x.exp()
         return torch.relu(x)
 
@@ -79,7 +79,7 @@ def test_a_baseline_without_one_gets_it_when_baselines_are_updated(suite):
 
 
 def test_a_regression_leads_with_its_cause_and_shows_what_grew(recorded, monkeypatch):
-    monkeypatch.setenv("KEEP", "1")
+    monkeypatch.setenv("TEST_EXPLAIN_GROWN", "1")
     session = recorded.run()
     assert session.outcomes == {"failed": 1}
     written = (recorded.path / "test_it.py").read_text().splitlines()
@@ -100,7 +100,7 @@ def test_a_regression_leads_with_its_cause_and_shows_what_grew(recorded, monkeyp
 
 
 def test_only_the_failing_test_runs_again(recorded, monkeypatch):
-    monkeypatch.setenv("KEEP", "1")
+    monkeypatch.setenv("TEST_EXPLAIN_GROWN", "1")
     recorded.write("test_it.py", TEST.replace("    train()\n", "    print('ran')\n    train()\n"))
     for option, runs in (("auto", 1), ("off", 1), ("on", 1)):
         session = recorded.run("-s", "-v", f"--gpumem-attribution={option}")
@@ -109,7 +109,7 @@ def test_only_the_failing_test_runs_again(recorded, monkeypatch):
 
 
 def test_the_option_is_read_from_the_ini_file_too(recorded, monkeypatch):
-    monkeypatch.setenv("KEEP", "1")
+    monkeypatch.setenv("TEST_EXPLAIN_GROWN", "1")
     recorded.write("pytest.ini", "[pytest]\ngpumem_attribution = off")
     session = recorded.run("-v")
     assert session.outcomes == {"failed": 1}
@@ -153,7 +153,7 @@ def test_it(gpu_memory):
     forward, backward = (parts[it]["breakdown"][0]["categories"] for it in ("forward", "backward"))
     assert "gradients" not in forward
     assert backward["gradients"] > 0
-    monkeypatch.setenv("KEEP", "1")
+    monkeypatch.setenv("TEST_EXPLAIN_GROWN", "1")
     session = suite.run("-v")
     assert session.out.index("part forward") < session.out.index("part backward")
     assert session.out.count("at the peak") == 3
@@ -208,7 +208,7 @@ def test_it():
 
 
 def test_workers_explain_as_well(recorded, monkeypatch):
-    monkeypatch.setenv("KEEP", "1")
+    monkeypatch.setenv("TEST_EXPLAIN_GROWN", "1")
     session = recorded.run_warm("-n", "1")
     assert "; peak allocated grew by " in session.flat
     assert re.search(r"[+][0-9.]+ MiB activations test_it.py:\d+ in Block.forward", session.flat)
