@@ -18,7 +18,6 @@ from pytest_gpumem.judge.verdict import (
     PEAKS,
     UPDATE_OPTION,
     USE_LESS,
-    WORDS,
     Comparison,
     Kind,
     Lookup,
@@ -139,9 +138,7 @@ def _verdict(  # noqa: PLR0913 - the parts of a verdict
     return Verdict(
         kind,
         failed,
-        f"{WORDS.get(kind, kind)}: {lead.sentence}; {finding}"
-        if lead
-        else f"{WORDS.get(kind, kind)}: {finding}",
+        f"{kind.word}: {lead.sentence}; {finding}" if lead else f"{kind.word}: {finding}",
         case.comparisons,
         tuple(notes),
         uncompared=case.uncompared,

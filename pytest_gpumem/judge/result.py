@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pytest_gpumem.judge.causes import HeldLine, growth_causes, largest_lines
 from pytest_gpumem.judge.lead import lead_of
-from pytest_gpumem.judge.verdict import WORDS, Comparison, Kind, Verdict, beyond_tolerance
+from pytest_gpumem.judge.verdict import Comparison, Kind, Verdict, beyond_tolerance
 from pytest_gpumem.measurement import BaselineEntry, Breakdown, Measurement, Peak
 from pytest_gpumem.nodeids import module_of
 from pytest_gpumem.notes import NoteKind
@@ -24,20 +24,6 @@ if TYPE_CHECKING:
 
 # A diff of a baseline shows where growth comes from; ten sites do, and keep the file small.
 KEPT_SITES = 10
-
-SEVERITY = (
-    Kind.OUT_OF_MEMORY,
-    Kind.OVER_BUDGET,
-    Kind.LEAKED,
-    Kind.REGRESSED,
-    Kind.INCOMPARABLE,
-    Kind.NO_BASELINE,
-    Kind.IMPROVED,
-    Kind.WITHIN,
-)
-"""kinds, the worst first: the order in which a test is judged, in which reports show failures, and
-by which one rank's result stands for all"""
-
 
 Outcome = Literal["", "passed", "failed", "xfail", "unfinished"]
 
@@ -116,8 +102,13 @@ class Result:
     @property
     def word(self) -> str:
         """The verdict as tables have it: "ok", "recorded", "regressed (xfail)"."""
-        word = "recorded" if self.verdict.recorded else WORDS.get(self.verdict.kind)
-        return f"{word or self.verdict.kind}{' (xfail)' if self.expected else ''}"
+        word = "recorded" if self.verdict.recorded else self.verdict.kind.word
+        return f"{word}{' (xfail)' if self.expected else ''}"
+
+    @property
+    def mark(self) -> str:
+        """A character beside the verdict, for readers without colours."""
+        return "✕" if self.verdict.failed else self.verdict.kind.mark
 
     @property
     def rank_label(self) -> str:
@@ -177,7 +168,7 @@ def count_kinds(results: Iterable[Result]) -> dict[Kind, int]:
 def urgency(result: Result) -> int:
     """Return the sort key of reports: failed results first, then those that failed as expected."""
     failed = result.verdict.failed + (result.verdict.failed and not result.expected)
-    return len(SEVERITY) * (2 - failed) + SEVERITY.index(result.verdict.kind)
+    return len(Kind) * (2 - failed) + result.verdict.kind.severity
 
 
 def describe_budget(spec: MemorySpec, relations: Iterable[tuple[Relation, int]] = ()) -> str:

@@ -18,6 +18,7 @@ from pytest_gpumem.sizes import MIB, Tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Self
 
     from pytest_gpumem.measurement import BaselineEntry
 
@@ -65,23 +66,53 @@ USE_LESS = (
 )
 
 
-class Kind(str, Enum):
-    """The kinds of verdicts; JSON has their values, other reports :attr:`Result.word`."""
+Tone = Literal["good", "bad", "open"]
+"""the colour of a verdict: green, red, or yellow"""
 
-    WITHIN = "within"
-    OVER_BUDGET = "over budget"
-    OUT_OF_MEMORY = "out of memory"
-    REGRESSED = "regressed"
-    IMPROVED = "improved"
-    LEAKED = "leaked"
-    NO_BASELINE = "no baseline"
-    INCOMPARABLE = "incomparable"
+
+class Kind(str, Enum):
+    """The kinds of verdicts, in the order of counts; JSON has their values, reports their words."""
+
+    word: str
+    """the word of reports"""
+    severity: int
+    """the rank among failures: the order in which a test is judged and in which reports show
+    results, and by which one rank's result stands for all; 0 is the worst"""
+    tone: Tone
+    mark: str
+    """the character of a passed test's row, for readers without colours"""
+    too_much: bool
+    """whether such a test, where it failed, takes too much memory at its peak"""
+    by_baseline: bool
+    """whether a new baseline settles it"""
+
+    # value, word, severity, tone, mark, too_much, by_baseline
+    WITHIN = ("within", "ok", 7, "good", "✓", False, False)
+    OVER_BUDGET = ("over budget", "over budget", 1, "bad", "○", True, False)
+    OUT_OF_MEMORY = ("out of memory", "out of memory", 0, "bad", "○", True, False)
+    REGRESSED = ("regressed", "regressed", 3, "bad", "○", True, True)
+    IMPROVED = ("improved", "improved", 6, "good", "↓", False, True)
+    LEAKED = ("leaked", "leaked", 2, "bad", "○", False, False)
+    NO_BASELINE = ("no baseline", "no baseline", 5, "open", "○", False, True)
+    INCOMPARABLE = ("incomparable", "incomparable", 4, "open", "○", False, True)
+
+    def __new__(  # noqa: D102, PLR0913, PLR0917 - a row of the table
+        cls,
+        value: str,
+        word: str,
+        severity: int,
+        tone: Tone,
+        mark: str,
+        too_much: bool,  # noqa: FBT001 - a column
+        by_baseline: bool,  # noqa: FBT001 - a column
+    ) -> Self:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.word, member.severity, member.tone, member.mark = word, severity, tone, mark
+        member.too_much, member.by_baseline = too_much, by_baseline
+        return member
 
     __str__ = str.__str__  # the value, in every Python
-
-
-WORDS: dict[Kind, str] = {Kind.WITHIN: "ok"}
-"""words of reports for kinds, where these are not the words themselves"""
 
 
 @dataclass(frozen=True, slots=True)

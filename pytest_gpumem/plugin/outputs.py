@@ -6,6 +6,7 @@ import os
 import warnings
 from contextlib import suppress
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -34,8 +35,6 @@ SHOWN = (
     *("tolerance", "guard", "update_baselines", "against", "against_tolerance"),
 )
 """options that reports show, where they were given"""
-NAMES: Final = {"html": "page", "json": "JSON report", "markdown": "Markdown report"}
-"""the kinds of file, by their options"""
 SUMMARY: Final = "GITHUB_STEP_SUMMARY"
 
 
@@ -102,11 +101,10 @@ def publish(
         str(root),
     )
     created = datetime.now(timezone.utc)
-    paths = {name: getattr(settings, name) for name in FILES}
     published = [
-        _write_report(name, path, report, created, settings.json_format)
-        for name, path in paths.items()
-        if path is not None
+        _write_report(FILES[option].title, path, partial(write, report, created, settings))
+        for option, write in _WRITERS.items()
+        if (path := getattr(settings, option)) is not None
     ]
     summary = os.environ.get(SUMMARY, "")
     if session_results and summary and settings.github == "auto":
@@ -128,30 +126,39 @@ def github_lines(session_results: SessionResults, root: Path) -> Iterator[str]:
         yield from cause_warnings(results, root=root, workspace=workspace)
 
 
-def _write_report(
-    name: str, path: Path, report: Report, created: datetime, json_format: str
-) -> Published:
+def _page(report: Report, created: datetime, _settings: Settings) -> str:
+    from pytest_gpumem.report.page.html import page  # it needs jinja2
+
+    return page(report, when=_minute(created))
+
+
+def _json(report: Report, created: datetime, settings: Settings) -> str:
+    if settings.json_format != "report":
+        from pytest_gpumem.report.trackers.formats import FORMATS
+
+        return FORMATS[settings.json_format](report.results)
+    from pytest_gpumem.report.json_report import dumps
+
+    return dumps(report, created=created.strftime("%Y-%m-%dT%H:%M:%SZ"))
+
+
+def _markdown(report: Report, created: datetime, _settings: Settings) -> str:
+    return markdown(report, when=_minute(created))
+
+
+_WRITERS: Final = {"html": _page, "json": _json, "markdown": _markdown}
+"""by the option of the file: its text; each imports its format when it is asked for"""
+
+
+def _minute(created: datetime) -> str:
+    return created.strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _write_report(title: str, path: Path, render: Callable[[], str]) -> Published:
     """Write one file."""
-    title = NAMES[name]
-    when = created.strftime("%Y-%m-%d %H:%M UTC")
 
     def write() -> None:
-        # Only the format that is asked for is imported: the page needs jinja2.
-        if name == "json" and json_format != "report":
-            from pytest_gpumem.report.trackers.formats import FORMATS
-
-            content = FORMATS[json_format](report.results)
-        elif name == "json":
-            from pytest_gpumem.report.json_report import dumps
-
-            content = dumps(report, created=created.strftime("%Y-%m-%dT%H:%M:%SZ"))
-        elif name == "markdown":
-            content = markdown(report, when=when)
-        else:
-            from pytest_gpumem.report.page.html import page
-
-            content = page(report, when=when)
-        encoded = content.encode("utf-8", "backslashreplace")
+        encoded = render().encode("utf-8", "backslashreplace")
         write_whole(path, encoded, f"{TEMPORARY}-{os.getpid()}")
 
     problem = _problem(write)
@@ -170,8 +177,7 @@ def _add_to_summary(path: Path, report: Report, created: datetime) -> Iterator[P
     def write() -> None:
         nonlocal skipped
         room = SUMMARY_LIMIT - (path.stat().st_size if path.exists() else 0)
-        when = created.strftime("%Y-%m-%d %H:%M UTC")
-        rendered = markdown(report, when=when, limit=room - 1)
+        rendered = markdown(report, when=_minute(created), limit=room - 1)
         skipped = not rendered
         if not skipped:
             with path.open("ab") as stream:

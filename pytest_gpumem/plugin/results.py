@@ -288,13 +288,12 @@ def worst_of_ranks(
         results_of_ranks: the results of each rank.
         shrinkage_fails: whether the fullest rank's peak has to be as high as its baseline.
     """
-    from pytest_gpumem.judge.result import SEVERITY
     from pytest_gpumem.judge.verdict import Kind
     from pytest_gpumem.notes import Note, NoteKind
 
     def badness(result: Result) -> tuple[bool, int, int, int]:
         failed = result.verdict.failed
-        severity = -SEVERITY.index(result.verdict.kind) if failed else 0
+        severity = -result.verdict.kind.severity if failed else 0
         peak = result.measurement.peak_allocated if result.measurement else 0
         return failed, severity, peak, -(result.rank or 0)
 

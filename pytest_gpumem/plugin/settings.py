@@ -241,8 +241,23 @@ LONGEST_SHOWN: Final = 100
 """characters of a value that an error shows"""
 REPEATED: Final = {"device", "card", "cards", "all", "visible", "values", "baseline_dir"}
 """options that decide what is measured, and which baselines it is compared with"""
-FILES: Final = {"html": "gpumem.html", "json": "gpumem.json", "markdown": "gpumem.md"}
-"""the options that name a file to write, and what it may be called"""
+
+
+class OutputFile(NamedTuple):
+    """A file that an option has a session write; plugin/outputs.py has its writer."""
+
+    title: str
+    """as messages name it"""
+    example: str
+    """a name that it may have"""
+
+
+FILES: Final = {
+    "html": OutputFile("page", "gpumem.html"),
+    "json": OutputFile("JSON report", "gpumem.json"),
+    "markdown": OutputFile("Markdown report", "gpumem.md"),
+}
+"""by the option that names the file"""
 
 
 class Settings(NamedTuple):
@@ -444,7 +459,7 @@ def _is_given(name: str, read: Mapping[Option, tuple[object, str]]) -> bool:
 def _read_option(option: Option, value: object, where: str, root: Path) -> object:
     """Return an option's checked value."""
     if option.name in FILES:
-        _require_possible(root / str(value), f"{where}={value}", FILES[option.name])
+        _require_possible(root / str(value), f"{where}={value}", FILES[option.name].example)
         return _output_path(option.name, str(value), where, root)
     if value == option.default and not option.name.endswith("tolerance"):
         return value
@@ -509,7 +524,9 @@ def _output_path(option: str, value: str, where: str, root: Path) -> Path | None
     name = os.path.expanduser(value.strip())  # noqa: PTH111 - a "~" that names no user stays
     path = Path(name) if on_command_line else root / name
     if not value.strip() or name.endswith(os.sep) or path.is_dir():
-        raise SpecError(f"{where}={value}", "this is no file", f"write {where}={FILES[option]}")
+        raise SpecError(
+            f"{where}={value}", "this is no file", f"write {where}={FILES[option].example}"
+        )
     if option == "html" and find_spec("jinja2") is None:
         raise SpecError(
             f"{where}={value}",

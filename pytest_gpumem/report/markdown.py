@@ -6,7 +6,6 @@ from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_gpumem.judge.result import hints_of, urgency
-from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.notes import ranked
 from pytest_gpumem.report.breakdown_rows import DeviceRows, device_rows
 from pytest_gpumem.report.card_matrix import TITLE as CARDS_TITLE
@@ -226,11 +225,10 @@ def _device_tables(results: Sequence[Result], limits: _Limits) -> Iterator[str]:
         rows = []
         for result in shown:
             name = code(result.nodeid) + (f" {code(result.part)}" if result.part else "")
-            kind, measurement = result.verdict.kind, result.measurement
+            measurement = result.measurement
             allocated, reserved = peak_cells(measurement) if measurement else ("", "")
-            passed = {Kind.WITHIN: "✓", Kind.IMPROVED: "↓"}.get(kind, "○")
             cells = (
-                "✕" if result.verdict.failed else passed,
+                result.mark,
                 name,
                 result.word,
                 escape(allocated),

@@ -11,7 +11,6 @@ from pytest_gpumem.attribution.attributor import Attributor, Subject
 from pytest_gpumem.attribution.hints import fragmentation, is_fragmented
 from pytest_gpumem.attribution.snapshots import write_snapshot
 from pytest_gpumem.errors import GpuMemError
-from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.meter.allocator import expandable_segments
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.sizes import format_size
@@ -31,11 +30,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.rerun import Runner
     from pytest_gpumem.testrun.run import Run
 
-_TOO_MUCH = (Kind.REGRESSED, Kind.OVER_BUDGET, Kind.OUT_OF_MEMORY)
-
-
-_ACCEPTABLE = (Kind.REGRESSED, Kind.IMPROVED, Kind.NO_BASELINE, Kind.INCOMPARABLE)
-
 
 def _would_be_written(entry: BaselineEntry | None, measurement: Measurement) -> bool:
     """Whether an update would write an entry anew: for its figures, or for its first breakdown."""
@@ -53,7 +47,7 @@ def ran_again(purpose: str) -> Note:
 
 def too_much(results: Iterable[Result]) -> bool:
     """Whether any of them failed because it takes too much memory."""
-    return any(result.verdict.failed and result.verdict.kind in _TOO_MUCH for result in results)
+    return any(result.verdict.failed and result.verdict.kind.too_much for result in results)
 
 
 @dataclass(frozen=True)
@@ -127,7 +121,7 @@ class Explainer:
             result.baseline
             and result.measurement is not None
             and (
-                (result.verdict.kind in _ACCEPTABLE and (recorded or result.verdict.failed))
+                (result.verdict.kind.by_baseline and (recorded or result.verdict.failed))
                 or (recorded and _would_be_written(result.baseline_entry, result.measurement))
             )
             for result in results

@@ -26,8 +26,6 @@ ALIKE: Final = 3
 """tests in turn with one first cause and the same keepers: after these the next ones with that
 cause, which are told as one, are not run once more"""
 
-_SEARCHED: Final = {Kind.REGRESSED, Kind.OVER_BUDGET, Kind.OUT_OF_MEMORY}
-
 
 class KeeperFinder:
     """Finds keepers for the tests of one process."""
@@ -56,7 +54,7 @@ class KeeperFinder:
         for result in sorted(results, key=lambda result: bool(result.part)):
             scenes = explanations.scenes.get(result.part, ())
             verdict, baselines = result.verdict, result.breakdowns_before
-            if not verdict.failed or verdict.kind not in _SEARCHED or verdict.beside:
+            if not verdict.failed or not verdict.kind.too_much or verdict.beside:
                 continue
             grown = verdict.kind is Kind.REGRESSED
             far = beyond_tolerance(verdict.comparisons)

@@ -23,7 +23,7 @@ from markupsafe import Markup, escape
 
 from pytest_gpumem.baselines.key import Key
 from pytest_gpumem.judge.breakdown_diff import provenance_text, site_name, site_rows
-from pytest_gpumem.judge.result import KEPT_SITES, SEVERITY, hints_of, urgency
+from pytest_gpumem.judge.result import KEPT_SITES, hints_of, urgency
 from pytest_gpumem.judge.verdict import PEAKS, Kind, beyond_tolerance
 from pytest_gpumem.nodeids import split_nodeid
 from pytest_gpumem.report.breakdown_rows import DeviceRows, device_rows
@@ -259,17 +259,14 @@ class Entry(NamedTuple):
     @property
     def mark(self) -> str:
         """A character beside the verdict, for readers without colours."""
-        if self.result.verdict.failed:
-            return "✕"
-        marks = {Kind.WITHIN: "✓", Kind.IMPROVED: "↓"}
-        return marks.get(self.result.verdict.kind, "○")
+        return self.result.mark
 
     @property
     def tone(self) -> str:
         """The class of its colour."""
         if self.failed:
             return "bad"
-        return "good" if self.result.verdict.kind in {Kind.WITHIN, Kind.IMPROVED} else "open"
+        return "good" if self.result.verdict.kind.tone == "good" else "open"
 
     @property
     def cells(self) -> dict[str, str]:
@@ -428,7 +425,7 @@ def digest_of(*names: str) -> str:
 def _all_entries(report: Report) -> list[Entry | OwnEntry]:
     """Return the rows of the table in their order: results, and tests that got no verdict."""
     entries: list[Entry | OwnEntry] = [*_ranked_entries(report.results)]
-    kinds = len(SEVERITY)
+    kinds = len(Kind)
     ranks = {"failed": kinds - 0.5, "error": kinds - 0.4, "xfailed": 2 * kinds - 0.5}
     taken: Counter[str] = Counter()
     for outcome in report.own_outcomes:

@@ -12,10 +12,10 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.judge.result import count_kinds
-from pytest_gpumem.judge.verdict import DECLINED, MISSING, WORDS, Kind
+from pytest_gpumem.judge.verdict import DECLINED, MISSING, Kind
 from pytest_gpumem.nodeids import module_of
 from pytest_gpumem.report.compared import comparison_sentences, tells_more_than_table
-from pytest_gpumem.report.terminal.styles import TONES, Span
+from pytest_gpumem.report.terminal.styles import Span
 from pytest_gpumem.report.text import printable, wrapped
 from pytest_gpumem.sizes import format_size
 
@@ -70,11 +70,11 @@ def counts(results: Sequence[Result]) -> list[Span]:
     for kind, number in count_kinds(results).items():
         if kind is Kind.NO_BASELINE:
             missing = number - recorded
-            parts += [Span(f"{missing} without baseline", TONES[kind])] if missing else []
+            parts += [Span(f"{missing} without baseline", kind.tone)] if missing else []
             parts += [Span(f"{recorded} recorded", "good")] if recorded else []
         else:
             as_expected = f" ({expected[kind]} as expected)" if kind in expected else ""
-            parts.append(Span(f"{number} {WORDS.get(kind, kind)}{as_expected}", TONES[kind]))
+            parts.append(Span(f"{number} {kind.word}{as_expected}", kind.tone))
     return [span for part in parts for span in (Span(", "), part)][1:]
 
 

@@ -6,9 +6,8 @@ terminal has colours.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.report.text import encodable
 
 if TYPE_CHECKING:
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Result
 
 Style = Literal["headline", "command", "bad", "good", "open", ""]
+"""a :data:`~pytest_gpumem.judge.verdict.Tone` is one of them"""
 
 
 class Span(NamedTuple):
@@ -29,24 +29,12 @@ class Span(NamedTuple):
 Line = tuple[Span, ...]
 """a line of the terminal"""
 
-TONES: Final[dict[Kind, Style]] = {
-    Kind.WITHIN: "good",
-    Kind.OVER_BUDGET: "bad",
-    Kind.OUT_OF_MEMORY: "bad",
-    Kind.REGRESSED: "bad",
-    Kind.IMPROVED: "good",
-    Kind.LEAKED: "bad",
-    Kind.NO_BASELINE: "open",
-    Kind.INCOMPARABLE: "open",
-}
-"""styles of verdicts, in tables and counts"""
-
 
 def tone(result: Result) -> Style:
     """Return the style of a result's verdict; what fails as its xfail says is no bad news."""
     if result.expected:
         return "open"
-    return "good" if result.verdict.recorded else TONES[result.verdict.kind]
+    return "good" if result.verdict.recorded else result.verdict.kind.tone
 
 
 def lines_of(text: str, style: Style = "") -> list[Line]:
