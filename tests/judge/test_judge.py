@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pytest_gpumem.judge.judge import judge
-from pytest_gpumem.judge.verdict import WORDS, Kind, Lookup, Policy
+from pytest_gpumem.judge.verdict import Kind, Lookup, Policy
 from pytest_gpumem.measurement import OutOfMemory, Peak, PeakRange
 from pytest_gpumem.sizes import GIB, MIB, Tolerance, gib
 from pytest_gpumem.spec import MemorySpec
@@ -271,7 +271,7 @@ def test_every_verdict_leads_with_its_kind_and_every_failure_has_a_remedy(
     peaks, spec, lookup, policy
 ):
     verdict = judge(measured(peaks), spec, lookup, policy)
-    assert verdict.headline.startswith(f"{WORDS.get(verdict.kind, verdict.kind.value)}: ")
+    assert verdict.headline.startswith(f"{verdict.kind.word}: ")
     assert verdict.remedy.endswith(verdict.command_text)
     assert bool(verdict.remedy) or not verdict.failed
 
@@ -346,3 +346,7 @@ def test_a_limit_is_held_to_the_largest_of_a_range():
     assert not judge(measurement, MemorySpec(max_reserved_gib=120 / 1024), NOTHING, LENIENT).failed
     estimated = replace(measurement, range=PeakRange(least, most, "cuFFT's workspaces"))
     assert not judge(estimated, spec, NOTHING, LENIENT).failed
+
+
+def test_every_kind_has_a_rank_of_its_own():
+    assert sorted(kind.severity for kind in Kind) == list(range(len(Kind)))
