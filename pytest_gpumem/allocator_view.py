@@ -404,7 +404,8 @@ class AllocatorView:
         peaks = self._peaks[device]
         for path, value in _figures(self.stats(device)):
             if path[-1] == "peak":
-                plugged = self._plugged[device][(*path[:-1], "current")]
+                current = (*path[:-1], "current")
+                plugged = self._plugged[device][current]
                 peaks[path] = max(peaks.get(path, 0), value - plugged)
 
     # -- the test's side --
@@ -425,7 +426,8 @@ class AllocatorView:
             for key in outer:
                 statistic = statistic[key]
             if name == "peak":
-                own = value - self._plugged[device][(*outer, "current")]
+                current = (*outer, "current")
+                own = value - self._plugged[device][current]
                 statistic[name] = max(own, peaks.get(path, 0))
             elif name == "current":
                 statistic[name] = value - self._plugged[device][path]

@@ -49,7 +49,7 @@ def await_autograd() -> list[object]:
     with torch.inference_mode(mode=False), torch.enable_grad():
         for device in range(torch.cuda.device_count()):
             # The thread of a device that was never used holds nothing, and a context takes memory.
-            if not torch._C._cuda_hasPrimaryContext(device):
+            if not _was_used(device):
                 continue
             leaf = torch.empty(0, device=f"cuda:{device}", requires_grad=True)  # takes no memory
             product, gradient = leaf * 1, torch.empty_like(leaf)
@@ -61,6 +61,14 @@ def await_autograd() -> list[object]:
             finally:
                 _this_thread.waits = waits
     return objects
+
+
+def _was_used(device: int) -> bool:
+    """Return whether this process has a context on a device."""
+    import torch
+
+    bindings: Any = torch._C  # torch 2.14's stubs have not all of them
+    return bool(bindings._cuda_hasPrimaryContext(device))
 
 
 @contextmanager
@@ -133,8 +141,7 @@ class NodeNumbers:
         """Have the devices' threads go on with the number with which the step began."""
         import torch
 
-        used = torch._C._cuda_hasPrimaryContext
-        devices = {index for index in range(torch.cuda.device_count()) if used(index)}
+        devices = {*filter(_was_used, range(torch.cuda.device_count()))}
         new = devices - self._aligned
         if new and _run_apart(lambda: _on_threads(new, lambda: _make_nodes(self._first))):
             self._aligned |= new
