@@ -39,7 +39,7 @@ from pytest_gpumem.devices.virtual.frameworks import (
     refuse_jax,
     refuse_numba,
 )
-from pytest_gpumem.devices.virtual.library import NativeLibrary
+from pytest_gpumem.devices.virtual.library import CAPACITIES, NativeLibrary
 from pytest_gpumem.devices.virtual.linked_functions import is_compared
 from pytest_gpumem.devices.virtual.max_autotune import MODULE, MaxAutotuneSwitch
 from pytest_gpumem.devices.virtual.missing_libraries import CUDNN, supply_missing_libraries
@@ -74,10 +74,6 @@ _PROPERTIES_SYMBOLS: Final = (
 
 # at::native::_cudnn_set_conv_benchmark_empty_cache(bool), declared in ATen/native/ConvUtils.h
 _EMPTYING_SYMBOL: Final = "_ZN2at6native37_cudnn_set_conv_benchmark_empty_cacheEb"
-
-
-ADDRESSES: Final = 1 << 40
-"""bytes of address space of each device (native/runtime/memory.c)"""
 
 
 CONTAINER_PAGE: Final = (
@@ -122,10 +118,11 @@ def require_possible(count: int) -> None:
     import resource  # not on Windows, which imports this module too
 
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY and limit < count * ADDRESSES:
+    needed = count * CAPACITIES.addresses
+    if limit != resource.RLIM_INFINITY and limit < needed:
         raise DeviceError(
             WHAT,
-            f"it needs {format_size(count * ADDRESSES)} of address space (not of memory), and this "
+            f"it needs {format_size(needed)} of address space (not of memory), and this "
             f"process may have {format_size(limit)} (ulimit -v)",
             "lift it (ulimit -v unlimited); what limits memory itself is a cgroup (docker run -m)",
         )

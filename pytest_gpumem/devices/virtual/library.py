@@ -11,6 +11,7 @@ from pytest_gpumem.devices.base import Workspace, WorkspaceUse
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.linked_functions import compare
 from pytest_gpumem.devices.virtual.operator_functions import OperatorFunctions
+from pytest_gpumem.spec import MOST_DEVICES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,6 +45,20 @@ class ValueLimits(NamedTuple):
 
 
 LIMITS: Final = ValueLimits(512 << 10, 16 << 20, 4 << 30, 256 << 20, 2 << 30, 128 << 20)
+"""those of the native library, which is checked as it is loaded"""
+
+
+class Capacities(NamedTuple):
+    """How much the native library has room for."""
+
+    devices: int
+    addresses: int
+    """bytes of address space of each device (native/runtime/memory.c)"""
+    deferred: int
+    """ranges of values that can be computed later (native/base/deferred.c)"""
+
+
+CAPACITIES: Final = Capacities(MOST_DEVICES, 1 << 40, 64)
 """those of the native library, which is checked as it is loaded"""
 
 USES: Final[tuple[WorkspaceUse, ...]] = (
@@ -245,12 +260,16 @@ def _check_layouts(library: ctypes.CDLL) -> None:
                 f"(its gm_{name} has {size} bytes, Python's {ctypes.sizeof(mirror)})"
             )
             raise OSError(message)
-    limits = (ctypes.c_uint64 * len(LIMITS))()
-    if hasattr(library, "gpumem_value_limits"):
-        library.gpumem_value_limits(limits)
-    if tuple(limits) != LIMITS:
-        message = f"{native.LIBRARY} has other limits of values than Python: {tuple(limits)}"
-        raise OSError(message)
+    for name, expected in (("value_limits", LIMITS), ("capacities", CAPACITIES)):
+        answered = (ctypes.c_uint64 * len(expected))()
+        if hasattr(library, f"gpumem_{name}"):
+            getattr(library, f"gpumem_{name}")(answered)
+        if tuple(answered) != expected:
+            message = (
+                f"{native.LIBRARY} was built from the sources of another version "
+                f"(its gpumem_{name} has {tuple(answered)}, Python {tuple(expected)})"
+            )
+            raise OSError(message)
 
 
 class NativeLibrary:

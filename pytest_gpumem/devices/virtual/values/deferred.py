@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
-from pytest_gpumem.devices.virtual.library import LIMITS
+from pytest_gpumem.devices.virtual.library import CAPACITIES, LIMITS
 from pytest_gpumem.devices.virtual.values.host_tensors import (
     HOST,
     is_plain,
@@ -42,8 +42,6 @@ MOST_KEPT: Final = 128 * MIB
 """bytes of the host's memory for the arguments of these operators"""
 DECIDING: Final = (torch.bool, torch.int16, torch.int32, torch.int64)
 """types of masks, token ids, edges and labels; batches of images and weights are not of these"""
-MOST_RANGES: Final = 64
-"""ranges that the native library has (deferred.c)"""
 
 
 @dataclass(eq=False)
@@ -219,7 +217,7 @@ class DeferredValues:
     def _has_room(self, kept: int) -> bool:
         """Return whether so many bytes can be kept, once the recipes of no range are dropped."""
         total = sum(recipe.kept for recipe in self.recipes.values())
-        if len(self.recipes) >= 2 * MOST_RANGES or total + kept > MOST_KEPT:
+        if len(self.recipes) >= 2 * CAPACITIES.deferred or total + kept > MOST_KEPT:
             self.recipes = {
                 number: recipe for number, recipe in self.recipes.items() if self._is_valid(recipe)
             }

@@ -2,6 +2,7 @@
 
 import ctypes
 import struct
+import sys
 
 import pytest
 from helpers.virtual_gpu import MIB, private_library, small_card
@@ -367,6 +368,17 @@ def test_a_library_of_another_version_is_refused(tmp_path, monkeypatch, mirror):
 
     monkeypatch.setattr(f"pytest_gpumem.devices.virtual.library._{mirror.title()}Struct", Longer)
     with pytest.raises(OSError, match=rf"another version \(its gm_{mirror} has \d+ .* 1000\)"):
+        private_library(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("constants", "function"), [("LIMITS", "value_limits"), ("CAPACITIES", "capacities")]
+)
+def test_a_library_with_other_constants_is_refused(tmp_path, monkeypatch, constants, function):
+    module = "pytest_gpumem.devices.virtual.library"
+    own = getattr(sys.modules[module], constants)
+    monkeypatch.setattr(f"{module}.{constants}", own._replace(**{own._fields[0]: 1}))
+    with pytest.raises(OSError, match=rf"another version \(its gpumem_{function} has \("):
         private_library(tmp_path)
 
 

@@ -6,6 +6,7 @@ import pytest
 from helpers.virtual_gpu import opened
 
 from pytest_gpumem.devices.virtual import native
+from pytest_gpumem.devices.virtual.library import CAPACITIES
 
 SIZE = 1024
 """rows and columns of masks: a mebibyte, more than is computed at once"""
@@ -153,7 +154,7 @@ def test_so_many_are_noted_at_most(mode, monkeypatch):
 
     masks = [torch.ones(SIZE, SIZE, dtype=torch.bool, device="cuda") for _ in range(150)]
     assert [mode.deferred.covers(mask) for mask in masks] == [False] * 86 + [True] * 64
-    assert len(mode.deferred.recipes) < 2 * deferred.MOST_RANGES + 1
+    assert len(mode.deferred.recipes) < 2 * CAPACITIES.deferred + 1
     assert mode.deferred.covers(~masks[-1])
     monkeypatch.setattr(deferred, "MOST_WORK", SIZE * SIZE)
     assert not mode.deferred.covers(~masks[-1])

@@ -23,6 +23,7 @@
 
 enum {
     GM_MAX_DEVICES = 16,
+    GM_MAX_DEFERRED = 64, /* ranges of deferred.c: each write looks at all of them; beyond them the oldest is dropped */
     /* Status codes: CUDA Runtime API (cudaError_t) and Driver API (CUresult) share these numbers. */
     GM_SUCCESS = 0,
     GM_INVALID_VALUE = 1,

@@ -4,12 +4,10 @@
 
 #include <string.h>
 
-enum { MOST_DEFERRED = 64 }; /* each write looks at all of them; beyond them the oldest is dropped */
-
 static struct {
     uintptr_t start, end;
     uint64_t number;
-} ranges[MOST_DEFERRED]; /* in the order of their numbers */
+} ranges[GM_MAX_DEFERRED]; /* in the order of their numbers */
 static size_t count;
 static uint64_t last_number;
 
@@ -24,7 +22,7 @@ void gm_deferred_cut(uintptr_t start, uintptr_t end) {
 
 uint64_t gm_deferred_add(uintptr_t start, uintptr_t end) {
     gm_deferred_cut(start, end);
-    if (count == MOST_DEFERRED) memmove(ranges, ranges + 1, --count * sizeof ranges[0]);
+    if (count == GM_MAX_DEFERRED) memmove(ranges, ranges + 1, --count * sizeof ranges[0]);
     ranges[count].start = start;
     ranges[count].end = end;
     ranges[count].number = ++last_number;

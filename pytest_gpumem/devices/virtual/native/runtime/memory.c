@@ -21,6 +21,13 @@ typedef struct {
     gm_pages pages;
 } region;
 
+/* What the library has room for; Python asks as it loads it. */
+GM_API void gpumem_capacities(uint64_t out[3]) {
+    out[0] = GM_MAX_DEVICES;
+    out[1] = (uint64_t)1 << REGION_SHIFT;
+    out[2] = GM_MAX_DEFERRED;
+}
+
 static region regions[GM_MAX_DEVICES];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
