@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.object_messages import refuse_objects
+from pytest_gpumem.devices.quirks import deepspeed
 from pytest_gpumem.devices.virtual.environment import set_variable
 from pytest_gpumem.errors import DeviceError
 
@@ -90,9 +90,7 @@ def joined(rank: int, size: int, kind: DeviceKind) -> Iterator[None]:
         @stack.callback
         def destroy_groups() -> None:
             if distributed.is_initialized():  # the test may have done so itself
-                # DeepSpeed keeps groups of its own, which only its own function lets go of.
-                comm: Any = sys.modules.get("deepspeed.comm", distributed)
-                (comm if comm.is_initialized() else distributed).destroy_process_group()
+                deepspeed.destroy_process_group(distributed)
 
         # A group that is bound to a device is split for its subgroups, and ncclCommSplit does not
         # get the parts' sizes, which the other ranks would tell.

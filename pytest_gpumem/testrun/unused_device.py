@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from pytest_gpumem.devices.quirks import bitsandbytes
 from pytest_gpumem.devices.virtual.device import VirtualDevice
 from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.judge.result import describe_budget
@@ -73,16 +73,8 @@ def check_unused(run: Run, path: Path) -> None:
     if by_children:
         cause = "; its child processes did"
     elif not run.device.values.all_computed:  # the step may have run on the CPU
-        loaded = getattr(sys.modules.get("bitsandbytes.cextension"), "lib", None)
-        # A library of CPU code that was chosen at its import stays for the whole process.
-        if "bitsandbytes" in sys.modules and not getattr(loaded, "compiled_with_cuda", True):
-            cause = (
-                "; bitsandbytes was imported outside of the test, where no GPU is seen, and has "
-                "loaded its CPU library for good: import it in the test or in a fixture, "
-                "or run with --gpumem-visible=session"
-            )
-        else:
-            cause = _hidden_gpu(run, path)
+        cpu_only = bitsandbytes.has_cpu_library()
+        cause = bitsandbytes.CAUSE if cpu_only else _hidden_gpu(run, path)
     if not by_children and any(getattr(run.spec, name) is not None for name in MEMORY_LIMITS):
         raise UnusedDeviceError(
             f"@pytest.mark.gpu_memory({describe_budget(run.spec)})", problem + cause, REMEDY

@@ -26,6 +26,7 @@ from pytest_gpumem.devices.autograd_threads import (
 from pytest_gpumem.devices.cuda_start import start_cuda
 from pytest_gpumem.devices.gpu_ledger import Turn
 from pytest_gpumem.devices.memory_cap import CAPS, set_cap, set_memory
+from pytest_gpumem.devices.quirks import install_hooks
 from pytest_gpumem.devices.terminal import saved_stderr
 from pytest_gpumem.devices.torch_build import installed_torch, torch_is_imported
 from pytest_gpumem.devices.torch_import import IMPORTS
@@ -33,12 +34,6 @@ from pytest_gpumem.devices.virtual import compiled_numbers, native
 from pytest_gpumem.devices.virtual.account_watch import AccountWatch
 from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_timed_plans
 from pytest_gpumem.devices.virtual.environment import adapted
-from pytest_gpumem.devices.virtual.frameworks import (
-    JAX_PLUGINS,
-    NUMBA_DRIVER,
-    refuse_jax,
-    refuse_numba,
-)
 from pytest_gpumem.devices.virtual.library import CAPACITIES, NativeLibrary
 from pytest_gpumem.devices.virtual.linked_functions import is_compared
 from pytest_gpumem.devices.virtual.max_autotune import MODULE, MaxAutotuneSwitch
@@ -203,9 +198,7 @@ class VirtualDevice:
         IMPORTS.call_after("torch", device._imported)
         IMPORTS.call_after(MODULE, device._max_autotune.install)
         IMPORTS.call_after(compiled_numbers.MODULE, compiled_numbers.trace_numbers)
-        IMPORTS.call_after(NUMBA_DRIVER, refuse_numba)
-        for plugin in JAX_PLUGINS:
-            IMPORTS.call_after(plugin, refuse_jax)
+        install_hooks()
         return device
 
     @classmethod

@@ -11,7 +11,7 @@ from helpers.native_sources import compiler
 from helpers.virtual_gpu import child, run_python
 from helpers.warm import HANGS, warm_python
 
-from pytest_gpumem.devices.virtual.frameworks import JAX_REFUSAL, NUMBA_REFUSAL
+from pytest_gpumem.devices.quirks import jax, numba_cuda
 
 EXITING = """
 #include <stdlib.h>
@@ -181,7 +181,7 @@ def test_numba_is_not_available_and_names_the_virtual_gpu(tmp_path):
         args=[str(tmp_path)],
         warm=True,
     )
-    assert text == f"False {NUMBA_REFUSAL}\n"
+    assert text == f"False {numba_cuda.REFUSAL}\n"
 
 
 def test_jax_gets_no_cuda_device_and_names_the_virtual_gpu(tmp_path):
@@ -202,4 +202,4 @@ def test_jax_gets_no_cuda_device_and_names_the_virtual_gpu(tmp_path):
         args=[str(tmp_path)],
         warm=True,
     )
-    assert text == f"{JAX_REFUSAL}\n"
+    assert text == f"{jax.REFUSAL}\n"

@@ -1,0 +1,33 @@
+"""JAX: its CUDA devices are refused by name on the virtual GPU.
+
+It asks NVIDIA's CUPTI for its version, which without a true driver calls itself until the process
+crashes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NoReturn
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+REFUSAL: Final = (
+    "the virtual GPU does not support JAX's CUDA devices, whose kernels JAX loads by itself; "
+    "set JAX_PLATFORMS=cpu, or run this on a real GPU (--gpumem-device=cuda)"
+)
+
+
+def refuse(plugin: ModuleType) -> None:
+    """Have JAX log the refusal, and go on with its other devices, as where a plugin is broken.
+
+    Args:
+        plugin: a module whose ``initialize`` gives JAX its CUDA devices.
+    """
+
+    def initialize() -> NoReturn:
+        raise RuntimeError(REFUSAL)
+
+    plugin.initialize = initialize  # type: ignore[attr-defined]
+
+
+HOOKS: Final = {"jax_plugins.xla_cuda12": refuse, "jax_plugins.xla_cuda13": refuse}
