@@ -72,7 +72,7 @@ count=1
 [ "$count" -gt 1 ] && few=() || few=(--deselect examples/test_fits_on_t4.py::test_two_devices)
 read -ra only <<<"${GPUMEM_ONLY:-*}"
 set -f # the wildcards are run.py's
-matrix=("$python" benchmarks/fidelity/run.py --jobs "$jobs" --timeout 120 --only "${only[@]}")
+matrix=("$python" -m benchmarks.fidelity.run --jobs "$jobs" --timeout 120 --only "${only[@]}")
 
 for part in "$@"; do
     case $part in
@@ -88,18 +88,18 @@ for part in "$@"; do
             ;;
         real) step real 560 "${matrix[@]}" "${on_gpu[@]}" --out "$out/fidelity-real.json" ;;
         virtual) [ -z "$card" ] || step virtual 560 "${matrix[@]}" --virtual "$card" --out "$out/fidelity-virtual.json" ;;
-        compare) step compare 60 "$python" benchmarks/fidelity/compare.py "$out/fidelity-real.json" "$out/fidelity-virtual.json" ;;
+        compare) step compare 60 "$python" -m benchmarks.fidelity.compare "$out/fidelity-real.json" "$out/fidelity-virtual.json" ;;
         sweep) # cuDNN's workspaces
-            sweep=("$python" benchmarks/fidelity/conv_sweep.py)
+            sweep=("$python" -m benchmarks.cudnn.real_gpu)
             step sweep-real 560 "${sweep[@]}" --count "${GPUMEM_SHAPES:-3000}" "${on_gpu[@]}" --out "$out/conv-real.csv"
             [ -z "$card" ] || {
                 step sweep-virtual 560 "${sweep[@]}" --count "${GPUMEM_SHAPES:-3000}" --virtual "$card" --out "$out/conv-virtual.csv"
                 step sweep-compare 60 "${sweep[@]}" --compare "$out/conv-real.csv" "$out/conv-virtual.csv"
             }
             ;;
-        overhead) step overhead 120 "$python" benchmarks/overhead.py "${on_gpu[@]}" ;;
-        attribution) step attribution 200 "$python" benchmarks/attribution.py ${fake:+--virtual} ;;
-        repeat) [ -n "$fake" ] || step repeat 500 "$python" benchmarks/repeatability.py --device cuda --repeats 3 ;;
+        overhead) step overhead 120 "$python" -m benchmarks.speed.overhead "${on_gpu[@]}" ;;
+        attribution) step attribution 200 "$python" -m benchmarks.speed.attribution ${fake:+--virtual} ;;
+        repeat) [ -n "$fake" ] || step repeat 500 "$python" -m benchmarks.fidelity.repeatability --device cuda --repeats 3 ;;
         *) echo "no such part: $part" >&2 && failed="$failed $part" ;;
     esac
 done

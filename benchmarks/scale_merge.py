@@ -1,6 +1,6 @@
 """What it takes to merge the reports of many shards: one page, one comment, one file.
 
-    python benchmarks/scale_merge.py > benchmarks/results/scale_merge.txt
+    python -m benchmarks.scale_merge > benchmarks/results/scale_merge.txt
 
 The results are made up: one in a hundred failed, and has where its peak comes from.
 """
@@ -14,9 +14,10 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from html_page import ROOT
-from provenance import line
 from tabulate import tabulate
+
+from benchmarks.harness import line
+from benchmarks.reports.html_page import ROOT
 
 sys.path.insert(0, str(ROOT / "tests"))
 from helpers.sample_report import many

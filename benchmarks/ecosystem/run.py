@@ -1,6 +1,6 @@
 """Run each library's tests on the virtual GPU, in a session of its own, and print a table.
 
-    python benchmarks/ecosystem/run.py > benchmarks/results/ecosystem.txt
+    python -m benchmarks.ecosystem.run > benchmarks/results/ecosystem.txt
 
 It takes the libraries that are installed (pip install -e '.[ecosystem]'), and fetches nothing:
 models are made from their configurations. ``--real`` takes a real GPU.

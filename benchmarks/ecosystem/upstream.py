@@ -1,6 +1,6 @@
 """Run libraries' own memory tests, unmodified, on the virtual GPU, and print what came of them.
 
-    python benchmarks/ecosystem/upstream.py diffusers=PATH torchtitan=PATH ao=PATH \\
+    python -m benchmarks.ecosystem.upstream diffusers=PATH torchtitan=PATH ao=PATH \\
         accelerate=PATH fairscale=PATH opacus=PATH pytorch-lightning=PATH
 
 Each PATH is a checkout of the library's repository; nothing is fetched. The libraries themselves

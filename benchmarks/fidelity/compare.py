@@ -1,6 +1,6 @@
 """Compare two files of run.py: relative errors of the second against the first, by family.
 
-python benchmarks/fidelity/compare.py REAL.json VIRTUAL.json
+python -m benchmarks.fidelity.compare REAL.json VIRTUAL.json
 """
 
 from __future__ import annotations

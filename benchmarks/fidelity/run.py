@@ -1,7 +1,7 @@
 """Run the fidelity matrix on the GPU of this machine, or on the virtual one; write one JSON file.
 
-    python benchmarks/fidelity/run.py                     # the real GPU
-    python benchmarks/fidelity/run.py --virtual H200      # the virtual one
+    python -m benchmarks.fidelity.run                     # the real GPU
+    python -m benchmarks.fidelity.run --virtual H200      # the virtual one
 
 Each step runs in a process of its own, with a time limit. The figures are torch.cuda's own, from
 the start of the process: nothing of pytest_gpumem measures here, it only makes the virtual GPU.
@@ -21,9 +21,7 @@ from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-sys.path[:0] = [str(HERE), str(HERE.parent), str(ROOT)]
+from benchmarks.harness import RESULTS, ROOT, packages, where
 
 FORMAT = 1
 """1: the first"""
@@ -51,8 +49,9 @@ def work(name: str, card: str | None) -> dict[str, object]:
 
         use_virtual_gpu(card, values="off")
         library = VirtualDevice.loaded().library
-    import steps
     import torch
+
+    from benchmarks.fidelity import steps
 
     found: dict[str, object] = {"family": steps.STEPS[name].family}
     missing = [it for it in steps.STEPS[name].needs if importlib.util.find_spec(it) is None]
@@ -87,7 +86,7 @@ def work(name: str, card: str | None) -> dict[str, object]:
 
 def in_process(name: str, options: argparse.Namespace) -> dict[str, object]:
     """Run one step in a process of its own."""
-    command = [sys.executable, __file__, "--worker", name]
+    command = [sys.executable, "-m", "benchmarks.fidelity.run", "--worker", name]
     if options.virtual:
         command += ["--virtual", options.virtual]
     environment = {"TORCHINDUCTOR_COMPILE_THREADS": "1", **os.environ}
@@ -123,12 +122,10 @@ def provenance(card: str | None) -> dict[str, object]:
     )
     if card:
         code = f"from pytest_gpumem.meter.block import use_virtual_gpu as u; u({card!r});" + code
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:3])}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     text = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
     ).stdout
-    from provenance import packages, where
-
     versions = packages("torchvision", "transformers", "triton")
     return {**json.loads(text.splitlines()[-1]), **where(), **versions}
 
@@ -146,13 +143,13 @@ def main() -> None:
     if options.worker:
         print(json.dumps(work(options.worker, options.virtual)))
         return
-    import steps
+    from benchmarks.fidelity import steps
 
     names = [it for it in steps.STEPS if any(fnmatch(it, one) for one in options.only)]
     kind = f"virtual-{options.virtual}" if options.virtual else "cuda"
     made_with = provenance(options.virtual)
     version = str(made_with["torch"]).partition("+")[0]
-    default = HERE.parent / "results" / f"fidelity-{kind}-torch{version}.json"
+    default = RESULTS / f"fidelity-{kind}-torch{version}.json"
     path = options.out or default
     results: dict[str, dict[str, object]] = {}
     if options.again and path.exists():

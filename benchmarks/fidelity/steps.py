@@ -6,14 +6,16 @@ A step that needs a package which is not there is left out by run.py, by name.
 
 from __future__ import annotations
 
-import steps_compiled
-import steps_language
-import steps_mlp
-import steps_recurrent
-import steps_torchvision
-import steps_transformers
-import steps_vision
-from matrix import COUNT, STEPS
+from benchmarks.fidelity import (
+    steps_compiled,
+    steps_language,
+    steps_mlp,
+    steps_recurrent,
+    steps_torchvision,
+    steps_transformers,
+    steps_vision,
+)
+from benchmarks.fidelity.matrix import COUNT, STEPS
 
 __all__ = ["COUNT", "STEPS"]
 

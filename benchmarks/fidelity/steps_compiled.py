@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from matrix import add
-from models_conv import plain_convnet
-from models_mlp import mlp
-from models_transformer import Gpt
-from training import BF16, by_class, by_token, images, tokens, train, vectors
+from benchmarks.fidelity.matrix import add
+from benchmarks.fidelity.models_conv import plain_convnet
+from benchmarks.fidelity.models_mlp import mlp
+from benchmarks.fidelity.models_transformer import Gpt
+from benchmarks.fidelity.training import BF16, by_class, by_token, images, tokens, train, vectors
 
 
 def add_steps() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-import models_transformer as m
 import torch
-from matrix import add
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
-from training import BF16, FP16, by_class, by_token, sentences, tokens, train
+
+from benchmarks.fidelity import models_transformer as m
+from benchmarks.fidelity.matrix import add
+from benchmarks.fidelity.training import BF16, FP16, by_class, by_token, sentences, tokens, train
 
 GPT = tokens(4, 512, 50257)
 LLAMA = tokens(2, 1024, 32000)

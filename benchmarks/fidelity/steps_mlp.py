@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-import models_mlp as m
 import torch
-from matrix import add
-from training import FP16, by_class, by_label, train, vectors
+
+from benchmarks.fidelity import models_mlp as m
+from benchmarks.fidelity.matrix import add
+from benchmarks.fidelity.training import FP16, by_class, by_label, train, vectors
 
 
 def clicks() -> tuple:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-import models_recurrent as m
 import torch
-from matrix import add
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
-from training import FP16, by_token, tokens, train
+
+from benchmarks.fidelity import models_recurrent as m
+from benchmarks.fidelity.matrix import add
+from benchmarks.fidelity.training import FP16, by_token, tokens, train
 
 
 def language() -> None:

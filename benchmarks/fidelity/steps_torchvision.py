@@ -8,9 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from matrix import add
 from torch.nn import functional as F  # noqa: N812 - its usual name
-from training import BF16, by_class, images, train
+
+from benchmarks.fidelity.matrix import add
+from benchmarks.fidelity.training import BF16, by_class, images, train
 
 if TYPE_CHECKING:
     from torch import nn

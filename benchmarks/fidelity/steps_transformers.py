@@ -7,8 +7,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from matrix import add
-from training import BF16, FP16, images, sentences, tokens, train
+from benchmarks.fidelity.matrix import add
+from benchmarks.fidelity.training import BF16, FP16, images, sentences, tokens, train
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-import models_conv as m
 import torch
-from matrix import add
-from models_transformer import Vit
 from torch.nn import functional as F  # noqa: N812 - its usual name
-from training import BF16, FP16, by_class, by_label, images, train
+
+from benchmarks.fidelity import models_conv as m
+from benchmarks.fidelity.matrix import add
+from benchmarks.fidelity.models_transformer import Vit
+from benchmarks.fidelity.training import BF16, FP16, by_class, by_label, images, train
 
 
 def conv() -> None:

@@ -1,6 +1,6 @@
 """Which release brought the memory regressions of this folder? ``gpumem bisect`` is asked.
 
-    python benchmarks/wild/run.py [NAME ...]
+    python -m benchmarks.wild.run [NAME ...]
 
 Each test runs in environments of its own, on the virtual GPU; what is not named keeps its row in
 benchmarks/results/wild.txt.
@@ -18,8 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from provenance import RESULTS, line, publish
+from benchmarks.harness import RESULTS, line, publish
 
 FOLDER = Path(__file__).parent
 ANSWER = re.compile(

@@ -227,8 +227,8 @@ def test_six_runs_of_gpt2_are_as_near_as_the_page_says():
 
 
 def test_the_page_of_every_row_is_that_of_the_results(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    evidence = importlib.import_module("evidence")
+    monkeypatch.syspath_prepend(str(ROOT))
+    evidence = importlib.import_module("benchmarks.published.evidence")
     assert evidence.PAGE.read_text(encoding="utf-8") == evidence.page()
 
 
@@ -247,8 +247,8 @@ def test_versions_of_cudnn_agree_as_often_as_the_pages_say():
 
 
 def test_the_page_begins_with_the_plot_and_its_numbers(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    plot = importlib.import_module("plot_accuracy")
+    monkeypatch.syspath_prepend(str(ROOT))
+    plot = importlib.import_module("benchmarks.published.plot")
     rows = plot.points()
     errors = sorted(100 * abs(row.predicted / row.real - 1) for row in rows)
     head = flat(read("explanation/accuracy.md"))[:700]

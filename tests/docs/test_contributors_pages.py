@@ -1,6 +1,9 @@
 """The documents for contributors name files and rooms that there are."""
 
+import importlib
 import re
+import subprocess
+import sys
 
 import pytest
 from helpers.pages import read, table
@@ -63,16 +66,34 @@ def test_the_commands_of_contributing_name_files_that_are_there():
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
-def test_the_table_of_benchmarks_has_every_result_and_names_scripts_that_are_there():
+def test_the_table_of_benchmarks_has_every_result_and_every_command_is_there(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
     page = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
-    scripts = re.findall(r"`([\w/]+\.(?:py|sh))`", page)
-    folders = (ROOT / "benchmarks", ROOT)
-    assert [
-        name for name in scripts if not any((folder / name).is_file() for folder in folders)
-    ] == []
+    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.count("|") == 5][2:]
+    modules = [
+        ROOT / "benchmarks" / re.match(r" `([\w.]+)", row[1])[1].replace(".", "/") for row in rows
+    ]
+    missing = [
+        path
+        for path in modules
+        if not path.with_suffix(".py").is_file() and not (path / "__main__.py").is_file()
+    ]
+    assert missing == []
+    families = set(re.findall(r"`published (\w+)`", page))
+    assert families == set(importlib.import_module("benchmarks.published.__main__").FAMILIES)
     named = set(re.findall(r"`([\w.-]+\.(?:txt|json))`", page))
     results = {path.name for path in (ROOT / "benchmarks/results").iterdir() if path.is_file()}
     assert named == results
+
+
+def test_python_m_benchmarks_lists_each_with_its_question():
+    command = [sys.executable, "-m", "benchmarks", "segmentation", "L40S"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == (
+        "How close is the virtual GPU to segmentation networks measured on an L40S?\n"
+        "    python -m benchmarks.published smp\n"
+        "    writes published_smp.txt; takes minutes\n"
+    )
 
 
 def test_the_new_names_of_the_changelog_are_there():

@@ -1,4 +1,4 @@
-"""Figures of random suites are those of each test alone; benchmarks/random_suites.py has many."""
+"""Figures of random suites are those of each test alone; benchmarks/fidelity has many."""
 
 from __future__ import annotations
 

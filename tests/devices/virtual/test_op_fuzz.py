@@ -1,17 +1,16 @@
-"""No operator ends the process: a part of benchmarks/op_fuzz.py, which has them all."""
+"""No operator ends the process: a part of benchmarks/operators/fuzz.py, which has them all."""
 
 import subprocess
 
-from helpers.paths import ROOT
 from helpers.warm import HANGS, warm_python
 
-FUZZ = ROOT / "benchmarks" / "op_fuzz.py"
+FUZZ = "benchmarks.operators.fuzz"
 OPERATORS = ("nn.functional.batch_norm", "cumsum", "nn.functional.embedding_bag")
 
 
 def test_extreme_arguments_end_no_process_but_by_pytorchs_own_fault():
     """``native_batch_norm`` of no channels is PyTorch's: it shows that an end would be seen."""
-    command = [warm_python(), str(FUZZ), "--samples", "1", "--only", *OPERATORS]
+    command = [warm_python(), "-m", FUZZ, "--samples", "1", "--only", *OPERATORS]
     command.append("native_batch_norm")
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""PyTorch's operators on the virtual GPU: a part of benchmarks/op_sweep.py and values_sweep.py."""
+"""PyTorch's operators on the virtual GPU: a part of those of benchmarks/operators."""
 
 import importlib.util
 import json
@@ -10,15 +10,15 @@ import pytest
 from helpers.paths import ROOT
 from helpers.warm import HANGS, warm_python
 
-SWEEP = ROOT / "benchmarks" / "op_sweep.py"
-SIZES = ROOT / "benchmarks" / "values_sweep.py"
+SWEEP = "benchmarks.operators.sweep"
+SIZES = "benchmarks.operators.results"
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tabulate") is None, reason="tabulate is not installed"
 )
 
 
 def sweep(*options):
-    command = [warm_python(), str(SWEEP), *options]
+    command = [warm_python(), "-m", SWEEP, *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=False)
 
 
@@ -50,7 +50,7 @@ def test_no_operator_has_a_wrong_size_without_a_note():
     sized = ["nonzero", "masked_select", "unique", "to_sparse", "torchvision nms", "bincount"]
     options = ["--values", "auto", "--samples", "1", "--types", "float32,bool"]
     for chosen in (["--every", "40"], ["--only", *sized]):
-        command = [warm_python(), str(SIZES), *options, *chosen]
+        command = [warm_python(), "-m", SIZES, *options, *chosen]
         done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         assert re.search(r"^differs in silence +0 +0$", done.stdout, re.MULTILINE)
@@ -64,8 +64,8 @@ def test_a_wrong_size_without_a_note_is_named(tmp_path):
         f"""
 import sys
 
-sys.path.insert(0, {str(SIZES.parent)!r})
-import values_sweep
+sys.path.insert(0, {str(ROOT)!r})
+from benchmarks.operators import results
 from pytest_gpumem.devices.virtual.readbacks import Readbacks
 from pytest_gpumem.devices.virtual.value_engine import VirtualValues
 
@@ -75,7 +75,7 @@ VirtualValues.compute = lambda engine, scope: compute(
 )
 Readbacks.notes = lambda *_arguments: []
 options = ["--values", "auto", "--samples", "2", "--types", "float32", "--only", "unique"]
-sys.exit(values_sweep.main(options))
+sys.exit(results.main(options))
 """
     )
     done = subprocess.run(
@@ -92,22 +92,18 @@ def test_a_crash_and_a_hang_are_named_and_the_rest_goes_on(tmp_path):
         f"""
 import json, os, sys, time
 
-sys.path.insert(0, {str(SWEEP.parent)!r})
-import op_sweep
+sys.path.insert(0, {str(ROOT)!r})
+from benchmarks.operators import sweep
 
-if "--serve" in sys.argv:
-    for name in sys.argv[sys.argv.index("--types") + 2 :]:
-        print(json.dumps({{"begun": name}}), flush=True)
-        if name == "crashing":
-            os.abort()
-        if name == "hanging":
-            time.sleep(60)
-        found = {{"done": name, "ran": 1, "reason": "", "missing": []}}
-        print(json.dumps(found), flush=True)
-else:
-    op_sweep.__file__, op_sweep.SLOWEST_S = __file__, 3
-    found = op_sweep.swept(["one", "crashing", "two", "hanging", "three"], ["float32"], 1)
-    print(json.dumps({{name: op_sweep.verdict(it) for name, it in found.items()}}))
+def attempt(name):
+    if name == "crashing":
+        os.abort()
+    if name == "hanging":
+        time.sleep(60)
+    return {{"ran": 1, "reason": "", "missing": []}}
+
+found = sweep.swept(lambda: attempt, ["one", "crashing", "two", "hanging", "three"], 3)
+print(json.dumps({{name: sweep.verdict(it) for name, it in found.items()}}))
 """
     )
     done = subprocess.run(

@@ -1,0 +1,172 @@
+"""Workspaces of convolutions measured on real GPUs, beside what the virtual GPU's cuDNN takes.
+
+    python -m benchmarks.cudnn.measured [--cudnn VERSION=PATH ...] [--python PATH ...]
+
+The rows are those of data/measured-workspaces.csv and data/measured-workspaces-more.csv
+(data/README.md says where they are from). Each runs in a process of its own on the row's chip, in
+the interpreter whose torch is nearest to the row's. ``--cudnn`` gives cuDNNs by path of their
+libcudnn.so.9, installed with what they depend on; those of the interpreters are there anyway. A
+row asks the cuDNN of its version; where that is not given, all that are, the nearest first.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import harness
+from benchmarks.cudnn.asking import ask, named, numbers, options, there
+from benchmarks.harness import line, publish
+
+CHIPS = {
+    "NVIDIA GeForce RTX 3090 Ti": ("RTX A6000", 84),
+    "NVIDIA RTX PRO 5000 72GB Blackwell": ("RTX 5090", 110),
+    "NVIDIA A100": ("A100-80GB", 108),
+    "NVIDIA A100-SXM4-40GB": ("A100-40GB", 108),
+    "not said": ("H100", 132),
+}
+"""a profile with the limits of the row's chip, and its SMs (NVIDIA's data sheets). "not said": a
+comment whose figure without cuDNN has the 32 MiB of cuBLAS workspace of Hopper"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One convolution that was measured.
+
+    Attributes:
+        loop: the figure is the peak of the report's whole script, else the workspace.
+        size: what was measured, in bytes.
+        within: how far the figure was rounded, in bytes.
+    """
+
+    name: str
+    gpu: str
+    torch: str
+    cudnn: str
+    dtype: str
+    shapes: tuple[list[int], list[int]]
+    bias: bool
+    padding: int
+    loop: bool
+    size: int
+    within: int
+
+    def task(self, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - of JSON
+        """Return what asking.measure() is to run."""
+        names = ("dtype", "shapes", "bias", "padding", "loop")
+        return {"chip": CHIPS[self.gpu], **{it: getattr(self, it) for it in names}, **more}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one cuDNN said of a row; ``size`` in bytes, or why there is none."""
+
+    row: Row
+    cudnn: str
+    torch: str
+    size: int | str
+
+
+def read() -> list[Row]:
+    """Return the rows of both files, products of matrices left out."""
+    rows = []
+    for it in harness.read("measured-workspaces.csv"):
+        if it["operator"] != "aten::convolution":
+            continue
+        torch, dtype = ast.literal_eval(it["torch"])[0], ast.literal_eval(it["dtypes"])[0]
+        shapes = tuple(ast.literal_eval(it["shapes"]))
+        name, _, _ = it["id"].partition(".")
+        one = (name, it["gpu"], torch, named(int(it["cudnn"])), dtype.removeprefix("torch."))
+        rows.append(Row(*one, shapes, False, 1, False, int(it["bytes"]), 0))
+    for it in harness.read("measured-workspaces-more.csv"):
+        shapes = (ast.literal_eval(it["input"]), ast.literal_eval(it["weight"]))
+        one = (it["id"], it["gpu"], it["torch"], it["cudnn"], it["dtype"], shapes)
+        more = (it["bias"] == "1", int(it["padding"]), it["figure"] == "loop")
+        rows.append(Row(*one, *more, int(it["bytes"]), int(it["within"])))
+    return rows
+
+
+def nearest_first(given: list[str], wanted: str) -> list[str]:
+    """Return versions by their distance from one: major and minor count, then the patch."""
+    major, minor, patch = numbers(wanted)[:3]
+
+    def distance(version: str) -> tuple[int, int, int]:
+        other = numbers(version)
+        return abs(other[0] - major), abs(other[1] - minor), abs(other[2] - patch)
+
+    return sorted(given, key=distance)
+
+
+def run(rows: list[Row], pythons: dict[str, str], cudnns: dict[str, str]) -> list[Found]:
+    """Return what each cuDNN of interest says of the rows."""
+    found = []
+    for row in rows:
+        minor = numbers(row.torch)[1]
+        torch = min(pythons, key=lambda it, minor=minor: abs(numbers(it)[1] - minor))
+        ordered = nearest_first(list(cudnns), row.cudnn)
+        for version in ordered[:1] if row.cudnn in cudnns else ordered:
+            task = row.task(asked=row.within > 0 and not row.loop)
+            said = ask(pythons[torch], cudnns[version], task)
+            if not isinstance(said, str):
+                said = said[0] if said[1] == version else f"cuDNN {said[1]} was asked"
+            found.append(Found(row, version, torch, said))
+            print(row.name, version, torch, said, row.size, file=sys.stderr, flush=True)
+    return found
+
+
+def table(found: list[Found]) -> str:
+    """Return measured and virtual workspaces side by side."""
+    heads = ["convolution", "GPU", "cuDNN", "asked", "torch here", "measured", "within"]
+    heads += ["virtual", "difference"]
+    lines = []
+    for it in found:
+        row = it.row
+        one = [f"{row.name}{' (peak)' if row.loop else ''}", row.gpu, row.cudnn, it.cudnn, it.torch]
+        one += [f"{row.size:,}", f"{row.within:,}" if row.within else "exact"]
+        if isinstance(it.size, str):
+            lines.append([*one, it.size, ""])
+            continue
+        off = it.size - row.size
+        lines.append([*one, f"{it.size:,}", "none" if abs(off) <= row.within else f"{off:+,}"])
+    return harness.table(lines, heads)
+
+
+def summary(found: list[Found]) -> list[str]:
+    """Return how many rows come out as measured, with their own cuDNN and with others."""
+    said = []
+    same = [it for it in found if it.cudnn == it.row.cudnn]
+    text = "rows whose own cuDNN was asked"
+    for name, these in ((text, same), *others(found)):
+        right = [it for it in these if isinstance(it.size, int)]
+        right = [it for it in right if abs(it.size - it.row.size) <= it.row.within]
+        said.append(f"{name}: {len(right)} of {len(these)} as measured")
+    return said
+
+
+def others(found: list[Found]) -> list[tuple[str, list[Found]]]:
+    """Return what was asked of another version than the row's, by both versions."""
+    pairs = dict.fromkeys((it.row.cudnn, it.cudnn) for it in found if it.row.cudnn != it.cudnn)
+    return [
+        (
+            f"rows of cuDNN {real}, {asked} asked",
+            [it for it in found if (it.row.cudnn, it.cudnn) == (real, asked)],
+        )
+        for real, asked in pairs
+    ]
+
+
+def main() -> None:
+    """Print the rows' table; keep it if it is of all rows."""
+    parser = options(__doc__)
+    parser.add_argument("--only", default="", help="rows with this in their name")
+    given = parser.parse_args()
+    found = run([row for row in read() if given.only in row.name], *there(given))
+    title = "Workspaces of convolutions, in bytes, measured on real GPUs and by cuDNN's plans here"
+    text = "\n".join([title, line(), "", table(found), "", *summary(found)])
+    publish("measured_workspaces", text, keep=not given.only)
+
+
+if __name__ == "__main__":
+    main()

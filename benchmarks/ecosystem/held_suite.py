@@ -1,0 +1,235 @@
+"""Suites of other libraries, unmodified but for one line: ``gpumem_all = true``.
+
+    git clone https://github.com/kornia/kornia
+    git clone https://github.com/KevinMusgrave/pytorch-metric-learning
+    python -m benchmarks.ecosystem.held_suite --python ENV/bin/python kornia=kornia \
+        pytorch-metric-learning=pytorch-metric-learning
+
+ENV has what the libraries need, pytest and this package. Of each library a part of its suite runs
+on a copy of its folder: on the CPU without this package, on the virtual GPU without being measured
+(its own time), with the line and nothing recorded, recording its baselines, and compared with them.
+Then a growth is planted in the library, a buffer of 4 MiB, and the suite runs once more. Own and
+compared runs alternate; times are seconds of the processor in user mode, of the whole command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from tabulate import tabulate
+
+from benchmarks import harness
+
+MOST = 1.3
+"""times its own time that a suite may take with the line"""
+
+
+class Library(NamedTuple):
+    """A library with a part of its suite."""
+
+    tests: tuple[str, ...]
+    select: str
+    """pytest's -k: torch.compile and gradcheck take minutes, with a GPU or without"""
+    cpu: tuple[str, ...]
+    """words before pytest's that have it run on the CPU"""
+    gpu: tuple[str, ...]
+    settings: str
+    """the file with pytest's settings; a file that is not there is made"""
+    head: str
+    """the line of that file which the one line comes after"""
+    line: str
+    grown: str
+    """the file that a growth is planted in"""
+    before: str
+    """the line of that which the growth comes before"""
+    growth: str
+
+
+LIBRARIES = {
+    "kornia": Library(
+        ("tests/filters/test_filters.py", "tests/filters/test_sobel.py"),
+        "not dynamo and not gradcheck",
+        ("KORNIA_TEST_DEVICE=cpu",),
+        ("KORNIA_TEST_DEVICE=cuda",),
+        "pyproject.toml",
+        "[tool.pytest.ini_options]",
+        "gpumem_all = true",
+        "kornia/filters/filter.py",
+        "    b, c, h, w = input.shape",
+        "    lookup = torch.zeros(1024, 1024, device=input.device)",
+    ),
+    "pytorch-metric-learning": Library(
+        (
+            *("tests/losses/test_contrastive_loss.py", "tests/losses/test_triplet_margin_loss.py"),
+            *("tests/losses/test_margin_loss.py", "tests/losses/test_ntxent_loss.py"),
+            *("tests/losses/test_arcface_loss.py", "tests/losses/test_multi_similarity_loss.py"),
+            *("tests/miners", "tests/reducers", "tests/regularizers", "tests/distances"),
+        ),
+        "",
+        ("TEST_DEVICE=cpu",),
+        ("TEST_DEVICE=cuda",),
+        "pytest.ini",
+        "[pytest]",
+        "gpumem_all = true",
+        "src/pytorch_metric_learning/distances/base_distance.py",
+        "        mat = self.compute_mat(query_emb_normalized, ref_emb_normalized)",
+        "        lookup = torch.zeros(1024, 1024, device=query_emb.device)",
+    ),
+}
+
+
+class Outcome(NamedTuple):
+    """A run of the suite."""
+
+    seconds: float
+    """of the processor, in user mode"""
+    counts: str
+    """as pytest prints them"""
+    output: str
+
+
+class Suite:
+    """A library's folder, and the runs of its tests.
+
+    Args:
+        folder: a copy that may be changed.
+        library: the library.
+        python: an interpreter that has all it needs.
+    """
+
+    def __init__(self, folder: Path, library: Library, python: Path) -> None:
+        self.folder, self.library, self.python = folder, library, python
+        self.settings = folder / library.settings
+        if not self.settings.exists():
+            self.settings.write_text(f"{library.head}\n", encoding="utf-8")
+
+    def run(self, *options: str, cpu: bool = False) -> Outcome:
+        """Run the tests."""
+        words = self.library.cpu if cpu else self.library.gpu
+        environment = {name: value for name, value in os.environ.items() if name != "CI"}
+        environment |= dict(word.split("=", 1) for word in words)
+        environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(self.folder), "COLUMNS": "200"}
+        command = [str(self.python), "-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider"]
+        command += ["-k", self.library.select] if self.library.select else []
+        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        done = subprocess.run(
+            [*command, *options, *self.library.tests],
+            cwd=self.folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+        found = re.findall(r"^=* ?(\d+ .*?) in [\d.]+s", done.stdout, re.MULTILINE)
+        if not found:
+            raise SystemExit(done.stdout[-3000:])
+        print(f"{seconds:.1f} s: {options} {found[-1]}", file=sys.stderr, flush=True)
+        counts = re.sub(r", \d+ (?:warnings?|deselected)", "", found[-1])
+        return Outcome(seconds, counts, done.stdout)
+
+    def add_the_line(self) -> None:
+        """Write the one line."""
+        text = self.settings.read_text(encoding="utf-8")
+        assert text.count(self.library.head) == 1
+        head, line = self.library.head, self.library.line
+        self.settings.write_text(text.replace(head, f"{head}\n{line}"), encoding="utf-8")
+
+    def plant(self) -> int:
+        """Plant the growth; return its line."""
+        path = self.folder / self.library.grown
+        text = path.read_text(encoding="utf-8")
+        place = text.index(self.library.before)
+        path.write_text(f"{text[:place]}{self.library.growth}\n{text[place:]}", encoding="utf-8")
+        return text[:place].count("\n") + 1
+
+    def baselines(self) -> int:
+        """Return the number of tests that have a baseline."""
+        files = (self.folder / "baselines").rglob("*.json")
+        return sum(len(json.loads(path.read_text("utf-8"))["tests"]) for path in files)
+
+
+def held(suite: Suite, rounds: int) -> tuple[list[list[str]], list[str], float]:
+    """Run a suite in all ways; return its table, sentences, and the ratio of times."""
+    on_cpu = suite.run("-p", "no:gpumem", cpu=True)
+    own = [suite.run("--gpumem-visible=session")]
+    suite.add_the_line()
+    first = suite.run()
+    recorded = suite.run("--gpumem-update-baselines")
+    compared = [suite.run()]
+    for _ in range(rounds - 1):
+        own.append(suite.run("--gpumem-all=false", "--gpumem-visible=session"))
+        compared.append(suite.run())
+    of_own = statistics.median(run.seconds for run in own)
+    of_compared = statistics.median(run.seconds for run in compared)
+    line = suite.plant()
+    grown = suite.run()
+    rows = [
+        ["on the CPU, without this package", on_cpu],
+        ["on the virtual GPU, not measured", own[-1]._replace(seconds=of_own)],
+        ["with the line, no baselines", first],
+        ["recording baselines", recorded],
+        ["compared with them", compared[-1]._replace(seconds=of_compared)],
+        ["with the growth", grown],
+    ]
+    table = [
+        [name, f"{run.seconds:.1f}", f"{run.seconds / of_own:.2f}", run.counts]
+        for name, run in rows
+    ]
+    regressed = re.search(r"^gpumem: .*?(\d+) regressed", grown.output, re.MULTILINE)
+    place = f"{suite.library.grown.removeprefix('src/')}:{line}"
+    caught = int(regressed[1]) if regressed else 0
+    named = place in grown.output
+    sentences = [
+        f"{suite.baselines()} tests have a baseline.",
+        f"The growth: {caught} tests regressed; {place} is {'' if named else 'not '}named.",
+    ]
+    return table, sentences, of_compared / of_own
+
+
+def main() -> None:
+    """Run the suites that are named, and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folders", nargs="+", metavar="LIBRARY=FOLDER")
+    parser.add_argument("--python", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    text = [
+        "Suites of other libraries, held by one line (gpumem_all = true)",
+        harness.line("torch", "pytest"),
+    ]
+    for word in arguments.folders:
+        name, _, folder = word.partition("=")
+        with tempfile.TemporaryDirectory() as place:
+            copy = Path(place, name)
+            shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(".git", "baselines"))
+            python = arguments.python.absolute()
+            suite = Suite(copy, LIBRARIES[name], python)
+            table, sentences, ratio = held(suite, arguments.rounds)
+        drawn = tabulate(
+            table, ["run", "user s", "of own", "outcome"], disable_numparse=True, stralign="right"
+        )
+        within = "within" if ratio <= MOST else "beyond"
+        library = LIBRARIES[name]
+        tests = " ".join([*library.tests, *([f"-k '{library.select}'"] if library.select else [])])
+        text += ["", f"{name}: {tests}", "", drawn, "", *sentences]
+        text.append(f"Compared, it takes {ratio:.2f} times its own time, {within} the {MOST:g}.")
+    load = os.getloadavg()[0]
+    text += ["", f"Medians of {arguments.rounds} runs, own and compared. Load: {load:.0f}."]
+    harness.publish("held_suite", "\n".join(text))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""What the benchmarks share: where a figure was made, processes, tables, clocks, results."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from pytest_gpumem.devices.cards import Card
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT / "benchmarks" / "data"
+RESULTS = ROOT / "benchmarks" / "results"
+MIB, GIB = 2**20, 2**30
+
+
+# -- where a figure was made --
+
+
+def cpu() -> str:
+    """Return the processor's name and number of cores."""
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next(it.partition(":")[2].strip() for it in lines if it.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return f"{name}, {os.cpu_count()} cores"
+
+
+def commit() -> str:
+    """Return git's commit, "+" behind it where files of the package differ from it."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(ROOT), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+    try:
+        head = git("rev-parse", "--short", "HEAD")
+        changed = git("status", "--porcelain", "--", "pytest_gpumem")
+    except OSError:
+        return "unknown"
+    return f"{head}{'+' if changed else ''}" if head else "unknown"
+
+
+def packages(*names: str) -> dict[str, str]:
+    """Return the versions of packages, of those that are there."""
+    there = [name for name in names if importlib.util.find_spec(name)]
+    return {name: importlib.metadata.version(name) for name in there}
+
+
+def where() -> dict[str, str]:
+    """Return date, machine, Python and commit."""
+    now = dt.datetime.now(dt.timezone.utc)
+    return {
+        "date": now.strftime("%Y-%m-%d %H:%M UTC"),
+        "cpu": cpu(),
+        "python": platform.python_version(),
+        "commit": commit(),
+    }
+
+
+def line(*names: str) -> str:
+    """Return the provenance as one line; ``names`` are packages whose versions to say."""
+    parts = {**where(), **packages("torch", "pytest", *names)}
+    return "; ".join(f"{name} {value}" for name, value in parts.items())
+
+
+# -- data and results --
+
+
+def read(name: str) -> list[dict[str, str]]:
+    """Return the rows of a file in data/, in its order."""
+    with (DATA / name).open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def table(rows: Iterable[Iterable[object]], heads: Iterable[str], **more: Any) -> str:  # noqa: ANN401 - tabulate's
+    """Return a table whose cells are shown as they are."""
+    from tabulate import tabulate
+
+    return tabulate(rows, list(heads), disable_numparse=True, **more)
+
+
+def publish(name: str, text: str, *, keep: bool = True) -> None:
+    """Print a result, and keep it in results/ if it is a whole one."""
+    print(text)
+    if keep:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{name}.txt").write_text(f"{text}\n", encoding="utf-8")
+
+
+def percent(value: float, real: float) -> float:
+    """Return by how many percent a value is off."""
+    return 100 * (value - real) / real
+
+
+def spread(errors: Iterable[float], median: int = 2, worst: int = 2) -> str:
+    """Return median and worst of errors in percent, without sign, to so many digits."""
+    sizes = [abs(error) for error in errors]
+    return f"median {statistics.median(sizes):.{median}f} %, worst {max(sizes):.{worst}f} %"
+
+
+def spreads(groups: dict[str, list[float]], median: int = 2) -> list[str]:
+    """Return a line for each group of rows: their number, median and worst error."""
+    return [
+        f"{group}: {len(errors)} rows, {spread(errors, median)}"
+        for group, errors in sorted(groups.items())
+    ]
+
+
+# -- processes --
+
+
+def ask(
+    python: str, module: str, *words: str, timeout: float | None = None, **environment: str
+) -> Any:  # noqa: ANN401 - what the module prints
+    """Run a module of this checkout in an interpreter; return the JSON of the last line it prints.
+
+    Args:
+        python: the interpreter.
+        module: its name, of the package benchmarks.
+        words: its arguments.
+        timeout: seconds, after which ``subprocess.TimeoutExpired`` is raised.
+        environment: variables; this checkout comes before PYTHONPATH.
+    """
+    path = environment.pop("PYTHONPATH", os.environ.get("PYTHONPATH"))
+    places = os.pathsep.join(filter(None, [str(ROOT), path]))
+    done = subprocess.run(
+        [python, "-m", module, *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=timeout,
+        env={**os.environ, **environment, "PYTHONPATH": places},
+    )
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def forked(work: Callable[..., Iterable[Any]], *arguments: object) -> Iterator[Any]:
+    """Yield the records, each of JSON, that a function yields in a fork of this process.
+
+    At last comes ``{"ended": why}`` where the fork ended before its time.
+    """
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(read_end)
+        try:
+            with os.fdopen(write_end, "w") as stream:
+                for record in work(*arguments):
+                    stream.write(json.dumps(record) + "\n")
+                    stream.flush()
+            os._exit(0)
+        finally:
+            traceback.print_exc()
+            os._exit(1)
+    os.close(write_end)
+    with os.fdopen(read_end) as stream:
+        yield from map(json.loads, stream)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status:
+        yield {"ended": signal.Signals(-status).name if status < 0 else f"exit status {status}"}
+
+
+def in_fork(work: Callable[..., Iterable[Any]], *arguments: object) -> Any:  # noqa: ANN401 - of JSON
+    """Return the first record that a function yields in a fork, or ``{"ended": why}``."""
+    record, *_ = forked(work, *arguments)
+    return record
+
+
+# -- the virtual GPU of a process that asks for nothing else --
+
+
+def open_card(card: Card) -> VirtualDevice:
+    """Make this process's GPU a card; torch must not be imported yet."""
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
+
+    device = VirtualDevice.load(card)
+    device.open(card, 1)
+    return device
+
+
+def versions(device: VirtualDevice) -> str:
+    """Return torch and cuDNN of this process.
+
+    Raises:
+        SystemExit: it called what the virtual GPU does not support.
+    """
+    import torch
+
+    if unsupported := sorted(device.library.unsupported()):
+        raise SystemExit(f"not supported: {', '.join(unsupported)}")
+    return f"torch {torch.__version__}, cuDNN {device.library.cudnn_found()}"
+
+
+# -- clocks --
+
+
+class Clock:
+    """Wall and processor seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+
+    def read(self) -> tuple[float, float]:
+        """Return wall and processor seconds."""
+        return time.perf_counter() - self._wall, time.process_time() - self._cpu
+
+
+def machine_speed() -> str:
+    """Return what a fixed loop of Python takes here, for comparing figures of two machines."""
+    clock = Clock()
+    sum(number * number for number in range(3_000_000))
+    wall, cpu_s = clock.read()
+    return (
+        f"3 million squares in a Python loop: {cpu_s:.2f} s CPU, {wall:.2f} s wall; "
+        f"load {os.getloadavg()[0]:.1f}"
+    )

@@ -1,0 +1,246 @@
+"""Whether PyTorch's operators end the process on the virtual GPU, given extreme arguments.
+
+    python -m benchmarks.operators.fuzz [--card T4] [--samples 4] [--only NAME ...]
+
+Takes the operators of sweep.py with their samples, and changes every tensor of a sample alike:
+empty in one dimension or in all, of 2^31 elements and more, strided, expanded, of another type,
+complex, a scalar, of twenty dimensions. PyTorch's own wrong arguments (``error_inputs``) come too.
+An operator may raise whatever it likes. Each runs in a child process of its own, a fork of one that
+has torch: a child that ends by a signal names its last sample. One that takes too long is named as
+well, and is no fault: a GPU would be as long over 2^31 tensors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import signal
+import sys
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from tabulate import tabulate
+
+from benchmarks.harness import line, publish
+from benchmarks.operators.sweep import backwards, database, name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+CALL_S = 6
+"""seconds after which a call is too long"""
+OPERATOR_S = 60
+"""seconds of CPU after which an operator is"""
+TOO_LONG = (signal.SIGALRM, signal.SIGXCPU, signal.SIGKILL)
+TYPES = ("float32", "bfloat16", "complex64", "int64")
+OTHER_TYPES = (
+    *("complex64", "complex32", "half", "float64", "int8", "bool", "float8_e4m3fn"),
+    *("uint16", "uint32", "int64"),
+)
+PYTORCHS = dict.fromkeys(
+    ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"),
+    "PyTorch divides by the number of channels, on the host: a real GPU's process ends too",
+)
+"""operators that end the process by PyTorch's own fault"""
+
+
+def map_tensors(change: Callable[[Any], Any], value: Any) -> Any:  # noqa: ANN401 - a sample's part
+    """Return a sample's part with every tensor in it changed."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, (list, tuple)):
+        parts = [map_tensors(change, part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, dict):
+        return {key: map_tensors(change, part) for key, part in value.items()}
+    return value
+
+
+def where_possible(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a change that leaves tensors as they are that it does not suit."""
+    import torch
+
+    def changed(tensor: Any) -> Any:  # noqa: ANN401
+        if tensor.layout != torch.strided or not tensor.is_cuda:
+            return tensor
+        try:
+            result = change(tensor.detach())
+        except (RuntimeError, IndexError, ValueError, TypeError):
+            return tensor
+        differentiable = result.is_floating_point() or result.is_complex()
+        return result.requires_grad_() if tensor.requires_grad and differentiable else result
+
+    return changed
+
+
+def changes(sample: Any) -> Iterator[tuple[str, Callable[[Any], Any]]]:  # noqa: ANN401
+    """Walk the changes that a sample is tried with, each with its name."""
+    import torch
+
+    tensors: list[Any] = []
+    map_tensors(tensors.append, sample.input)
+    yield "as it is", lambda tensor: tensor
+    if not tensors or tensors[0].layout != torch.strided:
+        return
+    for size in sorted(set(tensors[0].shape)):
+        yield (
+            f"no element where {size} were",
+            lambda t, size=size: t.narrow(list(t.shape).index(size), 0, 0),
+        )
+    huge = 1 << 31
+    yield "empty", lambda t: t.new_empty([0] * t.ndim)
+    yield "empty batch", lambda t: t.new_empty((0,) + (100_000,) * (t.ndim - 1))
+    yield "strided", lambda t: t.repeat_interleave(2, -1)[..., ::2]
+    yield "expanded", lambda t: t[:1].expand(t.shape)
+    yield "transposed", lambda t: t.transpose(0, -1)
+    yield "scalar", lambda t: t.new_empty(())
+    yield "channels last", lambda t: t.contiguous(memory_format=torch.channels_last)
+    yield "twenty dimensions", lambda t: t.reshape((1,) * 20 + tuple(t.shape))
+    yield "one element", lambda t: t.new_empty((1,) * t.ndim)
+    yield "wide", lambda t: t.new_empty((1,) * (t.ndim - 1) + (70_000,))
+    yield "tall", lambda t: t.new_empty((70_000,) + (1,) * (t.ndim - 1))
+    yield "many channels", lambda t: t.new_empty((1, 70_000) + (3,) * (t.ndim - 2))
+    yield "huge first", lambda t: t.new_empty((huge, *t.shape[1:]))
+    yield "huge last", lambda t: t.new_empty((*t.shape[:-1], huge))
+    yield "beyond memory", lambda t: t.new_empty((1,) * t.ndim).expand(1 << 40, *t.shape[1:])
+    for name in OTHER_TYPES:
+        yield name, lambda t, name=name: t.to(getattr(torch, name))
+
+
+def call(operator: Any, sample: Any, change: Callable[[Any], Any], *, back: bool) -> None:  # noqa: ANN401
+    """Call an operator with a changed sample, forwards and backwards; it may raise."""
+    signal.alarm(CALL_S)
+    try:
+        change = where_possible(change)
+        arguments = map_tensors(change, (sample.input, tuple(sample.args), sample.kwargs))
+        result = operator(arguments[0], *arguments[1], **arguments[2])
+        if back:
+            backwards(result)
+    except Exception:  # noqa: BLE001, S110 - whatever it raises, it does not end the process
+        pass
+    finally:
+        signal.alarm(0)
+
+
+def fuzz(operator: Any, most: int, tell: Callable[[str], None]) -> None:  # noqa: ANN401
+    """Call an operator with all of its changed samples; ``tell`` gets the name of each before."""
+    import torch
+
+    for number, error in enumerate(tolerant(lambda: operator.error_inputs("cuda"))):
+        tell(f"wrong arguments {number}")
+        call(operator, error.sample_input, lambda tensor: tensor, back=False)
+    for kind in (getattr(torch, name) for name in TYPES):
+        if kind not in operator.supported_dtypes("cuda"):
+            continue
+        back = operator.supports_autograd and kind in operator.supported_backward_dtypes("cuda")
+        samples = tolerant(
+            lambda kind=kind, back=back: operator.sample_inputs("cuda", kind, requires_grad=back)
+        )
+        for number, sample in zip(range(most), samples, strict=False):
+            for name, change in changes(sample):
+                tell(f"{str(kind)[6:]}, sample {number}, {name}")
+                call(operator, sample, change, back=back)
+
+
+def tolerant(samples: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+    """Walk samples until making one fails."""
+    try:
+        yield from samples()
+    except Exception:  # noqa: BLE001 - values that are read back are zeros, on which some samples depend
+        return
+
+
+def ended(operator: Any, most: int) -> tuple[int, str]:  # noqa: ANN401
+    """Fuzz an operator in a child; return the signal that ended it, or 0, and its last sample."""
+    import torch
+
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(read_end)
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 1)
+        os.dup2(silent, 2)
+        resource.setrlimit(resource.RLIMIT_CPU, (OPERATOR_S, OPERATOR_S + 5))
+        # A fork replaces PyTorch's thread pool when it first asks for it. Two of autograd's threads
+        # that ask at once may find none, and end the process ("Invalid thread pool!"): ask first.
+        torch.set_num_threads(1)
+        try:
+            fuzz(operator, most, lambda name: void(os.write(write_end, f"{name}\n".encode())))
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    told = b""
+    while part := os.read(read_end, 1 << 16):
+        told = (told + part)[-400:]
+    os.close(read_end)
+    status = os.waitpid(child, 0)[1]
+    last = told.decode().strip().rpartition("\n")[2]
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0, last
+
+
+def void(_: object) -> None:
+    """Return nothing."""
+
+
+def report(card: str, results: dict[str, tuple[int, str]], seconds: float) -> str:
+    """Return the result as text."""
+    fatal = {name: it for name, it in results.items() if it[0] and it[0] not in TOO_LONG}
+    rows = [
+        ["raise, or run", sum(not number for number, _ in results.values())],
+        ["take too long", sum(number in TOO_LONG for number, _ in results.values())],
+        ["end the process by PyTorch's own fault", sum(name in PYTORCHS for name in fatal)],
+        ["end the process", sum(name not in PYTORCHS for name in fatal)],
+        ["operators", len(results)],
+    ]
+    text = [
+        f"PyTorch's operators on the virtual GPU ({card}), given extreme arguments",
+        line(),
+        "",
+        tabulate(rows, ["outcome", "operators"]),
+        "",
+        f"in {seconds:.0f} s",
+    ]
+    for name, (number, last) in sorted(results.items()):
+        if number:
+            reason = f": {PYTORCHS[name]}" if name in PYTORCHS and name in fatal else ""
+            text.append(f"    {name}: {signal.Signals(number).name} at {last}{reason}")
+    return "\n".join(text)
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    """Fuzz; return 1 where an operator ends the process, other than by PyTorch's own fault."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--card", default="H100")
+    parser.add_argument("--samples", type=int, default=4, help="most samples of an operator's type")
+    parser.add_argument("--only", nargs="+", default=[], help="these operators")
+    options = parser.parse_args(arguments)
+    import pytest_gpumem
+
+    pytest_gpumem.use_virtual_gpu(options.card, values="off")
+    import torch
+
+    warnings.simplefilter("ignore")
+    torch.empty(1, device="cuda")
+    torch.cuda._is_in_bad_fork = lambda: False  # the virtual GPU goes on in a fork
+    started = time.monotonic()
+    operators = {name_of(operator): operator for operator in database()}
+    chosen = options.only or operators
+    results = {name: ended(operators[name], options.samples) for name in chosen}
+    text = report(options.card, results, time.monotonic() - started)
+    if options.only:
+        print(text)
+    else:
+        publish("op_fuzz", text)
+    fatal = {name for name, (number, _) in results.items() if number and number not in TOO_LONG}
+    return int(bool(fatal - set(PYTORCHS)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Peaks that others published of real GPUs, and the virtual GPU's of the same steps."""

@@ -1,0 +1,183 @@
+"""Runs a family's rows, each process of them in an interpreter of its torch.
+
+A family is a module with ``CARD`` or ``card(row)``, with ``rows()``, the published rows, with
+``step(row, process)``, which runs a row on the virtual GPU and returns its figures, and with
+``report(answers)``, the result. It may have more:
+``group(row)``: rows of the same group run in one process, one after the other.
+``steps(process)``, in the place of ``step``: yields the name and the figures of each row, where one
+depends on those before it.
+``VARIANTS``: each process runs once for each of them, with these variables of the environment.
+``folders(row)``: what the row needs of its source, as it was at its commit.
+``SECONDS``: how long a process may take; ``PACKAGES``: whose versions to say.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+import tempfile
+from contextlib import contextmanager
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from benchmarks.harness import ask, open_card, versions
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+    from types import ModuleType
+
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
+
+ONE_VARIANT: dict[str, dict[str, str]] = {"": {}}
+Row = dict[str, str]
+"""a line of a file in data/, with its name as "row" """
+
+
+class Process(NamedTuple):
+    """Rows that run one after the other in this process."""
+
+    rows: list[Row]
+    variant: str
+    device: VirtualDevice
+    source: Path
+    """the folder of the rows' source, where the family has one"""
+
+
+class Answers(NamedTuple):
+    """What came of a family's rows."""
+
+    rows: list[Row]
+    figures: dict[str, dict[str, Any]]
+    """by variant and row"""
+    versions: dict[str, str]
+    """of torch and cuDNN, by row"""
+    late: list[str]
+    """rows that took too long"""
+
+    def here(self) -> str:
+        """Return the line of the versions, of which there is one."""
+        (version,) = set(self.versions.values())
+        return f"here: {version}"
+
+
+def looked(row: Row) -> str:
+    """Return whether somebody had looked at a row before its first run."""
+    return "never looked at" if row["unseen"] == "1" else "looked at"
+
+
+def unseen(row: Row) -> str:
+    """Return the cell of the column "never looked at"."""
+    return "yes" if row["unseen"] == "1" else ""
+
+
+# -- in the worker --
+
+
+def work(name: str, task: dict[str, Any]) -> None:
+    """Run the rows of a process here; print their figures, and the versions."""
+    from pytest_gpumem.devices.cards import find_card
+
+    family = import_module(f"benchmarks.published.{name}")
+    rows = [row for row in family.rows() if row["row"] in task["rows"]]
+    card = family.card(rows[0]) if hasattr(family, "card") else find_card(family.CARD)
+    device = open_card(card)
+    process = Process(rows, task["variant"], device, Path(task["source"]))
+    figures = dict(family.steps(process) if hasattr(family, "steps") else steps(family, process))
+    packages = getattr(family, "PACKAGES", ())
+    more = [f"{package} {metadata.version(package)}" for package in packages]
+    print(json.dumps([figures, ", ".join([versions(device), *more])]))
+
+
+def steps(family: ModuleType, process: Process) -> Iterator[tuple[str, Any]]:
+    """Run rows that do not depend on each other."""
+    for row in process.rows:
+        yield row["row"], family.step(row, process)
+
+
+# -- the processes --
+
+
+def run(family: ModuleType, options: argparse.Namespace) -> str:
+    """Run the rows that are asked for; return the report."""
+    rows = family.rows()
+    assert len({row["row"] for row in rows}) == len(rows), "two rows of one name"
+    chosen = [row for row in rows if options.only in row["row"]]
+    if options.seen:
+        chosen = [row for row in chosen if row["unseen"] == "0"]
+    kept: dict[str, Any] = {}
+    if options.keep and Path(options.keep).exists():
+        kept = json.loads(Path(options.keep).read_text(encoding="utf-8"))
+    answers = Answers(chosen, {}, {}, [])
+    for variant in getattr(family, "VARIANTS", ONE_VARIANT):
+        answers.figures[variant] = {}
+        for group, together in processes(family, rows).items():
+            if not any(row in chosen for row in together):
+                continue
+            key = f"{group} {variant}"
+            if key not in kept:
+                kept[key] = answer(family, options, group, together, variant)
+                print(key, kept[key], file=sys.stderr, flush=True)
+                if options.keep:
+                    Path(options.keep).write_text(json.dumps(kept), encoding="utf-8")
+            if kept[key] is None:
+                answers.late.extend(row["row"] for row in together)
+                continue
+            figures, version = kept[key]
+            answers.figures[variant] |= figures
+            answers.versions.update(dict.fromkeys(figures, version))
+    return family.report(answers)
+
+
+def processes(family: ModuleType, rows: list[Row]) -> dict[str, list[Row]]:
+    """Return rows by the process that they run in."""
+    group = getattr(family, "group", lambda row: row["row"])
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(group(row), []).append(row)
+    return found
+
+
+def answer(
+    family: ModuleType, options: argparse.Namespace, group: str, rows: list[Row], variant: str
+) -> list[Any] | None:
+    """Return the figures of a process by row, and its versions; None: it took too long."""
+    name = family.__name__.rpartition(".")[2]
+    python = chosen_of(options.python, rows[0].get("torch", "").rpartition(".")[0], sys.executable)
+    source = chosen_of(options.source, group, "")
+    with checkout(family, source, rows[0]) as place:
+        task = {"rows": [row["row"] for row in rows], "variant": variant, "source": place}
+        try:
+            return ask(
+                python,
+                "benchmarks.published",
+                *(name, "--worker", json.dumps(task)),
+                timeout=getattr(family, "SECONDS", None),
+                **getattr(family, "VARIANTS", ONE_VARIANT)[variant],
+            )
+        except subprocess.TimeoutExpired:
+            return None
+
+
+def chosen_of(given: list[str], name: str, default: str) -> str:
+    """Return the path that is given for a name, or the one for all."""
+    paths = dict(it.split("=", 1) if "=" in it else ("", it) for it in given)
+    return paths.get(name) or paths.get("", default)
+
+
+@contextmanager
+def checkout(family: ModuleType, source: str, row: Row) -> Iterator[str]:
+    """Make a folder with the parts of a source that a row needs, as they were at its commit."""
+    if not hasattr(family, "folders"):
+        yield str(Path(source).resolve()) if source else ""
+        return
+    command = ["git", "-C", source, "archive", row["commit"], *family.folders(row)]
+    archive = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+            files.extractall(folder, filter="data")
+        yield folder

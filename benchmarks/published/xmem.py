@@ -1,0 +1,164 @@
+"""The steps of xMem's evaluation, written anew from its description.
+
+Source: Stone-ResearchLife/xMem, plot/data/*/evaluation_result.json (commit d61e076), and the
+settings of its experiments: torch 2.6.0 with CUDA 12.4, transformers 4.51.3, models with random
+weights in fp32, lr 1e-3, four iterations, no cudnn.benchmark. What is measured there is NVML's used
+memory, less its first sample, which is taken when the context is up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.harness import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TOKENS = 128
+"""to which samples of wikitext-2 are cut; a batch of 20 has nearly always one that is as long"""
+
+# The sizes in the models' config.json on the Hugging Face hub, as far as they are not the class's.
+HUB: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "EleutherAI/gpt-neo-125M": (
+        "CausalLM",
+        "GPTNeoConfig",
+        {
+            "hidden_size": 768,
+            "num_layers": 12,
+            "num_heads": 12,
+            "attention_types": [[["global", "local"], 6]],
+            "window_size": 256,
+        },
+    ),
+    "facebook/opt-125m": ("CausalLM", "OPTConfig", {}),
+    "facebook/opt-350m": (
+        "CausalLM",
+        "OPTConfig",
+        {
+            "hidden_size": 1024,
+            "word_embed_proj_dim": 512,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "ffn_dim": 4096,
+            "do_layer_norm_before": False,
+        },
+    ),
+    "cerebras/Cerebras-GPT-111M": (
+        "CausalLM",
+        "GPT2Config",
+        {
+            "n_layer": 10,
+            "n_inner": 3072,
+            "n_positions": 2048,
+            "activation_function": "gelu",
+            "attn_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "resid_pdrop": 0.0,
+        },
+    ),
+    "distilbert/distilgpt2": ("CausalLM", "GPT2Config", {"n_layer": 6}),
+    "openai-community/gpt2": ("CausalLM", "GPT2Config", {}),
+    "T5-small": ("Seq2SeqLM", "T5Config", {"decoder_start_token_id": 0}),
+    "t5-base": (
+        "Seq2SeqLM",
+        "T5Config",
+        {
+            "d_model": 768,
+            "d_ff": 3072,
+            "num_layers": 12,
+            "num_heads": 12,
+            "decoder_start_token_id": 0,
+        },
+    ),
+}
+VISION = {
+    "VGG19": "vgg19",
+    "ResNet101": "resnet101",
+    "ResNet152": "resnet152",
+    "MobileNetV2": "mobilenet_v2",
+    "ConvNeXtTiny": "convnext_tiny",
+    "ConvNeXtBase": "convnext_base",
+    "RegNetX400MF": "regnet_x_400mf",
+    "RegNetY400MF": "regnet_y_400mf",
+}
+
+
+def import_models() -> None:
+    """Import what the steps need, as far as that takes long."""
+    import torchvision  # noqa: F401 - imported for the forks
+    import transformers
+
+    for kind, config, _ in HUB.values():
+        mapping = getattr(transformers, f"AutoModelFor{kind}")._model_mapping
+        mapping[getattr(transformers, config)]
+
+
+def _train(
+    model: nn.Module,
+    name: str,
+    data: Callable[[], Any],
+    forward: Callable[[nn.Module, Any], tuple[Any, Tensor]],
+) -> float:
+    """XMem's loop: gradients are dropped at its top, four iterations. Returns peak reserved, MiB.
+
+    Outputs and loss live on until the next iteration has its own; the batch does not, since the
+    data loader's next one takes its name.
+    """
+    model.train().cuda()
+    optimizer = getattr(torch.optim, name)(model.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=7)
+    for _ in range(4):
+        batch = None
+        optimizer.zero_grad()
+        batch = data()
+        outputs, loss = forward(model, batch)  # noqa: RUF059 - the outputs live on
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return torch.cuda.max_memory_reserved() / MIB
+
+
+def vision_step(model: str, batch: int, optimizer: str) -> float:
+    """CIFAR-10 as 86x86 images, cross entropy; the batch comes from the host each time."""
+
+    def data() -> tuple[Tensor, Tensor]:
+        return torch.zeros(batch, 3, 86, 86).cuda(), torch.zeros(batch, dtype=torch.long).cuda()
+
+    def forward(net: nn.Module, pair: tuple[Tensor, Tensor]) -> tuple[Any, Tensor]:
+        outputs = net(pair[0])
+        return outputs, nn.functional.cross_entropy(outputs, pair[1])
+
+    return _train(_vision(model), optimizer, data, forward)
+
+
+def _vision(name: str) -> nn.Module:
+    from torchvision import models
+
+    if name == "MnasNet":
+        return models.MNASNet(alpha=1.0, num_classes=10)
+    if name == "MobeNetV3Small":  # theirs is spelt out, with the same settings
+        return models.mobilenet_v3_small(num_classes=10)
+    return models.get_model(VISION.get(name, name), weights=None)
+
+
+def transformers_step(model: str, batch: int, optimizer: str) -> float:
+    """A language model over samples of 128 tokens, with an attention mask and labels."""
+    import transformers
+
+    kind, config, sizes = HUB[model]
+    maker = getattr(transformers, f"AutoModelFor{kind}")
+    made = maker.from_config(getattr(transformers, config)(**sizes))
+
+    def data() -> dict[str, Tensor]:
+        ids = torch.zeros(batch, TOKENS, dtype=torch.long)
+        return {name: ids.clone().cuda() for name in ("input_ids", "attention_mask", "labels")}
+
+    def forward(net: nn.Module, inputs: dict[str, Tensor]) -> tuple[Any, Tensor]:
+        outputs = net(**inputs)
+        return outputs, outputs.loss
+
+    return _train(made, optimizer, data, forward)

@@ -1,0 +1,316 @@
+"""Whether models take the branches that they take on the CPU, where their code decides by values.
+
+    python -m benchmarks.values.models [--only 'gpt2*' ...] [--values full] [--dry]
+
+Small models of transformers and torchvision run on the CPU and on the virtual GPU, with values of
+small tensors, or with all (recorded in values_models_full.txt). Compared are the lines of these
+libraries that ran: a line of either alone is a branch. Nothing is fetched: models are made from
+their configurations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import sys
+import tempfile
+from fnmatch import fnmatch
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tabulate import tabulate
+
+from benchmarks.harness import line, publish
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+CARD = "H100"
+PACKAGES = ("/transformers/", "/torchvision/")
+SHOWN = int(os.environ.get("SHOWN", "4"))
+"""lines of a case that are named"""
+BY_DEVICE = {
+    *("_can_use_grouped_mm", "_valid_auto_compile_criteria", "_roi_align_backward"),
+    *("batched_nms", "_batched_nms_vanilla"),  # above 4,000 boxes, on a GPU above 100,000
+}
+"""functions that ask for the kind of device, or run for one of them"""
+LEFT_OUT = ("/import_utils.py", "/training_args.py")
+"""files that ask what is installed, once, and which device to train on"""
+CASES: dict[str, Callable[[str], object]] = {}
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}
+GATED = {**SMALL, "intermediate_size": 64, "num_key_value_heads": 2}
+EXPERTS = {"num_experts_per_tok": 2, "router_aux_loss_coef": 0.01, "output_router_logits": True}
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 99}
+T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 99}
+WHISPER = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "vocab_size": 99,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "num_mel_bins": 8,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "max_source_positions": 20,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+}
+
+
+def lines_of(run: Callable[[], object]) -> set[tuple[str, int]]:
+    """Return the lines of the libraries' functions that run."""
+    lines: set[tuple[str, int]] = set()
+
+    def each(frame: FrameType, _event: str, _argument: object) -> object:
+        lines.add((frame.f_code.co_filename, frame.f_lineno))
+        return each
+
+    def entered(frame: FrameType, _event: str, _argument: object) -> object:
+        code = frame.f_code
+        is_library = any(part in code.co_filename for part in PACKAGES)
+        asks = code.co_filename.endswith(LEFT_OUT) or code.co_name in {"<module>", *BY_DEVICE}
+        return each if is_library and not asks else None
+
+    sys.settrace(entered)
+    try:
+        run()
+    finally:
+        sys.settrace(None)
+    return lines
+
+
+def model_of(name: str, config: str, **fields: object) -> object:
+    """Return a model of transformers, made on the CPU from a seed."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    return getattr(transformers, name)(getattr(transformers, config)(**fields)).eval()
+
+
+def step(make: Callable[[], object], mask: str, device: str) -> None:
+    """Take a training step with a mask of ones, with padding, or without any mask."""
+    import torch
+
+    model = make().to(device)
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(3, 99, (2, 16), generator=generator)
+    inputs = {"input_ids": tokens, "labels": tokens.clone()}
+    if mask:
+        inputs["attention_mask"] = torch.ones(2, 16, dtype=torch.long)
+    if mask == "padding":
+        inputs["attention_mask"][1, 9:] = 0
+    if "class" in mask:
+        inputs["labels"] = torch.tensor([0, 1])
+    model(**{name: value.to(device) for name, value in inputs.items()}).loss.backward()
+
+
+def whisper(device: str) -> None:
+    """Take a step of speech recognition, and generate."""
+    import torch
+
+    model = model_of("WhisperForConditionalGeneration", "WhisperConfig", **WHISPER).to(device)
+    generator = torch.Generator().manual_seed(1)
+    sound = torch.randn(2, 8, 40, generator=generator).to(device)
+    labels = torch.randint(3, 99, (2, 6), generator=generator).to(device)
+    model(input_features=sound, labels=labels).loss.backward()
+
+
+def generate(device: str, **options: object) -> None:
+    """Generate 12 tokens, of which the end may be one."""
+    import torch
+
+    model = model_of("LlamaForCausalLM", "LlamaConfig", **GATED, eos_token_id=5, pad_token_id=0)
+    tokens = torch.randint(6, 99, (2, 5), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones_like(tokens)
+    mask[0, :2] = 0
+    torch.manual_seed(4)
+    model.to(device).generate(
+        tokens.to(device), attention_mask=mask.to(device), max_new_tokens=12, **options
+    )
+
+
+def trainer(device: str) -> None:
+    """Train three steps with the Trainer, its own logging, and a metric."""
+    import torch
+    import transformers
+
+    tokens = torch.randint(3, 99, (12, 16), generator=torch.Generator().manual_seed(1))
+    rows = [{"input_ids": row, "labels": row, "attention_mask": torch.ones(16)} for row in tokens]
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = transformers.TrainingArguments(
+            folder,
+            max_steps=3,
+            logging_steps=1,
+            eval_strategy="steps",
+            eval_steps=3,
+            per_device_train_batch_size=4,
+            use_cpu=device == "cpu",
+            report_to=[],
+            disable_tqdm=True,
+            save_strategy="no",
+        )
+        transformers.Trainer(
+            model_of("GPT2LMHeadModel", "GPT2Config", **GPT2),
+            arguments,
+            train_dataset=rows,
+            eval_dataset=rows[:4],
+            compute_metrics=lambda pair: {"right": float((pair[0].argmax(-1) == pair[1]).mean())},
+        ).train()
+
+
+def detection(name: str, device: str) -> None:
+    """Train a detector for a step, and have it find boxes."""
+    import torch
+    import torchvision
+
+    torch.manual_seed(0)
+    make = getattr(torchvision.models.detection, name)
+    model = make(weights=None, weights_backbone=None, num_classes=4, min_size=64, max_size=64)
+    model.to(device)
+    image = torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(3)).to(device)
+    target = {
+        "boxes": torch.tensor([[4.0, 6.0, 40.0, 50.0]]).to(device),
+        "labels": torch.tensor([2]).to(device),
+        "masks": torch.ones(1, 64, 64, dtype=torch.uint8).to(device),
+    }
+    sum(model([image], [copy.copy(target)]).values()).backward()
+    model.eval()([image])
+
+
+def detr(device: str) -> None:
+    """Match DETR's boxes with those of the image, by the Hungarian algorithm on the host."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    backbone = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], out_features=["stage2"]
+    )
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "num_queries": 6, "d_model": 32}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "num_labels": 3}
+    config = transformers.DetrConfig(
+        use_timm_backbone=False,
+        use_pretrained_backbone=False,
+        backbone=None,
+        backbone_config=backbone,
+        **sizes,
+        **heads,
+    )
+    model = transformers.DetrForObjectDetection(config).to(device)
+    labels = [
+        {
+            "class_labels": torch.tensor([1, 2]).to(device),
+            "boxes": torch.tensor([[0.3, 0.3, 0.2, 0.2], [0.6, 0.6, 0.3, 0.2]]).to(device),
+        }
+    ]
+    image = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(3)).to(device)
+    model(pixel_values=image, labels=labels).loss.backward()
+
+
+def add_cases() -> None:
+    """Name what is run."""
+    experts = {**GATED, **EXPERTS}
+    qwen = {**experts, "num_experts": 4, "moe_intermediate_size": 32}
+    models = {
+        "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT2),
+        "llama": ("LlamaForCausalLM", "LlamaConfig", GATED),
+        "t5": ("T5ForConditionalGeneration", "T5Config", {**T5, "decoder_start_token_id": 0}),
+        "mixtral": ("MixtralForCausalLM", "MixtralConfig", {**experts, "num_local_experts": 4}),
+        "mixtral, eager": (
+            "MixtralForCausalLM",
+            "MixtralConfig",
+            {**experts, "num_local_experts": 4, "experts_implementation": "eager"},
+        ),
+        "qwen2-moe": (
+            "Qwen2MoeForCausalLM",
+            "Qwen2MoeConfig",
+            {**qwen, "shared_expert_intermediate_size": 32},
+        ),
+        "qwen3-moe": ("Qwen3MoeForCausalLM", "Qwen3MoeConfig", {**qwen, "head_dim": 8}),
+    }
+    for name, (kind, config, fields) in models.items():
+        for mask in ("", "ones", "padding"):
+            make = partial(model_of, kind, config, **fields)
+            CASES[f"{name}, {mask or 'no'} mask"] = partial(step, make, mask)
+    bert = partial(
+        model_of, "BertForMaskedLM", "BertConfig", **SMALL, intermediate_size=64, pad_token_id=0
+    )
+    for mask in ("", "ones", "padding"):
+        CASES[f"bert, {mask or 'no'} mask"] = partial(step, bert, mask)
+    CASES["whisper"] = whisper
+    CASES["generate, greedy"] = partial(generate, do_sample=False)
+    CASES["generate, sampling"] = partial(generate, do_sample=True, top_k=20, top_p=0.9)
+    CASES["generate, beams"] = partial(generate, do_sample=False, num_beams=3)
+    CASES["generate, static cache"] = partial(
+        generate, do_sample=False, cache_implementation="static", disable_compile=True
+    )
+    CASES["trainer"] = trainer
+    for name in ("maskrcnn_resnet50_fpn", "retinanet_resnet50_fpn"):
+        CASES[name] = partial(detection, name)
+    CASES["detr"] = detr
+
+
+def outcome(run: Callable[[str], object]) -> list[str]:
+    """Run a case on both; return the number of lines, and those of one alone or an error."""
+    ran = {}
+    for device in ("cpu", "cuda"):
+        try:
+            run(device)  # what is done once, and kept
+            ran[device] = lines_of(partial(run, device))
+        except Exception as error:  # noqa: BLE001, PERF203 - recorded
+            return ["", f"{device}: {type(error).__name__}: {str(error)[:90]}"]
+    alone = sorted(ran["cpu"] ^ ran["cuda"])
+    shown = [
+        f"{Path(name).name}:{number} ({'cpu' if (name, number) in ran['cpu'] else 'gpu'})"
+        for name, number in alone[:SHOWN]
+    ]
+    more = f" and {len(alone) - SHOWN} more" if len(alone) > SHOWN else ""
+    return [f"{len(ran['cpu'])}", ", ".join(shown) + more or "the same"]
+
+
+def main() -> None:
+    """Run all of them."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", nargs="*", default=["*"], help="names of cases, with wildcards")
+    parser.add_argument("--values", choices=("auto", "full"), default="auto")
+    parser.add_argument("--dry", action="store_true", help="record nothing")
+    options = parser.parse_args()
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    from pytest_gpumem.meter.block import use_virtual_gpu
+
+    use_virtual_gpu(CARD, values=options.values)
+    add_cases()
+    rows = []
+    for name, run in CASES.items():
+        if any(fnmatch(name, pattern) for pattern in options.only):
+            rows.append([name, *outcome(run)])
+            print(*rows[-1], flush=True)
+    table = tabulate(rows, ["case", "lines", "on the virtual GPU"], disable_numparse=True)
+    same = sum(row[2] == "the same" for row in rows)
+    text = "\n".join(
+        [
+            f"Lines that run on the CPU, and on a virtual {CARD}, values={options.values}",
+            line("transformers", "torchvision", "accelerate"),
+            "",
+            table,
+            "",
+            f"{same} of {len(rows)} cases run the same lines",
+        ]
+    )
+    if options.dry:
+        print(text)
+    else:
+        publish("values_models" if options.values == "auto" else "values_models_full", text)
+
+
+if __name__ == "__main__":
+    main()
