@@ -29,6 +29,13 @@ def step(same_torch, suite, monkeypatch):
     return suite
 
 
+def test_the_first_page_of_the_documentation_has_the_same_test_and_what_it_prints(step):
+    assert blocks("index.md", "python") == [TEST]
+    step.write("test_step.py", TEST.replace("4096", "16384"))
+    (report,) = blocks("index.md", "text")
+    assert shows(step.run().out, report)
+
+
 def test_it_is_a_landing_page():
     assert len(README.split()) <= MOST_WORDS
     lines = [line for line in TEST.splitlines() if line and not line.startswith("import")]
