@@ -12,7 +12,7 @@ from pytest_gpumem.baselines.torch_folders import folder_of_torch
 from pytest_gpumem.cli.outcome import BAD_INPUT, FOUND, OK, Outcome
 from pytest_gpumem.cli.sources import SourceError, read_directory, read_source
 from pytest_gpumem.errors import SpecError
-from pytest_gpumem.report import changes as rendering
+from pytest_gpumem.report import change_list as rendering
 from pytest_gpumem.sizes import parse_tolerance
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.measurement import DeviceInfo, device_key
 from pytest_gpumem.plugin.suites.hidden_skips import hidden_skip_lines
 from pytest_gpumem.report.card_matrix import cards_matrix
-from pytest_gpumem.report.causes import cause_lines
+from pytest_gpumem.report.cause_sentences import cause_lines
 from pytest_gpumem.report.terminal import session_text, update_text
 from pytest_gpumem.report.terminal.brief_text import brief_failures, repeated_lines
 from pytest_gpumem.report.terminal.failure_text import MOST_ROWS, failure_sections

@@ -10,7 +10,7 @@ from pytest_gpumem.notes import ranked
 from pytest_gpumem.report.breakdown_rows import DeviceRows, device_rows
 from pytest_gpumem.report.card_matrix import TITLE as CARDS_TITLE
 from pytest_gpumem.report.card_matrix import card_matrix
-from pytest_gpumem.report.causes import cause_lines, code_words
+from pytest_gpumem.report.cause_sentences import cause_lines, code_words
 from pytest_gpumem.report.compared import comparison_sentences
 from pytest_gpumem.report.markdown_syntax import code, fenced, pipe_table, prose
 from pytest_gpumem.report.terminal.failure_text import (

@@ -20,7 +20,7 @@ from pytest_gpumem.testrun import batch_sizes, leaks
 from pytest_gpumem.testrun.advice import advice
 from pytest_gpumem.testrun.edits import EditFinder
 from pytest_gpumem.testrun.explain import Explanations, ran_again
-from pytest_gpumem.testrun.keepers import KeeperFinder
+from pytest_gpumem.testrun.keeper_search import KeeperFinder
 from pytest_gpumem.testrun.rerun import shown_error
 from pytest_gpumem.testrun.size_range import is_ranged, with_ranges
 from pytest_gpumem.testrun.unused_device import check_unused, is_unused, unrecorded

@@ -23,7 +23,7 @@ from pytest_gpumem.errors import ReportError, SpecError
 from pytest_gpumem.judge.result import entry_of
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.nodeids import split_nodeid
-from pytest_gpumem.report.changes import table
+from pytest_gpumem.report.change_list import table
 from pytest_gpumem.report.json_report import read_report
 from pytest_gpumem.report.shards.merge import merge
 from pytest_gpumem.report.text import printable

@@ -24,7 +24,7 @@ from pytest_gpumem.cli.outcome import FOUND, OK, Outcome
 from pytest_gpumem.cli.sources import measured_entries
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.judge.verdict import DEFAULT_TOLERANCES, PEAKS, PeakName
-from pytest_gpumem.report.changes import table
+from pytest_gpumem.report.change_list import table
 from pytest_gpumem.report.text import printable
 from pytest_gpumem.sizes import format_size
 

@@ -10,7 +10,7 @@ from pytest_gpumem.attribution.dumps.held import held_memory
 from pytest_gpumem.attribution.dumps.reading import read_dump
 from pytest_gpumem.cli.compare import add_growth_limit, growth_limit
 from pytest_gpumem.cli.outcome import FOUND, OK, Outcome
-from pytest_gpumem.report.dumps import growth as rendering
+from pytest_gpumem.report.dumps import growth_text as rendering
 
 if TYPE_CHECKING:
     import argparse

@@ -29,7 +29,7 @@ from pytest_gpumem.nodeids import split_nodeid
 from pytest_gpumem.report.breakdown_rows import DeviceRows, device_rows
 from pytest_gpumem.report.card_matrix import TITLE as CARDS_TITLE
 from pytest_gpumem.report.card_matrix import card_matrix
-from pytest_gpumem.report.causes import cause_lines, row_cause, short_cause
+from pytest_gpumem.report.cause_sentences import cause_lines, row_cause, short_cause
 from pytest_gpumem.report.compared import comparison_sentences, tells_more_than_table
 from pytest_gpumem.report.editors import editor_address
 from pytest_gpumem.report.history.plot import sparkline

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from pytest_gpumem.attribution.snapshots import VIEWER
 from pytest_gpumem.judge.result import hints_of
 from pytest_gpumem.notes import NoteKind, ranked
-from pytest_gpumem.report.causes import shared_causes
+from pytest_gpumem.report.cause_sentences import shared_causes
 from pytest_gpumem.report.terminal.cause_text import ACCEPT, HINTED, cause_lines
 from pytest_gpumem.report.terminal.styles import Span
 from pytest_gpumem.report.text import encodable, printable, wrapped

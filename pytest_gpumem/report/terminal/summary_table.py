@@ -11,7 +11,7 @@ from pytest_gpumem.judge.result import hints_of
 from pytest_gpumem.judge.toolchain_change import tests_text
 from pytest_gpumem.judge.verdict import Kind
 from pytest_gpumem.notes import Note, NoteKind, Severity
-from pytest_gpumem.report.causes import row_cause
+from pytest_gpumem.report.cause_sentences import row_cause
 from pytest_gpumem.report.terminal.styles import Line, Span, encodable_lines, lines_of, tone
 from pytest_gpumem.report.text import (
     aligned_table,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pytest_gpumem.attribution.dumps.growth import growth_by_device
 from pytest_gpumem.attribution.dumps.held import held_memory
 from pytest_gpumem.attribution.dumps.reading import SnapshotError, as_snapshot, read_dump
-from pytest_gpumem.report.dumps.growth import RENDERERS, DumpChanges, growth_table
+from pytest_gpumem.report.dumps.growth_text import RENDERERS, DumpChanges, growth_table
 from pytest_gpumem.sizes import MIB
 
 HEAD = frame("/home/ann/project/model.py", 29, "Tiny.forward")

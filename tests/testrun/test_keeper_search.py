@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from pytest_gpumem.testrun.keepers import KeeperFinder
+from pytest_gpumem.testrun.keeper_search import KeeperFinder
 
 HEAD = """\
 import pytest, torch

@@ -12,7 +12,7 @@ from helpers.terminal_results import NASTY, matches_gold
 from pytest_gpumem.baselines.changes import Changes, pair_entries
 from pytest_gpumem.baselines.key import Key
 from pytest_gpumem.measurement import BaselineEntry, Breakdown, Peak, Site, Slope
-from pytest_gpumem.report import changes as rendering
+from pytest_gpumem.report import change_list as rendering
 from pytest_gpumem.sizes import MIB
 
 MODULE = "tests/training/test_models.py"
