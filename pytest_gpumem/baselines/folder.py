@@ -11,7 +11,7 @@ import msgspec
 
 from pytest_gpumem.baselines.file_format import decode
 from pytest_gpumem.baselines.key import Key
-from pytest_gpumem.baselines.paths import baseline_path, read_file
+from pytest_gpumem.baselines.paths import baseline_path, module_at, read_file
 from pytest_gpumem.errors import BaselineError
 
 if TYPE_CHECKING:
@@ -94,13 +94,21 @@ class _Names(msgspec.Struct):
     tests: dict[str, msgspec.Raw]
 
 
-def read_names(directory: Path) -> list[Key]:
-    """Return the keys of all tests with a baseline in a folder, without decoding figures: quickly.
+def read_names(directory: Path, wanted: Callable[[str], bool] = lambda _module: True) -> list[Key]:
+    """Return the keys of tests with a baseline in a folder, without decoding figures: quickly.
 
     A file that cannot be read has none here; reading its figures raises the error.
+
+    Args:
+        directory: the folder.
+        wanted: whether the tests of a module are asked for; other files are not read where their
+            names tell the module.
     """
     keys = []
     for path in baseline_files(directory):
+        module = module_at(directory, path)
+        if module is not None and not wanted(module):
+            continue
         try:
             names = msgspec.json.decode(read_file(path) or b"", type=_Names)
         except (BaselineError, msgspec.DecodeError, UnicodeError, RecursionError):

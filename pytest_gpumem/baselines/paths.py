@@ -44,6 +44,16 @@ def baseline_path(directory: Path, device_key: str, module: str) -> Path:
     return directory.joinpath(_safe_name(device_key), *folders, name + ending)
 
 
+def module_at(directory: Path, path: Path) -> str | None:
+    """Return the module whose baselines a file keeps, by its path; None where only it can say."""
+    try:
+        device, *folders, name = map(unquote, path.relative_to(directory).parts)
+    except ValueError:  # it lies in no device's folder
+        return None
+    module = "/".join([*folders, f"{name.removesuffix('.json')}.py"])
+    return module if baseline_path(directory, device, module) == path else None
+
+
 def device_keys(directory: Path) -> tuple[str, ...]:
     """The keys of the devices that have a folder in ``directory``, sorted."""
     try:

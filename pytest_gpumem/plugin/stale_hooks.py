@@ -129,9 +129,19 @@ class StaleHooks:
             return []
         from pytest_gpumem.baselines.folder import read_names
 
-        root = Path(self.config.rootpath)
-        keys = read_names(self.settings.baseline_dir)
-        return find_stale(self.collection, keys, lambda module: (root / module).exists())
+        exists = self._exists
+        files = self.collection.files
+        keys = read_names(
+            self.settings.baseline_dir, lambda module: module in files or not exists(module)
+        )
+        return find_stale(self.collection, keys, exists)
+
+    def _exists(self, module: str) -> bool:
+        """Return whether a file of tests exists; a baseline may name what is no path."""
+        try:
+            return (Path(self.config.rootpath) / module).exists()
+        except (OSError, ValueError):
+            return False
 
     def known(self) -> _Known:
         """Return the baselines whose tests this session knows to be gone, also where it is a shard.
@@ -165,8 +175,11 @@ class StaleHooks:
             {file for file in self.collection.files if file not in parts},
             self.collection.skipped,
         )
-        keys = read_names(self.settings.baseline_dir)
-        unseen = find_stale(whole, keys, lambda module: (root / module).exists())
+        keys = read_names(
+            self.settings.baseline_dir,
+            lambda module: module in whole.files or not self._exists(module),
+        )
+        unseen = find_stale(whole, keys, self._exists)
         modules = {key.module for key in keys} & whole.files - whole.skipped
         return _Known(collected=tuple(sorted(modules)), unseen=tuple(unseen), partial="")
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pytest_gpumem.baselines.paths import baseline_path, read_file, replace_file
+from pytest_gpumem.baselines.paths import baseline_path, module_at, read_file, replace_file
 from pytest_gpumem.baselines.store import BaselineStore, NewBaseline
 from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.measurement import BaselineEntry, DeviceInfo, Peak, Provenance
@@ -61,6 +61,15 @@ def test_a_module_has_its_file(module, path):
 
 def hash_of(text):
     return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_a_files_path_tells_its_module_or_nothing(module, key):
+    """Never another module: of one whose path tells nothing the file is read."""
+    for name in (module, f"{module}.py", f"a/{module}.py"):
+        assert module_at(Path("b"), baseline_path(Path("b"), key, name)) in {name, None}
+    plain = "tests/models/test_m-1.2 [b].py"
+    assert module_at(Path("b"), baseline_path(Path("b"), "virtual-T4", plain)) == plain
 
 
 def test_a_device_key_does_not_escape_either():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_gpumem.baselines.paths import read_file
+
 UPDATE = "--gpumem-update-baselines"
 FAIL = "--gpumem-stale=fail"
 FIRST = """
@@ -34,6 +36,22 @@ def test_a_full_session_notes_what_is_gone(renamed):
     assert session.ret == 0
     assert LINE + GONE in session.out
     assert renamed.baselines() == before
+
+
+@pytest.mark.parametrize("arguments", [["test_more.py", "--gpumem-json=r.json"], []])
+def test_files_of_other_modules_are_not_read(renamed, monkeypatch, arguments):
+    """A session of few tests beside the baselines of thousands starts and ends as quickly."""
+    (renamed.path / "test_it.py").write_text("")  # collected by a session of all, without tests
+    renamed.write("conftest.py", "collect_ignore = ['test_it.py']")
+    read = []
+
+    def noted(path):
+        read.append(path.name)
+        return read_file(path)
+
+    monkeypatch.setattr("pytest_gpumem.baselines.folder.read_file", noted)
+    assert renamed.run(*arguments).ret == 0
+    assert read == ["test_more.json"]
 
 
 @pytest.mark.parametrize("ini", [False, True])
