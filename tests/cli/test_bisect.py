@@ -146,6 +146,20 @@ def test_a_search_goes_on_where_it_was_and_begins_anew_if_asked(gpumem, suite):
     assert (kept / ".gitignore").read_text(encoding="utf-8") == "*\n"
 
 
+@pytest.mark.parametrize("named", [TEST, "tests"])
+def test_what_an_edited_test_takes_is_measured_anew(gpumem, suite, named):
+    file = suite.folder / "tests/test_step.py"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("first = 1\n")
+    gpumem("bisect", "lib", "1.0", "3.0", named)
+    assert len(suite.tried()) == 4
+    gpumem("bisect", "lib", "1.0", "3.0", named)
+    assert suite.tried() == []
+    file.write_text("second = 2\n")
+    gpumem("bisect", "lib", "1.0", "3.0", named)
+    assert len(suite.tried()) == 4
+
+
 def test_a_report_that_was_cut_short_is_measured_anew(gpumem, suite):
     first = bisect(gpumem)[1]
     suite.tried()

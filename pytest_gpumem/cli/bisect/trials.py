@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.atomic_file import write_whole
@@ -17,7 +18,7 @@ from pytest_gpumem.errors import ReportError
 from pytest_gpumem.report.json_report import read_report
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from pytest_gpumem.report.json_report import SavedReport
 
@@ -47,10 +48,22 @@ class Question:
 
     @property
     def slug(self) -> str:
-        """A name for the folder of its answers."""
+        """A name for the folder of its answers; tests that were edited have another folder."""
         package = re.sub(r"\W+", "-", os.path.basename(self.package.rstrip("/"))).strip("-")  # noqa: PTH119
         asked = repr((self.package, self.tests, self.requirements, self.device, self.interpreter))
-        return f"{package}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
+        digest = hashlib.sha256(asked.encode())
+        for path in self._test_files():
+            digest.update(path.read_bytes())
+        return f"{package}-{digest.hexdigest()[:8]}"
+
+    def _test_files(self) -> Iterator[Path]:
+        """Yield the files that its tests name, and of folders all of Python's."""
+        for argument in self.tests:
+            path = Path(argument.partition("::")[0])
+            if path.is_dir():
+                yield from sorted(file for file in path.rglob("*.py") if file.is_file())
+            elif path.is_file():
+                yield path
 
 
 class Trials:
