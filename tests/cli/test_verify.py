@@ -25,10 +25,17 @@ if sys.orig_argv[-1].endswith("measured.json"):
     import fake_gpu
 """
 FEW = ("matrix product, float32", "MLP, AdamW", "convolutions in 2D, float32")
+NOTED = "a transform"
+"""a step that is added, of which the virtual GPU has a note"""
 ONLY_FEW = f"""
 from pytest_gpumem.cli.verify import battery
 for name in set(battery.STEPS) - set({FEW!r}):
     del battery.STEPS[name]
+
+@battery.step({NOTED!r})
+def transform():
+    import torch
+    torch.fft.fft(torch.zeros(1 << 20, device="cuda"))
 """
 GPU = {
     "device_name": "NVIDIA L4",
@@ -60,15 +67,16 @@ def test_steps_are_measured_and_predicted_for_the_card_that_is_there(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("NVIDIA L4 (torch ")
     assert "and its prediction as L4\n" in done.stdout
-    assert "allocated: the same to the byte in 3 of 3 steps\n" in done.stdout
-    assert "reserved: the same to the byte in 3 of 3 steps\n" in done.stdout
+    assert "allocated: the same to the byte in 4 of 4 steps\n" in done.stdout
+    assert "reserved: the same to the byte in 4 of 4 steps\n" in done.stdout
     document = json.loads((tmp_path / "verified.json").read_text(encoding="utf-8"))
     assert (document["format"], document["card"]) == (1, "L4")
     for side in ("measured", "predicted"):
-        assert list(document[side]["steps"]) == list(FEW)
+        assert list(document[side]["steps"]) == [*FEW, NOTED]
         # Two factors and their product, of 64 MiB each, and the workspace of cuBLAS.
         allocated = document[side]["steps"]["matrix product, float32"]["allocated"]
         assert 192 <= allocated / 2**20 < 192 + 33
+    assert "cuFFT are estimates" in str(document["predicted"]["steps"][NOTED]["notes"])
 
 
 def answers(monkeypatch, measured, predicted, device=GPU):

@@ -45,7 +45,7 @@ def main() -> None:
             document["steps"][name] = {
                 "allocated": block.peak_allocated,
                 "reserved": block.peak_reserved,
-                "notes": list(measured.notes),
+                "notes": list(measured.note_texts),
             }
             document["provenance"] = asdict(measured.provenance)
         finally:
