@@ -90,11 +90,20 @@ def read(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(lines))
 
 
-def table(rows: Iterable[Iterable[object]], heads: Iterable[str], **more: Any) -> str:  # noqa: ANN401 - tabulate's
-    """Return a table whose cells are shown as they are."""
+def table(rows: Iterable[Iterable[object]], heads: Iterable[str], align: str = "") -> str:
+    """Return a table whose cells are shown as they are.
+
+    Args:
+        rows: of cells.
+        heads: of the columns.
+        align: "l" or "r" for each column, the last one for those behind it as well.
+    """
     from tabulate import tabulate
 
-    return tabulate(rows, list(heads), disable_numparse=True, **more)
+    heads = list(heads)
+    letters = align + align[-1:] * (len(heads) - len(align))
+    sides = [{"l": "left", "r": "right"}[letter] for letter in letters]
+    return tabulate(rows, heads, disable_numparse=True, colalign=sides or None)
 
 
 def publish(name: str, text: str, *, keep: bool = True) -> None:

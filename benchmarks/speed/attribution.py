@@ -13,9 +13,7 @@ import statistics
 import time
 from pathlib import Path
 
-from tabulate import tabulate
-
-from benchmarks.harness import line, publish
+from benchmarks.harness import line, publish, table
 
 STEPS = 2
 MODELS = ("resnet50-fp32", "gpt2-fp32")
@@ -75,7 +73,7 @@ def main() -> None:
         f"(medians of {options.repeats} runs of {STEPS} steps)",
         line("torchvision"),
         "",
-        tabulate(rows, titles, disable_numparse=True),
+        table(rows, titles),
         "",
         "the explanation comes once a test, after its last step",
     ]

@@ -17,16 +17,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tabulate import tabulate
-
 import pytest_gpumem
-from benchmarks.harness import line, publish
+from benchmarks import harness
+from benchmarks.harness import ask, line, publish
 
 DEFAULT = 2
 """Lightning's"""
@@ -57,7 +55,6 @@ CASES = {
 
 def model_of(name: str) -> Any:
     """Return a case's model, on the CPU."""
-    import torch
     import torchvision
     from torch import nn
 
@@ -70,15 +67,14 @@ def model_of(name: str) -> Any:
     if name == "gpt2":
         from transformers import GPT2Config, GPT2LMHeadModel
 
-        return _with_logits(GPT2LMHeadModel(GPT2Config()))
+        return _first_output(GPT2LMHeadModel(GPT2Config()))
     if name == "lstm":
-        return _with_output(nn.LSTM(512, 512, 2, batch_first=True))
+        return _first_output(nn.LSTM(512, 512, 2, batch_first=True))
     assert name == "unet"
     down = [nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.ReLU()) for a, b in _pairs()]
     up = [nn.Sequential(nn.Conv2d(b, a, 3, padding=1), nn.ReLU()) for a, b in reversed(_pairs())]
     layers = [it for layer in down for it in (layer, nn.MaxPool2d(2))]
     layers += [it for layer in up for it in (nn.Upsample(scale_factor=2), layer)]
-    assert torch
     return nn.Sequential(*layers)
 
 
@@ -86,29 +82,18 @@ def _pairs() -> list[tuple[int, int]]:
     return [(3, 32), (32, 64), (64, 128)]
 
 
-def _wrapped(call: Any) -> Any:
+def _first_output(inner: Any) -> Any:
     from torch import nn
 
-    def make(inner: Any) -> Any:
-        class Wrapped(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.inner = inner
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = inner
 
-            def forward(self, batch: Any) -> Any:
-                return call(self.inner, batch)
+        def forward(self, batch: Any) -> Any:
+            return self.inner(batch)[0]
 
-        return Wrapped()
-
-    return make
-
-
-def _with_logits(inner: Any) -> Any:
-    return _wrapped(lambda model, batch: model(batch).logits)(inner)
-
-
-def _with_output(inner: Any) -> Any:
-    return _wrapped(lambda model, batch: model(batch)[0])(inner)
+    return Wrapped()
 
 
 def batch_of(case: Case, size: int, device: str = "cuda") -> Any:
@@ -244,11 +229,8 @@ def one(tool: str, name: str) -> None:
 
 def run(tool: str, name: str) -> Answer:
     """Run one in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.speed.largest", "--one", tool, name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
-    if done.returncode:
-        raise RuntimeError(f"{tool} failed on {name}: {done.stderr[-2000:]}")
-    answer = Answer(*json.loads(done.stdout.splitlines()[-1]))
+    words = ("benchmarks.speed.largest", "--one", tool, name)
+    answer = Answer(*ask(sys.executable, *words, timeout=900))
     sys.stderr.write(f"{name}: {tool}: {answer}\n")
     return answer
 
@@ -261,7 +243,7 @@ def upward() -> str:
         answers = [run(tool, name) for tool in tools]
         rows.append([name, case.card, *(str(it) for answer in answers for it in answer[:2])])
     titles = ["step", "card", "gpumem", "tries", "power", "tries", "binsearch", "tries"]
-    return tabulate(rows, titles, disable_numparse=True, colalign=("left", "left", *["right"] * 6))
+    return harness.table(rows, titles, "llr")
 
 
 def downward() -> str:
@@ -275,7 +257,7 @@ def downward() -> str:
             rows.append([name, case.card, *map(str, [*cells, ours.value, ours.tries])])
     titles = ["step", "card", "from", "accelerate", "tries", "gpumem: as large after"]
     titles += ["the largest", "tries"]
-    return tabulate(rows, titles, disable_numparse=True, colalign=("left", "left", *["right"] * 6))
+    return harness.table(rows, titles, "llr")
 
 
 def main() -> None:

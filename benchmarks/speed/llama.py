@@ -19,18 +19,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tabulate import tabulate
-
-from benchmarks.harness import line, machine_speed, publish
+from benchmarks.harness import GIB, Clock, ask, line, machine_speed, publish, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +35,6 @@ if TYPE_CHECKING:
 
 CARD = "H200"  # no cheaper card in the table has room for the 405B run's 111 GiB
 STEPS = 2
-GIB = 1 << 30
 HOST_GOAL_GIB = 8
 
 
@@ -244,20 +239,11 @@ def child(name: str, definition: str, options: dict[str, bool]) -> dict[str, obj
 
 def run(name: str, definition: str, options: dict[str, bool]) -> dict[str, object]:
     """Run one configuration in a process of its own; "wall" is what that took in all."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.speed.llama",
-        "--child",
-        name,
-        definition,
-        json.dumps(options),
-    ]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
-    started = time.perf_counter()
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
-    wall = time.perf_counter() - started
-    return {**json.loads(done.stdout.splitlines()[-1]), "wall": wall}
+    words = ("--child", name, definition, json.dumps(options))
+    quiet = {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    clock = Clock()
+    figures = ask(sys.executable, "benchmarks.speed.llama", *words, **quiet)
+    return {**figures, "wall": clock.read()[0]}
 
 
 def row(key: tuple[str, str, str], found: list[dict[str, object]]) -> list[str]:
@@ -296,12 +282,9 @@ def laps_row(key: tuple[str, str, str], found: list[dict[str, object]]) -> list[
 
 def report(results: dict[tuple[str, str, str], list[dict[str, object]]]) -> str:
     """Return all tables."""
-    headers = [
-        "model", "definition", "AdamW", "wall s", "after imports", "CPU s", "allocated",
-        "reserved", "host", "cudaMallocs", "launches",
-    ]  # fmt: skip
+    keys = ["model", "definition", "AdamW"]
+    heads = [*keys, "wall s", "after imports", "CPU s", "allocated", "reserved", "host"]
     rows = [row(key, found) for key, found in results.items()]
-    left = ("left",) * 3
     names = list(next(iter(results.values()))[0]["laps"])
     laps = [laps_row(key, found) for key, found in results.items()]
     counts = {key[0]: len(found) for key, found in results.items()}
@@ -312,16 +295,11 @@ def report(results: dict[tuple[str, str, str], list[dict[str, object]]]) -> str:
             machine_speed(),
             "wall: from starting python to its end; CPU: both threads, imports too",
             "",
-            tabulate(rows, headers, disable_numparse=True, colalign=(*left, *["right"] * 8)),
+            table(rows, [*heads, "cudaMallocs", "launches"], "lllr"),
             "",
             "Where the wall time went, s",
             "",
-            tabulate(
-                laps,
-                ["model", "definition", "AdamW", *names],
-                disable_numparse=True,
-                colalign=(*left, *["right"] * len(names)),
-            ),
+            table(laps, [*keys, *names], "lllr"),
             "",
             *(verdict(key, found) for key, found in results.items()),
         ]

@@ -16,9 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from tabulate import tabulate
-
-from benchmarks.harness import line, publish
+from benchmarks.harness import line, publish, table
 
 SUITE = """
 import pytest, torch
@@ -94,18 +92,9 @@ def main() -> None:
             rounds = [seconds_of(case, folder, options.tests) for _ in range(options.repeats)]
             rows.append([case.name, f"{min(rounds)[0]:.1f}", f"{rounds[0][1]}"])
             print(*rows[-1], flush=True)
-    table = tabulate(
-        rows,
-        ["a session", "CPU s", "bodies that ran"],
-        colalign=("left", "right", "right"),
-        disable_numparse=True,
-    )
+    drawn = table(rows, ["a session", "CPU s", "bodies that ran"], "lr")
     head = f"{options.tests} small tests (an MLP, Adam, three steps, an assertion on the loss)"
-    text = f"{head}\n{line()}\n\n{table}"
-    if options.dry:
-        print(text)
-    else:
-        publish("one_run", text)
+    publish("one_run", f"{head}\n{line()}\n\n{drawn}", keep=not options.dry)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,7 @@ import argparse
 import statistics
 import time
 
-from tabulate import tabulate
-
-from benchmarks.harness import line, publish
+from benchmarks.harness import line, publish, table
 
 STEPS = 10
 
@@ -60,7 +58,7 @@ def main() -> None:
         f"{STEPS} steps of ResNet-50, batch 32, on {torch.cuda.get_device_name(0)}, ms",
         line(),
         "",
-        tabulate(rows, ["", "median", "least"], disable_numparse=True),
+        table(rows, ["", "median", "least"]),
         "",
         f"a measurement adds {medians['measured'] - medians['plain']:.1f} ms, {share:+.1f} %",
         "(a full garbage collection first, and an empty cache, which the first measured step fills",

@@ -18,23 +18,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 from typing import NamedTuple
 
-from tabulate import tabulate
-
-from benchmarks.harness import Clock, line, machine_speed, publish
+from benchmarks.harness import MIB, Clock, ask, line, machine_speed, publish, table
 from benchmarks.speed.accounting import accounting
 from benchmarks.speed.resnet_steps import BATCH, CARD, STEPS, steps, task
 
 GOAL_TIMES = 100
-UNTOUCHED = dict(os.environ)
-"""the environment without the virtual GPU's: a child would preload it, before the switch"""
 GOAL_PERCENT = 10
-MIB = 1 << 20
 
 
 class Sample(NamedTuple):
@@ -139,7 +132,7 @@ def compare(repeats: int) -> str:
         "Two steps, measured, by turns: one run that is not counted (first), then medians of",
         f"{repeats}; peaks in MiB, build is making the model",
         "",
-        tabulate(rows, headers, disable_numparse=True, colalign=("left", *["right"] * 7)),
+        table(rows, headers, "lr"),
         "",
         "FakeTensorMode + MemTracker against the virtual GPU, times as long:",
         (
@@ -173,16 +166,8 @@ def _row(name: str, first: Sample, rest: list[Sample]) -> list[str]:
 
 def accounting_table(passes: int) -> str:
     """Run the second part in a process of its own and return its table."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.speed.resnet",
-        "--accounting",
-        "--passes",
-        str(passes),
-    ]
-    done = subprocess.run(command, env=UNTOUCHED, stdout=subprocess.PIPE, text=True, check=True)
-    found = json.loads(done.stdout.splitlines()[-1])
+    words = ("--accounting", "--passes", str(passes))
+    found = ask(sys.executable, "benchmarks.speed.resnet", *words)
     for name in ("cold off", "warm off"):  # it sees frees: of the pass before, accounting on
         mallocs, _, launches = found["counts"][name]
         assert not mallocs, f"the switch switches nothing off: {mallocs} mallocs"
@@ -206,7 +191,7 @@ def accounting_table(passes: int) -> str:
         f"The native accounting: two steps, medians of {passes} passes by turns; the counts are",
         "what the native library saw in one pass",
         "",
-        tabulate(rows, headers, disable_numparse=True, colalign=("left", "left", *["right"] * 5)),
+        table(rows, headers, "llr"),
         "",
         "accounting on against off, CPU time, medians of pairs: "
         + ", ".join(f"{heat} {percent:+.1f} %" for heat, percent in verdicts.items()),
@@ -230,6 +215,8 @@ def main() -> None:
     if options.accounting:
         print(json.dumps(accounting(options.passes)))
         return
+    # First: a process of this one's, once it has the virtual GPU, would load it before the switch.
+    accounted = accounting_table(options.passes)
     text = [
         f"ResNet-50, batch {BATCH}, fp32, Adam (foreach), {STEPS} steps, on the virtual {CARD}",
         line("torchvision", "pytest-gpumem"),
@@ -237,7 +224,7 @@ def main() -> None:
         "",
         compare(options.repeats),
         "",
-        accounting_table(options.passes),
+        accounted,
     ]
     publish("speed_resnet", "\n".join(text))
 

@@ -19,9 +19,7 @@ import time
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from tabulate import tabulate
-
-from benchmarks.harness import line, publish
+from benchmarks.harness import line, publish, table
 
 GOAL_MS = 10.0
 SUITE = "\n".join(f"def test_{number}():\n    assert True\n" for number in range(10))
@@ -39,17 +37,8 @@ ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTEC
 
 def command(*more: str, python: tuple[str, ...] = ()) -> list[str]:
     """Return the command that runs the suite."""
-    return [
-        sys.executable,
-        *python,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        *BLOCKED,
-        *more,
-    ]
+    pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
+    return [sys.executable, *python, *pytest, *BLOCKED, *more]
 
 
 def timed(folder: Path, *more: str) -> tuple[float, float]:
@@ -113,20 +102,20 @@ def main() -> None:
         added = loaded - modules(folder, *OFF)
         several = [dict(import_times(folder, added)) for _ in range(7)]
         times = [(name, min(one[name] for one in several)) for name in several[0]]
-    table = []
+    rows = []
     for index, clock in enumerate(("wall", "processor")):
         columns = {key: [took[index] for took in values] for key, values in runs.items()}
         pairs = [a - b for a, b in zip(columns["with"], columns["without"], strict=True)]
         medians = [statistics.median(columns[key]) for key in ("with", "without")]
         least = min(columns["with"]) - min(columns["without"])
         figures = (*medians, statistics.median(pairs), least)
-        table.append([clock, *(f"{figure:.1f}" for figure in figures)])
+        rows.append([clock, *(f"{figure:.1f}" for figure in figures)])
     heads = ["ms", "with", "without", "difference", "of the least"]
     text = [
         f"Start-up of a suite without a marked test: medians of {repeats} pairs of runs, by turns",
         line(),
         "",
-        tabulate(table, heads, disable_numparse=True, stralign="right"),
+        table(rows, heads, "r"),
         "",
         f"goal: under {GOAL_MS:g} ms of wall time; load when measured: {os.getloadavg()[0]:.1f}",
         f"torch imported: {'yes' if 'torch' in loaded else 'no'}",

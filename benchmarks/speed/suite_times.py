@@ -18,8 +18,6 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tabulate import tabulate
-
 from benchmarks import harness
 
 if TYPE_CHECKING:
@@ -80,14 +78,9 @@ def main() -> int:
     else:
         with busy_loops(cores):
             rows += [Run().row(f"{cores} busy loops") for _ in range(options.loaded)]
-    table = tabulate(
-        [row[:3] for row in rows], headers=("beside", "time", "outcome"), disable_numparse=True
-    )
-    text = f"The tests, `bash tests/run.sh`, in min:s\n{harness.line('pytest-xdist')}\n\n{table}"
-    if options.publish:
-        harness.publish("suite_times", text)
-    else:
-        print(text)
+    drawn = harness.table([row[:3] for row in rows], ("beside", "time", "outcome"))
+    text = f"The tests, `bash tests/run.sh`, in min:s\n{harness.line('pytest-xdist')}\n\n{drawn}"
+    harness.publish("suite_times", text, keep=options.publish)
     return max(row[3] for row in rows)
 
 

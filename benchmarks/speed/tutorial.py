@@ -25,8 +25,6 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from tabulate import tabulate
-
 from benchmarks import harness
 
 sys.path.insert(0, str(harness.ROOT / "tests"))
@@ -198,13 +196,13 @@ def main() -> None:
     finally:
         shutil.rmtree(folder)
     total = sum(step.seconds for step in typist.steps)
-    table = [(step.name, f"{step.seconds:.0f}") for step in typist.steps]
+    rows = [(step.name, f"{step.seconds:.0f}") for step in typist.steps]
     pip = "in the time" if environment is None else "not in the time: they were there"
     text = [
         "The tutorial, typed by a script under env -i, without a GPU",
         harness.line("torch", "pytest"),
         "",
-        tabulate([*table, ("together", f"{total:.0f}")], ["step", "s"], disable_numparse=True),
+        harness.table([*rows, ("together", f"{total:.0f}")], ["step", "s"]),
         "",
         f"{typist.compared} lines that the page shows were printed as they are there.",
         f"Installing the packages is {pip}. Aim: {AIM_S} s. Load: {os.getloadavg()[0]:.0f}.",

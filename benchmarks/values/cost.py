@@ -15,9 +15,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tabulate import tabulate
-
-from benchmarks.harness import line, publish
+from benchmarks.harness import line, publish, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,15 +134,10 @@ def main() -> None:
 
     rows = []
     for name, operator in operators().items():
-        without, computing = seconds_of(partial(call, operator), options.repeats)
-        micro = [1e6 * seconds / CALLS for seconds in (without, computing)]
+        micro = [1e6 * it / CALLS for it in seconds_of(partial(call, operator), options.repeats)]
         rows.append([name, *(f"{it:.1f}" for it in (*micro, micro[1] - micro[0]))])
-    cost = tabulate(
-        rows,
-        ["an operator, not computed, in us", "without", "with values", "more"],
-        colalign=("left", "right", "right", "right"),
-        disable_numparse=True,
-    )
+    heads = ["an operator, not computed, in us", "without", "with values", "more"]
+    tables = [table(rows, heads, "lr")]
     rows = []
     for name, build in training().items():
         step = build()
@@ -153,31 +146,18 @@ def main() -> None:
             for _ in range(STEPS):
                 step()
 
-        without, computing = seconds_of(several, options.repeats)
-        ms = [1e3 * seconds / STEPS for seconds in (without, computing)]
+        ms = [1e3 * seconds / STEPS for seconds in seconds_of(several, options.repeats)]
         rows.append([name, *(f"{it:.1f}" for it in ms), f"{ms[1] / ms[0]:.2f}"])
-    steps = tabulate(
-        rows,
-        ["a training step, in ms", "without", "with values", "ratio"],
-        colalign=("left", "right", "right", "right"),
-        disable_numparse=True,
-    )
+    tables.append(table(rows, ["a training step, in ms", "without", "with values", "ratio"], "lr"))
     rows = []
     for name, build in computed().items():
         seconds, mib = min(seconds_computed(build) for _ in range(3))
         rows.append([name, f"{mib:.0f}", f"{seconds:.1f}"])
-    full = tabulate(
-        rows,
-        ["two steps, all values computed", "peak MiB", "wall s"],
-        colalign=("left", "right", "right"),
-        disable_numparse=True,
-    )
+    heads = ["two steps, all values computed", "peak MiB", "wall s"]
+    tables.append(table(rows, heads, "lr"))
     head = f"What values cost on the virtual GPU ({CARD}); the shortest of {options.repeats} rounds"
-    text = "\n".join([head, line("torchvision"), "", cost, "", steps, "", full])
-    if options.dry:
-        print(text)
-    else:
-        publish("values", text)
+    text = "\n\n".join([f"{head}\n{line('torchvision')}", *tables])
+    publish("values", text, keep=not options.dry)
 
 
 if __name__ == "__main__":

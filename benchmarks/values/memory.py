@@ -11,37 +11,21 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
-import os
 from fnmatch import fnmatch
+from typing import TYPE_CHECKING
 
-from tabulate import tabulate
+from benchmarks.harness import in_fork, line, publish, table
 
-from benchmarks.harness import line, publish
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 CARD = "H200"
 SCOPES = ("off", "auto")
 FIGURES = ("allocated", "reserved", "segments")
 
 
-def in_fork(name: str, scope: str) -> list[object]:
-    """Run a step in a fork of this process; return its figures, or its error alone."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(reading)
-        with os.fdopen(writing, "w") as stream:
-            json.dump(figures_of(name, scope), stream)
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as stream:
-        text = stream.read()
-    os.waitpid(child, 0)
-    return json.loads(text) if text else ["the process ended"]
-
-
-def figures_of(name: str, scope: str) -> list[object]:
-    """Run a step in this process, which has not used the GPU before."""
+def figures_of(name: str, scope: str) -> Iterator[list[object]]:
+    """Run a step in this process, which has not used the GPU before; yield its figures or error."""
     import torch
 
     from benchmarks.fidelity import steps
@@ -55,13 +39,11 @@ def figures_of(name: str, scope: str) -> list[object]:
         for _ in range(steps.COUNT):
             step()
     except Exception as error:  # noqa: BLE001 - the step's own, recorded
-        return [f"{type(error).__name__}: {error}"[:80]]
+        yield [f"{type(error).__name__}: {error}"[:80]]
+        return
     stats = torch.cuda.memory_stats_as_nested_dict()
-    return [
-        stats["allocated_bytes"]["all"]["peak"],
-        stats["reserved_bytes"]["all"]["peak"],
-        stats["segment"]["all"]["peak"],
-    ]
+    kinds = ("allocated_bytes", "reserved_bytes", "segment")
+    yield [stats[kind]["all"]["peak"] for kind in kinds]
 
 
 def main() -> None:
@@ -84,25 +66,18 @@ def main() -> None:
         if not chosen or left_out or not all(map(importlib.util.find_spec, step.needs)):
             continue
         if "compiled" in name:
-            in_fork(name, "off")  # the first compilation of a region takes memory of its own
-        without, computing = (in_fork(name, scope) for scope in SCOPES)
+            in_fork(figures_of, name, "off")  # a region's first compilation takes memory of its own
+        records = [in_fork(figures_of, name, scope) for scope in SCOPES]
+        without, computing = ([it["ended"]] if isinstance(it, dict) else it for it in records)
         verdict = "the same" if without == computing else f"{computing}"
         same, differ = same + (without == computing), differ + (without != computing)
         rows.append([name, *(f"{it:,}" if isinstance(it, int) else it for it in without), verdict])
         print(*rows[-1], flush=True)
-    table = tabulate(
-        rows,
-        ["step", *FIGURES, "with values"],
-        colalign=("left", "right", "right", "right", "left"),
-        disable_numparse=True,
-    )
+    drawn = table(rows, ["step", *FIGURES, "with values"], "lrrrl")
     head = f"Peaks in bytes on the virtual GPU ({CARD}), without values and with small ones'"
     total = f"{same} of {same + differ} steps have the same peaks and segments, to the byte"
-    text = "\n".join([head, line("torchvision", "transformers"), "", table, "", total])
-    if options.dry:
-        print(text)
-    else:
-        publish("values_memory", text)
+    text = "\n".join([head, line("torchvision", "transformers"), "", drawn, "", total])
+    publish("values_memory", text, keep=not options.dry)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tabulate import tabulate
-
-from benchmarks.harness import line, publish
+from benchmarks.harness import line, publish, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -294,22 +292,19 @@ def main() -> None:
         if any(fnmatch(name, pattern) for pattern in options.only):
             rows.append([name, *outcome(run)])
             print(*rows[-1], flush=True)
-    table = tabulate(rows, ["case", "lines", "on the virtual GPU"], disable_numparse=True)
     same = sum(row[2] == "the same" for row in rows)
     text = "\n".join(
         [
             f"Lines that run on the CPU, and on a virtual {CARD}, values={options.values}",
             line("transformers", "torchvision", "accelerate"),
             "",
-            table,
+            table(rows, ["case", "lines", "on the virtual GPU"]),
             "",
             f"{same} of {len(rows)} cases run the same lines",
         ]
     )
-    if options.dry:
-        print(text)
-    else:
-        publish("values_models" if options.values == "auto" else "values_models_full", text)
+    name = "values_models" if options.values == "auto" else "values_models_full"
+    publish(name, text, keep=not options.dry)
 
 
 if __name__ == "__main__":
