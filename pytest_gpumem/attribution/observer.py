@@ -1,8 +1,8 @@
-"""Observing a run by PyTorch's global hooks: tensors, calls of modules, backward passes, steps.
+"""Observing a run by wrappers of PyTorch's functions: tensors, calls of modules, passes, steps.
 
 Tensors of modules and optimizers are noted with their addresses, calls and passes with their times.
-Nothing holds a tensor. The hooks run at each call of a module of every test on the virtual GPU, so
-they note as little as they can: what it means is found out where a test is explained.
+Nothing holds a tensor. The wrappers run at each call of a module of every test on the virtual GPU,
+so they note as little as they can: what it means is found out where a test is explained.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import weakref
 from time import time_ns
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from pytest_gpumem.attribution.module_hooks import HOOKS_OF_MODULES
 from pytest_gpumem.attribution.optimizer_watch import steps_around
 from pytest_gpumem.attribution.plain_tensors import place_of, plain_tensors
 from pytest_gpumem.attribution.recording import Call, Pass, Sweep, beginning, now
 from pytest_gpumem.source_lines import users_line
+from pytest_gpumem.wrapped_functions import WRAPPED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -36,7 +38,7 @@ DEEPEST: Final = 4
 
 
 class Observer:
-    """Notes in a recording the events of PyTorch's hooks."""
+    """Notes in a recording what PyTorch's functions do."""
 
     def __init__(
         self, recording: Recording, at_moment: Callable[[Recording], None] | None = None
@@ -65,7 +67,8 @@ class Observer:
         """of each optimizer, by its id: how many states it has, and where some lie"""
         self._applying = 0
         self._compiling: Callable[[], bool] = torch.compiler.is_compiling
-        """whether torch.compile traces these hooks, rather than Python running them"""
+        """whether modules are called to export them, with tensors that have no memory"""
+        self._tensor, self._module = torch.Tensor, torch.nn.Module
         self._autocasts: Callable[[str], bool] = torch.is_autocast_enabled
         self._graphs: Callable[[], bool] = torch.is_grad_enabled
         self._norms: tuple[type[Module], ...] = (torch.nn.modules.batchnorm._BatchNorm,)
@@ -74,49 +77,32 @@ class Observer:
         """classes that wrap no other tensors"""
 
     def install(self, stack: ExitStack) -> None:
-        """Install the hooks, with their removal on a stack."""
+        """Wrap the functions, with their restoration on a stack."""
         import torch
-        from torch import autograd, nn
-        from torch.nn.modules import module as modules
+        from torch import nn
         from torch.optim.optimizer import (
             register_optimizer_step_post_hook,
             register_optimizer_step_pre_hook,
         )
 
-        def put(owner: Any, name: str, value: object) -> None:  # noqa: ANN401
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, value)
-
-        leave = modules.register_module_forward_hook(
-            self.leave_module, with_kwargs=True, always_call=True
+        module: Any = nn.Module
+        functions: tuple[tuple[Any, Callable[..., Any]], ...] = (
+            (module.__setattr__, self.around_setattr),
+            (module.add_module, self.around_add_module),
+            (module.register_parameter, self.around_register_parameter),
+            (module.register_buffer, self.around_register_buffer),
+            (module._apply, self.around_apply),
+            (module.zero_grad, self.around_zero_grad),
+            (torch.optim.Optimizer.zero_grad, self.around_zero_grad),
         )
-        # PyTorch does not forget, as it removes a hook, that it took keyword arguments.
-        with_kwargs = getattr(modules, "_global_forward_hooks_with_kwargs", {})
-        stack.callback(with_kwargs.pop, leave.id, None)
-        handles = [
-            leave,
-            modules.register_module_forward_pre_hook(self.enter_module),
-            modules.register_module_parameter_registration_hook(self.register_parameter),
-            modules.register_module_buffer_registration_hook(self.register_buffer),
-            modules.register_module_module_registration_hook(self.register_module),
-            register_optimizer_step_pre_hook(self.begin_step),
-            register_optimizer_step_post_hook(self.end_step),
-        ]
-        for handle in handles:
-            stack.callback(handle.remove)
-        ours = {handle.id for handle in handles}
-        kinds = ("backward_pre_hooks", "backward_hooks", "forward_pre_hooks", "forward_hooks")
-
-        def has_foreign_hook() -> bool:
-            return any(set(getattr(modules, f"_global_{kind}", ())) - ours for kind in kinds)
-
-        if hasattr(modules, "_has_any_global_hook"):  # torch.compile warns of them: not of ours
-            put(modules, "_has_any_global_hook", has_foreign_hook)
-        put(autograd, "backward", self.around_backward(autograd.backward))
-        put(autograd, "grad", self.around_backward(autograd.grad))
-        put(nn.Module, "_apply", self.around_apply(nn.Module._apply))
-        for owner in (torch.optim.Optimizer, nn.Module):
-            put(owner, "zero_grad", self.around_zero_grad(owner.zero_grad))
+        for function, around in functions:
+            WRAPPED.wrap(stack, function, around)
+        engine: Any = torch.autograd
+        for function in (engine.backward, engine.grad):
+            WRAPPED.wrap(stack, function, self.around_backward, traced=False)
+        HOOKS_OF_MODULES.register(stack, self.enter_module, self.leave_module)
+        WRAPPED.hook(stack, register_optimizer_step_pre_hook(self.begin_step))
+        WRAPPED.hook(stack, register_optimizer_step_post_hook(self.end_step))
 
     def _pass_moment(self) -> int:
         """Note a moment, and return its time in nanoseconds since 1970."""
@@ -154,7 +140,7 @@ class Observer:
             args: its positional arguments.
             results: its keyword arguments and output; after an error the output alone, None.
         """
-        if self._compiling():  # first of all: reading the clock would break the graph
+        if self._compiling():
             return
         end = self._pass_moment() / 1000
         active = self._active
@@ -178,21 +164,61 @@ class Observer:
             outputs = nested_tensors(results[-1], DEEPEST)
             self._sweep("activations", ((tensor, "") for tensor in outputs))
 
-    def register_parameter(self, module: Module, key: str, parameter: Tensor | None) -> None:
-        """Note a parameter that a module is given."""
-        if parameter is not None and not self._compiling():
-            self._trees.clear()
-            self._see_parameter(parameter, f"{self._name(module)}.{key}")
+    def around_register_parameter(self, register: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``Module.register_parameter``: the parameter is noted."""
 
-    def register_buffer(self, module: Module, key: str, buffer: Tensor | None) -> None:
-        """Note a buffer that a module is given."""
+        @functools.wraps(register)
+        def register_parameter(module: Module, name: str, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+            __tracebackhide__ = True
+            register(module, name, *args, **kwargs)
+            parameter = module._parameters.get(name)
+            if parameter is not None and not self._compiling():
+                self._trees.clear()
+                self._see_parameter(parameter, f"{self._name(module)}.{name}")
+
+        return register_parameter
+
+    def around_register_buffer(self, register: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``Module.register_buffer``: the buffer is noted."""
+
+        @functools.wraps(register)
+        def register_buffer(module: Module, name: str, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+            __tracebackhide__ = True
+            register(module, name, *args, **kwargs)
+            self._see_buffer(module, name)
+
+        return register_buffer
+
+    def around_add_module(self, add: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``Module.add_module``: how modules lie in each other is looked at again."""
+
+        @functools.wraps(add)
+        def add_module(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+            __tracebackhide__ = True
+            add(*args, **kwargs)
+            self._trees.clear()
+
+        return add_module
+
+    def around_setattr(self, assign: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``Module.__setattr__``, which gives modules other ones, and buffers."""
+        tensor, kind = self._tensor, self._module
+
+        @functools.wraps(assign)
+        def __setattr__(module: Module, name: str, value: object) -> None:  # noqa: N807 - PyTorch's
+            __tracebackhide__ = True
+            assign(module, name, value)
+            if isinstance(value, kind):
+                self._trees.clear()
+            elif isinstance(value, tensor) and name in module._buffers:
+                self._see_buffer(module, name)
+
+        return __setattr__
+
+    def _see_buffer(self, module: Module, name: str) -> None:
+        buffer = module._buffers.get(name)
         if buffer is not None and not self._compiling():
-            self._sweep("buffers", [(buffer, f"{self._name(module)}.{key}")])
-
-    def register_module(self, *_: object) -> None:
-        """Forget how modules lie in each other: one is given another one."""
-        if not self._compiling():
-            self._trees.clear()
+            self._sweep("buffers", [(buffer, f"{self._name(module)}.{name}")])
 
     def around_apply(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``Module._apply``: a module that was moved or converted is looked at again."""

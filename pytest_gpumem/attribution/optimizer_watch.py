@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import sys
 import weakref
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_gpumem.attribution.plain_tensors import plain_tensors
 from pytest_gpumem.collector import uncounted
 from pytest_gpumem.sizes import format_size
+from pytest_gpumem.wrapped_functions import WRAPPED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,31 +52,24 @@ class OptimizerWatch:
     ) -> None:
         self._tell_before = before_step
         self._tell_after = after_step
-        self._compiling: Callable[[], bool] = lambda: False
-        """whether torch.compile traces these hooks, rather than Python running them"""
         self._progress: dict[int, _Progress] = {}
         self._under_way: list[int] = []
         """ids of the optimizers with a step under way, one in another"""
-        self._handles: list[Any] = []
+        self._stack = ExitStack()
 
     def start(self) -> None:
         """Begin to watch."""
-        import torch
         from torch.optim.optimizer import (
             register_optimizer_step_post_hook,
             register_optimizer_step_pre_hook,
         )
 
-        self._compiling = torch.compiler.is_compiling
-        self._handles = [
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._after),
-        ]
+        WRAPPED.hook(self._stack, register_optimizer_step_pre_hook(self._before))
+        WRAPPED.hook(self._stack, register_optimizer_step_post_hook(self._after))
 
     def stop(self) -> None:
         """End the watch."""
-        while self._handles:
-            self._handles.pop().remove()
+        self._stack.close()
 
     def forget(self) -> None:
         """Forget the steps so far, not that an optimizer is no longer fresh."""
@@ -91,8 +85,6 @@ class OptimizerWatch:
             self._progress = outer
 
     def _before(self, optimizer: Optimizer, *_: object) -> None:
-        if self._compiling():
-            return
         around = self._steps_around(sys._getframe(1))
         self._under_way.append(id(optimizer))
         if id(optimizer) in around:  # a class's step calls its base's
@@ -107,10 +99,10 @@ class OptimizerWatch:
             )
 
     def _after(self, optimizer: Optimizer, *_: object) -> None:
-        if self._compiling():
-            return
         around = self._steps_around(sys._getframe(1))
-        if id(optimizer) in around:
+        progress = self._progress.get(id(optimizer))
+        # torch.compile may run the second half of a step alone, and compile the first.
+        if id(optimizer) in around or progress is None or progress.optimizer() is not optimizer:
             return
         if self._tell_after is not None and not around:
             self._tell_after(optimizer)

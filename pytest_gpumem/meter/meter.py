@@ -12,6 +12,7 @@ from pytest_gpumem.attribution.recorder import Recorder, history
 from pytest_gpumem.attribution.recording import Span, beginning, now
 from pytest_gpumem.collector import Uncounted
 from pytest_gpumem.devices.autograd_threads import NODE_NUMBERS, await_autograd, awaited_passes
+from pytest_gpumem.devices.compiler import hide_from_compiler
 from pytest_gpumem.devices.memory_cap import kept_fractions, set_cap
 from pytest_gpumem.devices.memory_use import beside, shared
 from pytest_gpumem.measurement import DeviceInfo, Measurement, Peak
@@ -132,6 +133,7 @@ class Meter:
         self._stack.enter_context(awaited_passes())
         NODE_NUMBERS.begin()
         HOOKS.install()
+        hide_from_compiler()
         self._garbage.start()
         self._stack.callback(self._garbage.stop)
         self._stack.enter_context(VIEW.watched_resets(self.note))

@@ -23,6 +23,7 @@ from pytest_gpumem.devices.autograd_threads import (
     await_idle_threads,
     has_autograd_threads,
 )
+from pytest_gpumem.devices.compiler import hide_from_compiler
 from pytest_gpumem.devices.cuda_start import start_cuda
 from pytest_gpumem.devices.gpu_ledger import Turn
 from pytest_gpumem.devices.memory_cap import CAPS, set_cap, set_memory
@@ -197,6 +198,7 @@ class VirtualDevice:
         atexit.register(device._let_threads_end)
         IMPORTS.call_after("torch", device._imported)
         IMPORTS.call_after(MODULE, device._max_autotune.install)
+        hide_from_compiler()
         IMPORTS.call_after(compiled_numbers.MODULE, compiled_numbers.trace_numbers)
         install_hooks()
         return device

@@ -1,0 +1,112 @@
+"""Hooks of all modules, as PyTorch's global ones are, that ``torch.compile`` does not see.
+
+A module's call runs PyTorch's own code for calls with hooks, with other dictionaries of global
+hooks: those of here, and then the user's.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from contextlib import ExitStack
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gpumem.wrapped_functions import WRAPPED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch.nn import Module
+
+
+class _Both:
+    """The hooks of two dictionaries, as PyTorch asks for them."""
+
+    __slots__ = ("_ours", "_users")
+
+    def __init__(self, ours: Mapping[Any, Any], users: Mapping[Any, Any]) -> None:
+        self._ours, self._users = ours, users
+
+    def __bool__(self) -> bool:
+        return bool(self._ours or self._users)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._ours or key in self._users
+
+    def items(self) -> list[tuple[Any, Any]]:
+        return [*self._ours.items(), *self._users.items()]
+
+
+class ModuleHooks:
+    """The hooks before and after each call of a module."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, Callable[..., None]] = {}
+        self._after: dict[str, Callable[..., None]] = {}
+        self._numbers = itertools.count()
+        self._wrapped = ExitStack()
+        """restores the function that calls modules"""
+
+    def register(
+        self, stack: ExitStack, before: Callable[..., None], after: Callable[..., None]
+    ) -> None:
+        """Call functions at each call of a module, until a stack is closed.
+
+        Args:
+            stack: is given the removal.
+            before: is called with a module and its positional arguments, before its other hooks.
+            after: is called with a module, its arguments, those by name and its output, after its
+                ``forward`` and before its other hooks; after an error the output is None.
+        """
+        key = f"gpumem {next(self._numbers)}"
+        self._before[key], self._after[key] = before, after
+        stack.callback(self._remove, key)
+        if len(self._before) == 1:
+            import torch
+
+            module: Any = torch.nn.Module
+            WRAPPED.wrap(self._wrapped, module.__call__, self._around_call)
+
+    def _remove(self, key: str) -> None:
+        del self._before[key], self._after[key]
+        if not self._before:
+            self._wrapped.close()
+
+    def _around_call(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        hooked = self._hooked_call()
+
+        @functools.wraps(call)
+        def call_module(module: Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the module
+            __tracebackhide__ = True
+            if module._compiled_call_impl is None:
+                return hooked(module, *args, **kwargs)
+            for before in self._before.values():
+                before(module, args)
+            output = None
+            try:
+                output = call(module, *args, **kwargs)
+                return output
+            finally:
+                for after in self._after.values():
+                    after(module, args, kwargs, output)
+
+        return call_module
+
+    def _hooked_call(self) -> Callable[..., Any]:
+        """Return PyTorch's function that calls a module, with our hooks among the global ones."""
+        import torch
+
+        own: Any = torch.nn.Module._call_impl
+        ours = {
+            "_global_forward_pre_hooks": self._before,
+            "_global_forward_hooks": self._after,
+            "_global_forward_hooks_with_kwargs": self._after,
+            "_global_forward_hooks_always_called": self._after,
+        }
+        both = {name: _Both(hooks, own.__globals__[name]) for name, hooks in ours.items()}
+        return FunctionType(own.__code__.replace(), {**own.__globals__, **both}, own.__name__)
+
+
+HOOKS_OF_MODULES: Final = ModuleHooks()
+"""those of this process"""

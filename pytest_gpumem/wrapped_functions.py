@@ -1,0 +1,247 @@
+"""Wrapping PyTorch's own functions so that ``torch.compile`` compiles what it would without.
+
+Guards of compiled code compare PyTorch's functions by their identity and the dictionaries of its
+global hooks by their keys, and Dynamo inlines the hooks. So a function that is replaced, or a hook
+that is registered, puts a graph's inputs into another order, and has everything compiled again in
+the next test. A wrapped function therefore stays the object that it is, and has other code. While
+Dynamo traces, each has its own code again.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import keyword
+import warnings
+from contextlib import ExitStack, contextmanager
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, MutableMapping
+    from types import CodeType, ModuleType
+
+    Around = Callable[[Callable[..., Any]], Callable[..., Any]]
+    """takes a function, and returns one that wraps it"""
+
+TRACER: Final = "torch._dynamo.symbolic_convert"
+"""PyTorch's module with the class that traces"""
+RULES: Final = "torch._dynamo.trace_rules"
+"""PyTorch's module with the folders whose frames are never traced"""
+_TARGET: Final = "the function that is called"
+"""a constant of generated code, in the place of which the function is put"""
+
+
+class WrappedFunctions:
+    """The functions of PyTorch's that are wrapped, and the hooks that are registered."""
+
+    def __init__(self) -> None:
+        self._own: dict[FunctionType, CodeType] = {}
+        """the code of each wrapped function before"""
+        self._around: dict[FunctionType, list[Around]] = {}
+        """what each is wrapped in, the innermost first"""
+        self._hooks: list[tuple[MutableMapping[int, Any], int]] = []
+        """registered hooks: the dictionary and the key of each"""
+        self._lasting: dict[FunctionType, tuple[CodeType, list[Callable[..., Any]]]] = {}
+        """of functions that guards compare by their code: the code while they are wrapped, which is
+        the same ever after, and what it calls"""
+        self._traces = 0
+        """tracers that are at work, one in another"""
+        self._hidden: list[tuple[MutableMapping[int, Any], int, dict[int, Any]]] = []
+        """hooks that are hidden: the dictionary and the key, and what the former had before"""
+
+    def wrap(
+        self, stack: ExitStack, function: FunctionType, around: Around, *, traced: bool = True
+    ) -> None:
+        """Wrap a function until a stack is closed.
+
+        Args:
+            stack: is given the removal.
+            function: of PyTorch's, written in Python.
+            around: takes a function that does what this one did, and returns the one to call.
+            traced: whether Dynamo traces the function where traced code calls it. Where it ends the
+                graph instead, guards compare the function's code.
+        """
+        self._around.setdefault(function, []).append(around)
+        own = self._own.setdefault(function, function.__code__)
+        if not traced and function not in self._lasting:
+            calls: list[Callable[..., Any]] = []
+
+            def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function
+                __tracebackhide__ = True
+                return calls[0](*args, **kwargs)
+
+            self._lasting[function] = code_that_calls(call, own), calls
+        self._renew(function)
+        stack.callback(self._unwrap, function, around)
+
+    def _unwrap(self, function: FunctionType, around: Around) -> None:
+        self._around[function].remove(around)
+        self._renew(function)
+
+    def _renew(self, function: FunctionType) -> None:
+        """Give a function the code that it should have now."""
+        own, layers = self._own[function], self._around[function]
+        if not layers:
+            function.__code__ = own
+            del self._own[function], self._around[function]
+            return
+        if self._traces and function not in self._lasting:
+            return
+        inner: Callable[..., Any] = FunctionType(
+            own, function.__globals__, own.co_name, function.__defaults__, function.__closure__
+        )
+        inner.__kwdefaults__ = function.__kwdefaults__
+        for around in layers:
+            inner = around(inner)
+        if function in self._lasting:
+            function.__code__, calls = self._lasting[function]
+            calls[:] = [inner]
+        else:
+            function.__code__ = code_that_calls(inner, own)
+
+    def hook(self, stack: ExitStack, handle: Any) -> None:  # noqa: ANN401 - PyTorch's RemovableHandle
+        """Hide a registered hook from tracers, and remove it as a stack is closed.
+
+        Args:
+            stack: is given the removal.
+            handle: what the function that registered the hook has returned.
+        """
+        entry = handle.hooks_dict_ref(), handle.id
+        self._hooks.append(entry)
+        stack.callback(handle.remove)
+        stack.callback(self._hooks.remove, entry)
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Let functions have their own code, and take hooks away, within a block."""
+        self._traces += 1
+        if self._traces == 1:
+            self._hide()
+        try:
+            yield
+        finally:
+            self._traces -= 1
+            if self._traces == 0:
+                self._show()
+
+    def _hide(self) -> None:
+        for function, code in self._own.items():
+            if function not in self._lasting:
+                function.__code__ = code
+        for hooks, key in self._hooks:
+            before = dict(hooks)
+            if hooks.pop(key, None) is not None:
+                self._hidden.append((hooks, key, before))
+
+    def _show(self) -> None:
+        for function in list(self._own):
+            self._renew(function)
+        while self._hidden:
+            hooks, key, before = self._hidden.pop()
+            after = dict(hooks)
+            hooks.clear()
+            for other, hook in before.items():  # in their order
+                if other == key or other in after:
+                    hooks[other] = hook
+            hooks.update(after)
+
+
+WRAPPED: Final = WrappedFunctions()
+"""those of this process"""
+
+
+def code_that_calls(target: Callable[..., Any], own: CodeType) -> CodeType:
+    """Return code that hands its arguments to a function, in the place of a function's own code.
+
+    Args:
+        target: is called.
+        own: the code in the place of which it comes: it tells the arguments' names, and what a
+            traceback shows.
+    """
+    code = _code_like(_parameters(own), own.co_freevars)
+    consts = tuple(target if const == _TARGET else const for const in code.co_consts)
+    return code.replace(
+        co_consts=consts,
+        co_filename=own.co_filename,
+        co_name=own.co_name,
+        co_firstlineno=own.co_firstlineno,
+    )
+
+
+def _parameters(code: CodeType) -> tuple[tuple[str, ...], tuple[str, ...], str, str, int]:
+    """Return the names of the parameters of some code.
+
+    Returns:
+        those that have a place, those by name alone, ``*args`` and ``**kwargs`` or "", and how many
+        of the first have no name outside.
+    """
+    names = list(code.co_varnames)
+    placed = [names.pop(0) for _ in range(code.co_argcount)]
+    named = [names.pop(0) for _ in range(code.co_kwonlyargcount)]
+    rest = names.pop(0) if code.co_flags & inspect.CO_VARARGS else ""
+    others = names.pop(0) if code.co_flags & inspect.CO_VARKEYWORDS else ""
+    return tuple(placed), tuple(named), rest, others, code.co_posonlyargcount
+
+
+@functools.cache
+def _code_like(
+    parameters: tuple[tuple[str, ...], tuple[str, ...], str, str, int], free: tuple[str, ...]
+) -> CodeType:
+    """Return code with parameters and free variables of these names, that calls a constant."""
+    placed, named, rest, others, nameless = parameters
+    declared = [*placed[:nameless], *["/"] * bool(nameless), *placed[nameless:]]
+    declared += [f"*{rest}"] if rest else ["*"] * bool(named)
+    declared += [*named, *[f"**{others}"] * bool(others)]
+    handed = [*placed, *[f"*{rest}"] * bool(rest), *(f"{name}={name}" for name in named)]
+    handed += [f"**{others}"] * bool(others)
+    variables = [name for name in free if not keyword.iskeyword(name)]
+    source = [
+        f"def outer({', '.join(variables)}):",
+        f"  def call({', '.join(declared)}):",
+        "    __tracebackhide__ = True",
+        f"    return {_TARGET!r}({', '.join(handed)})",
+        *(f"    {name}" for name in variables),  # never reached: the code has to know the variable
+        "  return call",
+    ]
+    variables_of: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # a string is called, as it seems
+        exec(compile("\n".join(source), __file__, "exec"), variables_of)  # noqa: S102 - written here
+    code: CodeType = variables_of["outer"](*variables).__code__
+    return code
+
+
+class _Hiding:
+    """A tracer's context manager, with wrappers and hooks hidden inside: no frame is added."""
+
+    def __init__(self, inner: Any) -> None:  # noqa: ANN401 - a context manager of PyTorch's
+        self._inner, self._stack = inner, ExitStack()
+
+    def __enter__(self) -> object:
+        self._stack.enter_context(WRAPPED.hidden())
+        return self._stack.enter_context(self._inner)
+
+    def __exit__(self, *error: Any) -> bool:  # noqa: ANN401, PYI036 - handed on
+        return bool(self._stack.__exit__(*error))
+
+
+def hide_while_tracing(module: ModuleType) -> None:
+    """Hide wrappers and hooks from the tracer of a module (TRACER), just imported."""
+    tracer = getattr(module, "InstructionTranslator", None)
+    context = getattr(tracer, "run_ctx_mgr", None)
+    if tracer is None or context is None:
+        return
+
+    @functools.wraps(context)
+    def run_ctx_mgr(self: object) -> _Hiding:
+        return _Hiding(context(self))
+
+    tracer.run_ctx_mgr = run_ctx_mgr
+
+
+def skip_own_frames(module: ModuleType) -> None:
+    """Have frames of this package left alone by the rules of a module (RULES), just imported."""
+    add = getattr(module, "add", None)
+    if add is not None:
+        add(__package__)
