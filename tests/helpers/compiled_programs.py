@@ -6,6 +6,7 @@ import traceback
 from dataclasses import dataclass, field
 
 import torch
+import torch._dynamo
 from torch import nn
 
 WIDTH = 16
