@@ -18,7 +18,7 @@ PACKAGE = str(Path(pytest_gpumem.__file__).parent)
 def measured():
     """A recorded run with values."""
     with recorded():
-        virtual_device().compute_values("auto")
+        virtual_device().values.compute("auto")
         yield
 
 
