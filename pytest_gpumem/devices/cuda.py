@@ -11,12 +11,13 @@ from pytest_gpumem.devices.base import UncertainSizes
 from pytest_gpumem.devices.cuda_start import start_cuda
 from pytest_gpumem.devices.gpu_ledger import GpuLedger, Turn, ledger_folder
 from pytest_gpumem.devices.memory_use import LARGEST_CONTEXT
+from pytest_gpumem.devices.xdist_order import own_instance
 from pytest_gpumem.errors import DeviceError, TooSmallError
 from pytest_gpumem.measurement import DeviceInfo, DeviceKind
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pytest_gpumem.devices.base import Values, Workspace
     from pytest_gpumem.devices.cards import Card
@@ -77,6 +78,8 @@ class CudaDevice:
         self.first = first
         self._count = 1
         self._ledger: GpuLedger | None = None
+        self._used: dict[str, int] = {}
+        """GPUs on which this process has contexts: the identity and the number of each"""
 
     def expected(self) -> None:
         """Return None: a GPU's properties are known to its driver only."""
@@ -161,7 +164,9 @@ class CudaDevice:
             return
         if self._ledger is None:
             self._ledger = GpuLedger(ledger_folder())
-        turn = SharedTurn(self._ledger, self._gpus(), nbytes)
+        gpus = self._gpus()
+        self._used |= gpus
+        turn = SharedTurn(self._ledger, gpus, self._used, nbytes)
         try:
             yield turn
         finally:
@@ -171,6 +176,9 @@ class CudaDevice:
         """Return the identity and the number of each GPU that was opened."""
         import torch
 
+        instance = own_instance()
+        if instance:  # the only one that CUDA shows; its UUID may be that of the whole GPU
+            return {instance: self.first}
         numbers = range(self.first, self.first + self._count)
         gpus = {number: torch.cuda.get_device_properties(number) for number in numbers}
         # Before 2.5 torch gives no UUID: GPUs of one name are one in the ledger then.
@@ -183,18 +191,26 @@ class CudaDevice:
 class SharedTurn(Turn):
     """A test's turn on GPUs that other processes use too, with an entry in the ledger."""
 
-    def __init__(self, ledger: GpuLedger, gpus: dict[str, int], nbytes: int | None) -> None:
+    def __init__(
+        self,
+        ledger: GpuLedger,
+        gpus: Mapping[str, int],
+        used: Mapping[str, int],
+        nbytes: int | None,
+    ) -> None:
         """Wait for it.
 
         Args:
             ledger: of this process.
             gpus: the identity and the number of each GPU.
+            used: the same of all GPUs on which this process has contexts.
             nbytes: the test takes so many of each at most, besides those that the process holds
                 already; None: it is alone.
         """
         super().__init__(nbytes)
         self._ledger = ledger
         self._gpus = gpus
+        self._used = used
         self._enter()
 
     def wait_alone(self) -> None:
@@ -204,8 +220,9 @@ class SharedTurn(Turn):
             self._enter()
 
     def _enter(self) -> None:
-        nbytes = {gpu: held + (self.nbytes or 0) for gpu, held in self._held().items()}
-        self._ledger.enter(nbytes, self._free, alone=self.nbytes is None)
+        held = self._held()
+        nbytes = {gpu: held[gpu] + (self.nbytes or 0) for gpu in self._gpus}
+        self._ledger.enter(nbytes, self._free, alone=self.nbytes is None, held=held)
 
     def end(self) -> None:
         """Let the next test run."""
@@ -219,7 +236,7 @@ class SharedTurn(Turn):
 
         return {
             gpu: LARGEST_CONTEXT + int(torch.cuda.memory_reserved(number))
-            for gpu, number in self._gpus.items()
+            for gpu, number in self._used.items()
         }
 
     def _free(self) -> dict[str, tuple[int, int]]:

@@ -12,7 +12,7 @@ import tempfile
 import time
 import uuid
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,8 +22,11 @@ from filelock import FileLock, Timeout
 from pytest_gpumem.atomic_file import write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+MOST_OVERTAKEN: Final = 8
+"""tests that may begin before one that came earlier and waits for more room: \
+benchmarks/scale/packing.py compares"""
 EVERY_S: Final = 0.05
 """seconds between two looks at the ledger while a test waits, as filelock has it"""
 
@@ -53,6 +56,15 @@ class LedgerEntry:
     """whether its test runs beside no other test on its GPUs"""
     ticket: int = 0
     """the place in the queue: the lower one comes first"""
+    overtaken: int = 0
+    """how many tests have begun on its GPUs that came after it"""
+    held: dict[str, int] = field(default_factory=dict)
+    """bytes that the process holds of GPUs, those of earlier tests too: its contexts"""
+
+    def taken(self, gpu: str) -> int:
+        """Return the bytes of a GPU that no other test can have; a test that waits has none yet."""
+        own = {} if self.state == "waiting" else self.nbytes
+        return own.get(gpu, self.held.get(gpu, 0))
 
     def shares(self, gpus: Sequence[str], *states: str) -> bool:
         """Return whether it is in one of some states on one of some GPUs."""
@@ -64,8 +76,9 @@ def admits(
 ) -> bool:
     """Return whether a test that waits may run now.
 
-    First come, first served: no test overtakes another one on its GPUs, so that a large one does
-    not wait for ever while small ones come and go.
+    A test that fits may overtake those that wait on its GPUs for more room, but each of these only
+    so often: a large test does not wait for ever while small ones come and go. With no overtaking
+    at all, all GPUs of a test of several stand idle until the last of them is free.
 
     Args:
         own: the entry of the test's process.
@@ -73,7 +86,7 @@ def admits(
         free: for each GPU, the bytes that are free now and the bytes that it has.
     """
     gpus = list(own.nbytes)
-    if any(entry.shares(gpus, "waiting") and entry.ticket < own.ticket for entry in entries):
+    if any(entry.overtaken >= MOST_OVERTAKEN for entry in earlier(own, entries)):
         return False
     running = [entry for entry in entries if entry.shares(gpus, "running")]
     if not running:
@@ -83,10 +96,18 @@ def admits(
     for gpu, nbytes in own.nbytes.items():
         unused, total = free[gpu]
         # What is in use besides belongs to processes that know no ledger.
-        taken = max(sum(entry.nbytes.get(gpu, 0) for entry in entries), total - unused)
+        taken = max(sum(entry.taken(gpu) for entry in entries), total - unused)
         if taken + nbytes > total:
             return False
     return True
+
+
+def earlier(own: LedgerEntry, entries: Iterable[LedgerEntry]) -> list[LedgerEntry]:
+    """Return the entries that wait for one of a test's GPUs, and came before it."""
+    gpus = list(own.nbytes)
+    return [
+        entry for entry in entries if entry.shares(gpus, "waiting") and entry.ticket < own.ticket
+    ]
 
 
 class GpuLedger:
@@ -104,6 +125,7 @@ class GpuLedger:
         free: Callable[[], Mapping[str, tuple[int, int]]],
         *,
         alone: bool,
+        held: Mapping[str, int] | None = None,
     ) -> None:
         """Wait until this process's test may run.
 
@@ -111,16 +133,20 @@ class GpuLedger:
             nbytes: the bytes of each GPU that this process may hold while the test runs.
             free: returns the last argument of :func:`admits`.
             alone: whether the test runs beside no other one.
+            held: the bytes of each GPU that this process holds already.
         """
         with self._entries() as entries:
             ticket = 1 + max((entry.ticket for entry in entries), default=0)
-            own = LedgerEntry(self._process, dict(nbytes), "waiting", alone, ticket)
+            holds = dict(held or {})
+            own = LedgerEntry(self._process, dict(nbytes), "waiting", alone, ticket, held=holds)
             self._replace(entries, own)
         try:
             while True:
                 with self._entries() as entries:
                     neighbours = [entry for entry in entries if entry.process != self._process]
                     if admits(own, neighbours, free()):
+                        for entry in earlier(own, neighbours):
+                            entry.overtaken += 1
                         own.state = "running"
                         self._replace(entries, own)
                         return

@@ -6,13 +6,13 @@ take memory of the same device; its driver counts them all.
 
 from __future__ import annotations
 
-import importlib
 import os
 import threading
-import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from pytest_gpumem.devices.nvml import import_nvml
+from pytest_gpumem.devices.xdist_order import own_instance
 from pytest_gpumem.measurement import LEAST_OUTSIDE, DeviceUse
 from pytest_gpumem.sizes import format_size
 
@@ -196,7 +196,7 @@ def _used(info: Any) -> int:  # noqa: ANN401 - NVML's
 
 def watch_gpus(devices: range) -> UseWatch:
     """Return a watch on real GPUs: by NVML where it is installed and knows them."""
-    nvml = _nvml()
+    nvml = import_nvml()
     if nvml is None:
         return MemInfoWatch(devices)
     import torch
@@ -207,23 +207,16 @@ def watch_gpus(devices: range) -> UseWatch:
         return MemInfoWatch(devices)
     try:
         properties = {device: torch.cuda.get_device_properties(device) for device in devices}
+        # A MIG instance has its own name and memory; CUDA may tell the UUID of its whole GPU.
+        instance = own_instance()
         handles = {
-            device: nvml.nvmlDeviceGetHandleByUUID(f"GPU-{gpu.uuid}")
+            device: nvml.nvmlDeviceGetHandleByUUID(instance or f"GPU-{gpu.uuid}")
             for device, gpu in properties.items()
         }
         return NvmlWatch(nvml, handles, devices)
-    except (AttributeError, nvml.NVMLError):  # a MIG instance has another kind of name
+    except (AttributeError, nvml.NVMLError):
         nvml.nvmlShutdown()
         return MemInfoWatch(devices)
-
-
-def _nvml() -> Any:  # noqa: ANN401 - a module without types
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the deprecated package pynvml warns when imported
-        try:
-            return importlib.import_module("pynvml")
-        except ImportError:
-            return None
 
 
 def beside(use: Sequence[DeviceUse], name: str) -> Iterator[str]:

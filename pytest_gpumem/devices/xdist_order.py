@@ -2,7 +2,11 @@
 
 A worker's ``CUDA_VISIBLE_DEVICES`` is rotated: of GPUs 0, 1, 2 worker gw1 sees 1, 2, 0. Its tests'
 ``cuda:0`` is another GPU than the other workers', and a test that asks for several has them all the
-same. Where two workers share a GPU, its lock keeps their steps apart.
+same. Fewer workers than GPUs are spread: of two on eight GPUs gw1 begins with GPU 4, so that tests
+of four GPUs run side by side. Where two workers share a GPU, the ledger keeps their steps apart.
+
+CUDA shows a process one MIG instance, the first of its list ("Multi-Instance GPU User Guide"): of
+several instances each worker gets one of its own.
 """
 
 from __future__ import annotations
@@ -11,14 +15,19 @@ import os
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
 
+from pytest_gpumem.devices.nvml import import_nvml
 from pytest_gpumem.devices.torch_build import torch_is_imported
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping, Sequence
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+WORKERS: Final = "PYTEST_XDIST_WORKER_COUNT"
+MIG: Final = "MIG-"
+"""the beginning of a MIG instance's name in that list"""
 SLOW_S: Final = 60
 """seconds that a driver may take to begin"""
 
@@ -44,16 +53,22 @@ def take_turns(worker: str, environment: MutableMapping[str, str] = os.environ) 
         worker: pytest-xdist's name of it, "gw1".
         environment: the variables with the list, which is changed in place.
     """
-    number = re.search(r"\d+", worker)
-    several = "," in environment.get(VISIBLE, ",")  # where it is unset, all GPUs are visible
-    if number is None or torch_is_imported() or not several:
+    digits = re.search(r"\d+", worker)
+    visible = environment.get(VISIBLE)
+    several = visible is None or "," in visible  # where it is unset, all GPUs are visible
+    if digits is None or torch_is_imported() or not several:
         return
-    turned = turn(environment.get(VISIBLE), names(environment), int(number[0]))
+    number, workers = int(digits[0]), int(environment.get(WORKERS) or 0)
+    instances = mig_instances(visible)
+    if instances:
+        environment[VISIBLE] = instances[number % len(instances)]
+        return
+    turned = turn(visible, names(environment), number, workers)
     if turned is not None:
         environment[VISIBLE] = turned
 
 
-def turn(visible: str | None, gpus: Sequence[str], by: int) -> str | None:
+def turn(visible: str | None, gpus: Sequence[str], number: int, workers: int = 0) -> str | None:
     """Return the list of visible GPUs with another one first, None where there is none.
 
     GPUs of another name than the first's keep their places: baselines are of a GPU's name, and
@@ -62,7 +77,8 @@ def turn(visible: str | None, gpus: Sequence[str], by: int) -> str | None:
     Args:
         visible: ``CUDA_VISIBLE_DEVICES``: numbers, UUIDs or names of MIG instances; None: all.
         gpus: the name of each that CUDA sees with that.
-        by: how many places.
+        number: the worker's.
+        workers: how many there are; 0 where that is not known.
     """
     entries = list(map(str, range(len(gpus)))) if visible is None else visible.split(",")
     entries = [entry.strip() for entry in entries][: len(gpus)]  # CUDA stops at an invalid entry
@@ -71,9 +87,63 @@ def turn(visible: str | None, gpus: Sequence[str], by: int) -> str | None:
     alike = [i for i, name in enumerate(gpus) if name == gpus[0]]
     if len(alike) < 2:  # noqa: PLR2004 - one alone has no other place
         return None
+    by = number * len(alike) // workers if 0 < workers < len(alike) else number
     by %= len(alike)
     order = dict(zip(alike, alike[by:] + alike[:by], strict=True))
     return ",".join(entries[order.get(i, i)] for i in range(len(entries)))
+
+
+def mig_instances(visible: str | None) -> list[str]:
+    """Return the MIG instances that workers share out, those of the first one's name.
+
+    Args:
+        visible: ``CUDA_VISIBLE_DEVICES``; None: all of the machine, where each of its GPUs is
+            divided into instances.
+
+    Returns:
+        their UUIDs; none where GPUs are visible as a whole, or NVML (nvidia-ml-py) is missing.
+    """
+    entries = None if visible is None else [entry.strip() for entry in visible.split(",")]
+    if entries is not None and not all(entry.startswith(MIG) for entry in entries):
+        return []
+    nvml = import_nvml()
+    if nvml is None:
+        return []
+    try:
+        nvml.nvmlInit()
+        try:
+            handles = _all_instances(nvml) if entries is None else _by_name(nvml, entries)
+            named = [(nvml.nvmlDeviceGetName(it), nvml.nvmlDeviceGetUUID(it)) for it in handles]
+        finally:
+            nvml.nvmlShutdown()
+    except nvml.NVMLError:
+        return []
+    return [uuid for name, uuid in named if name == named[0][0]]
+
+
+def _by_name(nvml: Any, entries: Sequence[str]) -> list[Any]:  # noqa: ANN401 - a module without types
+    return [nvml.nvmlDeviceGetHandleByUUID(entry) for entry in entries]
+
+
+def _all_instances(nvml: Any) -> list[Any]:  # noqa: ANN401 - a module without types
+    """Return all MIG instances; none where a GPU is not divided."""
+    instances = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+        current, _pending = nvml.nvmlDeviceGetMigMode(gpu)
+        if current != nvml.NVML_DEVICE_MIG_ENABLE:
+            return []
+        for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+            # Places may be empty.
+            with suppress(nvml.NVMLError_NotFound):
+                instances.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, place))
+    return instances
+
+
+def own_instance(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the MIG instance that this process sees; "" where it sees whole GPUs."""
+    first = environment.get(VISIBLE, "").partition(",")[0].strip()
+    return first if first.startswith(MIG) else ""
 
 
 def names(environment: Mapping[str, str]) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 from helpers.virtual_gpu import start_python
 
 from pytest_gpumem.devices import gpu_ledger
-from pytest_gpumem.devices.gpu_ledger import GpuLedger, LedgerEntry, admits
+from pytest_gpumem.devices.gpu_ledger import MOST_OVERTAKEN, GpuLedger, LedgerEntry, admits
 
 FREE = {"A": (80, 80), "B": (80, 80)}
 
@@ -18,6 +18,13 @@ def waiting(nbytes, *, alone=False, ticket=9):
 
 def neighbour(nbytes, state="running", *, alone=False, ticket=1):
     return LedgerEntry("neighbour", nbytes, state, alone, ticket)
+
+
+def overtaken(nbytes, times):
+    return LedgerEntry("neighbour", nbytes, "waiting", alone=False, ticket=8, overtaken=times)
+
+
+HOLDS = LedgerEntry("runs on B", {"B": 80}, "running", alone=False, held={"A": 49, "B": 1})
 
 
 @pytest.mark.parametrize(
@@ -38,8 +45,16 @@ def neighbour(nbytes, state="running", *, alone=False, ticket=1):
         (waiting({"A": 99}), [neighbour({"A": 9}, "idle")], FREE, True),
         # memory of a process without an entry
         (waiting({"A": 30}), [neighbour({"A": 20})], {"A": (29, 80)}, False),
-        # first come, first served: a small one does not overtake
-        (waiting({"A": 1}), [neighbour({"A": 80}, "waiting", ticket=8)], FREE, False),
+        # what another test waits for is not taken yet, and a small one may overtake it, ...
+        (waiting({"A": 1}), [neighbour({"A": 80}, "waiting", ticket=8)], FREE, True),
+        # ... but not for ever
+        (waiting({"A": 1}), [overtaken({"A": 80}, MOST_OVERTAKEN - 1)], FREE, True),
+        (waiting({"A": 1}), [overtaken({"A": 80}, MOST_OVERTAKEN)], FREE, False),
+        (waiting({"A": 1}), [overtaken({"B": 80}, MOST_OVERTAKEN)], FREE, True),
+        (waiting({"A": 1}, ticket=7), [overtaken({"A": 80}, MOST_OVERTAKEN)], FREE, True),
+        # what a process holds of a GPU counts, whichever its test waits for or runs on
+        (waiting({"A": 30}), [HOLDS, neighbour({"A": 1})], FREE, True),
+        (waiting({"A": 31}), [HOLDS, neighbour({"A": 1})], FREE, False),
         (waiting({"A": 1}), [neighbour({"A": 80}, "waiting", ticket=10)], FREE, True),
         (waiting({"A": 1}), [neighbour({"B": 80}, "waiting", ticket=8)], FREE, True),
     ],
@@ -87,6 +102,30 @@ def test_one_that_waits_is_next_when_the_other_leaves(tmp_path, monkeypatch):
         "idle": 0,
         "running": 60,
     }
+
+
+def test_a_test_that_is_overtaken_often_enough_is_next(tmp_path, monkeypatch):
+    """A large one waits for all of the GPU; at each of its looks a small one comes and begins."""
+    small = GpuLedger(tmp_path)
+    small.enter({"A": 1}, lambda: FREE, alone=False)
+    begun = []
+
+    def come_and_go(_seconds):
+        if len(begun) < MOST_OVERTAKEN:
+            another = GpuLedger(tmp_path)
+            begun.append(another)
+            another.enter({"A": 1}, lambda: FREE, alone=False)
+            return
+        (large,) = (entry for entry in entries(tmp_path) if entry.state == "waiting")
+        assert large.overtaken == MOST_OVERTAKEN
+        late = LedgerEntry("late", {"A": 1}, "waiting", alone=False, ticket=large.ticket + 1)
+        assert not admits(late, entries(tmp_path), FREE)
+        for ledger in (small, *begun):
+            ledger.leave({"A": 0})
+
+    monkeypatch.setattr(gpu_ledger.time, "sleep", come_and_go)
+    GpuLedger(tmp_path).enter({"A": 80}, lambda: FREE, alone=True)
+    assert len(begun) == MOST_OVERTAKEN
 
 
 def test_an_interrupted_wait_leaves_the_queue(tmp_path, monkeypatch):

@@ -132,7 +132,7 @@ def test_nvml_is_asked_all_the_while_by_a_thread_that_ends(gpu, monkeypatch):
 
 @pytest.fixture
 def without_nvml(monkeypatch):
-    monkeypatch.setattr(memory_use, "_nvml", lambda: None)
+    monkeypatch.setattr(memory_use, "import_nvml", lambda: None)
 
 
 def test_without_nvml_cudas_figure_is_read_at_the_ends(gpu, without_nvml):
@@ -196,7 +196,7 @@ ME = os.getpid()
 )
 def test_a_device_that_others_use_is_said_to_be_shared(gpu, monkeypatch, processes, note):
     nvml = Nvml(processes=processes)
-    monkeypatch.setattr(memory_use, "_nvml", lambda: nvml)
+    monkeypatch.setattr(memory_use, "import_nvml", lambda: nvml)
     device = CudaDevice()
     measurement = measured(device, device.open(None, 1), lambda: empty(20))
     assert measurement.note_texts == ((f"NVIDIA L4 is shared: {note}",) if note else ())
@@ -212,7 +212,7 @@ def fail(*_):
 def test_nvml_that_does_not_know_the_gpu_is_done_without(gpu, monkeypatch, name):
     nvml = Nvml(processes=[])
     setattr(nvml, name, fail)
-    monkeypatch.setattr(memory_use, "_nvml", lambda: nvml)
+    monkeypatch.setattr(memory_use, "import_nvml", lambda: nvml)
     assert isinstance(watch_gpus(range(1)), MemInfoWatch)
     assert nvml.open == 0
 

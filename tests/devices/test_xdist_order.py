@@ -1,5 +1,7 @@
 """Each of pytest-xdist's workers has another GPU first, and all GPUs that there are."""
 
+# ruff: noqa: N802, N818 - the names of NVML's functions
+
 import json
 import os
 import subprocess
@@ -12,12 +14,13 @@ from helpers.virtual_gpu import opened
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpumem.devices import xdist_order
+from pytest_gpumem.devices import memory_use, xdist_order
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.cuda import CudaDevice
 from pytest_gpumem.devices.gpu_ledger import ledger_folder
+from pytest_gpumem.devices.memory_use import watch_gpus
 from pytest_gpumem.devices.select import choose
-from pytest_gpumem.devices.xdist_order import names, take_turns, turn
+from pytest_gpumem.devices.xdist_order import mig_instances, names, take_turns, turn
 
 FOUR = ["A100"] * 4
 UUIDS = "GPU-8932f937, GPU-c2f7,GPU-1b"
@@ -48,6 +51,134 @@ MIXED = ["A100", "T4", "A100", "T4"]
 def test_the_list_of_gpus_is_turned_by_the_workers_number(visible, gpus, by, turned):
     """Where CUDA sees fewer than the list names, the rest of that is not to be seen."""
     assert turn(visible, gpus, by) == turned
+
+
+@pytest.mark.parametrize(
+    ("workers", "firsts"),
+    [(2, "04"), (3, "025"), (4, "0246"), (7, "0123456"), (8, "01234567"), (9, "012345670")],
+)
+def test_fewer_workers_than_gpus_are_spread(workers, firsts):
+    """So that their tests of several GPUs run side by side."""
+    orders = [turn(None, ["T4"] * 8, number, workers).split(",") for number in range(workers)]
+    assert "".join(order[0] for order in orders) == firsts
+    assert all(sorted(order) == list("01234567") for order in orders)
+    environment = {"PYTEST_XDIST_WORKER_COUNT": "2"}
+    with (
+        patch.object(xdist_order, "torch_is_imported", lambda: False),
+        patch.object(xdist_order, "names", lambda _environment: ["T4"] * 8),
+        patch.object(xdist_order, "import_nvml", lambda: None),
+    ):
+        take_turns("gw1", environment)
+    assert environment["CUDA_VISIBLE_DEVICES"] == "4,5,6,7,0,1,2,3"
+
+
+class Nvml:
+    """The functions of nvidia-ml-py that list MIG instances: of each GPU a list of (name, UUID)."""
+
+    NVML_DEVICE_MIG_ENABLE = 1
+
+    class NVMLError(Exception):
+        pass
+
+    class NVMLError_NotFound(NVMLError):  # noqa: N801 - as there
+        pass
+
+    def __init__(self, *gpus):
+        self.gpus = gpus
+        self.open = 0
+
+    def nvmlInit(self):
+        self.open += 1
+
+    def nvmlShutdown(self):
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self):
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return self.gpus[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        found = [it for gpu in self.gpus for it in gpu or () if it and it[1] == uuid]
+        if not found:
+            raise self.NVMLError_NotFound
+        return found[0]
+
+    def nvmlDeviceGetMigMode(self, gpu):
+        if gpu is None:
+            raise self.NVMLError  # a GPU that knows no MIG
+        return int(bool(gpu)), 0
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, _gpu):
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu, place):
+        if place >= len(gpu) or gpu[place] is None:
+            raise self.NVMLError_NotFound
+        return gpu[place]
+
+    def nvmlDeviceGetName(self, instance):
+        return instance[0]
+
+    def nvmlDeviceGetUUID(self, instance):
+        return instance[1]
+
+
+SMALL, LARGE = "NVIDIA A100 MIG 1g.5gb", "NVIDIA A100 MIG 3g.20gb"
+DIVIDED = ((SMALL, "MIG-a"), None, (LARGE, "MIG-b"), (SMALL, "MIG-c"))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "instances"),
+    [
+        ([DIVIDED, ((SMALL, "MIG-d"),)], None, ["MIG-a", "MIG-c", "MIG-d"]),
+        ([DIVIDED], "MIG-c, MIG-b,MIG-a", ["MIG-c", "MIG-a"]),
+        ([DIVIDED], "MIG-c,MIG-gone", []),
+        ([DIVIDED], "0,1", []),
+        ([DIVIDED, ()], None, []),  # one of the GPUs is whole
+        ([None], None, []),
+        ([], None, []),
+    ],
+)
+def test_each_worker_gets_a_mig_instance_of_its_own(monkeypatch, gpus, visible, instances):
+    """CUDA shows a process the first of its list alone; baselines are of an instance's name."""
+    nvml = Nvml(*gpus)
+    monkeypatch.setattr(xdist_order, "import_nvml", lambda: nvml)
+    monkeypatch.setattr(xdist_order, "torch_is_imported", lambda: False)
+    monkeypatch.setattr(xdist_order, "names", lambda _environment: ["A100"])
+    assert mig_instances(visible) == instances
+    given_ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    for number in range(5):
+        environment = dict(given_)
+        take_turns(f"gw{number}", environment)
+        own = instances[number % len(instances)] if instances else visible
+        assert environment.get("CUDA_VISIBLE_DEVICES") == own
+    assert nvml.open == 0
+
+
+def test_without_nvml_a_list_of_mig_instances_stays_as_it_is(monkeypatch):
+    monkeypatch.setattr(xdist_order, "import_nvml", lambda: None)
+    assert mig_instances("MIG-a,MIG-b") == []
+
+
+def test_mig_instances_of_one_gpu_are_devices_of_their_own(monkeypatch, tmp_path):
+    """In the ledger, and for NVML, whichever UUID CUDA tells of them."""
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    asked = []
+    nvml = Nvml(DIVIDED)
+    monkeypatch.setattr(nvml, "nvmlDeviceGetHandleByUUID", asked.append)
+    monkeypatch.setattr(memory_use, "import_nvml", lambda: nvml)
+    with opened("T4"):
+        device = CudaDevice(shared=True)
+        device.open(None, 1)
+        for name in ("MIG-a", "MIG-c"):
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", name)
+            with device.turn(None):
+                (entry,) = json.loads((ledger_folder() / "ledger.json").read_text())
+                assert list(entry["nbytes"]) == [name]
+            watch_gpus(range(1))
+    assert asked == ["MIG-a", "MIG-c"]
 
 
 @given(st.lists(st.sampled_from(["A100", "T4"]), max_size=9), st.integers(0, 99))
