@@ -27,6 +27,8 @@ from pathlib import Path
 from tabulate import tabulate
 
 from benchmarks.harness import ROOT, line, publish
+from pytest_gpumem.devices.cards import CARDS
+from pytest_gpumem.devices.virtual.device import VirtualDevice
 
 sys.path.insert(0, str(ROOT / "tests"))
 from helpers.packing import GPUS, MEMORY, figures, lower_bound, made_up, suite, wall_time
@@ -63,6 +65,7 @@ def sessions(number: int, workers: int) -> list[str]:
     Raises:
         RuntimeError: a session failed.
     """
+    VirtualDevice.load(CARDS["H100"])
     with tempfile.TemporaryDirectory() as name, opened("H100", GPUS):
         folder = Path(name)
         (folder / "test_suite.py").write_text(suite(number), encoding="utf-8")
