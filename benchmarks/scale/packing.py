@@ -9,7 +9,7 @@ alone on its GPUs. At each moment no GPU may be taken beyond its memory.
 
 The lower bound is the largest of three: all tests' bytes times seconds over those of eight GPUs,
 where a test that is alone counts with whole GPUs; all seconds over the workers; the longest test.
-"Not spread": worker 1 begins with GPU 1, worker 2 with GPU 2, however few they are.
+"Each from the next GPU on": worker 1 begins with GPU 1, worker 2 with GPU 2, however few they are.
 
 With ``--sessions`` the figures of a suite are compared: in one process with eight virtual GPUs, and
 in workers of pytest-xdist that find the virtual GPU as a real one, with packing.

@@ -165,7 +165,7 @@ def test_the_jobs_of_gitlab_make_one_report(place):
 
 def test_slurms_tasks_are_shards(place):
     (command,) = re.findall(r"srun --ntasks=8 bash -c '(.*?)'", read(PAGE))
-    assert place.sh(command, SLURM_PROCID="7").ret == 0
+    assert place.sh(command, SLURM_PROCID="7", SLURM_NTASKS="8").ret == 0
     (origin,) = read_report(place.folder / "gpumem-7.json").report.origins
     assert (origin.shard.index, origin.shard.count) == (8, 8)
 

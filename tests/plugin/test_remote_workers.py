@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from helpers.pages import table
 from helpers.warm import warm_python
 
 from pytest_gpumem.report.json_report import read_report
+from pytest_gpumem.sizes import MIB
 
 pytest.importorskip("xdist")
 
@@ -54,6 +57,25 @@ def test_each_worker_has_a_card_of_its_own(suite):
     results = read_report(suite.path / "r.json").results
     assert len(results) == 6
     assert {it.verdict.kind for it in results} == {"within"}
+
+
+def test_each_worker_compares_with_the_baselines_of_its_own_checkout(suite):
+    """As on two machines, one of which has checked out a commit with other baselines."""
+    suite.write("pytest.ini", "[pytest]")
+    assert suite.run_warm(UPDATE, source=THREE).ret == 0
+    other = suite.path.parent / "other"
+    shutil.copytree(suite.path, other)
+    (path,) = other.glob("**/virtual-H100/test_it.json")
+    path.write_text(path.read_text().replace(f"{22 * MIB}", f"{11 * MIB}"))
+    session = suite.run_warm(
+        *remote(f"chdir={other}"), "--dist=load", "--gpumem-json=r.json", "--gpumem-attribution=off"
+    )
+    assert session.ret == 1
+    results = {it.nodeid: it for it in read_report(suite.path / "r.json").results}
+    assert {name: str(it.verdict.kind) for name, it in results.items()} == {
+        name: "regressed" if "[0]" in name else "within" for name in ALL
+    }
+    assert not (other / "r.json").exists()  # results are the controller's
 
 
 def test_two_figures_of_one_device_are_told_and_not_recorded(suite):
