@@ -51,7 +51,7 @@ class NoteKind(str, Enum):
     WORKSPACES = "workspaces", Severity.FIGURE
     """workspaces of a library, of sizes that are not known"""
     COMPILATION = "compilation", Severity.FIGURE
-    """what ``torch.compile`` picks by time on a GPU"""
+    """code of ``torch.compile``: what is picked by time on a GPU, and figures that are less sure"""
     TORCH = "torch", Severity.FIGURE
     """a torch that this version was not compared with"""
     FRESH_OPTIMIZER = "fresh optimizer", Severity.FIGURE

@@ -33,6 +33,7 @@ from pytest_gpumem.devices.torch_build import installed_torch, torch_is_imported
 from pytest_gpumem.devices.torch_import import IMPORTS
 from pytest_gpumem.devices.virtual import compiled_numbers, native
 from pytest_gpumem.devices.virtual.account_watch import AccountWatch
+from pytest_gpumem.devices.virtual.compiled_code import OUTPUT, CompiledCode
 from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_timed_plans
 from pytest_gpumem.devices.virtual.environment import adapted
 from pytest_gpumem.devices.virtual.library import CAPACITIES, NativeLibrary
@@ -157,6 +158,7 @@ class VirtualDevice:
         self.values = VirtualValues(library)
         self.workspaces = VirtualWorkspaces(library)
         self._max_autotune = MaxAutotuneSwitch()
+        self._compiled_code = CompiledCode()
         self._stack = ExitStack()
 
     @classmethod
@@ -198,6 +200,7 @@ class VirtualDevice:
         atexit.register(device._let_threads_end)
         IMPORTS.call_after("torch", device._imported)
         IMPORTS.call_after(MODULE, device._max_autotune.install)
+        IMPORTS.call_after(OUTPUT, device._compiled_code.install)
         hide_from_compiler()
         IMPORTS.call_after(compiled_numbers.MODULE, compiled_numbers.trace_numbers)
         install_hooks()
@@ -316,6 +319,7 @@ class VirtualDevice:
         self.workspaces.take("usual")
         self.workspaces.begin()
         self._max_autotune.begin()
+        self._compiled_code.begin()
         self._library.forget_managed_peak()
         self._stack.enter_context(self.values.running())
         return _info(card)
@@ -447,6 +451,7 @@ class VirtualDevice:
             *self.values.notes(root),
             *self.workspaces.notes(),
             *notes_of(NoteKind.COMPILATION, self._max_autotune.notes()),
+            *notes_of(NoteKind.COMPILATION, self._compiled_code.notes()),
             *notes_of(NoteKind.TORCH, filter(None, [self._unanswered])),
         ]
         managed = self._library.managed().peak_bytes

@@ -6,6 +6,7 @@ import types
 import pytest
 from helpers.virtual_gpu import child, opened
 
+from pytest_gpumem.devices.virtual.compiled_code import LESS_SURE
 from pytest_gpumem.devices.virtual.max_autotune import LEFT_OUT, MISSING, MODULE, MaxAutotuneSwitch
 
 COMPILE = """
@@ -31,8 +32,13 @@ figures = []
 for _ in range(2):
     torch.compiler.reset()
     with pytest_gpumem.measure() as m:
-        torch.compile(step, mode="max-autotune-no-cudagraphs")(batch)
+        compiled = torch.compile(step, mode="max-autotune-no-cudagraphs")
+        compiled(batch)
     figures.append([kernels(), m.peak_allocated, m.peak_reserved, list(m.measurement.note_texts)])
+for run in (compiled, step):
+    with pytest_gpumem.measure() as m:
+        run(batch)
+    figures.append(list(m.measurement.note_texts))
 os.write(1, json.dumps(figures).encode())
 """
 
@@ -40,10 +46,12 @@ os.write(1, json.dumps(figures).encode())
 def test_max_autotune_compiles_one_kernel_and_has_the_same_figures_again(tmp_path):
     """The first time without a cache, the second time with one."""
     folders = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    first, second = json.loads(child(COMPILE, warm=True, **folders))
+    first, second, again, eager = json.loads(child(COMPILE, warm=True, **folders))
     assert first == second
     assert first[0] == 1  # the kernel after the matrix product
-    assert first[3] == [LEFT_OUT]
+    assert first[3] == [LEFT_OUT, LESS_SURE]
+    assert again == [LESS_SURE]  # it was compiled in an earlier run
+    assert eager == []
 
 
 @pytest.fixture
