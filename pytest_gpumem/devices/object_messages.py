@@ -183,7 +183,8 @@ def refuse_objects(stack: ExitStack, distributed: Any) -> None:  # noqa: ANN401 
             "torch.distributed.recv_object_list",
             "it receives objects of another rank, and this rank is alone",
             "where a PipelineStage asks, give it input_args= and output_args=, from which it has "
-            "its shapes; or run all ranks as processes: gpumem run torchrun ...",
+            "its shapes (not with torch 2.13 and 2.14, whose stages vote on that); or run all "
+            "ranks as processes: gpumem run torchrun ...",
         )
 
     for module in (distributed, distributed.distributed_c10d):

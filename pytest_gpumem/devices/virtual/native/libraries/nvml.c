@@ -158,7 +158,25 @@ GM_API int nvmlSystemGetDriverVersion(char *out, unsigned length) {
     return GM_SUCCESS;
 }
 
-/* There is no NVLink and no fabric here; PyTorch asks and copes. */
+/* nvmlGpuFabricInfo_v2_t and later versions; of the state 0 is "not supported". */
+struct fabric_info {
+    unsigned version; /* the version in the highest byte, the size in the others */
+    unsigned char cluster_uuid[16];
+    int status;
+    unsigned clique;
+    unsigned char state;
+};
+enum { LARGEST_FABRIC_INFO = 256 }; /* bytes; a caller that sets no version has any number there */
+
+/* Such a device has no fabric. PyTorch 2.13 takes any other answer for an error, wherever segments are expandable. */
+GM_API int nvmlDeviceGetGpuFabricInfoV(void *device, struct fabric_info *out) {
+    (void)device;
+    size_t size = out->version & 0xffffff;
+    if (size < sizeof *out || size > LARGEST_FABRIC_INFO) return NVML_INVALID;
+    memset((char *)out + sizeof out->version, 0, size - sizeof out->version);
+    return GM_SUCCESS;
+}
+
+/* There is no NVLink here; PyTorch asks and copes. */
 GM_API int nvmlDeviceGetNvLinkRemoteDeviceType(void) { return NVML_NOT_SUPPORTED; }
 GM_API int nvmlDeviceGetNvLinkRemotePciInfo_v2(void) { return NVML_NOT_SUPPORTED; }
-GM_API int nvmlDeviceGetGpuFabricInfoV(void) { return NVML_NOT_SUPPORTED; }
