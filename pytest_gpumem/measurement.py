@@ -97,6 +97,10 @@ class OutOfMemory:
     """which of the test's devices ran out"""
     needed: Peak | None = None
     """the peak of the same step run again without the cap; None: that was not possible"""
+    path: str = ""
+    """the file of that line; "" where it is unknown, and of a report of an older version"""
+    line: int = 0
+    """its number, from 1"""
 
 
 Category = Literal[

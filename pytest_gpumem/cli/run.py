@@ -159,7 +159,7 @@ def measure_program(
         if cause is not None:
             refusal = WATCH.last(cause)
             held = refusal.held or Peak(0, 0)
-            where = site_of(cause.__traceback__, Path.cwd())
+            where = str(site_of(cause.__traceback__, Path.cwd()))
             shortage = OutOfMemory(
                 refusal.requested, held.allocated, held.reserved, where, refusal.device
             )

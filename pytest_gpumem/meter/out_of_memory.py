@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.meter.allocator import current
@@ -110,16 +110,32 @@ def find_out_of_memory(
     return None
 
 
-def site_of(traceback: TracebackType | None, root: Path) -> str:
-    """Return the user's line in a traceback: "examples/test_mlp.py:31 in step"; "" where none is.
+class UserLine(NamedTuple):
+    """A line of the user's code; as text "examples/test_mlp.py:31 in step", or "" of none."""
 
-    It is the deepest frame outside of torch, pytest and this package.
+    path: str = ""
+    """from the project's folder where it lies in it"""
+    line: int = 0
+    """from 1"""
+    function: str = ""
+
+    def __str__(self) -> str:
+        """Return the line as reports name it."""
+        return f"{self.path}:{self.line} in {self.function}" if self.path else ""
+
+
+def site_of(traceback: TracebackType | None, root: Path) -> UserLine:
+    """Return the user's line in a traceback: the deepest outside of torch, pytest and this package.
+
+    Args:
+        traceback: of an error.
+        root: the project's folder.
     """
-    site = ""
+    site = UserLine()
     while traceback is not None:
         code = traceback.tb_frame.f_code
         if is_users(code.co_filename):
             path = shown_path(code.co_filename, root)
-            site = f"{path}:{traceback.tb_lineno} in {code.co_name}"
+            site = UserLine(path, traceback.tb_lineno, code.co_name)
         traceback = traceback.tb_next
     return site

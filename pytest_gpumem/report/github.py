@@ -9,7 +9,6 @@ The form is that of "Workflow commands for GitHub Actions" in GitHub's documenta
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -31,8 +30,6 @@ _LONGEST: Final = 4000
 """characters of a message"""
 MOST_NAMES: Final = 10
 """tests that a cause's message names"""
-_PLACE: Final = re.compile(r"(.+?):(\d+)(?: in .*)?", re.DOTALL)
-"""a line as :class:`~pytest_gpumem.measurement.OutOfMemory` has it"""
 
 
 def error_lines(results: Iterable[Result], *, root: Path, workspace: Path) -> Iterator[str]:
@@ -98,10 +95,9 @@ def line_at_fault(result: Result) -> tuple[str, int, str] | None:
         for line in held_lines
     ]
     if oom is not None:
-        match = _PLACE.fullmatch(oom.site)
         requested = f" of {format_size(oom.requested)}" if oom.requested else ""
         words = "; ".join([f"out of memory: a request{requested}", *keepers])
-        return (match[1], int(match[2]), words) if match else None
+        return (oom.path, oom.line, words) if oom.path else None
     stayed = measurement.stayed if measurement else None
     if result.verdict.kind is Kind.LEAKED and stayed is not None and stayed.sites:
         site = stayed.sites[0]

@@ -81,6 +81,8 @@ class OutOfMemoryJson(Strict, frozen=True):
     site: str
     device_index: Count
     needed: PeakJson | None
+    path: str = ""
+    line: Count = 0
 
 
 class OfLineJson(Strict, frozen=True):

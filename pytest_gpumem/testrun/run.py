@@ -385,12 +385,15 @@ class Run:
         first = self.meter.devices[0]
         device = min(max(refusal.device - first, 0), self.spec.devices - 1)
         held = refusal.held or self.meter.counted()[device]
+        site = site_of(error.__traceback__, self.root)
         return OutOfMemory(
             requested=refusal.requested,
             allocated=held.allocated,
             reserved=held.reserved,
-            site=site_of(error.__traceback__, self.root),
+            site=str(site),
             device_index=device,
+            path=site.path,
+            line=site.line,
         )
 
     def short_measurement(

@@ -10,25 +10,12 @@ from pathlib import Path
 
 import pytest
 from helpers.git import commit, git
+from helpers.split import SPLIT
 
 from pytest_gpumem.cli import main
 from pytest_gpumem.report.json_report import read_report
 
 SHARDS = 8
-SPLIT = """
-def pytest_addoption(parser):
-    # The options of pytest-split, which shares the tests out by their times.
-    parser.addoption("--splits", type=int)
-    parser.addoption("--group", type=int)
-
-
-def pytest_collection_modifyitems(config, items):
-    number, group = config.getoption("splits"), config.getoption("group")
-    if number:
-        kept = [item for index, item in enumerate(items) if index % number == group - 1]
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = kept
-"""
 MODEL = """
 import pytest, torch
 

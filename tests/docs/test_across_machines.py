@@ -12,6 +12,7 @@ import shutil
 import pytest
 from helpers.pages import Place, files, read, table
 from helpers.paths import ROOT
+from helpers.split import SPLIT
 
 from pytest_gpumem.cli import main
 from pytest_gpumem.report.json_report import read_report
@@ -20,19 +21,6 @@ yaml = pytest.importorskip("yaml")
 
 PAGE = "how-to/across-machines.md"
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
-SPLIT = """
-def pytest_addoption(parser):
-    parser.addoption("--splits", type=int)
-    parser.addoption("--group", type=int)
-
-
-def pytest_collection_modifyitems(config, items):
-    number, group = config.getoption("splits"), config.getoption("group")
-    if number:
-        kept = [item for index, item in enumerate(items) if index % number == group - 1]
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = kept
-"""
 TEST = """
 import pytest
 import torch

@@ -135,7 +135,7 @@ def test_failures_of_one_line_are_one_annotation_there(project):
 
 def test_an_out_of_memory_and_a_leak_are_annotated_where_they_asked_for_memory(project):
     oom = next(it for it in sample().results if it.verdict.kind is Kind.OUT_OF_MEMORY)
-    short = replace(oom.measurement.out_of_memory, site="src/model.py:31 in step")
+    short = replace(oom.measurement.out_of_memory, path="src/model.py", line=31)
     oom = replace(oom, measurement=replace(oom.measurement, out_of_memory=short))
     site = Site("src/model.py", 7, "f", "CACHE.append(x)", "", "activations", 3 * MIB, 3)
     stayed = Stayed(0, 3 * MIB, (site,), (Holder("global variable CACHE", 3 * MIB, 3),))
@@ -163,7 +163,7 @@ def over(kind):
 def test_what_keeps_the_largest_lines_is_annotated_where_a_limit_was_met(project):
     """An out of memory is annotated where it asked for more."""
     oom, over_budget = over(Kind.OUT_OF_MEMORY), over(Kind.OVER_BUDGET)
-    short = replace(oom.measurement.out_of_memory, site="src/model.py:31 in step")
+    short = replace(oom.measurement.out_of_memory, path="src/model.py", line=31)
     oom = replace(oom, measurement=replace(oom.measurement, out_of_memory=short))
     kept = (
         r"\d+\.\d\d MiB of activations of src/model.py:88 \(Attention.forward\) kept by local "
