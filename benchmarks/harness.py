@@ -12,10 +12,12 @@ import platform
 import signal
 import statistics
 import subprocess
+import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -159,6 +161,33 @@ def ask(
         env={**os.environ, **environment, "PYTHONPATH": places},
     )
     return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+class Session(NamedTuple):
+    """A session of pytest: what it printed, and seconds on the clock and of the processor."""
+
+    status: int
+    output: str
+    wall: float
+    cpu: float
+
+
+def session(
+    folder: Path | str, *options: str, environment: dict[str, str] | None = None
+) -> Session:
+    """Run pytest in a folder, in a process of its own."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
+    clock = Clock()
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
+        _, ended, usage = os.wait4(process.pid, 0)
+        wall, _ = clock.read()
+        process.returncode = os.waitstatus_to_exitcode(ended)
+        output.seek(0)
+        text = output.read().decode()
+    return Session(process.returncode, text, wall, usage.ru_utime + usage.ru_stime)
 
 
 def forked(work: Callable[..., Iterable[Any]], *arguments: object) -> Iterator[Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-MIB = 2**20
+from benchmarks.harness import MIB, table
 
 
 def load(path: str) -> dict:
@@ -65,7 +65,7 @@ def main() -> None:
         f"{figure} {what}" for figure in ("alloc.", "res.") for what in ("median", "p95", "worst")
     ]
     print("\nRelative error in per cent")
-    print(tabulate(rows, ["family", "steps", *heads], disable_numparse=True, stralign="right"))
+    print(table(rows, ["family", "steps", *heads], "r"))
     steps = [
         [
             name,

@@ -22,9 +22,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tabulate import tabulate
-
-from benchmarks.harness import RESULTS, ROOT, line, publish
+from benchmarks.harness import RESULTS, ROOT, line, publish, table
 
 CARD = "H200"
 STEPS = (
@@ -128,8 +126,8 @@ def main() -> None:
         tables = {first_cell.search(table)[0]: table.rstrip() for table in before}
     for python in options.pythons:
         rows = rows_of(python, options.steps, options.sweep)
-        table = tabulate(rows, [*heads, "steps that differ"], disable_numparse=True)
-        tables[rows[0][0]] = f"{line()}\n{table}"
+        drawn = table(rows, [*heads, "steps that differ"])
+        tables[rows[0][0]] = f"{line()}\n{drawn}"
         title = (
             f"{__doc__.splitlines()[0]}\nAllocated and reserved bytes on the virtual T4 (README) "
             f"and {CARD}; how many steps and workspaces of\nconvolutions "

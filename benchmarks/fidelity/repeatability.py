@@ -10,14 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from tabulate import tabulate
-
-from benchmarks.harness import ROOT, line, publish
+from benchmarks.harness import ROOT, line, publish, session, table
 
 SUITE = """
 import gc, random, sys
@@ -66,7 +62,7 @@ NAMES = [
 ]
 
 
-def session(names: list[str], repeats: int, device: str, *, shuffle: bool, litter: bool) -> list:
+def figures(names: list[str], repeats: int, device: str, *, shuffle: bool, litter: bool) -> list:
     """Run the steps in one session; return name, peak allocated and peak reserved of each run."""
     values = {
         "root": str(ROOT),
@@ -81,14 +77,8 @@ def session(names: list[str], repeats: int, device: str, *, shuffle: bool, litte
         (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
         (folder / "test_steps.py").write_text(SUITE.format(**values), encoding="utf-8")
         (folder / "conftest.py").write_text(CONFTEST.format(**values), encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "--tb=short", f"--gpumem-device={device}"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = session(folder, "--tb=short", f"--gpumem-device={device}")
+        assert done.status == 0, done.output
         return [json.loads(it) for it in (folder / "figures").read_text().splitlines()]
 
 
@@ -100,15 +90,15 @@ def main() -> None:
     options = parser.parse_args()
     n, device = options.repeats, options.device
     groups = {
-        "one process": session(NAMES, n, device, shuffle=False, litter=False),
+        "one process": figures(NAMES, n, device, shuffle=False, litter=False),
         "other orders": [
-            row for _ in range(2) for row in session(NAMES, n, device, shuffle=True, litter=True)
+            row for _ in range(2) for row in figures(NAMES, n, device, shuffle=True, litter=True)
         ],
         "alone": [
-            row for name in NAMES for row in session([name], 1, device, shuffle=False, litter=False)
+            row for name in NAMES for row in figures([name], 1, device, shuffle=False, litter=False)
         ],
     }
-    table = []
+    lines = []
     for name in NAMES:
         runs = {k: [row[1:] for row in rows if row[0] == name] for k, rows in groups.items()}
         every = [row for rows in runs.values() for row in rows]
@@ -116,13 +106,13 @@ def main() -> None:
         for rows in (*runs.values(), every):
             spreads = [max(it[i] for it in rows) - min(it[i] for it in rows) for i in (0, 1)]
             cells.append("/".join(map(str, spreads)))
-        table.append(cells)
+        lines.append(cells)
     heads = ["step", "runs", "allocated", "reserved", *(f"{it} a/r" for it in groups), "all a/r"]
     text = [
         "Repeated measurements: spread (most less least) of peak allocated / peak reserved, bytes",
         line(),
         "",
-        tabulate(table, heads, disable_numparse=True, stralign="right"),
+        table(lines, heads, "r"),
         "",
         f"one process: {n} runs each, in order; other orders: 2 sessions of {n} runs each,",
         "shuffled, with objects left lying about between tests; alone: a process each, one run.",

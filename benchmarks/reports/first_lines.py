@@ -21,7 +21,7 @@ from tabulate import tabulate
 
 from benchmarks.harness import line, publish
 from benchmarks.reports.catalogue import BASE, BESIDES, CATALOGUE, MODEL, OTHERS, PROGRAM
-from benchmarks.reports.regressions import session
+from benchmarks.reports.regressions import failures_of
 
 GIT = ("git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
 
@@ -41,7 +41,7 @@ def main() -> None:
         for files in sources.values():
             for file, (before, _) in files.items():
                 Path(folder, file).write_text(before, encoding="utf-8")
-        session(folder, "--gpumem-update-baselines")
+        failures_of(folder, "--gpumem-update-baselines")
         git(folder, "init", "-q")
         git(folder, "add", "-A")
         git(folder, "commit", "-qm", "Baselines")
@@ -51,7 +51,7 @@ def main() -> None:
                 Path(folder, file).write_text(besides(after), encoding="utf-8")
                 places = edited_lines(besides(before), besides(after))
                 edited[name] |= {f"{file}:{number}" for number in places}
-        failures = session(folder)
+        failures = failures_of(folder)
     rows = []
     for name in names:
         failure = failures.get(tests[name], "")
@@ -71,10 +71,7 @@ def main() -> None:
         "",
         f"{number} of {len(rows)}: the first line that is named is the one that was edited",
     ]
-    if options.only:
-        print("\n".join(lines))
-    else:
-        publish("first_lines", "\n".join(lines))
+    publish("first_lines", "\n".join(lines), keep=not options.only)
 
 
 def files_of(name: str, test: str) -> dict[str, tuple[str, str]]:

@@ -16,9 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tabulate import tabulate
-
-from benchmarks.harness import ROOT, line, publish
+from benchmarks.harness import ROOT, line, publish, table
 
 sys.path.insert(0, str(ROOT / "tests"))
 from helpers.page_browser import ARGUMENTS, CHROMIUM, Shown
@@ -59,7 +57,7 @@ def main() -> None:
     parser.add_argument("--counts", type=int, nargs="+", default=[1000, 10_000])
     counts = parser.parse_args().counts
     page(Report(tuple(many(1, attributed=1))))  # imports, and the first drawing
-    table = []
+    rows = []
     for number in counts:
         for with_them in ("without", "with", "with, all lines moved"):
             attributed = 0 if with_them == "without" else number
@@ -70,22 +68,15 @@ def main() -> None:
             took = time.process_time() - started
             ready, worked, elements = shown(text)
             size = f"{len(text.encode()) / 1e6:.2f}"
-            table.append([f"{number}", with_them, f"{took:.2f}", size, ready, worked, elements])
+            rows.append([f"{number}", with_them, f"{took:.2f}", size, ready, worked, elements])
     load = os.getloadavg()[0]
-    heads = [
-        "results",
-        "attributions",
-        "s of CPU to make",
-        "MB",
-        "s until ready",
-        "s of its thread",
-        "elements",
-    ]
+    heads = ["results", "attributions", "s of CPU to make", "MB", "s until ready"]
+    heads += ["s of its thread", "elements"]
     text = [
         "The HTML page of many results, one in a hundred of them failed",
         line("jinja2"),
         "",
-        tabulate(table, heads, disable_numparse=True, stralign="right"),
+        table(rows, heads, "r"),
         "",
         (
             f"{MOST_DRAWN} timelines are drawn, failures first; {MOST_EXPLAINED} breakdowns"

@@ -13,14 +13,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from tabulate import tabulate
 
-from benchmarks.harness import line, publish
+from benchmarks.harness import line, publish, session
 from benchmarks.reports.catalogue import BASE, CATALOGUE, Planted
 
 
@@ -35,12 +33,12 @@ def main() -> None:
         files = {name: f"test_{at:02}.py" for at, name in enumerate(chosen)}
         for file in files.values():
             Path(folder, file).write_text(BASE, encoding="utf-8")
-        session(folder, "--gpumem-update-baselines")
+        failures_of(folder, "--gpumem-update-baselines")
         for name, planted in chosen.items():
             assert BASE.count(planted.old) == 1, name
             text = BASE.replace(planted.old, planted.new)
             Path(folder, files[name]).write_text(text, encoding="utf-8")
-        failures = session(folder)
+        failures = failures_of(folder)
     rows = []
     for name, planted in chosen.items():
         failure = failures.get(files[name], "")
@@ -57,20 +55,16 @@ def main() -> None:
         "",
         f"{named} of {len(rows)} are named in the first lines",
     ]
-    if options.only:
-        print("\n".join(lines))
-    else:
-        publish("regressions", "\n".join(lines))
+    publish("regressions", "\n".join(lines), keep=not options.only)
 
 
-def session(folder: str, *options: str) -> dict[str, str]:
+def failures_of(folder: str, *options: str) -> dict[str, str]:
     """Run the planted suite; return the lines that the terminal shows of each file's failure."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
-    command += [*options, "--gpumem-device=virtual", "--gpumem-card=H100"]
-    done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
-    assert done.returncode < 2, done.stdout + done.stderr
-    sections = re.split(r"^_+ test_train _+$", done.stdout, flags=re.MULTILINE)[1:]
-    named = re.findall(r"^FAILED (\S+)::", done.stdout, flags=re.MULTILINE)
+    device = ("--gpumem-device=virtual", "--gpumem-card=H100")
+    done = session(folder, "-p", "no:randomly", *options, *device)
+    assert done.status < 2, done.output
+    sections = re.split(r"^_+ test_train _+$", done.output, flags=re.MULTILINE)[1:]
+    named = re.findall(r"^FAILED (\S+)::", done.output, flags=re.MULTILINE)
     return dict(zip(named, sections, strict=True))
 
 

@@ -24,10 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tabulate import tabulate
-
-from benchmarks.harness import line, publish
-from benchmarks.reports.html_page import ROOT
+from benchmarks.harness import ROOT, line, publish, table
 
 sys.path.insert(0, str(ROOT / "tests"))
 from helpers.sample_report import T4, attribution, entry, many
@@ -170,7 +167,7 @@ def merge(folder: Path, _repeats: int) -> list[str]:
         rows.append([f"{number:,}", f"{size:.0f}", *whole.cells])
     heads = ["results", "MB of reports", "s of the user", "s", "peak MiB"]
     head = f"gpumem report of {SHARDS} reports: --html, --json and --markdown in one process"
-    return [head, tabulate(rows, heads, disable_numparse=True, stralign="right")]
+    return [head, table(rows, heads, "r")]
 
 
 # -- the history of baselines --
@@ -234,7 +231,7 @@ def history(folder: Path, repeats: int) -> list[str]:
         shutil.rmtree(place)
     heads = ["commits", "gpumem history of", "s of the user", "s", "peak MiB"]
     head = f"gpumem history of {MODULES * PER_MODULE:,} tests in {MODULES} files"
-    return [head, tabulate(rows, heads, disable_numparse=True, stralign="right")]
+    return [head, table(rows, heads, "r")]
 
 
 # -- a session beside a large folder --
@@ -311,7 +308,7 @@ def start(folder: Path, repeats: int) -> list[str]:
             rows.append([f"{number:,}", name, f"{seconds:.2f}", f"{more:+.2f}" if number else ""])
     heads = ["baselines", "session", "s of the user", "more than beside none"]
     head = f"sessions of {TEN} tests; the other baselines' files of tests are there, and empty"
-    return [head, tabulate(rows, heads, disable_numparse=True, stralign="right")]
+    return [head, table(rows, heads, "r")]
 
 
 PARTS = {"merge": merge, "history": history, "start": start}

@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tabulate import tabulate
-
-from benchmarks.reports.html_page import ROOT, shown
+from benchmarks.harness import ROOT, table
+from benchmarks.reports.html_page import shown
 
 sys.path.insert(0, str(ROOT / "tests"))
 from helpers.sample_report import many
@@ -47,7 +46,7 @@ def pages(number: int) -> list[str]:
         rows.append([kind, f"{min(took):.2f}", size, *shown(text)])
     heads = ["page", "s to make", "MB", "s until ready", "elements"]
     return [
-        tabulate(rows, heads, disable_numparse=True),
+        table(rows, heads),
         f"{MOST_DRAWN} timelines are drawn, {MOST_EXPLAINED} breakdowns shown, failures first.",
     ]
 
@@ -82,4 +81,4 @@ def made_up(number: int) -> list[str]:
             function()
             rows.append([what, f"{time.process_time() - began:.2f}"])
     heads = [f"{number} results with attributions", "s"]
-    return [tabulate(rows, heads, disable_numparse=True)]
+    return [table(rows, heads)]

@@ -23,9 +23,7 @@ from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
 
-from tabulate import tabulate
-
-from benchmarks.harness import line, publish
+from benchmarks.harness import line, publish, table
 from benchmarks.scale.reports import made_up, pages
 from benchmarks.scale.suites import (
     BENCHMARK,
@@ -83,10 +81,13 @@ def shares(root: Path, counts: list[int], repeats: int) -> list[str]:
         rows[-1].append(f"{whole - inherent:.2f}")
         shutil.rmtree(plain.folder)
     heads = ["tests", "ms a test", "of the repeats", "the measurement itself", "the rest"]
-    table = tabulate(rows, heads, disable_numparse=True, stralign="right")
     named = sorted(parts.items(), key=lambda it: -it[1])
     text = ", ".join(f"{key} {value:.3f}" for key, value in named)
-    return [table, "", f"The measurement itself, of {counts[-1]} tests, ms a test: {text}."]
+    return [
+        table(rows, heads, "r"),
+        "",
+        f"The measurement itself, of {counts[-1]} tests, ms a test: {text}.",
+    ]
 
 
 MODES = {
@@ -117,7 +118,7 @@ def ends(root: Path, number: int, repeats: int) -> list[str]:
             cells = ["" if None in its else f"{median(its):.2f}" for its in said.values()]
             rows.append([layout, name, *cells])
     heads = ["tests", "session", "update, s", "summary, s"]
-    return [tabulate(rows, heads, disable_numparse=True)]
+    return [table(rows, heads)]
 
 
 PEERS = {
@@ -148,7 +149,7 @@ def peers(root: Path, number: int, repeats: int, own: list[list[str]]) -> list[s
             cells.append(f"{median(each):.2f}")
         rows.append([name, *cells])
     heads = ["", "record, ms a test", "compare, ms a test"]
-    return [tabulate(rows, heads, disable_numparse=True)]
+    return [table(rows, heads)]
 
 
 def own_sessions(root: Path, number: int, repeats: int) -> list[list[str]]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, NamedTuple
+
+from benchmarks.harness import session
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,24 +123,13 @@ def suite(root: Path, name: str, number: int, text: tuple[str, str], plugin: str
 def run(suite: Suite, *options: str, status: int = 0, factor: int = 1) -> Took:
     """Run a suite in a session of its own."""
     blocked = [word for name in PLUGINS - {suite.plugin} for word in ("-p", f"no:{name}")]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     environment = {**ENVIRONMENT, "FACTOR": str(factor)}
-    with (suite.folder / "said").open("wb") as said:
-        process = subprocess.Popen(
-            [*command, *blocked, *options],
-            cwd=suite.folder,
-            env=environment,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-        )
-        _, ended, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(ended)
-    text = (suite.folder / "said").read_text(encoding="utf-8")
-    assert process.returncode == status, text[-3000:]
+    done = session(suite.folder, *blocked, *options, environment=environment)
+    assert done.status == status, done.output[-3000:]
     clock = suite.folder / "clock.json"
     spent = json.loads(clock.read_text(encoding="utf-8"))[0] if clock.exists() else {}
     clock.unlink(missing_ok=True)
-    return Took(usage.ru_utime + usage.ru_stime, spent)
+    return Took(done.cpu, spent)
 
 
 def in_one_module(made: Suite) -> None:

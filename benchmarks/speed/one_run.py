@@ -9,14 +9,12 @@ rounds. Each body writes a line as it runs: the table has how often it ran.
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.harness import line, publish, table
+from benchmarks.harness import line, publish, session, table
 
 SUITE = """
 import pytest, torch
@@ -67,14 +65,10 @@ def seconds_of(case: Case, folder: Path, count: int) -> tuple[float, int]:
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     runs = folder / "runs"
     runs.write_text("", encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *case.options]
-    before = os.times()
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    after = os.times()
-    if done.returncode and case.options != ("--gpumem-values=off",):
-        sys.exit(done.stdout + done.stderr)
-    children = after.children_user - before.children_user
-    return children + after.children_system - before.children_system, len(runs.read_text())
+    done = session(folder, *case.options)
+    if done.status and case.options != ("--gpumem-values=off",):
+        sys.exit(done.output)
+    return done.cpu, len(runs.read_text())
 
 
 def main() -> None:

@@ -15,11 +15,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from benchmarks.harness import line, publish, table
+from benchmarks.harness import line, publish, session, table
 
 GOAL_MS = 10.0
 SUITE = "\n".join(f"def test_{number}():\n    assert True\n" for number in range(10))
@@ -35,23 +34,11 @@ ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTEC
 """of the runs: modules are compiled once, as they are for everybody"""
 
 
-def command(*more: str, python: tuple[str, ...] = ()) -> list[str]:
-    """Return the command that runs the suite."""
-    pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
-    return [sys.executable, *python, *pytest, *BLOCKED, *more]
-
-
 def timed(folder: Path, *more: str) -> tuple[float, float]:
     """Run the suite; return its wall time and its processor time, in milliseconds."""
-    started = time.perf_counter()
-    process = subprocess.Popen(
-        command(*more), cwd=folder, env=ENVIRONMENT, stdout=subprocess.DEVNULL
-    )
-    _, status, usage = os.wait4(process.pid, 0)
-    wall = time.perf_counter() - started
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    return 1000 * wall, 1000 * (usage.ru_utime + usage.ru_stime)
+    done = session(folder, *BLOCKED, *more, environment=ENVIRONMENT)
+    assert done.status == 0, done.output
+    return 1000 * done.wall, 1000 * done.cpu
 
 
 def modules(folder: Path, *more: str) -> set[str]:
@@ -65,13 +52,10 @@ def modules(folder: Path, *more: str) -> set[str]:
 
 def import_times(folder: Path, added: set[str]) -> list[tuple[str, float]]:
     """Return the milliseconds that each of the added modules takes to import, the slowest first."""
+    pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *BLOCKED)
+    command = [sys.executable, "-X", "importtime", *pytest]
     said = subprocess.run(
-        command(python=("-X", "importtime")),
-        cwd=folder,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=True,
+        command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=True
     ).stderr
     found = {}
     for entry in said.splitlines():
