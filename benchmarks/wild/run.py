@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -19,13 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import RESULTS, line, publish
+from pytest_gpumem.sizes import format_size
 
 FOLDER = Path(__file__).parent
-ANSWER = re.compile(
-    r"^(?P<package>\S+) (?P<release>\S+) is the first that takes (?:more|less):\n"
-    r"peak (?P<peak>\w+) of \S+: (?P<before>.+?) -> (?P<after>.+?)(?: \(.*\))?\n"
-)
-CAUSE = re.compile(r"^cause: (.*?)(?:\n\S|\n\n|\Z)", re.MULTILINE | re.DOTALL)
 
 
 def constants(path: Path) -> dict[str, Any]:
@@ -47,11 +42,13 @@ def bisect(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
     words += ["--versions", ",".join(facts["VERSIONS"])] if "VERSIONS" in facts else []
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pytest_gpumem.cli", "bisect", "--device=virtual", *words]
+        answer = Path(folder, "answer.json")
+        options = ["--device=virtual", f"--json={answer}"]
+        command = [sys.executable, "-m", "pytest_gpumem.cli", "bisect", *options, *words]
         done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=False)
+        found = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else {}
     seconds = time.perf_counter() - started
     print(done.stdout, flush=True)
-    match, cause = ANSWER.search(done.stdout), CAUSE.search(done.stdout)
     row = {
         "reported": facts["REPORTED"],
         "links": facts["LINKS"],
@@ -59,10 +56,23 @@ def bisect(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
         "provenance": line(),
         "seconds": round(seconds),
     }
-    if match is None:
+    if not found.get("found") or found["skipped"]:
         return {**row, "found": False, "said": done.stdout.strip().splitlines()[:1]}
-    row |= {"found": match["release"] == facts["RELEASE"], **match.groupdict()}
-    return {**row, "cause": " ".join(cause.group(1).split()) if cause else ""}
+    before, after = (
+        "out of memory" if found[name] is None else format_size(found[name])
+        for name in ("bytes_before", "bytes_found")
+    )
+    test = found["nodeid"].rpartition("::")[2]
+    return {
+        **row,
+        "found": found["found"] == facts["RELEASE"],
+        "package": found["package"],
+        "release": found["found"],
+        "peak": found["peak"],
+        "before": before,
+        "after": after,
+        "cause": f"{test}: {found['cause']}" if found["cause"] else "",
+    }
 
 
 def main() -> None:

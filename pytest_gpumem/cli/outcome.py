@@ -6,17 +6,20 @@ Each subcommand is a module with HELP, DESCRIPTION, ``add_arguments`` and ``run`
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pytest_gpumem.errors import SpecError
+from pytest_gpumem.atomic_file import write_whole
+from pytest_gpumem.errors import ReportError, SpecError
 from pytest_gpumem.sizes import gib
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
 OK: Final = 0
 FOUND: Final = 1
@@ -62,6 +65,21 @@ class Outcome(NamedTuple):
     status: int = OK
     trouble: tuple[str, ...] = ()
     """for the standard error, a line each"""
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Write an answer as a file of JSON.
+
+    Raises:
+        ReportError: the file cannot be written.
+    """
+    try:
+        text = json.dumps(document, indent=1) + "\n"
+        write_whole(path.absolute(), text.encode(), f".{path.name}.new")
+    except OSError as error:
+        raise ReportError(
+            f"--json={path}", f"cannot be written ({error.strerror})", "name another file"
+        ) from error
 
 
 _PACKAGE: Final = Path(__file__).parents[1]

@@ -133,6 +133,46 @@ def test_it_names_the_first_release_that_takes_more_and_both_figures(gpumem, sui
     assert "  1.10: 100.00 MiB, good\n" in errors
 
 
+def test_the_answer_is_written_with_exact_bytes_for_programs(gpumem, suite):
+    answer = suite.folder / "answer.json"
+    assert bisect(gpumem, f"--json={answer}")[0] == 0
+    found = json.loads(answer.read_text(encoding="utf-8"))
+    assert found == {
+        "package": "lib",
+        "good": "1.0",
+        "bad": "3.0",
+        "skipped": [],
+        "found": "2.0",
+        "before": "1.10",
+        "takes": "more",
+        "nodeid": TEST,
+        "part": "",
+        "device": found["device"],
+        "device_index": 0,
+        "peak": "allocated",
+        "bytes_before": 100 * MIB,
+        "bytes_found": 160 * MIB,
+        "cause": "",
+    }
+    suite.stand_in(broken=["1.10"])
+    suite.takes("2.0", 50, out_of_memory=True)
+    suite.takes("3.0", 50, out_of_memory=True)
+    assert bisect(gpumem, f"--json={answer}", "--fresh")[0] == 0
+    found = json.loads(answer.read_text(encoding="utf-8"))
+    assert found["bytes_found"] is None
+    suite.takes("3.0", 100)
+    assert bisect(gpumem, f"--json={answer}", "--fresh")[0] == 1
+    assert json.loads(answer.read_text(encoding="utf-8"))["found"] is None
+    for version in RELEASES:
+        suite.takes(version, 100 if version in RELEASES[4:] else 160)
+    words = ("lib", "3.0", "1.0", TEST, f"--json={answer}", "--fresh")
+    suite.stand_in()
+    assert gpumem("bisect", *words)[0] == 0
+    found = json.loads(answer.read_text(encoding="utf-8"))
+    assert [found[name] for name in ("found", "takes", "before")] == ["2.0", "less", "1.10"]
+    assert (found["bytes_before"], found["bytes_found"]) == (160 * MIB, 100 * MIB)
+
+
 def test_a_search_goes_on_where_it_was_and_begins_anew_if_asked(gpumem, suite):
     first = bisect(gpumem)[1]
     suite.tried()

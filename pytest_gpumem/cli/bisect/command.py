@@ -20,7 +20,7 @@ from pytest_gpumem.cli.bisect.candidates import (
 )
 from pytest_gpumem.cli.bisect.search import Search
 from pytest_gpumem.cli.bisect.trials import Question, SkippedError, Trials
-from pytest_gpumem.cli.outcome import FOUND, OK, Outcome
+from pytest_gpumem.cli.outcome import FOUND, OK, Outcome, write_json
 from pytest_gpumem.cli.sources import measured_entries
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.judge.verdict import DEFAULT_TOLERANCES, PEAKS, PeakName
@@ -30,8 +30,9 @@ from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from pytest_gpumem.baselines.changes import EntryChange
     from pytest_gpumem.baselines.key import Key
     from pytest_gpumem.measurement import BaselineEntry
 
@@ -140,6 +141,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=Path(FOLDER),
         metavar="DIR",
         help=f"where reports and environments are kept ({FOLDER})",
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="PATH", help="write the answer to a file too, with exact bytes"
     )
     parser.add_argument("--keep", action="store_true", help="keep the environments")
     parser.add_argument(
@@ -281,11 +285,13 @@ class Bisection:
     def _nothing_grew(self) -> Outcome:
         first, last = self._versions[0], self._versions[-1]
         head = f"nothing grew between {self._package} {first} and {last}"
+        self._write_answer({"found": None})
         return Outcome(f"{head}\n\n{self._table(first, last)}", FOUND)
 
     def _answer(self, search: Search, followed: Followed) -> Outcome:
         good, bad = self._versions[search.last_good], self._versions[search.first_bad]
         low, high = self._value(good, followed), self._value(bad, followed)
+        self._write_answer(self._figures_of(good, bad, followed), search.untried)
         lines = []
         if search.untried:
             skipped = ", ".join(map(self._title, search.untried))
@@ -303,6 +309,35 @@ class Bisection:
         blocks = ["\n".join(lines), self._table(good, bad)]
         blocks += self._next_steps(good, bad, followed)
         return Outcome("\n\n".join(blocks), OK)
+
+    def _figures_of(self, good: str, bad: str, followed: Followed) -> dict[str, object]:
+        """Return the figures of two versions next to each other, "found" of them the later."""
+        changes = self._changes(good, bad)
+        (change,) = (change for change in changes if change.key == followed.key)
+        values = {version: self._value(version, followed) for version in (good, bad)}
+        sizes = [None if it == OUT_OF_MEMORY else int(it) for it in values.values()]
+        before, after = reversed(sizes) if self._falls else sizes
+        return {
+            "found": good if self._falls else bad,
+            "before": bad if self._falls else good,
+            "takes": "less" if self._falls else "more",
+            "nodeid": followed.key.nodeid,
+            "part": followed.key.part,
+            "device": followed.key.device,
+            "device_index": followed.device,
+            "peak": followed.peak,
+            "bytes_before": before,
+            "bytes_found": after,
+            "cause": change.cause,
+        }
+
+    def _write_answer(self, answer: Mapping[str, object], untried: Sequence[str] = ()) -> None:
+        """Write the answer, where a file is asked for; None stands for out of memory."""
+        if self._arguments.json is None:
+            return
+        ends = self._versions[0], self._versions[-1]
+        head = {"package": self._package, "good": ends[0], "bad": ends[1], "skipped": [*untried]}
+        write_json(self._arguments.json, {**head, **answer})
 
     def _next_steps(self, before: str, after: str, followed: Followed) -> list[str]:
         first, last = self._versions[0], self._versions[-1]
@@ -342,13 +377,16 @@ class Bisection:
         return shlex.join([*words, *(["--", *behind] if behind else [])])
 
     def _table(self, before: str, after: str) -> str:
-        old, new = self._figures[before], self._figures[after]
-        changes = pair_entries(
-            old.entries, new.entries, old_oom=old.out_of_memory, new_oom=new.out_of_memory
-        )
+        changes = self._changes(before, after)
         old_name, new_name = (f"{self._package} {self._title(it)}" for it in (before, after))
         width = shutil.get_terminal_size().columns
         return table(Changes(old_name, new_name, tuple(changes)), width)
+
+    def _changes(self, before: str, after: str) -> list[EntryChange]:
+        old, new = self._figures[before], self._figures[after]
+        return pair_entries(
+            old.entries, new.entries, old_oom=old.out_of_memory, new_oom=new.out_of_memory
+        )
 
     def _title(self, version: str) -> str:
         return self._titles.get(version, version)

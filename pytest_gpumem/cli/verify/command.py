@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tabulate import tabulate
 
-from pytest_gpumem.atomic_file import write_whole
-from pytest_gpumem.cli.outcome import FOUND, OK, Outcome
+from pytest_gpumem.cli.outcome import FOUND, OK, Outcome, write_json
 from pytest_gpumem.devices.card_file import card_file_text, estimated_context
 from pytest_gpumem.devices.card_limits import LIMITS
 from pytest_gpumem.devices.cards import CARDS
-from pytest_gpumem.errors import DeviceError, ReportError
+from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.report.text import mib, printable
 from pytest_gpumem.version import __version__
 
@@ -154,21 +153,6 @@ def card_of(device: Mapping[str, Any], folder: Path) -> tuple[str, str]:
     path = folder / "this-gpu.toml"
     path.write_text(card_file_text(fields), encoding="utf-8")
     return f"{device['device_name']}, which the table of cards lacks", str(path)
-
-
-def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Write the figures.
-
-    Raises:
-        ReportError: the file cannot be written.
-    """
-    try:
-        text = json.dumps(document, indent=1) + "\n"
-        write_whole(path.absolute(), text.encode(), f".{path.name}.new")
-    except OSError as error:
-        raise ReportError(
-            f"--json={path}", f"cannot be written ({error.strerror})", "name another file"
-        ) from error
 
 
 def text_of(rows: Sequence[Row], measured: Mapping[str, Any], card: str) -> str:
