@@ -56,12 +56,12 @@ def group(row: Row) -> str:
     return row["family"]
 
 
-def processes(table: list[Row]) -> list[list[Row]]:
+def processes(these: list[Row]) -> list[list[Row]]:
     """Return rows by the process of theirs that they ran in."""
-    if table[0]["family"] == "inference":
-        return [[row] for row in table]
-    together = [row for row in table if row["model"] not in ALONE]
-    return [together, *([row] for row in table if row["model"] in ALONE)]
+    if these[0]["family"] == "inference":
+        return [[row] for row in these]
+    together = [row for row in these if row["model"] not in ALONE]
+    return [together, *([row] for row in these if row["model"] in ALONE)]
 
 
 def steps(process: Process) -> Iterator[tuple[str, dict[str, list[int]]]]:
