@@ -33,7 +33,7 @@ CONTEXTS: Final = (None, "state", "alloc", "all")
 """contexts of a history, each with the frames of those before"""
 CLEARS, SKIPPED, RECORDS_CUDA = 4, 7, 9
 """arguments of a history's binding besides its kind, context, stacks and number of events"""
-MOST_EVENTS: Final = 1_000_000
+MAX_EVENTS: Final = 1_000_000
 """allocations and frees that a history keeps; of more the first are lost"""
 RETRIES: Final = "num_alloc_retries"
 TOTALS: Final = ("allocated", "freed")
@@ -377,14 +377,14 @@ class AllocatorView:
         context = "alloc" if any(self._histories) else None
         if of_test is None:
             torch.cuda.memory._record_memory_history(
-                "all", context=context, stacks="python", max_entries=MOST_EVENTS
+                "all", context=context, stacks="python", max_entries=MAX_EVENTS
             )
             return
         context = max(context, of_test.context, key=CONTEXTS.index)
         rest = list(of_test.arguments[CLEARS:])
         for index, value in {0: False, SKIPPED - CLEARS: [], RECORDS_CUDA - CLEARS: True}.items():
             rest[index : index + 1] = [value] * (index < len(rest))
-        self._real[HISTORY]("all", context, of_test.stacks, MOST_EVENTS, *rest)
+        self._real[HISTORY]("all", context, of_test.stacks, MAX_EVENTS, *rest)
 
     @contextmanager
     def watched_resets(self, notify: Callable[[], object]) -> Iterator[None]:

@@ -304,7 +304,7 @@ class Stayed:
     """the objects that refer to it, the largest first"""
 
 
-LEAST_OUTSIDE = 4 << 20
+MIN_OUTSIDE = 4 << 20
 """bytes beside PyTorch's allocator from which on a report speaks of them"""
 
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.sizes import GIB, MIB, shown
 from pytest_gpumem.spec_fields import (
-    MOST_BATCH,
-    MOST_RANKS,
+    MAX_BATCH,
+    MAX_RANKS,
     TEXT_LIMITS,
     SizeLimit,
     declared_as,
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
     Reader = Callable[[str, object], object]
 
-MOST_DEVICES: Final = 16
+MAX_DEVICES: Final = 16
 """of one process; the native library has arrays for as many"""
-_MOST_WARMUP: Final = 1000
+_MAX_WARMUP: Final = 1000
 _LONGEST_NAME: Final = 60
 _SIZES: Final = {"batch_size", "batch_sizes"}
 
@@ -361,16 +361,16 @@ _PART_READERS: Final[Mapping[str, Reader]] = {
     "max_memory": read_size_limit,
     "max_allocated": read_size_limit,
     "max_reserved": read_size_limit,
-    "batch_size": partial(read_whole_number, least=1, largest=MOST_BATCH),
+    "batch_size": partial(read_whole_number, least=1, largest=MAX_BATCH),
     "tolerance": read_tolerance,
     "baseline": read_baseline,
 }
 _READERS: Final[Mapping[str, Reader]] = {
     **_PART_READERS,
-    "devices": partial(read_whole_number, least=1, largest=MOST_DEVICES),
-    "warmup": partial(read_whole_number, least=0, largest=_MOST_WARMUP),
-    "world_size": partial(read_whole_number, least=1, largest=MOST_RANKS),
-    "rank": partial(read_whole_number, least=0, largest=MOST_RANKS - 1),
+    "devices": partial(read_whole_number, least=1, largest=MAX_DEVICES),
+    "warmup": partial(read_whole_number, least=0, largest=_MAX_WARMUP),
+    "world_size": partial(read_whole_number, least=1, largest=MAX_RANKS),
+    "rank": partial(read_whole_number, least=0, largest=MAX_RANKS - 1),
     "batch_sizes": read_batch_sizes,
     "max_mib_per_sample": read_limit_per_sample,
     "max_fixed_gib": read_budget,

@@ -19,12 +19,12 @@ from pytest_gpumem.sizes import GIB, Tolerance, gib, parse_size, parse_tolerance
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-_MOST_GIB: Final = 10**9
-_MOST_LEAK_MIB: Final = 10**12
-MOST_BATCH: Final = 10**9
-MOST_SIZES: Final = 1000
+_MAX_GIB: Final = 10**9
+_MAX_LEAK_MIB: Final = 10**12
+MAX_BATCH: Final = 10**9
+MAX_SIZES: Final = 1000
 """batch sizes of one test, which runs once with each"""
-MOST_RANKS: Final = 1_000_000
+MAX_RANKS: Final = 1_000_000
 """as many as a world may have"""
 _VALUES: Final = "auto", "full", "off"
 
@@ -42,10 +42,10 @@ def read_budget(name: str, value: object) -> float:
             f"{name} must be a number above 0",
             f"write {name}=8 for 8 GiB, or leave it out for no limit",
         )
-    if number > _MOST_GIB:
+    if number > _MAX_GIB:
         raise SpecError(
             name,
-            f"{name} is more than {_MOST_GIB:,} GiB",
+            f"{name} is more than {_MAX_GIB:,} GiB",
             f"give it in GiB, not in bytes: {name}=8; or leave it out for no limit",
         )
     if gib(number) == 0:
@@ -84,7 +84,7 @@ def read_size_limit(name: str, value: object) -> SizeLimit:
             name, f"{name} must be text with a unit", f'write {name}="5GB", or {number}={plain}'
         )
     nbytes = parse_size(value)
-    if not (nbytes > 0 or (nbytes == 0 and name == "max_leak")) or nbytes > _MOST_GIB * GIB:
+    if not (nbytes > 0 or (nbytes == 0 and name == "max_leak")) or nbytes > _MAX_GIB * GIB:
         raise SpecError(name, f"{name} must be above 0 B", f'write for example {name}="512MiB"')
     return SizeLimit(value.strip(), nbytes)
 
@@ -104,7 +104,7 @@ def _plain_gib(value: object) -> str:
                 meant = Fraction(parse_size(size), GIB)
             except SpecError:
                 continue
-            if 0 < meant <= _MOST_GIB:
+            if 0 < meant <= _MAX_GIB:
                 return str(meant) if meant.denominator == 1 else repr(float(meant))
     return "8"
 
@@ -126,16 +126,14 @@ def read_batch_sizes(name: str, value: object) -> tuple[int, ...]:
     sizes: list[object] = []
     if not isinstance(value, (str, bytes)):
         with suppress(TypeError):
-            sizes = list(islice(cast("Iterable[object]", value), MOST_SIZES + 1))
+            sizes = list(islice(cast("Iterable[object]", value), MAX_SIZES + 1))
     numbers = {
-        number
-        for number in map(_integer, sizes)
-        if number is not None and 1 <= number <= MOST_BATCH
+        number for number in map(_integer, sizes) if number is not None and 1 <= number <= MAX_BATCH
     }
-    if len(sizes) > MOST_SIZES:  # it may be range(10**9), or without an end
+    if len(sizes) > MAX_SIZES:  # it may be range(10**9), or without an end
         raise SpecError(
             name,
-            f"{name} has more than {MOST_SIZES} sizes, each of which takes a run of the test",
+            f"{name} has more than {MAX_SIZES} sizes, each of which takes a run of the test",
             f"write for example {name}=[8, 16, 32]",
         )
     if len(numbers) < 2 or len(numbers) < len(sizes):  # noqa: PLR2004 - a line has two points
@@ -150,7 +148,7 @@ def read_batch_sizes(name: str, value: object) -> tuple[int, ...]:
 def read_limit_per_sample(name: str, value: object) -> float:
     """Return a limit in MiB."""
     number = _number(value)
-    if number is None or not 0 < number <= _MOST_GIB:
+    if number is None or not 0 < number <= _MAX_GIB:
         raise SpecError(
             name, f"{name} must be a number of MiB above 0", f"write for example {name}=120"
         )
@@ -198,7 +196,7 @@ def read_baseline(name: str, value: object) -> bool:
 def read_leak(name: str, value: object) -> float:
     """Return a limit in MiB, which may be zero."""
     number = _number(value)
-    if number is None or not 0 <= number <= _MOST_LEAK_MIB:
+    if number is None or not 0 <= number <= _MAX_LEAK_MIB:
         raise SpecError(
             name,
             f"{name} must be a plain number of MiB, 0 or more",
@@ -252,8 +250,8 @@ def read_ranks(name: str, value: object) -> str | tuple[int, ...]:
         return "all"
     ranks: list[int | None] = []
     if isinstance(value, (list, tuple, range)):
-        ranks = [_integer(rank) for rank in islice(value, MOST_RANKS + 1)]
-    if len(ranks) > MOST_RANKS:  # it may be range(10**9)
+        ranks = [_integer(rank) for rank in islice(value, MAX_RANKS + 1)]
+    if len(ranks) > MAX_RANKS:  # it may be range(10**9)
         ranks.clear()
     valid = {rank for rank in ranks if rank is not None and rank >= 0}
     if not valid or len(valid) < len(ranks):

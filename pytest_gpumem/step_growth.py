@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-LEAST_STEPS: Final = 4
+MIN_STEPS: Final = 4
 """steps without which nothing can be told"""
 WARM: Final = 1
 """index of the step after which nothing may grow any more: optimizers' state, workspaces and caches

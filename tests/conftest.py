@@ -91,7 +91,7 @@ def pytest_runtestloop():
 LEFT_ALONE = {"CUDA_MODULE_LOADING", TRITON}
 """variables that a later test may need: one process sets up CUDA once, and a file's fixture that
 opens the virtual GPU tells Triton where the driver is for all tests of the file"""
-MOST_OBJECTS = 60_000
+MAX_OBJECTS = 60_000
 """objects that a collection goes through; libraries that tests import (mypy, Inductor) have more"""
 
 
@@ -113,7 +113,7 @@ def pytest_runtest_protocol(item, nextitem):
     os.environ.update(environment)
     # Between two files no fixture holds a tensor, which is not to be hidden.
     between_files = nextitem is not None and nextitem.path != item.path
-    if between_files and "torch" in sys.modules and len(gc.get_objects()) > MOST_OBJECTS:
+    if between_files and "torch" in sys.modules and len(gc.get_objects()) > MAX_OBJECTS:
         hide_objects()
     return result
 

@@ -23,7 +23,7 @@ from helpers.page_browser import ARGUMENTS, CHROMIUM, Shown
 from helpers.sample_report import many
 
 from pytest_gpumem.report.model import Report
-from pytest_gpumem.report.page.html import MOST_DRAWN, MOST_EXPLAINED, MOST_ICICLES, page
+from pytest_gpumem.report.page.html import MAX_DRAWN, MAX_EXPLAINED, MAX_ICICLES, page
 
 
 def shown(text: str) -> tuple[str, str, str]:
@@ -79,8 +79,8 @@ def main() -> None:
         table(rows, heads, "r"),
         "",
         (
-            f"{MOST_DRAWN} timelines are drawn, failures first; {MOST_EXPLAINED} breakdowns"
-            f" have their\ntables, and {MOST_ICICLES} tests whose lines moved have them by module. "
+            f"{MAX_DRAWN} timelines are drawn, failures first; {MAX_EXPLAINED} breakdowns"
+            f" have their\ntables, and {MAX_ICICLES} tests whose lines moved have them by module. "
             f"One run of each; other programs were running: load {load:.0f}."
         ),
         "Aims for 10,000 with attributions: made in 3 s, ready in 2 s.",

@@ -21,7 +21,7 @@ from pytest_gpumem.plugin.results import SessionResults
 from pytest_gpumem.report.json_report import dumps
 from pytest_gpumem.report.markdown import markdown
 from pytest_gpumem.report.model import Report
-from pytest_gpumem.report.page.html import MOST_DRAWN, MOST_EXPLAINED, page
+from pytest_gpumem.report.page.html import MAX_DRAWN, MAX_EXPLAINED, page
 from pytest_gpumem.report.serialize import to_text
 from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.report.terminal.toolchain_lead import lead_lines
@@ -47,7 +47,7 @@ def pages(number: int) -> list[str]:
     heads = ["page", "s to make", "MB", "s until ready", "elements"]
     return [
         table(rows, heads),
-        f"{MOST_DRAWN} timelines are drawn, {MOST_EXPLAINED} breakdowns shown, failures first.",
+        f"{MAX_DRAWN} timelines are drawn, {MAX_EXPLAINED} breakdowns shown, failures first.",
     ]
 
 

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.attribution.recording import Recording, Span
     from pytest_gpumem.measurement import Category
 
-MOST_SITES: Final = 50
+MAX_SITES: Final = 50
 """sites of one device that are kept, the largest"""
-MOST_LINES: Final = 50
+MAX_LINES: Final = 50
 """source lines of one device whose own peaks are kept, the largest"""
 
 
@@ -112,7 +112,7 @@ class Attributor:
         breakdown = Breakdown(
             {name: categories[name] for name in CATEGORIES if categories[name]},
             cached=max(0, device.reserved(top) - subject.foreign.reserved - subject.peak.allocated),
-            sites=sites((origin_of(device, block) for block in alive), self._root)[:MOST_SITES],
+            sites=sites((origin_of(device, block) for block in alive), self._root)[:MAX_SITES],
             lines=line_peaks(device, blocks, range(indices[0], indices[-1] + 1), self._root),
             unsplit=sum(block.unsplit for block in alive),
             autocast=self._recording.autocast,
@@ -187,7 +187,7 @@ def line_peaks(
             most,
             calls_pass,
         )
-        for most, filename, number, function, calls_pass in peaks[:MOST_LINES]
+        for most, filename, number, function, calls_pass in peaks[:MAX_LINES]
     )
 
 

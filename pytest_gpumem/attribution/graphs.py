@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-MOST_NODES: Final = 100_000
+MAX_NODES: Final = 100_000
 """nodes of one graph that are walked over"""
-MOST_PACKED: Final = 500
+MAX_PACKED: Final = 500
 """objects that are walked over, of those that one saved tensor's hooks keep"""
 DEEPEST: Final = 8
 """steps from a hook to what it keeps"""
@@ -41,7 +41,7 @@ def graph_tensors(tensor: Tensor, visited: set[Any]) -> Iterator[Tensor]:
         return
     pending: list[Any] = [tensor.grad_fn]
     number = 0
-    while pending and number < MOST_NODES:
+    while pending and number < MAX_NODES:
         node = pending.pop()
         if node is None or node in visited:
             continue
@@ -161,7 +161,7 @@ def packed_objects(kept: Iterable[object]) -> Iterator[Any]:
 
     pending = [(value, 0) for value in kept]
     looked_at: set[int] = set()
-    while pending and len(looked_at) < MOST_PACKED:
+    while pending and len(looked_at) < MAX_PACKED:
         value, depth = pending.pop()
         # By the type alone: a user's own objects may do anything where they are asked themselves.
         if id(value) in looked_at or issubclass(type(value), (ModuleType, type)):

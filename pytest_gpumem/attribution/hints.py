@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.attribution.recording import Call, Pass
     from pytest_gpumem.measurement import Breakdown, Peak
 
-LEAST_PERCENT: Final = 1
+MIN_PERCENT: Final = 1
 """of the peak: less gives no hint"""
-LEAST_FORWARDS: Final = 2
+MIN_FORWARDS: Final = 2
 """earlier forward passes that are still held: a single one is held by a variable until it is set"""
 WASTED_PERCENT: Final = 20
 """of peak reserved above peak allocated, and ..."""
@@ -75,7 +75,7 @@ class Scene(NamedTuple):
 
     def matters(self, nbytes: int) -> bool:
         """Return whether so many bytes are worth a hint."""
-        return nbytes > 0 and nbytes * 100 >= self.peak * LEAST_PERCENT
+        return nbytes > 0 and nbytes * 100 >= self.peak * MIN_PERCENT
 
 
 def of_peak(scene: Scene) -> tuple[Note, ...]:
@@ -223,7 +223,7 @@ def kept_graphs(scene: Scene) -> str:
     )
     forwards = max(number.values(), default=0)
     nbytes = sum(block.size for blocks in held.values() for block in blocks)
-    if forwards < LEAST_FORWARDS or not scene.matters(nbytes):
+    if forwards < MIN_FORWARDS or not scene.matters(nbytes):
         return ""
     return (
         f"activations of {format_size(nbytes)} from {forwards} earlier forward passes "
@@ -273,7 +273,7 @@ def fragmentation(peak: Peak, expandable: Peak | None) -> str:
     if expandable is None:
         return f"{sentence}: the allocator's memory is fragmented, or cached; try {remedy}"
     saved = peak.reserved - expandable.reserved
-    if saved * 100 < peak.reserved * LEAST_PERCENT:
+    if saved * 100 < peak.reserved * MIN_PERCENT:
         return ""
     return (
         f"{sentence}: with {remedy} this step reserves {format_size(expandable.reserved)}, "

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import Category, LineKey
     from pytest_gpumem.source_lines import Line
 
-MOST_BLOCKS: Final = 100
+MAX_BLOCKS: Final = 100
 """blocks of one line that are looked up, the oldest and the largest first"""
 
 
@@ -180,7 +180,7 @@ def _candidates(scene: Scene, extra: Mapping[LineKey, int], root: Path) -> Itera
             continue
         block_origin = origin_of(device, block)
         key = place_of_origin(block_origin, root)
-        if key not in extra or number.get(key, 0) == MOST_BLOCKS:
+        if key not in extra or number.get(key, 0) == MAX_BLOCKS:
             continue
         number[key] = number.get(key, 0) + 1
         step = bisect_right(ends, block.time)

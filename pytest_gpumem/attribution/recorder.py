@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpumem.allocator_view import MOST_EVENTS, VIEW
+from pytest_gpumem.allocator_view import MAX_EVENTS, VIEW
 from pytest_gpumem.attribution.observer import Observer
 from pytest_gpumem.attribution.recording import Recording, Span, beginning, now
 
@@ -94,5 +94,5 @@ def _history(snapshot: dict[str, Any]) -> dict[str, Any]:
     return {
         "events": events,
         "settings": snapshot.get("allocator_settings", {}),
-        "overflowed": any(len(device_events) >= MOST_EVENTS for device_events in events),
+        "overflowed": any(len(device_events) >= MAX_EVENTS for device_events in events),
     }

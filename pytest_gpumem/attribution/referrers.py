@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 DEEPEST: Final = 12
 """objects between a tensor and a name; modules in modules count as one"""
 DEEPEST_MODULE: Final = 100
-MOST_TENSORS: Final = 200
+MAX_TENSORS: Final = 200
 """tensors to find holders for, the largest first"""
-MOST_OBJECTS: Final = 200
+MAX_OBJECTS: Final = 200
 """objects of one level from which the search climbs on, those of the largest tensors first"""
-MOST_VISITED: Final = 1_000
+MAX_VISITED: Final = 1_000
 """objects from which the search climbs in all: for each the collector looks at every reference of
 the process. A number and not a time, so that the answer does not depend on the machine's speed"""
-MOST_HOLDERS: Final = 5
+MAX_HOLDERS: Final = 5
 """holders that are reported"""
 UNNAMED: Final = "PyTorch itself, an autograd graph or a .grad"
 
@@ -100,7 +100,7 @@ def holders(blocks: Mapping[Place, int]) -> tuple[Holder, ...]:
         merged.append((name == UNNAMED, Holder(description, nbytes, number)))
     # What nothing of the program's refers to comes last: letting go of a name frees none of it.
     merged.sort(key=lambda entry: (entry[0], -entry[1].nbytes, entry[1].text))
-    return tuple(holder for _, holder in merged[:MOST_HOLDERS])
+    return tuple(holder for _, holder in merged[:MAX_HOLDERS])
 
 
 def kept_memory(blocks: Mapping[Place, int]) -> dict[Place, Kept]:
@@ -242,7 +242,7 @@ class _Climb:
         # With those of tensors that keep others by their graphs, and are in no block in question.
         self._memories = [*by_place.values()]
         self._memories += [node.memory for node in nodes if not node.memory.nbytes]
-        return nodes[:MOST_TENSORS]
+        return nodes[:MAX_TENSORS]
 
     def _graph_nodes(self, tensors: list[Tensor], by_place: dict[Place, Kept]) -> list[_Node]:
         """Give blocks the owners of their graphs; return nodes for owners without a block."""
@@ -283,7 +283,7 @@ class _Climb:
             # Where a level has too many, the largest come first; ties as the collector has them.
             nodes = [node for node in self._level if not node.memory.root]
             nodes.sort(key=lambda node: -node.memory.weight)
-            nodes = nodes[: min(MOST_OBJECTS, MOST_VISITED - climbed)]
+            nodes = nodes[: min(MAX_OBJECTS, MAX_VISITED - climbed)]
             if not nodes:
                 break
             climbed += len(nodes)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MOST: Final = 30
 """requests that are told: the last ones, which made the peak"""
-MOST_PLACES: Final = 2
+MAX_PLACES: Final = 2
 """source lines of live blocks that are named"""
 SMALL_SEGMENT: Final = 2 * MIB
 """bytes: the size of segments for requests up to 1 MiB (kSmallBuffer)"""
@@ -79,7 +79,7 @@ def segment_requests(
                 cached=sum(pieces),
                 pieces=len(pieces),
                 largest=max(pieces, default=0),
-                held_by=tuple(name for name, _ in held.most_common(MOST_PLACES)),
+                held_by=tuple(name for name, _ in held.most_common(MAX_PLACES)),
             )
         )
     return tuple(requests)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.attribution.history_replay import Block
     from pytest_gpumem.measurement import Category
 
-MOST_POINTS: Final = 400
+MAX_POINTS: Final = 400
 """points of a timeline; of longer histories each stretch gives its highest"""
 COURSE_POINTS: Final = 40
 """levels of a course, which baselines keep: one line of a diff"""
@@ -89,7 +89,7 @@ def course_of(indices: Sequence[int], totals: Sequence[int]) -> tuple[int, ...]:
 
 def drawn_events(indices: Sequence[int], totals: Sequence[int], top: int) -> list[int]:
     """Return the events to draw: of each stretch the highest, and the first and last of all."""
-    step = max(1, -(-len(indices) // MOST_POINTS))
+    step = max(1, -(-len(indices) // MAX_POINTS))
     points = {indices[0], indices[-1], top}
     for start in range(0, len(indices), step):
         stretch = indices[start : start + step]

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-MOST_NEW_FILES: Final = 50
+MAX_NEW_FILES: Final = 50
 """files that git does not know yet, which are read; of more none is"""
-LEAST_ALIKE: Final = 0.5
+MIN_ALIKE: Final = 0.5
 """of two lines, from 0 to 1: from here on one is the other, edited"""
 _HUNK: Final = re.compile(r"@@ -\d+(?:,\d+)? \+(\d+)(?:,(\d+))? @@")
 _COMMENT: Final = re.compile(r"\s*#[^'\"]*$")
@@ -50,7 +50,7 @@ def changed_lines(root: Path, baseline: Path) -> list[Edit]:
         return []
     edits = list(edits_of_patch(patch.decode(errors="replace")))
     files = [name for name in names.decode(errors="replace").split("\0") if name]
-    for name in files if len(files) <= MOST_NEW_FILES else ():
+    for name in files if len(files) <= MAX_NEW_FILES else ():
         edits += _edits_of_new_file(root, name)
     return edits
 
@@ -126,7 +126,7 @@ def _gone(path: str, line: int, codes: Sequence[str]) -> Iterator[Edit]:
 
 
 def _alike(old: str, new: str) -> bool:
-    return SequenceMatcher(None, old, new).ratio() >= LEAST_ALIKE
+    return SequenceMatcher(None, old, new).ratio() >= MIN_ALIKE
 
 
 def _is_nothing(code: str) -> bool:

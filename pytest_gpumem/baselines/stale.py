@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.baselines.key import Key
 
-MOST_NAMES: Final = 3
+MAX_NAMES: Final = 3
 """tests that one line of the terminal still names"""
 
 
@@ -91,8 +91,8 @@ def stale_line(
     if not names:
         return ""
     number = len(names)
-    if number > MOST_NAMES:
-        names = [*names[:MOST_NAMES], f"{number - MOST_NAMES} more"]
+    if number > MAX_NAMES:
+        names = [*names[:MAX_NAMES], f"{number - MAX_NAMES} more"]
     tests = "baseline is of a test that is" if number == 1 else "baselines are of tests that are"
     *interpreter, script = launcher
     module = "pytest_gpumem.cli" if interpreter else f"{script.removesuffix('pytest')}gpumem"

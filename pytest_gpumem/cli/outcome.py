@@ -28,7 +28,7 @@ BAD_INPUT: Final = 2  # as argparse has it
 INTERRUPTED: Final = 130
 """as a shell has it: 128 and the number of SIGINT"""
 
-MOST_GIB: Final = 1e9  # as for max_gib of the marker
+MAX_GIB: Final = 1e9  # as for max_gib of the marker
 PREDICTED: Final = "memory is predicted, kernels did not run"
 """below figures of the virtual GPU"""
 
@@ -52,7 +52,7 @@ def read_max_gib(value: float | None) -> int | None:
     """
     if value is None:
         return None
-    if not 0 < value < MOST_GIB:  # also refuses NaN
+    if not 0 < value < MAX_GIB:  # also refuses NaN
         raise SpecError(f"--max-gib={value}", "that is not a size", "write GiB, as --max-gib=8")
     return gib(value)
 

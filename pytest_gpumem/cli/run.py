@@ -28,7 +28,7 @@ from pytest_gpumem.measurement import OutOfMemory, Peak
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory, site_of
 from pytest_gpumem.sizes import format_size
-from pytest_gpumem.spec import MOST_DEVICES
+from pytest_gpumem.spec import MAX_DEVICES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,11 +69,11 @@ def run(arguments: argparse.Namespace) -> Outcome:
         DeviceError: no such device is here.
     """
     limit = read_max_gib(arguments.max_gib)
-    if not 1 <= arguments.devices <= MOST_DEVICES:
+    if not 1 <= arguments.devices <= MAX_DEVICES:
         raise SpecError(
             f"--devices={arguments.devices}",
             "this is not a number of devices",
-            f"write a number from 1 to {MOST_DEVICES}",
+            f"write a number from 1 to {MAX_DEVICES}",
         )
     card = find_card(arguments.card or DEFAULT_CARD)
     kind = arguments.device or ("virtual" if arguments.card else "auto")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 HELP = "print a test's baseline with its breakdown, or list all baselines"
 DESCRIPTION = f"{HELP.capitalize()}."
-MOST_NAMES: Final = 5
+MAX_NAMES: Final = 5
 """names that a message suggests"""
 
 
@@ -100,7 +100,7 @@ def command_for_all(name: str, folder: str) -> str:
 def similar_names(name: str, nodeids: Collection[str]) -> str:
     """Return the tests whose names are like one, as a message's remedy; "" if none is."""
     tests = {nodeid.partition("::")[2] for nodeid in nodeids}
-    similar = get_close_matches(name, nodeids, MOST_NAMES) or get_close_matches(
-        name, tests, MOST_NAMES
+    similar = get_close_matches(name, nodeids, MAX_NAMES) or get_close_matches(
+        name, tests, MAX_NAMES
     )
     return f"these do: {', '.join(similar)}" if similar else ""

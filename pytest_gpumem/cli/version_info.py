@@ -22,7 +22,7 @@ from tabulate import tabulate
 from pytest_gpumem.cli.outcome import Outcome
 from pytest_gpumem.devices.cuda import CudaDevice
 from pytest_gpumem.devices.torch_build import installed_torch
-from pytest_gpumem.devices.virtual.cudnn_notes import LEAST_CUDNN
+from pytest_gpumem.devices.virtual.cudnn_notes import MIN_CUDNN
 from pytest_gpumem.devices.virtual.native import build_problem
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.version import __version__
@@ -179,7 +179,7 @@ def describe_virtual(facts: dict[str, Any]) -> str:
         return f"built, but it does not run: {facts['error']}"
     if not facts["cudnn"]:
         sentence = "works; no cuDNN is asked for workspaces"
-    elif facts["cudnn"] < LEAST_CUDNN:
+    elif facts["cudnn"] < MIN_CUDNN:
         cudnn = f"cuDNN {format_cudnn(facts['cudnn'])}"
         sentence = f"works; {cudnn} is too old to be asked for workspaces (from 9.8 on)"
     else:

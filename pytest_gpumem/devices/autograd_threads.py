@@ -21,7 +21,7 @@ INPUTS: Final = 4
 """the place of its argument that names the tensors of which gradients are returned"""
 LONGEST_WAIT_S: Final = 60
 """seconds, after which a thread of autograd's waits for the caller: no step is to hang by that"""
-MOST_LOOKS: Final = 1000
+MAX_LOOKS: Final = 1000
 """times that threads are looked at, a millisecond apart, until they are taken for idle"""
 
 _this_thread = threading.local()
@@ -214,7 +214,7 @@ def await_idle_threads() -> None:
     Their last pass has ended, but they may want Python yet to let go of it.
     """
     before: list[str] = []
-    for _ in range(MOST_LOOKS):
+    for _ in range(MAX_LOOKS):
         time.sleep(0.001)  # Python is free meanwhile
         looks = []
         for task in Path("/proc/self/task").iterdir():

@@ -24,7 +24,7 @@ from pytest_gpumem.atomic_file import write_whole
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-MOST_OVERTAKEN: Final = 8
+MAX_OVERTAKEN: Final = 8
 """tests that may begin before one that came earlier and waits for more room: \
 benchmarks/scale/packing.py compares"""
 EVERY_S: Final = 0.05
@@ -86,7 +86,7 @@ def admits(
         free: for each GPU, the bytes that are free now and the bytes that it has.
     """
     gpus = list(own.nbytes)
-    if any(entry.overtaken >= MOST_OVERTAKEN for entry in earlier(own, entries)):
+    if any(entry.overtaken >= MAX_OVERTAKEN for entry in earlier(own, entries)):
         return False
     running = [entry for entry in entries if entry.shares(gpus, "running")]
     if not running:

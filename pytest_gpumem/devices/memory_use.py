@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from pytest_gpumem.devices.nvml import import_nvml
 from pytest_gpumem.devices.xdist_order import own_instance
-from pytest_gpumem.measurement import LEAST_OUTSIDE, DeviceUse
+from pytest_gpumem.measurement import MIN_OUTSIDE, DeviceUse
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def watch_gpus(devices: range) -> UseWatch:
 def beside(use: Sequence[DeviceUse], name: str) -> Iterator[str]:
     """Yield a sentence if other libraries of this process took memory of a virtual device."""
     outside = max((device.outside for device in use), default=0)
-    if outside >= LEAST_OUTSIDE:
+    if outside >= MIN_OUTSIDE:
         yield (
             f"at least {format_size(outside)} of {name}'s memory were taken beside PyTorch's "
             "allocator: they are in no peak, and have to fit as well"

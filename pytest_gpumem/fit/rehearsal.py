@@ -17,11 +17,11 @@ from pytest_gpumem.meter.out_of_memory import is_out_of_memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-MOST_REQUESTS: Final = 200_000
+MAX_REQUESTS: Final = 200_000
 """requests of one device that are still rehearsed"""
 FAR: Final = 8
 """times the larger of two points up to which a line through them is trusted"""
-MOST_POINTS: Final = 3
+MAX_POINTS: Final = 3
 """values that a request's size is interpolated through: a constant, a line, a parabola"""
 
 
@@ -61,7 +61,7 @@ def script_of(events: Sequence[dict[str, Any]]) -> Script | None:
             order.append(number)
         elif action in {"segment_free", "segment_unmap"}:  # the step emptied the cache
             return None
-    if len(order) > MOST_REQUESTS:
+    if len(order) > MAX_REQUESTS:
         return None
     return Script(tuple(sizes), tuple(streams), tuple(order))
 
@@ -103,7 +103,7 @@ class Rehearsal:
         points = self._points()
         if points is None:
             return None
-        if len(points) < MOST_POINTS:  # of a parabola two points tell little
+        if len(points) < MAX_POINTS:  # of a parabola two points tell little
             highest = min(highest, FAR * points[-1][0])
         if highest <= low:
             return None
@@ -135,7 +135,7 @@ class Rehearsal:
                     break
             else:
                 groups.append([(value, scripts)])
-        usable = [group[-MOST_POINTS:] for group in groups if len(group) > 1]
+        usable = [group[-MAX_POINTS:] for group in groups if len(group) > 1]
         return max(usable, key=lambda group: group[-1][0], default=None)
 
     def _fits(self, value: int) -> bool:

@@ -25,7 +25,7 @@ EVEN_BYTES: Final = 2 * MIB
 """or so many bytes: PyTorch's allocator rounds every block"""
 NOTEWORTHY: Final = Fraction(1, 10)
 """a line of source is named if its misfit is at least this part of the largest"""
-MOST_NAMED: Final = 3
+MAX_NAMED: Final = 3
 """lines of source"""
 
 
@@ -159,7 +159,7 @@ def uneven(breakdowns: Mapping[int, Breakdown]) -> tuple[str, ...]:
     misfits.sort(key=lambda misfit: -misfit[0])
     worst = misfits[0][0] if misfits else Fraction(0)
     sentences = []
-    for residual, site, points in misfits[:MOST_NAMED]:
+    for residual, site, points in misfits[:MAX_NAMED]:
         if residual and residual >= NOTEWORTHY * worst:
             amounts = (
                 f"{format_size(nbytes)} at {size}" for size, nbytes in sorted(points.items())

@@ -25,7 +25,7 @@ Oracle = Callable[[int, "int | None", int, int], "int | None"]
 None where it cannot tell."""
 Stop = Literal["memory", "limit", "no growth", "interrupted"]
 
-MOST_GROWTH: Final = 64
+MAX_GROWTH: Final = 64
 """times the previous value that a probe may be at most, however little memory that took"""
 GUIDED: Final = 6
 """probes between a value that fits and one that does not, after which every second is the middle"""
@@ -33,14 +33,14 @@ GROWTH: Final = 4
 """times the previous value that a probe is at least, where nothing is known yet"""
 FLAT_PROBES: Final = 4
 """probes that have to show no growth before the search is given up"""
-MOST_ERRORS: Final = 3
+MAX_ERRORS: Final = 3
 """wrong predictions after which an oracle is no longer asked"""
 DOWN: Final = (9, 8)
 """tenths of a first value that does not fit, tried next: a user's first value may be near"""
 FAR_DOWN: Final = 16
 """then a value so many times smaller: memory that a step makes and keeps, as an optimizer's state,
 lies among small segments then, and not in the midst of large ones, which could not be given back"""
-LEAST_DOWN: Final = 64
+MIN_DOWN: Final = 64
 """the least value for which that is done; below it, half of it is tried"""
 NEAR: Final = 20
 """the next value is larger by at least this part"""
@@ -233,7 +233,7 @@ class Search:
             unit = self._further()
         elif self._low:
             unit = self._between(self._low, self._high)
-        elif self._high < LEAST_DOWN:  # from here on none has fitted
+        elif self._high < MIN_DOWN:  # from here on none has fitted
             unit = _middle(0, self._high)
         elif len(self.probes) <= len(DOWN):
             first = max(probe.value for probe in self.probes) // self._multiple
@@ -262,7 +262,7 @@ class Search:
         """Return the value that the oracle predicts, or the next, which is to be refused."""
         if not self._trusted or self._outdated or self._oracle is None:
             return None
-        bounds = [MOST_GROWTH * self._low, self._limit, self._high and self._high - 1]
+        bounds = [MAX_GROWTH * self._low, self._limit, self._high and self._high - 1]
         largest = min(bound for bound in bounds if bound is not None)
         high = None if self._high is None else self._high * self._multiple
         self._prediction = self._oracle(
@@ -275,7 +275,7 @@ class Search:
     @property
     def _trusted(self) -> bool:
         """Whether an oracle is to be asked, now or when it has learned more."""
-        return self._oracle is not None and self._errors < MOST_ERRORS and self._low > 0
+        return self._oracle is not None and self._errors < MAX_ERRORS and self._low > 0
 
     def _further(self) -> int:
         """Return a larger value, none having been refused."""
@@ -284,7 +284,7 @@ class Search:
             unit = safe if safe > self._low + self._low // NEAR else end or 2 * self._low
         else:
             unit = max(safe, GROWTH * self._low) if end is None else end
-        unit = min(unit, MOST_GROWTH * self._low)
+        unit = min(unit, MAX_GROWTH * self._low)
         if unit <= self._low:
             unit = self._low + self._stride()
         return unit if self._limit is None else min(unit, self._limit)

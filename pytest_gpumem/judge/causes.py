@@ -33,17 +33,17 @@ if TYPE_CHECKING:
         SegmentRequest,
     )
 
-MOST_CAUSES: Final = 10
+MAX_CAUSES: Final = 10
 """causes of one verdict"""
-MOST_HELD: Final = 3
+MAX_HELD: Final = 3
 """source lines of a peak that is over a limit"""
-LEAST_ALIKE: Final = 0.5
+MIN_ALIKE: Final = 0.5
 """of two lines' code, from 0 to 1: from here on one is the other, edited"""
-LEAST_KEPT: Final = 8
+MIN_KEPT: Final = 8
 """what keeps less than one part in so many of a line's growth is not told"""
-LEAST_LEADING: Final = 4
+MIN_LEADING: Final = 4
 """parameters that grew by one part in so many of what follows them are its cause"""
-LEAST_EDITED: Final = 50
+MIN_EDITED: Final = 50
 """a line that was edited and grew by one part in so many of the line that grew most is the cause"""
 SEGMENTS: Final = "new segments"
 """the category of a cause that is no tensor's: memory that the allocator reserved"""
@@ -70,7 +70,7 @@ class HeldLine:
 
 def largest_lines(attribution: Attribution) -> list[HeldLine]:
     """Return the source lines that hold most of a peak, the largest first."""
-    sites = sorted(attribution.breakdown.sites, key=lambda site: -site.nbytes)[:MOST_HELD]
+    sites = sorted(attribution.breakdown.sites, key=lambda site: -site.nbytes)[:MAX_HELD]
     lines = []
     for site in sites:
         if site.nbytes >= MIB:
@@ -100,7 +100,7 @@ def _segment_causes(requests: Sequence[SegmentRequest], baseline: int) -> tuple[
         reasons = tuple(dict.fromkeys(_segment_reason(request) for request in group))
         causes.append(Cause(nbytes, SEGMENTS, site, reasons=reasons))
     causes.sort(key=lambda cause: -cause.nbytes)
-    return tuple(causes[:MOST_CAUSES])
+    return tuple(causes[:MAX_CAUSES])
 
 
 def _segment_reason(request: SegmentRequest) -> str:
@@ -156,7 +156,7 @@ def growth_causes(
         grown = [
             line for line in category_rows(current, baseline)[:-1] if (line.difference or 0) > 0
         ]
-        return tuple(Cause(line.difference or 0, line.name) for line in grown[:MOST_CAUSES])
+        return tuple(Cause(line.difference or 0, line.name) for line in grown[:MAX_CAUSES])
     growths = line_growths(current.lines, baseline.lines)
     by_line = {_line_key(growth.peak): growth.nbytes for growth in growths}
 
@@ -174,7 +174,7 @@ def growth_causes(
     rows = _parameters_first(rows)
     if of_one_program:
         rows = _edited_first(rows)
-    causes = [_cause(line, keepers) for line in rows[:MOST_CAUSES]]
+    causes = [_cause(line, keepers) for line in rows[:MAX_CAUSES]]
     reasons = [*_unsplit_reason(current, baseline), *_autocast_reason(current, baseline)]
     if not causes[0].keepers:  # else the growth is explained
         reasons += _line_reason(causes[0], current.sites, growths)
@@ -218,7 +218,7 @@ def _edited(gone: Iterable[LineKey], added: Iterable[LineKey]) -> dict[LineKey, 
     ]
     edited: dict[LineKey, LineKey] = {}
     for ratio, new, old in sorted(pairs, reverse=True):
-        if ratio >= LEAST_ALIKE and new not in edited and old not in edited.values():
+        if ratio >= MIN_ALIKE and new not in edited and old not in edited.values():
             edited[new] = old
     return edited
 
@@ -237,7 +237,7 @@ def _parameters_first(rows: list[BreakdownRow]) -> list[BreakdownRow]:
     if lead is None or lead.category not in FOLLOWING:
         return rows
     # A few bytes of parameters, from blocks that were not split, make no gradients.
-    if sum(row.difference or 0 for row in parameters) * LEAST_LEADING < (rows[0].difference or 0):
+    if sum(row.difference or 0 for row in parameters) * MIN_LEADING < (rows[0].difference or 0):
         return rows
     return [*parameters, *(row for row in rows if row not in parameters)]
 
@@ -247,7 +247,7 @@ def _edited_first(rows: list[BreakdownRow]) -> list[BreakdownRow]:
 
     A line that makes a wider layer is the cause, though the lines that run the layer grow more.
     """
-    least = (rows[0].difference or 0) // LEAST_EDITED
+    least = (rows[0].difference or 0) // MIN_EDITED
     others = with_others_alike(rows)
     edited = [
         row
@@ -286,7 +286,7 @@ def _place(row: BreakdownRow) -> tuple[str, int]:
 def _is_edited(row: BreakdownRow) -> bool:
     """Return whether a row's line is the baseline's with another text."""
     code = row.site.code if row.site else ""
-    return bool(row.old_code) and SequenceMatcher(None, row.old_code, code).ratio() >= LEAST_ALIKE
+    return bool(row.old_code) and SequenceMatcher(None, row.old_code, code).ratio() >= MIN_ALIKE
 
 
 def _cause(row: BreakdownRow, keepers: Sequence[Keeper]) -> Cause:
@@ -318,7 +318,7 @@ def keepers_of(site: Site, keepers: Iterable[Keeper], nbytes: int) -> tuple[Keep
         keeper
         for keeper in keepers
         if (keeper.path, keeper.line, keeper.category) == place
-        and keeper.nbytes * LEAST_KEPT >= nbytes
+        and keeper.nbytes * MIN_KEPT >= nbytes
     )
 
 
@@ -372,7 +372,7 @@ def _line_reason(
     for growth in growths:
         line = growth.peak
         told = (line.path, line.line) in calls | follows | {(site.path, site.line)}
-        if not told and growth.nbytes * LEAST_KEPT >= cause.nbytes:
+        if not told and growth.nbytes * MIN_KEPT >= cause.nbytes:
             size = format_size(growth.nbytes)
             place = f"{line.path}:{line.line}"
             yield f"as a result, {place} allocates {size} more in the forward pass: {line.code}"

@@ -26,7 +26,7 @@ from pytest_gpumem.judge.verdict import (
     Verdict,
     beyond_tolerance,
 )
-from pytest_gpumem.measurement import LEAST_OUTSIDE
+from pytest_gpumem.measurement import MIN_OUTSIDE
 from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.sizes import GIB, MIB, format_size
 from pytest_gpumem.spec_fields import declared_as
@@ -197,7 +197,7 @@ def _out_of_memory(case: Case) -> Verdict | None:
     segment = DEFAULT_TOLERANCES["reserved"].absolute
     if oom.requested is not None and oom.reserved + oom.requested + segment <= size:
         uses = case.measurement.device_use[oom.device_index : oom.device_index + 1]
-        if any(use.outside >= LEAST_OUTSIDE for use in uses):
+        if any(use.outside >= MIN_OUTSIDE for use in uses):
             outside = format_size(uses[0].outside)
             text = f"{outside} of the device were taken beside PyTorch's allocator"
         else:
@@ -253,7 +253,7 @@ def _over_budget_outside(case: Case) -> Verdict | None:
         for device, (use, held) in enumerate(
             zip(measurement.device_use, measurement.held, strict=False)
         )
-        if use.outside >= LEAST_OUTSIDE
+        if use.outside >= MIN_OUTSIDE
     ]
     limits = [limit for limit in case.limits if limit.peak == "reserved"]
     if not totals or not limits:

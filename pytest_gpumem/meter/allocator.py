@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NO_CACHING: Final = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 """an environment variable; its presence counts, whatever its value"""
-MOST_COLLECTIONS: Final = 50
+MAX_COLLECTIONS: Final = 50
 """collections, each of which may find what the last one has let go of"""
 Stats = dict[str, Any]
 """the allocator's statistics of one device, nested as ``memory_stats_as_nested_dict`` has them"""
@@ -157,7 +157,7 @@ def collect_garbage() -> None:
     garbage only once the last collection has freed the node. And while another thread collects,
     ``gc.collect()`` returns at once and has done nothing.
     """
-    for _ in range(MOST_COLLECTIONS):
+    for _ in range(MAX_COLLECTIONS):
         number = gc.get_stats()[-1]["collections"]
         unreachable = gc.collect()
         if gc.get_stats()[-1]["collections"] == number:

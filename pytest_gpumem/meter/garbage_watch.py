@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FULL: Final = 2
 """the collector's oldest generation"""
-LEAST_SHARE: Final = 1000
+MIN_SHARE: Final = 1000
 """garbage below this part of the peak, or below 1 MiB, is within the default tolerance"""
 
 
@@ -52,7 +52,7 @@ class GarbageWatch:
 
     def notes(self, peaks: Sequence[int]) -> list[str]:
         """Return a sentence about garbage that matters beside the peaks, in bytes."""
-        if self.most < MIB or self.most * LEAST_SHARE < max(peaks):
+        if self.most < MIB or self.most * MIN_SHARE < max(peaks):
             return []
         sentence = (
             f"garbage in reference cycles held {format_size(self.most)} until Python's collector "

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.measurement import Holder
 
-MOST_SEARCHES: Final = 2
+MAX_SEARCHES: Final = 2
 """searches for the objects that refer to growing memory: each walks all that Python holds"""
 
 
@@ -72,7 +72,7 @@ class Steps:
         self.allocated.append(self._allocated_now())
         self.times.append(now())
         number = len(self.allocated) - 1
-        if number < WARM or self._searches == MOST_SEARCHES:
+        if number < WARM or self._searches == MAX_SEARCHES:
             return
         if number == WARM:
             self._lasting = {id(tensor): weakref.ref(tensor) for tensor in live_tensors()}

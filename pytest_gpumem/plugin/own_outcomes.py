@@ -10,7 +10,7 @@ from pytest_gpumem.report.model import OwnOutcome
 if TYPE_CHECKING:
     import pytest
 
-MOST_TEXT: Final = 4000
+MAX_TEXT: Final = 4000
 """characters of a traceback that are kept, its last"""
 
 
@@ -32,4 +32,4 @@ def own_outcome(report: pytest.TestReport) -> OwnOutcome | None:
     message = crash.message if crash is not None else text
     lines = [line for line in message.splitlines() if line.strip()]
     word = "failed" if report.when == "call" else "error"
-    return OwnOutcome(nodeid, word, lines[0].strip() if lines else "", text[-MOST_TEXT:])
+    return OwnOutcome(nodeid, word, lines[0].strip() if lines else "", text[-MAX_TEXT:])

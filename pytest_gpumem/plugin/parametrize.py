@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 CARD: Final = "_gpumem_card"
 RANK: Final = "_gpumem_rank"
 """fixtures of no use but to give a test its parameter"""
-MOST_RANKS: Final = 4096
+MAX_RANKS: Final = 4096
 """ranks that "all" may mean"""
 
 
@@ -39,11 +39,11 @@ def spread(metafunc: pytest.Metafunc, cards: Sequence[str]) -> None:
         _parametrize(metafunc, CARD, names, names)
     ranks, world_size = fields.get("ranks"), fields.get("world_size")
     if isinstance(ranks, str) and str.__str__(ranks) == "all" and isinstance(world_size, int):
-        ranks = range(world_size) if 1 <= world_size <= MOST_RANKS else ranks
+        ranks = range(world_size) if 1 <= world_size <= MAX_RANKS else ranks
     # Of anything else, and of too many, the test's own error tells.
     if (
         isinstance(ranks, (list, tuple, range))
-        and len(ranks) <= MOST_RANKS
+        and len(ranks) <= MAX_RANKS
         and all(type(rank) is int for rank in ranks)
     ):
         ranks = list(dict.fromkeys(ranks))

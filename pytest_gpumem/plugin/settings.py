@@ -562,17 +562,17 @@ def _read_against(device: str) -> str:
 
 def _read_visible(visible: str) -> str:
     """Return the audience of the virtual GPU: "test", "session" or "session:4"."""
-    from pytest_gpumem.spec import MOST_DEVICES
+    from pytest_gpumem.spec import MAX_DEVICES
 
     word, colon, number = visible.strip().partition(":")
-    digits = number.isdecimal() and number.isascii() and len(number) <= len(str(MOST_DEVICES))
+    digits = number.isdecimal() and number.isascii() and len(number) <= len(str(MAX_DEVICES))
     count = int(number) if digits else 0
-    if word == "session" and (not colon or 1 <= count <= MOST_DEVICES):
+    if word == "session" and (not colon or 1 <= count <= MAX_DEVICES):
         return f"session:{count}" if count > 1 else "session"
     raise SpecError(
         visible,
         "there is no such choice",
-        f"write test, session, or session:4 for four GPUs (at most {MOST_DEVICES})",
+        f"write test, session, or session:4 for four GPUs (at most {MAX_DEVICES})",
     )
 
 

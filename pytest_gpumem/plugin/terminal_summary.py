@@ -14,7 +14,7 @@ from pytest_gpumem.report.card_matrix import cards_matrix
 from pytest_gpumem.report.cause_sentences import cause_lines
 from pytest_gpumem.report.terminal import session_text, update_text
 from pytest_gpumem.report.terminal.brief_text import brief_failures, repeated_lines
-from pytest_gpumem.report.terminal.failure_text import MOST_ROWS, failure_sections
+from pytest_gpumem.report.terminal.failure_text import MAX_ROWS, failure_sections
 from pytest_gpumem.report.terminal.styles import Span, encodable_lines, lines_of
 from pytest_gpumem.report.terminal.summary_table import summary_table
 from pytest_gpumem.report.terminal.toolchain_lead import lead_lines, short_texts
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.plugin.settings import Settings
     from pytest_gpumem.report.terminal.styles import Line
 
-LEAST_WIDTH: Final = 80
+MIN_WIDTH: Final = 80
 """columns that a failure's text is laid out for at least"""
 BLANK: Final[Line] = ()
 """a line without text"""
@@ -132,8 +132,8 @@ def failure_text(results: Sequence[Result], verbosity: int) -> str:
         return ""
     lines = failure_sections(
         results,
-        width=max(LEAST_WIDTH, shutil.get_terminal_size().columns),
-        most_rows=None if verbosity > 1 else MOST_ROWS,
+        width=max(MIN_WIDTH, shutil.get_terminal_size().columns),
+        most_rows=None if verbosity > 1 else MAX_ROWS,
         whole_code=True,  # it is for files, JUnit's say, as well
     )
     return "\n".join(line.text for line in lines)
@@ -165,11 +165,11 @@ def failure_lines(
     for result in results:
         by_test.setdefault(result.nodeid, []).append(result)
     if verbosity > 0:
-        most_rows = None if verbosity > 1 else MOST_ROWS
+        most_rows = None if verbosity > 1 else MAX_ROWS
         full = {
             nodeid: failure_sections(
                 members,
-                width=max(LEAST_WIDTH, width),
+                width=max(MIN_WIDTH, width),
                 most_rows=most_rows,
                 whole_code=whole_code,
                 ascii_only=ascii_only,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Result
 
 TITLE: Final = "GiB left on each card"
-LEAST_NAME: Final = 16
+MIN_NAME: Final = 16
 """columns that a test's name keeps, however narrow the terminal"""
 
 
@@ -67,7 +67,7 @@ def cards_matrix(results: Sequence[Result], width: int = 80) -> str:
         wide = sum(
             2 + max(map(columns, column)) for column in zip(group, *rows_of_group, strict=True)
         )
-        room = max(width - wide, LEAST_NAME)
+        room = max(width - wide, MIN_NAME)
         names = [shortened(printable(name), room) for name in cells]
         lines = [[shortened(TITLE, room), *group]]
         lines += ([name, *row] for name, row in zip(names, rows_of_group, strict=True))
@@ -97,7 +97,7 @@ def _cell(result: Result) -> str:
 
 def _groups(cells: dict[str, dict[str, str]], cards: Iterable[str], width: int) -> list[list[str]]:
     """Return the cards in groups that fit beside the names."""
-    room = width - min(max(map(columns, cells)), LEAST_NAME)
+    room = width - min(max(map(columns, cells)), MIN_NAME)
     groups: list[list[str]] = [[]]
     used = 0
     for card in cards:

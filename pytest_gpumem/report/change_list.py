@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 1
 """The JSON's format. 1: the first (pytest-gpumem 0.1.0)."""
-MOST_CAUSES: Final = 10
+MAX_CAUSES: Final = 10
 """sentences on why something grew, below a table"""
 LISTED: Final = (
     ChangeKind.OUT_OF_MEMORY,
@@ -94,10 +94,10 @@ def _peak_cells(move: EntryChange) -> list[tuple[str, ...]]:
 
 
 def _causes(changes: Changes) -> list[str]:
-    """Return why tests grew: a sentence each, of the first ``MOST_CAUSES``."""
+    """Return why tests grew: a sentence each, of the first ``MAX_CAUSES``."""
     causes = [f"{move.key.name}: {move.cause}" for move in changes.alone if move.cause]
-    hidden = len(causes) - MOST_CAUSES
-    return [*causes[:MOST_CAUSES], *([f"and {hidden} more tests"] if hidden > 0 else [])]
+    hidden = len(causes) - MAX_CAUSES
+    return [*causes[:MAX_CAUSES], *([f"and {hidden} more tests"] if hidden > 0 else [])]
 
 
 def _notes(changes: Changes) -> Iterator[str]:

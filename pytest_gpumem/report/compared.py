@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.judge.result import Result
 
-MOST_REASONS = 4
+MAX_REASONS = 4
 """reasons that a sentence gives, the most frequent first"""
 
 
@@ -28,7 +28,7 @@ def comparison_sentences(results: Sequence[Result]) -> dict[str, str]:
         compared = reasons.pop("", 0)
         devices = dict.fromkeys(result.verdict.held_to for result in members)
         against = ", ".join(filter(None, devices))
-        shown = [f"{number} {reason}" for reason, number in reasons.most_common(MOST_REASONS)]
+        shown = [f"{number} {reason}" for reason, number in reasons.most_common(MAX_REASONS)]
         hidden = len(reasons) - len(shown)
         shown += [f"and {hidden} more reasons"] if hidden else []
         baselines = f" with those of {against}" if against else ""

@@ -28,7 +28,7 @@ SUMMARY_LIMIT: Final = 1024 * 1024
 """bytes that GitHub takes of a step's summary; of a larger one it shows nothing"""
 _LONGEST: Final = 4000
 """characters of a message"""
-MOST_NAMES: Final = 10
+MAX_NAMES: Final = 10
 """tests that a cause's message names"""
 
 
@@ -79,8 +79,8 @@ def cause_warnings(results: Iterable[Result], *, root: Path, workspace: Path) ->
             "line": str(line),
             "title": f"GPU memory: {tests} by this line",
         }
-        names = ", ".join(result.name for result, _ in members[:MOST_NAMES])
-        hidden = f" and {number - MOST_NAMES} more" if number > MOST_NAMES else ""
+        names = ", ".join(result.name for result, _ in members[:MAX_NAMES])
+        hidden = f" and {number - MAX_NAMES} more" if number > MAX_NAMES else ""
         where = f" of {first.name}" if number > 1 else ""
         yield _command("warning", properties, f"{words}{where}; makes fail {names}{hidden}")
 

@@ -18,7 +18,7 @@ from pytest_gpumem.judge.verdict import FigureName, Kind, LeadKind  # noqa: TC00
 # At run time: msgspec reads the annotations.
 from pytest_gpumem.measurement import Category, DeviceKind  # noqa: TC001
 from pytest_gpumem.notes import Note, NoteKind, paired
-from pytest_gpumem.report.model import MOST_SHARDS
+from pytest_gpumem.report.model import MAX_SHARDS
 from pytest_gpumem.source_lines import package_path
 
 FORMAT: Final = 3
@@ -32,7 +32,7 @@ Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """bytes of a line at a batch size of 0, which may be below zero"""
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-ShardNumber = Annotated[int, msgspec.Meta(ge=1, le=MOST_SHARDS)]
+ShardNumber = Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARDS)]
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

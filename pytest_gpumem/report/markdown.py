@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.report.model import Report
 
-MOST_CAUSES = 3
+MAX_CAUSES = 3
 """source lines of which a failure says why they grew"""
-MOST_SITES = 12
+MAX_SITES = 12
 """source lines that a failure lists, of each device"""
-MOST_SHARED_CAUSES = 5
+MAX_SHARED_CAUSES = 5
 """causes of several failures that the report begins with"""
 _UPDATE_WIDTH = 100
 """columns of the account of updated baselines"""
@@ -94,7 +94,7 @@ def _document(report: Report, when: str, limits: _Limits) -> str:
         blocks.append("\n".join(f"- {prose(remark)}" for remark in report.remarks))
     causes = cause_lines(report.results)
     if causes:
-        blocks.append("\n".join(f"- {prose(cause)}" for cause in causes[:MOST_SHARED_CAUSES]))
+        blocks.append("\n".join(f"- {prose(cause)}" for cause in causes[:MAX_SHARED_CAUSES]))
     blocks += _failures(failures, limits)
     matrix = card_matrix(results)
     if matrix is not None:
@@ -141,7 +141,7 @@ def _failures(failures: Sequence[Result], limits: _Limits) -> Iterator[str]:
             yield from _details(result)
         lines = [
             f"- {code(code_words(cause.site)[0])}: {prose(reason)}"
-            for cause in verdict.causes[:MOST_CAUSES]
+            for cause in verdict.causes[:MAX_CAUSES]
             if cause.site is not None
             for reason in cause.reasons
         ]
@@ -197,7 +197,7 @@ def _breakdown_tables(device: DeviceRows, where: str) -> Iterator[str]:
             code(row.site.module) if row.site else "",
             code(row.site.code) if row.site else "",
         )
-        for row in device.sites[:MOST_SITES]
+        for row in device.sites[:MAX_SITES]
     ]
     yield pipe_table((f"allocated by{where}", *titles, "of", "blocks", "module", "code"), sites)
     hidden = len(device.sites) - len(sites)

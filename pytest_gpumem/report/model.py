@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.verdict import Kind
 
 
-MOST_SHARDS: Final = 100_000
+MAX_SHARDS: Final = 100_000
 """sessions among which a suite may be split"""
 
 

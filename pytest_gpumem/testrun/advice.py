@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.run import Run
 
 
-MOST_TRIALS: Final = 12
+MAX_TRIALS: Final = 12
 """batch sizes that are tried for the sake of advice: a number, for a slow machine is to give the
 same advice as a fast one"""
 
@@ -99,7 +99,7 @@ def _smaller_batches(  # noqa: PLR0913 - a test, and all that is known of its fa
     search = Search(capacity, limit=declared - 1)
     search.add(Probe(declared, fits=False, peak=needed))
     value: int | None = min(max(1, declared * capacity // max(needed.reserved, 1)), declared - 1)
-    while value is not None and len(search.probes) <= MOST_TRIALS:  # the declared one is in it
+    while value is not None and len(search.probes) <= MAX_TRIALS:  # the declared one is in it
         probe = tried(value)
         if probe is None:
             break

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.testrun.run import Run
 
-MOST_SHOWN: Final = 4
+MAX_SHOWN: Final = 4
 """processes on one device that have a size each in a note"""
 
 
@@ -29,7 +29,7 @@ def child_notes(run: Run) -> Iterator[Note]:
     shown, excesses, own_peaks = [], [], run.meter.peaks()
     for device, sizes in sorted(reserved.items()):
         text = " and ".join(format_size(size) for size in sorted(sizes, reverse=True))
-        if len(sizes) > MOST_SHOWN:
+        if len(sizes) > MAX_SHOWN:
             text = f"at most {format_size(max(sizes))} each, {format_size(sum(sizes))} in all,"
         shown.append(f"{text} of device {device}")
         # Each process has a CUDA context of its own.

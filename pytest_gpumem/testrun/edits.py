@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.verdict import Cause, Edit
     from pytest_gpumem.measurement import Breakdown
 
-MOST_BLOCKS: Final = 500
+MAX_BLOCKS: Final = 500
 """blocks whose stacks are looked at, the largest first"""
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
 _COMMON: Final = frozenset({"self", "torch", "list", "dict", "tuple", "set", "for", "in", "of"})
@@ -139,7 +139,7 @@ def _growth(result: Result, scene: Scene, device: int, root: Path) -> _Growth:
     functions: set[tuple[str, str]] = set()
     categories = {cause.category for cause in causes}
     files = {path for path, _ in lines}
-    for block in sorted(scene.blocks, key=lambda block: -block.size)[:MOST_BLOCKS]:
+    for block in sorted(scene.blocks, key=lambda block: -block.size)[:MAX_BLOCKS]:
         origin = origin_of(scene.device, block)
         path = shown_path(origin.filename, root) if origin.filename else ""
         own_files = {shown_path(frame["filename"], root) for frame in _users_frames(block)}

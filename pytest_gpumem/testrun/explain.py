@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from pytest_gpumem.allocator_view import MOST_EVENTS
+from pytest_gpumem.allocator_view import MAX_EVENTS
 from pytest_gpumem.attribution.attributor import Attributor, Subject
 from pytest_gpumem.attribution.hints import fragmentation, is_fragmented
 from pytest_gpumem.attribution.snapshots import write_snapshot
@@ -82,8 +82,8 @@ class Explainer:
     def records_first_run(self, spec: MemorySpec, *, virtual: bool) -> bool:
         """Whether a test is recorded from the start, so that its own run tells why it failed.
 
-        On the virtual GPU a recording is cheap (benchmarks/attribution.py), and the range of its
-        workspaces comes of it. What it takes on a real GPU has not been measured: a test that
+        On the virtual GPU a recording is cheap (benchmarks/speed/attribution.py), and the range of
+        its workspaces comes of it. What it takes on a real GPU has not been measured: a test that
         failed there runs once more for it.
         """
         return virtual or self.explains(spec)
@@ -304,7 +304,7 @@ def explain(run: Run, parts: Iterable[str], root: Path, *, timelines: bool) -> E
     explanations.recording = recording
     if recording.overflowed:
         explanations.useless(
-            f"where the peak comes from is unknown: the allocator's history keeps {MOST_EVENTS} "
+            f"where the peak comes from is unknown: the allocator's history keeps {MAX_EVENTS} "
             "events and this test had more"
         )
         return explanations

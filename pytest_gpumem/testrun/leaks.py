@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pytest_gpumem.attribution.attributor import MOST_SITES, origin_of
+from pytest_gpumem.attribution.attributor import MAX_SITES, origin_of
 from pytest_gpumem.attribution.categories import Blocks
 from pytest_gpumem.attribution.referrers import holders
 from pytest_gpumem.attribution.sites import sites
@@ -14,7 +14,7 @@ from pytest_gpumem.judge.judge import judge_left
 from pytest_gpumem.measurement import Stayed
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.sizes import format_size
-from pytest_gpumem.step_growth import LEAST_STEPS, WARM, growth
+from pytest_gpumem.step_growth import MIN_STEPS, WARM, growth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Place = tuple[int, int]
 """device and address of a block"""
 
-MOST_SHARE: Final = 8
+MAX_SHARE: Final = 8
 """a test that left more than one part in so many of the device's memory is not run again: the
 second run would have to fit beside that"""
 
@@ -45,10 +45,10 @@ def require_steps(run: Run) -> None:
         SpecError: it has too few.
     """
     number = len(run.meter.steps.allocated)
-    if run.spec.steady and number < LEAST_STEPS:
+    if run.spec.steady and number < MIN_STEPS:
         raise SpecError(
             "steady=True",
-            f"the test had {number} steps, and growth can be told of {LEAST_STEPS} or more "
+            f"the test had {number} steps, and growth can be told of {MIN_STEPS} or more "
             "(a step ends with the optimizer's)",
             "run more steps; where there is no optimizer, call gpu_memory.step() after each",
         )
@@ -88,7 +88,7 @@ def _sites(
     origins = [
         origin_of(scene, block) for block in scene.blocks if block.start >= 0 and leaked(block)
     ]
-    return sites(origins, root)[:MOST_SITES]
+    return sites(origins, root)[:MAX_SITES]
 
 
 # -- memory that is left --
@@ -126,7 +126,7 @@ def judged(  # noqa: PLR0913 - a test, its run, and all that came of it
     stayed = _stayed(run, left, recording, runner.root)  # before the second run, which leaves more
     left_again: _Leftover | None = None
     recorded: Recording | None = None
-    if max(left.sizes) <= run.info.total_memory // MOST_SHARE:
+    if max(left.sizes) <= run.info.total_memory // MAX_SHARE:
         with runner.again(item, record=record, warm=True) as attempt:
             recorded = run.meter.recording()
         if attempt.passed:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LONGEST_ERROR: Final = 200
 """characters of an error that are shown"""
-LEAST_LEFT: Final = MIB
+MIN_LEFT: Final = MIB
 """bytes that a run has to leave behind to be told: generators' states and the like are less"""
 
 
@@ -284,7 +284,7 @@ class Runner:
             item.runtest()
 
         attempt = item.run_again(error, prepare, execute)
-        attempt = attempt._replace(left=left if left >= LEAST_LEFT else 0)
+        attempt = attempt._replace(left=left if left >= MIN_LEFT else 0)
         try:
             yield attempt
         finally:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 End = Literal["least", "usual", "most"]
 """an end of the ranges, or the sizes that the run had"""
 
-MOST_REQUESTS: Final = 200_000
+MAX_REQUESTS: Final = 200_000
 """requests and frees of a device that are still served once more: each takes some microseconds"""
 TOO_MANY: Final = "no range is told of so many allocations"
 UNFIT: Final = "the step does not fit with the largest workspaces"
@@ -150,7 +150,7 @@ class _Reader:
         self._events = recording.events[device] if device < len(recording.events) else []
         self._ours: Sequence[Span] = recording.ours
         self._retried = retried
-        if len(self._events) > MOST_REQUESTS:
+        if len(self._events) > MAX_REQUESTS:
             raise NoRangeError(TOO_MANY)
         self._by_address: dict[int, list[tuple[float, int]]] = {}
         """by address: when it was given, and to which request"""

@@ -31,21 +31,21 @@ def test_the_timeline_stacks_up_to_what_was_allocated(torch):
 
 
 def test_a_long_timeline_keeps_its_peaks(torch):
-    from pytest_gpumem.attribution.timeline import MOST_POINTS
+    from pytest_gpumem.attribution.timeline import MAX_POINTS
 
     with recorded() as run:
-        for index in range(MOST_POINTS * 3):
+        for index in range(MAX_POINTS * 3):
             held = torch.empty((100 if index == 700 else 1) * MIB, dtype=torch.uint8, device="cuda")
             del held
         measurement = run.measurement()
         found = explain(run, [""], ROOT, timelines=True).attached("", measurement)
     line = found.attributions[0].timeline
-    assert len(line.reserved) <= MOST_POINTS + 3
+    assert len(line.reserved) <= MAX_POINTS + 3
     assert line.categories["other"][line.peak] == 100 * MIB
     course = found.attributions[0].breakdown.course
     assert len(course) == COURSE_POINTS
     # Of the stretch with the peak that one, of every other one its own highest.
-    place = COURSE_POINTS * 700 // (MOST_POINTS * 3)
+    place = COURSE_POINTS * 700 // (MAX_POINTS * 3)
     assert [nbytes // MIB for nbytes in course] == [
         100 if number == place else 1 for number in range(COURSE_POINTS)
     ]

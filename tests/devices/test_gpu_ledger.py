@@ -7,7 +7,7 @@ import pytest
 from helpers.virtual_gpu import start_python
 
 from pytest_gpumem.devices import gpu_ledger
-from pytest_gpumem.devices.gpu_ledger import MOST_OVERTAKEN, GpuLedger, LedgerEntry, admits
+from pytest_gpumem.devices.gpu_ledger import MAX_OVERTAKEN, GpuLedger, LedgerEntry, admits
 
 FREE = {"A": (80, 80), "B": (80, 80)}
 
@@ -48,10 +48,10 @@ HOLDS = LedgerEntry("runs on B", {"B": 80}, "running", alone=False, held={"A": 4
         # what another test waits for is not taken yet, and a small one may overtake it, ...
         (waiting({"A": 1}), [neighbour({"A": 80}, "waiting", ticket=8)], FREE, True),
         # ... but not for ever
-        (waiting({"A": 1}), [overtaken({"A": 80}, MOST_OVERTAKEN - 1)], FREE, True),
-        (waiting({"A": 1}), [overtaken({"A": 80}, MOST_OVERTAKEN)], FREE, False),
-        (waiting({"A": 1}), [overtaken({"B": 80}, MOST_OVERTAKEN)], FREE, True),
-        (waiting({"A": 1}, ticket=7), [overtaken({"A": 80}, MOST_OVERTAKEN)], FREE, True),
+        (waiting({"A": 1}), [overtaken({"A": 80}, MAX_OVERTAKEN - 1)], FREE, True),
+        (waiting({"A": 1}), [overtaken({"A": 80}, MAX_OVERTAKEN)], FREE, False),
+        (waiting({"A": 1}), [overtaken({"B": 80}, MAX_OVERTAKEN)], FREE, True),
+        (waiting({"A": 1}, ticket=7), [overtaken({"A": 80}, MAX_OVERTAKEN)], FREE, True),
         # what a process holds of a GPU counts, whichever its test waits for or runs on
         (waiting({"A": 30}), [HOLDS, neighbour({"A": 1})], FREE, True),
         (waiting({"A": 31}), [HOLDS, neighbour({"A": 1})], FREE, False),
@@ -111,13 +111,13 @@ def test_a_test_that_is_overtaken_often_enough_is_next(tmp_path, monkeypatch):
     begun = []
 
     def come_and_go(_seconds):
-        if len(begun) < MOST_OVERTAKEN:
+        if len(begun) < MAX_OVERTAKEN:
             another = GpuLedger(tmp_path)
             begun.append(another)
             another.enter({"A": 1}, lambda: FREE, alone=False)
             return
         (large,) = (entry for entry in entries(tmp_path) if entry.state == "waiting")
-        assert large.overtaken == MOST_OVERTAKEN
+        assert large.overtaken == MAX_OVERTAKEN
         late = LedgerEntry("late", {"A": 1}, "waiting", alone=False, ticket=large.ticket + 1)
         assert not admits(late, entries(tmp_path), FREE)
         for ledger in (small, *begun):
@@ -125,7 +125,7 @@ def test_a_test_that_is_overtaken_often_enough_is_next(tmp_path, monkeypatch):
 
     monkeypatch.setattr(gpu_ledger.time, "sleep", come_and_go)
     GpuLedger(tmp_path).enter({"A": 80}, lambda: FREE, alone=True)
-    assert len(begun) == MOST_OVERTAKEN
+    assert len(begun) == MAX_OVERTAKEN
 
 
 def test_an_interrupted_wait_leaves_the_queue(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ README = read("README.md")
 REPOSITORY = "https://github.com/pytest-gpumem/pytest-gpumem"
 FILES = "https://raw.githubusercontent.com/pytest-gpumem/pytest-gpumem/main/"
 PAGES = "https://pytest-gpumem.readthedocs.io/en/latest/"
-MOST_WORDS = 700
+MAX_WORDS = 700
 (TEST,) = blocks("README.md", "python")
 (OUT_OF_MEMORY,) = blocks("README.md", "text")
 
@@ -37,7 +37,7 @@ def test_the_first_page_of_the_documentation_has_the_same_test_and_what_it_print
 
 
 def test_it_is_a_landing_page():
-    assert len(README.split()) <= MOST_WORDS
+    assert len(README.split()) <= MAX_WORDS
     lines = [line for line in TEST.splitlines() if line and not line.startswith("import")]
     assert len(lines) == 4
 

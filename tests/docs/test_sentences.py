@@ -5,7 +5,7 @@ import re
 import pytest
 from helpers.paths import ROOT
 
-MOST_WORDS = 25
+MAX_WORDS = 25
 PAGES = ("README.md", "docs/tutorial/gate-in-ci.md")
 
 
@@ -21,11 +21,11 @@ def sentences(text):
 @pytest.mark.parametrize("page", PAGES)
 def test_no_sentence_is_longer_than_twenty_five_words(page):
     text = (ROOT / page).read_text(encoding="utf-8")
-    long = [one for one in sentences(text) if len(one.split()) > MOST_WORDS]
+    long = [one for one in sentences(text) if len(one.split()) > MAX_WORDS]
     assert long == []
 
 
 def test_a_longer_one_is_seen():
-    words = "Word" + " word" * (MOST_WORDS - 1)
+    words = "Word" + " word" * (MAX_WORDS - 1)
     found = list(sentences(f"# Head\nShort. {words} word.\n\n| {words} |\n"))
-    assert [len(one.split()) for one in found if one] == [1, MOST_WORDS + 1]
+    assert [len(one.split()) for one in found if one] == [1, MAX_WORDS + 1]

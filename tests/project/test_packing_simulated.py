@@ -24,7 +24,7 @@ def test_overtaking_and_spreading_shorten_it(monkeypatch):
     tests = made_up(150)
     assert wall_time(tests, 4) < wall_time(tests, 4, spread=False)
     packed = wall_time(tests, 32)
-    monkeypatch.setattr(gpu_ledger, "MOST_OVERTAKEN", 0)
+    monkeypatch.setattr(gpu_ledger, "MAX_OVERTAKEN", 0)
     assert packed < 0.9 * wall_time(tests, 32)
 
 

@@ -98,6 +98,6 @@ def test_a_page_of_ten_thousand_attributions_draws_and_explains_few(monkeypatch)
     monkeypatch.setattr(timeline_svg, "draw", spied(lambda *_, **__: None, drawn))
     monkeypatch.setattr(html, "device_rows", spied(breakdown_rows.device_rows, explained))
     text = page(Report(tuple(many(MANY, attributed=MANY))))
-    assert len(drawn) == html.MOST_DRAWN
-    assert len(explained) == html.MOST_EXPLAINED
+    assert len(drawn) == html.MAX_DRAWN
+    assert len(explained) == html.MAX_EXPLAINED
     assert len(text.encode()) < 5_000_000

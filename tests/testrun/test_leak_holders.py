@@ -136,7 +136,7 @@ def test_without_attribution_the_holder_is_told_and_no_line(suite):
 
 
 def test_the_search_ends_by_a_number_of_objects_and_not_by_the_clock(suite, monkeypatch):
-    monkeypatch.setattr("pytest_gpumem.attribution.referrers.MOST_VISITED", 0)
+    monkeypatch.setattr("pytest_gpumem.attribution.referrers.MAX_VISITED", 0)
     head, body, words = KEEPERS["global"]
     session = leaked(suite, *body, head=head)
     assert words not in session.flat

@@ -44,7 +44,7 @@ DESCRIPTION = f"""{HELP.capitalize()}: of the tests that grew, shrank or have no
 those that -k names. The changes are shown first, and written after a yes. The files are those that
 pytest --gpumem-update-baselines would have written in that run. The exit status is 1 if nothing was
 written for want of a yes, 2 if anything stands against it, and then nothing is written."""
-MOST_NAMES: Final = 20
+MAX_NAMES: Final = 20
 """tests that are refused by name"""
 _REFUSED: Final = {
     Kind.OUT_OF_MEMORY: "it ran out of memory",
@@ -324,10 +324,10 @@ def _refusals(
 
 
 def _refusal_lines(refusals: Sequence[tuple[_Test, str]]) -> Iterator[str]:
-    for test, reason in refusals[:MOST_NAMES]:
+    for test, reason in refusals[:MAX_NAMES]:
         yield printable(f"gpumem: {test.nodeid} on {test.device} is not accepted: {reason}")
-    if len(refusals) > MOST_NAMES:
-        yield f"gpumem: and {len(refusals) - MOST_NAMES} more"
+    if len(refusals) > MAX_NAMES:
+        yield f"gpumem: and {len(refusals) - MAX_NAMES} more"
     yield "gpumem: nothing was written; to accept others, leave these out with -k 'not ...'"
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _TOKEN: Final = re.compile(r"\s*(?:([()])|([^\s()]+))")
 _WORDS: Final = frozenset({"and", "or", "not"})
-MOST_DEPTH: Final = 100
+MAX_DEPTH: Final = 100
 """parentheses inside of each other, and "not" before each other"""
 
 
@@ -54,7 +54,7 @@ class _Reader:
         return lambda nodeid: all(choose(nodeid) for choose in choices)
 
     def _term(self, depth: int) -> Callable[[str], bool]:
-        if depth > MOST_DEPTH:
+        if depth > MAX_DEPTH:
             raise self.error("it is nested too deeply")
         if self._take("not"):
             refused = self._term(depth + 1)

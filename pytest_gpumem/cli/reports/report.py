@@ -13,7 +13,7 @@ from pytest_gpumem.errors import ReportError, SpecError
 from pytest_gpumem.report.github import SUMMARY_LIMIT, cause_warnings, error_lines
 from pytest_gpumem.report.json_report import json_lines, read_report
 from pytest_gpumem.report.markdown import markdown
-from pytest_gpumem.report.model import MOST_SHARDS
+from pytest_gpumem.report.model import MAX_SHARDS
 from pytest_gpumem.report.shards.accept_command import accept_command
 from pytest_gpumem.report.shards.merge import merge
 from pytest_gpumem.report.trackers.formats import FORMATS
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if arguments.format in FORMATS and limit is not None:
         problem = "only Markdown can be shortened"
         raise SpecError(f"--limit={limit}", problem, "leave it out, or --format")
-    if arguments.expect is not None and not 0 < arguments.expect <= MOST_SHARDS:
+    if arguments.expect is not None and not 0 < arguments.expect <= MAX_SHARDS:
         problem = "this is no number of reports"
         raise SpecError(f"--expect={arguments.expect}", problem, "write --expect=8")
     with without_collections():  # hundreds of thousands of objects, and no garbage

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.devices.virtual.library import NativeLibrary
 
-LEAST_CUDNN: Final = 90800
+MIN_CUDNN: Final = 90800
 """the first cuDNN that plans for a device that the machine has not, by its release notes"""
 
 MARGIN: Final = 25
@@ -75,7 +75,7 @@ class ConvolutionWatch:
 
     def set_version(self, version: int) -> None:
         """Set the version of the cuDNN that PyTorch was compiled for (90100 is 9.1.0)."""
-        self._can_be_asked = version >= LEAST_CUDNN
+        self._can_be_asked = version >= MIN_CUDNN
 
     def begin(self) -> None:
         """Count from now on."""
@@ -99,7 +99,7 @@ class ConvolutionWatch:
         version = self._library.cudnn_found()
         if not version:
             return "the workspaces of convolutions, for which cuDNN was not asked"
-        if version < LEAST_CUDNN:
+        if version < MIN_CUDNN:
             return (
                 f"the workspaces of convolutions, for which cuDNN {self._version()} cannot be asked"
             )
@@ -122,7 +122,7 @@ class ConvolutionWatch:
                 )
             elif not version:
                 reason = "cuDNN was not asked for its workspaces"
-            elif version < LEAST_CUDNN:
+            elif version < MIN_CUDNN:
                 reason = (
                     f"cuDNN {self._version()} cannot be asked for its workspaces "
                     f"(9.8 and later can: of published runs {NEAREST}, named in {LIBRARY}, came "

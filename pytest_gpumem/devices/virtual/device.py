@@ -47,7 +47,7 @@ from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.measurement import DeviceInfo, DeviceKind
 from pytest_gpumem.notes import Note, NoteKind, notes_of
 from pytest_gpumem.sizes import KIB, format_size
-from pytest_gpumem.spec import MOST_DEVICES
+from pytest_gpumem.spec import MAX_DEVICES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,8 +110,8 @@ def require_possible(count: int) -> None:
     Raises:
         DeviceError: too many; or a limit on address space, by which every request would be refused.
     """
-    if count > MOST_DEVICES:
-        raise DeviceError(f"devices={count}", f"{WHAT} has {MOST_DEVICES}", "ask for fewer")
+    if count > MAX_DEVICES:
+        raise DeviceError(f"devices={count}", f"{WHAT} has {MAX_DEVICES}", "ask for fewer")
     import resource  # not on Windows, which imports this module too
 
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -153,7 +153,7 @@ class VirtualDevice:
         self._curtain: Curtain | None = None
         self._opened_card: Card | None = None
         self._kept_total: bool | None = None
-        self._extra = [0] * MOST_DEVICES
+        self._extra = [0] * MAX_DEVICES
         self._unsupported: dict[str, int] = {}
         self.values = VirtualValues(library)
         self.workspaces = VirtualWorkspaces(library)
@@ -332,7 +332,7 @@ class VirtualDevice:
             get = getattr(library, symbol, None)
             if get is not None:
                 get.restype, get.argtypes = ctypes.c_void_p, [index_type]
-                for index in range(MOST_DEVICES):
+                for index in range(MAX_DEVICES):
                     self._library.fill_properties(get(index), index, major)
                 break
         else:
@@ -367,7 +367,7 @@ class VirtualDevice:
         self._stack.close()
         if self._torch is not None and self._torch.cuda.is_initialized():
             self._torch.cuda.empty_cache()  # or it would serve requests on a hidden device
-        self.make_room([0] * (MOST_DEVICES - self.first))
+        self.make_room([0] * (MAX_DEVICES - self.first))
         self._show(0)
 
     def _let_threads_end(self) -> None:
@@ -380,7 +380,7 @@ class VirtualDevice:
         if torch is None or not torch.cuda.is_initialized() or not has_autograd_threads():
             return
         with suppress(Exception):  # of a forked child, whose threads are its parent's
-            self._show(MOST_DEVICES)
+            self._show(MAX_DEVICES)
             # One reference more than Python will ever drop: the threads' own are not the last.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(await_autograd()))
             await_idle_threads()

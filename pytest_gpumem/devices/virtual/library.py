@@ -11,7 +11,7 @@ from pytest_gpumem.devices.base import Workspace, WorkspaceUse
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.linked_functions import compare
 from pytest_gpumem.devices.virtual.operator_functions import OperatorFunctions
-from pytest_gpumem.spec import MOST_DEVICES
+from pytest_gpumem.spec import MAX_DEVICES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,7 +58,7 @@ class Capacities(NamedTuple):
     """ranges of values that can be computed later (native/base/deferred.c)"""
 
 
-CAPACITIES: Final = Capacities(MOST_DEVICES, 1 << 40, 64)
+CAPACITIES: Final = Capacities(MAX_DEVICES, 1 << 40, 64)
 """those of the native library, which is checked as it is loaded"""
 
 USES: Final[tuple[WorkspaceUse, ...]] = (

@@ -26,7 +26,7 @@ LIBRARIES: Final = ("libtorch_cuda*.so", "libc10_cuda.so", "libtorch_python.so",
 """torch's own files that link CUDA's"""
 NEWEST_COMPARED: Final = (2, 15)
 """the newest torch that was looked at: all functions of its releases, and older, are answered"""
-MOST_NAMED: Final = 5
+MAX_NAMED: Final = 5
 """functions that a sentence names"""
 _DYNSYM, _GNU_HASH = 11, 0x6FFFFFF6
 """SHT_DYNSYM and SHT_GNU_HASH of the ELF format"""
@@ -51,11 +51,11 @@ class LinkedFunctions(NamedTuple):
         """
         if not self.missing:
             return ""
-        unnamed = len(self.missing) - MOST_NAMED
+        unnamed = len(self.missing) - MAX_NAMED
         also = f" and {unnamed} more" if unnamed > 0 else ""
         return (
             f"torch {version} links functions of CUDA that this virtual GPU does not know "
-            f"({', '.join(self.missing[:MOST_NAMED])}{also}): a step that calls one fails inside "
+            f"({', '.join(self.missing[:MAX_NAMED])}{also}): a step that calls one fails inside "
             "NVIDIA's libraries (upgrade pytest-gpumem, or take an older torch)"
         )
 

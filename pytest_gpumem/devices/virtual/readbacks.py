@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     Row = tuple[str, int, str, int, int, int]
     """a site, the number of values that it decided by; rows or elements taken, and of how many"""
 
-MOST_READ: Final = 20_000
+MAX_READ: Final = 20_000
 """values that are not computed and by which one line decides: no text that is generated is so long,
 and a loop that waits for them takes seconds"""
 LARGEST_SIZE: Final = 8
 """bytes of the largest size that an operator asks the device for, where no values are computed"""
-MOST_SITES: Final = 3
+MAX_SITES: Final = 3
 """lines that a note names"""
 OPTIMIZERS: Final = str(Path("torch", "optim"))
 """PyTorch's folder of optimizers"""
@@ -77,14 +77,14 @@ class _Guesses:
             key=lambda site: site not in self.offered,
         )
         named = []
-        for site in sites[:MOST_SITES]:
+        for site in sites[:MAX_SITES]:
             line = f"{shown_path(site[0], root)}:{site[1]}"
             if site[2]:
                 line += f" through {site[2]}"
             if site in self.offered:
                 line = f"{self.taken[site]:,} of {self.offered[site]:,} taken at {line}"
             named.append(line)
-        unnamed = len(sites) - MOST_SITES
+        unnamed = len(sites) - MAX_SITES
         also = f" and {unnamed} more" if unnamed > 0 else ""
         return f" ({', '.join(named)}{also})" if named else ""
 
@@ -259,7 +259,7 @@ class Readbacks:
             return
         site = site_of(frame)
         guesses.lines[site] += 1
-        if site[0] and guesses.lines[site] >= MOST_READ:
+        if site[0] and guesses.lines[site] >= MAX_READ:
             raise DeviceError(
                 f"{shown_path(site[0], Path.cwd())}:{site[1]}",
                 f"{guesses.lines[site]:,} values were read here that the virtual GPU has not "

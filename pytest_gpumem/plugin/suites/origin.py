@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.plugin.settings import in_ci
-from pytest_gpumem.report.model import MOST_SHARDS, Origin, Shard
+from pytest_gpumem.report.model import MAX_SHARDS, Origin, Shard
 from pytest_gpumem.report.shards.accept_command import accept_command
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def shard_of(get: Callable[[str], object]) -> Shard | None:
             shard = Shard(int(str(index)) + shift, int(str(count)))
         except ValueError:
             continue
-        if 1 <= shard.index <= shard.count <= MOST_SHARDS and shard.count > 1:
+        if 1 <= shard.index <= shard.count <= MAX_SHARDS and shard.count > 1:
             return shard
     return None
 

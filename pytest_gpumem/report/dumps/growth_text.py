@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 1
 """The JSON's format. 1: the first (pytest-gpumem 0.2.0)."""
-MOST_LINES: Final = 15
+MAX_LINES: Final = 15
 """source lines of a table, unless all are asked for"""
 _TITLES: Final = ("line", "before", "now", "change", "blocks")
 
@@ -100,7 +100,7 @@ def _listed(changes: DumpChanges, growth: DeviceGrowth) -> tuple[Sequence[LineGr
         return growth.lines, []
     moved = [line for line in growth.lines if line.difference]
     # The largest moves, whichever way they went, in the order of growth.
-    shown = sorted(moved, key=lambda line: -abs(line.difference))[:MOST_LINES]
+    shown = sorted(moved, key=lambda line: -abs(line.difference))[:MAX_LINES]
     lines = [line for line in moved if line in shown]
     same = len(growth.lines) - len(moved)
     parts = [

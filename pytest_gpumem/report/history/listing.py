@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 1
 """The JSON's format. 1: the first (pytest-gpumem 0.2.0)."""
-MOST_MOVES: Final = 5
+MAX_MOVES: Final = 5
 """tests that a commit lists, where several are asked for"""
 _TITLES: Final = ("commit", "date", "allocated", "reserved", "change", "%")
 
@@ -31,10 +31,10 @@ def overview(history: BaselineHistory, width: int = 80) -> str:
         counter = count_changes(step.changes)
         counts = ", ".join(f"{number} {kind}" for kind, number in counter.items())
         lines = [wrapped("", f"{_commit_words(step.commit)}: {counts or 'unreadable'}", width)]
-        for change in step.changes[:MOST_MOVES]:
+        for change in step.changes[:MAX_MOVES]:
             words = f"{change.key.nodeid}{_part(change.key)} on {change.key.device}: "
             lines.append(_indented(words + move_words(change), width))
-        hidden = len(step.changes) - MOST_MOVES
+        hidden = len(step.changes) - MAX_MOVES
         if hidden > 0:
             lines.append(f"  and {hidden} more")
         blocks.append("\n".join(lines))

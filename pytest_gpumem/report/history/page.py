@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.baselines.history import BaselineHistory, Commit
     from pytest_gpumem.baselines.key import Key
 
-MOST_TESTS: Final = 200
+MAX_TESTS: Final = 200
 """tests with a plot: those that moved most often, and of these those that moved furthest"""
 
 
@@ -60,10 +60,10 @@ def history_page(history: BaselineHistory) -> str:
             -max(abs(change.difference) for _, change in moves[key]),
             key,
         ),
-    )[:MOST_TESTS]
+    )[:MAX_TESTS]
     remarks = [*history.remarks]
-    if len(keys) > MOST_TESTS:
-        remarks.append(f"{MOST_TESTS} of {len(keys)} tests: those that moved most often")
+    if len(keys) > MAX_TESTS:
+        remarks.append(f"{MAX_TESTS} of {len(keys)} tests: those that moved most often")
     return environment.get_template("history.html.j2").render(
         tests=[_test(key, moves[key], f"t{number}") for number, key in enumerate(shown)],
         commits=len(history.steps),

@@ -15,7 +15,7 @@ WIDTH, HEIGHT = 720, 190
 LEFT, RIGHT, TOP, BOTTOM = 70, 30, 24, 26
 """room beside the plot: figures on its left, dates below"""
 SPARK_WIDTH, SPARK_HEIGHT = 64, 16
-MOST_DATES: Final = 7
+MAX_DATES: Final = 7
 """dates below a chart; more would overlap"""
 TICKS: Final = 4
 """lines across a chart, about"""
@@ -67,7 +67,7 @@ def chart(points: Sequence[PlotPoint], title: str) -> str:
             for index, level in enumerate(levels)
         )
         parts.append(f'<path class="{kind}" d="{path}"/>')
-    every = -(-len(points) // MOST_DATES)
+    every = -(-len(points) // MAX_DATES)
     for index, point in enumerate(points):
         x = LEFT + index * step
         if index % every == 0:

@@ -56,22 +56,22 @@ if TYPE_CHECKING:
     from pytest_gpumem.report.page.icicle import Icicle
     from pytest_gpumem.report.page.timeline_svg import Drawing
 
-MOST_ROWS = 200
+MAX_ROWS = 200
 """rows of the table that are in the page as it stands; a script shows the rest"""
-MOST_SECTIONS = 25
+MAX_SECTIONS = 25
 """sections that are in the page as it stands: of failures, or of all tests where these are few"""
-MOST_DRAWN = 100
+MAX_DRAWN = 100
 """timelines that are drawn, those of failures first: each takes about 25 ms and 10 kB"""
-MOST_EXPLAINED = 1000
+MAX_EXPLAINED = 1000
 """results with the tables of their breakdowns and source lines, failures first: each takes about
 1 ms"""
-MOST_ICICLES = 3000
+MAX_ICICLES = 3000
 """results with moved lines that are drawn by module, the same first: each takes 0.2 ms"""
-MOST_SITES = 12
+MAX_SITES = 12
 """source lines that a section lists, of each device"""
-MOST_OPEN = 3
+MAX_OPEN = 3
 """failures whose sections are open when the page is: the first ones"""
-MOST_SECTION_CAUSES = 3
+MAX_SECTION_CAUSES = 3
 """causes that a section begins with; its table has all lines"""
 PACK = 100_000
 """characters of sections that are packed together, at least"""
@@ -340,8 +340,8 @@ def page(report: Report, *, when: str = "") -> str:
     """
     entries = _all_entries(report)
     parts: Any = _template_environment().get_template("parts.html.j2").module
-    few = len(entries) <= MOST_SECTIONS
-    shown = [entry for entry in entries if entry.failed or few][:MOST_SECTIONS]
+    few = len(entries) <= MAX_SECTIONS
+    shown = [entry for entry in entries if entry.failed or few][:MAX_SECTIONS]
     sections = {entry.anchor: _section(entry, parts, report) for entry in shown}
     packs, places = _packed_sections(
         (entry.anchor, _section(entry, parts, report))
@@ -354,7 +354,7 @@ def page(report: Report, *, when: str = "") -> str:
     def index() -> Iterator[dict[str, object]]:
         for entry in entries:
             row = _row(entry, report)
-            if len(rows) < MOST_ROWS:
+            if len(rows) < MAX_ROWS:
                 rows.append(row)
             yield {
                 "id": entry.anchor,
@@ -386,7 +386,7 @@ def page(report: Report, *, when: str = "") -> str:
             batches=any(result.batch_size is not None for result in report.results),
             modules=_modules(report),
             matrix=card_matrix(report.results),
-            most_rows=MOST_ROWS,
+            most_rows=MAX_ROWS,
             rows=_markup("".join(rows)),
             sections=_markup("".join(sections.values())),
             left_out=len(entries) - len(shown),
@@ -434,7 +434,7 @@ def _all_entries(report: Report) -> list[Entry | OwnEntry]:
         name = name if taken[name] == 1 else f"{name}-{taken[name]}"
         entries.append(OwnEntry(name, outcome, ranks.get(outcome.word, 3 * kinds)))
     entries.sort(key=lambda entry: entry.rank)
-    first = [place for place, entry in enumerate(entries) if entry.failed][:MOST_OPEN]
+    first = [place for place, entry in enumerate(entries) if entry.failed][:MAX_OPEN]
     for place in first:
         entries[place] = entries[place]._replace(opened=True)
     return entries
@@ -461,9 +461,9 @@ def _ranked_entries(results: Sequence[Result]) -> list[Entry]:
         _, unmoved = moved_first[place]
         by_module += not unmoved
         entries[place] = ranked[place]._replace(
-            drawn=drawn <= MOST_DRAWN,
-            explained=explained <= MOST_EXPLAINED,
-            by_module=not unmoved and by_module <= MOST_ICICLES,
+            drawn=drawn <= MAX_DRAWN,
+            explained=explained <= MAX_EXPLAINED,
+            by_module=not unmoved and by_module <= MAX_ICICLES,
         )
     return [entries[place] for place in range(len(ranked))]
 
@@ -614,15 +614,15 @@ def _template_environment() -> Environment:
         hints_of=hints_of,
         cards_title=CARDS_TITLE,
         provenance_text=provenance_text,
-        most_sites=MOST_SITES,
-        most_drawn=MOST_DRAWN,
-        most_explained=MOST_EXPLAINED,
+        most_sites=MAX_SITES,
+        most_drawn=MAX_DRAWN,
+        most_explained=MAX_EXPLAINED,
         size=lambda *args, **options: Markup(size_cell(*args, **options)),  # noqa: S704 - words of the templates
         difference=lambda *args: Markup(difference_cell(*args)),  # noqa: S704 - likewise
         name=lambda test: Markup(name_html(test)),  # noqa: S704 - it is escaped
         comparisons=comparisons_table,
         signed=signed_size,
-        most_section_causes=MOST_SECTION_CAUSES,
+        most_section_causes=MAX_SECTION_CAUSES,
     )
     return environment
 

@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 _GROUPS: Final = ("created", "changed", "unchanged", "removed", "errors", "files")
 _DEVICE_OPTIONS: Final = ("--gpumem-device", "--gpumem-card", "--gpumem-cards")
 """options by which the shards of one device are told from those of another"""
-MOST_NAMES: Final = 5
+MAX_NAMES: Final = 5
 """tests or shards that a sentence names"""
 
 
@@ -201,8 +201,8 @@ def _missing(reports: Sequence[tuple[str, SavedReport]], expect: int | None) -> 
     for (device, _, count), there in groups.items():
         numbers = [number for number in range(1, count + 1) if number not in there]
         if numbers:
-            words = ", ".join(map(str, numbers[:MOST_NAMES]))
-            words += f" and {len(numbers) - MOST_NAMES} more" if len(numbers) > MOST_NAMES else ""
+            words = ", ".join(map(str, numbers[:MAX_NAMES]))
+            words += f" and {len(numbers) - MAX_NAMES} more" if len(numbers) > MAX_NAMES else ""
             options = [
                 f"{name}={value}"
                 for name, value in zip(_DEVICE_OPTIONS, device, strict=True)
@@ -239,8 +239,8 @@ def _remarks(
             if origin.unfinished
         ]
     if stale:
-        names = [f"{key.nodeid} on {key.device}" for key in stale[:MOST_NAMES]]
-        names += [f"{len(stale) - MOST_NAMES} more"] if len(stale) > MOST_NAMES else []
+        names = [f"{key.nodeid} on {key.device}" for key in stale[:MAX_NAMES]]
+        names += [f"{len(stale) - MAX_NAMES} more"] if len(stale) > MAX_NAMES else []
         verb = (
             "1 baseline is of a test that is"
             if len(stale) == 1

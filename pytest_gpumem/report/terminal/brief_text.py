@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.verdict import Verdict
     from pytest_gpumem.notes import Note
 
-MOST_LINES: Final = 15
+MAX_LINES: Final = 15
 """lines of a failure; a remedy and its command are never cut"""
 
 
@@ -73,7 +73,7 @@ def _brief_lines(result: Result, width: int, *, next_step: bool, whole_code: boo
     paragraphs += [wrapped("hint: ", hint.text, width).splitlines() for hint in hints]
     # The first cause is always shown, and one line is left to say that more is known.
     first = len(causes[:1]) + sum(1 for _ in takewhile(lambda line: line.below, causes[1:]))
-    room = MOST_LINES - len(head) - first - len(ending) - 1
+    room = MAX_LINES - len(head) - first - len(ending) - 1
     shown: list[str] = []
     hidden = 0
     for lines in paragraphs:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.result import Result
     from pytest_gpumem.measurement import Keeper
 
-MOST_SITES: Final = 3
+MAX_SITES: Final = 3
 """source lines of a failure"""
-MOST_REASONS: Final = 2
+MAX_REASONS: Final = 2
 """clauses on one source line"""
 HINTED: Final = {Kind.OUT_OF_MEMORY, Kind.OVER_BUDGET}
 """failures that every hint helps with; a change has a cause, and needs the hints that explain it"""
@@ -52,7 +52,7 @@ class _AmountRow(NamedTuple):
 
 
 def cause_lines(
-    result: Result, width: int, *, whole_code: bool = False, most_reasons: int = MOST_REASONS
+    result: Result, width: int, *, whole_code: bool = False, most_reasons: int = MAX_REASONS
 ) -> list[CauseLine]:
     """Return the source lines that grew, or that hold most where a limit was met.
 
@@ -75,15 +75,15 @@ def cause_lines(
                     cause.reasons,
                     cause.keepers,
                 )
-                for cause in causes[:MOST_SITES]
+                for cause in causes[:MAX_SITES]
             ],
             width,
             cut_at,
             most_reasons,
         )
-        if len(causes) > MOST_SITES:
-            growth = sum(cause.nbytes for cause in causes[MOST_SITES:])
-            number = len(causes) - MOST_SITES
+        if len(causes) > MAX_SITES:
+            growth = sum(cause.nbytes for cause in causes[MAX_SITES:])
+            number = len(causes) - MAX_SITES
             places = "1 more line" if number == 1 else f"{number} more lines"
             lines.append(CauseLine(f"  {format_size(growth, signed=True)} at {places}"))
         return lines
@@ -107,7 +107,7 @@ def cause_lines(
         return []
     return [
         CauseLine(f"  {format_size(site.nbytes)}  {printable(site_name(site))}")
-        for site in sites[:MOST_SITES]
+        for site in sites[:MAX_SITES]
     ]
 
 

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.verdict import Comparison
     from pytest_gpumem.measurement import OutOfMemory
 
-LEAST_SITE = 24
+MIN_SITE = 24
 """columns that the name of a source line keeps, however narrow the terminal"""
-MOST_REASONS_IN_FULL = 10
+MAX_REASONS_IN_FULL = 10
 """clauses on one source line"""
-MOST_ROWS = 10
+MAX_ROWS = 10
 """rows of a table that says where a peak comes from"""
 
 
@@ -49,7 +49,7 @@ def failure_sections(
     results: Sequence[Result],
     *,
     width: int = 80,
-    most_rows: int | None = MOST_ROWS,
+    most_rows: int | None = MAX_ROWS,
     whole_code: bool = False,
     ascii_only: bool = False,
 ) -> list[Span]:
@@ -91,7 +91,7 @@ def failure_section(
     *,
     width: int = 80,
     ascii_only: bool = False,
-    most_rows: int | None = MOST_ROWS,
+    most_rows: int | None = MAX_ROWS,
     whole_code: bool = False,
 ) -> list[Span]:
     """Return the section of one failure: its cause, its figures, the next step."""
@@ -115,7 +115,7 @@ def failure_section(
     if result.snapshot:
         sentences.append(f"snapshot: {printable(result.snapshot)} (open it at {VIEWER})")
     # As in brief: what is added stands below.
-    causes = cause_lines(result, width, whole_code=whole_code, most_reasons=MOST_REASONS_IN_FULL)
+    causes = cause_lines(result, width, whole_code=whole_code, most_reasons=MAX_REASONS_IN_FULL)
     blocks = [
         "\n".join(line.text for line in causes),
         facts if oom else "",
@@ -235,7 +235,7 @@ def _with_subjects(
     names = max(columns(row[0]) for row in table)
     if names + sizes + 2 + max(map(columns, subjects)) > width:
         subjects = ["of", *(row.site.category if row.site else "" for row in rows)]
-    room = max(width - sizes - 2 - max(map(columns, subjects)), LEAST_SITE)
+    room = max(width - sizes - 2 - max(map(columns, subjects)), MIN_SITE)
     return [
         # Without its folders, and if need be without its beginning.
         [shortened(name if columns(name) <= room else name.rpartition("/")[2], room), *cells, it]

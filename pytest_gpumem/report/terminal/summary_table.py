@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 FEW_ROWS = 25
 """results that are all listed without being asked for; of more, those that are not within"""
-LEAST_NAME = 12
+MIN_NAME = 12
 """columns that a test's name keeps, however narrow the terminal"""
-MOST_NOTES = 10
+MAX_NOTES = 10
 """notes below the table; each kind that says that a figure may be wrong has one in any case"""
 
 _CAUSE_INDENT = " " * 6
@@ -175,7 +175,7 @@ def _drawn_rows(titles: Sequence[str], rows: Sequence[TableRow], width: int) -> 
     used = [i for i in range(len(titles)) if any(row[i] for row in full_rows)]
     table = [[row[i] for i in used] for row in (titles, *full_rows)]
     figures = list(zip(*table, strict=True))[1:]
-    room = max(width - sum(2 + max(map(columns, column)) for column in figures), LEAST_NAME)
+    room = max(width - sum(2 + max(map(columns, column)) for column in figures), MIN_NAME)
     for cells in table:
         name = cells[0].lstrip(" ")
         indent = cells[0][: len(cells[0]) - len(name)]
@@ -292,16 +292,16 @@ def _counted_lines(
     """Yield notes or hints, each once with its number of tests: what matters most first.
 
     Of many, each kind that says that a figure may be wrong has one, and the others the rest of
-    :data:`MOST_NOTES`.
+    :data:`MAX_NOTES`.
     """
     counter = Counter(notes)
     by_rank = sorted(counter, key=lambda note: (note.severity, -counter[note]))
     shown = by_rank
-    if not every_note and len(by_rank) > MOST_NOTES:
+    if not every_note and len(by_rank) > MAX_NOTES:
         first_of_kind = {note.kind: note for note in reversed(by_rank)}
         warnings = [note for note in first_of_kind.values() if note.severity <= Severity.FIGURE]
         others = [note for note in by_rank if note not in warnings]
-        chosen = {*warnings, *others[: max(0, MOST_NOTES - len(warnings))]}
+        chosen = {*warnings, *others[: max(0, MAX_NOTES - len(warnings))]}
         shown = [note for note in by_rank if note in chosen]
     for note in shown:
         tests = tests_text(counter[note])

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.baselines.store import UpdateSummary
     from pytest_gpumem.measurement import BaselineEntry
 
-MOST_UPDATES = 20
+MAX_UPDATES = 20
 """entries that a summary of updates lists, of each group"""
 
 
@@ -36,13 +36,13 @@ def update_summary(
     lines += [wrapped("error    ", str(error), width) for error in summary.errors]
     for group in () if brief else ("changed", "created", "removed"):
         entries = groups[group]
-        for entry in entries[:MOST_UPDATES]:
+        for entry in entries[:MAX_UPDATES]:
             test = f"{entry.module}::{entry.test}" + (f" ({entry.part})" if entry.part else "")
             lines.append(f"{group:<8} {printable(test)} on {printable(entry.device_key)}")
             if entry.new is not None:
                 lines += (f"             {line}" for line in _figure_lines(entry.old, entry.new))
-        if len(entries) > MOST_UPDATES:
-            lines.append(f"{group:<8} and {len(entries) - MOST_UPDATES} more")
+        if len(entries) > MAX_UPDATES:
+            lines.append(f"{group:<8} and {len(entries) - MAX_UPDATES} more")
     return encodable("\n".join(lines), ascii_only=ascii_only)
 
 

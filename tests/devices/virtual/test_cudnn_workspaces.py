@@ -15,7 +15,7 @@ from helpers.paths import HELPERS, ROOT
 from helpers.virtual_gpu import child, opened
 
 from pytest_gpumem.devices.cards import CARDS
-from pytest_gpumem.devices.virtual.cudnn_notes import LEAST_CUDNN, MARGIN, PLANS_KEPT
+from pytest_gpumem.devices.virtual.cudnn_notes import MARGIN, MIN_CUDNN, PLANS_KEPT
 from pytest_gpumem.report.json_report import read_report
 from pytest_gpumem.sizes import format_size
 
@@ -51,7 +51,7 @@ def workspace(torch, images, weights, dtype=None):
 
 def skip_without_cudnn(device):
     """Skip where the installed cuDNN is too old to be asked, once it was to be."""
-    if 0 < device.library.cudnn_found() < LEAST_CUDNN:
+    if 0 < device.library.cudnn_found() < MIN_CUDNN:
         pytest.skip(f"cuDNN {device.library.cudnn_found()} cannot be asked")
 
 

@@ -38,7 +38,7 @@ def count(x, rounds):
 def test_a_loop_that_waits_for_such_a_value_ends_with_its_line(values, monkeypatch):
     import torch
 
-    monkeypatch.setattr(readbacks, "MOST_READ", 100)
+    monkeypatch.setattr(readbacks, "MAX_READ", 100)
     with opened() as device:
         device.values.compute(values)
         x = torch.randn(3000, 3000, device="cuda")

@@ -41,7 +41,7 @@ from pytest_gpumem.measurement import (
 from pytest_gpumem.report.history.plot import SPARK_HEIGHT, sparkline
 from pytest_gpumem.report.model import OwnOutcome, Report
 from pytest_gpumem.report.page import html, timeline_svg
-from pytest_gpumem.report.page.html import MOST_OPEN, anchor, page
+from pytest_gpumem.report.page.html import MAX_OPEN, anchor, page
 from pytest_gpumem.sizes import MIB
 
 pytest.importorskip("jinja2", reason="pip install 'pytest-gpumem[html]'")
@@ -124,7 +124,7 @@ def test_the_sentence_of_a_failure_stands_once(parsed):
 def test_details_are_open_of_the_first_failures_alone(parsed):
     details = [it for it in parsed.all("details") if it.attributes.get("class") is None]
     opened = ["open" in it.attributes for it in details]
-    assert opened == [True] * MOST_OPEN + [False] * (len(sample().results) - MOST_OPEN)
+    assert opened == [True] * MAX_OPEN + [False] * (len(sample().results) - MAX_OPEN)
     fine = Page(page(Report(tuple(many(5)))))
     assert not any("open" in it.attributes for it in fine.all("details"))
 
@@ -461,7 +461,7 @@ def test_many_results_are_packed_and_none_is_lost():
     assert len(parsed.all("section", class_="result")) == 10  # the failures
     assert sum(it["failed"] for it in index) == 10
     assert all(it["failed"] for it in index[:10])
-    assert len(parsed.all("a", class_="name")) == html.MOST_ROWS
+    assert len(parsed.all("a", class_="name")) == html.MAX_ROWS
     packs = len(parsed.all("script", class_="pack"))
     assert packs > 1
     assert {it["pack"] for it in index} == {None, *range(packs)}
@@ -484,7 +484,7 @@ def test_keys_sort_figures_as_numbers_and_what_is_missing_last():
 
 
 def test_timelines_of_failures_are_drawn_first_and_the_others_say_so(monkeypatch):
-    monkeypatch.setattr(html, "MOST_DRAWN", 3)
+    monkeypatch.setattr(html, "MAX_DRAWN", 3)
     parsed = Page(page(sample()))
     assert len(parsed.all("svg", class_="timeline")) == 3
     told = parsed.texts("section", class_="result")
@@ -494,7 +494,7 @@ def test_timelines_of_failures_are_drawn_first_and_the_others_say_so(monkeypatch
 
 
 def test_breakdowns_of_failures_are_shown_first_and_the_others_say_so(monkeypatch):
-    monkeypatch.setattr(html, "MOST_EXPLAINED", 3)
+    monkeypatch.setattr(html, "MAX_EXPLAINED", 3)
     monkeypatch.setitem(html._template_environment().globals, "most_explained", 3)
     html._template_environment().cache.clear()
     told = Page(page(sample())).texts("section", class_="result")
@@ -504,8 +504,8 @@ def test_breakdowns_of_failures_are_shown_first_and_the_others_say_so(monkeypatc
 
 
 def test_tests_whose_lines_moved_come_first_and_beyond_the_tables_by_module(monkeypatch):
-    monkeypatch.setattr(html, "MOST_EXPLAINED", 2)
-    monkeypatch.setattr(html, "MOST_ICICLES", 3)
+    monkeypatch.setattr(html, "MAX_EXPLAINED", 2)
+    monkeypatch.setattr(html, "MAX_ICICLES", 3)
     results = (*many(3, attributed=3), *many(4, attributed=4, moved=True))
     told = Page(page(Report(results))).texts("section", class_="result")
     tables = ["Lines that allocated it" in section for section in told]

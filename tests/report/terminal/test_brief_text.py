@@ -26,7 +26,7 @@ from helpers.terminal_results import (
 from pytest_gpumem.judge.verdict import UpdateCommand
 from pytest_gpumem.measurement import Attribution, Breakdown
 from pytest_gpumem.notes import Note, NoteKind
-from pytest_gpumem.report.terminal.brief_text import MOST_LINES, brief_failures, repeated_lines
+from pytest_gpumem.report.terminal.brief_text import MAX_LINES, brief_failures, repeated_lines
 from pytest_gpumem.sizes import MIB
 
 
@@ -56,7 +56,7 @@ def test_a_failure_is_brief_and_fits_eighty_columns(name, failed):
     failed = replace(failed, verdict=replace(failed.verdict, failed=True))
     brief = text(failed)
     assert matches_gold(f"brief_{name}", brief, width=90)
-    assert len(brief.splitlines()) <= MOST_LINES
+    assert len(brief.splitlines()) <= MAX_LINES
     assert brief.startswith(f"{failed.verdict.kind}: ")
 
 
@@ -64,7 +64,7 @@ def test_more_notes_than_fit_are_counted():
     notes = noted(*(f"note {i} {'of many words ' * 8}" for i in range(20)))
     noisy = replace(GROWN, verdict=replace(GROWN.verdict, notes=notes))
     brief = text(noisy)
-    assert len(brief.splitlines()) <= MOST_LINES
+    assert len(brief.splitlines()) <= MAX_LINES
     shown = brief.count("note: ")
     assert shown
     assert f"({20 - shown} more notes and hints with -v)" in brief

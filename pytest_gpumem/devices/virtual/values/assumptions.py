@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.values.operators import OperatorCall
 
 SEED: Final = 2_147_483_647
-MOST_CHOICES: Final = 256
+MAX_CHOICES: Final = 256
 """of so many, as of experts, distinct ones are chosen; of more, repetitions are rare"""
 
 
@@ -69,7 +69,7 @@ class Assumptions:
         else:
             dim = -1 if dim is None else dim
             choices = source.shape[dim]
-        if choices <= MOST_CHOICES and result.dim() == source.dim():
+        if choices <= MAX_CHOICES and result.dim() == source.dim():
             order = torch.rand(source.shape, generator=self._generator).argsort(dim)
             return order.narrow(dim, 0, result.shape[dim]) if result.dim() else order
         return torch.randint(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.library import NativeLibrary
     from pytest_gpumem.devices.virtual.values.operators import OperatorCall
 
-MOST_FLOPS: Final = 1 << 30
+MAX_FLOPS: Final = 1 << 30
 """floating-point operations of one operator that is computed: 20 ms of one thread of the host"""
 ALL_FLOPS: Final = 20 * 10**9
 """those of a test: half a second"""
@@ -83,7 +83,7 @@ class Budget:
         is_small = not nbytes and flops <= LIMITS.small * OF_ELEMENT
         if is_small:
             return True
-        if flops > MOST_FLOPS and call.traits.formula is not None:
+        if flops > MAX_FLOPS and call.traits.formula is not None:
             return False
         if flops > self.flops or nbytes > self._library.value_budget():
             self.end()

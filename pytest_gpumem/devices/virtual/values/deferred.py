@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     Compute = Callable[[OperatorCall, Any, Any], Any]
     """takes a call and its arguments on the host; returns the result, or None"""
 
-MOST_WORK: Final = 1 << 29
+MAX_WORK: Final = 1 << 29
 """elements of all operators that lead to a tensor: two seconds of one thread of the host, and eight
 operators on masks of four texts with 4,096 tokens"""
-MOST_STEPS: Final = 32
+MAX_STEPS: Final = 32
 """operators that lead to a tensor, one after the other: in a loop each would add one"""
-MOST_KEPT: Final = 128 * MIB
+MAX_KEPT: Final = 128 * MIB
 """bytes of the host's memory for the arguments of these operators"""
 DECIDING: Final = (torch.bool, torch.int16, torch.int32, torch.int64)
 """types of masks, token ids, edges and labels; batches of images and weights are not of these"""
@@ -163,7 +163,7 @@ class DeferredValues:
         if changed is not None:
             steps = max(steps, changed.steps)  # changes of one range are made in a loop
         kept = sum(tensor.nbytes for tensor in copied)
-        too_much = work > MOST_WORK or nbytes > LIMITS.backed_small or steps > MOST_STEPS
+        too_much = work > MAX_WORK or nbytes > LIMITS.backed_small or steps > MAX_STEPS
         if too_much or not self._has_room(kept):
             return None
 
@@ -212,17 +212,17 @@ class DeferredValues:
             is_small = span(tensor) <= LIMITS.small
             known = is_small and self._known.is_known(tensor)
             return known and not self._known.are_assumed([tensor])
-        return tensor.nbytes <= (MOST_KEPT // 2 if tensor.dtype in DECIDING else LIMITS.small)
+        return tensor.nbytes <= (MAX_KEPT // 2 if tensor.dtype in DECIDING else LIMITS.small)
 
     def _has_room(self, kept: int) -> bool:
         """Return whether so many bytes can be kept, once the recipes of no range are dropped."""
         total = sum(recipe.kept for recipe in self.recipes.values())
-        if len(self.recipes) >= 2 * CAPACITIES.deferred or total + kept > MOST_KEPT:
+        if len(self.recipes) >= 2 * CAPACITIES.deferred or total + kept > MAX_KEPT:
             self.recipes = {
                 number: recipe for number, recipe in self.recipes.items() if self._is_valid(recipe)
             }
             total = sum(recipe.kept for recipe in self.recipes.values())
-        return total + kept <= MOST_KEPT
+        return total + kept <= MAX_KEPT
 
     def _is_valid(self, recipe: Recipe) -> bool:
         return self._library.deferred_at(recipe.address, recipe.nbytes) == recipe.number

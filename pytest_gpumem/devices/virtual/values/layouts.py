@@ -39,7 +39,7 @@ PRODUCTS: Final = {"mm", "addmm", "addmm_", "_sparse_sparse_matmul", "add", "add
 """operators that ask cuSPARSE how many nonzeros a result of two sparse tensors has"""
 SELECTS: Final = {"index_select"}
 """operators that count their selection by kernels of their own, and read the count"""
-MOST_STOOD_FOR: Final = 1 << 22
+MAX_STOOD_FOR: Final = 1 << 22
 """elements of the largest tensor that ones stand for, where indices alone matter"""
 
 
@@ -171,7 +171,7 @@ class Layouts:
             )
             return self._compute(call, [host], {})
         elements = [part.numel() for tensor in call.inputs() for part in parts_of(tensor)]
-        if sum(elements) > MOST_STOOD_FOR:
+        if sum(elements) > MAX_STOOD_FOR:
             return None
         host_call = self._on_host(call, _of_ones)
         return self._compute(call, host_call.args, host_call.kwargs)

@@ -63,9 +63,9 @@ if TYPE_CHECKING:
 
 SHARE_OF_HOST: Final = 0.5
 """of the host's free memory, that values take at most where all are computed"""
-MOST_NAMED: Final = 3
+MAX_NAMED: Final = 3
 """operators that a note names"""
-MOST_FLOATS: Final = 1 << 16
+MAX_FLOATS: Final = 1 << 16
 """elements of the largest tensor of floating-point numbers that is assumed: losses, norms, the
 router of a layer are no larger; weights and activations are"""
 PASSED_ON: Final = (torch.OutOfMemoryError, MemoryError, RecursionError)
@@ -197,11 +197,11 @@ class ValueMode:
         sentences = []
         if self.full and self.failures:
             reasons = [f"{name}: {reason}" for name, reason in sorted(self.failures.items())]
-            unnamed = len(reasons) - MOST_NAMED
+            unnamed = len(reasons) - MAX_NAMED
             also = f"; and {unnamed} more" if unnamed > 0 else ""
             sentences.append(
                 f"results of these operators were not computed, and are unknown "
-                f"({'; '.join(reasons[:MOST_NAMED])}{also})"
+                f"({'; '.join(reasons[:MAX_NAMED])}{also})"
             )
         if self.full and self.captured:
             sentences.append(
@@ -223,7 +223,7 @@ class ValueMode:
         if tensor.nbytes > LIMITS.small:
             return False
         is_float = tensor.is_floating_point() or tensor.is_complex()
-        return not is_float or tensor.numel() <= MOST_FLOATS
+        return not is_float or tensor.numel() <= MAX_FLOATS
 
     def fits(self, tensor: Tensor) -> bool:
         """Return whether a tensor is computed where all that leads to it is known."""

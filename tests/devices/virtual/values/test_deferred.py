@@ -156,14 +156,14 @@ def test_so_many_are_noted_at_most(mode, monkeypatch):
     assert [mode.deferred.covers(mask) for mask in masks] == [False] * 86 + [True] * 64
     assert len(mode.deferred.recipes) < 2 * CAPACITIES.deferred + 1
     assert mode.deferred.covers(~masks[-1])
-    monkeypatch.setattr(deferred, "MOST_WORK", SIZE * SIZE)
+    monkeypatch.setattr(deferred, "MAX_WORK", SIZE * SIZE)
     assert not mode.deferred.covers(~masks[-1])
     monkeypatch.undo()
-    monkeypatch.setattr(deferred, "MOST_KEPT", 2 * SIZE * SIZE)
+    monkeypatch.setattr(deferred, "MAX_KEPT", 2 * SIZE * SIZE)
     on_host = torch.ones(SIZE, SIZE, dtype=torch.bool)
     on_device = [on_host.cuda() for _ in range(3)]
     assert [mode.deferred.covers(mask) for mask in on_device] == [True, True, False]
     mask = masks[-1]
-    for _ in range(deferred.MOST_STEPS):
+    for _ in range(deferred.MAX_STEPS):
         mask = ~mask
     assert not mode.deferred.covers(mask)

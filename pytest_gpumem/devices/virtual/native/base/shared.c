@@ -16,20 +16,20 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { MOST_SHARED = 1024, MOST_INTERVALS = 255, PATIENCE = 100000 };
+enum { MAX_SHARED = 1024, MAX_INTERVALS = 255, PATIENCE = 100000 };
 
 typedef struct {
     atomic_int busy;
     int32_t count;
     uint64_t written; /* bytes of copies, which the file may hold */
-    gm_interval known[MOST_INTERVALS]; /* relative to the start of the memory */
+    gm_interval known[MAX_INTERVALS]; /* relative to the start of the memory */
 } header;
 
 static struct {
     uintptr_t start, end; /* 0: a free place */
     header *header;
     int file; /* -1: another process's */
-} blocks[MOST_SHARED];
+} blocks[MAX_SHARED];
 static atomic_int block_count; /* places that were ever taken; 0: nothing is shared, and nothing is looked for */
 
 static const size_t header_room = (sizeof(header) + 4095) / 4096 * 4096;
@@ -61,7 +61,7 @@ int gm_shared_open(uint64_t process, int file) {
 bool gm_shared_map(void *start, uint64_t size, int file, bool own) {
     int at = 0;
     while (at < block_count && blocks[at].start) at++;
-    if (at == MOST_SHARED) return false;
+    if (at == MAX_SHARED) return false;
     void *h = mmap(NULL, header_room, PROT_READ | PROT_WRITE, MAP_SHARED, file, (off_t)size);
     if (h == MAP_FAILED) return false;
     if (mmap(start, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) == MAP_FAILED) {
@@ -102,7 +102,7 @@ void gm_shared_pull(gm_intervals *known, uintptr_t start, uintptr_t end) {
         header *h = blocks[at].header;
         gm_intervals_cut(known, blocks[at].start, blocks[at].end);
         enter(h);
-        for (int i = 0; i < h->count && i < MOST_INTERVALS; i++)
+        for (int i = 0; i < h->count && i < MAX_INTERVALS; i++)
             gm_intervals_add(known, blocks[at].start + h->known[i].start, blocks[at].start + h->known[i].end);
         leave(h);
     }
@@ -115,7 +115,7 @@ void gm_shared_push(const gm_intervals *known, uintptr_t start, uintptr_t end) {
         int32_t count = 0;
         enter(h);
         for (size_t i = gm_intervals_first(known, from); i < known->count && known->items[i].start < to; i++) {
-            if (count == MOST_INTERVALS) { /* beyond them none is known */
+            if (count == MAX_INTERVALS) { /* beyond them none is known */
                 count = 0;
                 break;
             }

@@ -32,7 +32,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_int end_of_range;
 
 /* The ranges that were asked for, in their order: with them the requests of a run tell the ends of its peaks. */
-enum { MOST_NOTES = 1 << 20 };
+enum { MAX_NOTES = 1 << 20 };
 typedef struct note {
     uint64_t time, address, least, usual, most, graph; /* time: nanoseconds since 1970 */
     int64_t use;
@@ -52,7 +52,7 @@ static void add_note(note added) {
     clock_gettime(CLOCK_REALTIME, &now);
     added.time = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
     pthread_mutex_lock(&lock);
-    if (note_count == note_room && note_room < MOST_NOTES) {
+    if (note_count == note_room && note_room < MAX_NOTES) {
         size_t room = note_room ? note_room * 2 : 256;
         note *larger_notes = realloc(notes, room * sizeof *notes);
         if (larger_notes) notes = larger_notes, note_room = room;

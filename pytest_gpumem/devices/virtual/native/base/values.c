@@ -20,7 +20,7 @@
 
 #define PAGE ((uintptr_t)4096)
 
-enum { MOST_INTERVALS = 4096 }; /* known ones: beyond them all are forgotten */
+enum { MAX_INTERVALS = 4096 }; /* known ones: beyond them all are forgotten */
 
 /* The limits, which Python asks for as well (gpumem_value_limits). A piece of 512 KiB is 65,536 values of 8 bytes: masks,
  * token ids, labels and lengths, which decide sizes and branches, are no larger, and are always kept. Larger pieces, as
@@ -216,7 +216,7 @@ static bool back(uintptr_t start, uintptr_t end) {
 
 /* The lock is held. */
 static void mark(uintptr_t start, uintptr_t end) {
-    if (!gm_intervals_add(&known, start, end) || known.count > MOST_INTERVALS) {
+    if (!gm_intervals_add(&known, start, end) || known.count > MAX_INTERVALS) {
         known.count = 0;
         known.total = 0;
     }

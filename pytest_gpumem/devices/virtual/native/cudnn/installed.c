@@ -18,7 +18,7 @@
 #include <string.h>
 
 enum {
-    LEAST_VERSION = 90800,
+    MIN_VERSION = 90800,
     DEVICEPROP = 38,        /* CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR */
     DEVICEPROP_JSON = 2702, /* CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION */
 };
@@ -92,7 +92,7 @@ static void open_library(void) {
     }
     atomic_store(&asks_another, library != linked);
     atomic_store(&found_version, version);
-    atomic_store(&opened, version >= LEAST_VERSION);
+    atomic_store(&opened, version >= MIN_VERSION);
 }
 
 static void open_once(void) {

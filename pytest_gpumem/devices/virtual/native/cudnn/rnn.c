@@ -6,13 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BAD_PARAM = 2000, NOT_INITIALIZED = 1001, MOST_DIMENSIONS = 8 };
+enum { BAD_PARAM = 2000, NOT_INITIALIZED = 1001, MAX_DIMENSIONS = 8 };
 
 /* ---- tensor descriptors ---- */
 
 typedef struct {
     int type, count;
-    int sizes[MOST_DIMENSIONS], strides[MOST_DIMENSIONS];
+    int sizes[MAX_DIMENSIONS], strides[MAX_DIMENSIONS];
 } tensor;
 
 static void tensor_set(tensor *t, int type, int rows, int columns) {
@@ -31,7 +31,7 @@ GM_API int cudnnDestroyTensorDescriptor(tensor *t) {
 }
 
 GM_API int cudnnSetTensorNdDescriptor(tensor *t, int type, int count, const int *sizes, const int *strides) {
-    if (count < 0 || count > MOST_DIMENSIONS) return BAD_PARAM;
+    if (count < 0 || count > MAX_DIMENSIONS) return BAD_PARAM;
     t->type = type;
     t->count = count;
     memcpy(t->sizes, sizes, (size_t)count * sizeof *sizes);

@@ -18,7 +18,7 @@ enum {
     FFT_NOT_SUPPORTED = 16,
 };
 
-enum { LARGEST_PRIME = 127, BLUESTEIN = 8, MOST_RANK = 3, SHARED_BYTES = 48 * 1024 };
+enum { LARGEST_PRIME = 127, BLUESTEIN = 8, MAX_RANK = 3, SHARED_BYTES = 48 * 1024 };
 
 static atomic_int plans;
 
@@ -74,7 +74,7 @@ GM_API int cufftXtMakePlanMany(int plan, int rank, long long *n, long long *inem
                                int output, long long batch, size_t *size, int execution) {
     (void)inembed, (void)istride, (void)idist, (void)input, (void)onembed, (void)ostride, (void)odist, (void)output;
     if (plan <= 0) return FFT_INVALID_PLAN;
-    if (rank < 1 || rank > MOST_RANK || batch < 1) return FFT_INVALID_VALUE;
+    if (rank < 1 || rank > MAX_RANK || batch < 1) return FFT_INVALID_VALUE;
     size_t bytes = element(execution) * (size_t)batch;
     bool bluestein = false;
     if (!bytes) return FFT_INVALID_TYPE;

@@ -18,8 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST_RANKS = 256 };
-enum { PAUSE_NS = 100000, MOST_PAUSES = 6000000 }; /* ten minutes, after which PyTorch gives NCCL's ranks up */
+enum { MAX_RANKS = 256 };
+enum { PAUSE_NS = 100000, MAX_PAUSES = 6000000 }; /* ten minutes, after which PyTorch gives NCCL's ranks up */
 
 typedef struct {
     bool known;
@@ -67,7 +67,7 @@ gm_world *gm_world_join(const char name[GM_WORLD_NAME], int ranks, int rank) {
     gm_world *w = ranks > 1 ? calloc(1, sizeof *w) : NULL;
     if (!w) return NULL;
     *w = (gm_world){.ranks = ranks, .rank = rank, .file = own ? fields.file : -1};
-    if (ranks > MOST_RANKS) return w;
+    if (ranks > MAX_RANKS) return w;
     int file = fields.file;
     if (!own) {
         char path[64];
@@ -102,7 +102,7 @@ static bool await_rank(const gm_world *w, place *p) {
     for (int pauses = 0; atomic_load(&p->turn) < w->turn; pauses++) {
         pid_t process = atomic_load(&p->process);
         bool ended = atomic_load(&p->left) || (process && kill(process, 0) != 0 && errno == ESRCH);
-        if ((ended && atomic_load(&p->turn) < w->turn) || pauses == MOST_PAUSES) return false;
+        if ((ended && atomic_load(&p->turn) < w->turn) || pauses == MAX_PAUSES) return false;
         nanosleep(&pause, NULL);
     }
     return true;

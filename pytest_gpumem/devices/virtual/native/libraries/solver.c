@@ -71,12 +71,12 @@ static uint64_t singular_values(int64_t rows, int64_t columns) {
     return larger(3 * smaller(m, n) + (m + n) * QR_BLOCK, 5 * smaller(m, n));
 }
 
-enum { MOST_TIMES = 4 }; /* an estimate, as the most that a range has: no manual names one */
+enum { MAX_TIMES = 4 }; /* an estimate, as the most that a range has: no manual names one */
 
 static int answer_elements(int *out, uint64_t elements) {
     gm_note_sizes(GM_CUSOLVER);
     if (elements > INT_MAX) return SOLVER_INVALID_VALUE;
-    *out = (int)gm_size_between(GM_PASSING, 0, elements, smaller(MOST_TIMES * elements, INT_MAX));
+    *out = (int)gm_size_between(GM_PASSING, 0, elements, smaller(MAX_TIMES * elements, INT_MAX));
     return GM_SUCCESS;
 }
 
@@ -84,7 +84,7 @@ static int answer_elements(int *out, uint64_t elements) {
 static int answer_bytes(size_t *device, size_t *host, uint64_t elements, int type) {
     gm_note_sizes(GM_CUSOLVER);
     uint64_t bytes = elements * (type == 0 ? 4 : type == 5 ? 16 : 8);
-    *device = gm_size_between(GM_PASSING, 0, bytes, MOST_TIMES * bytes);
+    *device = gm_size_between(GM_PASSING, 0, bytes, MAX_TIMES * bytes);
     *host = 0;
     return GM_SUCCESS;
 }

@@ -24,13 +24,13 @@ typedef union {
 
 _Static_assert(sizeof(ipc_handle) == HANDLE_SIZE, "CUDA's IPC handles have 64 bytes");
 
-enum { MOST_OPENED = 4096 };
+enum { MAX_OPENED = 4096 };
 static struct {
     uint64_t process, address; /* as the handle has them */
     uintptr_t start;           /* 0: a free place */
     size_t size;
     int file, references;
-} opened[MOST_OPENED];
+} opened[MAX_OPENED];
 static int opened_count; /* places that were ever taken */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -57,7 +57,7 @@ static int place_of(const ipc_handle *handle) {
                  opened[i].file == handle->fields.file)
             return i;
     }
-    if (unused < 0 && opened_count < MOST_OPENED) unused = opened_count++;
+    if (unused < 0 && opened_count < MAX_OPENED) unused = opened_count++;
     return unused;
 }
 

@@ -13,12 +13,12 @@ typedef struct {
 
 _Static_assert(sizeof(func_attributes) == 144, "cudaFuncAttributes has 144 bytes in CUDA 12 and 13");
 
-enum { MOST_ARCHITECTURES = 32 };
-static int architectures[MOST_ARCHITECTURES], architecture_count; /* 86 is compute capability 8.6 */
+enum { MAX_ARCHITECTURES = 32 };
+static int architectures[MAX_ARCHITECTURES], architecture_count; /* 86 is compute capability 8.6 */
 
 /* The architectures that PyTorch's kernels were compiled for. */
 GM_API void gpumem_set_architectures(const int *values, int count) {
-    architecture_count = count < MOST_ARCHITECTURES ? count : MOST_ARCHITECTURES;
+    architecture_count = count < MAX_ARCHITECTURES ? count : MAX_ARCHITECTURES;
     memcpy(architectures, values, sizeof *values * (size_t)architecture_count);
 }
 

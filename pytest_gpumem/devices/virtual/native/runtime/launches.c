@@ -22,16 +22,16 @@ void gm_count_launch(void) {
 }
 
 /* Every card since compute capability 3.0 has these limits (CUDA Programming Guide, "Technical Specifications"). */
-enum { MOST_THREADS = 1024, MOST_DEPTH = 64, MOST_ROWS = 65535 };
-#define MOST_COLUMNS 2147483647u
+enum { MAX_THREADS = 1024, MAX_DEPTH = 64, MAX_ROWS = 65535 };
+#define MAX_COLUMNS 2147483647u
 
 /* The status of a launch. A dimension of zero is let through, although CUDA refuses it: here it may come of a size that
  * was read back from the device, which is zero for no kernel has computed it. */
 int gm_launch_status(gm_dim3 grid, gm_dim3 block, size_t shared) {
     uint64_t threads = (uint64_t)block.x * block.y * block.z;
     if (!gm_visible()) return GM_NO_DEVICE;
-    if (grid.x > MOST_COLUMNS || grid.y > MOST_ROWS || grid.z > MOST_ROWS) return GM_INVALID_CONFIGURATION;
-    if (block.x > MOST_THREADS || block.y > MOST_THREADS || block.z > MOST_DEPTH || threads > MOST_THREADS)
+    if (grid.x > MAX_COLUMNS || grid.y > MAX_ROWS || grid.z > MAX_ROWS) return GM_INVALID_CONFIGURATION;
+    if (block.x > MAX_THREADS || block.y > MAX_THREADS || block.z > MAX_DEPTH || threads > MAX_THREADS)
         return GM_INVALID_CONFIGURATION;
     return shared > gm_profile.shared_memory_per_block_optin ? GM_INVALID_VALUE : GM_SUCCESS;
 }
@@ -39,13 +39,13 @@ int gm_launch_status(gm_dim3 grid, gm_dim3 block, size_t shared) {
 /* The kernels of torch.cuda._sleep, and of a flush of the instruction cache, which write nothing; by the functions of the
  * host that launch them. */
 static const char *const idle_names[] = {"spin_kernel", "flush_icache_kernel"};
-enum { MOST_IDLE = 16 };
-static const void *_Atomic idle[MOST_IDLE];
+enum { MAX_IDLE = 16 };
+static const void *_Atomic idle[MAX_IDLE];
 
 static void note_idle(const void *host, const char *name) {
     for (size_t i = 0; i < sizeof idle_names / sizeof *idle_names; i++) {
         if (!name || !strstr(name, idle_names[i])) continue;
-        for (int place = 0; place < MOST_IDLE; place++) {
+        for (int place = 0; place < MAX_IDLE; place++) {
             const void *none = NULL;
             if (atomic_compare_exchange_strong(&idle[place], &none, host)) return;
         }
@@ -53,7 +53,7 @@ static void note_idle(const void *host, const char *name) {
 }
 
 static bool is_idle(const void *host) {
-    for (int i = 0; i < MOST_IDLE && idle[i]; i++)
+    for (int i = 0; i < MAX_IDLE && idle[i]; i++)
         if (idle[i] == host) return true;
     return false;
 }
