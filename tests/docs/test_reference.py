@@ -209,6 +209,7 @@ def test_every_page_with_a_program_is_run_by_a_test():
         "how-to/outside-pytest.md",
         "how-to/reading-a-failure.md",
         "how-to/will-it-fit.md",
+        "index.md",
         "reference/api.md",
         "reference/hooks.md",
         "reference/json-report.md",
