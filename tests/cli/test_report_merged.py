@@ -235,7 +235,8 @@ def test_names_of_markup_stay_text(shards, gpumem):
     [
         (["--json=x", "--html=x"], "x: two reports cannot be in one file"),
         (["--json=folder"], "folder: cannot be written: Is a directory"),
-        (["--json=x\0"], "cannot be written: embedded null byte"),
+        # "embedded null byte", or since Python 3.13 "lstat: embedded null character in path"
+        (["--json=x\0"], "x\\x00: cannot be written: "),
     ],
 )
 def test_files_that_cannot_be_written_are_named(shards, gpumem, arguments, message):

@@ -22,6 +22,8 @@ class Pdb:
     def set_trace(self, *args): pass
     def reset(self): pass
     def interaction(self, frame, traceback):
+        # Since Python 3.13 the error itself is given.
+        traceback = getattr(traceback, "__traceback__", traceback)
         while traceback.tb_next:
             traceback = traceback.tb_next
         names = []
