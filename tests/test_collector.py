@@ -2,6 +2,7 @@
 
 import gc
 import json
+import sys
 
 import pytest
 from helpers.virtual_gpu import run_python
@@ -67,6 +68,13 @@ def passes(values, tmp_path):
     return json.loads(done.stdout)
 
 
+@pytest.mark.xfail(
+    sys.version_info < (3, 11),
+    reason="PyTorch keeps the Python object of a tensor that only C++ holds (a weight's transpose, "
+    "saved for the backward pass) once an operator of ours was called with it: five here, "
+    "which the collector counts; with Python 3.10 one pass of 80 steps comes a step early",
+    strict=True,
+)
 def test_computed_values_move_no_pass(tmp_path):
     """Each operator makes some ten objects where values are computed."""
     expected = passes("off", tmp_path)
