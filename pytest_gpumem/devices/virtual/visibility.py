@@ -9,8 +9,8 @@ that asks the driver or NVML.)
 
 from __future__ import annotations
 
+import functools
 import sys
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -28,6 +28,14 @@ HIDDEN: Final = (
     "GPU: --gpumem-visible=session"
 )
 """the error of code that initialises CUDA where no GPU is shown, in the words of PyTorch's own"""
+
+
+COMPILERS_ANSWERS: Final = (
+    *("torch.utils._triton", "torch._inductor.utils"),
+    "torch._inductor.codegen.cuda.cuda_env",
+)
+"""modules of ``torch.compile`` with functions that keep answers about the device"""
+_CACHED: Final = type(functools.cache(len))
 
 
 class Question(NamedTuple):
@@ -70,7 +78,7 @@ class Curtain:
         segments ends the process with a segmentation fault.
         """
 
-        @wraps(initialise)
+        @functools.wraps(initialise)
         def initialise_shown() -> None:
             if not self._shown:
                 raise RuntimeError(HIDDEN)
@@ -112,3 +120,17 @@ class Curtain:
         self._shown = count
         # torch.cuda.device_count() keeps its first answer once CUDA is initialised
         self._torch.cuda._cached_device_count = None
+        forget_answers_about_devices()
+
+
+def forget_answers_about_devices() -> None:
+    """Have the compiler ask anew whether there is a GPU, and what it can do.
+
+    It keeps its first answers for the whole process: those of a test without a GPU, or of the card
+    of an earlier one.
+    """
+    for name in COMPILERS_ANSWERS:
+        module = sys.modules.get(name)
+        for function in vars(module).values() if module else ():
+            if isinstance(function, _CACHED):
+                function.cache_clear()

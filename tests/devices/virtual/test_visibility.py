@@ -36,6 +36,21 @@ def test_the_count_that_pytorch_keeps_is_forgotten(torch):
     assert torch.cuda.device_count() == 0
 
 
+def test_what_the_compiler_found_without_a_gpu_or_on_another_card_is_forgotten(torch):
+    """It keeps its answers: after a test that compiled for the CPU none compiled for the GPU."""
+    pytest.importorskip("triton")
+    from torch.utils import _triton
+
+    assert not _triton.has_triton()
+    with opened("H100"):
+        assert _triton.has_triton()
+        new = _triton.has_triton_tma_device()
+    with opened("T4"):
+        assert not _triton.has_triton_tma_device()
+    assert not _triton.has_triton()
+    assert new
+
+
 def test_nvml_based_checks_see_no_device_either(torch, monkeypatch):
     monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     assert not torch.cuda.is_available()
