@@ -18,7 +18,8 @@ from pytest_gpumem.sizes import MIB, Tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Self
+
+    from typing_extensions import Self
 
     from pytest_gpumem.measurement import BaselineEntry
 
