@@ -78,19 +78,21 @@ def blob_contents(root: Path, names: Iterable[str]) -> Iterator[bytes]:
         request.seek(0)
         command = ["git", "-C", str(root), "cat-file", "--batch"]
         try:
-            process = subprocess.Popen(command, stdin=request, stdout=subprocess.PIPE)
+            process = subprocess.Popen(
+                command, stdin=request, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
         except OSError as error:
             raise GitError(f"git cannot be run ({error.strerror})") from error
         with process:
             try:
                 stream = process.stdout
                 assert stream is not None  # noqa: S101 - for the type checker
-                # "NAME blob SIZE", the content, a line's end
+                # "NAME blob SIZE", the content, a line's end; or "NAME missing"
                 while header := stream.readline().decode():
-                    name, *_, kind, size = header.split()
+                    name, kind, *size = header.split()
                     if kind != "blob":
                         raise GitError(f"git has no content of {name}")
-                    yield stream.read(int(size))
+                    yield stream.read(int(size[0]))
                     stream.read(1)
             finally:
                 process.kill()  # nothing is read any more
