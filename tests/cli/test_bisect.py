@@ -200,6 +200,19 @@ def test_what_an_edited_test_takes_is_measured_anew(gpumem, suite, named):
     assert len(suite.tried()) == 4
 
 
+@pytest.mark.parametrize("folder", [".venv/lib", "env/lib/site-packages/lib"])
+def test_what_is_installed_in_a_folder_of_tests_is_none_of_them(gpumem, suite, folder):
+    """The search's own environments lie there too, one after the other."""
+    file = suite.folder / folder / "module.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("first = 1\n")
+    gpumem("bisect", "lib", "1.0", "3.0", ".")
+    assert len(suite.tried()) == 4
+    file.write_text("second = 2\n")
+    gpumem("bisect", "lib", "1.0", "3.0", ".")
+    assert suite.tried() == []
+
+
 def test_a_report_that_was_cut_short_is_measured_anew(gpumem, suite):
     first = bisect(gpumem)[1]
     suite.tried()

@@ -57,13 +57,20 @@ class Question:
         return f"{package}-{digest.hexdigest()[:8]}"
 
     def _test_files(self) -> Iterator[Path]:
-        """Yield the files that its tests name, and of folders all of Python's."""
+        """Yield the files that its tests name, and of folders all of Python's.
+
+        Hidden folders and installed packages are none of the tests': environments lie there, those
+        of the search itself too.
+        """
         for argument in self.tests:
             path = Path(argument.partition("::")[0])
-            if path.is_dir():
-                yield from sorted(file for file in path.rglob("*.py") if file.is_file())
-            elif path.is_file():
+            if path.is_file():
                 yield path
+            for folder, folders, names in os.walk(path):
+                folders[:] = sorted(
+                    name for name in folders if name[0] != "." and name != "site-packages"
+                )
+                yield from (Path(folder, name) for name in sorted(names) if name.endswith(".py"))
 
 
 class Trials:
