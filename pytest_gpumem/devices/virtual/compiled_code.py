@@ -12,7 +12,7 @@ OUTPUT: Final = "torch._inductor.output_code"
 """PyTorch's module with the class of compiled graphs, new ones and those of a cache"""
 LESS_SURE: Final = (
     "code of torch.compile ran: published peaks of compiled steps differ from the virtual GPU's by "
-    "several percent, in both directions, and the cause is not known"
+    "several percent, and the cause is not known"
 )
 
 
