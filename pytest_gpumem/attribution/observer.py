@@ -94,6 +94,7 @@ class Observer:
             (module._apply, self.around_apply),
             (module.zero_grad, self.around_zero_grad),
             (torch.optim.Optimizer.zero_grad, self.around_zero_grad),
+            (torch.utils.swap_tensors, self.around_swap),
         )
         for function, around in functions:
             WRAPPED.wrap(stack, function, around)
@@ -234,6 +235,24 @@ class Observer:
                     self._see_all(module)
 
         return _apply
+
+    def around_swap(self, swap: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``torch.utils.swap_tensors``, which refuses tensors with weak references: ours."""
+
+        @functools.wraps(swap)
+        def swap_tensors(t1: Tensor, t2: Tensor) -> None:
+            __tracebackhide__ = True
+            known = [
+                (tensor, self._parameters.pop(id(tensor))[1])
+                for tensor in (t1, t2)
+                if id(tensor) in self._parameters
+            ]
+            try:
+                swap(t1, t2)
+            finally:
+                self._see_parameters(known)
+
+        return swap_tensors
 
     def _name(self, module: Module) -> str:
         entry = self._names.get(id(module))

@@ -110,6 +110,21 @@ def test_a_model_that_was_moved_there_and_never_called_is_known(torch):
     assert found == {"parameters": PARAMETERS}
 
 
+def test_parameters_that_a_conversion_swaps_are_known(torch):
+    """PyTorch swaps no tensor to which a weak reference is left; torchao's conversions swap."""
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        with recorded() as run:
+            model = torch.nn.Linear(WIDTH, WIDTH).cuda()
+            with pytest.raises(RuntimeError, match="different slots|same size|use_count|weakref"):
+                torch.utils.swap_tensors(model.weight, model.weight.view(-1))
+            found = categories(run)
+            del model
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert found == {"parameters": PARAMETERS}
+
+
 def test_tied_weights_and_views_count_once(torch):
     with recorded() as run:
         embedding = torch.nn.Embedding(WIDTH, WIDTH, device="cuda")
