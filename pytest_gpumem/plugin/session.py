@@ -39,6 +39,10 @@ NOT_COMPUTABLE = (
     "on the virtual GPU some values were not computed, though all are that can be: compiled code, "
     "TorchScript's fused code and CUDA graphs compute none; check it on the CPU or a real GPU"
 )
+OF_COMPILED = (
+    "on the virtual GPU code of torch.compile computes no values, and sizes by values that are "
+    'computed beside it may not match: values="off" (--gpumem-values=off) computes none'
+)
 RAN_ALONE: Final = Note(
     NoteKind.RUN,
     "it was run once more alone: beside other processes' tests the GPU had too little for it",
@@ -195,13 +199,14 @@ class MemorySession:
 
 def _explain_values(run: Run, error: BaseException) -> None:
     """Add to a test's own error that it may come of values that the virtual GPU did not compute."""
-    of_values = _is_of_values(error)
-    if not (of_values or _is_of_sizes(error)) or not run.device.values.has_guessed(
-        failed=of_values
-    ):
+    of_values, values = _is_of_values(error), run.device.values
+    if not (of_values or _is_of_sizes(error)) or not values.has_guessed(failed=of_values):
         return
     measured = run.measurement()
-    reason = NOT_COMPUTABLE if run.device.values.all_computed else NOT_COMPUTED
+    if any(note.kind is NoteKind.COMPILATION for note in measured.notes):
+        reason = OF_COMPILED
+    else:
+        reason = NOT_COMPUTABLE if values.all_computed else NOT_COMPUTED
     # As add_note() of Python 3.11, from which on pytest shows it.
     vars(error).setdefault("__notes__", []).append(
         f"{reason}; the peak until it failed was "

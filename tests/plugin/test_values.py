@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from pytest_gpumem.devices.virtual.compiled_code import LESS_SURE, CompiledCode
+
 DECIDES = """
 RUNS = []
 
@@ -213,6 +215,24 @@ def test_no_share(gpu_memory):
     with pytest.raises(ValueError, match="masks=2.* not a share"):
         gpu_memory.assume(masks=2)
 """
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="pytest shows notes from Python 3.11 on")
+def test_a_failure_by_values_beside_compiled_code_says_how_to_compute_none(suite, monkeypatch):
+    """With all values computed it would fail as well: compiled code computes none of them."""
+    monkeypatch.setattr(CompiledCode, "notes", lambda _: [LESS_SURE])
+    session = suite.run(
+        source="""
+    @pytest.mark.gpu_memory
+    def test_it():
+        if torch.randn(5000, 5000, device="cuda").mean() > 2:
+            pass
+        raise RuntimeError("The expanded size of the tensor (0) must match (24)")
+    """
+    )
+    assert session.outcomes == {"failed": 1}
+    assert 'values="off" (--gpumem-values=off) computes none; the peak until' in session.flat
+    assert "values are not computed here" not in session.flat
 
 
 def test_a_failure_by_values_that_are_not_computed_says_so_and_masks_are_as_assumed(suite):
