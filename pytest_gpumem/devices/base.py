@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpumem.devices.cards import Card
-    from pytest_gpumem.devices.gpu_ledger import Turn
     from pytest_gpumem.devices.memory_use import UseWatch
+    from pytest_gpumem.devices.sharing.gpu_ledger import Turn
     from pytest_gpumem.measurement import DeviceInfo, DeviceKind
     from pytest_gpumem.notes import Note
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices.base import UncertainSizes
 from pytest_gpumem.devices.cuda_start import start_cuda
-from pytest_gpumem.devices.gpu_ledger import GpuLedger, Turn, ledger_folder
 from pytest_gpumem.devices.memory_use import LARGEST_CONTEXT
-from pytest_gpumem.devices.xdist_order import own_instance
+from pytest_gpumem.devices.sharing.gpu_ledger import GpuLedger, Turn, ledger_folder
+from pytest_gpumem.devices.sharing.xdist_order import own_instance
 from pytest_gpumem.errors import DeviceError, TooSmallError
 from pytest_gpumem.measurement import DeviceInfo, DeviceKind
 from pytest_gpumem.sizes import format_size

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from pytest_gpumem.devices.nvml import import_nvml
-from pytest_gpumem.devices.xdist_order import own_instance
+from pytest_gpumem.devices.sharing.xdist_order import own_instance
 from pytest_gpumem.measurement import MIN_OUTSIDE, DeviceUse
 from pytest_gpumem.sizes import format_size
 

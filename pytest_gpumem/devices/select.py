@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.devices.cuda import CudaDevice
+from pytest_gpumem.devices.sharing.xdist_order import take_turns
 from pytest_gpumem.devices.virtual.device import VirtualDevice, real_gpu_expected
-from pytest_gpumem.devices.xdist_order import take_turns
 from pytest_gpumem.errors import DeviceError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pytest_gpumem.devices.cards import CARDS, find_card
 from pytest_gpumem.devices.children import CHILDREN
-from pytest_gpumem.devices.gpu_ledger import Turn
 from pytest_gpumem.devices.lone_rank import joined
+from pytest_gpumem.devices.sharing.gpu_ledger import Turn
 from pytest_gpumem.measurement import OutOfMemory, Peak
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory, site_of

@@ -11,9 +11,9 @@ from helpers.virtual_gpu import GIB, MIB, opened, virtual_device
 from pytest_gpumem.devices import cuda
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.cuda import CudaDevice
-from pytest_gpumem.devices.gpu_ledger import ledger_folder
 from pytest_gpumem.devices.memory_use import LARGEST_CONTEXT
 from pytest_gpumem.devices.select import choose
+from pytest_gpumem.devices.sharing.gpu_ledger import ledger_folder
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.meter.meter import Meter
 

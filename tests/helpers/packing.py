@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_gpumem import read_report
-from pytest_gpumem.devices.gpu_ledger import LedgerEntry, admits, earlier
-from pytest_gpumem.devices.xdist_order import turn
+from pytest_gpumem.devices.sharing.gpu_ledger import LedgerEntry, admits, earlier
+from pytest_gpumem.devices.sharing.xdist_order import turn
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -158,7 +158,11 @@ def index(tmp_path_factory):
     return folder
 
 
-OF_LIGHT = {"cli/light.py", "devices/virtual/cudnn_notes.py", "devices/virtual/max_autotune.py"}
+OF_LIGHT = {
+    "cli/light.py",
+    "devices/virtual/cudnn_notes.py",
+    "devices/virtual/compilation/max_autotune.py",
+}
 """modules with commands for environments without NVIDIA's packages: they need a package index, or
 uv; cli/test_light.py has their tests"""
 

@@ -9,7 +9,7 @@ import pytest
 from helpers.packing import figures, lower_bound, made_up, suite, wall_time
 from helpers.virtual_gpu import opened
 
-from pytest_gpumem.devices import gpu_ledger
+from pytest_gpumem.devices.sharing import gpu_ledger
 
 
 @pytest.mark.parametrize(("workers", "most"), [(1, 1.0), (4, 1.2), (8, 1.6), (32, 2.6)])

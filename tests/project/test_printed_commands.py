@@ -81,7 +81,7 @@ WRITTEN = {
     ],
     "devices/object_messages.py": ["gpumem run torchrun ..."],
     "devices/virtual/cudnn_notes.py": ["pip install --no-deps "],
-    "devices/virtual/max_autotune.py": [
+    "devices/virtual/compilation/max_autotune.py": [
         (
             "pip install --no-deps triton, in the version that torch requires (gpumem light "
             "--triton prints it)"

@@ -25,20 +25,19 @@ from pytest_gpumem.devices.autograd_threads import (
 )
 from pytest_gpumem.devices.compiler import hide_from_compiler
 from pytest_gpumem.devices.cuda_start import start_cuda
-from pytest_gpumem.devices.gpu_ledger import Turn
 from pytest_gpumem.devices.memory_cap import CAPS, set_cap, set_memory
 from pytest_gpumem.devices.quirks import install_hooks
+from pytest_gpumem.devices.sharing.gpu_ledger import Turn
 from pytest_gpumem.devices.terminal import saved_stderr
 from pytest_gpumem.devices.torch_build import installed_torch, torch_is_imported
 from pytest_gpumem.devices.torch_import import IMPORTS
-from pytest_gpumem.devices.virtual import compiled_numbers, native
+from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.account_watch import AccountWatch
-from pytest_gpumem.devices.virtual.compiled_code import OUTPUT, CompiledCode
+from pytest_gpumem.devices.virtual.compilation import Compilation
 from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_timed_plans
 from pytest_gpumem.devices.virtual.environment import adapted
 from pytest_gpumem.devices.virtual.library import CAPACITIES, NativeLibrary
 from pytest_gpumem.devices.virtual.linked_functions import is_compared
-from pytest_gpumem.devices.virtual.max_autotune import MODULE, MaxAutotuneSwitch
 from pytest_gpumem.devices.virtual.missing_libraries import CUDNN, supply_missing_libraries
 from pytest_gpumem.devices.virtual.value_engine import VirtualValues
 from pytest_gpumem.devices.virtual.visibility import Curtain, Question
@@ -157,8 +156,7 @@ class VirtualDevice:
         self._unsupported: dict[str, int] = {}
         self.values = VirtualValues(library)
         self.workspaces = VirtualWorkspaces(library)
-        self._max_autotune = MaxAutotuneSwitch()
-        self._compiled_code = CompiledCode()
+        self._compilation = Compilation()
         self._stack = ExitStack()
 
     @classmethod
@@ -199,10 +197,8 @@ class VirtualDevice:
         device.stubs = stubs
         atexit.register(device._let_threads_end)
         IMPORTS.call_after("torch", device._imported)
-        IMPORTS.call_after(MODULE, device._max_autotune.install)
-        IMPORTS.call_after(OUTPUT, device._compiled_code.install)
+        device._compilation.install()
         hide_from_compiler()
-        IMPORTS.call_after(compiled_numbers.MODULE, compiled_numbers.trace_numbers)
         install_hooks()
         return device
 
@@ -318,8 +314,7 @@ class VirtualDevice:
         self._unsupported = self._library.unsupported()
         self.workspaces.take("usual")
         self.workspaces.begin()
-        self._max_autotune.begin()
-        self._compiled_code.begin()
+        self._compilation.begin()
         self._library.forget_managed_peak()
         self._stack.enter_context(self.values.running())
         return _info(card)
@@ -450,8 +445,7 @@ class VirtualDevice:
         notes = [
             *self.values.notes(root),
             *self.workspaces.notes(),
-            *notes_of(NoteKind.COMPILATION, self._max_autotune.notes()),
-            *notes_of(NoteKind.COMPILATION, self._compiled_code.notes()),
+            *self._compilation.notes(),
             *notes_of(NoteKind.TORCH, filter(None, [self._unanswered])),
         ]
         managed = self._library.managed().peak_bytes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
+from pytest_gpumem.devices.virtual.compilation.recompile_limits import RecompileLimits
 from pytest_gpumem.devices.virtual.readbacks import Readbacks
-from pytest_gpumem.devices.virtual.recompile_limits import RecompileLimits
 from pytest_gpumem.notes import NoteKind, notes_of
 
 if TYPE_CHECKING:

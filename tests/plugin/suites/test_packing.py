@@ -9,13 +9,13 @@ import pytest
 from helpers.virtual_gpu import opened
 
 from pytest_gpumem.devices.cuda import CudaDevice
-from pytest_gpumem.devices.gpu_ledger import ledger_folder
+from pytest_gpumem.devices.sharing.gpu_ledger import ledger_folder
 
 PACKED = "--gpumem-packing=baselines"
 
 SOURCE = """
 import json, os, tempfile
-from pytest_gpumem.devices.gpu_ledger import ledger_folder
+from pytest_gpumem.devices.sharing.gpu_ledger import ledger_folder
 
 LARGE = 2000 if "GROWN" in os.environ else 100
 

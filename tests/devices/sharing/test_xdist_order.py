@@ -14,13 +14,14 @@ from helpers.virtual_gpu import opened
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpumem.devices import memory_use, xdist_order
+from pytest_gpumem.devices import memory_use
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.devices.cuda import CudaDevice
-from pytest_gpumem.devices.gpu_ledger import ledger_folder
 from pytest_gpumem.devices.memory_use import watch_gpus
 from pytest_gpumem.devices.select import choose
-from pytest_gpumem.devices.xdist_order import mig_instances, names, take_turns, turn
+from pytest_gpumem.devices.sharing import xdist_order
+from pytest_gpumem.devices.sharing.gpu_ledger import ledger_folder
+from pytest_gpumem.devices.sharing.xdist_order import mig_instances, names, take_turns, turn
 
 FOUR = ["A100"] * 4
 UUIDS = "GPU-8932f937, GPU-c2f7,GPU-1b"

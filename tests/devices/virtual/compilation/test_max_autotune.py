@@ -6,8 +6,13 @@ import types
 import pytest
 from helpers.virtual_gpu import child, opened
 
-from pytest_gpumem.devices.virtual.compiled_code import LESS_SURE
-from pytest_gpumem.devices.virtual.max_autotune import LEFT_OUT, MISSING, MODULE, MaxAutotuneSwitch
+from pytest_gpumem.devices.virtual.compilation.compiled_code import LESS_SURE
+from pytest_gpumem.devices.virtual.compilation.max_autotune import (
+    LEFT_OUT,
+    MISSING,
+    MODULE,
+    MaxAutotuneSwitch,
+)
 
 COMPILE = """
 import json, os, sys, tempfile

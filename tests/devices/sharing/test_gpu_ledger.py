@@ -6,8 +6,8 @@ from itertools import count
 import pytest
 from helpers.virtual_gpu import start_python
 
-from pytest_gpumem.devices import gpu_ledger
-from pytest_gpumem.devices.gpu_ledger import MAX_OVERTAKEN, GpuLedger, LedgerEntry, admits
+from pytest_gpumem.devices.sharing import gpu_ledger
+from pytest_gpumem.devices.sharing.gpu_ledger import MAX_OVERTAKEN, GpuLedger, LedgerEntry, admits
 
 FREE = {"A": (80, 80), "B": (80, 80)}
 
@@ -145,7 +145,7 @@ def test_a_process_that_was_killed_holds_nothing(tmp_path):
     code = """
     import sys, time
     from pathlib import Path
-    from pytest_gpumem.devices.gpu_ledger import GpuLedger
+    from pytest_gpumem.devices.sharing.gpu_ledger import GpuLedger
 
     ledger = GpuLedger(Path(sys.argv[1]))
     ledger.enter({"A": 60}, lambda: {}, alone=True)
