@@ -7,8 +7,8 @@ import transformers
 import trl
 
 
-# On a T4 its products of bfloat16 with results of float32 are refused, as on the GPU itself. Its loss
-# is compiled, with sizes by values, which compiled code does not compute.
+# On a T4 its products of bfloat16 with results of float32 are refused, as on the GPU itself.
+# Its loss is compiled, with sizes by values, which compiled code does not compute.
 @pytest.mark.gpu_memory(card="L4", values="off")
 def test_supervised_fine_tuning(tmp_path):
     words = {word: index for index, word in enumerate(["<pad>", "<eos>", "<unk>", "a", "b", "c"])}

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pytest_gpumem.devices.virtual.compiled_code import LESS_SURE, CompiledCode
+from pytest_gpumem.devices.virtual.compilation.compiled_code import LESS_SURE, CompiledCode
 
 DECIDES = """
 RUNS = []
