@@ -232,8 +232,9 @@ def test_only_a_worker_turns_and_only_before_torch_is_there(worker, imported, gi
 
 def test_the_virtual_gpu_takes_no_turns(monkeypatch):
     monkeypatch.setattr("pytest_gpumem.devices.select.take_turns", pytest.fail)
-    with opened("T4"):
-        assert choose("virtual", CARDS["T4"], worker="gw1").device is not None
+    with opened("T4") as device:
+        monkeypatch.setattr(device, "card", device.card)  # choose() sets it, for the whole process
+        assert choose("virtual", CARDS["T4"], worker="gw1").device is device
 
 
 def test_a_test_on_several_gpus_takes_its_turn_on_all(monkeypatch, tmp_path):
