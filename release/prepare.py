@@ -93,21 +93,19 @@ def releases_of(name: str, index: str) -> list[str]:
     Raises:
         ReleaseError: the index does not answer.
     """
-    request = urllib.request.Request(  # noqa: S310 - an index that the caller names
-        f"{index.rstrip('/')}/{name}/", headers={"Accept": SIMPLE_API}
-    )
+    url = f"{index.rstrip('/')}/{name}/"
     try:
+        request = urllib.request.Request(url, headers={"Accept": SIMPLE_API})  # noqa: S310 - the caller's
         with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
             page = json.load(answer)
         return list(page["versions"])
     except urllib.error.HTTPError as error:
         if error.code == 404:  # noqa: PLR2004 - HTTP's
             return []
-        raise ReleaseError(f"{request.full_url} answers {error.code} {error.reason}") from error
+        raise ReleaseError(f"{url} answers {error.code} {error.reason}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ReleaseError(
-            f"{request.full_url} does not answer as a package index does ({error!r}): name one "
-            "by --index"
+            f"{url} does not answer as a package index does ({error!r}): name one by --index"
         ) from error
 
 

@@ -137,9 +137,10 @@ def test_an_index_that_answers_otherwise_is_named(index, answer, told):
     assert releases_of("y", index[1]) == []
 
 
-def test_an_index_that_is_not_there_is_named():
-    with pytest.raises(ReleaseError, match="http://127.0.0.1:1/simple/x/ does not answer"):
-        releases_of("x", "http://127.0.0.1:1/simple")
+@pytest.mark.parametrize("index", ["http://127.0.0.1:1/simple", "pypi"])
+def test_an_index_that_is_not_there_is_named(index):
+    with pytest.raises(ReleaseError, match=f"^{index}/x/ does not answer.*--index"):
+        releases_of("x", index)
 
 
 def test_tags_of_other_things_are_no_releases():
