@@ -45,6 +45,8 @@ def joined(rank: int, size: int, kind: DeviceKind) -> Iterator[None]:
     """
     import torch
 
+    from pytest_gpumem.devices.virtual.values.torch_release import TORCH
+
     distributed: Any = torch.distributed
     real = kind != "virtual"
     if distributed.is_available() and distributed.is_initialized():
@@ -68,13 +70,15 @@ def joined(rank: int, size: int, kind: DeviceKind) -> Iterator[None]:
         "GROUP_RANK": str(rank),
         "GROUP_WORLD_SIZE": str(size),
         "TORCH_NCCL_RANKS_PER_ROOT": str(size),  # one id, which one rank makes, is enough here
-        # From torch 2.8 on a thread frees the collectives' buffers every 100 ms, in which many
-        # steps are over here. With blocking waits PyTorch frees them at once.
-        "TORCH_NCCL_BLOCKING_WAIT": "1",
         "GPUMEM_LONE_RANK": "1",  # NCCL's ids of the virtual GPU are zeros: no other rank comes
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": os.environ.get("MASTER_PORT", "29500"),
     }
+    if TORCH >= (2, 8):
+        # From then on a thread frees the collectives' buffers every 100 ms, in which many steps
+        # are over here. With blocking waits PyTorch frees them at once. (With those torch 2.6
+        # counts each collective as pending, and waits forever before it captures a CUDA graph.)
+        environment["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     with ExitStack() as stack:
         for name, value in environment.items():
             set_variable(stack, name, value)

@@ -74,6 +74,19 @@ def test_this_process_is_the_rank_it_was_asked_to_be_and_no_more_afterwards():
     assert {name: os.environ.get(name) for name in names} == before
 
 
+def test_a_cuda_graph_is_captured_after_a_step_of_such_a_rank(torch):
+    """Torch 2.6 waits, without end, for collectives that it counts as pending."""
+    from torch import distributed
+
+    with opened(), joined(0, 2, "virtual"):
+        distributed.all_reduce(torch.ones(8, device="cuda"))
+    with opened():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            torch.ones(8, device="cuda")
+        del graph
+
+
 def test_deepspeed_lets_go_of_its_groups_by_a_function_of_its_own(monkeypatch):
     """Or the next stage of ZeRO in a session would take groups that are no more."""
     from torch import distributed
