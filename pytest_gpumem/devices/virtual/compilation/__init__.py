@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.devices.torch_import import IMPORTS
-from pytest_gpumem.devices.virtual.compilation import compiled_code, compiled_numbers, max_autotune
+from pytest_gpumem.devices.virtual.compilation import (
+    compiled_code,
+    compiled_numbers,
+    earlier_graphs,
+    kernel_timing,
+    max_autotune,
+)
 from pytest_gpumem.notes import NoteKind, notes_of
 
 if TYPE_CHECKING:
@@ -17,20 +23,34 @@ class Compilation:
 
     def __init__(self) -> None:
         self._max_autotune = max_autotune.MaxAutotuneSwitch()
+        self._kernel_timing = kernel_timing.KernelTiming()
+        self._earlier_graphs = earlier_graphs.EarlierGraphs()
         self._compiled_code = compiled_code.CompiledCode()
 
     def install(self) -> None:
         """Wait for the imports of PyTorch's compiler."""
         IMPORTS.call_after(max_autotune.MODULE, self._max_autotune.install)
+        IMPORTS.call_after(kernel_timing.BENCHMARKS, self._kernel_timing.time_nothing)
+        IMPORTS.call_after(kernel_timing.AUTOTUNER, self._kernel_timing.copy_nothing)
+        IMPORTS.call_after(kernel_timing.PADDING, self._kernel_timing.pad_nothing)
+        IMPORTS.call_after(earlier_graphs.TREES, self._earlier_graphs.install)
         IMPORTS.call_after(compiled_code.OUTPUT, self._compiled_code.install)
         IMPORTS.call_after(compiled_numbers.MODULE, compiled_numbers.trace_numbers)
 
     def begin(self) -> None:
         """Begin to watch a run."""
         self._max_autotune.begin()
+        self._kernel_timing.begin()
+        self._earlier_graphs.begin()
         self._compiled_code.begin()
 
     def notes(self) -> list[Note]:
         """Return notes on the run: what was left out, and that its figures are less sure."""
-        sentences = [*self._max_autotune.notes(), *self._compiled_code.notes()]
+        parts = (
+            self._max_autotune,
+            self._kernel_timing,
+            self._earlier_graphs,
+            self._compiled_code,
+        )
+        sentences = [sentence for part in parts for sentence in part.notes()]
         return [*notes_of(NoteKind.COMPILATION, sentences)]

@@ -1,0 +1,107 @@
+"""Inductor's choices by time: kernels that compute nothing are not timed.
+
+A GPU's first run, without Inductor's caches, times the configurations of each kernel: with a buffer
+that flushes the GPU's cache, and with copies of what the kernel writes. A later run has the choice
+from a cache and allocates none of it. Here all times are equal, so the first configuration is taken
+and nothing is allocated: a step has the peak of a run with warm caches.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+BENCHMARKS: Final = "torch._inductor.runtime.benchmarking"
+"""PyTorch's module with the classes that time kernels"""
+AUTOTUNER: Final = "torch._inductor.runtime.triton_heuristics"
+"""PyTorch's module with the class that picks one of a kernel's configurations"""
+PADDING: Final = "torch._inductor.fx_passes.pad_mm"
+"""PyTorch's module that pads the operands of matrix products where that was faster"""
+TIME: Final = 1.0
+"""milliseconds that each kernel takes"""
+NOT_TIMED: Final = (
+    "a GPU's first run, without Inductor's caches, times kernels: a buffer of up to 256.00 MiB and "
+    "copies of what the kernels write are not counted, because runs with warm caches have none"
+)
+NOT_PADDED: Final = (
+    "torch.compile pads operands of matrix products where a GPU is faster so: none are padded "
+    "here, and the memory of padded copies is not predicted"
+)
+
+
+class KernelTiming:
+    """Answers Inductor's questions about times."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._asked_for_padding = False
+
+    def begin(self) -> None:
+        """Forget the questions of the last run."""
+        self._asked = self._asked_for_padding = False
+
+    def notes(self) -> list[str]:
+        """Return sentences that a reader of the figures has to know about times."""
+        return [NOT_TIMED] * self._asked + [NOT_PADDED] * self._asked_for_padding
+
+    def time_nothing(self, module: ModuleType) -> None:
+        """Have all kernels take as long; ``module`` is :data:`BENCHMARKS`, just imported."""
+        for benchmarker in vars(module).values():
+            method = (
+                vars(benchmarker).get("benchmark_gpu") if isinstance(benchmarker, type) else None
+            )
+            if method is not None:
+                benchmarker.benchmark_gpu = self._untimed(method)
+
+    def _untimed(self, method: Any) -> Any:  # noqa: ANN401 - PyTorch's, and in its place
+        @functools.wraps(method)
+        def benchmark_gpu(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
+            if not is_shown():
+                return method(*arguments, **options)
+            self._asked = True
+            return [TIME] if options.get("return_mode") == "all" else TIME
+
+        return benchmark_gpu
+
+    @staticmethod
+    def copy_nothing(module: ModuleType) -> None:
+        """Save no arguments from kernels that are not run; ``module`` is :data:`AUTOTUNER`."""
+        autotuner = getattr(module, "CachingAutotuner", None)
+        copy = getattr(autotuner, "copy_args_to_cpu_if_needed", None)
+        if autotuner is None or copy is None:
+            return
+
+        @functools.wraps(copy)
+        def copy_args_to_cpu_if_needed(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
+            return {} if is_shown() else copy(*arguments, **options)
+
+        autotuner.copy_args_to_cpu_if_needed = copy_args_to_cpu_if_needed
+
+    def pad_nothing(self, module: ModuleType) -> None:
+        """Answer that padding is not faster; ``module`` is :data:`PADDING`, just imported.
+
+        PyTorch asks a cache on the disk first, which may have a real GPU's answers, and makes
+        operands of full size next.
+        """
+        look_up = getattr(module, "get_cached_should_pad", None)
+        if look_up is None:
+            return
+
+        @functools.wraps(look_up)
+        def get_cached_should_pad(key: str) -> Any:  # noqa: ANN401 - PyTorch's
+            if not is_shown():
+                return look_up(key)
+            self._asked_for_padding = True
+            return False
+
+        module.get_cached_should_pad = get_cached_should_pad  # type: ignore[attr-defined] # it has it
+
+
+def is_shown() -> bool:
+    """Return whether the virtual GPU is shown: a process that has it times no other."""
+    import torch
+
+    return torch.cuda.is_available()

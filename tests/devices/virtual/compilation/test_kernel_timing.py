@@ -1,0 +1,161 @@
+"""A compiled step has one figure, with cold caches and with warm ones, alone and after others."""
+
+import json
+
+import pytest
+from helpers.virtual_gpu import child
+
+from pytest_gpumem.devices.virtual.compilation.earlier_graphs import BESIDE_OTHERS
+from pytest_gpumem.devices.virtual.compilation.kernel_timing import NOT_PADDED, NOT_TIMED
+
+STEPS = """
+import json, os, sys
+
+import torch
+import pytest_gpumem
+
+WIDTH = 256
+
+
+class Block(torch.nn.Module):
+    "A transformer's block, as GPT-2 has it."
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(WIDTH)
+        self.qkv = torch.nn.Linear(WIDTH, 3 * WIDTH)
+        self.drop = torch.nn.Dropout(0.1)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm(x)).view(*x.shape[:2], 3, 4, -1).permute(2, 0, 3, 1, 4)
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.drop(y.transpose(1, 2).reshape(x.shape))
+
+
+def trained(model, mode=None):
+    model = torch.compile(model.cuda(), mode=mode)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        model(torch.ones(8, 64, WIDTH, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def perceptron(mode=None):
+    layers = torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.LayerNorm(4 * WIDTH), torch.nn.GELU()
+    trained(torch.nn.Sequential(*layers), mode)
+
+
+@torch.compile(fullgraph=True)
+def adam8(p, grad, codes, scale):
+    "An optimizer's state in 8 bits, as torchao's has it: kernels write into their arguments."
+    state = codes.float().view(-1, 256) * scale.view(-1, 1)
+    state = state.lerp(grad.view(-1, 256), 0.1)
+    scale.copy_(state.abs().amax(-1) / 127)
+    codes.copy_((state / scale.view(-1, 1)).round().to(torch.int8).view(codes.shape))
+    p.add_(state.view(p.shape), alpha=-0.1)
+
+
+def optimizer_of_8_bits():
+    p, grad = torch.zeros(2, 1024, 1024, device="cuda")
+    codes = torch.zeros(1024, 1024, dtype=torch.int8, device="cuda")
+    scale = torch.ones(4096, device="cuda")
+    for _ in range(2):
+        adam8(p, grad, codes, scale)
+
+
+def product_that_a_gpu_may_pad():
+    product = torch.compile(lambda a, b: (a @ b).relu())
+    product(*torch.zeros(2, 1023, 1023, device="cuda", dtype=torch.half))
+
+
+PROGRAMS = {
+    "block": lambda: trained(Block()),
+    "max-autotune": lambda: perceptron("max-autotune-no-cudagraphs"),
+    "optimizer": optimizer_of_8_bits,
+    "product": product_that_a_gpu_may_pad,
+    "reduce-overhead": lambda: perceptron("reduce-overhead"),
+}
+
+
+def figures(program):
+    with pytest_gpumem.measure() as m:
+        program()
+    notes = list(m.measurement.note_texts)
+    return m.peak_allocated, m.peak_reserved, m.measurement.segments, notes
+
+
+rows = []
+for name in sys.argv[1:] or PROGRAMS:
+    rows.append([name, "first", *figures(PROGRAMS[name])])
+    if len(sys.argv) == 1:
+        rows.append([name, "again", *figures(PROGRAMS[name])])
+if len(sys.argv) == 1:
+    torch.compiler.reset()
+    rows.append([name, "reset", *figures(PROGRAMS[name])])
+os.write(1, json.dumps(rows).encode())
+"""
+DISABLED = ("optimizer",)
+"""the program that is compiled without caches as well: that takes long"""
+
+
+@pytest.fixture(scope="module")
+def sessions(tmp_path_factory):
+    """The figures of the programs in a process with cold caches, with warm ones and without any."""
+    folder = tmp_path_factory.mktemp("inductor")
+    environment = {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }
+
+    def figures(*programs, **more):
+        rows = json.loads(child(STEPS, args=programs, warm=True, **environment, **more))
+        return {(name, time): values for name, time, *values in rows}
+
+    return {
+        "cold": figures(),
+        "warm": figures(),
+        "disabled": figures(*DISABLED, TORCHINDUCTOR_FORCE_DISABLE_CACHES="1"),
+    }
+
+
+def bytes_of(figures, *programs):
+    return {key: values[:3] for key, values in figures.items() if key[0] in programs}
+
+
+def test_figures_with_cold_and_warm_caches_and_without_caches_are_the_same(sessions):
+    cold, warm, disabled = sessions["cold"], sessions["warm"], sessions["disabled"]
+    programs = {name for name, _ in cold}
+    assert len(programs) == 5
+    assert bytes_of(warm, *programs) == bytes_of(cold, *programs)
+    first = {key: values for key, values in cold.items() if key[1] == "first"}
+    assert bytes_of(disabled, *DISABLED) == bytes_of(first, *DISABLED)
+
+
+@pytest.mark.parametrize("caches", ["cold", "warm"])
+def test_a_second_test_that_compiles_nothing_has_the_figures_of_the_first(sessions, caches):
+    figures = sessions[caches]
+    for name, time in figures:
+        if time == "again" and name != "reduce-overhead":
+            assert (name, figures[name, time][:3]) == (name, figures[name, "first"][:3])
+
+
+def test_cuda_graphs_beside_those_of_an_earlier_test_are_noted_and_a_reset_ends_that(sessions):
+    first, again, reset = (
+        sessions["cold"]["reduce-overhead", time] for time in ("first", "again", "reset")
+    )
+    assert again[:3] != first[:3]
+    assert reset[:3] == first[:3]
+    assert [BESIDE_OTHERS in row[3] for row in (first, again, reset)] == [False, True, False]
+
+
+def test_what_a_gpus_first_run_takes_besides_is_noted_where_kernels_would_be_timed(sessions):
+    timed, padded = (
+        {key for key, values in sessions["cold"].items() if sentence in values[3]}
+        for sentence in (NOT_TIMED, NOT_PADDED)
+    )
+    assert {("block", "first"), ("optimizer", "first")} <= timed
+    assert padded == {("product", "first")}
+    warm = [sentence for values in sessions["warm"].values() for sentence in values[3]]
+    assert NOT_TIMED not in warm
