@@ -170,7 +170,7 @@ def held(suite: Suite, rounds: int) -> tuple[list[list[str]], list[str], float]:
     recorded = suite.run("--gpumem-update-baselines")
     compared = [suite.run()]
     for _ in range(rounds - 1):
-        own.append(suite.run("--gpumem-all=false", "--gpumem-visible=session"))
+        own.append(suite.run("-o", "gpumem_all=false", "--gpumem-visible=session"))
         compared.append(suite.run())
     of_own = statistics.median(run.seconds for run in own)
     of_compared = statistics.median(run.seconds for run in compared)

@@ -55,9 +55,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             group.addoption(option.flag, action="store_true", **extra)
             parser.addini(option.ini, option.help, type="bool", default=option.default)
         else:
-            if option.alone:
-                extra |= {"nargs": "?", "const": option.alone}
-            group.addoption(option.flag, metavar=option.metavar, **extra)
+            # A value that may be left out would take the path after it: --gpumem-all tests/gpu.
+            if option.of_flag:
+                extra |= {"action": "store_const", "const": option.of_flag}
+            else:
+                extra["metavar"] = option.metavar
+            group.addoption(option.flag, **extra)
             # None: of these two it matters whether a file or "-o" has them.
             default = None if option.ini in OF_RUN else option.default
             parser.addini(option.ini, option.help.replace("%%", "%"), default=default)

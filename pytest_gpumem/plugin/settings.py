@@ -29,8 +29,8 @@ class Option(NamedTuple):
     default: str | bool
     metavar: str = ""
     choices: tuple[str, ...] = ()
-    alone: str = ""
-    """the value of the option that is written without one"""
+    of_flag: str = ""
+    """the value on the command line, where the option takes none; "": it takes one"""
 
     @property
     def flag(self) -> str:
@@ -66,11 +66,11 @@ OPTIONS: Final = (
     ),
     Option(
         "all",
-        "measure every test that takes memory of the device as if it were marked: true, or "
-        "patterns of node ids, tests/gpu/*,tests/test_models.py::*; implies visible=session",
+        "measure every test that takes memory of the device as if it were marked; implies "
+        "visible=session; the ini file, or -o gpumem_all=..., may have patterns of node ids in "
+        "place of true: tests/gpu/*,tests/test_models.py::*",
         "",
-        "true|PATTERN,...",
-        alone="true",
+        of_flag="true",
     ),
     Option(
         "cards",
@@ -394,7 +394,7 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
     read = {option: get(option) for option in OPTIONS}
     values = {option.name: _read_option(option, *read[option], root) for option in OPTIONS}
     repeated = tuple(
-        f"{where}={value}"
+        where if value == option.of_flag else f"{where}={value}"
         for option, (value, where) in read.items()
         if option.name in REPEATED and where == option.flag
     )

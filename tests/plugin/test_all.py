@@ -92,12 +92,20 @@ def test_patterns_narrow_it_in_toml_too(library):
 @pytest.mark.parametrize("word", ["false", "0", ""])
 def test_it_can_be_turned_off_on_the_command_line(library, word):
     library.write("pytest.ini", "[pytest]\ngpumem_all = true\n")
-    library.run(f"--gpumem-all={word}", "--gpumem-update-baselines")
+    library.run("-o", f"gpumem_all={word}", "--gpumem-update-baselines")
     assert set(recorded(library)) == {"test_marked"}
 
 
+def test_a_path_after_it_names_tests_as_always(library):
+    """It is no value of the option, by which nothing would be held, in silence."""
+    library.write("other/test_other.py", "def test_other(): raise ValueError")
+    session = library.run("--gpumem-all", "test_it.py", "--gpumem-update-baselines")
+    assert session.outcomes == {"passed": 7}
+    assert recorded(library) == PEAKS
+
+
 def test_the_markers_expression_selects_them(library):
-    session = library.run("--gpumem-all=test_it.py::TestCase*", "-m", "gpu_memory", "-v")
+    session = library.run("-o", "gpumem_all=test_it.py::TestCase*", "-m", "gpu_memory", "-v")
     assert session.outcomes == {"passed": 2, "deselected": 5}
 
 
@@ -125,7 +133,7 @@ def test_workers_measure_the_same(library):
 def test_the_command_that_accepts_a_figure_has_the_option(library, monkeypatch):
     library.run("--gpumem-all", "--gpumem-update-baselines")
     monkeypatch.setenv("WIDTH", "16")
-    assert "--gpumem-all=true" in library.run("--gpumem-all").out
+    assert "--gpumem-all --gpumem-update-baselines" in library.run("--gpumem-all").flat
 
 
 def test_without_a_device_tests_run_unmeasured_which_is_said_and_fails_in_ci(suite, monkeypatch):
