@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
@@ -37,6 +38,8 @@ MIN_NAME = 12
 MAX_NOTES = 10
 """notes below the table; each kind that says that a figure may be wrong has one in any case"""
 
+_FIGURES = re.compile(r"\d[\d,.]*")
+"""numbers in a note; of notes that differ in these alone, one is shown"""
 _CAUSE_INDENT = " " * 6
 """before the cause that stands below a failed test: more than before any name"""
 
@@ -291,22 +294,33 @@ def _counted_lines(
 ) -> Iterator[str]:
     """Yield notes or hints, each once with its number of tests: what matters most first.
 
-    Of many, each kind that says that a figure may be wrong has one, and the others the rest of
+    Of those that differ in figures alone, the one that most tests have stands for all. Of many,
+    each kind that says that a figure may be wrong has one, and the others the rest of
     :data:`MAX_NOTES`.
     """
     counter = Counter(notes)
     by_rank = sorted(counter, key=lambda note: (note.severity, -counter[note]))
-    shown = by_rank
-    if not every_note and len(by_rank) > MAX_NOTES:
-        first_of_kind = {note.kind: note for note in reversed(by_rank)}
-        warnings = [note for note in first_of_kind.values() if note.severity <= Severity.FIGURE]
-        others = [note for note in by_rank if note not in warnings]
-        chosen = {*warnings, *others[: max(0, MAX_NOTES - len(warnings))]}
-        shown = [note for note in by_rank if note in chosen]
-    for note in shown:
-        tests = tests_text(counter[note])
-        yield wrapped(f"{label}: ", f"{note.text} ({tests})", width)
-    hidden = len(by_rank) - len(shown)
+    alike: dict[tuple[NoteKind, str], list[Note]] = {}
+    for note in by_rank:
+        key = note.text if every_note else _FIGURES.sub("", note.text)
+        alike.setdefault((note.kind, key), []).append(note)
+    groups = list(alike.values())
+    shown = groups
+    if not every_note and len(groups) > MAX_NOTES:
+        first_of_kind = {group[0].kind: group for group in reversed(groups)}
+        warnings = [
+            group for group in first_of_kind.values() if group[0].severity <= Severity.FIGURE
+        ]
+        others = [group for group in groups if group not in warnings]
+        chosen = [*warnings, *others[: max(0, MAX_NOTES - len(warnings))]]
+        shown = [group for group in groups if group in chosen]
+    for first, *others in shown:
+        tests = tests_text(counter[first])
+        if others:
+            number = sum(counter[note] for note in others)
+            tests += f"; {tests_text(number)} with other figures"
+        yield wrapped(f"{label}: ", f"{first.text} ({tests})", width)
+    hidden = sum(map(len, groups)) - sum(map(len, shown))
     if hidden:
         more = f"1 more {label}" if hidden == 1 else f"{hidden} more {label}s"
         yield f"{label}: and {more} (-vv lists all)"
