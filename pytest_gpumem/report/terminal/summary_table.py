@@ -314,10 +314,10 @@ def _counted_lines(
         others = [group for group in groups if group not in warnings]
         chosen = [*warnings, *others[: max(0, MAX_NOTES - len(warnings))]]
         shown = [group for group in groups if group in chosen]
-    for first, *others in shown:
+    for first, *like_it in shown:
         tests = tests_text(counter[first])
-        if others:
-            number = sum(counter[note] for note in others)
+        if like_it:
+            number = sum(counter[note] for note in like_it)
             tests += f"; {tests_text(number)} with other figures"
         yield wrapped(f"{label}: ", f"{first.text} ({tests})", width)
     hidden = sum(map(len, groups)) - sum(map(len, shown))
