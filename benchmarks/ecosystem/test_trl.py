@@ -8,8 +8,7 @@ import trl
 
 
 # On a T4 its products of bfloat16 with results of float32 are refused, as on the GPU itself.
-# Its loss is compiled, with sizes by values, which compiled code does not compute.
-@pytest.mark.gpu_memory(card="L4", values="off")
+@pytest.mark.gpu_memory(card="L4")
 def test_supervised_fine_tuning(tmp_path):
     words = {word: index for index, word in enumerate(["<pad>", "<eos>", "<unk>", "a", "b", "c"])}
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))

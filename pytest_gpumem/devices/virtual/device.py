@@ -156,7 +156,7 @@ class VirtualDevice:
         self._unsupported: dict[str, int] = {}
         self.values = VirtualValues(library)
         self.workspaces = VirtualWorkspaces(library)
-        self._compilation = Compilation()
+        self._compilation = Compilation(self.values.computing_apart)
         self._stack = ExitStack()
 
     @classmethod

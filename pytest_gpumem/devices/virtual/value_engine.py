@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.devices.virtual.compilation.recompile_limits import RecompileLimits
@@ -60,13 +60,34 @@ class VirtualValues:
         self._readbacks.clear()
         self._recompile_limits.begin(values=scope != "off")
         if scope != "off":
-            from pytest_gpumem.devices.virtual.values.mode import ValueMode
-
-            if self._kept_mode is None:
-                self._kept_mode = ValueMode(self._library, scope, self._readbacks)
-            self._mode = self._kept_mode
+            self._mode = self._lasting_mode()
             self._mode.full = scope == "full"
             self._mode.__enter__()
+
+    def _lasting_mode(self) -> ValueMode:
+        if self._kept_mode is None:
+            from pytest_gpumem.devices.virtual.values.mode import ValueMode
+
+            self._kept_mode = ValueMode(self._library, readbacks=self._readbacks)
+        return self._kept_mode
+
+    @contextmanager
+    def computing_apart(self) -> Iterator[None]:
+        """Compute values within a block that is PyTorch's own, for no test's budget.
+
+        They are computed where a run asks for none, and where PyTorch traces.
+        """
+        from pytest_gpumem.devices.virtual.values.interception import seen_while_tracing
+
+        with ExitStack() as stack:
+            if self._mode is not None:
+                stack.enter_context(self._mode.apart())
+            else:
+                mode = self._lasting_mode()
+                mode.full = False
+                stack.enter_context(mode)
+            stack.enter_context(seen_while_tracing())
+            yield
 
     def renew(self) -> None:
         """See :meth:`pytest_gpumem.devices.base.ValueEngine.renew`."""

@@ -8,20 +8,29 @@ from pytest_gpumem.devices.torch_import import IMPORTS
 from pytest_gpumem.devices.virtual.compilation import (
     compiled_code,
     compiled_numbers,
+    compiled_values,
+    constant_folding,
     earlier_graphs,
     kernel_timing,
     max_autotune,
+    triton_launches,
 )
 from pytest_gpumem.notes import NoteKind, notes_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from types import ModuleType
+
     from pytest_gpumem.notes import Note
 
 
 class Compilation:
     """What is compiled, and which compiled code runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, computing: Callable[[], AbstractContextManager[None]]) -> None:
+        """Take a function that makes a context manager in which values are computed."""
+        self._computing = computing
         self._max_autotune = max_autotune.MaxAutotuneSwitch()
         self._kernel_timing = kernel_timing.KernelTiming()
         self._earlier_graphs = earlier_graphs.EarlierGraphs()
@@ -36,6 +45,13 @@ class Compilation:
         IMPORTS.call_after(earlier_graphs.TREES, self._earlier_graphs.install)
         IMPORTS.call_after(compiled_code.OUTPUT, self._compiled_code.install)
         IMPORTS.call_after(compiled_numbers.MODULE, compiled_numbers.trace_numbers)
+        IMPORTS.call_after(compiled_values.COMPILER, compiled_values.keep_graphs)
+        IMPORTS.call_after(compiled_values.OUTPUT, compiled_values.compute_graphs)
+        IMPORTS.call_after(constant_folding.MODULE, self._compute_constants)
+        IMPORTS.call_after(triton_launches.MODULE, triton_launches.tell_launches)
+
+    def _compute_constants(self, module: ModuleType) -> None:
+        constant_folding.compute_constants(module, self._computing)
 
     def begin(self) -> None:
         """Begin to watch a run."""

@@ -16,6 +16,7 @@ import functools
 import operator
 import sys
 import threading
+from contextlib import contextmanager
 from gc import disable, enable, isenabled
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -35,7 +36,7 @@ from pytest_gpumem.devices.virtual.values.operators import OperatorCall, registe
 from pytest_gpumem.devices.virtual.values.sized_outputs import COPIES, taken_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import CodeType
 
     from torch._ops import OpOverload
@@ -61,7 +62,7 @@ _LOWER_KEY: Final = torch._C._dispatch_key_parse(LOWER_KEY)
 _LOWER_KEYS: Final = torch._C.DispatchKeySet(_LOWER_KEY)
 _BELOW_LOWER_KEY: Final = torch._C._dispatch_keyset_full_after(_LOWER_KEY)
 _INCLUDED: Final = (_KEY, _LOWER_KEY) if IS_ABOVE_PYTHON else (_KEY,)
-_KEYS: Final = functools.reduce(operator.or_, map(torch._C.DispatchKeySet, _INCLUDED))
+KEYS: Final = functools.reduce(operator.or_, map(torch._C.DispatchKeySet, _INCLUDED))
 _KEYS_BELOW: Final = torch._C._dispatch_keyset_full_after(_KEY)
 _Without = torch._C._ExcludeDispatchKeyGuard
 
@@ -112,10 +113,19 @@ class Opened:
         return self._outer is not None and self._outer._tells(start, end)
 
 
+class RunningCode(Protocol):
+    """Code of torch.compile's that runs: compilation/graph_values.py has its values."""
+
+    def wants(self, call: OperatorCall) -> bool:
+        """Prepare for an operator inside; False: nothing that the operator reads decides."""
+
+
 class RunningHere(threading.local):
     """The operators that run on this thread."""
 
     def __init__(self) -> None:
+        self.compiled: RunningCode | None = None
+        """compiled code that runs, and whose values are written as it has ended"""
         self.opened: Opened | None = None
         """the innermost one that runs of which the operators inside are seen"""
         self.count = -1
@@ -182,7 +192,7 @@ class Interception:
         """Hand operators to a mode from now on."""
         if not cls._registered:
             cls._registered.extend(_registrations())
-            keep_from(_KEYS)
+            keep_from(KEYS)
             let_higher_order_operators_pass(_INCLUDED)
             # torch.library takes the fallback back as Python ends, and no operator runs without it.
             atexit.register(cls.end)
@@ -197,6 +207,20 @@ class Interception:
         for key in _INCLUDED:
             torch._C._dispatch_tls_set_dispatch_key_included(key, False)  # noqa: FBT003
         cls.mode = None
+
+
+@contextmanager
+def seen_while_tracing() -> Iterator[None]:
+    """Have operators on real tensors seen in a block, where tracers are entered but disabled."""
+    is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+    excluded = [key for key in _INCLUDED if is_excluded(key)]
+    for key in excluded:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)  # noqa: FBT003
+    try:
+        yield
+    finally:
+        for key in excluded:
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)  # noqa: FBT003
 
 
 def _include() -> None:
@@ -241,7 +265,7 @@ def _intercept(traits: Traits, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
     __tracebackhide__ = True
     mode = Interception.mode
     if mode is None:
-        with _Without(_KEYS):
+        with _Without(KEYS):
             return traits.op._op(*args, **kwargs)
     # What is made here would have Python's collector run earlier than on a GPU. An operator of
     # another library may run Python's code of its own.
@@ -249,7 +273,7 @@ def _intercept(traits: Traits, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
     if collects:
         disable()
     try:
-        with _Without(_KEYS):
+        with _Without(KEYS):
             return _run(mode, OperatorCall(traits, args, kwargs))
     except BaseException as error:
         # This frame is in the error's traceback and must not keep tensors alive by it.
@@ -268,7 +292,7 @@ def _finish(traits: Traits, args: Any, kwargs: Any, result: object) -> None:  # 
     if mode is None:
         return
     try:
-        with _Without(_KEYS):
+        with _Without(KEYS):
             mode.finish(OperatorCall(traits, args, kwargs or {}), result, None)
     except BaseException as error:
         del args, kwargs, result
@@ -300,7 +324,7 @@ def _above_python(name: str, kernel: Any, *args: Any, **kwargs: Any) -> Any:  # 
     del tensors
     try:
         if is_pythons:
-            op = _operator(name)
+            op = operator_named(name)
             return op.redispatch(_PYTHONS, *_numbers_as_tensors(op, args), **kwargs)
         with _Without(_LOWER_KEYS):
             return kernel(*args, **kwargs)
@@ -313,7 +337,7 @@ def _below_python(_name: str, kernel: Any, *args: Any, **kwargs: Any) -> Any:  #
     """Run an operator inside of a mode or of a subclass, where our key is above theirs."""
     __tracebackhide__ = True
     try:
-        with _Without(_KEYS):
+        with _Without(KEYS):
             return kernel(*args, **kwargs)
     except BaseException:
         del args, kwargs
@@ -325,7 +349,7 @@ def _pass_lower_key(name: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
     __tracebackhide__ = True
     tensors = tensors_in([*args, *kwargs.values()])
     keys = functools.reduce(operator.or_, map(torch._C._dispatch_keys, tensors))
-    return _operator(name).redispatch(keys & _BELOW_LOWER_KEY, *args, **kwargs)
+    return operator_named(name).redispatch(keys & _BELOW_LOWER_KEY, *args, **kwargs)
 
 
 _AROUND: Final[dict[str, Callable[..., Any]]] = (
@@ -335,7 +359,7 @@ _AROUND: Final[dict[str, Callable[..., Any]]] = (
 
 
 @functools.cache
-def _operator(name: str) -> OpOverload:
+def operator_named(name: str) -> OpOverload:
     """Return the operator of a full name: its object is made here, and most operators have none."""
     namespace, _, operator = name.partition("::")
     packet, _, overload = operator.partition(".")
@@ -383,7 +407,7 @@ def _kernel_of(name: str, key: str, *, passes: bool) -> Callable[..., Any]:
     def first(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
         """Run the operator, and have its next calls begin without this function."""
         __tracebackhide__ = True
-        traits = traits_of(_operator(name))
+        traits = traits_of(operator_named(name))
         places = [sum(1 << place for place, _ in at) for at in (traits.written, traits.unread)]
         slow = functools.partial(_intercept, traits)
         Interception.functions.know(kernel, slow, traits, traits.op._op, traits.ways, *places)
@@ -400,7 +424,7 @@ def _kernel_of(name: str, key: str, *, passes: bool) -> Callable[..., Any]:
 
 def _numbers_as_tensors(op: OpOverload, args: Sequence[Any]) -> list[Any]:
     """Return arguments for a redispatch: PyTorch's own call takes a number in a tensor's place."""
-    with torch._C._DisableTorchDispatch(), _Without(_KEYS):
+    with torch._C._DisableTorchDispatch(), _Without(KEYS):
         return [
             argument
             if isinstance(argument, torch.Tensor) or str(declared.type) != "Tensor"
@@ -450,6 +474,9 @@ def _run(mode: Computer, call: OperatorCall) -> Any:  # noqa: ANN401 - as the op
     """Run an operator that may read values, or write some that are computed."""
     __tracebackhide__ = True
     traits = call.traits
+    code = mode.running_here.compiled
+    if code is not None and not code.wants(call):
+        return _run_unseen(call)
     is_opened = (traits.opened or traits.may_open) and opens(traits, call.inputs())
     run = _run_opened if is_opened and traits.op._schema.name not in COPIES else _run_closed
     try:
@@ -457,6 +484,16 @@ def _run(mode: Computer, call: OperatorCall) -> Any:  # noqa: ANN401 - as the op
             with mode.readbacks.purpose("kept"):
                 return run(mode, call)
         return run(mode, call)
+    except BaseException:
+        del call
+        raise
+
+
+def _run_unseen(call: OperatorCall) -> Any:  # noqa: ANN401 - as the operator
+    """Run an operator whose values nobody looks at."""
+    __tracebackhide__ = True
+    try:
+        return call.op._op(*call.args, **call.kwargs)
     except BaseException:
         del call
         raise

@@ -137,10 +137,12 @@ class ValueMode:
         self.thread_writes = library.thread_writes
         self.values = KnownValues(library)
         self.deferred = DeferredValues(library, self.values, self._compute_deferred)
-        self.layouts = Layouts(self.values, self._are_readable, self._compute_deferred)
+        self.layouts = Layouts(self.values, self.are_readable, self._compute_deferred)
         self.assumptions = Assumptions()
         self.failures: dict[str, str] = {}
         """operators that the host could not compute, and why"""
+        self.unknown_code: set[str] = set()
+        """what was not computed of code of torch.compile's"""
         self.captured = False
         """whether an operator was captured in a CUDA graph, whose replays compute nothing"""
         self._impossible: set[str] = set()
@@ -150,6 +152,7 @@ class ValueMode:
     def __enter__(self) -> Self:
         """Begin to compute values."""
         self.failures.clear()
+        self.unknown_code.clear()
         self.captured, self.values.refused = False, 0
         self.values.drop_stale()
         self.assumptions = Assumptions()
@@ -193,7 +196,7 @@ class ValueMode:
                 self._library.set_value_limits(budget.largest, rest, LIMITS.backed)
 
     def notes(self) -> list[str]:
-        """Return sentences on what was not computed, where all should have been."""
+        """Return sentences on what was not computed, where it should have been or decided."""
         sentences = []
         if self.full and self.failures:
             reasons = [f"{name}: {reason}" for name, reason in sorted(self.failures.items())]
@@ -202,6 +205,13 @@ class ValueMode:
             sentences.append(
                 f"results of these operators were not computed, and are unknown "
                 f"({'; '.join(reasons[:MAX_NAMED])}{also})"
+            )
+        if self.unknown_code and (self.full or any(self.readbacks.counts)):
+            names = sorted(self.unknown_code)
+            also = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+            sentences.append(
+                "code of torch.compile ran of which these results were not computed, and are "
+                f"unknown: {', '.join(names[:MAX_NAMED])}{also}"
             )
         if self.full and self.captured:
             sentences.append(
@@ -229,19 +239,19 @@ class ValueMode:
         """Return whether a tensor is computed where all that leads to it is known."""
         return self.full or tensor.nbytes <= self.budget.largest
 
-    def _could_be_known(self, tensor: Tensor) -> bool:
+    def could_be_known(self, tensor: Tensor) -> bool:
         """Return whether a tensor is known or assumed, or would be if it were computed."""
         return self.values.is_known(tensor) or self.deferred.covers(tensor)
 
-    def _are_readable(self, tensors: Sequence[Tensor]) -> bool:
+    def are_readable(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether these tensors are small, or known and not too large to be looked at."""
         large = [tensor for tensor in tensors if not (is_plain(tensor) and self.is_small(tensor))]
         if not all(map(is_plain, large)):
             return False
         too_large = (tensor.nbytes for tensor in large if not self.fits(tensor))
-        return sum(too_large) <= LIMITS.backed_small and all(map(self._could_be_known, large))
+        return sum(too_large) <= LIMITS.backed_small and all(map(self.could_be_known, large))
 
-    def _make_known(self, tensor: Tensor) -> bool:
+    def make_known(self, tensor: Tensor) -> bool:
         """Compute a tensor that could be known; False: it could not, or the host has no room."""
         return self.values.is_known(tensor) or self.deferred.computed(tensor)
 
@@ -355,10 +365,10 @@ class ValueMode:
             self.sizes_told = True
         if not masks:
             return
-        if self._are_readable(masks) and not torch.cuda.is_current_stream_capturing():
-            if call.name == "_coalesce" and not self._could_be_known(masks[0]):
+        if self.are_readable(masks) and not torch.cuda.is_current_stream_capturing():
+            if call.name == "_coalesce" and not self.could_be_known(masks[0]):
                 self.layouts.spread(call.args[0])
-            self.sizes_told = all(self._make_known(mask) or self.assume(mask) for mask in masks)
+            self.sizes_told = all(self.make_known(mask) or self.assume(mask) for mask in masks)
             if self.sizes_told:
                 self._queue(copies, call, None)
 
@@ -403,7 +413,7 @@ class ValueMode:
             return None  # what is captured does not happen yet
         if not self.budget.affords(call, inputs, [*fresh, *written], result, known_bytes):
             return None
-        if not all(self._make_known(tensor) or self.assume(tensor) for tensor in read):
+        if not all(self.make_known(tensor) or self.assume(tensor) for tensor in read):
             return None
         are_written = set(map(id, written))
         copies: dict[int, tuple[Tensor, Tensor]] = {}
@@ -428,11 +438,11 @@ class ValueMode:
         self, call: OperatorCall, inputs: Sequence[Tensor], *, decides: bool
     ) -> Sequence[Tensor] | None:
         """Return the tensors that an operator reads; None: it cannot be computed."""
-        if not self._are_readable(inputs) or not all(map(self.fits, call.written())):
+        if not self.are_readable(inputs) or not all(map(self.fits, call.written())):
             return None
         unread = {id(tensor) for tensor in call.unread()}
         read = [tensor for tensor in inputs if id(tensor) not in unread]
-        is_unknown = not all(map(self._could_be_known, read))
+        is_unknown = not all(map(self.could_be_known, read))
         if is_unknown and (not decides or call.name in TRUE_FOR | FALSE_FOR):
             return None
         return read

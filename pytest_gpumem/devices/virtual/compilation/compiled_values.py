@@ -1,0 +1,128 @@
+"""Values of code that ``torch.compile`` makes: the graphs are kept, and computed on the host.
+
+Inductor's kernels do not run. What they compute is in the graph that Inductor was given, which is
+kept with the compiled code, in Inductor's caches as well. As the code is called, graph_values.py
+computes the graph.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gpumem.devices.virtual.compilation.recorded_graphs import recorded
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+COMPILER: Final = "torch._inductor.compile_fx"
+"""PyTorch's module with the functions through which Inductor compiles each graph"""
+OUTPUT: Final = "torch._inductor.output_code"
+"""PyTorch's module with the class of compiled graphs, new ones and those of a cache"""
+COMPILES: Final = "fx_codegen_and_compile"
+"""the function of that module that compiles a graph; its result is what Inductor's caches keep"""
+LOADS: Final = "_compile_fx_inner"
+"""the function that takes from a cache what it can, and has the rest compiled"""
+ALL: Final = "compile_fx"
+"""the function that prepares graphs as well"""
+GRAPH: Final = "_gpumem_graph"
+"""the attribute of compiled code with its graph: bytes, which the caches keep with all else"""
+INTERCEPTION: Final = "pytest_gpumem.devices.virtual.values.interception"
+"""our module that knows whether values are computed; imported once any are"""
+
+
+def keep_graphs(module: ModuleType) -> None:
+    """Have each graph kept with its code; ``module`` is COMPILER, just imported."""
+    for name, wrap in (
+        (COMPILES, _keeping_compiled),
+        (LOADS, _keeping_loaded),
+        (LOADS, _writing_nothing),
+        (ALL, _writing_nothing),
+    ):
+        function = getattr(module, name, None)
+        if callable(function):
+            setattr(module, name, wrap(function))
+
+
+def current_mode() -> Any:  # noqa: ANN401 - a ValueMode, or None
+    """Return what computes values; None: nothing does."""
+    interception = sys.modules.get(INTERCEPTION)
+    return interception.Interception.mode if interception is not None else None
+
+
+def _writing_nothing(compiles: Any) -> Any:  # noqa: ANN401 - a function of PyTorch's
+    """Keep values known: kernels that Inductor times as it compiles write to its own memory."""
+
+    @functools.wraps(compiles)
+    def compile_graph(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
+        __tracebackhide__ = True
+        mode = current_mode()
+        if mode is None:
+            return compiles(*args, **options)
+        mode.count(1)
+        try:
+            return compiles(*args, **options)
+        finally:
+            mode.count(-1)
+
+    return compile_graph
+
+
+def _keeping_compiled(compiles: Any) -> Any:  # noqa: ANN401 - a function of PyTorch's
+    @functools.wraps(compiles)
+    def compile_graph(graph: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
+        __tracebackhide__ = True
+        kept = _recorded(graph)  # before: it is changed
+        compiled = compiles(graph, *args, **options)
+        _keep(compiled, kept)
+        return compiled
+
+    return compile_graph
+
+
+def _keeping_loaded(loads: Any) -> Any:  # noqa: ANN401 - a function of PyTorch's
+    """Keep the graph of code that a process without this package has put into the cache."""
+
+    @functools.wraps(loads)
+    def load_graph(graph: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
+        __tracebackhide__ = True
+        compiled = loads(graph, *args, **options)
+        if not hasattr(compiled, GRAPH):
+            _keep(compiled, _recorded(graph))
+        return compiled
+
+    return load_graph
+
+
+def _recorded(graph: Any) -> bytes:  # noqa: ANN401 - PyTorch's GraphModule
+    with suppress(Exception):  # a graph like none before: its values are unknown then
+        return recorded(graph)
+    return b""
+
+
+def _keep(compiled: Any, graph: bytes) -> None:  # noqa: ANN401 - PyTorch's
+    if hasattr(compiled, "current_callable"):  # a graph that computes nothing becomes a function
+        with suppress(AttributeError):
+            setattr(compiled, GRAPH, graph)
+
+
+def compute_graphs(module: ModuleType) -> None:
+    """Have graphs computed as their code is called; ``module`` is OUTPUT, just imported."""
+    compiled_graph = getattr(module, "CompiledFxGraph", None)
+    call = vars(compiled_graph).get("__call__") if compiled_graph is not None else None
+    if compiled_graph is None or call is None:
+        return
+
+    @functools.wraps(call)
+    def computed(compiled: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
+        __tracebackhide__ = True
+        mode = current_mode()
+        if mode is None or kwargs or len(args) != 1:
+            return call(compiled, *args, **kwargs)
+        from pytest_gpumem.devices.virtual.compilation.graph_values import call_with_values
+
+        return call_with_values(mode, compiled, call, args[0])
+
+    compiled_graph.__call__ = computed

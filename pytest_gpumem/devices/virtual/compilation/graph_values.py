@@ -1,0 +1,634 @@
+"""The values that compiled code computes: its graph, run on the host over the same addresses.
+
+The graph is computed before the code runs, which may free what it reads, and its results are
+written where the code has put them. Each operator is computed where all that it reads is known, and
+within the budget, as operators outside of compiled code are.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import re
+import weakref
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pytest_gpumem.devices.virtual.compilation.compiled_values import GRAPH
+from pytest_gpumem.devices.virtual.compilation.recorded_graphs import Form, Ref, restored
+from pytest_gpumem.devices.virtual.values.host_tensors import (
+    HOST,
+    PLAIN,
+    is_plain,
+    over_device_memory,
+    tensors_in,
+)
+from pytest_gpumem.devices.virtual.values.interception import KEYS, Interception, operator_named
+from pytest_gpumem.devices.virtual.values.mode import OneThread, Plan
+from pytest_gpumem.devices.virtual.values.operators import (
+    COLLECTIVES,
+    READS,
+    SIZED,
+    OperatorCall,
+    traits_of,
+    writes_nothing,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pytest_gpumem.devices.virtual.compilation.recorded_graphs import RecordedNode
+    from pytest_gpumem.devices.virtual.values.mode import ValueMode
+    from pytest_gpumem.devices.virtual.values.operators import Traits
+
+PROGRAM: Final = "_gpumem_program"
+"""the attribute of compiled code with its Program"""
+NOT_KEPT: Final = "code from a cache that was written without its graph"
+COPY: Final = "aten::copy_"
+CHECKS: Final = ("_assert", "sym_constrain_range", "_check")
+"""how operators begin that check values, and return nothing"""
+TO_HOST: Final = {"_to_copy", "device_put"}
+"""operators by which the compiled code may copy to the host"""
+BRANCHES: Final = {"cond", "while_loop"}
+"""higher-order operators that read a number back, by which the compiled code goes on"""
+MAX_FORMS: Final = 64
+"""shapes of its arguments for which the results' shapes of an operator are kept"""
+
+
+class _Unknown:
+    """Stands for a value that is not computed."""
+
+
+UNKNOWN: Final = _Unknown()
+
+
+class Node:
+    """A node of a graph, with all that can be said of it before it is computed."""
+
+    __slots__ = ("forms", "function", "is_view", "known_forms", "node", "traits", "unused_after")
+
+    def __init__(self, node: RecordedNode) -> None:
+        self.node = node
+        self.traits: Traits | None = None
+        self.function: Callable[..., Any] | None = None
+        self.is_view = False
+        self.forms: Any = None
+        self.known_forms: dict[object, Any] = {}
+        self.unused_after: list[int] = []
+        """places of nodes that no later one reads"""
+        if node.kind == "function":
+            module, name = node.target
+            self.function = getattr(importlib.import_module(module), name)
+        elif node.kind == "operator":
+            traits = traits_of(operator_named(node.target))
+            host = RANDOM.get(traits.op._schema.name)
+            if host is not None:
+                traits = traits._replace(host=host, random=True)
+            self.traits = traits
+            self.is_view = writes_nothing(traits.op._schema)
+            self.forms = node.forms
+
+
+class Program:
+    """The graph of some compiled code."""
+
+    def __init__(self, nodes: Sequence[RecordedNode], source: str) -> None:
+        """Read a graph.
+
+        Args:
+            nodes: the graph's.
+            source: Inductor's code, which reads numbers back in an order of its own.
+        """
+        self.nodes = [*map(Node, nodes)]
+        self.inputs = [place for place, node in enumerate(nodes) if node.kind == "input"]
+        outputs = nodes[-1].args[0] if nodes and nodes[-1].kind == "output" else ()
+        self.outputs = [
+            output.place if isinstance(output, Ref) else -1
+            for output in (outputs if isinstance(outputs, (list, tuple)) else [outputs])
+        ]
+        self.changed: dict[int, int] = {}
+        """places of inputs that the code writes, and of the nodes with their last values"""
+        self.roots: dict[int, int] = {place: place for place in self.inputs}
+        """places of views of inputs, and of these inputs"""
+        self.is_told = True
+        """whether the graph says all that the code writes"""
+        self._read()
+        self._note_last_uses()
+        found = re.findall(r"^\s*([a-z]+\d+) = ", source, re.MULTILINE)
+        self.order = {symbol: place for place, symbol in reversed([*enumerate(found)])}
+        """the sizes and numbers that the code reads back, by their names in it"""
+        self.fruitless: set[tuple[object, ...]] = set()
+        """which inputs were known, and sizes, where no value came of them"""
+        self.unknown: set[str] = set()
+        """operators that cannot be computed"""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """Be None in a copy that Inductor's caches keep."""
+        return type(None), ()
+
+    def _read(self) -> None:
+        for place, node in enumerate(self.nodes):
+            traits, args = node.traits, node.node.args
+            if traits is None:
+                continue
+            if node.is_view and args and isinstance(args[0], Ref) and args[0].place in self.roots:
+                self.roots[place] = self.roots[args[0].place]
+            if not traits.written:
+                continue
+            target = args[0].place if args and isinstance(args[0], Ref) else -1
+            if traits.op._schema.name == COPY and target in self.inputs:
+                self.changed[target] = args[1].place if isinstance(args[1], Ref) else -1
+            else:
+                self.is_told = False
+
+    def _note_last_uses(self) -> None:
+        last: dict[int, int] = {}
+        for place, node in enumerate(self.nodes):
+            for used in _refs_in((node.node.args, node.node.kwargs)):
+                last[used] = place
+        kept = {*self.outputs, *self.changed.values()}
+        for used, place in last.items():
+            if used not in kept:
+                self.nodes[place].unused_after.append(used)
+
+
+class Read(NamedTuple):
+    """Values that the compiled code will read back, with the operator that does so."""
+
+    operator: str
+    arguments: list[Tensor]
+    order: int
+    """of the code's reads; -1: unknown"""
+
+    @property
+    def forms(self) -> list[tuple[torch.dtype, int]]:
+        """The types and numbers of elements of the arguments."""
+        return [(value.dtype, value.numel()) for value in self.arguments]
+
+
+class Result(NamedTuple):
+    """The value of a node that the compiled code returns, or writes into an input."""
+
+    value: Any
+    assumed: bool
+
+
+def call_with_values(
+    mode: ValueMode,
+    compiled: Any,  # noqa: ANN401 - PyTorch's CompiledFxGraph
+    call: Callable[[Any, Any], Any],
+    inputs: Any,  # noqa: ANN401 - a list; it is emptied
+) -> Any:  # noqa: ANN401 - as the code
+    """Call compiled code, and write the values that its graph has.
+
+    Args:
+        mode: computes.
+        compiled: the code.
+        call: calls it with the inputs.
+        inputs: its inputs.
+    """
+    __tracebackhide__ = True
+    if mode.running_here.compiled is not None or "cuda" not in compiled.device_types:
+        return call(compiled, inputs)
+    program = _program_of(mode, compiled)
+    if program is None or not program.is_told or not _are_plain(program, inputs):
+        return call(compiled, inputs)
+    collects = gc.isenabled()
+    gc.disable()  # what is made here would have Python's collector run earlier than on a GPU
+    try:
+        code = CodeThatRuns(mode, program, inputs, compiled)
+    finally:
+        if collects:
+            gc.enable()
+    with code:
+        result = call(compiled, inputs)
+    gc.disable()
+    try:
+        code.write(result)
+    finally:
+        if collects:
+            gc.enable()
+    return result
+
+
+def _program_of(mode: ValueMode, compiled: Any) -> Program | None:  # noqa: ANN401 - PyTorch's
+    program: Program | None = getattr(compiled, PROGRAM, None)
+    if program is None:
+        graph = getattr(compiled, GRAPH, b"")
+        if not graph:
+            mode.unknown_code.add(NOT_KEPT)
+            return None
+        with suppress(Exception):  # of another version of torch, or of this package
+            program = Program(restored(graph), getattr(compiled, "source_code", ""))
+            setattr(compiled, PROGRAM, program)
+    return program
+
+
+def _are_plain(program: Program, inputs: Sequence[Any]) -> bool:
+    tensors = [value for value in inputs if isinstance(value, Tensor)]
+    return len(inputs) == len(program.inputs) and all(type(tensor) in PLAIN for tensor in tensors)
+
+
+class CodeThatRuns:
+    """One call of compiled code."""
+
+    def __init__(
+        self,
+        mode: ValueMode,
+        program: Program,
+        inputs: Sequence[Any],
+        compiled: Any,  # noqa: ANN401 - PyTorch's CompiledFxGraph
+    ) -> None:
+        """Compute the graph; the inputs are kept alive no longer than this takes."""
+        self._mode, self._program = mode, program
+        self._reads: list[Read] = []
+        self._results: dict[int, Result] = {}
+        """by the places of the nodes"""
+        self._extents = [
+            (tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
+            for tensor in inputs
+            if isinstance(tensor, Tensor) and tensor.is_cuda
+        ]
+        places = dict(zip(program.inputs, inputs, strict=True))
+        written = {*program.changed} | {
+            program.inputs[index] for index in getattr(compiled, "mutated_input_idxs", ())
+        }
+        self._written = {
+            place: weakref.ref(places[place])
+            for place in written
+            if isinstance(places[place], Tensor)
+        }
+        self._addresses = {
+            place: tensor.untyped_storage().data_ptr()
+            for place, tensor in places.items()
+            if isinstance(tensor, Tensor) and tensor.is_cuda
+        }
+        known = tuple(
+            not isinstance(tensor, Tensor) or mode.could_be_known(tensor) for tensor in inputs
+        )
+        sizes = (value for value in inputs if not isinstance(value, Tensor))
+        pattern = (mode.budget.ended, mode.full, *known, *sizes)
+        if pattern in program.fruitless:
+            mode.unknown_code |= program.unknown
+            return
+        device = next((t.get_device() for t in inputs if isinstance(t, Tensor) and t.is_cuda), 0)
+        with ExitStack() as stack:
+            for guard in (
+                torch._C._AutoDispatchBelowAutograd(),
+                torch._C._DisableAutocast(),
+                torch._C._DisableTorchDispatch(),
+                torch._C.DisableTorchFunction(),
+                torch._C._ExcludeDispatchKeyGuard(KEYS),
+                OneThread(mode.full),
+            ):
+                stack.enter_context(guard)
+            _Computation(mode, program, places, known, device).run(self._results, self._reads)
+        mode.unknown_code |= program.unknown
+        if not self._results and not self._reads:
+            program.fruitless.add(pattern)
+
+    # -- while the code runs --
+
+    def __enter__(self) -> None:
+        """Let kernels write: what they write is said afterwards."""
+        self._mode.count(1)
+        Interception.functions.count_opened(1)
+        self._mode.running_here.compiled = self
+
+    def __exit__(self, *error: object) -> None:
+        """End this; after an error what the code may have written is unknown."""
+        self._mode.running_here.compiled = None
+        Interception.functions.count_opened(-1)
+        self._mode.count(-1)
+        if error[0] is not None:
+            self._forget_written()
+
+    def wants(self, call: OperatorCall) -> bool:
+        """Write what an operator inside of the code reads, if that decides; False: it does not."""
+        traits = call.traits
+        if not (traits.reads_back or traits.sized or (traits.copies and call.copies_to_host())):
+            return False
+        tensors = [tensor for tensor in call.inputs() if tensor.is_cuda]
+        if not tensors:
+            return False
+        values = self._values_for(call, tensors)
+        for place, tensor in enumerate(tensors):
+            if values is not None:
+                self._mode.values.write(tensor, values[place].reshape(tensor.shape))
+            elif not self._is_input(tensor):
+                self._mode.values.forget(tensor)
+        return True
+
+    def _values_for(self, call: OperatorCall, tensors: Sequence[Tensor]) -> list[Tensor] | None:
+        """Return the values of tensors that are read, and note that they were."""
+        forms = [(tensor.dtype, tensor.numel()) for tensor in tensors]
+        reads = [read for read in self._reads if (read.operator, read.forms) == (call.name, forms)]
+        if not reads or (len(reads) > 1 and any(read.order < 0 for read in reads)):
+            return None  # which of them it is cannot be told
+        read = min(reads, key=lambda read: read.order)
+        self._reads.remove(read)
+        return read.arguments
+
+    def _is_input(self, tensor: Tensor) -> bool:
+        address = tensor.data_ptr()
+        return any(start <= address < start + nbytes for start, nbytes in self._extents)
+
+    # -- once the code has run --
+
+    def write(self, result: Any) -> None:  # noqa: ANN401 - of the code
+        """Write the values of what the code has returned and changed; others are unknown."""
+        with (
+            torch._C._AutoDispatchBelowAutograd(),
+            torch._C._DisableTorchDispatch(),
+            torch._C.DisableTorchFunction(),
+            torch._C._ExcludeDispatchKeyGuard(KEYS),
+        ):
+            self._forget_written()
+            for place, written in self._written.items():
+                tensor = written()
+                if tensor is not None:
+                    self._write(self._program.changed.get(place, -1), tensor)
+            results = result if isinstance(result, (list, tuple)) else [result]
+            for place, real in zip(self._program.outputs, results, strict=False):
+                if isinstance(real, Tensor) and not self._shows_input(place, real):
+                    self._write(self._program.changed.get(place, place), real)
+
+    def _write(self, place: int, tensor: Tensor) -> None:
+        values = self._mode.values
+        result = self._results.get(place)
+        is_device = tensor.is_cuda
+        if not is_device and (place < 0 or not self._program.nodes[place].node.on_device):
+            return  # the host's own code has computed it
+        if (
+            result is not None
+            and isinstance(result.value, Tensor)
+            and is_plain(tensor)
+            and (result.value.shape, result.value.dtype) == (tensor.shape, tensor.dtype)
+        ):
+            values.write(tensor, result.value, assumed=result.assumed)
+        elif is_device:
+            values.forget(tensor)
+
+    def _shows_input(self, place: int, real: Tensor) -> bool:
+        """Return whether a result is a view of an input that the code does not change."""
+        root = self._program.roots.get(place)
+        return (
+            root is not None
+            and root not in self._written
+            and self._addresses.get(root) == real.untyped_storage().data_ptr()
+        )
+
+    def _forget_written(self) -> None:
+        for written in self._written.values():
+            tensor = written()
+            if tensor is not None and tensor.is_cuda:
+                self._mode.values.forget(tensor)
+
+
+class _Computation:
+    """The graph, computed on the host."""
+
+    def __init__(
+        self,
+        mode: ValueMode,
+        program: Program,
+        inputs: dict[int, Any],
+        known: Sequence[bool],
+        device: int,
+    ) -> None:
+        self._mode, self._program, self._inputs, self._device = mode, program, inputs, device
+        self._known = dict(zip(program.inputs, known, strict=True))
+        self._values: dict[int, Any] = {}
+        self._assumed: set[int] = set()
+        self._borrowed: set[int] = set()
+        """addresses of the inputs' storages"""
+
+    def run(self, results: dict[int, Result], reads: list[Read]) -> None:
+        """Compute all nodes.
+
+        Args:
+            results: is given those that the code returns or writes.
+            reads: is given the values that the code reads back.
+        """
+        program, values = self._program, self._values
+        for place, node in enumerate(program.nodes):
+            recorded = node.node
+            if recorded.kind == "output":
+                break
+            self._note_read(node, reads)
+            values[place] = self._value_of(place, node)
+            for unused in node.unused_after:
+                values.pop(unused, None)
+        for place in {*program.outputs, *program.changed.values()}:
+            value = values.get(place, UNKNOWN)
+            if place >= 0 and value is not UNKNOWN and place not in program.inputs:
+                results[place] = Result(self._lasting(value), place in self._assumed)
+            elif place in program.inputs and place in program.changed.values():
+                value = self._input_value(place)
+                if value is not UNKNOWN:
+                    results[place] = Result(self._lasting(value), place in self._assumed)
+
+    def _lasting(self, value: Any) -> Any:  # noqa: ANN401 - of a node
+        """Return a value that does not lie in an input, which the code may free."""
+        if isinstance(value, Tensor) and value.untyped_storage().data_ptr() in self._borrowed:
+            return value.clone()
+        return value
+
+    def _note_read(self, node: Node, reads: list[Read]) -> None:
+        """Note what a node will have the code read back from the device."""
+        recorded = node.node
+        if node.traits is not None:
+            tensors = (recorded.args, recorded.kwargs)
+            operator = node.traits.name
+            if operator in TO_HOST and HOST in [*recorded.args, *recorded.kwargs.values()]:
+                operator = "copy_"
+            elif not (node.traits.reads_back or SIZED & {*node.traits.op.tags}):
+                return
+        elif recorded.kind == "unknown" and recorded.target in BRANCHES:
+            operator, tensors = READS, recorded.args[:1]
+        else:
+            return
+        places = [place for place in _refs_in(tensors) if self._program.nodes[place].node.on_device]
+        if not places:
+            return
+        values = [self._resolved(Ref(place)) for place in places]
+        if all(isinstance(value, Tensor) for value in values):
+            order = self._program.order.get(recorded.symbol, -1)
+            reads.append(Read(operator, [*map(self._lasting, values)], order))
+
+    def _value_of(self, place: int, node: Node) -> Any:  # noqa: ANN401 - any
+        recorded, traits = node.node, node.traits
+        if recorded.kind not in {"operator", "function"}:
+            if recorded.kind == "unknown":
+                self._program.unknown.add(recorded.target)
+            return {"unknown": UNKNOWN, "constant": recorded.target}.get(recorded.kind)
+        refs = _refs_in((recorded.args, recorded.kwargs))
+        if traits is not None and traits.op._schema.name == COPY and refs[0] in self._inputs:
+            self._note_assumed(place, refs[1:])
+            return _copied(self._inputs[refs[0]], self._resolved(recorded.args[1]))
+        if traits is not None and traits.name.startswith(CHECKS):
+            return None
+        self._note_assumed(place, refs)
+        args, kwargs = (_mapped(part, self._resolved) for part in (recorded.args, recorded.kwargs))
+        result: Any = UNKNOWN
+        if any(self._resolved(Ref(ref)) is UNKNOWN for ref in refs):
+            pass
+        elif traits is not None:
+            result = self._computed(node, traits, args, kwargs)
+        elif node.function is not None:
+            with suppress(Exception):  # of a size that is not known
+                result = node.function(*args, **kwargs)
+        return result
+
+    def _note_assumed(self, place: int, refs: Sequence[int]) -> None:
+        if not self._assumed.isdisjoint(refs):
+            self._assumed.add(place)
+
+    def _computed(self, node: Node, traits: Traits, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - any
+        """Return an operator's result, if it is within the budget."""
+        mode = self._mode
+        if traits.op.namespace in COLLECTIVES:
+            self._program.unknown.add(traits.name)
+            return UNKNOWN
+        if traits.random:
+            kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
+        call = OperatorCall(traits, args, kwargs)
+        if not (mode.full or node.is_view):
+            like = self._like_results(node, call)
+            outputs = tensors_in(like)
+            if not all(map(mode.fits, outputs)):
+                return UNKNOWN
+            inputs = call.inputs()
+            nbytes = sum(tensor.nbytes for tensor in inputs)
+            if not mode.budget.affords(call, inputs, outputs, like, nbytes):
+                return UNKNOWN
+        result = mode.compute(call, Plan(args, kwargs, (), assumed=False), self._device)
+        if result is None:
+            self._program.unknown.add(traits.name)
+            return UNKNOWN
+        return result[0]
+
+    def _like_results(self, node: Node, call: OperatorCall) -> Any:  # noqa: ANN401 - as the results
+        """Return tensors without values, of the shapes of an operator's results."""
+        if node.forms is not None:
+            return _mapped(node.forms, _of_form)
+        key = repr(_mapped((call.args, call.kwargs), _shape))
+        if key not in node.known_forms:
+            if len(node.known_forms) >= MAX_FORMS:
+                node.known_forms.clear()
+            like = None
+            with suppress(Exception):  # its size depends on values
+                like = call.op._op(
+                    *_mapped(call.args, _on_meta),
+                    **{name: _mapped(value, _on_meta) for name, value in call.kwargs.items()},
+                )
+            node.known_forms[key] = like
+        return node.known_forms[key]
+
+    def _resolved(self, argument: Any) -> Any:  # noqa: ANN401 - any
+        """Return the value of an argument; UNKNOWN is one."""
+        if isinstance(argument, Ref):
+            if argument.place in self._known:
+                return self._input_value(argument.place)
+            return self._values[argument.place]
+        if isinstance(argument, torch.device):
+            return HOST
+        return argument
+
+    def _input_value(self, place: int) -> Any:  # noqa: ANN401 - a tensor or a number
+        value = self._values.get(place)
+        if value is None:
+            value = self._values[place] = self._input_read(place)
+        return value
+
+    def _input_read(self, place: int) -> Any:  # noqa: ANN401 - a tensor or a number
+        tensor = self._inputs[place]
+        if not isinstance(tensor, Tensor):
+            return tensor
+        if not self._known[place] or not is_plain(tensor):
+            return UNKNOWN
+        if not tensor.is_cuda:
+            return tensor
+        mode = self._mode
+        if not mode.are_readable([tensor]) or not mode.make_known(tensor):
+            return UNKNOWN
+        if mode.values.are_assumed([tensor]):
+            self._assumed.add(place)
+        host = over_device_memory(tensor)
+        self._borrowed.add(host.untyped_storage().data_ptr())
+        return host
+
+
+def _copied(target: Tensor, source: Any) -> Any:  # noqa: ANN401 - a tensor, or UNKNOWN
+    """Return what a copy writes, as its target has it."""
+    if not isinstance(source, Tensor):
+        return UNKNOWN
+    return source.to(target.dtype).expand(target.shape)
+
+
+def _refs_in(arguments: object) -> list[int]:
+    """Return the places of the nodes among arguments."""
+    if isinstance(arguments, Ref):
+        return [arguments.place]
+    if isinstance(arguments, dict):
+        return _refs_in([*arguments.values()])
+    if isinstance(arguments, (list, tuple)):
+        return [place for argument in arguments for place in _refs_in(argument)]
+    if isinstance(arguments, slice):
+        return _refs_in([arguments.start, arguments.stop, arguments.step])
+    return []
+
+
+def _mapped(arguments: Any, function: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - any
+    """Return arguments with a function's results in the place of all that is no list."""
+    if isinstance(arguments, (Ref, Form)):
+        return function(arguments)
+    if isinstance(arguments, (list, tuple)):
+        items = [_mapped(argument, function) for argument in arguments]
+        return items if isinstance(arguments, list) else tuple(items)
+    if isinstance(arguments, dict):
+        return {name: _mapped(argument, function) for name, argument in arguments.items()}
+    if isinstance(arguments, slice):
+        parts = (arguments.start, arguments.stop, arguments.step)
+        return slice(*(_mapped(part, function) for part in parts))
+    return function(arguments)
+
+
+def _of_form(form: Any) -> Any:  # noqa: ANN401 - any
+    return torch.empty(form.shape, dtype=form.dtype, device="meta")
+
+
+def _on_meta(argument: Any) -> Any:  # noqa: ANN401 - any
+    if isinstance(argument, Tensor):
+        shape, strides = argument.shape, argument.stride()
+        return torch.empty_strided(shape, strides, dtype=argument.dtype, device="meta")
+    return torch.device("meta") if isinstance(argument, torch.device) else argument
+
+
+def _shape(argument: Any) -> Any:  # noqa: ANN401 - any
+    return (argument.shape, argument.dtype) if isinstance(argument, Tensor) else argument
+
+
+# -- random numbers: not a GPU's own, but the same again for the same seed --
+
+
+def _random(size: Sequence[int], seed: Tensor, kind: str, **_options: object) -> Tensor:
+    """Return the results of ``inductor_random``."""
+    generator = torch.Generator().manual_seed(int(seed))
+    result: Tensor = getattr(torch, kind)(size, generator=generator, dtype=torch.float32)
+    return result
+
+
+def _randint(low: int, high: int, size: Sequence[int], seed: Tensor) -> Tensor:
+    """Return the results of ``inductor_randint``."""
+    return torch.randint(low, high, size, generator=torch.Generator().manual_seed(int(seed)))
+
+
+RANDOM: Final[dict[str, Callable[..., Any]]] = {
+    "prims::inductor_random": _random,
+    "prims::inductor_randint": _randint,
+}
+"""Inductor's own operators with random numbers, as the host computes them"""

@@ -1,0 +1,189 @@
+"""The graph that Inductor is given to compile, as plain data that its caches keep with the code.
+
+AOTAutograd has made it: a list of operators, without in-place changes but copies into inputs at its
+end. Inductor changes it while it compiles, and its caches do not keep it.
+"""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pytest_gpumem.sizes import KIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from types import ModuleType
+
+MODULES_OF_FUNCTIONS: Final = {
+    "_operator",
+    "math",
+    "builtins",
+    "torch",
+    "torch.utils._sympy.functions",
+}
+"""modules of functions that compute with sizes, or take one of several results"""
+MAX_CONSTANT: Final = 64 * KIB
+"""bytes of the largest tensor that is kept, of those that are no inputs of the graph"""
+
+
+class Ref(NamedTuple):
+    """A node among the arguments of another one: its place in the graph."""
+
+    place: int
+
+
+class Form(NamedTuple):
+    """What a tensor is like that a node returns."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    """torch's"""
+
+
+class RecordedNode(NamedTuple):
+    """A node of a graph."""
+
+    kind: str
+    """"input", "constant", "operator", "function", "output", or "unknown": not computed"""
+    target: Any
+    """an operator's full name, a function's module and name, a constant's value, or what is
+    unknown, in words"""
+    args: Any
+    kwargs: Any
+    forms: Any
+    """of its results: one, or several; None where a size is not known before it runs"""
+    on_device: bool
+    """whether it depends on a tensor of a GPU"""
+    symbol: str
+    """the name of the size or number that it reads back, or "\""""
+
+
+class UnrecordableError(Exception):
+    """An argument is not plain data."""
+
+
+def recorded(graph_module: Any) -> bytes:  # noqa: ANN401 - PyTorch's GraphModule
+    """Return a graph as bytes for :func:`restored`.
+
+    Bytes, as Inductor's caches may be read by a process without this package.
+    """
+    return pickle.dumps([*_recorded_nodes(graph_module)])
+
+
+def restored(graph: bytes) -> list[RecordedNode]:
+    """Return the nodes of a graph, in their order."""
+    nodes: list[RecordedNode] = pickle.loads(graph)  # noqa: S301 - of Inductor's cache, which is code
+    return nodes
+
+
+def _recorded_nodes(graph_module: Any) -> Iterator[RecordedNode]:  # noqa: ANN401 - PyTorch's GraphModule
+    import torch
+
+    places: dict[Any, int] = {}
+    on_device: set[Any] = set()
+    for place, node in enumerate(graph_module.graph.nodes):
+        value = node.meta.get("val")
+        is_cuda = any(tensor.is_cuda for tensor in _tensors_in(value, torch))
+        if is_cuda or not on_device.isdisjoint(node.all_input_nodes):
+            on_device.add(node)
+        kind, target = _target_of(node, graph_module, torch)
+        try:
+            args, kwargs = (_plain(part, places, torch) for part in (node.args, node.kwargs))
+        except UnrecordableError as error:
+            kind, target, args, kwargs = "unknown", str(error), (), {}
+        symbol = _symbol_of(node, value)
+        places[node] = place
+        yield RecordedNode(
+            kind, target, args, kwargs, _forms_of(value, torch), node in on_device, symbol
+        )
+
+
+def _symbol_of(node: Any, value: Any) -> str:  # noqa: ANN401 - PyTorch's
+    """Return the name that Inductor's code has for the size or number that a node reads back."""
+    bindings: Mapping[Any, Any] = node.meta.get("unbacked_bindings") or {}
+    for symbol, path in bindings.items():
+        with suppress(Exception):  # the symbol may have another name since
+            for key in path:
+                value = key.get(value)
+            return str(value)
+        return str(symbol)
+    return ""
+
+
+def _target_of(node: Any, graph_module: Any, torch: ModuleType) -> tuple[str, Any]:  # noqa: ANN401 - PyTorch's
+    """Return a node's kind, and its target as plain data."""
+    target = node.target
+    if node.op in {"placeholder", "output"}:
+        return {"placeholder": "input", "output": "output"}[node.op], ""
+    if node.op == "get_attr":
+        return _constant(target, graph_module, torch)
+    if isinstance(target, torch._ops.OpOverload):
+        return "operator", target.name()
+    module, name = getattr(target, "__module__", ""), getattr(target, "__name__", str(target))
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return "unknown", _name_of_kernel(node) or name
+    is_function = node.op == "call_function" and module in MODULES_OF_FUNCTIONS
+    return ("function", (module, name)) if is_function else ("unknown", name)
+
+
+def _constant(target: str, graph_module: Any, torch: ModuleType) -> tuple[str, Any]:  # noqa: ANN401 - PyTorch's
+    """Return the kind and the value of a graph's own tensor."""
+    constant: Any = graph_module
+    for name in target.split("."):
+        constant = getattr(constant, name, None)
+    if not isinstance(constant, torch.Tensor):
+        return "unknown", "a part of the code"
+    if type(constant) is not torch.Tensor or constant.is_cuda or constant.nbytes > MAX_CONSTANT:
+        return "unknown", "a constant of the code"
+    return "constant", constant.detach().clone()
+
+
+def _name_of_kernel(node: Any) -> str:  # noqa: ANN401 - PyTorch's
+    """Return the name of the Triton kernel that a higher-order operator launches, if it does."""
+    with suppress(Exception):  # PyTorch's own table, in a place that no version promises
+        from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+        kernel: Any = kernel_side_table.get_kernel(node.kwargs["kernel_idx"])
+        while not hasattr(kernel, "__name__"):
+            kernel = kernel.fn
+        return f"the Triton kernel {kernel.__name__}"
+    return ""
+
+
+def _plain(argument: Any, places: Mapping[Any, int], torch: ModuleType) -> Any:  # noqa: ANN401 - any
+    """Return an argument with references in the place of nodes."""
+    if isinstance(argument, torch.fx.Node):
+        return Ref(places[argument])
+    if isinstance(argument, (list, tuple)):
+        items = [_plain(item, places, torch) for item in argument]
+        return items if isinstance(argument, list) else tuple(items)
+    if isinstance(argument, dict):
+        return {name: _plain(item, places, torch) for name, item in argument.items()}
+    if isinstance(argument, slice):
+        parts = (argument.start, argument.stop, argument.step)
+        return slice(*(_plain(part, places, torch) for part in parts))
+    plain = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout)
+    if argument is None or type(argument) in plain or isinstance(argument, torch.memory_format):
+        return argument
+    raise UnrecordableError(f"an argument of {type(argument).__name__}")
+
+
+def _tensors_in(value: Any, torch: ModuleType) -> Sequence[Any]:  # noqa: ANN401 - of a node
+    if isinstance(value, torch.Tensor):
+        return [value]
+    items = value if isinstance(value, (list, tuple)) else ()
+    return [item for item in items if isinstance(item, torch.Tensor)]
+
+
+def _forms_of(value: Any, torch: ModuleType) -> Any:  # noqa: ANN401 - of a node
+    """Return the forms of a node's tensors; None where a size is a symbol."""
+    forms = []
+    for tensor in _tensors_in(value, torch):
+        if not all(type(size) is int for size in tensor.shape):
+            return None
+        forms.append(Form(tuple(tensor.shape), tensor.dtype))
+    if isinstance(value, torch.Tensor):
+        return forms[0]
+    return forms if isinstance(value, (list, tuple)) else None

@@ -1,0 +1,79 @@
+"""Triton kernels that a program launches itself: they write where their arguments lie.
+
+The virtual GPU does not see where any other kernel writes that is none of PyTorch's: all values are
+unknown after it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gpumem.devices.virtual.compilation.compiled_values import current_mode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+MODULE: Final = "triton.runtime.jit"
+"""Triton's module with the class of its kernels"""
+LEAST_ADDRESS: Final = 1 << 40
+"""no size or index is as large; addresses are"""
+
+
+def tell_launches(module: ModuleType) -> None:
+    """Have only a kernel's arguments unknown after it; ``module`` is MODULE, just imported."""
+    kernel = getattr(module, "JITFunction", None)
+    run = vars(kernel).get("run") if kernel is not None else None
+    if kernel is None or run is None:
+        return
+
+    @functools.wraps(run)
+    def told(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - Triton's, passed on
+        __tracebackhide__ = True
+        mode = current_mode()
+        if mode is None or kwargs.get("warmup"):
+            return run(self, *args, **kwargs)
+        tensors = [*_tensors_in([*args, *kwargs.values()])]
+        if any(_is_address(mode, tensor) for tensor in tensors):
+            return run(self, *args, **kwargs)
+        mode.count(1)
+        try:
+            return run(self, *args, **kwargs)
+        finally:
+            mode.count(-1)
+            for tensor in tensors:
+                if not isinstance(tensor, int) and tensor.is_cuda:
+                    storage = tensor.untyped_storage()
+                    mode.forget(storage.data_ptr(), storage.nbytes())
+
+    kernel.run = told
+
+
+def _tensors_in(arguments: Any) -> Iterator[Any]:  # noqa: ANN401 - of a kernel
+    """Yield the tensors among arguments, and the whole numbers."""
+    import torch
+
+    for argument in arguments:
+        if isinstance(argument, (torch.Tensor, int)):
+            yield argument
+        elif isinstance(argument, (list, tuple)):
+            yield from _tensors_in(argument)
+        elif isinstance(getattr(argument, "base", None), torch.Tensor):  # a descriptor, a wrapper
+            yield argument.base
+
+
+def _is_address(mode: Any, argument: Any) -> bool:  # noqa: ANN401 - a ValueMode; a tensor or an int
+    """Return whether a kernel may write to other memory than that of its tensors."""
+    import torch
+
+    if isinstance(argument, int):
+        return argument >= LEAST_ADDRESS
+    if argument.dtype not in {torch.int64, torch.uint64} or not argument.is_cuda:
+        return False
+    if not argument.numel() or not mode.values.is_known(argument):
+        return False
+    from pytest_gpumem.devices.virtual.values.host_tensors import over_device_memory
+
+    first = over_device_memory(argument.detach()).view(torch.int64).flatten()[0]
+    return int(first) >= LEAST_ADDRESS
