@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.devices.virtual.compilation.recorded_graphs import recorded
+from pytest_gpumem.devices.virtual.compilation.recorded_graphs import GRAPH, recorded
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -27,8 +27,6 @@ LOADS: Final = "_compile_fx_inner"
 """the function that takes from a cache what it can, and has the rest compiled"""
 ALL: Final = "compile_fx"
 """the function that prepares graphs as well"""
-GRAPH: Final = "_gpumem_graph"
-"""the attribute of compiled code with its graph: bytes, which the caches keep with all else"""
 INTERCEPTION: Final = "pytest_gpumem.devices.virtual.values.interception"
 """our module that knows whether values are computed; imported once any are"""
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from pytest_gpumem.devices.virtual.compilation.compiled_values import GRAPH
-from pytest_gpumem.devices.virtual.compilation.recorded_graphs import Form, Ref, restored
+from pytest_gpumem.devices.virtual.compilation.recorded_graphs import GRAPH, Form, Ref, restored
 from pytest_gpumem.devices.virtual.values.host_tensors import (
     HOST,
     PLAIN,

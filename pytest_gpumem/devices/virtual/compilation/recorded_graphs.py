@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from types import ModuleType
 
+GRAPH: Final = "_gpumem_graph"
+"""the attribute of compiled code with its graph: bytes, which the caches keep with all else"""
 MODULES_OF_FUNCTIONS: Final = {
     "_operator",
     "math",
