@@ -30,6 +30,7 @@ from pytest_gpumem.meter.allocator import (
     settle,
     switch_on,
 )
+from pytest_gpumem.meter.compile_watch import COMPILER, CompilerMemory
 from pytest_gpumem.meter.garbage_watch import GarbageWatch
 from pytest_gpumem.meter.isolation import Isolation
 from pytest_gpumem.meter.out_of_memory import WATCH
@@ -101,6 +102,7 @@ class Meter:
         self._began = 0.0
         self._apart: list[Span] = []
         """the spans of time of runs that are no part of the step"""
+        self._compiler = CompilerMemory()
 
     def start(
         self,
@@ -138,6 +140,7 @@ class Meter:
         self._stack.callback(self._garbage.stop)
         self._stack.enter_context(VIEW.watched_resets(self.note))
         self._stack.enter_context(VIEW.emptying(self._empty_cache))
+        self._stack.enter_context(COMPILER.watched(self._compiling))
         self._optimizers.start()
         self._stack.callback(self._optimizers.stop)
         self._use = self.device.watch(self.devices)
@@ -161,6 +164,7 @@ class Meter:
         self._began = beginning()
         reset_peaks(self.devices)
         self._stepping = False
+        self._compiler = CompilerMemory()
         self._whole.begin(self._isolation.own(held))
         self._open = [self._whole]
 
@@ -324,6 +328,26 @@ class Meter:
             self._apart.append(Span(began, now()))
 
     @contextmanager
+    def _compiling(self) -> Iterator[None]:
+        """Let memory that PyTorch's compiler takes for a while count for no tally."""
+        self.fold()
+        before, began = self.counted(), beginning()
+        tally, open_tallies = Tally(before), self._open
+        self._open = [tally]
+        try:
+            yield
+        except BaseException:  # of a step that ends here nothing is left out
+            for other in open_tallies:
+                other.raise_to(tally.peaks, stepping=self._stepping)
+            raise
+        else:
+            self.fold()
+            span = Span(began, now())
+            self._compiler.add(span, tally.peaks, before, self.counted())
+        finally:
+            self._open = open_tallies
+
+    @contextmanager
     def _recorded(self, tally: Apart, *, record: bool, script: bool) -> Iterator[None]:
         recorder = self._recorder
         if recorder is not None:
@@ -443,7 +467,8 @@ class Meter:
     def windows(self, tally: Tally | None = None) -> list[Span]:
         """Return the spans of time in which the whole step was measured, or a part's tally."""
         spans = tally.windows if tally else [Span(self._began, now())]
-        return list(outside(spans, self._apart))
+        holes = sorted([*self._apart, *self._compiler.spans], key=lambda span: span.start)
+        return list(outside(spans, holes))
 
     # -- the cap --
 
@@ -497,6 +522,7 @@ class Meter:
             own += self._isolation.notes()
             peaks = [peak.allocated for peak in self._whole.peaks]
             own += notes_of(NoteKind.GARBAGE, self._garbage.notes(peaks))
+            own += notes_of(NoteKind.COMPILATION, self._compiler.notes(self._whole.peaks))
         ended = whole and out_of_memory is None
         if ended:
             own += notes_of(NoteKind.FRESH_OPTIMIZER, self._optimizers.notes())

@@ -14,7 +14,8 @@ from helpers.virtual_gpu import CARD_80GIB, MIB, child, opened
 RESNET = {"2.15": (3_122_711_552, 3_454_009_344), "2.7": (3_181_766_656, 3_531_603_968)}
 GPT2 = {"2.15": (7_646_686_720, 8_082_423_808)}
 MLP = {"2.15": (788_760_064, 979_369_984), "2.7": (855_868_928, 1_012_924_416)}
-COMPILED = {"2.15": (620_983_296, 792_723_456)}
+COMPILED = {"2.15": (620_983_296, 773_849_088)}
+"""reserved is that of warm caches; kernels that were timed with cold ones made it 792,723,456"""
 PUBLISHED = {
     "resnet": (2978.05, 3294),
     "gpt2": (7292.45, 7708),

@@ -13,6 +13,10 @@ import json, os, sys
 
 import torch
 import pytest_gpumem
+from pytest_gpumem.devices.virtual.compilation import kernel_timing
+
+if "AS_A_GPU" in os.environ:
+    kernel_timing.is_shown = lambda: False
 
 WIDTH = 256
 
@@ -95,6 +99,8 @@ if len(sys.argv) == 1:
     rows.append([name, "reset", *figures(PROGRAMS[name])])
 os.write(1, json.dumps(rows).encode())
 """
+TIMED = "optimizer"
+"""the program that is run with its kernels timed, too, as on a GPU"""
 DISABLED = ("optimizer",)
 """the program that is compiled without caches as well: that takes long"""
 
@@ -117,6 +123,7 @@ def sessions(tmp_path_factory):
         "cold": figures(),
         "warm": figures(),
         "disabled": figures(*DISABLED, TORCHINDUCTOR_FORCE_DISABLE_CACHES="1"),
+        "timed": figures(TIMED, TORCHINDUCTOR_FORCE_DISABLE_CACHES="1", AS_A_GPU="1"),
     }
 
 
@@ -131,6 +138,16 @@ def test_figures_with_cold_and_warm_caches_and_without_caches_are_the_same(sessi
     assert bytes_of(warm, *programs) == bytes_of(cold, *programs)
     first = {key: values for key, values in cold.items() if key[1] == "first"}
     assert bytes_of(disabled, *DISABLED) == bytes_of(first, *DISABLED)
+
+
+def test_where_kernels_are_timed_allocated_is_the_same_and_what_they_took_is_noted(sessions):
+    """As on a real GPU; the segment of the buffer is left to the step."""
+    cold, timed = (sessions[caches][TIMED, "first"] for caches in ("cold", "timed"))
+    assert timed[0] == cold[0]
+    assert timed[1] > cold[1]
+    excess, left = (sentence for sentence in timed[3] if "with warm caches" in sentence)
+    assert excess.startswith("while torch.compile compiled or timed kernels, ")
+    assert left.startswith("torch.compile left ")
 
 
 @pytest.mark.parametrize("caches", ["cold", "warm"])
