@@ -66,7 +66,9 @@ def read_relations(
     of = declared.get("of")
     if of is not None and not limits:
         raise SpecError(
-            f"{call}of={shown(of)})", "it says nothing of that part", "write at_most=1.1 as well"
+            f"{call}of={shown(of)})",
+            "of= needs a limit that refers to that part",
+            "write at_most=1.1 as well",
         )
     reference = None if of is None else _part_name("of", of, parts, call)
     return tuple(_read(name, limits[name], reference, parts, call) for name in limits), remaining
@@ -84,7 +86,11 @@ def _read(
         except (ValueError, OverflowError):  # no number, or infinite
             factor = Fraction(0)
         if reference is None or factor <= 0:
-            problem = "of which part?" if factor > 0 else f"{name} is no number above 0"
+            problem = (
+                "this number names no part to compare with"
+                if factor > 0
+                else f"{name} must be a number above 0"
+            )
             raise SpecError(call_text, problem, _EXAMPLES.format(name))
         return Relation(name, reference, factor, 0)
     candidates = sorted(parts, key=len, reverse=True) if reference is None else [""]
@@ -93,10 +99,15 @@ def _read(
         if relation is not None:
             return relation if part else relation._replace(part=reference or "")
     if reference is not None:
-        raise SpecError(call_text, "this is no share of it and no size", f'write {name}="+ 64MiB"')
+        raise SpecError(
+            call_text, "this is neither a share of that part nor a size", f'write {name}="+ 64MiB"'
+        )
     raise SpecError(
         call_text,
-        f"it names no part that was measured before ({', '.join(map(shown, parts)) or 'none was'})",
+        (
+            "this names no part that was measured before (measured: "
+            f"{', '.join(map(shown, parts)) or 'none'})"
+        ),
         _EXAMPLES.format(name),
     )
 
@@ -132,6 +143,9 @@ def _part_name(name: str, value: object, parts: Collection[str], call: str) -> s
         return part
     raise SpecError(
         f"{call}{name}={shown(value)})",
-        f"this is no part that was measured before ({', '.join(map(shown, parts)) or 'none was'})",
+        (
+            "this is not a part that was measured before (measured: "
+            f"{', '.join(map(shown, parts)) or 'none'})"
+        ),
         f'write {name}="eager" below: with gpu_memory.measure("eager"): ...',
     )

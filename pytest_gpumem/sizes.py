@@ -44,8 +44,7 @@ _PLACES = 20
 _BETWEEN_PARTS = re.compile(r"(?<=[%a-zA-Z\s]),")
 _SUM = re.compile(r"(.*[%a-z])\s*\+\s*([0-9].*)", re.ASCII | re.IGNORECASE)
 _HOW_TO_WRITE_A_TOLERANCE = (
-    "write it as '2%', as '64MiB', as '2%, 64MiB' for the larger of the two, or as their sum, "
-    "'2% + 64MiB'"
+    "write '2%', '64MiB', '2%, 64MiB' (the larger of the two), or their sum, '2% + 64MiB'"
 )
 
 _LONGEST_SHOWN: Final = 80

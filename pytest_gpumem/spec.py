@@ -186,9 +186,7 @@ def _refuse_unspread(merged: Mapping[str, Any]) -> None:
     if ranks is not None:
         call_text = f"@pytest.mark.gpu_memory(ranks={_as_written(ranks)})"
         if merged.get("world_size") is None:
-            raise SpecError(
-                call_text, "ranks are some of world_size ranks", "write world_size=8 as well"
-            )
+            raise SpecError(call_text, "ranks needs world_size", "write world_size=8 as well")
         raise _no_several(call_text, "rank=0")
     if isinstance(card, tuple):
         raise _no_several(f"@pytest.mark.gpu_memory(card={_as_written(card)})", "card='T4'")
@@ -201,7 +199,7 @@ def _as_written(value: object) -> str:
 def _no_several(call_text: str, single: str) -> SpecError:
     return SpecError(
         call_text,
-        "a method of a unittest.TestCase cannot be run as several tests",
+        "a method of a unittest.TestCase cannot run as several tests",
         f"write {single}, or a plain class or function",
     )
 
@@ -218,7 +216,7 @@ def _sized(spec: MemorySpec) -> MemorySpec:
             name = declared_as(field_name, value)
             raise SpecError(
                 f"@pytest.mark.gpu_memory({name}={value!r})",
-                f"{name} is told by several batch sizes",
+                f"{name} needs several batch sizes",
                 "write batch_sizes=[8, 16, 32] as well, and use gpu_memory.batch_size in the test",
             )
         return spec
@@ -226,7 +224,7 @@ def _sized(spec: MemorySpec) -> MemorySpec:
         raise SpecError(
             f"@pytest.mark.gpu_memory(batch_size={spec.batch_size}, "
             f"batch_sizes={list(spec.batch_sizes)})",
-            "the test runs with every one of batch_sizes",
+            "the test already runs with every size in batch_sizes",
             "leave out batch_size",
         )
     return replace(spec, batch_size=spec.batch_sizes[-1])
@@ -246,13 +244,13 @@ def _one_rank(spec: MemorySpec) -> MemorySpec:
     if size is None:
         raise SpecError(
             call_text,
-            "rank is one of world_size ranks",
+            "rank needs world_size",
             f"write world_size={rank + 1 if rank else 8}",
         )
     if spec.devices > 1:
         raise SpecError(
             call_text,
-            "a rank runs on one device, and there is one rank in a test's process",
+            "a rank runs on one device, and a test's process runs one rank",
             "leave out devices, or world_size",
         )
     if rank is not None and rank >= size:
@@ -324,7 +322,7 @@ def _read_all(
             raise SpecError(
                 f"{call}{field_name}=..., {name}={shown(value)})",
                 "this limit is declared twice, as a number and as text",
-                "leave out one of them",
+                "leave out one of the two",
             )
         values[field_name] = read(name, value)
     return values
@@ -336,12 +334,12 @@ def _check_name(name: str, readers: Mapping[str, Reader]) -> None:
     if TEXT_LIMITS.get(name, name) in _DEFAULTS:
         raise SpecError(
             name,
-            f"{name} holds for the whole test, not for a part of it",
+            f"{name} is for the whole test, not for a part",
             f"put {name} on the test, in @pytest.mark.gpu_memory(...)",
         )
     close = difflib.get_close_matches(name[:_LONGEST_NAME].lower(), readers, n=1)
     if not close:
-        remedy = f"it may be one of {', '.join(readers)}"
+        remedy = f"write one of {', '.join(readers)}"
     elif close[0].endswith("_gib"):
         remedy = f"write {close[0]}, which is in GiB (2**30 bytes)"
     else:

@@ -40,16 +40,16 @@ def read_budget(name: str, value: object) -> float:
         raise SpecError(
             name,
             f"{name} must be a number above 0",
-            f"write {name}=8 for 8 GiB, or leave it out for no limit",
+            f"write {name}=8 for 8 GiB, or leave out {name} for no limit",
         )
     if number > _MAX_GIB:
         raise SpecError(
             name,
             f"{name} is more than {_MAX_GIB:,} GiB",
-            f"give it in GiB, not in bytes: {name}=8; or leave it out for no limit",
+            f"write GiB, not bytes: {name}=8; or leave out {name} for no limit",
         )
     if gib(number) == 0:
-        raise SpecError(name, f"{name} is less than one byte", f"give it in GiB: {name}=0.5")
+        raise SpecError(name, f"{name} is less than one byte", f"write GiB: {name}=0.5")
     return number
 
 
@@ -133,7 +133,7 @@ def read_batch_sizes(name: str, value: object) -> tuple[int, ...]:
     if len(sizes) > MAX_SIZES:  # it may be range(10**9), or without an end
         raise SpecError(
             name,
-            f"{name} has more than {MAX_SIZES} sizes, each of which takes a run of the test",
+            f"{name} has more than {MAX_SIZES} sizes, and the test runs once for each size",
             f"write for example {name}=[8, 16, 32]",
         )
     if len(numbers) < 2 or len(numbers) < len(sizes):  # noqa: PLR2004 - a line has two points
@@ -161,7 +161,7 @@ def read_variants(name: str, value: object) -> dict[str, dict[str, object]]:
     if not isinstance(value, dict) or not all(
         isinstance(key, str) and key.strip() for key in value
     ):
-        raise SpecError(name, f"{name} must be a dict from names to their switches", example)
+        raise SpecError(name, f"{name} must be a dict from names to switches", example)
     variants = {}
     for key, options in value.items():
         if isinstance(options, dict) and all(isinstance(option, str) for option in options):
@@ -200,7 +200,7 @@ def read_leak(name: str, value: object) -> float:
         raise SpecError(
             name,
             f"{name} must be a plain number of MiB, 0 or more",
-            f"write {name}=0 for a test that must leave nothing behind",
+            f"write {name}=0 if the test must free all its memory",
         )
     return number
 
@@ -225,7 +225,7 @@ def read_values(name: str, value: object) -> Literal["auto", "full", "off"]:
     raise SpecError(
         name,
         f"{name} is one of auto, full and off",
-        f'write {name}="full" to have all values computed on a virtual GPU',
+        f'write {name}="full" to compute all values on a virtual GPU',
     )
 
 

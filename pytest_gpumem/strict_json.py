@@ -71,9 +71,9 @@ def _unique(pairs: list[tuple[str, Any]], texts: dict[str, str]) -> dict[str, An
     }
     if len(fields) < len(pairs):
         (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"{json.dumps(name)} is in one object twice")
+        raise ValueError(f"{json.dumps(name)} occurs twice in one object")
     return fields
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of bytes")
+    raise ValueError(f"{name} is not a number of bytes")

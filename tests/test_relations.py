@@ -54,20 +54,23 @@ def test_less_than_is_below_by_a_byte():
 @pytest.mark.parametrize(
     ("declared", "words"),
     [
-        ({"at_most": "lazy"}, "names no part that was measured before ('eager', 'eager + 1'"),
+        (
+            {"at_most": "lazy"},
+            "names no part that was measured before (measured: 'eager', 'eager + 1'",
+        ),
         ({"at_most": "5GB"}, "names no part"),
-        ({"at_most": 1.1}, "of which part?"),
-        ({"at_most": -1, "of": "eager"}, "at_most is no number above 0"),
-        ({"at_most": float("nan"), "of": "eager"}, "at_most is no number above 0"),
-        ({"at_most": True}, "this is no part that was measured before"),
-        ({"at_most": 1.1, "of": "lazy"}, "this is no part that was measured before"),
-        ({"at_most": "eager", "of": "eager"}, "this is no share of it and no size"),
-        ({"at_most": "", "of": "eager"}, "this is no share of it and no size"),
+        ({"at_most": 1.1}, "this number names no part to compare with"),
+        ({"at_most": -1, "of": "eager"}, "at_most must be a number above 0"),
+        ({"at_most": float("nan"), "of": "eager"}, "at_most must be a number above 0"),
+        ({"at_most": True}, "this is not a part that was measured before"),
+        ({"at_most": 1.1, "of": "lazy"}, "this is not a part that was measured before"),
+        ({"at_most": "eager", "of": "eager"}, "this is neither a share of that part nor a size"),
+        ({"at_most": "", "of": "eager"}, "this is neither a share of that part nor a size"),
         ({"at_most": "eager + 64"}, "names no part"),
         ({"at_most": "eager + 64 apples"}, "names no part"),
         ({"at_most": "2 * eager * 2"}, "names no part"),
         ({"at_most": "0 * eager"}, "names no part"),
-        ({"of": "eager"}, "it says nothing of that part; write at_most=1.1 as well"),
+        ({"of": "eager"}, "of= needs a limit that refers to that part; write at_most=1.1 as well"),
     ],
 )
 def test_a_mistake_is_shown_with_the_call_and_an_example(declared, words):

@@ -324,8 +324,7 @@ def test_bad_tolerance_is_refused_with_the_ways_to_write_one(value: object, prob
     assert caught.value.given == shown(value)
     assert caught.value.problem == problem
     assert caught.value.remedy == (
-        "write it as '2%', as '64MiB', as '2%, 64MiB' for the larger of the two, or as their sum, "
-        "'2% + 64MiB'"
+        "write '2%', '64MiB', '2%, 64MiB' (the larger of the two), or their sum, '2% + 64MiB'"
     )
 
 

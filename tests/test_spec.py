@@ -190,7 +190,7 @@ def test_misspelt_budget_is_refused_with_a_suggestion_and_its_unit() -> None:
     [("batchsize", "batch_size"), ("tolerence", "tolerance"), ("CARD", "card"), ("GPU", None)],
 )
 def test_unknown_name_is_refused_with_the_nearest_one_or_all(wrong: str, right: str | None) -> None:
-    remedy = f"write {right}" if right else "it may be one of "
+    remedy = f"write {right}" if right else "write one of "
     error = refusal(**{wrong: 1})
     assert error.problem == f"there is no argument named {wrong}"
     assert error.remedy.startswith(remedy)
@@ -276,9 +276,8 @@ def test_baseline_that_is_not_a_bool_is_refused(value: object) -> None:
 
 def test_bad_tolerance_is_refused_with_the_marker_and_the_ways_to_write_one() -> None:
     assert str(refusal(tolerance=0.02)) == (
-        "@pytest.mark.gpu_memory(tolerance=0.02): this is not a tolerance; "
-        "write it as '2%', as '64MiB', as '2%, 64MiB' for the larger of the two, or as their sum, "
-        "'2% + 64MiB'"
+        "@pytest.mark.gpu_memory(tolerance=0.02): this is not a tolerance; write '2%', "
+        "'64MiB', '2%, 64MiB' (the larger of the two), or their sum, '2% + 64MiB'"
     )
 
 

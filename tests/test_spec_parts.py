@@ -38,13 +38,13 @@ def test_a_rank_is_a_whole_number(value: object) -> None:
     [
         (
             [{"rank": 3}],
-            "@pytest.mark.gpu_memory(rank=3): rank is one of world_size ranks; write world_size=4",
+            "@pytest.mark.gpu_memory(rank=3): rank needs world_size; write world_size=4",
         ),
         (
             [{"rank": 0, "devices": 2}],
             (
-                "@pytest.mark.gpu_memory(devices=2, rank=0): rank is one of world_size ranks; "
-                "write world_size=8"
+                "@pytest.mark.gpu_memory(devices=2, rank=0): rank needs world_size; write "
+                "world_size=8"
             ),
         ),
         (
@@ -57,8 +57,9 @@ def test_a_rank_is_a_whole_number(value: object) -> None:
         (
             [{"world_size": 8}, {"devices": 2}],
             (
-                "@pytest.mark.gpu_memory(devices=2, world_size=8): a rank runs on one device, and "
-                "there is one rank in a test's process; leave out devices, or world_size"
+                "@pytest.mark.gpu_memory(devices=2, world_size=8): a rank runs on one "
+                "device, and a test's process runs one rank; leave out devices, or "
+                "world_size"
             ),
         ),
     ],
@@ -117,9 +118,8 @@ def test_part_refuses_what_holds_for_the_whole_test(name: str, value: object) ->
     with pytest.raises(SpecError) as caught:
         spec_from_call("forward", {name: value}, MemorySpec())
     assert str(caught.value) == (
-        f"gpu_memory.measure('forward', {name}={value!r}): "
-        f"{name} holds for the whole test, not for a part of it; "
-        f"put {name} on the test, in @pytest.mark.gpu_memory(...)"
+        f"gpu_memory.measure('forward', {name}={value!r}): {name} is for the whole test, "
+        f"not for a part; put {name} on the test, in @pytest.mark.gpu_memory(...)"
     )
 
 

@@ -33,7 +33,7 @@ def test_batch_sizes_that_are_no_list_of_two_are_refused(value: object) -> None:
 @pytest.mark.parametrize("name", ["max_mib_per_sample", "max_fixed_gib"])
 def test_limits_of_growth_take_several_batch_sizes(name: str) -> None:
     assert str(refusal(**{name: 3})) == (
-        f"@pytest.mark.gpu_memory({name}=3): {name} is told by several batch sizes; write "
+        f"@pytest.mark.gpu_memory({name}=3): {name} needs several batch sizes; write "
         "batch_sizes=[8, 16, 32] as well, and use gpu_memory.batch_size in the test"
     )
 
@@ -68,13 +68,13 @@ def test_nobody_declares_the_variant_that_is_tried() -> None:
 
 def test_several_cards_and_ranks_are_several_tests_and_else_refused() -> None:
     assert str(refusal(card=["T4", "T4"])) == (
-        "@pytest.mark.gpu_memory(card=['T4']): a method of a unittest.TestCase cannot be run as "
-        "several tests; write card='T4', or a plain class or function"
+        "@pytest.mark.gpu_memory(card=['T4']): a method of a unittest.TestCase cannot run "
+        "as several tests; write card='T4', or a plain class or function"
     )
     assert spec({"card": "T4"}, {"card": ["T4"]}).card == "T4"
     assert refusal(ranks="all", world_size=4).remedy == "write rank=0, or a plain class or function"
     assert spec({"rank": 2, "ranks": None}, {"ranks": "all", "world_size": 4}).rank == 2
-    assert refusal(ranks=[0]).problem == "ranks are some of world_size ranks"
+    assert refusal(ranks=[0]).problem == "ranks needs world_size"
 
 
 @pytest.mark.parametrize("value", ["some", [], [-1], [0, 0], [0.5], 3, Hostile()])
@@ -111,7 +111,7 @@ def test_the_nearest_marker_wins_in_either_spelling() -> None:
     assert spec({"max_allocated_gib": 1}, {"max_allocated": "5GB"}).max_allocated_bytes == GIB
     assert spec({"max_allocated": None}, {"max_allocated_gib": 1}) == MemorySpec()
     twice = refusal(max_gib=8, max_memory="8GiB")
-    assert "declared twice, as a number and as text; leave out one of them" in str(twice)
+    assert "declared twice, as a number and as text; leave out one of the two" in str(twice)
 
 
 @pytest.mark.parametrize("name", TEXT_LIMITS)

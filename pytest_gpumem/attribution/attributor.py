@@ -105,8 +105,9 @@ class Attributor:
             if categories["other"] < 0:
                 return None
             text = (
-                f"the allocator's history accounts for {format_size(totals[top + 1])} of this peak "
-                f"of {format_size(subject.peak.allocated)}; the rest is called other"
+                f"the allocator's history explains {format_size(totals[top + 1])} of this "
+                f"peak of {format_size(subject.peak.allocated)}; the rest is in the "
+                "category other"
             )
             notes.append(Note(NoteKind.BREAKDOWN, text))
         breakdown = Breakdown(

@@ -116,9 +116,9 @@ def fresh_optimizer(scene: Scene) -> str:
     names = " and ".join(dict.fromkeys(name for _, name in lone))
     state = format_size(sum(block.size for block in late))
     return (
-        f"only one step ran with a fresh {names}, whose state of {state} came last: the next step "
-        f"needs {format_size(increase)} more (run two steps, or make the optimizer in a fixture "
-        "and give warmup=1)"
+        f"only one step ran with a new {names}, and its state of {state} was allocated "
+        f"last: the next step needs {format_size(increase)} more (run two steps, or make "
+        "the optimizer in a fixture and write warmup=1)"
     )
 
 
@@ -172,8 +172,9 @@ def kept_gradients(scene: Scene) -> str:
     if not scene.matters(nbytes):
         return ""
     return (
-        f"gradients of {format_size(nbytes)} that the optimizer had used already were still held "
-        "at the peak: zero_grad() before the forward frees them (set_to_none=False keeps them)"
+        f"gradients of {format_size(nbytes)} that the optimizer had already used were "
+        "still allocated at the peak: zero_grad() before the forward pass frees them "
+        "(set_to_none=False keeps them)"
     )
 
 
@@ -226,9 +227,9 @@ def kept_graphs(scene: Scene) -> str:
     if forwards < MIN_FORWARDS or not scene.matters(nbytes):
         return ""
     return (
-        f"activations of {format_size(nbytes)} from {forwards} earlier forward passes "
-        "were still held at the peak: a tensor keeps their graph; loss.item() or loss.detach() "
-        "does not, and torch.no_grad() makes none"
+        f"activations of {format_size(nbytes)} from {forwards} earlier forward passes were "
+        "still allocated at the peak: a tensor keeps their autograd graph; loss.item() "
+        "and loss.detach() keep no graph, and torch.no_grad() makes none"
     )
 
 
@@ -271,7 +272,7 @@ def fragmentation(peak: Peak, expandable: Peak | None) -> str:
     sentence = f"peak reserved is {wasted} above peak allocated"
     remedy = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     if expandable is None:
-        return f"{sentence}: the allocator's memory is fragmented, or cached; try {remedy}"
+        return f"{sentence}: the allocator's memory is fragmented or cached; try {remedy}"
     saved = peak.reserved - expandable.reserved
     if saved * 100 < peak.reserved * MIN_PERCENT:
         return ""

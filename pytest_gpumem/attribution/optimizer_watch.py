@@ -141,9 +141,10 @@ class OptimizerWatch:
     def notes(self) -> list[str]:
         """Return a sentence for each optimizer that took its first step and no other."""
         return [
-            f"one step ran with a fresh {progress.name}: its state of "
-            f"{format_size(progress.state_bytes)} came last, the next step's peak has it as well; "
-            "run two steps, or make the optimizer in a fixture and give warmup=1"
+            f"only one step ran with a new {progress.name}, and its state of "
+            f"{format_size(progress.state_bytes)} was allocated last: the next step's peak "
+            "includes this state; run two steps, or make the optimizer in a fixture and "
+            "write warmup=1"
             for progress in self._progress.values()
             if progress.fresh and progress.steps == 1 and progress.state_bytes
         ]
@@ -151,9 +152,9 @@ class OptimizerWatch:
     def notes_on_gradients(self) -> list[str]:
         """Return a sentence for each optimizer with parameters that got no gradient."""
         return [
-            f"parameters of {format_size(progress.bytes_without_gradient)} got no gradient in a "
-            f"step of {progress.name}, which may be otherwise with other values than the assumed "
-            "or unknown ones: the figures lack these gradients"
+            f"parameters of {format_size(progress.bytes_without_gradient)} got no gradient "
+            f"in a step of {progress.name}, so the figures lack these gradients; with "
+            "other values than the assumed or unknown ones they may get some"
             for progress in self._progress.values()
             if progress.bytes_without_gradient
         ]

@@ -53,6 +53,6 @@ def write_snapshot(recording: Recording, folder: Path, nodeid: str) -> Path:
         raise GpuMemError(
             str(path),
             f"cannot be written: {error.strerror or error}",
-            "give --gpumem-snapshots a folder that can be written",
+            "write --gpumem-snapshots with a folder that can be written",
         ) from error
     return path

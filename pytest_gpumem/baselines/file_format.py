@@ -199,8 +199,11 @@ def decode(
         if expected is not None and value != expected:
             raise BaselineError(
                 filename,
-                f"is of {kind} {json.dumps(value)}, and lies where {json.dumps(expected)} belongs",
-                "move it back where it came from, or delete it",
+                (
+                    f"belongs to {kind} {json.dumps(value)}, but is in the place of "
+                    f"{json.dumps(expected)}"
+                ),
+                "move the file back to its place, or delete it",
             )
     provenances = {
         label: Provenance(**msgspec.structs.asdict(_convert(filename, value, _Provenance, place)))
@@ -263,7 +266,7 @@ def _read_test(
     own = _convert(filename, value, dict[str, Any], place)
     parts = _convert(filename, own.pop("parts", {}), dict[str, Any], f"{place}.parts")
     if WHOLE_TEST in parts:
-        raise BaselineError(filename, f"a part without a name at {place}.parts", RESTORE)
+        raise BaselineError(filename, f"a part has no name at {place}.parts", RESTORE)
     entries = {}
     if own or not parts:
         entries[WHOLE_TEST] = _read_entry(filename, own, place, provenances)
@@ -277,13 +280,15 @@ def _read_entry(
 ) -> BaselineEntry:
     entry = _convert(filename, value, _Entry, place)
     if len(entry.peak_allocated) != len(entry.peak_reserved):
-        problem = "peak_allocated and peak_reserved are not of the same devices"
+        problem = "peak_allocated and peak_reserved have different numbers of devices"
         raise BaselineError(filename, f"{problem} at {place}", RESTORE)
     if entry.provenance not in provenances:
         problem = f"provenance {json.dumps(entry.provenance)} is not in the file"
         raise BaselineError(filename, f"{problem} at {place}", RESTORE)
     if entry.breakdown and len(entry.breakdown) != len(entry.peak_allocated):
-        raise BaselineError(filename, f"breakdown is not of as many devices at {place}", RESTORE)
+        raise BaselineError(
+            filename, f"breakdown has another number of devices at {place}", RESTORE
+        )
     peaks = map(Peak, entry.peak_allocated, entry.peak_reserved)
     breakdowns = tuple(
         Breakdown(
@@ -321,7 +326,7 @@ def check(filename: str, device: DeviceInfo, parts: Mapping[str, BaselineEntry])
             msgspec.convert(entry.provenance, _Provenance, from_attributes=True)
             msgspec.convert(_entry_fields(entry, {entry.provenance: ""}), _Entry)
     except (msgspec.ValidationError, UnicodeError) as error:
-        remedy = "look at the hooks that change measurements"
+        remedy = "check the hooks that change measurements"
         raise BaselineError(filename, f"its baseline cannot be written: {error}", remedy) from None
 
 

@@ -75,8 +75,8 @@ def _entries(path: Path, content: bytes, directory: Path) -> Iterator[tuple[Key,
     key = file.device.key
     right_path = baseline_path(directory, key, file.module)
     if right_path != path:
-        problem = f"is of {file.module} on {key}, and lies where no test looks for it"
-        raise BaselineError(str(path), problem, f"move it to {right_path}, or delete it")
+        problem = f"belongs to {file.module} on {key}, but no test reads a baseline from this place"
+        raise BaselineError(str(path), problem, f"move the file to {right_path}, or delete it")
     for test, parts in file.tests.items():
         for part, entry in parts.items():
             yield Key(key, file.module, test, part), entry

@@ -81,7 +81,7 @@ def read_file(path: Path) -> bytes | None:
     Raises:
         BaselineError: it is not a regular file, or cannot be read.
     """
-    remedy = "move it away, or make it a file that you can read"
+    remedy = "move it away, or replace it by a file that you can read"
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # reading a named pipe would wait for ever
             raise BaselineError(str(path), "is not a regular file", remedy)
@@ -107,8 +107,8 @@ def replace_file(path: Path, content: bytes) -> None:
     except OSError as error:
         raise BaselineError(
             str(path),
-            f"cannot be written, and is as it was: {error.strerror}",
-            "make room or the folder writable, and update the baselines again",
+            f"cannot be written, and was not changed: {error.strerror}",
+            "free disk space or make the folder writable, then update the baselines again",
         ) from error
 
 

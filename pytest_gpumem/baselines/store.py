@@ -266,7 +266,7 @@ class BaselineStore:
             lock.acquire()
         except filelock.Timeout:
             problem = f"another process has held it for {self._lock_timeout:g} s"
-            remedy = "wait for its update to end, and run this one again"
+            remedy = "wait until that process has finished, and run this command again"
             raise BaselineError(str(path), problem, remedy) from None
         except (OSError, NotImplementedError) as error:
             reason = getattr(error, "strerror", None) or error

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     import argparse
 
 
-HELP: Final = "list the cards that the virtual GPU can be, or describe the GPU that is here"
+HELP: Final = "list the cards of the virtual GPU, or describe this machine's GPU"
 DESCRIPTION: Final = (
-    "List the cards that the virtual GPU can be. With --here, describe this machine's GPU as a "
-    'file: gpumem cards --here > cards/mine.toml; a marker then has card="cards/mine.toml".'
+    "List the cards of the virtual GPU. With --here, describe this machine's GPU as a "
+    'file: gpumem cards --here > cards/mine.toml; then write card="cards/mine.toml" in a marker.'
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the argument that describes the GPU of this machine."""
     parser.add_argument(
-        "--here", action="store_true", help="print this machine's first GPU as a card's file"
+        "--here", action="store_true", help="print a card file for this machine's first GPU"
     )
 
 
@@ -58,7 +58,7 @@ def card_here() -> dict[str, Any]:
     """Return the fields of a card's file for the first GPU that torch sees.
 
     Raises:
-        DeviceError: torch sees none, or one whose compute capability the virtual GPU cannot have.
+        DeviceError: torch sees no GPU, or one whose compute capability the virtual GPU cannot have.
     """
     import torch
 
@@ -66,7 +66,7 @@ def card_here() -> dict[str, Any]:
         raise DeviceError(
             "gpumem cards --here",
             f"torch {torch.__version__} sees no GPU here",
-            "call it on a machine that has one, with a CUDA build of torch",
+            "run this command on a machine with a GPU and a CUDA build of torch",
         )
     return described(torch.cuda.get_device_properties(0), torch.__version__)
 
@@ -84,8 +84,8 @@ def described(properties: Any, torch_version: str) -> dict[str, Any]:  # noqa: A
         known = ", ".join(f"{major}.{minor}" for major, minor in LIMITS)
         raise DeviceError(
             properties.name,
-            "the virtual GPU cannot have its compute capability {}.{}".format(*capability),
-            f"it can have {known}",
+            "the virtual GPU does not support compute capability {}.{}".format(*capability),
+            f"it supports {known}",
         )
     return {
         "device_name": properties.name,

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from pytest_gpumem.cli.sources import Source
     from pytest_gpumem.sizes import Tolerance
 
-HELP = "say what grew, shrank, appeared and vanished between two sets of figures"
-DESCRIPTION = f"""{HELP.capitalize()}: two reports (.json), two folders of baselines, two git
-revisions of one folder, or one of each. The exit status is 1 with --fail-on-growth if a peak grew
-by more than that, 2 if something could not be read, else 0."""
+HELP = "print what grew, shrank, appeared and disappeared between two sets of figures"
+DESCRIPTION = f"""{HELP[0].upper()}{HELP[1:]}: two
+reports (.json), two folders of baselines, two git revisions of one folder, or one of each. Exit
+status 1: with --fail-on-growth, a peak grew by more than that; 2: an input could not be read."""
 FOLDER = "baselines"
 
 
@@ -33,16 +33,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``gpumem compare``."""
     parser.add_argument("old", metavar="A", help="a report, a folder, or a git revision")
     parser.add_argument(
-        "new", metavar="B", nargs="?", help="another (the baselines of the working tree)"
+        "new",
+        metavar="B",
+        nargs="?",
+        help="a second report, folder or revision (default: the baselines of the working tree)",
     )
     parser.add_argument(
-        "--format", choices=tuple(rendering.RENDERERS), default="table", help="of what is printed"
+        "--format", choices=tuple(rendering.RENDERERS), default="table", help="format of the output"
     )
-    add_growth_limit(parser, "a peak grew, of allocated or reserved")
+    add_growth_limit(parser, "peak allocated or peak reserved grew")
     parser.add_argument(
         "--across",
         action="store_true",
-        help="tell what moved together with torch, CUDA or the driver as one",
+        help="show all changes from one update of torch, CUDA or the driver as one change",
     )
     add_folder(parser)
 
@@ -54,8 +57,9 @@ def add_folder(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         default=FOLDER,
         type=folder_of_torch,
-        help=f"folder of the baselines, from here ({FOLDER}); where it has folders by version of "
-        "torch (torch-2.15), the installed torch's",
+        help=f"folder of the baselines, relative to the current folder (default: {FOLDER}); if "
+        "this folder has a subfolder for each version of torch (torch-2.15), the "
+        "subfolder of the installed torch is used",
     )
 
 
@@ -96,14 +100,14 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if arguments.new is not None:
         new = read_source(arguments.new, folder)
     elif old.of_report:
-        problem = "a report is compared with another one"
-        raise SourceError(arguments.old, problem, "name that, or a folder or a git revision")
+        problem = "a report needs a second input to compare with"
+        raise SourceError(arguments.old, problem, "name another report, a folder or a git revision")
     else:
         new = read_directory(folder, arguments.baseline_dir)
     sides = old, new
     trouble = [f"gpumem: {error}" for side in sides for error in side.figures.errors]
     if not any(side.figures.files for side in sides):
-        problem = "neither has a baseline to compare"
+        problem = "neither input has a baseline to compare"
         raise SourceError(f"{old.name}, {new.name}", problem, "look at --baseline-dir")
     entries = _pair(old, new)
     remarks = tuple(remark for side in sides for remark in side.remarks)

@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     import argparse
 
 SHELLS: Final = ("bash", "zsh", "tcsh")
-HELP: Final = "print a script by which a shell completes this command"
+HELP: Final = "print a shell's completion script for this command"
 DESCRIPTION: Final = (
-    "Print a script by which a shell completes the words of gpumem: "
-    'eval "$(gpumem completion bash)" in ~/.bashrc.'
+    "Print a shell's completion script for gpumem. For bash, add this line to ~/.bashrc: "
+    'eval "$(gpumem completion bash)"'
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the argument of ``gpumem completion``."""
-    parser.add_argument("shell", choices=SHELLS, help="the shell that is to read the script")
+    parser.add_argument("shell", choices=SHELLS, help="the shell that will read the script")
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     except ImportError:
         raise SpecError(
             f"gpumem completion {arguments.shell}",
-            "the script is made by shtab, which is not installed",
+            "the script needs shtab, which is not installed",
             "run pip install 'pytest-gpumem[completion]'",
         ) from None
     from pytest_gpumem.cli.main import COMMANDS, parser_of, subcommand

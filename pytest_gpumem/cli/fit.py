@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from pytest_gpumem.notes import Note
 
 DESCRIPTION: Final = (
-    "Say whether a step function fits on each card, and the largest size that does. Exit status 1: "
-    "something does not fit; 2: bad input, or the step failed."
+    "Find whether a step function fits on each card, and the largest size that fits. Exit "
+    "status 1: a card is too small; 2: bad input, or the step failed."
 )
-HELP: Final = "say whether a step function fits on cards, and the largest size that does"
+HELP: Final = "find whether a step function fits on cards, and the largest size that fits"
 MOST: Final = 10**9  # the largest batch size of a marker as well
 
 
@@ -60,25 +60,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "function",
         metavar="MODULE:FUNCTION",
-        help="a step: train:step or train.py:step; called with a size if it takes an argument",
+        help=(
+            "a step function: train:step or train.py:step; the function gets a size if it "
+            "takes an argument"
+        ),
     )
     parser.add_argument(
         "--card",
         action="append",
         default=[],
         metavar="NAME",
-        help=f"a card, or several with commas; may be given again ({DEFAULT_CARD})",
+        help=f"a card, or several cards separated by commas; repeatable (default: {DEFAULT_CARD})",
     )
-    parser.add_argument("--size", type=int, metavar="N", help="the size that is to fit")
-    parser.add_argument("--start", type=int, default=1, metavar="N", help="begin with this size")
-    parser.add_argument("--limit", type=int, metavar="N", help="the largest size of interest")
-    parser.add_argument("--multiple", type=int, default=1, metavar="N", help="try multiples only")
-    parser.add_argument("--max-gib", type=float, metavar="GIB", help="fit in this much instead")
+    parser.add_argument("--size", type=int, metavar="N", help="the size that must fit")
+    parser.add_argument("--start", type=int, default=1, metavar="N", help="the first size to try")
+    parser.add_argument("--limit", type=int, metavar="N", help="the largest size to try")
+    parser.add_argument(
+        "--multiple", type=int, default=1, metavar="N", help="try only multiples of this number"
+    )
+    parser.add_argument(
+        "--max-gib",
+        type=float,
+        metavar="GIB",
+        help="fit into this much memory instead of the card's",
+    )
     parser.add_argument(
         "--device",
         choices=("auto", "cuda", "virtual"),
         default="virtual",
-        help="virtual, or a real GPU, capped to the memory of each card",
+        help="the virtual GPU, or a real GPU capped to the memory of each card",
     )
     add_values_argument(parser)
 
@@ -113,7 +123,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         raise SpecError(
             f"--size={arguments.size}",
             f"{target} takes no argument",
-            "leave it out, or have the function take a size",
+            "leave out the option, or let the function take a size",
         )
     question = _Question(
         target,
@@ -132,7 +142,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         raise
     except Exception as error:  # noqa: BLE001 - the step's own, recorded
         show_error(error)
-        trouble = f"gpumem: {target} failed: its memory is not known"
+        trouble = f"gpumem: {target} failed, so its memory is unknown"
         return Outcome("", BAD_INPUT, (trouble,))
     fits = all(
         answer.asked.fits if answer.asked else answer.largest and answer.largest.value

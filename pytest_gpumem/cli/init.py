@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.cli.project.settings_file import NewFile
 
-HELP: Final = "set a project up: its settings, a job of CI, a first test"
+HELP: Final = "set up a project: settings, a CI job, a first test"
 DESCRIPTION: Final = (
-    "Write the card into pyproject.toml, a job for GitHub or GitLab, and a first test of a model "
-    "or a step. A file that is there is only replaced if you say so, and is kept as NAME.bak. Exit "
-    "status 2: bad input, or a file was left as it is."
+    "Write the card into pyproject.toml, a job for GitHub or GitLab, and a first test of a "
+    "model or a step. An existing file is replaced only if you agree; the old file is kept "
+    "as NAME.bak. Exit status 2: bad input, or an existing file was not changed."
 )
 
 
@@ -35,18 +35,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "module",
         nargs="?",
         metavar="MODULE[:NAME]",
-        help="what the first test runs: models.py:Net (a torch.nn.Module), train.py:step (a step)",
+        help=(
+            "what the first test runs: models.py:Net (a torch.nn.Module), train.py:step (a "
+            "step function)"
+        ),
     )
-    parser.add_argument("--card", default="T4", metavar="NAME", help="the GPU of the tests (T4)")
     parser.add_argument(
-        "--batch-size", type=int, default=8, metavar="N", help="of the first test (8)"
+        "--card", default="T4", metavar="NAME", help="the GPU model of the tests (default: T4)"
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        default=8,
+        metavar="N",
+        help="batch size of the first test (default: 8)",
     )
     parser.add_argument(
         "--ci",
         choices=("auto", *CI_JOBS, "none"),
         default="auto",
-        help="whose job to write: auto (as the project's files and its git remote tell), github, "
-        "gitlab, none",
+        help="the CI service of the job: auto (read from the project's files and its git "
+        "remote), github, gitlab, none",
     )
     parser.add_argument("--yes", action="store_true", help="replace files without asking")
 
@@ -60,7 +69,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if arguments.batch_size < 1:
         raise SpecError(
             f"--batch-size={arguments.batch_size}",
-            "this is no batch size",
+            "this is not a batch size",
             "write a whole number from 1, such as --batch-size=8",
         )
     root = Path.cwd()
@@ -80,7 +89,9 @@ def run(arguments: argparse.Namespace) -> Outcome:
             left.append(f"gpumem: {line}")
     lines += advice
     if arguments.module is None:
-        lines.append("no test: name a model or a step to have a first one: gpumem init models.py")
+        lines.append(
+            "no test was written: name a model or a step for a first test: gpumem init models.py"
+        )
     lines.append("next: pytest --gpumem-update-baselines, then commit these files and baselines/")
     return Outcome("\n".join(lines), BAD_INPUT if left else OK, tuple(left))
 
@@ -97,15 +108,15 @@ def _put(file: NewFile, root: Path, *, replace: bool) -> tuple[str, bool]:
     """Write a file; return what became of it in words, and whether its content is there now."""
     name = file.path.relative_to(root)
     if file.content is None:
-        return f"{name} left as it is: {file.note}", False
+        return f"{name} not changed: {file.note}", False
     old = file.path.read_bytes() if file.path.exists() else None
     new = file.content.encode("utf-8", "surrogateescape")
     if old == new:
-        return f"{name} is as it should be", True
+        return f"{name} needs no change", True
     if old is not None and not file.edited and not (replace or _agreed(f"replace {name}?")):
-        return f"{name} left as it is: it exists (--yes replaces it)", False
+        return f"{name} not changed: the file exists (--yes replaces it)", False
     try:
-        kept = "" if old is None or file.edited else f"; the old one is {_keep(file.path, old)}"
+        kept = "" if old is None or file.edited else f"; the old file is {_keep(file.path, old)}"
         write_whole(file.path, new, f"{TEMPORARY}-{os.getpid()}")
     except OSError as error:
         return f"{name} not written: {error.strerror or error}", False

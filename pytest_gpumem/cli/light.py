@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 HELP: Final = "print the requirements of an environment without NVIDIA's packages, for pip or uv"
 DESCRIPTION: Final = (
-    f"{HELP.capitalize()}. The virtual GPU needs none of them, and Triton for torch.compile alone. "
-    "Usage: gpumem light torch transformers > light.txt && pip install --no-deps -r light.txt"
+    f"{HELP[0].upper()}{HELP[1:]}. The virtual GPU needs none of these packages; it needs Triton "
+    "only for torch.compile. Usage: gpumem light torch transformers > light.txt && pip "
+    "install --no-deps -r light.txt"
 )
 OWN: Final = "pytest-gpumem"
 OWN_REQUIREMENT: Final = re.compile(r"pytest[-_.]gpumem(?:\[([\w\s,-]*)\])?", re.IGNORECASE)
@@ -59,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "requirements",
         nargs="*",
         metavar="REQUIREMENT",
-        help="packages that the tests need, as pip takes them: transformers, torch==2.15.0",
+        help="packages that the tests need, as for pip: transformers, torch==2.15.0",
     )
     for short, name, file in (
         ("-r", "--requirement", "requirements"),
@@ -71,7 +72,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cudnn",
         action="store_true",
-        help="keep cuDNN (0.9 GB): convolutions and attention have its own workspaces",
+        help=(
+            "keep cuDNN (0.9 GB): cuDNN itself then gives the workspaces of convolutions and "
+            "attention"
+        ),
     )
     parser.add_argument(
         "--triton", action="store_true", help="keep Triton (1 GB), which torch.compile needs"
@@ -116,7 +120,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     comments = [
         "# pip install --no-deps -r FILE",
         f"# left out: {', '.join(left_out) or 'nothing'}",
-        "# pip check misses these packages; the virtual GPU needs none of them",
+        "# pip check reports these packages as missing; the virtual GPU needs none of them",
     ]
     return Outcome("\n".join([*comments, *lines]))
 
@@ -125,13 +129,13 @@ def own_requirements(extras: Sequence[str] = ()) -> list[str]:
     """Return what this package requires, with some of its extras, from its own metadata.
 
     Raises:
-        SpecError: it is not installed as a package.
+        SpecError: this is not installed as a package.
     """
     try:
         declared = requires(OWN) or []
     except PackageNotFoundError:
         raise SpecError(
-            OWN, "it is not installed as a package", f"pip install --no-deps {OWN}, and try again"
+            OWN, "this is not installed as a package", f"pip install --no-deps {OWN}, and try again"
         ) from None
     wanted = []
     for requirement in declared:
@@ -156,7 +160,7 @@ def resolved(wanted: Sequence[str]) -> list[dict[str, Any]]:
     if PathFinder.find_spec("pip") is None:  # without setuptools' finder, which warns
         raise SpecError(
             "gpumem light",
-            f"{sys.executable} has no pip to choose the versions",
+            f"{sys.executable} has no pip, which chooses the versions",
             "with uv: gpumem light --excludes > excludes.txt && "
             "uv pip install --excludes excludes.txt ...",
         )

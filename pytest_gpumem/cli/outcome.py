@@ -29,7 +29,7 @@ INTERRUPTED: Final = 130
 """as a shell has it: 128 and the number of SIGINT"""
 
 MAX_GIB: Final = 1e9  # as for max_gib of the marker
-PREDICTED: Final = "memory is predicted, kernels did not run"
+PREDICTED: Final = "memory is predicted; kernels did not run"
 """below figures of the virtual GPU"""
 
 
@@ -39,8 +39,8 @@ def add_values_argument(parser: argparse.ArgumentParser) -> None:
         "--values",
         choices=("auto", "full", "off"),
         default="auto",
-        help="values that the virtual GPU computes: auto (within a budget of work and "
-        "memory; the default), full (all), off (none: a step takes half to two thirds as long)",
+        help="values that the virtual GPU computes: auto (within a budget of work and memory; "
+        "the default), full (all), off (none: a step takes half to two thirds of the time)",
     )
 
 
@@ -53,7 +53,7 @@ def read_max_gib(value: float | None) -> int | None:
     if value is None:
         return None
     if not 0 < value < MAX_GIB:  # also refuses NaN
-        raise SpecError(f"--max-gib={value}", "that is not a size", "write GiB, as --max-gib=8")
+        raise SpecError(f"--max-gib={value}", "this is not a size", "write GiB, as --max-gib=8")
     return gib(value)
 
 

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-HELP = "list baselines whose tests are gone, and delete them if asked to"
-DESCRIPTION = f"""{HELP.capitalize()}: has pytest collect all tests, with the arguments given. The
-exit status is 1 if there are such baselines and they stay, 2 if not all tests could be collected,
-else 0. Of a test file that is there but was skipped or left out, no baseline is listed."""
+HELP = "list baselines whose tests are gone; with --delete, delete them"
+DESCRIPTION = f"""{HELP[0].upper()}{HELP[1:]}. pytest collects all tests, with the given
+arguments. Exit status 1: there are such baselines, and they were not deleted; 2: not all tests
+could be collected. If a test file exists but was skipped or left out, its baselines are not
+listed."""
 SHOWN_LINES: Final = 20
 """last lines of pytest's output, shown if it fails"""
 _COLLECTED: Final = (0, 1)
@@ -38,7 +39,9 @@ _NO_TESTS: Final = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``gpumem prune``."""
-    parser.add_argument("--delete", action="store_true", help="delete them, without asking")
+    parser.add_argument(
+        "--delete", action="store_true", help="delete these baselines, without a question"
+    )
     parser.allow_abbrev = False  # all other options are pytest's, and some of these begin alike
     parser.usage = "gpumem prune [--delete] [argument for pytest ...]"
 
@@ -64,7 +67,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
             with contextlib.suppress(EOFError):
                 answer = input("delete them? [y/N] ")
         if answer.strip().lower() not in {"y", "yes"}:
-            return Outcome("gpumem: nothing was deleted; --delete does", FOUND)
+            return Outcome("gpumem: nothing was deleted; --delete deletes them", FOUND)
         lines = []
     errors = BaselineStore(folder).remove((key.device, key.module, key.test) for key in stale)
     if errors:
@@ -118,13 +121,13 @@ def _collect(arguments: Sequence[str]) -> Collected:
     if process.returncode not in (*_COLLECTED, _NO_TESTS):
         print("\n".join(map(printable, last_lines)), file=sys.stderr)
     if collected is not None and collected.partial:
-        remedy = "run gpumem prune where pytest collects all tests, without naming any"
+        remedy = "run gpumem prune in a folder where pytest collects all tests, and name no tests"
         raise BaselineError(
             command_text, f"not all tests were collected: {collected.partial}", remedy
         )
     if process.returncode not in _COLLECTED:
         problem = f"ended with exit status {process.returncode}"
-        raise BaselineError(command_text, problem, "mend what pytest says above")
+        raise BaselineError(command_text, problem, "correct the errors that pytest printed above")
     if collected is None:
         remedy = "run gpumem prune from pytest's root folder, or add --gpumem-baseline-dir=DIR"
         raise BaselineError(command_text, "there is no folder of baselines", remedy)

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.children import Child
     from pytest_gpumem.measurement import Measurement
 
-HELP: Final = "run a program on a virtual GPU (or a real one) and print its peaks"
-DESCRIPTION: Final = f"{HELP.capitalize()}."
+HELP: Final = "run a program on a virtual GPU (or on a real GPU) and print its peaks"
+DESCRIPTION: Final = f"{HELP[0].upper()}{HELP[1:]}."
 """128 and the number of SIGINT, as shells have it"""
 
 
@@ -49,12 +49,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         choices=("auto", "cuda", "virtual"),
-        help="auto (a real GPU, else the virtual one; virtual if --card is given), cuda, virtual",
+        help=(
+            "auto (a real GPU if there is one, else the virtual GPU; with --card, the virtual "
+            "GPU), cuda, virtual"
+        ),
     )
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="number of GPUs (1)")
     add_values_argument(parser)
     parser.add_argument(
-        "--max-gib", type=float, metavar="GIB", help="limit of the memory that each may reserve"
+        "--max-gib", type=float, metavar="GIB", help="limit of the memory that each GPU may reserve"
     )
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
     parser.add_argument("script", metavar="SCRIPT")
@@ -173,7 +176,7 @@ def measure_program(
         print(shortage_text(shortage), file=sys.stderr)
     print(summary(measurement, limit, watch.children()), file=sys.stderr)
     if trouble is not None:
-        print(f"gpumem: {trouble}: these figures mean nothing", file=sys.stderr)
+        print(f"gpumem: {trouble}: these figures are not valid", file=sys.stderr)
         return status or 1
     return status
 
@@ -226,7 +229,7 @@ def summary(measurement: Measurement, limit: int | None, children: Sequence[Chil
     notes = [*measurement.notes, *value_notes(children, Path.cwd())]
     lines += [f"note: {note}" for note in notes]
     lines += [
-        f"note: {child.name} used a GPU and was ended before it told its peaks"
+        f"note: {child.name} used a GPU and was killed before it reported its peaks"
         for child in children
         if not child.ended
     ]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import BaselineEntry
 
 HELP = "print a test's baseline with its breakdown, or list all baselines"
-DESCRIPTION = f"{HELP.capitalize()}."
+DESCRIPTION = f"{HELP[0].upper()}{HELP[1:]}."
 MAX_NAMES: Final = 5
 """names that a message suggests"""
 
@@ -33,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "nodeid", metavar="NODEID", nargs="?", help="a test, a test file, or a part of a name"
     )
-    parser.add_argument("--device", metavar="KEY", help='of this device only: "virtual-T4"')
+    parser.add_argument(
+        "--device", metavar="KEY", help='only baselines of this device: "virtual-T4"'
+    )
     add_folder(parser)
 
 
@@ -63,7 +65,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         if not entries:
             raise BaselineError(
                 f"--device={arguments.device}",
-                "it has no baselines",
+                "this device has no baselines",
                 f"these have: {', '.join(devices)}",
             )
     if arguments.nodeid:
@@ -88,7 +90,7 @@ def _matching(
             return {key: entry for key, entry in entries.items() if key in keys}
     similar = similar_names(name, {key.nodeid for key in entries})
     remedy = similar or f"{command_for_all('show', folder)} lists all"
-    raise BaselineError(name, "no test with a baseline has this in its name", remedy)
+    raise BaselineError(name, "no test with a baseline has this text in its name", remedy)
 
 
 def command_for_all(name: str, folder: str) -> str:

@@ -110,14 +110,14 @@ def measured_entries(
 
 def _read_revision(revision: str, directory: Path) -> Source:
     if not revision or revision.startswith("-"):
-        raise SourceError(revision or "''", "this is no git revision", _REMEDY)
+        raise SourceError(revision or "''", "this is not a git revision", _REMEDY)
     try:
         root = repository_root()
         try:
             question = ("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
             commit = run_git(*question).decode().strip()
         except GitError:
-            raise GitError("git knows no such revision") from None
+            raise GitError("git has no such revision") from None
         folder = path_in_repository(directory, root)
         listing = run_git(
             *("-C", str(root), "ls-tree", "-r", "-z", "--full-tree", commit),
@@ -145,7 +145,9 @@ def _read_revision(revision: str, directory: Path) -> Source:
 
     def read(path: Path) -> bytes:
         if path not in contents:
-            raise BaselineError(str(path), "is a link there, not a file", "commit the file itself")
+            raise BaselineError(
+                str(path), "is a link in this revision, not a file", "commit the file itself"
+            )
         return contents[path]
 
     figures = read_contents(((path, read) for path in blobs), Path(folder))

@@ -24,7 +24,7 @@ def find_function(target: str) -> Callable[..., object]:
     """
     place, _, name = target.rpartition(":")
     if not place or not name:
-        raise SpecError(target, "this is no MODULE:FUNCTION", "write for example train.py:step")
+        raise SpecError(target, "this is not MODULE:FUNCTION", "write for example train.py:step")
     return find_name(target, find_module(target, place), name)
 
 
@@ -54,7 +54,7 @@ def find_name(target: str, module: Any, name: str) -> Callable[..., object]:  # 
     for attribute in name.split("."):
         function = getattr(function, attribute, None)
     if not callable(function):
-        problem = f"there is no function {name} in it"
+        problem = f"this module has no function {name}"
         raise SpecError(target, problem, "name a function of the module")
     return function  # type: ignore[no-any-return] # it is callable
 
@@ -80,7 +80,7 @@ def _import_name(target: str, name: str) -> Any:  # noqa: ANN401 - a module
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise SpecError(
-            target, f"there is no module {error.name}", "name one that lies here"
+            target, f"there is no module {error.name}", "name a module in the current folder"
         ) from None
 
 
@@ -95,7 +95,9 @@ def takes_size(target: str, step: Callable[..., object]) -> bool:
         parameters = inspect.signature(step).parameters.values()
     except (TypeError, ValueError):  # some of C's have none
         raise SpecError(
-            target, "it does not tell what arguments it takes", "name a function written in Python"
+            target,
+            "the arguments of this function are unknown",
+            "name a function written in Python",
         ) from None
     needed = [
         parameter
@@ -107,7 +109,7 @@ def takes_size(target: str, step: Callable[..., object]) -> bool:
         names = ", ".join(parameter.name for parameter in needed)
         raise SpecError(
             target,
-            f"it needs the arguments {names}",
-            "give a function of a size (a batch size, say), or of nothing",
+            f"this function needs the arguments {names}",
+            "name a function that takes one size (a batch size, for example), or no argument",
         )
     return bool(needed)

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
 
-HELP = "print versions, and what was found of GPUs, cuDNN and a C compiler"
-DESCRIPTION = f"{HELP.capitalize()}. Paste it into bug reports."
+HELP = "print versions, and the GPUs, cuDNN and C compiler of this machine"
+DESCRIPTION = f"{HELP[0].upper()}{HELP[1:]}. Paste it into bug reports."
 PACKAGES: Final = (
     *("pytest", "pluggy", "tabulate", "msgspec", "filelock", "jinja2"),
     *("nvidia-ml-py", "pytest-xdist", "triton", "torchvision", "transformers"),
@@ -149,9 +149,10 @@ def describe_torch(facts: dict[str, Any], stubs: Sequence[str] = ()) -> str:
             return "not installed"
         if stubs:
             return (
-                f"{build.version}, CUDA {build.cuda}, for the virtual GPU alone: {len(stubs)} of "
-                "CUDA's libraries are not installed, and it stands in for them (gpumem light "
-                "makes such environments; pip check finds them broken)"
+                f"{build.version}, CUDA {build.cuda}, for the virtual GPU alone: "
+                f"{len(stubs)} of CUDA's libraries are not installed, and pytest-gpumem "
+                "replaces them (gpumem light makes such environments; pip check calls "
+                "them broken)"
             )
         return f"{build.version}, which cannot be imported: {facts['error']}"
     cuda = f"CUDA {facts['cuda']}" if facts["cuda"] else "a build without CUDA"
@@ -162,12 +163,12 @@ def describe_torch(facts: dict[str, Any], stubs: Sequence[str] = ()) -> str:
 def describe_gpus(facts: dict[str, Any]) -> str:
     """Return the GPUs that torch sees, with their memory and compute capability."""
     if "error" in facts:
-        return "torch cannot be asked"
+        return "unknown: torch cannot be queried"
     gpus = [
         f"{name} ({format_size(total_memory)}, capability {capability})"
         for name, total_memory, capability in facts["gpus"]
     ]
-    return ", ".join(gpus) or "torch sees none"
+    return ", ".join(gpus) or "torch sees no GPU"
 
 
 def describe_virtual(facts: dict[str, Any]) -> str:
@@ -178,12 +179,12 @@ def describe_virtual(facts: dict[str, Any]) -> str:
     if "error" in facts:
         return f"built, but it does not run: {facts['error']}"
     if not facts["cudnn"]:
-        sentence = "works; no cuDNN is asked for workspaces"
+        sentence = "works; there is no cuDNN to compute workspaces"
     elif facts["cudnn"] < MIN_CUDNN:
         cudnn = f"cuDNN {format_cudnn(facts['cudnn'])}"
-        sentence = f"works; {cudnn} is too old to be asked for workspaces (from 9.8 on)"
+        sentence = f"works; {cudnn} is too old to compute workspaces (9.8 and later can)"
     else:
-        sentence = f"works; cuDNN {format_cudnn(facts['cudnn'])} is asked for workspaces"
+        sentence = f"works; cuDNN {format_cudnn(facts['cudnn'])} computes workspaces"
     return sentence + describe_linked(*facts.get("linked", (0, ())))
 
 
@@ -197,9 +198,9 @@ def describe_linked(count: int, missing: Sequence[str]) -> str:
     if not count:
         return ""
     if not missing:
-        return f"; all {count} functions of CUDA that torch links are answered"
+        return f"; it answers all {count} CUDA functions that torch links"
     return (
-        f"; {len(missing)} of {count} functions of CUDA that torch links are not answered: "
+        f"; {len(missing)} of {count} CUDA functions that torch links are not answered: "
         f"{', '.join(missing)}"
     )
 
@@ -222,7 +223,7 @@ def describe_compiler() -> str:
         [*command, "--version"], capture_output=True, text=True, timeout=SLOW, check=False
     )
     lines = (process.stdout or process.stderr).splitlines()
-    return lines[0] if lines else f"{command[0]}, which tells no version"
+    return lines[0] if lines else f"{command[0]}, which prints no version"
 
 
 def installed_version(package: str) -> str:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 ENDING: Final = ".toml"
 MAX_FILE: Final = 64 * KIB
 """bytes: a description has a few hundred"""
-HOW: Final = "write it with: gpumem cards --here > cards/mine.toml, on a machine with such a GPU"
+HOW: Final = (
+    "create the file with gpumem cards --here > cards/mine.toml, on a machine with such a GPU"
+)
 
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 50)]
 _Positive = Annotated[int, msgspec.Meta(gt=0, lt=1 << 50)]
@@ -56,7 +58,7 @@ def read_card_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise SpecError(given, f"cannot be read ({error.strerror})", HOW) from error
     if content is None:
-        raise SpecError(given, "the file is too large for the description of a card", HOW)
+        raise SpecError(given, "the file is too large for a card file", HOW)
     try:
         fields = msgspec.toml.decode(content, type=CardFields)
         fields.name = fields.name or msgspec.convert(path.stem, _Name)
@@ -64,13 +66,13 @@ def read_card_file(path: Path) -> dict[str, Any]:
         raise SpecError(given, f"does not describe a card ({error})", HOW) from error
     if fields.capability not in LIMITS:
         known = ", ".join(f"[{major}, {minor}]" for major, minor in LIMITS)
-        problem = f"the virtual GPU cannot have capability = {[*fields.capability]}"
-        raise SpecError(given, problem, f"it can have {known}")
+        problem = f"the virtual GPU does not support capability = {[*fields.capability]}"
+        raise SpecError(given, problem, f"it supports {known}")
     fields.source = fields.source or path.name
     if fields.context is None:
         fields.context = estimated_context(fields.capability, fields.sm_count)
     if fields.context >= fields.total_memory:
-        raise SpecError(given, "context is more than total_memory", HOW)
+        raise SpecError(given, "context is larger than total_memory", HOW)
     return msgspec.structs.asdict(fields)
 
 
@@ -80,4 +82,4 @@ def card_file_text(fields: Mapping[str, Any]) -> str:
     JSON's texts, numbers and lists are TOML's as well.
     """
     lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()]
-    return "\n".join(["# for card = FILE, where the virtual GPU is to be this GPU", *lines])
+    return "\n".join(["# for card = FILE, to make the virtual GPU this GPU", *lines])

@@ -329,7 +329,7 @@ def find_card(name: str) -> Card:
     candidates = [card_name for card_name in CARDS if card_name in with_prefix]
     if len(candidates) > 1:
         remedy = f"write {', '.join(candidates[:-1])} or {candidates[-1]}"
-        raise SpecError(f"card {name!r}", "several cards could be meant", remedy)
+        raise SpecError(f"card {name!r}", "this name fits several cards", remedy)
     candidates = candidates or [
         _BY_KEY[similar].name for similar in difflib.get_close_matches(key, _BY_KEY, n=1)
     ]

@@ -109,7 +109,7 @@ class CudaDevice:
             raise TooSmallError(
                 f"LOCAL_RANK={self.first}" if self.first else f"devices={count}",
                 f"this machine shows {visible} GPU{'s' * (visible != 1)}",
-                "ask for fewer, or write --gpumem-device=virtual",
+                "request fewer GPUs, or write --gpumem-device=virtual",
             )
         self._count = count
         start_cuda()
@@ -118,8 +118,8 @@ class CudaDevice:
         if card is not None and card.usable_memory > properties.total_memory:
             raise TooSmallError(
                 f"card {card.name!r}",
-                f"{format_size(card.usable_memory)} of it can be used, {properties.name} has "
-                f"{format_size(properties.total_memory)} in all",
+                f"{format_size(card.usable_memory)} of it can be used, but "
+                f"{properties.name} has only {format_size(properties.total_memory)}",
                 "run this test on a larger GPU, or write --gpumem-device=virtual",
             )
         return DeviceInfo(

@@ -41,10 +41,10 @@ def _failure(error: Exception) -> DeviceError:
         return DeviceError(
             "the CUDA device",
             f"PyTorch cannot initialise CUDA ({message})",
-            'see whether python -c "import torch; torch.cuda.init()" works in this environment',
+            'check whether python -c "import torch; torch.cuda.init()" works in this environment',
         )
     return DeviceError(
         given,
         f"PyTorch cannot initialise CUDA with these allocator settings ({message})",
-        "correct or unset the variable; a setting is written as max_split_size_mb:128",
+        "correct or unset the variable; write a setting like max_split_size_mb:128",
     )

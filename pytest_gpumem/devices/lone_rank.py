@@ -52,14 +52,14 @@ def joined(rank: int, size: int, kind: DeviceKind) -> Iterator[None]:
     if distributed.is_available() and distributed.is_initialized():
         raise DeviceError(
             f"world_size={size}",
-            "this process has a default process group already",
-            "call torch.distributed.destroy_process_group() where it is no longer needed",
+            "this process already has a default process group",
+            "call torch.distributed.destroy_process_group() when the group is no longer needed",
         )
     if not distributed.is_available() or not (real or distributed.is_nccl_available()):
         raise DeviceError(
             f"world_size={size}",
             "this build of torch has no NCCL",
-            "install a CUDA build of torch for Linux, as PyPI has it",
+            "install a CUDA build of torch for Linux, for example from PyPI",
         )
     _register_fake_backend(distributed)
     environment = {

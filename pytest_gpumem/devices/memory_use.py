@@ -224,8 +224,8 @@ def beside(use: Sequence[DeviceUse], name: str) -> Iterator[str]:
     outside = max((device.outside for device in use), default=0)
     if outside >= MIN_OUTSIDE:
         yield (
-            f"at least {format_size(outside)} of {name}'s memory were taken beside PyTorch's "
-            "allocator: they are in no peak, and have to fit as well"
+            f"at least {format_size(outside)} of {name}'s memory were allocated outside "
+            "PyTorch's allocator: this memory is in no peak, and must fit too"
         )
 
 
@@ -241,12 +241,12 @@ def shared(use: Sequence[DeviceUse], name: str) -> Iterator[str]:
     if fullest is None:
         return
     if fullest.processes:
-        holders = "another process holds" if fullest.processes == 1 else "other processes hold"
+        holders = "another process uses" if fullest.processes == 1 else "other processes use"
         size = format_size(fullest.others) if fullest.others else "memory"
         yield f"{name} is shared: {holders} {size} of it"
     elif not fullest.every_ms and fullest.besides > LARGEST_CONTEXT:
         yield (
-            f"{format_size(fullest.besides)} of {name} were in use besides PyTorch's memory when "
-            "the step began; NVML (pip install 'pytest-gpumem[nvml]') tells if other processes "
-            "hold it"
+            f"{format_size(fullest.besides)} of {name} were in use outside PyTorch's "
+            "allocator when the step began; NVML (pip install 'pytest-gpumem[nvml]') "
+            "shows whether other processes use this memory"
         )

@@ -93,8 +93,8 @@ class ObjectMessages:
                 if len(content) != tensor.nbytes:
                     raise DeviceError(
                         "torch.distributed.recv_object_list",
-                        "the object's size is a value of the GPU's, and no values are computed",
-                        "compute them: --values=auto, or --gpumem-values=auto",
+                        "the object's size is a value on the GPU, and no values are computed",
+                        "compute values: --values=auto, or --gpumem-values=auto",
                     )
                 tensor.copy_(torch.frombuffer(content, dtype=tensor.dtype))
 
@@ -155,8 +155,8 @@ class ObjectMessages:
         if named is None:
             raise DeviceError(
                 "recv_object_list without src",
-                "the virtual GPU receives objects from a rank that is named",
-                "give src=, the rank that sends",
+                "the virtual GPU receives objects only from a named rank",
+                "write src= with the rank that sends",
             )
         return named
 
@@ -181,10 +181,10 @@ def refuse_objects(stack: ExitStack, distributed: Any) -> None:  # noqa: ANN401 
     def refuse(*_args: object, **_kwargs: object) -> NoReturn:
         raise DeviceError(
             "torch.distributed.recv_object_list",
-            "it receives objects of another rank, and this rank is alone",
-            "where a PipelineStage asks, give it input_args= and output_args=, from which it has "
-            "its shapes (not with torch 2.13 and 2.14, whose stages vote on that); or run all "
-            "ranks as processes: gpumem run torchrun ...",
+            "this call receives objects from another rank, but this rank runs alone",
+            "for a PipelineStage, write input_args= and output_args=, which give it its "
+            "shapes (not with torch 2.13 and 2.14, whose stages vote on their shapes); or "
+            "run all ranks as processes: gpumem run torchrun ...",
         )
 
     for module in (distributed, distributed.distributed_c10d):

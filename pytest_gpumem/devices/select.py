@@ -59,4 +59,4 @@ def choose(kind: str, card: Card, *, worker: str = "", rank: TorchrunRank | None
     except DeviceError as error:
         if kind == "virtual":
             return Choice(None, str(error), demanded=True)
-        return Choice(None, f"there is no GPU here, and no virtual one: {error}")
+        return Choice(None, f"there is no GPU here, and no virtual GPU: {error}")

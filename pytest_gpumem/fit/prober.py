@@ -61,7 +61,7 @@ class Prober:
         if limit is not None and limit < multiple:
             raise SpecError(
                 f"{call}(limit={limit}, multiple={multiple})",
-                "no multiple is within the limit",
+                "the limit is smaller than the smallest multiple",
                 f"write limit={multiple} or more",
             )
         rehearsal = Rehearsal(self.meter.apart, first=self.meter.devices[0])
@@ -115,8 +115,8 @@ class Prober:
             largest = max(probe.value for probe in probes if not probe.fits)
             raise GpuMemError(
                 f"{call}(sizes={checked_sizes})",
-                f"{len(fitting)} of them fits in {format_size(self.meter.capacity)}",
-                f"give smaller sizes than {largest}",
+                f"{len(fitting)} of these sizes fits in {format_size(self.meter.capacity)}",
+                f"write sizes smaller than {largest}",
             )
         scaling = Scaling.of(fitting)
         if not grows_evenly(scaling):
@@ -167,7 +167,7 @@ class Prober:
                 if cause is None:
                     raise
                 requested = WATCH.last(cause).requested
-                shortage = "" if requested is None else f"{format_size(requested)} more asked for"
+                shortage = "" if requested is None else f"{format_size(requested)} more requested"
                 clear(error)
         peak, passes = fullest(tally.peaks), fullest(tally.passes)
         return Probe(value, shortage is None, peak, passes, shortage or ""), tally
@@ -191,7 +191,9 @@ def outcome(probe: Probe, capacity: int) -> str:
 def _check_step(call: str, step: object) -> None:
     if not callable(step):
         raise SpecError(
-            f"{call}({shown(step)})", "the step cannot be called", "give a function of one number"
+            f"{call}({shown(step)})",
+            "the step cannot be called",
+            "pass a function that takes one number",
         )
 
 
@@ -213,7 +215,7 @@ def _checked_sizes(call: str, sizes: object) -> list[int]:
     if len(set(members)) < 2:  # noqa: PLR2004 - a line has two points
         raise SpecError(
             f"{call}(sizes={shown(sizes)})",
-            "a line takes two different sizes",
+            "a line needs two different sizes",
             "write for example sizes=[8, 16, 32]",
         )
     return sorted(set(members))

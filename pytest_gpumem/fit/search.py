@@ -118,7 +118,7 @@ class Largest:
         """Return the answer in one sentence."""
         number = f"{len(self.probes)} probe{'s' * (len(self.probes) != 1)}"
         if self.stopped == "interrupted":
-            state = f"{self.value} fits" if self.value else "none is known to fit"
+            state = f"{self.value} fits" if self.value else "no value is known to fit"
             return f"interrupted after {number}: {state}"
         refused = [
             probe.value for probe in self.probes if not probe.fits and probe.value > self.value
@@ -142,7 +142,10 @@ class Largest:
         elif refused:
             sentence += f"; {min(refused)} does not"
         if self.left:
-            sentence += f"; {format_size(self.left)} that a refused probe left count for later ones"
+            sentence += (
+                f"; {format_size(self.left)} that a probe left after it did not fit count in "
+                "later probes"
+            )
         return f"{sentence} ({number})"
 
 

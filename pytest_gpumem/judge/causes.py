@@ -105,7 +105,7 @@ def _segment_causes(requests: Sequence[SegmentRequest], baseline: int) -> tuple[
 
 def _segment_reason(request: SegmentRequest) -> str:
     """Return why a request took a segment: what was cached, and what kept it from being used."""
-    asked = f"asked for {format_size(request.requested)}"
+    asked = f"requested {format_size(request.requested)}"
     if not request.pieces:
         return f"{asked} when nothing was cached"
     if request.pieces == 1:
@@ -342,15 +342,15 @@ def _unsplit_reason(current: Breakdown, baseline: Breakdown) -> Iterable[str]:
     unsplit = (current.unsplit or 0) - (baseline.unsplit or 0)
     if baseline.unsplit is not None and 2 * unsplit > growth:
         yield (
-            f"fragmentation: {format_size(unsplit)} more lie in blocks that are larger than what "
-            "was asked for, as the allocator did not split them"
+            f"fragmentation: {format_size(unsplit)} more are unused in blocks that are "
+            "larger than the request, because the allocator did not split them"
         )
 
 
 def _autocast_reason(current: Breakdown, baseline: Breakdown) -> Iterable[str]:
     """Yield that autocast is off now, where it was on."""
     if baseline.autocast and current.autocast is False:
-        yield "no module is called under torch.autocast any more"
+        yield "no module runs under torch.autocast any more"
 
 
 def _line_reason(

@@ -88,13 +88,13 @@ def judge_left(measurement: Measurement, spec: MemorySpec, before: Verdict) -> V
     device, left = max(
         enumerate(measurement.left), key=lambda device_and_bytes: device_and_bytes[1]
     )
-    finding = f"{format_size(left)}{case.on_device(device)} still held after the test"
+    finding = f"{format_size(left)}{case.on_device(device)} still allocated after the test"
     if limit:
         name = declared_as("max_leak_mib", spec.max_leak_mib)
         finding += f", {name}={spec.max_leak_mib!r}"
     verdict = _verdict(case, Kind.LEAKED, f"{finding}{_of_which(measurement)}", failed=True)
     advice = (
-        "delete the references to it; for a cache that is filled once, give warmup=1, or declare "
+        "delete the references to it; for a cache that is filled once, write warmup=1 or "
         f"max_leak_mib={-(-left // MIB)}"
     )
     notes = (*_held_by(measurement), *verdict.notes)
@@ -126,7 +126,9 @@ def _verdict(  # noqa: PLR0913 - the parts of a verdict
     if measurement.alloc_retries and kind is not Kind.OUT_OF_MEMORY:
         times = "once" if measurement.alloc_retries == 1 else f"{measurement.alloc_retries} times"
         notes.append(
-            Note(NoteKind.DEVICE, f"the allocator had to empty its cache {times} to go on")
+            Note(
+                NoteKind.DEVICE, f"the allocator emptied its cache {times}, because memory ran out"
+            )
         )
     if error is not None and case.spec.baseline and kind is not Kind.INCOMPARABLE:
         notes.append(Note(NoteKind.UNREADABLE, f"cannot read the baseline: {error}"))
@@ -151,19 +153,19 @@ def _updatable(case: Case, verdict: Verdict, purpose: str) -> Verdict:
     """Add that a new baseline is the remedy; where the run writes one, the test does not fail."""
     if case.policy.against and case.entry is not None:
         advice = (
-            "see which lines differ; where the two devices do, allow for it with "
+            "find the lines that differ; if the two devices themselves differ, raise "
             "--gpumem-against-tolerance"
         )
         return replace(verdict, advice=advice)
     if case.policy.against:
-        advice = f"record the baseline of {case.policy.against}, on that device, with "
+        advice = f"to record the baseline of {case.policy.against}, run on that device with "
         return replace(verdict, advice=f"{advice}{UPDATE_OPTION}")
     if case.policy.updating:
-        notes = (*verdict.notes, Note(NoteKind.RECORDED, "this run writes the baseline anew"))
+        notes = (*verdict.notes, Note(NoteKind.RECORDED, "this run writes a new baseline"))
         return replace(verdict, failed=False, notes=notes)
     verdict = replace(verdict, accept=case.policy.accept)
     if not case.policy.launcher:
-        advice = f"{purpose}, start all ranks as before, with {UPDATE_OPTION}"
+        advice = f"{purpose}, start all ranks again with {UPDATE_OPTION}"
         return replace(verdict, advice=advice)
     targets = (case.nodeid,) if case.nodeid else ()
     command = UpdateCommand(case.policy.launcher, targets, case.policy.repeated)
@@ -191,7 +193,7 @@ def _out_of_memory(case: Case) -> Verdict | None:
     finding = f"{step} does not fit {place}: {requested}{held}"
     if oom.needed is not None:
         # In less than the cap it fits when run again alone: the first run met other memory.
-        verb = "it needs" if oom.needed.reserved > size else "run again it took"
+        verb = "it needs" if oom.needed.reserved > size else "in a second run it took"
         finding += f"; {verb} {format_size(oom.needed.reserved)}"
     notes = []
     segment = DEFAULT_TOLERANCES["reserved"].absolute
@@ -199,9 +201,9 @@ def _out_of_memory(case: Case) -> Verdict | None:
         uses = case.measurement.device_use[oom.device_index : oom.device_index + 1]
         if any(use.outside >= MIN_OUTSIDE for use in uses):
             outside = format_size(uses[0].outside)
-            text = f"{outside} of the device were taken beside PyTorch's allocator"
+            text = f"{outside} of the device's memory were allocated outside PyTorch's allocator"
         else:
-            text = "that much was left for this test: others hold the device's memory"
+            text = "less memory was left for this test: others use the rest of the device's memory"
         notes.append(Note(NoteKind.LIMIT, text))
     if case.entry is not None and oom.needed is None:
         text = f"the baseline is {both_sizes(case.entry.peaks[oom.device_index])}"
@@ -238,7 +240,7 @@ def _over_budget(case: Case) -> Verdict | None:
     verdict = _verdict(case, Kind.OVER_BUDGET, texts[0], notes, failed=True)
     _, worst, limit = excesses[0]
     if limit.relation is not None:
-        advice = f"see which lines differ from {limit.relation.part}'s"
+        advice = f"find the lines that differ from {limit.relation.part}'s"
         return replace(verdict, advice=advice, beside=limit.relation.part)
     return replace(verdict, advice=_less_or_larger(limit, case.most(worst)))
 
@@ -263,8 +265,9 @@ def _over_budget_outside(case: Case) -> Verdict | None:
     if total <= limit.nbytes:
         return None
     finding = (
-        f"{format_size(total)} in use{case.on_device(device)}, {format_size(outside)} of it beside "
-        f"PyTorch's allocator, is {format_size(total - limit.nbytes)} over {limit}"
+        f"{format_size(total)} in use{case.on_device(device)}, {format_size(outside)} of "
+        f"it outside PyTorch's allocator, is {format_size(total - limit.nbytes)} over "
+        f"{limit}"
     )
     verdict = _verdict(case, Kind.OVER_BUDGET, finding, failed=True)
     return replace(verdict, advice=_less_or_larger(limit, total))
@@ -308,13 +311,13 @@ def _growing(case: Case) -> Verdict | None:
     else:
         amount = f"{format_size(sum(rises))} in {of} steps"
     moved = f"{format_size(grown.initial)} -> {format_size(grown.final)}"
-    finding = f"allocated grew by {amount}{case.on_device(device)} ({moved})"
+    finding = f"allocated memory grew by {amount}{case.on_device(device)} ({moved})"
     finding += _of_which(case.measurement)
     notes = _held_by(case.measurement)
     verdict = _verdict(case, Kind.LEAKED, finding, notes, failed=True)
     advice = (
-        "keep no tensor of a step beyond it: loss.item() or .detach().cpu() of what is kept for "
-        "logs; where it does stop growing, run more steps"
+        "keep no tensor after its step: for logs, keep loss.item() or .detach().cpu(); if "
+        "memory stops growing later, run more steps"
     )
     return replace(verdict, advice=advice)
 
@@ -340,7 +343,7 @@ def _held_by(measurement: Measurement) -> Iterator[Note]:
 def _without_baseline(case: Case) -> Verdict | None:
     """Judge a test that no baseline can be compared with, whether on purpose or not."""
     lookup, measured = case.lookup, case.highest
-    kind, purpose = Kind.INCOMPARABLE, "to record one"
+    kind, purpose = Kind.INCOMPARABLE, "to record a baseline"
     if not case.spec.baseline:
         return _verdict(case, Kind.WITHIN, measured)
     if lookup.error is not None:
@@ -352,7 +355,9 @@ def _without_baseline(case: Case) -> Verdict | None:
     elif lookup.entry is not None:
         return None
     elif lookup.other_devices:
-        finding = f"no baseline of {device}, only of {', '.join(lookup.other_devices)}; {measured}"
+        finding = (
+            f"no baseline for {device}, only for {', '.join(lookup.other_devices)}; {measured}"
+        )
     else:
         kind, finding = Kind.NO_BASELINE, f"{measured} on {case.measurement.device.key}"
     failed = case.policy.missing_baseline == "fail"
@@ -364,10 +369,10 @@ def _largest(case: Case) -> Verdict | None:
     new, old = case.measurement.largest, case.entry.largest if case.entry else None
     if new is None or old is None:
         return None
-    finding = f"{new} is the largest that fits, it was {old}"
+    finding = f"the largest value that fits changed from {old} to {new}"
     refused = case.toolchain and case.policy.provenance == "fail"
     if case.toolchain and (refused or (new != old and case.policy.provenance == "note")):
-        finding += f", in a baseline made with {case.toolchain}"
+        finding += f"; the baseline was made with {case.toolchain}"
         verdict = _verdict(case, Kind.INCOMPARABLE, finding, failed=bool(refused))
     elif new == old:
         verdict = _verdict(case, Kind.WITHIN, case.highest)
@@ -379,7 +384,7 @@ def _largest(case: Case) -> Verdict | None:
     verdict = replace(verdict, comparisons=())
     if verdict.kind is Kind.WITHIN:
         return verdict
-    purpose = "if this is intended" if verdict.failed else "to hold later runs to it"
+    purpose = "if this is intended" if verdict.failed else "to compare later runs with it"
     return _updatable(case, verdict, purpose)
 
 
@@ -393,7 +398,9 @@ def _compared(case: Case) -> Verdict:
             if row.peak == "reserved"
         ]
         beyond = [row for row in beyond if row.peak != "reserved"]
-    against = f"; held to the baseline of {case.policy.against}" if case.policy.against else ""
+    against = (
+        f"; compared with the baseline of {case.policy.against}" if case.policy.against else ""
+    )
     if case.toolchain and case.policy.provenance == "fail":
         finding = f"the baseline was made with {case.toolchain}; {case.highest}"
         verdict = _verdict(case, Kind.INCOMPARABLE, finding, failed=True)
@@ -401,7 +408,7 @@ def _compared(case: Case) -> Verdict:
     if beyond and case.toolchain and case.policy.provenance == "note":
         finding = f"{_change(case, beyond[0])} from a baseline made with {case.toolchain}"
         return _updatable(
-            case, _verdict(case, Kind.INCOMPARABLE, finding), "to hold later runs to it"
+            case, _verdict(case, Kind.INCOMPARABLE, finding), "to compare later runs with it"
         )
     if not beyond:
         return _verdict(case, Kind.WITHIN, f"{case.highest}{against}", unguarded)
@@ -410,9 +417,11 @@ def _compared(case: Case) -> Verdict:
     if beyond[0].excess < 0:
         failed = case.policy.shrinkage == "fail"
         verdict = _verdict(case, Kind.IMPROVED, finding, failed=failed)
-        return _updatable(case, verdict, "to hold later runs to it")
+        return _updatable(case, verdict, "to compare later runs with it")
     only_reserved = all(row.peak == "reserved" for row in beyond)
-    cached = Note(NoteKind.BREAKDOWN, "live tensors take no more: it is the allocator's cache")
+    cached = Note(
+        NoteKind.BREAKDOWN, "live tensors take no more memory; the allocator's cache grew"
+    )
     notes = [cached] if only_reserved else unguarded
     old = case.entry.breakdowns if case.entry else ()
     causes = growth_causes(beyond[0], old, case.measurement.attributions)

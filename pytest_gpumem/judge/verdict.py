@@ -56,8 +56,8 @@ AGAINST_TOLERANCES: dict[PeakName, Tolerance] = {
 UPDATE_OPTION = "--gpumem-update-baselines"
 
 MISSING = "missing"
-DECLINED = "not wanted (baseline=False)"
-NEED_UNKNOWN = "out of memory (how much they need is not known)"
+DECLINED = "switched off (baseline=False)"
+NEED_UNKNOWN = "out of memory (the memory that they need is unknown)"
 UNCOMPARED_IN_TABLE = frozenset({"", MISSING, DECLINED, NEED_UNKNOWN})
 """reasons not to be compared with a baseline that a test's row in the table shows as well"""
 

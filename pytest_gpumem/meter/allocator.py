@@ -97,15 +97,18 @@ def require_native_allocator() -> None:
     if backend != "native":
         raise DeviceError(
             f"PyTorch's allocator {backend}",
-            "a measurement needs its snapshots and its refused requests, and it has neither",
+            (
+                "a measurement needs snapshots and the record of refused requests, and this "
+                "allocator has neither"
+            ),
             "leave backend: out of PYTORCH_ALLOC_CONF for these tests",
         )
     if NO_CACHING in os.environ or is_switched_off():
         raise DeviceError(
             f"{NO_CACHING} or caching_allocator_enable(False)",
-            "PyTorch then allocates beside the allocator that counts and that limits hold for",
+            "PyTorch then bypasses its caching allocator, which counts memory and keeps the limits",
             f"leave {NO_CACHING} out of the environment of these tests, and call "
-            "caching_allocator_enable(True) where code before them has switched it off",
+            "caching_allocator_enable(True) if earlier code switched the allocator off",
         )
 
 

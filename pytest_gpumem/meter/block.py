@@ -91,13 +91,13 @@ class Measuring:
                 raise DeviceError(
                     f"measure(devices={self._devices})",
                     f"{visible} GPU{'s' * (visible != 1)} can be seen here",
-                    "ask for fewer",
+                    "request fewer GPUs",
                 )
             raise DeviceError(
                 "measure()",
-                "no GPU can be seen here",
-                "for a virtual one call pytest_gpumem.use_virtual_gpu() before torch is imported, "
-                "or measure in a test marked gpu_memory",
+                "there is no GPU here",
+                "for a virtual GPU, call pytest_gpumem.use_virtual_gpu() before torch is "
+                "imported, or measure in a test marked gpu_memory",
             )
         info = device.open(None, visible)
         meter = Meter(device, info, self._devices)
@@ -170,6 +170,8 @@ def measure(*, devices: int = 1) -> Measuring:
     number: object = devices  # a caller without types may pass anything
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise SpecError(
-            f"measure(devices={devices!r})", "it is no number of devices", "write devices=1 or more"
+            f"measure(devices={devices!r})",
+            "this is not a number of devices",
+            "write devices=1 or more",
         )
     return Measuring(devices)

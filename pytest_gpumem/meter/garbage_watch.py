@@ -55,8 +55,8 @@ class GarbageWatch:
         if self.most < MIB or self.most * MIN_SHARE < max(peaks):
             return []
         sentence = (
-            f"garbage in reference cycles held {format_size(self.most)} until Python's collector "
-            "ran: when it runs depends on all earlier code, and the peak may differ by that (break "
-            "the cycle, or call gc.collect())"
+            f"garbage in reference cycles kept {format_size(self.most)} until Python's "
+            "garbage collector ran: the time of its run depends on all earlier code, so "
+            "the peak may differ by this amount (break the cycle, or call gc.collect())"
         )
         return [sentence]

@@ -166,8 +166,8 @@ class Isolation:
         sentences = self._pins.notes()
         if self.plugs.unfilled:
             sentences.append(
-                "earlier tests left free rooms in their segments that cannot be filled: peak "
-                "reserved may be up to 20.00 MiB off"
+                "earlier tests left free gaps in their segments, and not all gaps could be "
+                "filled: peak reserved may be wrong by up to 20.00 MiB"
             )
         return [*notes_of(NoteKind.EARLIER_MEMORY, sentences)]
 

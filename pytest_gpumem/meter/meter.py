@@ -52,8 +52,9 @@ if TYPE_CHECKING:
 
 SWITCHED_OFF: Final = Note(
     NoteKind.OUTSIDE,
-    "the step left PyTorch's caching allocator off (caching_allocator_enable(False)): what it "
-    "allocated so is in no peak of PyTorch's; it is on again for later tests",
+    "the step switched PyTorch's caching allocator off (caching_allocator_enable(False)) "
+    "and not on again: memory allocated without this allocator is in no peak; later tests "
+    "use the allocator again",
 )
 
 

@@ -213,8 +213,8 @@ class Pins:
         if not self._lost:
             return []
         sentence = (
-            f"the test freed {format_size(self._lost)} of earlier tests' memory that no Python "
-            "object held: peaks may be wrong by as much"
+            f"the test freed {format_size(self._lost)} of earlier tests' memory that no "
+            "Python object referred to: peaks may be wrong by this amount"
         )
         return [sentence]
 

@@ -37,8 +37,9 @@ MARKER_HELP: Final = (
     "gpu_memory(max_gib, max_allocated_gib, max_reserved_gib, card, batch_size, tolerance, "
     "baseline, devices, warmup, world_size, rank, ranks, batch_sizes, max_mib_per_sample, "
     "max_fixed_gib, variants, max_leak_mib, steady, values; limits as text with a unit: "
-    "max_memory, max_allocated, max_reserved, max_per_sample, max_fixed, max_leak): measure the "
-    "test's peak CUDA memory, hold it to the limits and to its baseline."
+    "max_memory, max_allocated, max_reserved, max_per_sample, max_fixed, max_leak): "
+    "measure the test's peak CUDA memory, and compare it with the limits and with its "
+    "baseline."
 )
 
 
@@ -46,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add every option twice: on the command line and in the ini file."""
     save_stderr()  # pytest captures standard error after this hook
     GUARD.install(load_by_default)
-    first = parser.getgroup("gpumem", "GPU memory regression tests: to begin with")
+    first = parser.getgroup("gpumem", "GPU memory regression tests: first options")
     others = parser.getgroup("gpumem-more", "GPU memory regression tests: all other options")
     for number, option in enumerate(OPTIONS):
         group = first if number < FIRST_OPTIONS else others
@@ -123,7 +124,8 @@ def gpu_memory(request: pytest.FixtureRequest) -> GpuMemory:
     hooks = request.config.pluginmanager.get_plugin(item_hooks.NAME)
     if not isinstance(hooks, ItemHooks) or hooks.run is None:
         raise Failed(
-            f"{request.node.nodeid} is not measured: gpu_memory has to be an argument of the test "
-            "or of its fixtures, or the test has to be marked; write @pytest.mark.gpu_memory"
+            f"{request.node.nodeid} is not measured: gpu_memory must be an argument of the "
+            "test or of one of its fixtures, or the test must have the marker; write "
+            "@pytest.mark.gpu_memory"
         )
     return GpuMemory(hooks.run)

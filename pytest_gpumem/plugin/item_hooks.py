@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "gpumem-items"
 ABSENT_IN_CI: Final = (
-    "CI is set: a marked test without a device fails; if these tests are to be skipped here, write "
+    "CI is set, so a marked test without a device fails; to skip these tests here, write "
     "--gpumem-device=none"
 )
 ENDS_SESSION: Final = (KeyboardInterrupt, pytest.exit.Exception)

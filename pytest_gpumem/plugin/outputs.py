@@ -185,7 +185,10 @@ def _add_to_summary(path: Path, report: Report, created: datetime) -> Iterator[P
 
     problem = _problem(write)
     if skipped and not problem:
-        problem = "GitHub takes 1 MiB of a step, and its earlier output is almost that long"
+        problem = (
+            "GitHub accepts 1 MiB from one step, and the earlier output of this step is almost "
+            "that long"
+        )
     if problem:
         yield Published(f"gpumem: nothing added to {SUMMARY}: {problem}")
 

@@ -209,8 +209,8 @@ class SessionResults:
             if len(members) > 1:
                 workers = " and ".join(sorted(key.partition(_BY)[2] for key in members))
                 self._problems.append(
-                    f"{nodeid} has two figures on {device}, of {workers}: no baseline of it is "
-                    "written"
+                    f"{nodeid} has two different figures on {device}, from {workers}: its "
+                    "baseline is not written"
                 )
                 beginning = f"{nodeid}{_BY}"
                 differing |= {key for key in self._by_test if key.startswith(beginning)}
@@ -260,7 +260,7 @@ class SessionResults:
         self._rank_count = 1 + len(data_by_rank)
         for rank, data in data_by_rank.items():
             if data is None:
-                self._problems.append(f"rank {rank} gave no results: no baselines are written")
+                self._problems.append(f"rank {rank} sent no results: no baselines are written")
                 continue
             rank_results = self.from_plain(data)
             self._problems += rank_results.problems
@@ -308,8 +308,8 @@ def worst_of_ranks(
         if verdict.kind is Kind.IMPROVED and shrinkage_fails:
             verdict = replace(verdict, failed=True)
         if len(results) > 1 and worst.rank is not None:
-            why = "failed" if verdict.failed else "held most"
-            note = Note(NoteKind.RANK, f"of the ranks, {worst.rank} {why}")
+            why = "failed" if verdict.failed else "used most memory"
+            note = Note(NoteKind.RANK, f"these figures are from rank {worst.rank}, which {why}")
             verdict = replace(verdict, notes=(*verdict.notes, note))
         merged.append(replace(worst, verdict=verdict))
     return merged

@@ -32,12 +32,13 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.run import Run
 
 NOT_COMPUTED = (
-    "on the virtual GPU values are not computed here: guard it with `if gpu_memory.computes:` or "
-    'use values="full"'
+    "the virtual GPU did not compute these values: guard this code with `if gpu_memory.computes:` "
+    'or use values="full"'
 )
 NOT_COMPUTABLE = (
-    "on the virtual GPU some values were not computed, though all are that can be: compiled code, "
-    "TorchScript's fused code and CUDA graphs compute none; check it on the CPU or a real GPU"
+    "the virtual GPU did not compute some values, although it computed all that it can: compiled "
+    "code, TorchScript's fused code and CUDA graphs compute no values; check these values "
+    "on the CPU or on a real GPU"
 )
 OF_COMPILED = (
     "on the virtual GPU code of torch.compile computes no values, and sizes by values that are "
@@ -45,7 +46,10 @@ OF_COMPILED = (
 )
 RAN_ALONE: Final = Note(
     NoteKind.RUN,
-    "it was run once more alone: beside other processes' tests the GPU had too little for it",
+    (
+        "the test ran a second time, alone: next to tests of other processes, the GPU had too "
+        "little memory"
+    ),
 )
 
 
@@ -209,7 +213,6 @@ def _explain_values(run: Run, error: BaseException) -> None:
         reason = NOT_COMPUTABLE if values.all_computed else NOT_COMPUTED
     # As add_note() of Python 3.11, from which on pytest shows it.
     vars(error).setdefault("__notes__", []).append(
-        f"{reason}; the peak until it failed was "
-        f"{format_size(measured.peak_allocated)} allocated, "
-        f"{format_size(measured.peak_reserved)} reserved"
+        f"{reason}; the peak before the failure was {format_size(measured.peak_allocated)} "
+        f"allocated, {format_size(measured.peak_reserved)} reserved"
     )

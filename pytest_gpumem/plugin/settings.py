@@ -48,33 +48,41 @@ DEVICES: Final = ("auto", "cuda", "virtual", "none")
 NOTE_OR_FAIL: Final = ("note", "fail")
 
 OPTIONS: Final = (
-    Option("card", "which GPU the virtual one is: T4, L4, A100-80GB ...", "H100", "NAME"),
+    Option(
+        "card",
+        "the GPU model of the virtual GPU: T4, L4, A100-80GB ...",
+        "H100",
+        "NAME",
+    ),
     Option("update_baselines", "write the baselines of the tests that run and pass", default=False),
     Option(
         "html",
-        "write a page with every test's figures, timeline and breakdown to this file: HTML that "
-        "needs no network",
+        "write an HTML page to this file: every test's figures, timeline and breakdown; "
+        "the page needs no network",
         "",
         "PATH",
     ),
     Option(
         "device",
-        "where marked tests run: on a real GPU, else the virtual one (auto), on the one or the "
-        "other, or not at all (none)",
+        "where marked tests run: auto (on a real GPU if there is one, else on the virtual "
+        "GPU), cuda, virtual, or none (they are skipped)",
         "auto",
         choices=DEVICES,
     ),
     Option(
         "all",
-        "measure every test that takes memory of the device as if it were marked; implies "
-        "visible=session; the ini file, or -o gpumem_all=..., may have patterns of node ids in "
-        "place of true: tests/gpu/*,tests/test_models.py::*",
+        "measure every test that takes device memory, marked or not; implies visible=session; "
+        "in the ini file, or with -o gpumem_all=..., write patterns of node ids instead of true: "
+        "tests/gpu/*,tests/test_models.py::*",
         "",
         of_flag="true",
     ),
     Option(
         "cards",
-        "run every marked test on each of these cards, and show who fits where: T4,L4,H100",
+        (
+            "run every marked test on each of these cards, and show which test fits which "
+            "card: T4,L4,H100"
+        ),
         "",
         "NAME,NAME",
     ),
@@ -94,21 +102,24 @@ OPTIONS: Final = (
     ),
     Option(
         "baseline_dir",
-        "folder of the baselines, from the root folder; {torch} in it is torch's version, as 2.15",
+        (
+            "folder of the baselines, relative to the root folder; {torch} in its name is "
+            "replaced by torch's version, such as 2.15"
+        ),
         "baselines",
         "DIR",
     ),
     Option(
         "missing_baseline",
-        "a test without a baseline that it can be compared with: auto (fail where the environment "
-        "has CI set, else note), note (it passes with a note) or fail",
+        "a test without a usable baseline: auto (fails if the environment variable CI is "
+        "set, else passes with a note), note (passes with a note) or fail",
         "auto",
         "auto|note|fail",
         ("auto", *NOTE_OR_FAIL),
     ),
     Option(
         "shrinkage",
-        "a peak below its baseline by more than the tolerance: note or fail",
+        "a peak that is below its baseline by more than the tolerance: note or fail",
         "note",
         "note|fail",
         NOTE_OR_FAIL,
@@ -130,23 +141,25 @@ OPTIONS: Final = (
     ),
     Option(
         "attribution",
-        "find out where peaks come from, and what would fit: auto (of tests that fail, by running "
-        "them again; of all when baselines or a page are written), on (of all), off",
+        "explain where peaks come from, and what would fit: auto (for tests that fail, by "
+        "a second run; for all tests when baselines or a page are written), on (for all "
+        "tests), off",
         "auto",
         "auto|on|off",
         ("auto", "on", "off"),
     ),
     Option(
         "snapshots",
-        "folder for the allocator's snapshots, for https://pytorch.org/memory_viz: of tests that "
-        "do not fit or grew, by running them again (none are kept unless this is given)",
+        "folder for the allocator's snapshots, to open at https://pytorch.org/memory_viz: "
+        "of tests that do not fit or grew, by a second run (without this option, no "
+        "snapshot is kept)",
         "",
         "DIR",
     ),
     Option(
         "snapshot_when",
-        "whose snapshots --gpumem-snapshots keeps: failure (of tests that do not fit or grew) or "
-        "always (of every marked test)",
+        "which snapshots --gpumem-snapshots keeps: failure (of tests that do not fit or "
+        "grew) or always (of every marked test)",
         "failure",
         "failure|always",
         ("failure", "always"),
@@ -160,8 +173,8 @@ OPTIONS: Final = (
     ),
     Option(
         "guard",
-        "which peaks are held to their baselines: both, or allocated (peak reserved, which has the "
-        "allocator's cache, is only shown)",
+        "which peaks are compared with their baselines: both, or allocated (peak reserved, "
+        "which includes the allocator's cache, is only shown)",
         "both",
         "both|allocated",
         ("both", "allocated"),
@@ -181,8 +194,8 @@ OPTIONS: Final = (
     ),
     Option(
         "packing",
-        "tests of pytest-xdist's workers that share a real GPU: off (one runs at a time) or "
-        "baselines (several do, where the sum of their baselines fits)",
+        "how pytest-xdist's workers share a real GPU: off (one test runs at a time) or "
+        "baselines (several tests run at once if the sum of their baselines fits)",
         "off",
         "off|baselines",
         ("off", "baselines"),
@@ -190,24 +203,25 @@ OPTIONS: Final = (
     Option("json", "write every result to this file as JSON, for programs", "", "PATH"),
     Option(
         "json_format",
-        "the form of that file: report (every result), or figures alone as trackers read them: "
-        "github-action-benchmark (its customSmallerIsBetter) or bencher (Bencher Metric Format)",
+        "the format of the --gpumem-json file: report (every result), or only figures, for "
+        "trackers: github-action-benchmark (its customSmallerIsBetter) or bencher (Bencher "
+        "Metric Format)",
         "report",
         "report|github-action-benchmark|bencher",
         ("report", "github-action-benchmark", "bencher"),
     ),
     Option(
         "artifact",
-        "the name under which CI keeps the JSON report: failures print the command that accepts "
-        "their figures on another machine",
+        "the name of the CI artifact with the JSON report: failures then print the command "
+        "that accepts their figures on another machine",
         "",
         "NAME",
     ),
-    Option("markdown", "write what failed, and every result, to this file as Markdown", "", "PATH"),
+    Option("markdown", "write the failures and every result to this file as Markdown", "", "PATH"),
     Option(
         "editor",
-        "source lines on the page, and in terminals that have links, open this editor: vscode, "
-        "cursor, zed, pycharm, or an address with {path} and {line}",
+        "open source lines in this editor, from links on the page and in the terminal: "
+        "vscode, cursor, zed, pycharm, or an address with {path} and {line}",
         "",
         "NAME|ADDRESS",
     ),
@@ -221,15 +235,15 @@ OPTIONS: Final = (
     ),
     Option(
         "against",
-        "hold tests to the baselines of another device, as a real run to its prediction: "
-        '"virtual:L4", "cuda:NVIDIA L4"',
+        "compare tests with the baselines of another device, for example a real run with its "
+        'prediction: "virtual:L4", "cuda:NVIDIA L4"',
         "",
         "KIND:NAME",
     ),
     Option(
         "against_tolerance",
-        "how far a peak may be from these; by default 3%% or 1 MiB allocated, 3%% or 20 MiB "
-        "reserved",
+        "how far a peak may be from the baselines of --gpumem-against; by default 3%% or 1 "
+        "MiB allocated, 3%% or 20 MiB reserved",
         "",
         "SIZE",
     ),
@@ -421,21 +435,21 @@ def read_settings(get: Callable[[Option], tuple[object, str]], root: Path) -> Se
         if path is not None and path in option_of:  # the second would replace the first
             raise SpecError(
                 f"--gpumem-{name}={path}",
-                f"this is the file of --gpumem-{option_of[path]} as well",
-                "name two files",
+                f"--gpumem-{option_of[path]} names the same file",
+                "name two different files",
             )
         option_of[path] = name
     if values["against"] and values["update_baselines"]:
         raise SpecError(
             "--gpumem-against with --gpumem-update-baselines",
-            "what is held to another device's baselines is not recorded",
-            "write one of them",
+            "a comparison with another device's baselines records no baseline",
+            "write only one of the two options",
         )
     if values["against_tolerance"] is not None and not values["against"]:
         raise SpecError(
             f"--gpumem-against-tolerance={values['against_tolerance']}",
-            "this is the tolerance of --gpumem-against",
-            "write that as well, as --gpumem-against=virtual:L4, or --gpumem-tolerance",
+            "this option needs --gpumem-against",
+            "add --gpumem-against=virtual:L4, or use --gpumem-tolerance",
         )
     folder = str(values["snapshots"]).strip()
     values["snapshots"] = root / folder if folder else None
@@ -465,9 +479,9 @@ def _read_option(option: Option, value: object, where: str, root: Path) -> objec
         return value
     if option.choices and value not in option.choices:
         choices = " or ".join(f"{where}={choice}" for choice in option.choices)
-        raise SpecError(f"{where}={value}", "there is no such choice", f"write {choices}")
+        raise SpecError(f"{where}={value}", "this is not a valid choice", f"write {choices}")
     if option.name == "baseline_dir" and not str(value).strip():
-        raise SpecError(f"{where}=", "this is no folder", f"write {where}=baselines")
+        raise SpecError(f"{where}=", "this is not a folder", f"write {where}=baselines")
     try:
         reader = _READERS.get(option.name)
         if isinstance(value, list):  # of TOML
@@ -510,7 +524,7 @@ def _require_possible(path: Path, given: str, example: str) -> None:
             if len(given) <= LONGEST_SHOWN
             else f"{printable(given[:LONGEST_SHOWN])}...",
             f"no file can have this name ({problem})",
-            f"write a shorter one without special characters, as {example}",
+            f"write a shorter name without special characters, such as {example}",
         ) from None
 
 
@@ -525,12 +539,12 @@ def _output_path(option: str, value: str, where: str, root: Path) -> Path | None
     path = Path(name) if on_command_line else root / name
     if not value.strip() or name.endswith(os.sep) or path.is_dir():
         raise SpecError(
-            f"{where}={value}", "this is no file", f"write {where}={FILES[option].example}"
+            f"{where}={value}", "this is not a file", f"write {where}={FILES[option].example}"
         )
     if option == "html" and find_spec("jinja2") is None:
         raise SpecError(
             f"{where}={value}",
-            "the page is made with jinja2, not installed here",
+            "the page needs jinja2, which is not installed",
             "run pip install 'pytest-gpumem[html]'",
         )
     return path.absolute()
@@ -542,7 +556,7 @@ def _read_card(name: str) -> str:
     if "," in name:
         raise SpecError(
             name,
-            "this names several cards, and the virtual GPU is one",
+            "this names several cards, but the virtual GPU is one card",
             f"to run every marked test on each of them, write --gpumem-cards={name}",
         )
     return find_card(name).name
@@ -557,7 +571,7 @@ def _read_against(device: str) -> str:
         return device_key("virtual", _read_card(name.strip()))
     if kind == "cuda" and name.strip():
         return device_key("cuda", name.strip())
-    raise SpecError(device, "this names no device", "write virtual:L4, or cuda:NVIDIA L4")
+    raise SpecError(device, "this is not a device", "write virtual:L4, or cuda:NVIDIA L4")
 
 
 def _read_visible(visible: str) -> str:
@@ -571,7 +585,7 @@ def _read_visible(visible: str) -> str:
         return f"session:{count}" if count > 1 else "session"
     raise SpecError(
         visible,
-        "there is no such choice",
+        "this is not a valid choice",
         f"write test, session, or session:4 for four GPUs (at most {MAX_DEVICES})",
     )
 
@@ -611,7 +625,7 @@ def _read_editor(editor: str) -> str:
     raise SpecError(
         editor,
         "this is neither a known editor nor an address with {path} and {line}",
-        f"write {', '.join(EDITORS)}, or an address as {EDITORS['vscode']}",
+        f"write {', '.join(EDITORS)}, or an address such as {EDITORS['vscode']}",
     )
 
 

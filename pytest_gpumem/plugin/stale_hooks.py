@@ -100,7 +100,7 @@ class StaleHooks:
         output: dict[str, Any] | None = getattr(self.config, "workeroutput", None)
         if output is not None:
             stale = self._find()
-            known = _Known(collected=(), unseen=(), partial="no report was asked for")
+            known = _Known(collected=(), unseen=(), partial="no report was requested")
             if self.settings.json is not None:
                 known = self._known_here()
             output[SENT] = {
@@ -154,7 +154,9 @@ class StaleHooks:
             (answer.known["partial"] for answer in self._answers if answer.known["partial"]), ""
         )
         if partial or not self._answers:
-            return _Known(collected=(), unseen=(), partial=partial or "no worker has told of it")
+            return _Known(
+                collected=(), unseen=(), partial=partial or "no worker reported its tests"
+            )
         knowns = [answer.known for answer in self._answers]
         collected = set.intersection(*(set(known["collected"]) for known in knowns))
         unseen = set.intersection(*(set(known["unseen"]) for known in knowns))
@@ -211,7 +213,7 @@ class StaleHooks:
             terminalreporter.write_line(printable(line))
         elif failing and self.collection.partial and terminalreporter.verbosity > 0:
             reason = self.collection.partial
-            terminalreporter.write_line(f"gpumem: not looked for stale baselines: {reason}")
+            terminalreporter.write_line(f"gpumem: did not look for stale baselines: {reason}")
 
 
 def narrowed(config: pytest.Config, but: Collection_[str] = ()) -> str:

@@ -66,12 +66,12 @@ def device_header(choice: Choice, settings: Settings, cards: Sequence[str] = ())
         session_text.header(expected, others=others) if expected else [f"{device.kind} device"]
     )
     if settings.all:
-        sentences.append("every test that takes memory of it is measured (gpumem_all)")
+        sentences.append("every test that takes memory of this GPU is measured (gpumem_all)")
     elif settings.shown_always and device.kind == "virtual":
         number = "it" if settings.shown_always == 1 else f"{settings.shown_always} of them"
         sentences.append(f"all code of this session sees {number}; unmarked tests read zeros")
     if settings.strict_in_ci and not settings.update_baselines:
-        sentences.append("CI is set: a test without a baseline to compare with fails")
+        sentences.append("CI is set: a test without a baseline fails")
     return sentences
 
 
@@ -92,9 +92,9 @@ def card_hint(results: Sequence[Result], settings: Settings) -> str:
     if not first or settings.cards or (settings.names_card and not on_command_line):
         return ""
     if on_command_line:
-        purpose, card = "to have every later run compare with these baselines", settings.card
+        purpose, card = "to compare every later run with these baselines", settings.card
     else:
-        purpose, card = f"{settings.card} is the default card; for another one", "T4"
+        purpose, card = f"{settings.card} is the default card; for another card", "T4"
     return f'{purpose}, write gpumem_card = "{card}" in pyproject.toml ([tool.pytest.ini_options])'
 
 
@@ -119,9 +119,9 @@ def versions_hint(results: Iterable[Result], settings: Settings, ini: str) -> st
         if old != new and result.verdict.failed and result.verdict.kind is Kind.REGRESSED:
             quote = '"' if ini.endswith(".toml") else ""
             return (
-                f"to keep the baselines of torch {old} beside those of torch {new}, set "
-                f"gpumem_baseline_dir = {quote}{settings.folder_by_torch}{quote} in {ini}, and "
-                "record with each torch"
+                f"to keep separate baselines for torch {old} and torch {new}, set "
+                f"gpumem_baseline_dir = {quote}{settings.folder_by_torch}{quote} in {ini}, "
+                "and record with each torch"
             )
     return ""
 

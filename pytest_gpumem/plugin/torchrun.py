@@ -46,8 +46,8 @@ class RankSession:
         elsewhere = self._exchange.rank.elsewhere
         if elsewhere:
             results.problems.append(
-                f"ranks {elsewhere[0]} to {elsewhere[-1]} ran on other machines: their results are "
-                "not shown here, and no baselines are written"
+                f"ranks {elsewhere[0]} to {elsewhere[-1]} ran on other machines: this "
+                "report lacks their results, and no baselines are written"
             )
         return True
 
@@ -76,7 +76,9 @@ def open_rank_session() -> RankSession | None:
         exchange.begin()
     except OSError as error:
         raise GpuMemError(
-            "torchrun's ranks", f"they cannot exchange results: {error}", "set TMPDIR to a folder"
+            "torchrun's ranks",
+            f"they cannot exchange results: {error}",
+            "set TMPDIR to a writable folder",
         ) from error
     return RankSession(exchange)
 

@@ -80,7 +80,7 @@ def row_cause(result: Result) -> str:
         return ""
     if result.verdict.kind is Kind.OUT_OF_MEMORY:
         oom = measurement.out_of_memory
-        return f"asked for at {oom.site}" if oom is not None and oom.site else ""
+        return f"requested at {oom.site}" if oom is not None and oom.site else ""
     if result.verdict.kind is Kind.LEAKED:
         holders = measurement.stayed.holders if measurement.stayed else ()
         return f"held by {holders[0].text}" if holders else ""

@@ -107,7 +107,9 @@ def _notes(changes: Changes) -> Iterator[str]:
         if move.kind is ChangeKind.INCOMPARABLE:
             yield f"{move.key.nodeid} on {move.key.device} cannot be compared: {move.mismatch}"
     if not changes.across:
-        yield from (f"{it.sentence} (--across tells this as one)" for it in changes.common_changes)
+        yield from (
+            f"{it.sentence} (--across shows these as one change)" for it in changes.common_changes
+        )
     told = {(group.old, group.new) for group in changes.common_changes}
     toolchains: dict[tuple[str, str], int] = {}
     for move in changes.entries:
@@ -118,7 +120,7 @@ def _notes(changes: Changes) -> Iterator[str]:
             pair = provenance_text(old, new), provenance_text(new, old)
             toolchains[pair] = toolchains.get(pair, 0) + 1
     for (old_text, new_text), number in toolchains.items():
-        yield f"made with {old_text} before, and with {new_text} now ({number} that moved)"
+        yield f"made with {old_text} before, and with {new_text} now ({number} changed)"
 
 
 # -- markdown --

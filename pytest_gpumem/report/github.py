@@ -82,7 +82,7 @@ def cause_warnings(results: Iterable[Result], *, root: Path, workspace: Path) ->
         names = ", ".join(result.name for result, _ in members[:MAX_NAMES])
         hidden = f" and {number - MAX_NAMES} more" if number > MAX_NAMES else ""
         where = f" of {first.name}" if number > 1 else ""
-        yield _command("warning", properties, f"{words}{where}; makes fail {names}{hidden}")
+        yield _command("warning", properties, f"{words}{where}; {names}{hidden} failed")
 
 
 def line_at_fault(result: Result) -> tuple[str, int, str] | None:

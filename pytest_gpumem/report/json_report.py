@@ -103,7 +103,7 @@ def loads(content: str | bytes, name: str) -> SavedReport:
     Raises:
         ReportError: it is not a report, or of a format that this version cannot read.
     """
-    again = f"write it anew with {shlex.join(['pytest', f'--gpumem-json={name}'])}"
+    again = f"write the report again with {shlex.join(['pytest', f'--gpumem-json={name}'])}"
     try:
         data = parse_json(content, "a report of pytest-gpumem")
     except JsonProblem as problem:
@@ -177,7 +177,7 @@ def _checked(record: object, kind: type, name: str) -> object:
     try:
         return msgspec.to_builtins(msgspec.convert(record, kind, from_attributes=True))
     except (msgspec.ValidationError, UnicodeError) as error:
-        remedy = "look at the hooks that change measurements"
+        remedy = "check the hooks that change measurements"
         raise ReportError(name, f"cannot be written: {error}", remedy) from None
 
 

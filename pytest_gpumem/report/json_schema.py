@@ -187,7 +187,7 @@ class HolderJson(Strict, frozen=True, rename={"nbytes": "bytes"}):
 
 
 class StayedJson(Strict, frozen=True, rename={"nbytes": "bytes"}):
-    """Memory that one device still held after the test, or that its steps piled up."""
+    """Memory that one device still allocated after the test, or that its steps piled up."""
 
     device: Count
     nbytes: Signed

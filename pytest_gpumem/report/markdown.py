@@ -110,7 +110,7 @@ def _document(report: Report, when: str, limits: _Limits) -> str:
         blocks += ["### Baselines", fenced(account, "text")]
     blocks += _commands(report)
     if limits != _ALL:
-        blocks.append("*This report was shortened to the size that is shown here.*")
+        blocks.append("*This report was shortened to fit the size limit.*")
     return "\n\n".join(blocks) + "\n"
 
 
@@ -160,7 +160,7 @@ def _failures(failures: Sequence[Result], limits: _Limits) -> Iterator[str]:
         if verdict.command:
             yield fenced(printable(str(verdict.command)), "sh")
     if len(shown) < len(failures):
-        yield f"And {len(failures) - len(shown)} more that failed."
+        yield f"And {len(failures) - len(shown)} more failures."
 
 
 def _details(result: Result) -> Iterator[str]:
@@ -176,7 +176,7 @@ def _details(result: Result) -> Iterator[str]:
     for device in device_rows(result):
         tables += _breakdown_tables(device, f", device {device.index}" if several else "")
     if any(tables):
-        yield "<details><summary>Figures, and where they come from</summary>"
+        yield "<details><summary>Figures and their origin</summary>"
         yield prose(f"Step: {circumstances(result)}")
         yield from filter(None, tables)
         yield "</details>"

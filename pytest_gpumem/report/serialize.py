@@ -35,7 +35,7 @@ def from_text(content: object) -> list[Result]:
     """
     try:
         if not isinstance(content, str):
-            raise TypeError(f"they are no text but of type {type(content).__name__}")  # noqa: TRY301
+            raise TypeError(f"they are not text but of type {type(content).__name__}")  # noqa: TRY301
         try:
             return _decoder().decode(content)
         except msgspec.ValidationError:

@@ -49,7 +49,7 @@ def advice(
     if needed and (size or 0) > 1 and run.has_read("batch_size") and run.spec.batch_sizes is None:
         hints += _smaller_batches(runner, item, run, needed, error, batch_norm=batch_norm)
     if run.spec.variants and not run.has_read("variant"):
-        unread = "none of its variants was tried: the test does not ask for gpu_memory.variant"
+        unread = "no variant was tried, because the test does not read gpu_memory.variant"
         return [*notes_of(NoteKind.TRIAL, [*hints, unread])]
     for name, options in run.spec.variants.items():
         with runner.trial(item, run.inputs._replace(variant=options), handled=error) as trial:
@@ -128,11 +128,12 @@ def _smaller_batches(  # noqa: PLR0913 - a test, and all that is known of its fa
     )
     limit = "" if largest == even else f"; {phrase.format(largest)}"
     yield (
-        f"batch size {even} fits, with {format_size(peak.reserved)} of {format_size(capacity)} "
-        f"reserved: {declared // even} accumulation steps of it make {declared}{limit}"
+        f"batch size {even} fits, with {format_size(peak.reserved)} of "
+        f"{format_size(capacity)} reserved: {declared // even} accumulation steps make "
+        f"{declared}{limit}"
     )
     if batch_norm:
         yield (
-            f"its batch norm takes statistics of each micro-batch: of {even} samples, not of "
-            f"{declared}, which is not the same training"
+            f"batch norm then computes its statistics from {even} samples, not from "
+            f"{declared}: the training is not the same"
         )

@@ -46,9 +46,9 @@ def with_slope(
             if not trial.passed:
                 raise GpuMemError(
                     f"@pytest.mark.gpu_memory(batch_sizes={list(sizes)})",
-                    f"with batch size {size} the test failed: "
-                    f"{trial.error or 'a rank is not run again alone'}",
-                    "make it pass with every one of them, or leave out those with which it cannot",
+                    f"the test failed with batch size {size}: "
+                    f"{trial.error or 'one rank cannot run again without the others'}",
+                    "make the test pass with every size, or leave out the sizes that fail",
                 )
             points[size] = run.meter.passes()[device]
             left = max(left, trial.left)
@@ -56,8 +56,8 @@ def with_slope(
     notes = list(measurement.notes)
     if left:
         text = (
-            f"{format_size(left)} that runs with other batch sizes left behind are in the figures "
-            "of smaller ones: the growth is larger than shown"
+            f"{format_size(left)} that runs with other batch sizes left behind are counted "
+            "in the figures of smaller sizes: the real growth is larger than shown"
         )
         notes.append(Note(NoteKind.SLOPE, text))
     if name_lines and not grows_evenly(scaling):

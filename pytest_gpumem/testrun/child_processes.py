@@ -38,14 +38,14 @@ def child_notes(run: Run) -> Iterator[Note]:
         total = sum(sizes) + (own_peaks[device].reserved if device < len(own_peaks) else 0)
         if total > limit:  # each is measured by itself
             excesses.append(
-                f"with the test's own memory these are up to {format_size(total)} on device "
-                f"{device}, if at the same time: more than the {format_size(limit)} that it may "
-                "take"
+                "together with the test's own memory, child processes may use up to "
+                f"{format_size(total)} on device {device} at the same time: the limit is "
+                f"{format_size(limit)}"
             )
     if shown:
         number = sum(bool(child.peaks) for child in run.children)
         text = (
-            f"{_counted(number)} reserved {', '.join(shown)}, which are in no figure of this test"
+            f"{_counted(number)} reserved {', '.join(shown)}, which no figure of this test includes"
         )
         yield Note(NoteKind.CHILD_PROCESS, text)
     yield from notes_of(NoteKind.CHILD_PROCESS, excesses)
@@ -53,8 +53,8 @@ def child_notes(run: Run) -> Iterator[Note]:
     silent = sum(not child.ended for child in run.children)
     if silent:
         text = (
-            f"{_counted(silent)} used the GPU and told no peak: it is known when a process has "
-            "ended, not by a signal or os._exit()"
+            f"{_counted(silent)} used the GPU and reported no peak: a process reports its "
+            "peak at its normal end, and not after a signal or os._exit()"
         )
         yield Note(NoteKind.CHILD_PROCESS, text)
 

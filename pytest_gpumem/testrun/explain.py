@@ -41,7 +41,7 @@ def _would_be_written(entry: BaselineEntry | None, measurement: Measurement) -> 
 
 def ran_again(purpose: str) -> Note:
     """Return the note on a second run of a test, for a purpose."""
-    text = f"its body ran a second time, after it had failed: for {purpose}"
+    text = f"the test failed, and ran a second time to find {purpose}"
     return Note(NoteKind.RUN, text)
 
 
@@ -251,7 +251,7 @@ class Explanations:
             self.scenes[part] = tuple(peak.scene for peak in complete)
             self._peaks[part] = peaks
         elif not self._obstacle:
-            self._obstacle = "where the peak comes from cannot be told of this recording"
+            self._obstacle = "this recording does not show where the peak comes from"
 
     def add_keepers(self, part: str, device: int, keepers: tuple[Keeper, ...]) -> None:
         """Add what keeps blocks alive at the peak of one of a part's devices."""
@@ -275,7 +275,7 @@ class Explanations:
         oom = measurement.out_of_memory
         if oom is None and self._peaks[part] != measurement.peaks:
             peak = format_size(max(peak.allocated for peak in self._peaks[part]))
-            text = f"the breakdown is that of a second run, which peaked at {peak} allocated"
+            text = f"the breakdown is from a second run, whose peak was {peak} allocated"
             notes = (*measurement.notes, Note(NoteKind.BREAKDOWN, text))
             measurement = replace(measurement, notes=notes)
         if self.note:
@@ -304,8 +304,8 @@ def explain(run: Run, parts: Iterable[str], root: Path, *, timelines: bool) -> E
     explanations.recording = recording
     if recording.overflowed:
         explanations.useless(
-            f"where the peak comes from is unknown: the allocator's history keeps {MAX_EVENTS} "
-            "events and this test had more"
+            "it is unknown where the peak comes from: the allocator's history keeps "
+            f"{MAX_EVENTS} events, and this test had more"
         )
         return explanations
     attributor = Attributor(recording, root)

@@ -50,7 +50,7 @@ class GpuMemory:
         if batch_size is None:
             raise SpecError(
                 "gpu_memory.batch_size",
-                "the marker declares none",
+                "the marker declares no batch size",
                 "write @pytest.mark.gpu_memory(batch_size=32)",
             )
         return batch_size
@@ -138,7 +138,7 @@ class GpuMemory:
             raise SpecError(
                 f"gpu_memory.assume(masks={masks!r})",
                 "this is not a share",
-                "write a number from 0 (none is true) to 1 (all are)",
+                "write a number from 0 (no mask element is true) to 1 (all are true)",
             )
         self._run.assumes = True
         self._run.device.values.assume_masks(masks)
@@ -206,7 +206,7 @@ class GpuMemory:
         if baseline is not None and (not baseline.strip() or baseline in run.parts):
             raise SpecError(
                 f"{call}(baseline={baseline!r})",
-                "a baseline needs a name that no part of the test has",
+                "this name is empty, or a part of the test has it",
                 'write for example baseline="batch"',
             )
         capacity = run.meter.capacity
@@ -214,7 +214,7 @@ class GpuMemory:
         if free >= capacity:
             raise SpecError(
                 f"{call}(headroom={headroom!r})",
-                f"nothing is left of {format_size(capacity)}",
+                f"this headroom leaves nothing of {format_size(capacity)}",
                 'write for example headroom="5%"',
             )
         cap = run.meter.cap(capacity - free) if free else None

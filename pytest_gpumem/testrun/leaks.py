@@ -48,9 +48,9 @@ def require_steps(run: Run) -> None:
     if run.spec.steady and number < MIN_STEPS:
         raise SpecError(
             "steady=True",
-            f"the test had {number} steps, and growth can be told of {MIN_STEPS} or more "
-            "(a step ends with the optimizer's)",
-            "run more steps; where there is no optimizer, call gpu_memory.step() after each",
+            f"the test had {number} steps, and growth needs {MIN_STEPS} or more steps (a "
+            "step ends with optimizer.step())",
+            "run more steps; without an optimizer, call gpu_memory.step() after each step",
         )
 
 
@@ -136,12 +136,15 @@ def judged(  # noqa: PLR0913 - a test, its run, and all that came of it
         stayed = _stayed(run, left_again, recorded, runner.root)
         note = ""
     elif left_again is None:
-        note = "with what the warm-up left: a second run did not pass, or was not tried"
+        note = (
+            "this includes the memory that the warm-up left: a second run did not pass, or was "
+            "not tried"
+        )
         note = note if run.spec.warmup else ""
     elif size := max(left_again.sizes, default=0):
         note = f"a second run leaked {format_size(size)} more"
     else:
-        note = "a second run leaked nothing more: something is kept once, as a cache is"
+        note = "a second run leaked nothing more: the memory is kept once, like a cache"
     measurement = replace(measurement, stayed=stayed)
     verdict = judge_left(measurement, run.spec, whole.verdict)
     if verdict is None:

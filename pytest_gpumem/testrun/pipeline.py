@@ -203,7 +203,7 @@ class Pipeline:
         module = module_of(case.item.nodeid)
         if module.startswith("../") and case.run.spec.baseline:
             path = self._judging.store.path(case.run.info.key, module)
-            text = f"the test lies outside of pytest's root folder: its baseline is {path}"
+            text = f"the test is outside pytest's root folder: its baseline is {path}"
             case.run.notes.append(Note(NoteKind.BASELINE, text))
 
     def _measure(self, case: Case) -> None:
@@ -299,7 +299,7 @@ class Pipeline:
         assert shortage is not None  # noqa: S101 - for the type checker
         record = run.out_of_memory(shortage)
         if case.error is not None and case.error is not shortage:
-            text = f"the test raised it as {shown_error(case.error)}"
+            text = f"the test turned the out-of-memory error into {shown_error(case.error)}"
             run.notes.append(Note(NoteKind.RUN, text))
         part, spec, measurement = run.short_measurement(shortage, record)
         case.measured = {part: (spec, measurement)}
@@ -335,8 +335,8 @@ class Pipeline:
             measurement = replace(measurement, out_of_memory=record)
         elif attempt.left:
             text = (
-                f"{format_size(attempt.left)} that its first run left behind would count for "
-                "the second one too: so it is not told how much the test needs"
+                f"{format_size(attempt.left)} that the first run left behind would also "
+                "count in a second run: so the memory that the test needs is unknown"
             )
             notes = (*measurement.notes, Note(NoteKind.RUN, text))
             measurement = replace(measurement, notes=notes)

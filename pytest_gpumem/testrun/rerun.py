@@ -225,7 +225,7 @@ class Runner:
                 Note(
                     NoteKind.VALUES,
                     f"the values of fixture {fixture.name!r} are unknown: {fixture.values_lost_by} "
-                    'used it, or ran beside it, with values="off"',
+                    'used the fixture, or ran while the fixture was alive, with values="off"',
                 )
                 for fixture in run.owned
                 if fixture.holds_memory and fixture.values_lost_by not in {"", self._nodeid}

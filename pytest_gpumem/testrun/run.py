@@ -213,7 +213,7 @@ class Run:
         """
         if self._turn.nbytes is not None:
             self._needs_alone = True
-            raise NotAloneError("other processes' tests may run beside this one")
+            raise NotAloneError("tests of other processes may run at the same time")
 
     def disturbed(self, error: BaseException | None) -> bool:
         """Return whether other processes' tests may have changed how this one went.

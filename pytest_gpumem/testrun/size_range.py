@@ -115,7 +115,7 @@ def _with_range(measurement: Measurement, spanned: PeakRange) -> Measurement:
             figures.append(f"{name} {format_size(low)} to {format_size(high)}")
     notes = [*measurement.notes]
     if figures:
-        judged = "; limits are held to the largest" if spanned.judged else ""
+        judged = "; the largest figures are compared with limits" if spanned.judged else ""
         if measurement.peaks == spanned.most:
             judged = "; the figures are the largest"
         text = f"{', '.join(figures)}: {spanned.reason}{judged}"

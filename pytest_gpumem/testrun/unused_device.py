@@ -27,7 +27,7 @@ MEMORY_LIMITS: Final = (
 """the marker's arguments that a step without memory would always keep"""
 
 
-REMEDY: Final = "make the model and its data on gpu_memory.device, or leave out the marker"
+REMEDY: Final = "create the model and its data on gpu_memory.device, or remove the marker"
 
 
 class UnusedDeviceError(GpuMemError):
@@ -35,7 +35,7 @@ class UnusedDeviceError(GpuMemError):
 
 
 def is_unused(run: Run, measurement: Measurement) -> bool:
-    """Whether a test took no memory: its own, its fixtures', its probes', or beside PyTorch's."""
+    """Whether a test took no memory: its own, its fixtures', its probes', or outside PyTorch's."""
     outside = any(use.outside > 0 for use in measurement.device_use)
     return not (run.meter.ran_apart or outside or any(peak.reserved for peak in measurement.peaks))
 
@@ -48,13 +48,14 @@ def _hidden_gpu(run: Run, path: Path) -> str:
     question = device.question_of(path, run.root)
     if question is None:
         return (
-            "; outside of marked tests no virtual GPU is seen, so that torch.cuda.is_available() "
-            "at the top of a file is False: --gpumem-visible=session shows it from the start"
+            "; the virtual GPU is visible in marked tests only, so "
+            "torch.cuda.is_available() at the top of a file is False: "
+            "--gpumem-visible=session shows the virtual GPU from the start"
         )
     place = f"{os.path.relpath(question.path, run.root)}:{question.line}"
     return (
-        f"; outside of marked tests no virtual GPU is seen, and {place} asked for GPUs while it "
-        "was imported: --gpumem-visible=session shows the virtual GPU from the start"
+        f"; the virtual GPU is visible in marked tests only, and {place} looked for GPUs "
+        "during its import: --gpumem-visible=session shows the virtual GPU from the start"
     )
 
 
@@ -69,7 +70,7 @@ def check_unused(run: Run, path: Path) -> None:
         UnusedDeviceError: it declares a limit, which would hold whatever the step takes.
     """
     by_children = any(child.peaks for child in run.children)
-    problem, cause = f"the test took no memory on {run.info.name}", ""
+    problem, cause = f"the test allocated no memory on {run.info.name}", ""
     if by_children:
         cause = "; its child processes did"
     elif not run.device.values.all_computed:  # the step may have run on the CPU
@@ -79,7 +80,7 @@ def check_unused(run: Run, path: Path) -> None:
         raise UnusedDeviceError(
             f"@pytest.mark.gpu_memory({describe_budget(run.spec)})", problem + cause, REMEDY
         )
-    text = f"{problem}, and no baseline is made of it{cause}"
+    text = f"{problem}, and no baseline is recorded{cause}"
     run.notes.append(Note(NoteKind.UNRECORDED, text))
 
 

@@ -37,7 +37,7 @@ End = Literal["least", "usual", "most"]
 
 MAX_REQUESTS: Final = 200_000
 """requests and frees of a device that are still served once more: each takes some microseconds"""
-TOO_MANY: Final = "no range is told of so many allocations"
+TOO_MANY: Final = "the range is unknown: the run has too many allocations"
 UNFIT: Final = "the step does not fit with the largest workspaces"
 UNITS: Final = (1, 4, 8, 16)
 """bytes of an element, where a library is asked for a number of elements"""
@@ -105,7 +105,9 @@ class WorkspaceReplay:
         self._initial = [_held_before(run, index) for index in range(run.spec.devices)]
         peaks, _ = self.peaks("usual")
         if peaks != self._measured:
-            raise NoRangeError("no range is told: the run's requests do not tell its peaks")
+            raise NoRangeError(
+                "the range is unknown: the run's requests, replayed, do not give its peaks"
+            )
 
     def peaks(self, end: End) -> tuple[dict[str, tuple[Peak, ...]], int]:
         """Return the peaks of the test and its parts with this end of all ranges, one a device.
@@ -199,7 +201,7 @@ class _Reader:
             if not self._is_retry(at) and script.steps[-1:] != [(time, "release", 0)]:
                 script.steps.append((time, "release", 0))
         elif action == "oom":
-            raise NoRangeError("no range is told of a step that caught an out-of-memory error")
+            raise NoRangeError("the range is unknown: the step caught an out-of-memory error")
 
     def _is_retry(self, at: int) -> bool:
         """Return whether the allocator emptied its cache for the request that comes next."""
@@ -261,7 +263,7 @@ def _following(
     for _, number in takes[at : at + 64]:
         if number not in used and script.requests[number].size in sizes:
             return number
-    raise NoRangeError("no range is told: a workspace was not found among the run's requests")
+    raise NoRangeError("the range is unknown: a workspace was not found among the run's requests")
 
 
 def _merged(

@@ -27,13 +27,13 @@ STEPS = """
 
 def test_the_hint_of_a_fresh_optimizer_has_what_the_next_step_needs_more(hints):
     """Adam keeps two tensors for each of three layers of 4 MiB."""
-    (hint,), one = hints("fresh", STEPS.replace("STEPS", "1"))
+    (hint,), one = hints("ran with a new", STEPS.replace("STEPS", "1"))
     assert hint == (
-        "only one step ran with a fresh Adam, whose state of 24.00 MiB came last: the next step "
-        "needs 24.00 MiB more (run two steps, or make the optimizer in a fixture and "
-        "give warmup=1)"
+        "only one step ran with a new Adam, and its state of 24.00 MiB was allocated last: "
+        "the next step needs 24.00 MiB more (run two steps, or make the optimizer in a "
+        "fixture and write warmup=1)"
     )
-    found, two = hints("fresh", STEPS.replace("STEPS", "2"))
+    found, two = hints("ran with a new", STEPS.replace("STEPS", "2"))
     assert found == []
     assert two - one == 24
 
@@ -42,8 +42,8 @@ def test_where_the_step_itself_was_the_peak_the_next_needs_less_than_the_state(h
     """The first peak is in the optimizer's step, with its state; how much more the next has depends
     on the workspaces of matrix products, which not every version of PyTorch keeps."""
     small = STEPS.replace("batch()", "torch.randn(64, N, device='cuda')")
-    first, one = hints("fresh", small.replace("STEPS", "1"))
-    found, two = hints("fresh", small.replace("STEPS", "2"))
+    first, one = hints("ran with a new", small.replace("STEPS", "1"))
+    found, two = hints("ran with a new", small.replace("STEPS", "2"))
     assert found == []
     more = [float(re.search(r"needs ([\d.]+) MiB more", hint)[1]) for hint in first]
     assert sum(more) == two - one
@@ -60,8 +60,8 @@ def test_where_the_first_steps_end_stays_the_peak_there_is_no_hint(hints):
         optimizer.step()
         optimizer.zero_grad()
     """
-    found, one = hints("fresh", body.replace("STEPS", "1"))
-    _, two = hints("fresh", body.replace("STEPS", "2"))
+    found, one = hints("ran with a new", body.replace("STEPS", "1"))
+    _, two = hints("ran with a new", body.replace("STEPS", "2"))
     assert found == []
     assert two == one
 
@@ -77,7 +77,7 @@ def test_after_a_warm_up_no_optimizer_is_fresh(hints):
     optimizer.step()
     optimizer.zero_grad()
     """
-    assert hints("fresh", body, marker="warmup=1")[0] == []
+    assert hints("ran with a new", body, marker="warmup=1")[0] == []
 
 
 def test_state_that_a_used_optimizer_makes_anew_is_no_hint(suite):
@@ -107,15 +107,15 @@ def test_it(training):
     optimizer.step()
 """
     session = suite.run("-v", "--gpumem-attribution=on", source=source.replace("STEPPED", "False"))
-    assert "fresh Renewing, whose state of 12.00 MiB" in session.flat
+    assert "new Renewing, and its state of 12.00 MiB" in session.flat
     session = suite.run("-v", "--gpumem-attribution=on", source=source.replace("STEPPED", "True"))
     assert session.outcomes == {"passed": 2}
-    assert "whose state" not in session.out
+    assert "state of 12.00 MiB was allocated last: the next step needs" not in session.out
 
 
 def test_of_two_optimizers_the_fresh_one_alone_is_named(hints):
     found, _ = hints(
-        "fresh",
+        "ran with a new",
         """
     one, other, x = net(), net(), batch()
     adam = torch.optim.Adam(one.parameters())
@@ -129,13 +129,13 @@ def test_of_two_optimizers_the_fresh_one_alone_is_named(hints):
     """,
     )
     (hint,) = found
-    assert "fresh RMSprop, whose state of 12.00 MiB" in hint
+    assert "new RMSprop, and its state of 12.00 MiB" in hint
     assert "Adam" not in hint
 
 
 def test_an_optimizer_without_state_is_no_hint(hints):
     body = STEPS.replace("STEPS", "1").replace("Adam(model.parameters(), foreach=False)", "SGD(P)")
-    assert hints("fresh", body.replace("SGD(P)", "SGD(model.parameters())"))[0] == []
+    assert hints("ran with a new", body.replace("SGD(P)", "SGD(model.parameters())"))[0] == []
 
 
 def test_the_report_of_a_failure_has_the_hint_in_place_of_the_note(suite):
@@ -144,11 +144,11 @@ def test_the_report_of_a_failure_has_the_hint_in_place_of_the_note(suite):
     mark = "@pytest.mark.gpu_memory(max_allocated_gib=0.01)"
     session = suite.run(source=f"{HEAD}\n{mark}\ndef test_it():{text}")
     assert session.outcomes == {"failed": 1}
-    assert "hint: only one step ran with a fresh Adam" in session.flat
-    assert "note: one step ran" not in session.flat
+    assert "hint: only one step ran with a new Adam" in session.flat
+    assert "note: only one step ran" not in session.flat
     session = suite.run("--gpumem-attribution=off")
     assert "hint:" not in session.out
-    assert "note: one step ran with a fresh Adam" in session.flat
+    assert "note: only one step ran with a new Adam" in session.flat
 
 
 # -- gradients kept --
@@ -166,8 +166,9 @@ KEPT = """
 def test_gradients_kept_over_zero_grad_are_told_with_what_they_cost(hints):
     (hint,), kept = hints("gradients", KEPT.replace("SET", "False"))
     assert hint == (
-        "gradients of 12.00 MiB that the optimizer had used already were still held at the peak: "
-        "zero_grad() before the forward frees them (set_to_none=False keeps them)"
+        "gradients of 12.00 MiB that the optimizer had already used were still allocated "
+        "at the peak: zero_grad() before the forward pass frees them (set_to_none=False "
+        "keeps them)"
     )
     found, freed = hints("gradients", KEPT.replace("SET", "True"))
     assert found == []
@@ -190,7 +191,7 @@ def test_gradients_freed_after_the_forward_only_are_told(hints):
         optimizer.step()
     """,
     )
-    assert found[0].startswith("gradients of 12.00 MiB that the optimizer had used already")
+    assert found[0].startswith("gradients of 12.00 MiB that the optimizer had already used")
 
 
 def test_gradients_that_accumulate_are_no_hint(hints):
@@ -244,9 +245,9 @@ def test_losses_kept_with_their_graph_are_told_with_what_they_hold(hints):
     """,
     )
     assert found[0] == (
-        "activations of 384.00 MiB from 4 earlier forward passes were still held at the peak: a "
-        "tensor keeps their graph; loss.item() or loss.detach() does not, and torch.no_grad() "
-        "makes none"
+        "activations of 384.00 MiB from 4 earlier forward passes were still allocated at "
+        "the peak: a tensor keeps their autograd graph; loss.item() and loss.detach() keep "
+        "no graph, and torch.no_grad() makes none"
     )
 
 
@@ -335,16 +336,16 @@ def test_hints_of_what_passed_are_for_those_who_ask(suite):
     source = f"{HEAD}\n{mark}\ndef test_one():{text}\n{mark}\ndef test_other():{text}"
     session = suite.run("--gpumem-attribution=on", source=source)
     assert "hint:" not in session.out
-    assert "note: one step ran with a fresh Adam" in session.flat
+    assert "note: only one step ran with a new Adam" in session.flat
     session = suite.run("--gpumem-attribution=on", "-v")
     assert session.out.count("hint: only") == 1
-    assert "and give warmup=1) (2 tests)" in session.flat
+    assert "and write warmup=1) (2 tests)" in session.flat
     assert "hint:" not in suite.run("-v").out
 
 
 def test_a_fresh_optimizer_that_another_one_steps_is_named(hints):
     (hint,), _ = hints(
-        "fresh",
+        "ran with a new",
         """
         class Lookahead(torch.optim.Optimizer):
             def __init__(self, base):
@@ -361,4 +362,4 @@ def test_a_fresh_optimizer_that_another_one_steps_is_named(hints):
         optimizer.step()
         """,
     )
-    assert hint.startswith("only one step ran with a fresh Adam, whose state of 24.00 MiB")
+    assert hint.startswith("only one step ran with a new Adam, and its state of 24.00 MiB")

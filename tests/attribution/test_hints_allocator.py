@@ -207,8 +207,8 @@ def test_waste_is_worth_a_run_from_a_fifth_and_half_a_gib_on(peak, worth):
 
 def test_on_a_real_gpu_no_number_is_made_up():
     assert fragmentation(PLAIN, None) == (
-        "peak reserved is 1000.00 MiB above peak allocated: the allocator's memory is fragmented, "
-        "or cached; try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        "peak reserved is 1000.00 MiB above peak allocated: the allocator's memory is "
+        "fragmented or cached; try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     )
 
 

@@ -31,8 +31,9 @@ def test_one_step_with_a_fresh_optimizer_is_noted_with_its_states_size(watch):
     optimizer.step()
     (note,) = watch.notes()
     assert note == (
-        "one step ran with a fresh Adam: its state of 16.00 MiB came last, the next step's peak "
-        "has it as well; run two steps, or make the optimizer in a fixture and give warmup=1"
+        "only one step ran with a new Adam, and its state of 16.00 MiB was allocated last: the "
+        "next step's peak includes this state; run two steps, or make the optimizer in a "
+        "fixture and write warmup=1"
     )
 
 
@@ -49,7 +50,7 @@ def test_parameters_without_a_gradient_are_noted_where_some_have_one(watch):
         sum(experts[index].sum() for index in trained).backward()
         optimizer.step()
     (note,) = watch.notes_on_gradients()
-    assert note.startswith("parameters of 16.00 MiB got no gradient in a step of SGD, which may")
+    assert note.startswith("parameters of 16.00 MiB got no gradient in a step of SGD, so the")
     watch.forget()
     optimizer.step()
     assert watch.notes_on_gradients() == []
@@ -88,9 +89,9 @@ def test_each_fresh_optimizer_is_noted(watch):
     one, other = made(), made("RMSprop")
     one.step()
     other.step()
-    assert [note.split(":")[0] for note in watch.notes()] == [
-        "one step ran with a fresh Adam",
-        "one step ran with a fresh RMSprop",
+    assert [note.split(",")[0] for note in watch.notes()] == [
+        "only one step ran with a new Adam",
+        "only one step ran with a new RMSprop",
     ]
 
 
@@ -217,4 +218,4 @@ def test_the_state_of_a_tensor_subclass_is_that_of_the_tensors_it_wraps(watch):
     param = torch.nn.Parameter(torch.zeros(N, device="cuda"))
     Quantized([param]).step()
     (note,) = watch.notes()
-    assert "its state of 2.00 MiB came last" in note
+    assert "its state of 2.00 MiB was allocated last" in note

@@ -39,7 +39,7 @@ def inlined(source):
         (
             PIECES,
             10,
-            "asked for 60.00 MiB when 60.00 MiB were cached in 2 pieces, the largest of 30.00 MiB",
+            "requested 60.00 MiB when 60.00 MiB were cached in 2 pieces, the largest of 30.00 MiB",
         ),
         (
             BETWEEN,

@@ -219,9 +219,9 @@ def test_json_that_is_no_baseline_is_called_that(content):
         (b'{"format\xe9": 1}', "is not UTF-8 text: byte 0xe9 at 8"),
         ("[" * 100_000, "is nested too deeply for a baseline"),
         ('{"a":' * 100_000, "is nested too deeply for a baseline"),
-        ('{"format": NaN}', "is not a baseline: NaN is no number of bytes"),
-        ('{"format": -Infinity}', "is not a baseline: -Infinity is no number of bytes"),
-        ('{"format": 1, "format": 1}', 'is not a baseline: "format" is in one object twice'),
+        ('{"format": NaN}', "is not a baseline: NaN is not a number of bytes"),
+        ('{"format": -Infinity}', "is not a baseline: -Infinity is not a number of bytes"),
+        ('{"format": 1, "format": 1}', 'is not a baseline: "format" occurs twice in one object'),
     ],
     ids=lambda it: repr(it[:15]),
 )
@@ -234,7 +234,9 @@ def test_a_number_of_endless_digits_is_refused():
 
 
 def test_a_test_that_is_there_twice_is_refused():
-    assert '"test_a" is in one object twice' in refused(TEXT.replace("test_b", "test_a")).problem
+    assert (
+        '"test_a" occurs twice in one object' in refused(TEXT.replace("test_b", "test_a")).problem
+    )
 
 
 FIGURE = ("tests", "test_a", "peak_allocated")
@@ -261,7 +263,8 @@ MADE_PLACE = '$.provenance["torch-2.15.0+cu132"]'
         (
             [1, 2],
             FIGURE,
-            'peak_allocated and peak_reserved are not of the same devices at $.tests["test_a"]',
+            ('peak_allocated and peak_reserved have different numbers of devices at '
+                '$.tests["test_a"]'),
         ),
         (..., FIGURE, 'Object missing required field `peak_allocated` at $.tests["test_a"]'),
         (1, (*FIGURE[:2], "more"), 'Object contains unknown field `more` at $.tests["test_a"]'),
@@ -293,7 +296,7 @@ MADE_PLACE = '$.provenance["torch-2.15.0+cu132"]'
             (*PART, "parts"),
             'Object contains unknown field `parts` at $.tests["test_a"].parts["forward"]',
         ),
-        ({}, (*PART[:3], ""), 'a part without a name at $.tests["test_a"].parts'),
+        ({}, (*PART[:3], ""), 'a part has no name at $.tests["test_a"].parts'),
         (..., ("module",), "Object missing required field `module` at $"),
         (1, ("more",), "Object contains unknown field `more` at $"),
         (..., (*MADE_AT, "cuda"), f"Object missing required field `cuda` at {MADE_PLACE}"),
@@ -312,14 +315,14 @@ def test_a_wrong_value_is_named_with_its_place(value, place, problem):
 @pytest.mark.parametrize(
     ("place", "problem"),
     [
-        (("device", "key"), 'is of device "other", and lies where "virtual-T4" belongs'),
-        (("module",), 'is of module "other", and lies where "m.py" belongs'),
+        (("device", "key"), 'belongs to device "other", but is in the place of "virtual-T4"'),
+        (("module",), 'belongs to module "other", but is in the place of "m.py"'),
     ],
 )
 def test_a_file_that_was_copied_from_elsewhere_is_foreign(place, problem):
     error = refused(with_value("other", *place))
     assert error.problem == problem
-    assert error.remedy == "move it back where it came from, or delete it"
+    assert error.remedy == "move the file back to its place, or delete it"
 
 
 def test_a_name_of_odd_characters_is_escaped_in_the_error():

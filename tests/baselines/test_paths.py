@@ -184,8 +184,8 @@ def test_a_write_that_fails_anywhere_leaves_the_old_file_alone(
 
     (error,) = summary.errors
     assert str(error) == (
-        f"{path}: cannot be written, and is as it was: {os.strerror(number)}; "
-        "make room or the folder writable, and update the baselines again"
+        f"{path}: cannot be written, and was not changed: {os.strerror(number)}; free disk "
+        "space or make the folder writable, then update the baselines again"
     )
     assert summary.changed == summary.files == ()
     assert path.read_bytes() == before

@@ -167,7 +167,7 @@ print(sorted(it.name for it in folder.rglob("*") if it.suffix in {".json", ".loc
     ("closed", "problem"),
     [
         ("lock", ".gpumem.lock: cannot be locked: Permission denied; make the folder writable"),
-        ("device", "test_a.json: cannot be written, and is as it was: Permission denied; make"),
+        ("device", "test_a.json: cannot be written, and was not changed: Permission denied; free"),
         ("file", "test_a.json: cannot be read: Permission denied; move it away"),
     ],
 )

@@ -75,8 +75,8 @@ def test_a_lock_that_is_not_given_back_is_an_error_that_says_so(directory):
         summary = store.update([change("test_a", 7), change("test_a", module="m.py")])
     (error,) = summary.errors
     assert str(error) == (
-        f"{directory}/.gpumem.lock: another process has held it for 0.05 s; "
-        "wait for its update to end, and run this one again"
+        f"{directory}/.gpumem.lock: another process has held it for 0.05 s; wait until "
+        "that process has finished, and run this command again"
     )
     assert summary.created == summary.changed == summary.files == ()
     assert BaselineStore(directory).get("virtual-T4", MODULE, "test_a") == entry(1)

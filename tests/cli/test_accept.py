@@ -137,7 +137,7 @@ def test_without_a_yes_nothing_is_written(grown, gpumem):
     status, out, _ = gpumem("accept", "r.json")
     assert status == 1
     assert "test_grows" in out
-    assert out.endswith("gpumem: nothing was written; --yes does\n")
+    assert out.endswith("gpumem: nothing was written; --yes writes the baselines\n")
     assert grown.baselines() == before
 
 
@@ -205,7 +205,7 @@ def test_tests_that_failed_otherwise_are_refused_by_name(suite, gpumem):
     assert (status, out) == (2, "")
     assert "test_it.py::test_too_large on virtual-H100 is not accepted: it ran out of memory" in err
     assert "test_over on virtual-H100 is not accepted: it is over its budget" in err
-    assert "test_torn on virtual-H100 is not accepted: it failed for another reason than" in err
+    assert "test_torn on virtual-H100 is not accepted: it failed for a reason other than" in err
     assert "test_expected" not in err
     assert "test_new" not in err
     assert suite.baselines() == {}
@@ -243,7 +243,7 @@ def test_another_commit_is_refused_unless_any_is_wanted(recorded, gpumem):
     commit("two")
     second = git("rev-parse", "HEAD").strip()
     err = refused(gpumem, recorded)
-    assert f"r.json: is of commit {first[:12]}, and {second[:12]} is checked out" in err
+    assert f"r.json: is from commit {first[:12]}, but {second[:12]} is checked out" in err
     assert f"git switch --detach {first[:12]}, or write --any-commit" in err
     assert gpumem("accept", "r.json", "--yes", "--any-commit")[0] == 0
     assert list(recorded.baselined()) == ["test_it.py::test_a"]
@@ -274,7 +274,10 @@ def rewritten(change):
 def test_a_device_without_baselines_is_refused_unless_it_is_named(recorded, gpumem):
     recorded.run(UPDATE, "--gpumem-card=T4")
     err = refused(gpumem, recorded)
-    assert "baselines are of virtual-T4: --device=virtual-H100 accepts that device as well" in err
+    assert (
+        "there are baselines for virtual-T4 only: --device=virtual-H100 also accepts this device"
+        in err
+    )
     assert gpumem("accept", "r.json", "--yes", "--device=virtual-H100")[0] == 0
     assert len(recorded.baselines()) == 2
 
@@ -284,9 +287,9 @@ def test_a_device_without_baselines_is_refused_unless_it_is_named(recorded, gpum
     [
         (
             {"unfinished": "it was interrupted"},
-            "is of a run that was cut short: it was interrupted",
+            "is from a run that did not finish: it was interrupted",
         ),
-        ({"root": "elsewhere"}, "is of another project: there is no file elsewhere/test_it.py"),
+        ({"root": "elsewhere"}, "is from another project: there is no file elsewhere/test_it.py"),
         ({"folder": "../out"}, "names a folder of baselines that is not in this repository"),
         ({"folder": "/tmp/out"}, "names a folder of baselines that is not in this repository"),
         ({"folder": ".git/hooks"}, "names a folder of baselines that is not in this repository"),
@@ -312,7 +315,7 @@ def test_broken_newer_old_and_foreign_files_are_refused(recorded, gpumem):
         ("[" * 100_000, "is nested too deeply"),
         ('{"format": 3, "gpumem": "x", "results": 4}', "is not a report of pytest-gpumem"),
         (whole.replace('"ranks": 0', '"ranks": -1'), "is not a report of pytest-gpumem"),
-        (whole.replace('"origin": 0', '"origin": 9'), "has a result of a run that"),
+        (whole.replace('"origin": 0', '"origin": 9'), "has a result from a run that"),
     ):
         assert text != whole
         Path("r.json").write_text(text)
@@ -322,7 +325,7 @@ def test_broken_newer_old_and_foreign_files_are_refused(recorded, gpumem):
     for row in data["results"]:
         del row["outcome"], row["origin"]
     Path("r.json").write_text(json.dumps({**data, "format": 2}))
-    assert "does not say of which commit it is" in refused(gpumem, recorded)
+    assert "does not name its commit" in refused(gpumem, recorded)
     Path("r.json").unlink()
     assert "cannot be read: No such file" in refused(gpumem, recorded)
 
@@ -340,8 +343,8 @@ def test_a_baseline_that_cannot_be_read_keeps_all_from_being_written(recorded, g
     ("arguments", "message"),
     [
         ([], "no report: there is nothing to accept"),
-        (["--run=https://example.org/x"], "this is no address of a run of GitHub Actions"),
-        (["r.json", "--run=1"], "--run=1: the reports come from that run"),
+        (["--run=https://example.org/x"], "this is not the address of a GitHub Actions run"),
+        (["r.json", "--run=1"], "--run=1: with --run, reports come from that run only"),
         (["r.json", "-k", "a and"], "-k a and: a name is missing"),
     ],
 )

@@ -146,7 +146,9 @@ def test_a_link_in_a_revision_is_refused_by_name(repository, gpumem):
     commit("link")
     status, _, err = gpumem("compare", "main", "HEAD")
     assert status == 2
-    assert "HEAD:baselines/virtual-T4/tests/test_l.json: is a link there, not a file" in err
+    assert (
+        "HEAD:baselines/virtual-T4/tests/test_l.json: is a link in this revision, not a file" in err
+    )
 
 
 # Bad input
@@ -158,13 +160,13 @@ def test_a_link_in_a_revision_is_refused_by_name(repository, gpumem):
         (["nope", "new"], "nope: there is no such file or folder, and git "),
         (["absent.json", "new"], "absent.json: there is no such file or folder; name a report"),
         (["/absent/folder", "new"], "/absent/folder: there is no such file or folder; name"),
-        (["--", "-p", "new"], "-p: this is no git revision; name a report"),
-        (["", "new"], "'': this is no git revision"),
+        (["--", "-p", "new"], "-p: this is not a git revision; name a report"),
+        (["", "new"], "'': this is not a git revision"),
         (["x" * 5000, "new"], "there is no such file or folder"),
         (["a b\x1b[31m", "new"], "a b\\x1b[31m: there is no such file"),
         (["old", "new", "--fail-on-growth", "2"], "--fail-on-growth=2: '2' is neither"),
         (["old", "new", "--fail-on-growth=-2%"], "--fail-on-growth=-2%: '-2%' is negative"),
-        (["empty", "empty"], "empty, empty: neither has a baseline to compare; look at"),
+        (["empty", "empty"], "empty, empty: neither input has a baseline to compare; look at"),
         (["text.txt", "new"], "text.txt: is not JSON"),
         (["old/virtual-T4/tests/test_a.json", "new"], "test_a.json: is not a report of"),
     ],
@@ -214,7 +216,10 @@ def test_a_file_that_lies_where_no_test_looks_is_named(two, gpumem):
     path.rename(path.with_name("test_moved.json"))
     status, _, err = gpumem("compare", "old", "new")
     assert status == 2
-    assert "is of tests/test_a.py on virtual-T4, and lies where no test looks for it" in err
+    assert (
+        "belongs to tests/test_a.py on virtual-T4, but no test reads a baseline from this place"
+        in err
+    )
 
 
 def test_no_output_is_lost_and_no_traceback_shown_where_the_reader_stops(two):
@@ -298,7 +303,7 @@ def test_a_report_alone_has_nothing_to_be_compared_with(here, gpumem):
     report(here / "a.json", of("test_x", 100))
     status, _, err = gpumem("compare", "a.json")
     assert status == 2
-    assert "a.json: a report is compared with another one" in err
+    assert "a.json: a report needs a second input to compare with" in err
 
 
 # Formats

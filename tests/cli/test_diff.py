@@ -70,7 +70,7 @@ class Harmful:
     [
         (
             pickle.dumps(Harmful()),
-            "would call posix.mkdir, which a snapshot never does",
+            "would call posix.mkdir, which no snapshot does",
         ),
         (pickle.dumps({"segments": [Harmful()]}), "is a pickle that would call posix.mkdir"),
         (b"(S'x'\nP0\n.", "is "),

@@ -103,15 +103,15 @@ def test_limits_multiples_and_methods(fit):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["steps"], "steps: this is no MODULE:FUNCTION; write for example train.py:step"),
-        (["steps:nope"], "steps:nope: there is no function nope in it"),
-        (["steps:number"], "steps:number: there is no function number in it"),
-        (["steps:wrong"], "steps:wrong: it needs the arguments a, b"),
-        (["builtins:max"], "builtins:max: it does not tell what arguments it takes"),
+        (["steps"], "steps: this is not MODULE:FUNCTION; write for example train.py:step"),
+        (["steps:nope"], "steps:nope: this module has no function nope"),
+        (["steps:number"], "steps:number: this module has no function number"),
+        (["steps:wrong"], "steps:wrong: this function needs the arguments a, b"),
+        (["builtins:max"], "builtins:max: the arguments of this function are unknown"),
         (["none.py:step"], "none.py:step: there is no file none.py"),
         (["none.at.all:step"], "none.at.all:step: there is no module none"),
         (["steps:step", "--card=Voodoo"], "no card has this name"),
-        (["steps:step", "--max-gib=-1"], "--max-gib=-1.0: that is not a size"),
+        (["steps:step", "--max-gib=-1"], "--max-gib=-1.0: this is not a size"),
         (["steps:step", "--start=0"], "start must be a whole number"),
         (["steps:step", "--size=0"], "size must be a whole number"),
     ],
@@ -134,7 +134,7 @@ def test_an_error_of_the_step_is_shown_as_python_shows_it(fit, tmp_path):
     frames = [line.split(", ")[0] for line in err.splitlines() if line.startswith("  File ")]
     assert frames == [f'  File "{tmp_path / "steps.py"}"']
     assert "LookupError: mine" in err
-    assert err.endswith("gpumem: steps:step failed: its memory is not known\n")
+    assert err.endswith("gpumem: steps:step failed, so its memory is unknown\n")
 
 
 def test_what_a_prediction_leaves_out_is_said(fit, tmp_path):
@@ -142,7 +142,7 @@ def test_what_a_prediction_leaves_out_is_said(fit, tmp_path):
     status, out, err = fit("steps:step", "--card=T4,L4", "--limit=4")
     assert status == 0, err
     assert out.count("note: the workspaces of cuFFT are estimates") == 1  # of both cards
-    assert out.endswith("memory is predicted, kernels did not run\n")
+    assert out.endswith("memory is predicted; kernels did not run\n")
     (tmp_path / "steps.py").write_text(f"{STEPS}\n{READS_BACK}")
     out = fit("steps:reads", "--limit=4", "--values=off")[1]
     assert re.search(r"note: \d values were read back from the virtual GPU \(steps.py:\d+\)", out)

@@ -107,7 +107,7 @@ def test_an_empty_folder_gets_its_settings_and_a_job(project, init):
     assert status == 0
     assert settings(project) == {"gpumem_card": "L4"}
     assert 'wrote pyproject.toml: gpumem_card = "L4"' in said
-    assert "no test: name a model or a step" in said
+    assert "no test was written: name a model or a step" in said
     job = yaml.safe_load((project / ".github/workflows/gpu-memory.yml").read_text())
     commands = [step["run"] for step in job["jobs"]["gpu-memory"]["steps"] if "run" in step]
     assert commands[0].startswith("pip install torch==")
@@ -156,7 +156,7 @@ def test_a_project_file_that_cannot_be_edited_is_left_as_it_is(project, init, te
     (project / "pyproject.toml").write_text(text)
     status, said = init("--ci=none")
     assert status == 2
-    assert "pyproject.toml left as it is" in said
+    assert "pyproject.toml not changed" in said
     assert 'gpumem_card = "T4"' in said
     assert (project / "pyproject.toml").read_text() == text
 
@@ -206,7 +206,7 @@ def test_where_no_input_is_found_the_test_says_so(project, init):
     (project / "words.py").write_text(WORDS)
     status, said = init("words.py:Odd", "--ci=none")
     assert status == 0
-    assert "the input of Odd is not known: write it where the test has inputs = ..." in said
+    assert "the input of Odd is unknown: write it in the test, at inputs = ..." in said
     assert "inputs = ...\n" in (project / "test_gpu_memory.py").read_text()
 
 
@@ -215,8 +215,8 @@ def test_where_no_input_is_found_the_test_says_so(project, init):
     [
         ("gone.py:Net", "there is no file gone.py"),
         ("words.py", "it has Words, Odd, Needy"),
-        ("words.py:Gone", "there is no function Gone in it"),
-        ("words.py:Needy", "it cannot be made without arguments"),
+        ("words.py:Gone", "this module has no function Gone"),
+        ("words.py:Needy", "this class cannot be created without arguments"),
     ],
 )
 def test_what_cannot_be_tested_is_an_error_and_nothing_is_written(project, init, target, words):
@@ -230,7 +230,7 @@ def test_what_cannot_be_tested_is_an_error_and_nothing_is_written(project, init,
 def test_a_batch_size_that_is_none_is_refused(init):
     status, said = init("--batch-size=0")
     assert status == 2
-    assert "--batch-size=0: this is no batch size" in said
+    assert "--batch-size=0: this is not a batch size" in said
 
 
 def test_a_file_that_is_there_stays_unless_the_user_agrees(project, init, monkeypatch):
@@ -239,7 +239,7 @@ def test_a_file_that_is_there_stays_unless_the_user_agrees(project, init, monkey
     workflow.write_text("mine: 1\n")
     status, said = init()
     assert (status, workflow.read_text()) == (2, "mine: 1\n")
-    assert "left as it is: it exists (--yes replaces it)" in said
+    assert "not changed: the file exists (--yes replaces it)" in said
     monkeypatch.setattr("sys.stdin", Terminal("n\n"))
     assert init()[0] == 2
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))

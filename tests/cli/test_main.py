@@ -47,7 +47,7 @@ def test_run_gives_the_script_its_arguments_and_exits_with_its_status(gpumem):
     text = " ".join(ended.stderr.split())
     assert "gpumem: virtual GPU T4" in text
     assert "cuda:0 100.00 MiB 100.00 MiB 1% cuda:1 0 B 0 B 0%" in text
-    assert "memory is predicted, kernels did not run" in text
+    assert "memory is predicted; kernels did not run" in text
 
 
 @pytest.mark.parametrize("values", ["off", "auto"])
@@ -155,7 +155,7 @@ def test_run_tells_the_peaks_of_child_processes(run_apart, tmp_path):
 
 def test_run_tells_of_a_child_that_was_ended_and_that_it_has_no_limit(run_apart):
     text, _ = run_apart("--max-gib=2", "parent.py", "kill")
-    assert "note: child.py (pid N) used a GPU and was ended before it told its peaks" in text
+    assert "note: child.py (pid N) used a GPU and was killed before it reported its peaks" in text
     assert "note: --max-gib limits the program's own process, not its child processes" in text
 
 
@@ -175,7 +175,7 @@ def test_marked_tests_below_run_take_its_card(run_apart, tmp_path, options, card
         (["run", "absent.py"], "absent.py: there is no such file"),
         (["run", "ls"], "ls: there is no such file"),  # a command, but not of Python
         (["run", "--card", "T44", "program.py"], "T44"),
-        (["run", "--max-gib", "nan", "program.py"], "--max-gib=nan: that is not a size"),
+        (["run", "--max-gib", "nan", "program.py"], "--max-gib=nan: this is not a size"),
         (["run", "--devices", "17", "program.py"], "write a number from 1 to 16"),
     ],
 )

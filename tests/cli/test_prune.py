@@ -65,7 +65,7 @@ def test_it_lists_and_deletes_nothing_unasked(project, gpumem):
     status, out, err = gpumem("prune")
     assert (status, err) == (1, "")
     assert out.startswith(LISTED)
-    assert out.endswith("gpumem: nothing was deleted; --delete does\n")
+    assert out.endswith("gpumem: nothing was deleted; --delete deletes them\n")
     assert named(project / "baselines") == BEFORE
 
 

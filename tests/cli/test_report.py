@@ -37,7 +37,7 @@ def test_trackers_have_their_form(saved, gpumem, form):
     ("arguments", "message"),
     [
         (["none.json"], "none.json: cannot be read: No such file or directory; name a file"),
-        (["r.json", "--limit=20"], "--limit=20: no report is as short; write --limit=1000"),
+        (["r.json", "--limit=20"], "--limit=20: no report is that short; write --limit=1000"),
         (["r.json", "--limit=9", "--format=bencher"], "--limit=9: only Markdown can be shortened"),
     ],
 )

@@ -87,7 +87,7 @@ def test_one_report_is_written_as_it_was(shards, gpumem):
 
 def read_again(name):
     saved = read_report(name)
-    remark = "not here: shards 2, 3 of 3: what they measured is not in this report"
+    remark = "missing: shards 2, 3 of 3: their measurements are not in this report"
     report = replace(saved.report, remarks=(remark, *saved.report.remarks))
     return dumps(report, created=saved.created)
 
@@ -138,7 +138,7 @@ def test_the_same_test_with_one_figure_is_one_row_and_with_two_an_error(shards, 
     assert (status, out) == (2, "")
     assert "1.json and other.json: have two figures of tests/test_a.py::test_x on virtual-T4" in err
     assert " allocated, " in err
-    assert " in other.json; leave one of them out" in err
+    assert " in other.json; leave out one of these reports" in err
     assert not Path("all.json").exists()
 
 
@@ -152,8 +152,11 @@ def test_figures_of_two_folders_of_baselines_are_two_rows(shards, gpumem):
 @pytest.mark.parametrize(
     ("origin", "problem"),
     [
-        ({"commit": "b" * 40}, "is of commit bbbbbbbbbbbb, and 1.json of aaaaaaaaaaaa"),
-        ({"root": "packages/x"}, "is of another project: its root is packages/x, that of 1.json"),
+        ({"commit": "b" * 40}, "is from commit bbbbbbbbbbbb, and 1.json from aaaaaaaaaaaa"),
+        (
+            {"root": "packages/x"},
+            "is from another project: its root is packages/x, and the root of 1.json",
+        ),
     ],
 )
 def test_reports_of_two_commits_or_projects_are_not_merged(shards, gpumem, origin, problem):
@@ -183,13 +186,13 @@ def test_a_report_cannot_ask_for_shards_without_end(shards, gpumem):
 
 def test_missing_shards_are_told(shards, gpumem):
     status, out, err = gpumem("report", "1.json", "3.json")
-    assert (status, err) == (1, "gpumem: not here: shard 2 of 3\n")
-    assert "not here: shard 2 of 3: what they measured is not in this report" in out
+    assert (status, err) == (1, "gpumem: missing: shard 2 of 3\n")
+    assert "missing: shard 2 of 3: their measurements are not in this report" in out
     write("4.json")
     assert gpumem("report", "4.json")[0] == 0
     status, _, err = gpumem("report", "4.json", "--expect=8")
-    assert (status, err) == (1, "gpumem: not here: 7 of 8 reports\n")
-    assert "--expect=0: this is no number of reports" in gpumem("report", *ALL, "--expect=0")[2]
+    assert (status, err) == (1, "gpumem: missing: 7 of 8 reports\n")
+    assert "--expect=0: this is not a number of reports" in gpumem("report", *ALL, "--expect=0")[2]
 
 
 def test_shards_of_two_cards_are_counted_apart(here, gpumem):
@@ -198,7 +201,7 @@ def test_shards_of_two_cards_are_counted_apart(here, gpumem):
             write(f"{card}{index}.json", options={"--gpumem-card": card}, shard=Shard(index, 2))
     assert gpumem("report", "T41.json", "T42.json", "L41.json", "L42.json")[0] == 0
     err = gpumem("report", "T41.json", "L41.json", "L42.json")[2]
-    assert err == "gpumem: not here: shard 2 of 2 with --gpumem-card=T4\n"
+    assert err == "gpumem: missing: shard 2 of 2 with --gpumem-card=T4\n"
 
 
 def key(module, test):

@@ -96,7 +96,7 @@ def test_eight_shards_from_a_failing_pull_request_to_the_accepted_commit(ci, mon
 
     # The job after the shards: one page, one comment, one report.
     assert main.main(["report", *names[:-1], "--json=shards/x.json"]) == 1
-    assert "not here: shard 8 of 8" in capsys.readouterr().err
+    assert "missing: shard 8 of 8" in capsys.readouterr().err
     files = [f"shards/all.{kind}" for kind in ("html", "md", "json")]
     options = ["--html", files[0], "--markdown", files[1], "--json", files[2]]
     assert main.main(["report", *names, *options, "--artifact", "gpu-memory"]) == 0

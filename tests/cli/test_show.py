@@ -80,7 +80,7 @@ def test_one_device_alone(shown):
     assert "virtual-T4" not in shown("show", "--device", "virtual-L4")[1]
     status, out, err = shown("show", "--device", "T4")
     assert (status, out) == (2, "")
-    assert "--device=T4: it has no baselines; these have: virtual-L4, virtual-T4" in err
+    assert "--device=T4: this device has no baselines; these have: virtual-L4, virtual-T4" in err
 
 
 def test_parts_stand_below_their_test(here, gpumem):
@@ -100,8 +100,8 @@ def test_parts_stand_below_their_test(here, gpumem):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["test_gtp"], "test_gtp: no test with a baseline has this in its name; these do: "),
-        (["zzz"], "zzz: no test with a baseline has this in its name; gpumem show lists all"),
+        (["test_gtp"], "test_gtp: no test with a baseline has this text in its name; these do: "),
+        (["zzz"], "zzz: no test with a baseline has this text in its name; gpumem show lists all"),
         (["--baseline-dir", "absent"], "absent: there are no baselines; record some with"),
     ],
 )

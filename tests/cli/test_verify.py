@@ -67,8 +67,8 @@ def test_steps_are_measured_and_predicted_for_the_card_that_is_there(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("NVIDIA L4 (torch ")
     assert "and its prediction as L4\n" in done.stdout
-    assert "allocated: the same to the byte in 4 of 4 steps\n" in done.stdout
-    assert "reserved: the same to the byte in 4 of 4 steps\n" in done.stdout
+    assert "allocated: equal to the byte in 4 of 4 steps\n" in done.stdout
+    assert "reserved: equal to the byte in 4 of 4 steps\n" in done.stdout
     document = json.loads((tmp_path / "verified.json").read_text(encoding="utf-8"))
     assert (document["format"], document["card"]) == (1, "L4")
     for side in ("measured", "predicted"):
@@ -110,8 +110,8 @@ def test_more_than_a_hundredth_of_allocated_is_a_failure(gpumem, monkeypatch):
     )
     status, output, _ = gpumem("verify")
     assert (status, asked) == (0, [[], ["L4"]])  # 1 % of allocated, and reserved is only told
-    assert "allocated: the same to the byte in 1 of 2 steps; worst +1.00 % (b)" in output
-    assert "reserved: the same to the byte in 1 of 2 steps; worst +50.00 % (a)" in output
+    assert "allocated: equal to the byte in 1 of 2 steps; worst +1.00 % (b)" in output
+    assert "reserved: equal to the byte in 1 of 2 steps; worst +50.00 % (a)" in output
     answers(monkeypatch, {"a": (1000, 2000)}, {"a": (989, 2000)})
     assert gpumem("verify")[0] == 1
 
@@ -138,7 +138,7 @@ def test_a_gpu_that_the_table_lacks_is_described_to_the_virtual_one(gpumem, monk
     old = {**device, "capability": [6, 1]}
     answers(monkeypatch, {"a": (1, 1)}, {"a": (1, 1)}, old)
     status, _, errors = gpumem("verify")
-    assert (status, "cannot have its compute capability 6.1" in errors) == (2, True)
+    assert (status, "does not support compute capability 6.1" in errors) == (2, True)
 
 
 def test_without_a_gpu_the_command_says_what_it_needs(tmp_path):
@@ -148,7 +148,7 @@ def test_without_a_gpu_the_command_says_what_it_needs(tmp_path):
         words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert "it needs a GPU that torch sees" in done.stderr
+    assert "this command needs a GPU that torch sees" in done.stderr
 
 
 def test_a_file_that_cannot_be_written_is_named(gpumem, monkeypatch, tmp_path):

@@ -79,7 +79,7 @@ def test_torch_that_is_broken_or_missing(monkeypatch):
     monkeypatch.setattr(version_info, "installed_torch", lambda: build)
     expected = f"2.15.0+cu132, which cannot be imported: {BROKEN['error']}"
     assert describe_torch(BROKEN) == expected
-    assert describe_gpus(BROKEN) == "torch cannot be asked"
+    assert describe_gpus(BROKEN) == "unknown: torch cannot be queried"
     monkeypatch.setattr(version_info, "installed_torch", lambda: None)
     assert describe_torch(BROKEN) == "not installed"
 
@@ -98,7 +98,7 @@ def test_torch_without_cuda():
 
 
 def test_the_gpus_that_torch_sees():
-    assert describe_gpus(FACTS) == "torch sees none"
+    assert describe_gpus(FACTS) == "torch sees no GPU"
     gpus = [["NVIDIA L4", 23 * 2**30, "8.9"], ["NVIDIA T4", 15 * 2**30, "7.5"]]
     expected = "NVIDIA L4 (23.00 GiB, capability 8.9), NVIDIA T4 (15.00 GiB, capability 7.5)"
     assert describe_gpus(FACTS | {"gpus": gpus}) == expected
@@ -107,12 +107,12 @@ def test_the_gpus_that_torch_sees():
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
-        ({"cudnn": 92600}, "works; cuDNN 9.26.0 is asked for workspaces"),
+        ({"cudnn": 92600}, "works; cuDNN 9.26.0 computes workspaces"),
         (
             {"cudnn": 90501},
-            "works; cuDNN 9.5.1 is too old to be asked for workspaces (from 9.8 on)",
+            "works; cuDNN 9.5.1 is too old to compute workspaces (9.8 and later can)",
         ),
-        ({"cudnn": 0}, "works; no cuDNN is asked for workspaces"),
+        ({"cudnn": 0}, "works; there is no cuDNN to compute workspaces"),
         (BROKEN, f"built, but it does not run: {BROKEN['error']}"),
     ],
 )

@@ -161,7 +161,7 @@ def test_an_ambiguous_name_is_refused_with_the_cards_that_it_may_mean(given: str
     with pytest.raises(SpecError) as refused:
         find_card(given)
     assert refused.value.given == f"card {given!r}"
-    assert refused.value.problem == "several cards could be meant"
+    assert refused.value.problem == "this name fits several cards"
     assert refused.value.remedy == remedy
 
 

@@ -150,7 +150,7 @@ def test_without_nvml_much_memory_of_others_is_said_to_be_somebodys(gpu, without
     give_back = outside(2 * GIB)
     (note,) = measured(device, device.open(None, 1), lambda: empty(20)).note_texts
     give_back()
-    assert "of NVIDIA L4 were in use besides PyTorch's memory when the step began" in note
+    assert "of NVIDIA L4 were in use outside PyTorch's allocator when the step began" in note
     assert "pip install 'pytest-gpumem[nvml]'" in note
 
 
@@ -186,12 +186,12 @@ ME = os.getpid()
     [
         ([(ME, 500 * MIB)], ""),
         ([], ""),
-        ([(ME, 5 * MIB), (7, 2 * GIB)], "another process holds 2048.00 MiB of it"),
-        ([(ME, 5 * MIB), (7, GIB), (8, GIB)], "other processes hold 2048.00 MiB of it"),
-        ([(ME, None), (7, None)], "another process holds memory of it"),
+        ([(ME, 5 * MIB), (7, 2 * GIB)], "another process uses 2048.00 MiB of it"),
+        ([(ME, 5 * MIB), (7, GIB), (8, GIB)], "other processes use 2048.00 MiB of it"),
+        ([(ME, None), (7, None)], "another process uses memory of it"),
         # in a container this process has another number: the nearest in size is taken for it
         ([(4711, 30 * MIB)], ""),
-        ([(4711, 30 * MIB), (7, 3 * GIB)], "another process holds 3072.00 MiB of it"),
+        ([(4711, 30 * MIB), (7, 3 * GIB)], "another process uses 3072.00 MiB of it"),
     ],
 )
 def test_a_device_that_others_use_is_said_to_be_shared(gpu, monkeypatch, processes, note):
@@ -237,11 +237,11 @@ SOURCE = "@pytest.mark.gpu_memory\ndef test_it(): mib(20)"
 
 def test_the_details_have_it(suite):
     session = suite.run("-vv", source=SOURCE)
-    details = session.out.partition("Held before the test and retained")[2].splitlines()
+    details = session.out.partition("Allocated before the test and retained")[2].splitlines()
     assert details[2].split()[-2:] == ["device", "outside"]
     context = CARDS["H100"].context / MIB
     assert details[4].split()[-2:] == [f"{context + 20:.2f}", "0.00"]
-    assert "device, outside: the most that nvidia-smi shows" in session.flat
+    assert "device, outside: the peak that nvidia-smi shows" in session.flat
     assert "(the virtual GPU's account)" in session.flat
     assert "nvidia-smi" not in suite.run("-v").out
 
@@ -252,7 +252,7 @@ def test_a_note_says_of_any_run_that_the_device_is_shared(suite, monkeypatch):
         VirtualDevice, "watch", lambda self, devices: NvmlWatch(nvml, {0: 1}, devices)
     )
     session = suite.run(source=SOURCE)
-    assert "note: H100 is shared: another process holds 3072.00 MiB of it (1 test)" in session.flat
+    assert "note: H100 is shared: another process uses 3072.00 MiB of it (1 test)" in session.flat
 
 
 def test_it_is_no_part_of_a_baseline(suite):
@@ -309,5 +309,5 @@ def test_memory_beside_the_allocator_belongs_to_the_tests_limit(suite):
     session = suite.run("-v", source=OUTSIDE)
     assert session.outcomes == {"passed": 1, "failed": 1}, session.out
     assert session.verdicts()["test_too_much"] == "over budget"
-    assert "5120.00 MiB in use, 5120.00 MiB of it beside PyTorch's allocator" in session.flat
-    assert "at least 5120.00 MiB of H100's memory were taken beside" in session.flat
+    assert "5120.00 MiB in use, 5120.00 MiB of it outside PyTorch's allocator" in session.flat
+    assert "at least 5120.00 MiB of H100's memory were allocated outside" in session.flat

@@ -45,7 +45,7 @@ def test_a_real_gpu_is_taken_where_amd_s_driver_is(amd_machine, monkeypatch):
 
 def test_the_virtual_gpu_says_that_it_is_one_of_nvidia_s(amd_machine):
     problem, remedy = virtual.obstacle()
-    assert "is built for AMD's ROCm, and the virtual GPU is one of NVIDIA's" in problem
+    assert "is built for AMD's ROCm, and the virtual GPU is an NVIDIA GPU" in problem
     assert "run the tests on an AMD GPU" in remedy
 
 

@@ -112,7 +112,7 @@ def test_the_action_merges_the_reports_of_its_shards(place, monkeypatch):
         shutil.copytree(folder, downloads / inputs["artifact"])
     status, folder, done = action_step(place, **report)
     assert status == 1
-    assert "not here: shards 3, 4, 5, 6, 7 and 1 more of 8" in done.err
+    assert "missing: shards 3, 4, 5, 6, 7 and 1 more of 8" in done.err
     status, folder, done = action_step(place, **{**report, "expect": 2})
     summary = (place.folder.parent / "summary.md").read_text()
     command = "gpumem accept --run https://github.com/o/r/actions/runs/9 --artifact gpu-memory\n"
@@ -145,7 +145,7 @@ def test_the_jobs_of_gitlab_make_one_report(place):
     assert f" {pattern} --expect {number} " in merge
     done = place.sh(merge, CI="true")
     assert done.ret == 1
-    assert "not here: shards 3, 4, 5, 6, 7 and 1 more of 8" in done.err
+    assert "missing: shards 3, 4, 5, 6, 7 and 1 more of 8" in done.err
     assert all((place.folder / path).exists() for path in report["artifacts"]["paths"])
     saved = read_report(place.folder / "gpumem.json")
     assert [origin.shard.index for origin in saved.report.origins] == [1, 2]

@@ -107,7 +107,7 @@ def test_help_begins_with_what_a_newcomer_needs(suite):
     shown = suite.run("--help").out
     first, others = (
         re.findall(r"^ +(--gpumem-[a-z-]+)", part, re.MULTILINE)
-        for part in shown.partition("to begin with:")[2].split("all other options:")
+        for part in shown.partition("first options:")[2].split("all other options:")
     )
     assert [*first, *others] == [option.flag for option in OPTIONS]
     assert len(first) == FIRST_OPTIONS == 5

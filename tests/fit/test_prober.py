@@ -177,7 +177,7 @@ def test_what_is_not_on_the_line_is_named(prober):
 def test_sizes_that_do_not_fit_are_left_out(prober, meter):
     meter.cap(200 * MIB)
     assert [it for it, _ in prober.scaling(linear, [2, 4, 800]).points] == [2, 4]
-    with pytest.raises(GpuMemError, match="1 of them fits in 200.00 MiB; give"):
+    with pytest.raises(GpuMemError, match="1 of these sizes fits in 200.00 MiB; write"):
         prober.scaling(linear, [2, 800])
 
 
@@ -190,7 +190,7 @@ def test_who_waits_is_told_of_every_probe(meter, tmp_path):
     Prober(meter, tmp_path, lines.append, patience=-1).largest(linear)
     assert lines[0] == "probe 1: 1 fits, 40.00 MiB of 1000.00 MiB reserved"
     refused = [line for line in lines if "98" in line]
-    assert refused == [f"probe {len(lines) - 1}: 98 does not fit: 980.00 MiB more asked for"]
+    assert refused == [f"probe {len(lines) - 1}: 98 does not fit: 980.00 MiB more requested"]
     lines.clear()
     Prober(meter, tmp_path, lines.append, patience=3600).largest(linear)
     assert lines == []
@@ -212,9 +212,12 @@ def test_an_interrupted_search_says_what_it_knows(prober, meter):
         (lambda it: it.largest(linear, 1.5), "(start=1.5): start must be"),
         (lambda it: it.largest(linear, limit=True), "(limit=True): limit must be"),
         (lambda it: it.largest(linear, multiple=-1), "(multiple=-1): multiple must be"),
-        (lambda it: it.largest(linear, limit=4, multiple=8), "no multiple is within the limit"),
-        (lambda it: it.scaling(linear, [8]), "(sizes=[8]): a line takes two different sizes"),
-        (lambda it: it.scaling(linear, 8), "(sizes=8): a line takes two different sizes"),
+        (
+            lambda it: it.largest(linear, limit=4, multiple=8),
+            "the limit is smaller than the smallest multiple",
+        ),
+        (lambda it: it.scaling(linear, [8]), "(sizes=[8]): a line needs two different sizes"),
+        (lambda it: it.scaling(linear, 8), "(sizes=8): a line needs two different sizes"),
         (lambda it: it.scaling(linear, [8, 0]), "(sizes=0): sizes must be"),
         (lambda it: it.scaling(None, [8, 9]), "gpu_memory.scaling(None): the step cannot"),
         (lambda it: it.scaling(linear, [1, 2], predict="x"), "(predict='x'): predict must be"),
@@ -236,7 +239,7 @@ def test_an_optimizers_only_step_in_a_probe_is_no_note_of_the_test(meter, prober
     prober.probe(one_step, 1)
     assert meter.result().notes == ()
     one_step(1)
-    assert "one step ran with a fresh Adam" in meter.result().note_texts[0]
+    assert "only one step ran with a new Adam" in meter.result().note_texts[0]
 
 
 def test_what_threads_let_go_of_late_after_a_refusal_is_not_the_next_probes(meter, prober):
@@ -302,6 +305,6 @@ def test_what_a_refused_probe_left_is_told(prober, meter):
     largest = prober.largest(step)
     assert largest.value == 50
     assert largest.left == 7 * MIB
-    assert "7.00 MiB that a refused probe left count for later ones" in str(largest)
+    assert "7.00 MiB that a probe left after it did not fit count in later probes" in str(largest)
     meter.cap(1000 * MIB)
     assert prober.largest(linear).left == 0

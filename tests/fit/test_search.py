@@ -175,7 +175,7 @@ def test_the_answer_in_a_sentence():
     search.add(Probe(1, True, Peak(GIB, GIB)))
     assert str(search.result(interrupted=True)) == "interrupted after 1 probe: 1 fits"
     assert str(Search(GIB).result(interrupted=True)) == (
-        "interrupted after 0 probes: none is known to fit"
+        "interrupted after 0 probes: no value is known to fit"
     )
 
 

@@ -103,7 +103,9 @@ def test_what_keeps_most_of_a_line_s_growth_is_told_and_what_keeps_little_is_not
 def test_fragmentation_is_told_where_nobody_asked_for_most_of_the_growth():
     baseline = breakdown(HEAD, unsplit=0)
     (cause,) = causes(breakdown(sized(HEAD, 13), unsplit=2 * MIB), baseline)
-    assert cause.reasons[0].startswith("fragmentation: 2.00 MiB more lie in blocks that are larger")
+    assert cause.reasons[0].startswith(
+        "fragmentation: 2.00 MiB more are unused in blocks that are larger"
+    )
     assert causes(breakdown(sized(HEAD, 13), unsplit=MIB), baseline)[0].reasons == ()
     unknown = replace(baseline, unsplit=None)
     assert causes(breakdown(sized(HEAD, 13), unsplit=2 * MIB), unknown)[0].reasons == ()
@@ -112,7 +114,7 @@ def test_fragmentation_is_told_where_nobody_asked_for_most_of_the_growth():
 def test_autocast_that_is_lost_is_told():
     current = breakdown(sized(HEAD, 50), autocast=False)
     (cause,) = causes(current, breakdown(HEAD, autocast=True))
-    assert cause.reasons == ("no module is called under torch.autocast any more",)
+    assert cause.reasons == ("no module runs under torch.autocast any more",)
     for before in (False, None):
         assert causes(current, breakdown(HEAD, autocast=before))[0].reasons == ()
 

@@ -180,14 +180,14 @@ def test_out_of_memory_below_the_budget_says_that_others_hold_the_memory(short_b
     """One segment of 20 MiB is left for how the allocator rounds a request up."""
     now = short_of_memory(reserved=8 * GIB - 512 * MIB - 20 * MIB + short_by)
     verdict = judge(now, MemorySpec(max_gib=8), NOTHING, LENIENT)
-    said = any("others hold the device's memory" in note for note in verdict.note_texts)
+    said = any("others use the rest of the device's memory" in note for note in verdict.note_texts)
     assert said is others_hold_it
 
 
 def test_a_step_that_fits_when_run_again_is_not_said_to_need_more_than_the_budget():
     now = short_of_memory(needed=Peak(7 * GIB, 7 * GIB))
     verdict = judge(now, MemorySpec(max_gib=8), NOTHING, LENIENT)
-    assert verdict.headline.endswith("; run again it took 7168.00 MiB")
+    assert verdict.headline.endswith("; in a second run it took 7168.00 MiB")
     assert "declare" not in verdict.remedy
 
 
@@ -226,7 +226,7 @@ def test_the_measurement_s_own_notes_and_its_retries_are_passed_on():
     now = measured((1, 1), notes=noted("one step only"), alloc_retries=2)
     assert judge(now, PLAIN, known((1, 1)), LENIENT).note_texts == (
         "one step only",
-        "the allocator had to empty its cache 2 times to go on",
+        "the allocator emptied its cache 2 times, because memory ran out",
     )
 
 

@@ -45,7 +45,7 @@ def test_a_test_without_baseline_says_what_it_took_and_how_to_record_it():
         "no baseline: 1024.00 MiB allocated, 2048.00 MiB reserved on virtual-T4"
     )
     assert verdict.command_text == "pytest 't.py::test[a b]' --gpumem-update-baselines"
-    assert verdict.remedy == f"to record one, run {verdict.command}"
+    assert verdict.remedy == f"to record a baseline, run {verdict.command}"
 
 
 def test_a_rank_says_how_all_of_its_ranks_are_started():
@@ -60,7 +60,7 @@ def test_a_rank_says_how_all_of_its_ranks_are_started():
     verdict = judge(measured((MIB, MIB)), PLAIN, NOTHING, policy, nodeid="t.py::test")
     assert verdict.command is None
     assert verdict.remedy == (
-        "to record one, start all ranks as before, with --gpumem-update-baselines"
+        "to record a baseline, start all ranks again with --gpumem-update-baselines"
     )
 
 
@@ -68,7 +68,7 @@ def test_a_baseline_of_another_device_is_named_and_not_compared():
     lookup = Lookup(other_devices=("cuda-NVIDIA-H200", "virtual-L4"))
     verdict = judge(measured((MIB, MIB)), PLAIN, lookup, LENIENT)
     assert verdict.headline == (
-        "incomparable: no baseline of virtual-T4, only of cuda-NVIDIA-H200, virtual-L4; "
+        "incomparable: no baseline for virtual-T4, only for cuda-NVIDIA-H200, virtual-L4; "
         "1.00 MiB allocated, 1.00 MiB reserved"
     )
 
@@ -188,7 +188,7 @@ def test_a_regression_leads_with_the_largest_growth_of_live_tensors():
 
 def test_growth_of_reserved_alone_is_said_not_to_be_live_tensors():
     verdict = judge(measured((MIB, 100 * MIB)), PLAIN, known((MIB, MIB)), LENIENT)
-    assert verdict.note_texts == ("live tensors take no more: it is the allocator's cache",)
+    assert verdict.note_texts == ("live tensors take no more memory; the allocator's cache grew",)
 
 
 def test_growth_from_nothing_has_no_percentage():
@@ -213,7 +213,7 @@ def test_shrinkage_fails_where_the_session_says_so(shrinkage, updating):
 def test_while_updating_a_regression_is_told_but_fails_nothing():
     verdict = judge(measured((GIB, GIB)), PLAIN, known((1, 1)), Policy(updating=True))
     assert (verdict.kind, verdict.failed) == (Kind.REGRESSED, False)
-    assert verdict.note_texts == ("this run writes the baseline anew",)
+    assert verdict.note_texts == ("this run writes a new baseline",)
     assert (verdict.remedy, verdict.command) == ("", None)
 
 

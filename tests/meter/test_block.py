@@ -127,13 +127,13 @@ def test_after_a_failed_beginning_nothing_is_left_behind(device, monkeypatch):
 
 @pytest.mark.parametrize("devices", [0, -1, True, 1.0, "2", None])
 def test_a_number_of_devices_is_a_whole_one(devices):
-    with pytest.raises(SpecError, match="it is no number of devices; write devices=1"):
+    with pytest.raises(SpecError, match="this is not a number of devices; write devices=1"):
         pytest_gpumem.measure(devices=devices)
 
 
 def test_more_devices_than_can_be_seen_cannot_be_measured(device):
     with (
-        pytest.raises(DeviceError, match="devices=3.*2 GPUs can be seen here; ask for fewer"),
+        pytest.raises(DeviceError, match="devices=3.*2 GPUs can be seen here; request fewer GPUs"),
         pytest_gpumem.measure(devices=3),
     ):
         pytest.fail("it did not begin")
@@ -143,7 +143,7 @@ def test_without_a_gpu_it_says_how_to_have_one(monkeypatch):
     virtual_device()
     monkeypatch.setattr(block, "_active", [])
     with (
-        pytest.raises(DeviceError, match=r"no GPU can be seen here; .*use_virtual_gpu\(\) before"),
+        pytest.raises(DeviceError, match=r"there is no GPU here; .*use_virtual_gpu\(\) before"),
         pytest_gpumem.measure(),
     ):
         pytest.fail("it did not begin")

@@ -344,7 +344,7 @@ def test_a_first_step_of_an_optimizer_is_noted_and_a_parts_result_has_no_note(me
     with meter.part() as part:
         torch.optim.Adam([param]).step()
     mine = noted("mine")
-    assert "fresh Adam" in meter.result(notes=mine).note_texts[-1]
+    assert "new Adam" in meter.result(notes=mine).note_texts[-1]
     assert meter.result(notes=mine).notes[0] == mine[0]
     assert meter.result(tally=part).notes == ()
 
@@ -385,7 +385,7 @@ def test_garbage_whose_end_python_decides_is_told_where_it_matters(meter, count,
     gc.collect()
     tensor(40 * MIB)
     notes = [note for note in meter.result().note_texts if "garbage" in note]
-    expected = ["garbage in reference cycles held 30.00 MiB until Python's collector ran"]
+    expected = ["garbage in reference cycles kept 30.00 MiB until Python's garbage collector ran"]
     assert [note.split(":")[0] for note in notes] == expected * told
 
 
@@ -398,4 +398,4 @@ def test_a_part_has_notes_of_figures_that_are_not_exact(meter):
         tensor(4 * MIB)
     assert meter.result(tally=exact).notes == ()
     (note,) = meter.result(tally=part).note_texts
-    assert "peak reserved may be up to 20.00 MiB off" in note
+    assert "peak reserved may be wrong by up to 20.00 MiB" in note

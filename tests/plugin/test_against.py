@@ -54,7 +54,7 @@ def test_a_real_run_is_held_to_the_prediction_with_a_tolerance_of_its_own(
         assert session.ret == 1
         assert "peak allocated is 31.00 MiB (+3.1%) above that of virtual-T4" in session.flat
         assert "tolerance 30.00 MiB" in session.flat
-        assert "next: see which lines differ" in session.flat
+        assert "next: find the lines that differ" in session.flat
         assert "--gpumem-update-baselines" not in session.out
 
 
@@ -101,8 +101,11 @@ def test_what_has_no_such_baseline_says_where_to_record_one(predicted):
     session = predicted.run("--gpumem-against=virtual:L4", "--gpumem-card=T4",
                             "--gpumem-missing-baseline=fail")  # fmt: skip
     assert session.ret == 1
-    assert "no baseline of virtual-L4, only of virtual-T4" in session.flat
-    assert "record the baseline of virtual-L4, on that device, with --gpumem-update" in session.flat
+    assert "no baseline for virtual-L4, only for virtual-T4" in session.flat
+    assert (
+        "to record the baseline of virtual-L4, run on that device with --gpumem-update"
+        in session.flat
+    )
     assert "to record baselines: pytest" not in session.out
 
 
@@ -110,7 +113,7 @@ def test_it_is_never_written(predicted):
     before = predicted.baselines()
     session = predicted.run_warm(AGAINST, "--gpumem-update-baselines")
     assert session.ret == pytest.ExitCode.USAGE_ERROR
-    assert "what is held to another device's baselines is not recorded" in session.err
+    assert "a comparison with another device's baselines records no baseline" in session.err
     assert predicted.baselines() == before
 
 
@@ -145,9 +148,8 @@ def test_which_were_compared_which_not_and_why(suite):
     source += "\n@pytest.mark.gpu_memory\ndef test_new(): mib(1)\n"
     session = suite.run("--gpumem-card=T4", "--gpumem-html=a.html", source=source)
     line = (
-        "gpumem: baselines: 0 of 4 compared, 1 not compared: its batch size changed from 4 to 8, "
-        "1 recorded on virtual-L4 only, 1 not wanted (baseline=False), "
-        "1 missing"
+        "gpumem: baselines: 0 of 4 compared, 1 not compared: its batch size changed from 4 "
+        "to 8, 1 recorded on virtual-L4 only, 1 switched off (baseline=False), 1 missing"
     )
     assert line in session.flat
     assert "1 recorded on virtual-L4 only" in (suite.path / "a.html").read_text()

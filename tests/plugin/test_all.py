@@ -62,7 +62,7 @@ def test_every_test_that_takes_memory_is_measured_and_the_others_are_left_alone(
     assert session.outcomes == {"passed": 7}
     assert recorded(library) == PEAKS
     assert "test_of_the_cpu" not in session.out.split("Peak memory")[-1]
-    assert "took no memory" not in session.out
+    assert "allocated no memory" not in session.out
 
 
 def test_one_line_of_the_ini_file_does_it_and_a_planted_growth_fails(library, monkeypatch):

@@ -284,7 +284,7 @@ def test_workers_measure_the_same_and_the_controller_alone_writes(three, monkeyp
     session = three.run_warm("-n", "2", UPDATE, "-k", "one or two")
     assert session.outcomes == {"passed": 2}
     assert "gpumem: virtual GPU H100" in session.out
-    assert "gpumem: memory is predicted, kernels do not run" in session.out
+    assert "gpumem: memory is predicted; kernels do not run" in session.out
     assert "1 changed, 1 unchanged" in session.out
     assert three.baselined() == {**before, "test_it.py::test_one": (150, 150)}
     assert session.figures() == {"test_one": (150, 150), "test_two": (200, 200)}

@@ -34,7 +34,7 @@ def test_it():
     assert "def test_it" not in session.out
     assert session.out.count("said once") == 1  # what the second run prints is not shown
     assert "FAILED test_it.py::test_it - out of memory: needs 1500.00 MiB, does not" in session.flat
-    assert "to go on" not in session.out
+    assert "emptied its cache" not in session.out
     assert session.table["test_it"] == {
         "allocated": "1500.00",
         "reserved": "1500.00",
@@ -247,7 +247,7 @@ class TestPlain:
         "TestCase::test_good": (50, 50),
         "TestPlain::test_kept_in_self": (1100, 1100),
     }
-    assert "the test raised it as ValueError: my own words" in session.flat
+    assert "the test turned the out-of-memory error into ValueError: my own words" in session.flat
 
 
 def test_out_of_memory_with_no_budget_is_a_verdict(suite):

@@ -85,7 +85,7 @@ class TestIt(unittest.TestCase):
 """
     )
     assert session.outcomes == {"errors": 1}
-    assert "a method of a unittest.TestCase cannot be run as several tests" in session.flat
+    assert "a method of a unittest.TestCase cannot run as several tests" in session.flat
 
 
 RANKS = """

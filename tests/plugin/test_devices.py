@@ -29,7 +29,7 @@ def test_plain():
 def test_a_device_that_is_switched_off_skips_with_the_reason(suite):
     session = suite.run("-rs", "--gpumem-device=none", source=MARKED)
     assert session.outcomes == {"passed": 1, "skipped": 1}
-    assert "gpumem: no device, marked tests are skipped: switched off" in session.flat
+    assert "gpumem: no device, so marked tests are skipped: switched off" in session.flat
     assert "SKIPPED [1] test_it.py:3: gpumem: switched off by --gpumem-device=none" in session.flat
     assert "gpumem: 1 skipped: switched off by --gpumem-device=none" in session.out
 
@@ -66,10 +66,11 @@ def test_in_ci_a_marked_test_without_a_device_fails_unless_none_is_meant(cpu_onl
     assert session.outcomes == {"passed": 1, "errors": 1}
     assert session.ret == 1
     assert (
-        "gpumem: no device, marked tests fail, as CI is set: there is no GPU here" in session.flat
+        "gpumem: no device, so marked tests fail, because CI is set: there is no GPU here"
+        in session.flat
     )
     assert "torch 2.15.0+cpu is built without CUDA; install a CUDA build" in session.flat
-    assert "CI is set: a marked test without a device fails; " in session.flat
+    assert "CI is set, so a marked test without a device fails; " in session.flat
     assert cpu_only.run_apart("-q", "-n1").outcomes == {"passed": 1, "errors": 1}
     session = cpu_only.run_apart("--gpumem-device=none")
     assert session.outcomes == {"passed": 1, "skipped": 1}
@@ -109,17 +110,23 @@ def test_marked():
 def test_a_quiet_session_says_what_was_not_held(suite):
     """In one line, also where it is skipped on purpose; a session that held all adds none."""
     session = suite.run("-q", "--gpumem-device=none", source=HELD)
-    assert "gpumem: not held: 1 skipped (why: without -q)" in session.out.splitlines()
+    assert (
+        "gpumem: not compared: 1 skipped (run without -q for the reasons)"
+        in session.out.splitlines()
+    )
     session = suite.run("-q")
-    assert "gpumem: not held: 1 without baseline (why: without -q)" in session.out.splitlines()
-    assert "not held" not in suite.run("-q", "--gpumem-update-baselines").out
+    assert (
+        "gpumem: not compared: 1 without baseline (run without -q for the reasons)"
+        in session.out.splitlines()
+    )
+    assert "not compared" not in suite.run("-q", "--gpumem-update-baselines").out
     assert "gpumem" not in suite.run("-q").out
     session = suite.run("-q", source=HELD.replace("batch_size=2", "batch_size=4"))
-    assert "gpumem: not held: 1 not compared with their baselines" in session.out
-    assert "not held" not in suite.run("-q", "--gpumem-missing-baseline=fail").out
+    assert "gpumem: not compared: 1 with an unusable baseline" in session.out
+    assert "not compared" not in suite.run("-q", "--gpumem-missing-baseline=fail").out
     conditions = 'pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")'
     suite.write("test_it.py", f"pytestmark = {conditions}\n{HELD}")
-    assert "gpumem: not held: 1 skipped (why: without -q)" in suite.run("-q").out
+    assert "gpumem: not compared: 1 skipped (run without -q for the reasons)" in suite.run("-q").out
 
 
 def test_a_real_gpu_that_is_demanded_and_not_there_is_an_error_of_marked_tests(suite, virtual_gpu):

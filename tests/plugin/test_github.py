@@ -71,7 +71,7 @@ def test_a_summary_that_is_full_is_said_and_fails_nothing(suite, github):
     github.write_bytes(b"x" * (2**20 - 100))
     session = suite.run("-k", "fits", source=TWO)
     assert session.ret == 0
-    assert "gpumem: nothing added to GITHUB_STEP_SUMMARY: GitHub takes 1 MiB" in session.flat
+    assert "gpumem: nothing added to GITHUB_STEP_SUMMARY: GitHub accepts 1 MiB" in session.flat
     assert github.stat().st_size == 2**20 - 100
 
 

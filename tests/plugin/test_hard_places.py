@@ -86,7 +86,7 @@ def test_an_unmarked_test_that_uses_cuda_first_is_refused_and_costs_no_other(sui
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     session = suite.run_apart(UPDATE, source=HIDDEN_FIRST)
     assert (session.outcomes["failed"], session.outcomes["passed"]) == (1, 1)
-    assert "No CUDA GPUs are available: the virtual GPU is visible inside" in session.flat
+    assert "No CUDA GPUs are available: the virtual GPU is visible only inside" in session.flat
     assert suite.baselined() == {"test_it.py::test_marked": (21, 22)}
 
 
@@ -112,7 +112,9 @@ def test_a_conftest_file_that_initialises_cuda(suite):
     suite.write("conftest.py", "import torch\ntorch.cuda.init()")
     session = suite.run_warm(source=NUMBERED)
     assert session.ret == pytest.ExitCode.USAGE_ERROR
-    message = "RuntimeError: No CUDA GPUs are available: the virtual GPU is visible inside tests"
+    message = (
+        "RuntimeError: No CUDA GPUs are available: the virtual GPU is visible only inside tests"
+    )
     assert message in " ".join((session.err + session.out).split())
     assert "--gpumem-visible=session" in session.err + session.out
     session = suite.run_warm("--gpumem-visible=session")

@@ -162,7 +162,7 @@ def test_it_is_written_after_an_interruption(suite):
 def test_a_folder_or_nothing_is_refused_at_once(suite, given):
     session = suite.run_warm(f"--gpumem-html={given}", source=TWO)
     assert session.ret == pytest.ExitCode.USAGE_ERROR
-    message = f"--gpumem-html={given}: this is no file; write --gpumem-html=gpumem.html"
+    message = f"--gpumem-html={given}: this is not a file; write --gpumem-html=gpumem.html"
     assert message in session.err
 
 
@@ -172,7 +172,7 @@ def test_a_missing_library_is_said_before_any_test_runs(suite, monkeypatch, miss
     monkeypatch.setenv("PYTHONPATH", str(suite.path), prepend=os.pathsep)
     session = suite.run_warm("-p", "absent", "-p", "no:html", OPTION, source=TWO)  # not pytest-html
     assert session.ret == pytest.ExitCode.USAGE_ERROR
-    assert f"made with {missing}, not installed here; run pip install" in session.err
+    assert f"needs {missing}, which is not installed; run pip install" in session.err
     assert "'pytest-gpumem[html]'" in session.err
 
 

@@ -80,7 +80,7 @@ BAD = {
     "max_gib=float('nan')": "max_gib must be a number above 0",
     "max_gib=True": "max_gib must be a plain number of GiB",
     "max_gib='8GB'": "write max_gib=7.450580596923828",
-    "tolerance='lots'": "write it as '2%'",
+    "tolerance='lots'": "write '2%'",
     "card='T5'": "T4",
     "batch_size=0": "batch_size must be a whole number",
     "rank=1": "write world_size=2",

@@ -425,8 +425,11 @@ def test_sgd():
 def test_one_step_with_a_fresh_optimizer_is_said(suite):
     session = suite.run("-v", source=ADAM)
     assert session.outcomes == {"passed": 4}
-    assert "one step ran with a fresh Adam: its state of 7.64 MiB came last" in session.flat
-    assert "give warmup=1 (1 test)" in session.flat
+    assert (
+        "only one step ran with a new Adam, and its state of 7.64 MiB was allocated last"
+        in session.flat
+    )
+    assert "write warmup=1 (1 test)" in session.flat
     figures = session.figures()
     assert figures["test_two_steps"] > figures["test_one_step"]
 

@@ -84,14 +84,14 @@ def test_a_folder_or_nothing_is_refused_at_once(suite, name, given):
     session = suite.run_warm(f"--gpumem-{name}={given}", source=TWO)
     assert session.ret == pytest.ExitCode.USAGE_ERROR
     ending = {"json": "json", "markdown": "md"}[name]
-    message = f"--gpumem-{name}={given}: this is no file; write --gpumem-{name}=gpumem.{ending}"
+    message = f"--gpumem-{name}={given}: this is not a file; write --gpumem-{name}=gpumem.{ending}"
     assert message in session.err
 
 
 def test_one_file_for_two_reports_is_refused(suite):
     session = suite.run_warm("--gpumem-json=a.x", "--gpumem-markdown=a.x", source=TWO)
     assert session.ret == pytest.ExitCode.USAGE_ERROR
-    assert "this is the file of --gpumem-json as well; name two files" in session.err
+    assert "--gpumem-json names the same file; name two different files" in session.err
 
 
 @pytest.mark.parametrize("name", ["json", "markdown"])

@@ -25,5 +25,5 @@ def test_each_has_a_result_and_a_baseline_of_its_own(suite):
         assert path.startswith("virtual-H100/%2E%2E/")
     session = suite.run(*options)
     assert "gpumem: 2 ok" in session.flat
-    assert "the test lies outside of pytest's root folder: its baseline is" in session.flat
+    assert "the test is outside pytest's root folder: its baseline is" in session.flat
     assert "%2E%2E/one/test_x.json" in session.out.replace("\n", "").replace(" ", "")

@@ -55,7 +55,7 @@ def test_the_summary_leads_with_a_change_of_toolchain_and_no_section_repeats_it(
     summary = " ".join(session.out.partition("= GPU memory =")[2].split())
     assert re.sub(r"^=* ", "", summary).startswith(lead)
     assert f"if this is intended, run pytest {UPDATE}" in session.flat
-    assert session.out.count("it moved together with other tests, see the summary") == 5
+    assert session.out.count("other tests moved with it, see the summary") == 5
     assert session.out.count("FAILED test_it.py::test_one[") == 5
     headline = f"FAILED test_it.py::test_one[0] - +28.00 MiB (+28.0%): torch 1.99.0 -> {now}"
     assert headline in session.flat
@@ -77,7 +77,7 @@ def test_a_change_of_torch_names_how_to_keep_both_versions_baselines(
     now = ".".join(virtual_gpu.__version__.split(".")[:2])
     setting = f"gpumem_baseline_dir = {quote}baselines/torch-{{torch}}{quote}"
     hint = (
-        f"to keep the baselines of torch 1.99 beside those of torch {now}, set {setting} in {ini}, "
+        f"to keep separate baselines for torch 1.99 and torch {now}, set {setting} in {ini}, "
         "and record with each torch"
     )
     assert hint in known.run().flat
@@ -99,7 +99,7 @@ def test_a_regression_of_its_own_keeps_its_section_and_is_pointed_to(known, monk
     session = known.run()
     assert session.outcomes == {"failed": 6}
     assert "5 tests moved by +28.00 MiB" in session.flat
-    assert "gpumem: 1 more regressed for another reason: look there first" in session.flat
+    assert "gpumem: 1 more regressed for another reason: begin with these" in session.flat
     assert "if this is intended, run pytest --gpumem-update" not in session.flat
     assert session.out.count("see the summary") == 5
     assert "(+833.3%): 60.00 -> 560.00 MiB" in session.flat
@@ -177,7 +177,7 @@ def test_fail_is_satisfied_by_an_update_though_no_figure_moved(known, virtual_gp
 def test_an_unknown_choice_is_a_usage_error(known):
     session = known.run("--gpumem-provenance=maybe")
     assert session.ret == pytest.ExitCode.USAGE_ERROR
-    assert "--gpumem-provenance=maybe: there is no such choice; write" in session.err
+    assert "--gpumem-provenance=maybe: this is not a valid choice; write" in session.err
 
 
 def given(suite, choice, *, ini):

@@ -90,7 +90,10 @@ def test_two_figures_of_one_device_are_told_and_not_recorded(suite):
     """
     options = [word for size in (30, 90) for word in remote(f"env:SIZE={size}")]
     session = suite.run_warm(*options, "--dist=each", UPDATE, source=source)
-    assert "test_it.py::test_own has two figures on virtual-H100, of gw0 and gw1" in session.flat
+    assert (
+        "test_it.py::test_own has two different figures on virtual-H100, from gw0 and gw1"
+        in session.flat
+    )
     assert list(suite.baselined()) == ["test_it.py::test_same"]
 
 

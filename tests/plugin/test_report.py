@@ -21,7 +21,7 @@ def test_bad():
     mib(100)
 """
 HEAD = "gpumem: virtual GPU H100 (79.19 GiB, capability 9.0, 132 SMs)"
-PLAIN = "gpumem: memory is predicted, kernels do not run"
+PLAIN = "gpumem: memory is predicted; kernels do not run"
 
 
 def test_the_report_by_verbosity(suite):
@@ -36,7 +36,7 @@ def test_the_report_by_verbosity(suite):
     assert "made with: torch" not in outs["-v"]
     for text in (HEAD, "gpumem: 1 ok", "GPU memory", "test_good"):
         assert text not in outs["-q"]
-    assert outs["-q"].count("gpumem: 1 over budget (why: without -q)\n") == 1
+    assert outs["-q"].count("gpumem: 1 over budget (run without -q for the reasons)\n") == 1
     assert "Peak memory" not in outs["-q"]
     for out in outs.values():
         assert "over budget: peak allocated of 100.00 MiB" in out
@@ -168,11 +168,11 @@ def test_device_names_are_those_that_can_be_chosen():
         ("--gpumem-shrinkage=no", "write --gpumem-shrinkage=note or --gpumem-shrinkage=fail"),
         ("--gpumem-tolerance=lots", "--gpumem-tolerance=lots: "),
         ("--gpumem-baseline-dir=", "write --gpumem-baseline-dir=baselines"),
-        ("--gpumem-against=L4", "names no device; write virtual:L4, or cuda:NVIDIA L4"),
+        ("--gpumem-against=L4", "is not a device; write virtual:L4, or cuda:NVIDIA L4"),
         ("--gpumem-against=virtual:T5", "--gpumem-against=virtual:T5: "),
-        ("--gpumem-against=cuda:", "names no device; write virtual:L4"),
+        ("--gpumem-against=cuda:", "is not a device; write virtual:L4"),
         ("--gpumem-against-tolerance=lots", "--gpumem-against-tolerance=lots: "),
-        ("--gpumem-against-tolerance=5%", "write that as well, as --gpumem-against=virtual:L4"),
+        ("--gpumem-against-tolerance=5%", "add --gpumem-against=virtual:L4"),
     ],
 )
 def test_a_bad_value_is_a_usage_error_of_one_line(suite, argument, words):

@@ -36,7 +36,7 @@ def worst(*results, shrinkage_fails=False):
 def test_of_ranks_that_pass_the_fullest_counts():
     found = worst(result(0, mib=10), result(1, mib=30), result(2, mib=20))
     assert (found.rank, found.measurement.peak_allocated) == (1, 30 << 20)
-    assert found.verdict.note_texts == ("of the ranks, 1 held most",)
+    assert found.verdict.note_texts == ("these figures are from rank 1, which used most memory",)
 
 
 def test_of_equal_ones_the_first():
@@ -46,7 +46,7 @@ def test_of_equal_ones_the_first():
 def test_one_that_fails_counts_whatever_it_held():
     found = worst(result(0, mib=90), result(1, Kind.REGRESSED, mib=10))
     assert (found.rank, found.verdict.kind) == (1, Kind.REGRESSED)
-    assert found.verdict.note_texts == ("of the ranks, 1 failed",)
+    assert found.verdict.note_texts == ("these figures are from rank 1, which failed",)
 
 
 def test_of_several_that_fail_the_worst_kind():
@@ -113,7 +113,7 @@ def test_a_failure_of_another_rank_is_to_be_told():
 def test_a_rank_that_gave_nothing_is_named():
     first = gathered(result(0))
     first.join({1: None}, shrinkage_fails=False)
-    assert first.problems == ["rank 1 gave no results: no baselines are written"]
+    assert first.problems == ["rank 1 sent no results: no baselines are written"]
 
 
 @pytest.mark.parametrize(

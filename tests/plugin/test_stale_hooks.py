@@ -107,7 +107,7 @@ def test_nothing_is_said_after_a_collection_that_was_not_full(renamed, arguments
     assert session.ret == 0, session.out
     assert REMOVES not in session.out
     detailed = renamed.run(FAIL, "-v", *arguments)
-    assert "gpumem: not looked for stale baselines: " in detailed.out
+    assert "gpumem: did not look for stale baselines: " in detailed.out
 
 
 def test_nothing_is_said_where_a_file_cannot_be_collected(renamed):

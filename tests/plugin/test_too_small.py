@@ -20,7 +20,7 @@ CONFTEST = """
     class OneGpu(device.VirtualDevice):
         def open(self, card, count):
             if count > 1:
-                raise TooSmallError("devices=2", "this machine shows 1 GPU", "ask for fewer")
+                raise TooSmallError("devices=2", "this machine shows 1 GPU", "request fewer GPUs")
             return super().open(card, count)
 
     def pytest_configure(config):
@@ -41,4 +41,4 @@ def test_it_is_skipped_under_auto_and_an_error_where_the_device_was_demanded(
     suite.write("conftest.py", CONFTEST)
     ended = suite.run(f"--gpumem-device={device}", "-rs", source=TESTS)
     assert ended.outcomes == {"passed": 1, **outcome}
-    assert "devices=2: this machine shows 1 GPU; ask for fewer" in ended.flat
+    assert "devices=2: this machine shows 1 GPU; request fewer GPUs" in ended.flat

@@ -95,7 +95,7 @@ def test_one_report_and_one_baseline_of_the_fullest_rank(torchrun, suite):
     assert session.ret == 0
     assert "GPU memory" in session.first
     assert "test_uneven 70.00" in session.first  # rank 0: 40 + 30, rank 1: 60 + 5
-    assert "note: of the ranks, 0 held most" in session.first
+    assert "note: these figures are from rank 0, which used most memory" in session.first
     assert "gpumem: baselines: 3 created" in session.first
     assert "GPU memory" not in session.other
     assert "baselines:" not in session.other
@@ -140,7 +140,7 @@ def test_a_rank_that_ends_without_results_is_named_and_nothing_is_written(torchr
     """
     session = torchrun("--gpumem-update-baselines", source=source)
     assert session.ret == 1
-    assert "gpumem: rank 1 gave no results: no baselines are written" in session.first
+    assert "gpumem: rank 1 sent no results: no baselines are written" in session.first
     assert suite.baselines() == {}
 
 

@@ -231,8 +231,8 @@ def test_a_failure_by_values_beside_compiled_code_says_how_to_compute_none(suite
     """
     )
     assert session.outcomes == {"failed": 1}
-    assert 'values="off" (--gpumem-values=off) computes none; the peak until' in session.flat
-    assert "values are not computed here" not in session.flat
+    assert 'values="off" (--gpumem-values=off) computes none; the peak before' in session.flat
+    assert "did not compute these values" not in session.flat
 
 
 def test_a_failure_by_values_that_are_not_computed_says_so_and_masks_are_as_assumed(suite):
@@ -240,8 +240,8 @@ def test_a_failure_by_values_that_are_not_computed_says_so_and_masks_are_as_assu
     assert session.outcomes == {"passed": 6, "failed": 2}
     assert session.flat.count("parameters of 2.00 MiB got no gradient in a step of SGD") == 1
     if sys.version_info >= (3, 11):
-        assert session.flat.count("values are not computed here") == 1
-        assert 'use values="full"; the peak until it failed was 290.34 MiB alloc' in session.flat
+        assert session.flat.count("did not compute these values") == 1
+        assert 'use values="full"; the peak before the failure was 290.34 MiB alloc' in session.flat
     figures = session.figures()
     assert figures["test_masks[1.0]"][0] - figures["test_masks[0.0]"][0] == pytest.approx(
         99, abs=20
@@ -304,7 +304,7 @@ def test_a_small_test_has_the_losses_of_the_cpu_in_its_one_run(suite):
     assert session.outcomes == {"passed": 4, "failed": 2}, session.out
     assert "test_wrong - assert 0.3255" in session.flat  # the CPU's loss
     assert "test_negative - assert -0.000" in session.flat
-    assert "values are not computed here" not in session.flat
+    assert "did not compute these values" not in session.flat
     assert "note" not in session.flat
 
 
@@ -440,7 +440,9 @@ def test_replay():
 def test_a_failure_by_values_that_cannot_be_computed_is_not_advised_to_compute_them(suite):
     session = suite.run(source=REPLAYS)
     assert session.outcomes == {"failed": 1}
-    assert "CUDA graphs compute none; check it on the CPU or a real GPU; the peak" in session.flat
+    assert (
+        "CUDA graphs compute no values; check these values on the CPU or on a real GPU; the peak"
+    ) in session.flat
     assert 'use values="full"' not in session.flat
 
 

@@ -66,7 +66,7 @@ def test_in_ci_a_missing_baseline_fails_unless_an_option_says_otherwise(
     monkeypatch.setenv("CI", value)
     session = suite.run(source=SOURCE.replace("ARGS", ""))
     assert session.outcomes == {"failed" if fails else "passed": 1}
-    line = "gpumem: CI is set: a test without a baseline to compare with fails"
+    line = "gpumem: CI is set: a test without a baseline fails"
     assert (line in session.out) is fails
     suite.write("pytest.ini", "[pytest]\ngpumem_missing_baseline = note")
     session = suite.run()
@@ -80,14 +80,14 @@ def test_in_ci_a_baseline_of_another_card_fails_and_one_that_is_recorded_does_no
     monkeypatch.setenv("CI", "true")
     session = known.run("--gpumem-card=T4")
     assert session.outcomes == {"failed": 1}
-    assert "no baseline of virtual-T4, only of virtual-H100" in session.flat
+    assert "no baseline for virtual-T4, only for virtual-H100" in session.flat
     session = known.run("--gpumem-card=T4", "--gpumem-update-baselines")
     assert session.outcomes == {"passed": 1}
 
 
 def test_a_projects_first_baselines_come_with_the_card_for_the_ini_file(suite):
-    default = 'H100 is the default card; for another one, write gpumem_card = "T4" in pyproject'
-    later = 'to have every later run compare with these baselines, write gpumem_card = "L4" in '
+    default = 'H100 is the default card; for another card, write gpumem_card = "T4" in pyproject'
+    later = 'to compare every later run with these baselines, write gpumem_card = "L4" in '
     source = SOURCE.replace("ARGS", "")
     assert f"gpumem: {default}" in suite.run(source=source).flat
     session = suite.run("--gpumem-card=L4")
@@ -110,7 +110,7 @@ def test_a_baseline_of_another_device_is_never_compared_in_silence(known):
     assert "1 incomparable" in session.out
     session = known.run("--gpumem-card=T4", "--gpumem-missing-baseline=fail")
     assert session.outcomes == {"failed": 1}
-    assert "no baseline of virtual-T4, only of virtual-H100" in session.flat
+    assert "no baseline for virtual-T4, only for virtual-H100" in session.flat
 
 
 def test_another_torch_is_compared_and_named(known, monkeypatch):

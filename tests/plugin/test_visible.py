@@ -84,7 +84,7 @@ def test_the_default_says_which_tests_a_hidden_gpu_has_skipped(suite):
     )
     suite.write("test_other.py", "@pytest.mark.skip(reason='slow')\ndef test_slow(): pass")
     session = suite.run("--gpumem-markdown=report.md", source=LIBRARY_SUITE)
-    asked = "asked for GPUs while it was imported, when none was shown; --gpumem-visible=session"
+    asked = "looked for GPUs during its import, when no GPU was visible; --gpumem-visible=session"
     assert (
         f"gpumem: 2 marked tests were skipped (test requires CUDA): test_it.py:8 {asked}"
         in session.flat
@@ -94,7 +94,7 @@ def test_the_default_says_which_tests_a_hidden_gpu_has_skipped(suite):
     assert "1 file of marked tests was skipped (no GPU)" in (suite.path / "report.md").read_text()
     assert "slow" not in session.out
     # The test that measured the CPU says so as well, and makes no baseline.
-    assert "and test_it.py:8 asked for GPUs while it was imported" in session.flat
+    assert "and test_it.py:8 looked for GPUs during its import" in session.flat
     assert SEEN not in session.flat
     workers = suite.run_warm("-n2", source=LIBRARY_SUITE)
     assert (
@@ -104,7 +104,7 @@ def test_the_default_says_which_tests_a_hidden_gpu_has_skipped(suite):
     assert whole in workers.flat
     shown = suite.run_warm("-n1", "--gpumem-visible=session")
     assert shown.outcomes == {"passed": 7, "skipped": 1}
-    assert "when none was shown" not in shown.flat
+    assert "when no GPU was visible" not in shown.flat
 
 
 def test_a_skip_for_another_reason_is_not_told(suite):
@@ -129,7 +129,7 @@ def test_a_skip_for_another_reason_is_not_told(suite):
     assert "--gpumem-visible" not in suite.run("test_second.py").out
     suite.write("test_second.py", source.replace("flaky", "needs a GPU"))
     session = suite.run("test_second.py")
-    assert "(needs a GPU): test_second.py:6 asked for GPUs" in session.flat
+    assert "(needs a GPU): test_second.py:6 looked for GPUs" in session.flat
 
 
 def test_a_conftest_file_s_virtual_gpu_has_the_same_figures(suite):
@@ -147,4 +147,6 @@ def test_a_conftest_file_s_virtual_gpu_has_the_same_figures(suite):
 def test_a_bad_value_says_what_to_write(suite, value):
     session = suite.run(f"--gpumem-visible={value}", source=LIBRARY_SUITE)
     assert session.ret == pytest.ExitCode.USAGE_ERROR
-    assert f"--gpumem-visible={value}: there is no such choice; write test, session" in session.err
+    assert (
+        f"--gpumem-visible={value}: this is not a valid choice; write test, session" in session.err
+    )

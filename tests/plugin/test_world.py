@@ -111,7 +111,7 @@ def test_last():
 """,
     )
     assert session.outcomes == {"errors": 1, "passed": 2}
-    assert "world_size=4: this process has a default process group already" in session.flat
+    assert "world_size=4: this process already has a default process group" in session.flat
 
 
 @pytest.mark.parametrize("options", [[], ["-p", "no:randomly", "-n", "2"]])

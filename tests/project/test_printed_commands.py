@@ -27,15 +27,12 @@ WRITTEN = {
     "baselines/file_format.py": ["git checkout --ours FILE, or --theirs)"],
     "baselines/history.py": ["git fetch --unshallow gets the commits before it"],
     "cli/accept/accept.py": [
-        (
-            "pytest --gpumem-update-baselines would have written in that run. The exit status is 1 "
-            "if nothing was"
-        ),
+        "pytest --gpumem-update-baselines would have written in that run. Exit",
         "pytest --gpumem-json",
         "gpumem accept in the repository that was tested",
     ],
     "cli/cards.py": [
-        'gpumem cards --here > cards/mine.toml; a marker then has card="cards/mine.toml".',
+        'gpumem cards --here > cards/mine.toml; then write card="cards/mine.toml" in a marker.',
         "gpumem cards --here",
     ],
     "cli/completion.py": ["pip install 'pytest-gpumem[completion]'"],
@@ -56,7 +53,7 @@ WRITTEN = {
     ],
     "cli/prune.py": [
         "gpumem prune [--delete] [argument for pytest ...]",
-        "gpumem prune where pytest collects all tests, without naming any",
+        "gpumem prune in a folder where pytest collects all tests, and name no tests",
         "gpumem prune from pytest's root folder, or add --gpumem-baseline-dir=DIR",
     ],
     "cli/reports/history.py": ["pip install 'pytest-gpumem[html]'"],
@@ -68,7 +65,7 @@ WRITTEN = {
     "cli/run.py": ["gpumem run [options] (SCRIPT | -m MODULE) [argument ...]"],
     "devices/card_file.py": ["gpumem cards --here > cards/mine.toml, on a machine with such a GPU"],
     "devices/memory_use.py": [
-        "pip install 'pytest-gpumem[nvml]') tells if other processes hold it",
+        "pip install 'pytest-gpumem[nvml]') shows whether other processes use this memory",
     ],
     "devices/virtual/device.py": [
         "pip install torch",
@@ -354,7 +351,7 @@ def test_commands_about_baselines_delete_list_and_write(place):
     assert "test_it[[x]]" in place.sh("gpumem show --baseline-dir='none here'").out
     place.write("a b.json", "{")
     told = place.sh("gpumem report 'a b.json'")
-    (command,) = re.findall("; write it anew with (.*)$", told.err.strip())
+    (command,) = re.findall("; write the report again with (.*)$", told.err.strip())
     place.sh(f"{command} -oaddopts= --run-slow=yes")
     assert place.sh("gpumem report 'a b.json'").ret == 0
 

@@ -343,8 +343,8 @@ def first(**values):
         ),
         (first(batch_size=-1), ">= 0 - at `$.results[0].batch_size`"),
         (first(batch_size=2**63), "<= 9223372036854775807 - at `$.results[0].batch_size`"),
-        ('{"format": 1, "format": 1, "gpumem": ""}', '"format" is in one object twice'),
-        ('{"format": NaN, "gpumem": ""}', "NaN is no number of bytes"),
+        ('{"format": 1, "format": 1, "gpumem": ""}', '"format" occurs twice in one object'),
+        ('{"format": NaN, "gpumem": ""}', "NaN is not a number of bytes"),
         (
             '{"format": 1, "gpumem": ' + "9" * 5000 + "}",
             "is not a report of pytest-gpumem: Exceeds",

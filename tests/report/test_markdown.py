@@ -199,7 +199,7 @@ def test_what_is_too_long_is_shortened_and_says_so():
         assert "This report was shortened" in text
         assert f"{failed} of 3000 failed" in text
         assert re.search(r"^And \d+ more\.$", text, re.MULTILINE)
-    assert "more that failed." in markdown(report, limit=5_000)
+    assert "more failures." in markdown(report, limit=5_000)
     assert markdown(report, limit=len(whole.encode())) == whole
     assert markdown(report, limit=20) == ""
 

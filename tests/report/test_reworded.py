@@ -82,15 +82,15 @@ def reworded(outcome):
 
 
 HINTS = (
-    Note(NoteKind.NEXT_STEP, "only one step ran with a fresh Adam"),
-    Note(NoteKind.STILL_HELD, "gradients of 4.00 MiB were still held at the peak"),
+    Note(NoteKind.NEXT_STEP, "only one step ran with a new Adam"),
+    Note(NoteKind.STILL_HELD, "gradients of 4.00 MiB were still allocated at the peak"),
     Note(NoteKind.AUTOCAST, "torch.autocast would roughly halve them"),
 )
 
 
 def with_hints(outcome):
     """A result with a note that one of its hints tells as well."""
-    fresh = Note(NoteKind.FRESH_OPTIMIZER, "one step ran with a fresh Adam: its state came last")
+    fresh = Note(NoteKind.FRESH_OPTIMIZER, "only one step ran with a new Adam")
     notes = (*outcome.verdict.notes, fresh)
     measurement = replace(outcome.measurement, hints=HINTS)
     return replace(outcome, measurement=measurement, verdict=replace(outcome.verdict, notes=notes))

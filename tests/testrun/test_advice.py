@@ -27,8 +27,8 @@ def test_the_largest_micro_batch_that_divides_the_batch_and_its_steps(suite):
     session = run(suite, TEST)
     assert session.verdicts() == {"test_it": "out of memory"}
     assert (
-        "hint: batch size 64 fits, with 740.00 MiB of 1024.00 MiB reserved: 2 accumulation steps "
-        "of it make 128; the largest batch size that fits is 92"
+        "hint: batch size 64 fits, with 740.00 MiB of 1024.00 MiB reserved: 2 accumulation "
+        "steps make 128; the largest batch size that fits is 92"
     ) in session.flat
     assert "batch norm" not in session.flat
     tried = session.out.partition("log [")[2].partition("]")[0].split(", ")
@@ -53,7 +53,7 @@ def test_in_evaluation(gpu_memory):
     step(gpu_memory.batch_size)
 """,
     )
-    text = "its batch norm takes statistics of each micro-batch: of 64 samples, not of 128"
+    text = "batch norm then computes its statistics from 64 samples, not from 128"
     assert session.flat.count(text) == 1
 
 
@@ -121,7 +121,7 @@ def test_does_not_ask():
 """,
     )
     assert "log [128, 128, 128]" in session.out
-    assert "hint: none of its variants was tried: the test does not ask for gpu_memory.variant" in (
+    assert "hint: no variant was tried, because the test does not read gpu_memory.variant" in (
         session.flat
     )
 
@@ -170,4 +170,4 @@ def test_where_the_search_is_cut_short_no_size_is_called_the_largest(suite, monk
     session = run(suite, TEST)
     assert "hint: batch size 64 fits" in session.flat
     assert "the largest batch size that fits" not in session.flat
-    assert "steps of it make 128; 84 also fits; larger sizes were not tried" in session.flat
+    assert "steps make 128; 84 also fits; larger sizes were not tried" in session.flat

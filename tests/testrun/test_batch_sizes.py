@@ -108,8 +108,8 @@ def test_a_size_that_fails_is_an_error_that_names_it(suite):
     session = suite.run(source=source(changes=" if gpu_memory.batch_size != 8 else 1 / 0"))
     assert session.outcomes == {"passed": 1, "failed": 1}
     assert (
-        "@pytest.mark.gpu_memory(batch_sizes=[4, 8, 16]): with batch size 8 the test failed: "
-        "ZeroDivisionError: division by zero; make it pass with every one of them"
+        "@pytest.mark.gpu_memory(batch_sizes=[4, 8, 16]): the test failed with batch size 8: "
+        "ZeroDivisionError: division by zero; make the test pass with every size"
     ) in session.flat
 
 

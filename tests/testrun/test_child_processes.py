@@ -60,15 +60,15 @@ def test_a_child_process_is_told_and_judged_by_itself(suite):
         session.flat
     )
     assert (
-        "note: 1 child process reserved 32.00 MiB of device 0, which are in no figure of this test"
-        in session.flat
-    )
-    assert "the test took no memory on H100, and no baseline is made of it; its child" in (
+        "note: 1 child process reserved 32.00 MiB of device 0, which no figure of this "
+        "test includes"
+    ) in session.flat
+    assert "the test allocated no memory on H100, and no baseline is recorded; its child" in (
         session.flat
     )
     own = {"test_without": (4, 20), "test_served": (4, 20), "test_beside": (4, 20)}
     assert session.figures() == {"test_too_large": (0, 0), **own}
-    assert "1 child process used the GPU and told no peak: it is known" in session.flat
+    assert "1 child process used the GPU and reported no peak: a process reports" in session.flat
     assert "or os._exit() (2 tests)" in session.flat
 
 
@@ -92,8 +92,8 @@ def sizes(*nbytes):
 
 def test_processes_are_told_by_device_in_any_order():
     expected = (
-        "3 child processes reserved 5.00 MiB and 4.00 MiB of device 0, 7.00 MiB of device 1, which "
-        "are in no figure of this test"
+        "3 child processes reserved 5.00 MiB and 4.00 MiB of device 0, 7.00 MiB of device "
+        "1, which no figure of this test includes"
     )
     children = sizes(4 * MIB), sizes(5 * MIB), sizes(0, 7 * MIB)
     assert notes_of(*children) == notes_of(*reversed(children)) == [expected]
@@ -106,8 +106,8 @@ def test_together_they_may_be_more_than_the_limit_or_the_card_with_their_context
     assert len(notes_of(sizes(GIB), limit=2 * GIB)) == 1
     (_, note) = notes_of(sizes(GIB), sizes(MIB), limit=2 * GIB)
     assert note == (
-        "with the test's own memory these are up to 2049.00 MiB on device 0, if at the same time: "
-        "more than the 2048.00 MiB that it may take"
+        "together with the test's own memory, child processes may use up to 2049.00 MiB on "
+        "device 0 at the same time: the limit is 2048.00 MiB"
     )
     assert len(notes_of(sizes(6 * GIB), sizes(6 * GIB))) == 1
     assert len(notes_of(sizes(6 * GIB), sizes(6 * GIB + 2 * MIB))) == 2

@@ -23,7 +23,7 @@ def test_what_the_fixture_tells(suite):
 
         @pytest.mark.gpu_memory
         def test_no_batch_size(gpu_memory):
-            with pytest.raises(ValueError, match="the marker declares none"):
+            with pytest.raises(ValueError, match="the marker declares no batch size"):
                 gpu_memory.batch_size
         """
     )

@@ -28,7 +28,9 @@ def test_fewer_than_before_is_a_regression_and_more_an_improvement(suite):
     assert suite.run("-v").verdicts()["test_it (batch)"] == "ok"
     session = suite.run("--gpumem-json=a.json", source=source(21))
     assert session.outcomes == {"failed": 1}
-    assert "part batch: regressed: 48 is the largest that fits, it was 51" in session.flat
+    assert (
+        "part batch: regressed: the largest value that fits changed from 51 to 48" in session.flat
+    )
     assert "if this is intended, run" in session.flat
     result = json.loads((suite.path / "a.json").read_text())["results"][-1]
     assert (result["measurement"]["largest"], result["baseline"]["largest"]) == (48, 51)
@@ -59,8 +61,8 @@ def test_headroom_stays_free(suite):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ('baseline=" "', "a baseline needs a name that no part of the test has"),
-        ('headroom="100%"', "nothing is left of 1024.00 MiB"),
+        ('baseline=" "', "this name is empty, or a part of the test has it"),
+        ('headroom="100%"', "this headroom leaves nothing of 1024.00 MiB"),
         ('headroom="some"', "neither a percentage nor a size"),
     ],
 )

@@ -16,14 +16,14 @@ def test_what_a_global_list_keeps_is_a_leak_with_its_line_and_its_holder(suite):
     written = (suite.path / "test_it.py").read_text().splitlines()
     line = next(i for i, it in enumerate(written, 1) if "CACHE.append" in it)
     assert (
-        f"leaked: 80.00 MiB still held after the test, of which test_it.py:{line} (test_leaks) "
-        "80.00 MiB in 5 blocks"
+        f"leaked: 80.00 MiB still allocated after the test, of which test_it.py:{line} "
+        "(test_leaks) 80.00 MiB in 5 blocks"
     ) in session.flat
     assert (
         "note: held by global variable CACHE of test_it.py (list of 5): 80.00 MiB in 5 blocks"
     ) in session.flat
     assert "note: a second run leaked 80.00 MiB more" in session.flat
-    assert "ERROR test_it.py::test_leaks - leaked: 80.00 MiB still held" in session.flat
+    assert "ERROR test_it.py::test_leaks - leaked: 80.00 MiB still allocated" in session.flat
 
 
 def test_a_leak_is_no_baseline(suite):
@@ -43,8 +43,8 @@ def test_as_much_as_is_declared_is_no_leak(suite):
     assert leaked(suite, body, head="KEPT = []", mark="max_leak_mib=8").outcomes == {"passed": 1}
     session = leaked(suite, body, head="KEPT = []", mark="max_leak_mib=7.5")
     assert session.outcomes == {"passed": 1, "errors": 1}
-    assert "8.00 MiB still held after the test, max_leak_mib=7.5" in session.flat
-    assert "declare max_leak_mib=8" in session.flat
+    assert "8.00 MiB still allocated after the test, max_leak_mib=7.5" in session.flat
+    assert "write warmup=1 or max_leak_mib=8" in session.flat
 
 
 def test_without_the_field_nothing_is_judged(suite):
@@ -180,19 +180,19 @@ def test_a_wide_fixture_that_a_test_puts_something_in_is_one_in_any_order(suite)
     for order in (names, names[::-1]):
         session = suite.run(*order)
         assert session.outcomes == {"passed": 2, "errors": 1}
-        assert "leaked: 6.00 MiB still held" in session.flat
+        assert "leaked: 6.00 MiB still allocated" in session.flat
 
 
 def test_a_cache_that_is_filled_once_is_said_and_left_out_after_a_warm_up(suite):
     head = "CACHE = {}\nLOG = []"
     body = ["if 'mask' not in CACHE:", "    CACHE['mask'] = mib(24)", "x = mib(3)"]
     session = leaked(suite, *body, head=head)
-    assert "a second run leaked nothing more: something is kept once" in session.flat
+    assert "a second run leaked nothing more: the memory is kept once, like a cache" in session.flat
     session = leaked(suite, *body, head=head, mark="max_leak_mib=0, warmup=1")
     assert session.outcomes == {"passed": 1}
     session = leaked(suite, *body, "LOG.append(mib(2))", head=head, mark="max_leak_mib=0, warmup=1")
     assert session.outcomes == {"passed": 1, "errors": 1}
-    assert "leaked: 2.00 MiB still held after the test" in session.flat
+    assert "leaked: 2.00 MiB still allocated after the test" in session.flat
     assert re.search(r"of which test_it.py:\d+ \(mib\) 2.00 MiB in 1 block", session.flat)
 
 
@@ -204,8 +204,11 @@ def test_a_second_run_that_fails_leaves_the_warm_ups_share_in_it(suite):
         head="KEPT = []",
         mark="max_leak_mib=0, warmup=1",
     )
-    assert "leaked: 4.00 MiB still held after the test" in session.flat
-    assert "note: with what the warm-up left: a second run did not pass" in session.flat
+    assert "leaked: 4.00 MiB still allocated after the test" in session.flat
+    assert (
+        "note: this includes the memory that the warm-up left: a second run did not pass"
+        in session.flat
+    )
 
 
 def test_nothing_of_the_look_keeps_it_alive(suite):
@@ -239,7 +242,7 @@ def test_each_device_is_judged(suite):
         head="KEPT = []",
         mark="max_leak_mib=0, devices=2",
     )
-    assert "leaked: 3.00 MiB on device 1 still held after the test" in session.flat
+    assert "leaked: 3.00 MiB on device 1 still allocated after the test" in session.flat
 
 
 def test_fixtures_errors_at_tear_down_are_theirs_and_the_next_test_runs(suite):
@@ -312,7 +315,7 @@ def test_a_mistake_in_the_field_is_an_error_of_the_test(suite):
         fixtures="gpu_memory",
         mark="",
     )
-    assert "max_leak_mib holds for the whole test, not for a part of it" in session.flat
+    assert "max_leak_mib is for the whole test, not for a part" in session.flat
 
 
 def test_a_passing_test_has_its_baseline(suite):
@@ -404,5 +407,5 @@ def test_a_leak_is_judged_though_a_fixture_fails_at_its_tear_down(suite):
     assert re.search(r"^held +=", session.out, re.MULTILINE)
     assert "item_hooks.py" not in session.out
     assert "- GPU memory -" in session.out
-    assert "leaked: 9.00 MiB still held after the test" in session.flat
+    assert "leaked: 9.00 MiB still allocated after the test" in session.flat
     assert "leaked" in suite.run("-q").out

@@ -106,7 +106,7 @@ def test_a_test_that_fails_runs_at_most_twice_and_says_so(suite):
         "over": 2,
         "fails": 1,
     }
-    again = "note: its body ran a second time, after it had failed: for"
+    again = "note: the test failed, and ran a second time to find"
     assert f"{again} what it needs" in session.flat
     assert f"{again} what keeps its blocks" in session.flat
     assert "kept by global variable LOG" in session.flat

@@ -25,7 +25,7 @@ def test_a_part_that_takes_more_fails_with_both_breakdowns(suite):
     headline = f"over budget: peak allocated of 120.00 MiB is 10.00 MiB over {limit}"
     assert f"part graph: {headline}" in session.flat
     assert "+20.00 MiB other test_it.py:4 in mib: return torch.empty(" in session.flat
-    assert "next: see which lines differ from eager's" in session.flat
+    assert "next: find the lines that differ from eager's" in session.flat
     (whole, eager, graph) = json.loads((suite.path / "a.json").read_text())["results"]
     assert [whole["verdict"]["failed"], eager["verdict"]["failed"]] == [False, False]
     assert graph["verdict"]["kind"] == "over budget"
@@ -51,4 +51,4 @@ def test_what_keeps_the_relation_passes_and_equal_is_not_less(suite):
 def test_a_relation_to_a_part_that_was_not_measured_is_an_error(suite):
     session = suite.run(source=SOURCE.replace("RELATION", 'at_most="compiled"'))
     assert session.outcomes == {"failed": 1}
-    assert "it names no part that was measured before ('eager')" in session.flat
+    assert "this names no part that was measured before (measured: 'eager')" in session.flat

@@ -65,8 +65,8 @@ def test_what_a_first_run_left_is_told_where_it_counts_for_the_next(suite):
     assert session.verdicts() == {"test_it": "out of memory"}
     assert "it needs 608.00 MiB" not in session.flat
     assert (
-        "note: 64.00 MiB that its first run left behind would count for the second one too: so it "
-        "is not told how much the test needs" in session.flat
+        "note: 64.00 MiB that the first run left behind would also count in a second run: "
+        "so the memory that the test needs is unknown" in session.flat
     )
     assert (
         "variant 'small' does not fit beside 128.00 MiB that earlier runs left behind"
@@ -88,7 +88,7 @@ def test_it(gpu_memory):
 """,
     )
     assert (
-        "20.00 MiB that runs with other batch sizes left behind are in the figures of smaller ones"
+        "20.00 MiB that runs with other batch sizes left behind are counted in the figures"
         in session.flat
     )
 

@@ -42,7 +42,7 @@ def test_what_each_step_keeps_is_growth_with_its_line_and_its_holder(suite):
     assert session.verdicts() == {"test_it": "leaked"}
     written = (suite.path / "test_it.py").read_text().splitlines()
     line = next(i for i, it in enumerate(written, 1) if "kept.append" in it)
-    assert "leaked: allocated grew by 16.00 MiB in each of 4 steps (" in session.flat
+    assert "leaked: allocated memory grew by 16.00 MiB in each of 4 steps (" in session.flat
     assert f"of which test_it.py:{line} (test_it.each) 48.00 MiB in 3 blocks" in session.flat
     assert "note: held by local variable kept of test_it, test_it.py:" in session.flat
     assert "stayed, allocated by" in suite.run("-v").out
@@ -86,16 +86,16 @@ def test_of_too_few_steps_nothing_can_be_told_and_that_fails(suite, steps):
     session = steady(suite, f"train({steps})")
     assert session.outcomes == {"failed": 1}
     assert (
-        f"steady=True: the test had {steps} steps, and growth can be told of 4 or more (a step "
-        "ends with the optimizer's); run more steps; where there is no optimizer, call "
-        "gpu_memory.step() after each"
+        f"steady=True: the test had {steps} steps, and growth needs 4 or more steps (a "
+        "step ends with optimizer.step()); run more steps; without an optimizer, call "
+        "gpu_memory.step() after each step"
     ) in session.flat
 
 
 def test_steps_without_an_optimizer_end_where_the_test_says(suite):
     body = ["for _ in range(5):", "    HISTORY.append(mib(2))", "    gpu_memory.step()"]
     session = steady(suite, *body, fixtures="gpu_memory")
-    assert "leaked: allocated grew by 2.00 MiB in each of 3 steps" in session.flat
+    assert "leaked: allocated memory grew by 2.00 MiB in each of 3 steps" in session.flat
     assert (
         "held by global variable HISTORY of test_it.py (list of 5): 4.00 MiB in 2 blocks"
         in session.flat

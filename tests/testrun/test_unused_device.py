@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-NOTE = "the test took no memory on H100"
-REASON = "; outside of marked tests no virtual GPU is seen, and test_it.py:6 asked for GPUs"
+NOTE = "the test allocated no memory on H100"
+REASON = "; the virtual GPU is visible in marked tests only, and test_it.py:6 looked for GPUs"
 TOP = """
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -25,7 +25,7 @@ def test_with_a_limit_it_fails_and_the_cause_is_named(suite, limit):
     assert NOTE.replace("H100", "T4" if "T4" in limit else "H100") in session.flat
     assert REASON in session.flat
     assert "--gpumem-visible=session shows the virtual GPU from the start" in session.flat
-    assert "make the model and its data on gpu_memory.device" in session.flat
+    assert "create the model and its data on gpu_memory.device" in session.flat
     assert suite.baselines() == {}
 
 
@@ -35,11 +35,11 @@ def test_without_one_it_has_a_note_and_makes_no_baseline(suite):
         source=f"{TOP}\n@pytest.mark.gpu_memory\ndef test_it(): step()",
     )
     assert session.outcomes == {"passed": 1}
-    assert f"{NOTE}, and no baseline is made of it{REASON}" in session.flat
+    assert f"{NOTE}, and no baseline is recorded{REASON}" in session.flat
     assert suite.baselines() == {}
     session = suite.run("--gpumem-missing-baseline=fail")
     assert session.outcomes == {"failed": 1}
-    assert "next: make the model and its data on gpu_memory.device" in session.flat
+    assert "next: create the model and its data on gpu_memory.device" in session.flat
     assert "to record baselines" not in session.flat  # none would be
 
 
@@ -55,8 +55,8 @@ def test_a_library_that_chose_the_cpu_at_its_import_is_the_cause(suite):
         source="import sys\nsys.path.insert(0, '.')\nimport bitsandbytes\n"
         "@pytest.mark.gpu_memory(max_gib=8)\ndef test_it(): torch.zeros(10)",
     )
-    assert "bitsandbytes was imported outside of the test" in session.flat
-    assert "import it in the test or in a fixture" in session.flat
+    assert "bitsandbytes was imported outside the test" in session.flat
+    assert "import bitsandbytes in the test or in a fixture" in session.flat
 
 
 def test_memory_of_fixtures_probes_and_parts_is_the_tests(suite):
@@ -75,4 +75,4 @@ def test_memory_of_fixtures_probes_and_parts_is_the_tests(suite):
         """,
     )
     assert session.outcomes == {"passed": 2}
-    assert "took no memory" not in session.out
+    assert "allocated no memory" not in session.out

@@ -116,8 +116,8 @@ def read_dump(path: str | os.PathLike[str]) -> Snapshot:
         problem = getattr(error, "strerror", None) or str(error)
         raise SnapshotError(name, f"cannot be read: {problem}", _REMEDY) from error
     except _Refused as refused:
-        problem = f"is a pickle that would call {refused}, which a snapshot never does"
-        raise SnapshotError(name, problem, "do not load it with any other tool either") from None
+        problem = f"is a pickle that would call {refused}, which no snapshot does"
+        raise SnapshotError(name, problem, "do not load this file with any other tool") from None
     except Exception as error:
         # A damaged pickle raises whatever its instructions run into, MemoryError among them.
         problem = f"is not a pickle that can be read ({type(error).__name__})"
@@ -141,5 +141,5 @@ def as_snapshot(content: dict[str, Any], name: str) -> Snapshot:
     try:
         return msgspec.convert(content, Snapshot)
     except (msgspec.ValidationError, UnicodeError) as error:
-        problem = f"is no snapshot that can be read: {error}"
+        problem = f"is not a readable snapshot: {error}"
         raise SnapshotError(name, problem, _REMEDY) from None

@@ -39,11 +39,12 @@ if TYPE_CHECKING:
     from pytest_gpumem.report.model import Origin
     from pytest_gpumem.report.shards.merge import Merged
 
-HELP = "write the baselines of a run that is over, from its JSON report"
-DESCRIPTION = f"""{HELP.capitalize()}: of the tests that grew, shrank or have no baseline, or of
-those that -k names. The changes are shown first, and written after a yes. The files are those that
-pytest --gpumem-update-baselines would have written in that run. The exit status is 1 if nothing was
-written for want of a yes, 2 if anything stands against it, and then nothing is written."""
+HELP = "write the baselines of an earlier run, from its JSON report"
+DESCRIPTION = f"""{HELP[0].upper()}{HELP[1:]}: for the tests that grew, shrank or have no baseline,
+or for the tests that -k names. The command first shows the changes, and writes them after a yes.
+The files are those that pytest --gpumem-update-baselines would have written in that run. Exit
+status 1: there was no yes, so nothing was written; 2: a report or a test was refused, so nothing
+was written."""
 MAX_NAMES: Final = 20
 """tests that are refused by name"""
 _REFUSED: Final = {
@@ -52,10 +53,10 @@ _REFUSED: Final = {
     Kind.LEAKED: "it leaked",
 }
 _OUTCOMES: Final = {
-    "failed": "it failed for another reason than its figures",
+    "failed": "it failed for a reason other than its memory",
     "xfail": "it is marked xfail",
-    "unfinished": "it did not come to its end",
-    "": "its report does not say how it ended",
+    "unfinished": "it did not finish",
+    "": "the report does not say how this test ended",
 }
 """why a test's figures are not accepted, by its outcome"""
 
@@ -68,30 +69,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run",
         metavar="URL",
-        help="take the reports of this run of GitHub Actions from its artifacts, by the gh command",
+        help="take the reports from the artifacts of this GitHub Actions run, with the gh command",
     )
     parser.add_argument(
-        "--artifact", metavar="NAME", default="", help="of that run only this one, or pattern"
+        "--artifact",
+        metavar="NAME",
+        default="",
+        help="use only the artifacts of --run with this name or pattern",
     )
-    parser.add_argument("-k", dest="expression", metavar="EXPRESSION", help="tests, as pytest's -k")
     parser.add_argument(
-        "--all", action="store_true", help="all tests, also those within their tolerance"
+        "-k",
+        dest="expression",
+        metavar="EXPRESSION",
+        help="accept only these tests, as with pytest's -k",
+    )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="accept all tests, including tests within their tolerance",
     )
     parser.add_argument("--yes", action="store_true", help="write without asking")
-    parser.add_argument(
-        "--any-commit", action="store_true", help="whatever commit the reports are of"
-    )
+    parser.add_argument("--any-commit", action="store_true", help="accept reports of any commit")
     parser.add_argument(
         "--device",
         metavar="KEY",
         action="append",
         default=[],
-        help="accept figures of this device too, which has no baselines yet: virtual-T4",
+        help="also accept figures of this device, which has no baselines yet: virtual-T4",
     )
     parser.add_argument(
         "--baseline-dir",
         metavar="DIR",
-        help="write into this folder, and not into that which each report names",
+        help="write into this folder, not into the folder that each report names",
     )
 
 
@@ -117,11 +126,13 @@ def run(arguments: argparse.Namespace) -> Outcome:
     """
     if arguments.run is None:
         if not arguments.reports:
-            raise SpecError("no report", "there is nothing to accept", "name one, or --run=URL")
+            raise SpecError(
+                "no report", "there is nothing to accept", "name a report, or write --run=URL"
+            )
         return _accept(arguments, [Path(name) for name in arguments.reports], Path())
     if arguments.reports:
-        problem = "the reports come from that run"
-        raise SpecError(f"--run={arguments.run}", problem, "name reports, or --run")
+        problem = "with --run, reports come from that run only"
+        raise SpecError(f"--run={arguments.run}", problem, "name reports or write --run, not both")
     with downloaded(arguments.run, arguments.artifact) as (folder, paths):
         return _accept(arguments, paths, folder)
 
@@ -164,13 +175,15 @@ def _require_origins(name: str, saved: SavedReport) -> None:
     """
     again = "run the tests again, with this version of pytest-gpumem and --gpumem-json"
     if not saved.report.origins:
-        problem = f"does not say of which commit it is: pytest-gpumem {saved.gpumem} wrote it"
+        problem = f"does not name its commit: pytest-gpumem {saved.gpumem} wrote this report"
         raise ReportError(name, problem, again)
     for origin in saved.report.origins:
         if origin.unfinished:
-            raise ReportError(name, f"is of a run that was cut short: {origin.unfinished}", again)
+            raise ReportError(
+                name, f"is from a run that did not finish: {origin.unfinished}", again
+            )
     if any(result.origin >= len(saved.report.origins) for result in saved.results):
-        raise ReportError(name, "has a result of a run that it does not describe", again)
+        raise ReportError(name, "has a result from a run that the report does not describe", again)
 
 
 def _require_commit(name: str, origins: Iterable[Origin], checkout: Checkout | None) -> None:
@@ -184,10 +197,12 @@ def _require_commit(name: str, origins: Iterable[Origin], checkout: Checkout | N
         if here and here in {origin.commit, origin.head}:
             continue
         own = origin.head or origin.commit
-        problem = f"is of commit {own[:12]}" if own else "is of a folder outside of git"
-        problem += f", and {here[:12]} is checked out" if here else ", and this folder is of none"
+        problem = f"is from commit {own[:12]}" if own else "is from a folder outside git"
+        problem += (
+            f", but {here[:12]} is checked out" if here else ", but this folder has no commit"
+        )
         switch = f"run git switch --detach {own[:12]}, or " if own else ""
-        remedy = f"{switch}write --any-commit if its figures hold here as well"
+        remedy = f"{switch}write --any-commit if its figures are also right here"
         raise ReportError(name, printable(problem), printable(remedy))
 
 
@@ -212,7 +227,7 @@ def _require_project(merged: Merged, tests: Iterable[_Test], top: Path) -> None:
             name = printable(str(PurePosixPath(origin.root, module)))
             raise ReportError(
                 merged.origin_names[test.origin],
-                f"is of another project: there is no file {name} here",
+                f"is from another project: there is no file {name} here",
                 "run gpumem accept in the repository that was tested",
             )
 
@@ -310,16 +325,19 @@ def _refusals(
         if reason or outcome:
             yield test, reason or outcome
         elif held_to:
-            yield test, f"it was held to the baseline of {held_to}"
+            yield test, f"it was compared with the baseline of {held_to}"
         elif not test.measured:
-            yield test, "its marker wants no baseline (baseline=False)"
+            yield test, "its marker has baseline=False"
         elif device is not None and device.kind == "virtual" and cards and {device.name} != cards:
             yield test, f"it declares card={min(cards)!r}"
         elif recorded[folder] and not cards and test.device not in declared[folder]:
             known = ", ".join(device_keys(folder))
             yield (
                 test,
-                f"baselines are of {known}: --device={test.device} accepts that device as well",
+                (
+                    f"there are baselines for {known} only: --device={test.device} also "
+                    "accepts this device"
+                ),
             )
 
 
@@ -328,7 +346,7 @@ def _refusal_lines(refusals: Sequence[tuple[_Test, str]]) -> Iterator[str]:
         yield printable(f"gpumem: {test.nodeid} on {test.device} is not accepted: {reason}")
     if len(refusals) > MAX_NAMES:
         yield f"gpumem: and {len(refusals) - MAX_NAMES} more"
-    yield "gpumem: nothing was written; to accept others, leave these out with -k 'not ...'"
+    yield "gpumem: nothing was written; to accept other tests, leave these out with -k 'not ...'"
 
 
 # -- what is written --
@@ -372,7 +390,7 @@ def _write(
             with contextlib.suppress(EOFError):
                 answer = input("write these baselines? [y/N] ")
         if answer.strip().lower() not in {"y", "yes"}:
-            return Outcome("gpumem: nothing was written; --yes does", FOUND)
+            return Outcome("gpumem: nothing was written; --yes writes the baselines", FOUND)
     summaries = [group.store.update(group.baselines) for group in groups]
     files = [file for summary in summaries for file in summary.files]
     errors = [error for summary in summaries for error in summary.errors]
@@ -409,7 +427,9 @@ def _remarks(merged: Merged) -> tuple[str, ...]:
     remarks = []
     for name, origin in zip(merged.origin_names, merged.report.origins, strict=True):
         if origin.modified:
-            remarks.append(f"{name} was made with changes that are not committed")
+            remarks.append(f"{name} was made with uncommitted changes")
     if merged.missing:
-        remarks.append(f"not here: {merged.missing}: their tests keep their baselines")
+        remarks.append(
+            f"missing: {merged.missing}: the tests of these reports keep their baselines"
+        )
     return tuple(remarks)

@@ -34,7 +34,7 @@ def downloaded(run: str, artifact: str) -> Iterator[tuple[Path, list[Path]]]:
     match = _URL.fullmatch(run)
     if match is None and not (run.isascii() and run.isdigit()):
         remedy = "write it as https://github.com/OWNER/NAME/actions/runs/NUMBER"
-        raise ReportError(f"--run={run}", "this is no address of a run of GitHub Actions", remedy)
+        raise ReportError(f"--run={run}", "this is not the address of a GitHub Actions run", remedy)
     program = shutil.which("gh")
     if program is None:
         raise ReportError(f"--run={run}", "the gh command is not on the search path", _BY_HAND)

@@ -39,7 +39,9 @@ class _Reader:
         self.next: str | None = next(self._tokens, None)
 
     def error(self, problem: str) -> SpecError:
-        return SpecError(f"-k {self.expression}", problem, "write it as for pytest: 'a and not b'")
+        return SpecError(
+            f"-k {self.expression}", problem, "write an expression as for pytest: 'a and not b'"
+        )
 
     def alternative(self, depth: int) -> Callable[[str], bool]:
         choices = [self._conjunction(depth)]
@@ -55,7 +57,7 @@ class _Reader:
 
     def _term(self, depth: int) -> Callable[[str], bool]:
         if depth > MAX_DEPTH:
-            raise self.error("it is nested too deeply")
+            raise self.error("the expression is nested too deeply")
         if self._take("not"):
             refused = self._term(depth + 1)
             return lambda nodeid: not refused(nodeid)

@@ -42,7 +42,9 @@ def releases_between(package: str, good: str, bad: str, *, prereleases: bool = F
     first, last = sorted(_version(package, text) for text in (good, bad))
     if first == last:
         raise SpecError(
-            f"{package} {good} {bad}", "these are one release", "name one with more memory"
+            f"{package} {good} {bad}",
+            "these are the same release",
+            "name a release with more memory",
         )
     wanted = prereleases or first.is_prerelease or last.is_prerelease
     listed = offered_releases(package, prereleases=wanted)
@@ -53,7 +55,7 @@ def releases_between(package: str, good: str, bad: str, *, prereleases: bool = F
             raise SpecError(
                 f"{package} {text}",
                 "the package index has no such release for this Python",
-                f"choose one of its releases, as {newest or 'pip index versions prints them'}",
+                f"choose one of its releases, such as {newest or 'pip index versions prints them'}",
             )
     between = [versions[version] for version in sorted(versions) if first <= version <= last]
     return _directed(between, falls=Version(good) != first)
@@ -72,7 +74,7 @@ def offered_releases(package: str, *, prereleases: bool) -> list[str]:
     if find_spec("pip") is None:
         raise SpecError(
             "gpumem bisect",
-            f"{sys.executable} has no pip to ask for releases",
+            f"{sys.executable} has no pip, which lists the releases",
             "python -m ensurepip, or name the releases: --versions 4.44.0,4.45.0,4.46.0",
         )
     command = [sys.executable, "-m", "pip", "index", "versions", package]
@@ -87,7 +89,7 @@ def offered_releases(package: str, *, prereleases: bool) -> list[str]:
         errors = [text for text in process.stderr.splitlines() if text.startswith("ERROR")]
         raise SpecError(
             package,
-            "pip finds no releases of it" + (f" ({errors[-1]})" if errors else ""),
+            "pip finds no release of this package" + (f" ({errors[-1]})" if errors else ""),
             "correct the name, or name the releases: --versions 4.44.0,4.45.0,4.46.0",
         )
     return _valid_versions(line.group(1).split(", "))
@@ -150,7 +152,7 @@ def commits_between(repository: Path, good: str, bad: str) -> Candidates:
     if not later and not earlier:
         raise SpecError(
             f"--git {repository} {good} {bad}",
-            "neither commit leads to the other",
+            "neither commit is an ancestor of the other",
             "name two commits of one branch",
         )
     return _directed([first, *later] if later else [last, *earlier], falls=not later)

@@ -36,13 +36,14 @@ if TYPE_CHECKING:
     from pytest_gpumem.baselines.key import Key
     from pytest_gpumem.measurement import BaselineEntry
 
-HELP: Final = "find the release or commit of a package that brought a growth of memory"
+HELP: Final = "find the release or commit of a package that increased memory"
 DESCRIPTION: Final = (
-    f"{HELP.capitalize()}. The tests run with releases of the package between two, each in an "
-    "environment of its own, with no baselines: halving leads to the first one that takes more. "
-    "Usage: gpumem bisect transformers 4.37.2 4.38.2 tests/test_llama.py. If BAD is older than "
-    "GOOD, the answer is the first release that takes less. A search that was interrupted goes on "
-    "where it was. Exit status 1: nothing grew between the two."
+    f"{HELP[0].upper()}{HELP[1:]}. The tests run with releases between GOOD and BAD, each release "
+    "in its own environment, without baselines. A binary search finds the first release "
+    "that takes more memory. Usage: gpumem bisect transformers 4.37.2 4.38.2 "
+    "tests/test_llama.py. If BAD is older than GOOD, the answer is the first release that "
+    "takes less. An interrupted search continues where it stopped. Exit status 1: nothing "
+    "grew between GOOD and BAD."
 )
 FOLDER: Final = ".gpumem-bisect"
 TIMEOUT: Final = 3600
@@ -91,15 +92,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs="+",
         metavar="PACKAGE GOOD BAD TEST",
-        help="a package of the index (torch as well), a release without the growth, one with it, "
-        "and the tests as pytest takes them; its options go behind --",
+        help="a package of the index (torch too), a release without the growth, a release with "
+        "the growth, and the tests as for pytest; pytest's options go after --",
     )
     parser.add_argument(
         "--git",
         metavar="REPOSITORY",
         type=Path,
-        help="try commits of this repository (along first parents) instead of releases; then "
-        "PACKAGE is left out",
+        help="try commits of this repository (along first parents) instead of releases; leave "
+        "out PACKAGE then",
     )
     parser.add_argument(
         "--with",
@@ -107,47 +108,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="REQUIREMENT",
-        help="what else is installed, as pip takes it: datasets==3.0.0, or . for the project "
-        "(may be given again). torch is the installed one unless it is named",
+        help="another requirement to install, as for pip: datasets==3.0.0, or . for the project "
+        "(repeatable). The installed version of torch is used unless torch is named here",
     )
     parser.add_argument(
-        "--versions", metavar="LIST", help="the releases to try, with commas, if not the index's"
+        "--versions",
+        metavar="LIST",
+        help="the releases to try, separated by commas, instead of all releases of the index",
     )
-    parser.add_argument("--pre", action="store_true", help="try release candidates as well")
+    parser.add_argument("--pre", action="store_true", help="also try release candidates")
     parser.add_argument(
         "--light",
         action="store_true",
-        help="install without NVIDIA's packages but cuDNN (gpumem light), for the virtual GPU",
+        help="install none of NVIDIA's packages except cuDNN (gpumem light), for the virtual GPU",
     )
     parser.add_argument(
         "--device",
         choices=("auto", "cuda", "virtual"),
         default="auto",
-        help="where the tests run: auto (a real GPU, else the virtual one), cuda, virtual",
+        help=(
+            "where the tests run: auto (on a real GPU if there is one, else on the virtual "
+            "GPU), cuda, virtual"
+        ),
     )
     parser.add_argument(
-        "--python", default="", metavar="PATH", help="the Python of the environments (this one)"
+        "--python",
+        default="",
+        metavar="PATH",
+        help="the Python of the environments (default: this Python)",
     )
     parser.add_argument(
         "--timeout",
         type=float,
         default=TIMEOUT,
         metavar="SECONDS",
-        help=f"skip a version whose tests run longer ({TIMEOUT})",
+        help=f"skip a version whose tests run longer (default: {TIMEOUT})",
     )
     parser.add_argument(
         "--folder",
         type=Path,
         default=Path(FOLDER),
         metavar="DIR",
-        help=f"where reports and environments are kept ({FOLDER})",
+        help=f"folder for reports and environments (default: {FOLDER})",
     )
     parser.add_argument(
-        "--json", type=Path, metavar="PATH", help="write the answer to a file too, with exact bytes"
+        "--json",
+        type=Path,
+        metavar="PATH",
+        help="also write the answer to this file, with exact bytes",
     )
     parser.add_argument("--keep", action="store_true", help="keep the environments")
     parser.add_argument(
-        "--fresh", action="store_true", help="forget what an earlier search has found"
+        "--fresh", action="store_true", help="forget the results of an earlier search"
     )
 
 
@@ -201,7 +213,7 @@ def parse_words(arguments: argparse.Namespace) -> tuple[str, str, str, tuple[str
     package, good, bad, *tests = words
     if arguments.git is None and (os.sep in package or package.startswith("-")):
         raise SpecError(
-            package, "that is not the name of a package", "use --git for a repository's folder"
+            package, "this is not the name of a package", "use --git for a repository's folder"
         )
     return package, good, bad, tuple(tests)
 
@@ -268,14 +280,14 @@ class Bisection:
         except SkippedError as reason:
             raise SpecError(
                 f"{self._package} {self._title(version)}",
-                f"the search needs both ends, and this one cannot be tried: {reason}",
+                f"the search needs both ends, and this end cannot be tried: {reason}",
                 "choose another end, or change --with; --fresh tries it again",
             ) from reason
 
     def _value(self, version: str, followed: Followed) -> float:
         value = self._figures[version].value(followed)
         if value is None:
-            raise SkippedError(f"{followed.key.nodeid} was not measured with it")
+            raise SkippedError(f"{followed.key.nodeid} was not measured with this version")
         return value
 
     def _tell_trial(self, version: str, followed: Followed, *, is_bad: bool) -> None:
@@ -296,8 +308,8 @@ class Bisection:
         if search.untried:
             skipped = ", ".join(map(self._title, search.untried))
             lines.append(
-                f"{self._package} {self._title(bad)} takes more, and {self._title(good)} does "
-                f"not; between them were skipped: {skipped}"
+                f"{self._package} {self._title(bad)} takes more, and {self._title(good)} "
+                f"does not; these versions between them were skipped: {skipped}"
             )
         elif self._falls:
             lines.append(f"{self._package} {self._title(good)} is the first that takes less:")

@@ -134,11 +134,11 @@ class Trials:
             environment.make([self._requirement(version, source), *self._question.requirements])
             self._run_tests(environment, version, report)
         except SetupError as error:
-            raise SkippedError(f"it cannot be installed: {error}") from error
+            raise SkippedError(f"this version cannot be installed: {error}") from error
         else:
             if not any(result.measurement for result in read_report(report).results):
                 reason = last_error(self._path(version, "pytest.log"), 0)
-                raise SkippedError(f"no test was measured with it: {reason}")
+                raise SkippedError(f"no test was measured with this version: {reason}")
         finally:
             if not self._keep:
                 environment.remove()
@@ -153,7 +153,7 @@ class Trials:
         try:
             run_git("-C", str(repository), "worktree", "add", "--detach", str(source), version)
         except GitError as error:
-            raise SkippedError(f"it cannot be checked out: {error}") from error
+            raise SkippedError(f"this commit cannot be checked out: {error}") from error
         return str(source)
 
     def _remove_source(self, source: Path) -> None:

@@ -49,7 +49,7 @@ def test_{lower}({fixture}):
     {name}({argument})
 """
 UNKNOWN_INPUT: Final = "..."
-ADVICE: Final = "the input of {name} is not known: write it where the test has inputs = ..."
+ADVICE: Final = "the input of {name} is unknown: write it in the test, at inputs = ..."
 TOKENS: Final = 128
 """tokens of a sequence in a first test"""
 SIDES: Final = (224, 64, 32, 28)
@@ -117,7 +117,7 @@ def _only_model(target: str, module: ModuleType, base: type) -> str:
         and value.__module__ == module.__name__
     ]
     if len(names) != 1:
-        has = f"it has {', '.join(names)}" if names else "it has no torch.nn.Module"
+        has = f"it has {', '.join(names)}" if names else "this file has no torch.nn.Module"
         example = names[-1] if names else "step"
         raise SpecError(target, has, f"name one, as {target}:{example}")
     return names[0]
@@ -161,7 +161,7 @@ def _tried(target: str, model: type, torch: Any, batch_size: int) -> tuple[str, 
     except TypeError as error:
         raise SpecError(
             target,
-            f"it cannot be made without arguments ({error})",
+            f"this class cannot be created without arguments ({error})",
             "name a function that trains one step, or give its arguments defaults",
         ) from None
     for option in _inputs(tried, torch, batch_size):

@@ -69,7 +69,7 @@ def _toml_with_card(path: Path, text: str, card: str) -> NewFile:
     line = f'{OPTION} = "{card}"'
     old = _parsed(text)
     if old is None:
-        return NewFile(path, None, f"it is no valid TOML; write {line} into it yourself")
+        return NewFile(path, None, f"this file is not valid TOML; add {line} yourself")
     pytest_table = old.get("tool", {}).get("pytest", {})
     # pytest 9 reads [tool.pytest] as well, and refuses a file with both tables.
     native = bool(pytest_table) and "ini_options" not in pytest_table
@@ -82,14 +82,16 @@ def _toml_with_card(path: Path, text: str, card: str) -> NewFile:
     tables = expected.setdefault("tool", {}).setdefault("pytest", {})
     (tables if native else tables.setdefault("ini_options", {}))[OPTION] = card
     if _parsed(new) != expected:  # the table is written in another way: inline, or with dots
-        return NewFile(path, None, f"its table {table} is not on lines of its own; write {line}")
+        return NewFile(path, None, f"its table {table} is not on separate lines; add {line}")
     return NewFile(path, new, line, edited=True)
 
 
 def _ini_with_card(path: Path, card: str, section: str) -> NewFile:
     text, line = _text(path), f"{OPTION} = {card}"
     if text.strip() and f"[{section}]" not in text:
-        return NewFile(path, None, f"it has no section [{section}]; write {line} into one")
+        return NewFile(
+            path, None, f"this file has no section [{section}]; add this section with {line}"
+        )
     if re.search(rf"^{OPTION}\s*[=:]", text, re.MULTILINE):
         return NewFile(path, text, edited=True)
     new = _with_line(text, section, line)
@@ -97,7 +99,9 @@ def _ini_with_card(path: Path, card: str, section: str) -> NewFile:
     try:
         parser.read_string(new)
     except configparser.Error as error:
-        return NewFile(path, None, f"it cannot be read ({error.message}); write {line} into it")
+        return NewFile(
+            path, None, f"this file cannot be read ({error.message}); add {line} yourself"
+        )
     return NewFile(path, new, line, edited=True)
 
 

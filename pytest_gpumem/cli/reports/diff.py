@@ -15,11 +15,11 @@ from pytest_gpumem.report.dumps import growth_text as rendering
 if TYPE_CHECKING:
     import argparse
 
-HELP = "say what grew between two snapshots of PyTorch's allocator, by source line"
-DESCRIPTION = f"""{HELP.capitalize()}: at the peak of the recorded history, or with --at-end when
-the snapshot was taken. A snapshot is a file of --gpumem-snapshots, or of
-torch.cuda.memory._dump_snapshot. It is read as plain containers: a pickle with anything else in it
-is refused, and runs nothing."""
+HELP = "print what grew between two snapshots of PyTorch's allocator, by source line"
+DESCRIPTION = f"""{HELP[0].upper()}{HELP[1:]}: at the peak of the recorded history, or, with
+--at-end, at the time of the snapshot. A snapshot is a file of --gpumem-snapshots or of
+torch.cuda.memory._dump_snapshot. The file is read as plain containers only: a pickle with any other
+object is refused, and no code of the pickle runs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,13 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("old", metavar="A.pickle", help="a snapshot")
     parser.add_argument("new", metavar="B.pickle", help="another")
     parser.add_argument(
-        "--at-end", action="store_true", help="compare what was held when each was taken"
+        "--at-end", action="store_true", help="compare the memory at the time of each snapshot"
     )
     parser.add_argument("--all", action="store_true", help="list every line")
     parser.add_argument(
-        "--format", choices=tuple(rendering.RENDERERS), default="table", help="of what is printed"
+        "--format", choices=tuple(rendering.RENDERERS), default="table", help="format of the output"
     )
-    add_growth_limit(parser, "a device holds more")
+    add_growth_limit(parser, "a device's allocated memory grew")
 
 
 def run(arguments: argparse.Namespace) -> Outcome:

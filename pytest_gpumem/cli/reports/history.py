@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from pytest_gpumem.baselines.key import Key
 
 HELP = "print how baselines changed from commit to commit"
-DESCRIPTION = f"""{HELP.capitalize()}, as git tells: all tests that each commit moved, or the
-figures of one test by commit, and what moved them. Changes that are not committed come first."""
+DESCRIPTION = f"""{HELP[0].upper()}{HELP[1:]}, from git: all tests whose figures each commit
+changed, or the figures of one test at each commit, and the cause of each change. Uncommitted
+changes come first."""
 DEFAULT_COMMITS: Final = 20
 """commits that are read, unless a test is named"""
 
@@ -35,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "nodeid", metavar="NODEID", nargs="?", help="a test, a test file, or a part of a name"
     )
-    parser.add_argument("--device", metavar="KEY", help='of this device only: "virtual-T4"')
+    parser.add_argument(
+        "--device", metavar="KEY", help='only baselines of this device: "virtual-T4"'
+    )
     parser.add_argument(
         "-n",
         "--commits",
@@ -45,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "test all)",
     )
     parser.add_argument(
-        "--format", choices=("table", "json"), default="table", help="of what is printed"
+        "--format", choices=("table", "json"), default="table", help="format of the output"
     )
     parser.add_argument("--html", metavar="PATH", help="write a page with a plot of each test")
     add_folder(parser)
@@ -60,7 +63,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     name = (arguments.nodeid or "").removeprefix("./")
     limit = arguments.commits
     if limit is not None and limit < 1:
-        problem = "that is no number of commits"
+        problem = "this is not a number of commits"
         raise BaselineError(f"--commits={limit}", problem, f"write --commits={DEFAULT_COMMITS}")
     if limit is None and not name:
         limit = DEFAULT_COMMITS
@@ -103,7 +106,7 @@ def matching_history(
     if history.steps:
         return history
     if not name and not arguments.device:
-        problem = "no commit has a baseline in it"
+        problem = "no commit has a baseline in this folder"
         remedy = "run gpumem from pytest's root folder, or name the folder with --baseline-dir"
         raise BaselineError(arguments.baseline_dir, problem, remedy)
     words = " ".join(filter(None, (name, arguments.device and f"--device={arguments.device}")))
@@ -123,9 +126,7 @@ def write_page(path: str, history: BaselineHistory) -> None:
     """
     if find_spec("jinja2") is None:
         remedy = "run pip install 'pytest-gpumem[html]'"
-        raise GpuMemError(
-            f"--html={path}", "the page is made with jinja2, not installed here", remedy
-        )
+        raise GpuMemError(f"--html={path}", "the page needs jinja2, which is not installed", remedy)
     from pytest_gpumem.report.history.page import history_page
 
     content = history_page(history).encode("utf-8", "backslashreplace")

@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.report.shards.merge import Merged
 
-HELP = "print JSON reports in another form, several of them as one, or write them as files"
-DESCRIPTION = f"""{HELP.capitalize()}: those of all shards and devices of a suite are one page, one
-comment, one file. Reports of two commits, of two projects, or with two figures of one test on one
-device are refused, and then nothing is written. With --limit the Markdown is shortened to that many
-bytes: GitHub takes 65,536 characters of a comment. The exit status is 1 if shards are missing, or,
-with --stale=fail, if baselines have no test, 2 if a report cannot be read or merged."""
+HELP = "print or write JSON reports in another format, or merge several reports into one"
+DESCRIPTION = f"""{HELP[0].upper()}{HELP[1:]}: the
+reports of all shards and devices of a suite become one page, one comment, one file. Reports of two
+commits or of two projects are refused, and so are two different figures of one test on one device;
+then nothing is written. --limit shortens the Markdown to that many bytes: GitHub accepts 65,536
+characters in a comment. Exit status 1: shards are missing, or, with --stale=fail, baselines have
+no test; 2: a report cannot be read or merged."""
 FEWEST_BYTES: Final = 1000
 """bytes that the shortest Markdown needs, about"""
 
@@ -41,31 +42,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "reports", metavar="REPORT.json", nargs="+", help="files of pytest --gpumem-json"
     )
     parser.add_argument(
-        "--format", choices=("markdown", *FORMATS), default="markdown", help="of what is printed"
+        "--format", choices=("markdown", *FORMATS), default="markdown", help="format of the output"
     )
-    parser.add_argument("--limit", metavar="BYTES", type=int, help="of the Markdown")
-    parser.add_argument("--html", metavar="PATH", help="write a page, and print no report")
-    parser.add_argument("--json", metavar="PATH", help="write one report, likewise")
-    parser.add_argument("--markdown", metavar="PATH", help="write Markdown, likewise")
+    parser.add_argument("--limit", metavar="BYTES", type=int, help="largest size of the Markdown")
+    parser.add_argument(
+        "--html", metavar="PATH", help="write an HTML page to this file, and print no report"
+    )
+    parser.add_argument(
+        "--json",
+        metavar="PATH",
+        help="write the merged JSON report to this file, and print no report",
+    )
+    parser.add_argument(
+        "--markdown", metavar="PATH", help="write Markdown to this file, and print no report"
+    )
     parser.add_argument(
         "--github",
         action="store_true",
-        help="add the report to the summary of GitHub's job, and print annotations of what failed",
+        help="add the report to the summary of the GitHub job, and print annotations for failures",
     )
     parser.add_argument(
-        "--expect", metavar="NUMBER", type=int, help="how many reports there should be"
+        "--expect", metavar="NUMBER", type=int, help="the expected number of reports"
     )
     parser.add_argument(
         "--stale",
         choices=("note", "fail"),
         default="note",
-        help="baselines whose tests no report knows: note or fail",
+        help="baselines whose tests are in no report: note or fail",
     )
     parser.add_argument(
         "--artifact",
         metavar="NAME",
         default="",
-        help="the name under which CI keeps the file of --json, for the command that accepts it",
+        help=(
+            "the name of the CI artifact with the --json file, for the command that accepts "
+            "its figures"
+        ),
     )
 
 
@@ -80,7 +92,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         problem = "only Markdown can be shortened"
         raise SpecError(f"--limit={limit}", problem, "leave it out, or --format")
     if arguments.expect is not None and not 0 < arguments.expect <= MAX_SHARDS:
-        problem = "this is no number of reports"
+        problem = "this is not a number of reports"
         raise SpecError(f"--expect={arguments.expect}", problem, "write --expect=8")
     with without_collections():  # hundreds of thousands of objects, and no garbage
         merged = _merged(arguments)
@@ -92,7 +104,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if arguments.github:
         _add_summary(summary)
         lines += _annotations(merged)
-    trouble = [f"gpumem: not here: {merged.missing}"] if merged.missing else []
+    trouble = [f"gpumem: missing: {merged.missing}"] if merged.missing else []
     failed = bool(merged.missing) or (bool(merged.stale) and arguments.stale == "fail")
     if merged.stale and (files or arguments.github):
         number = len(merged.stale)
@@ -132,7 +144,7 @@ def _markdown(merged: Merged, limit: int | None) -> str:
     rendered = markdown(merged.report, when=_when(merged), limit=limit)
     if not rendered:
         remedy = f"write --limit={FEWEST_BYTES} or more"
-        raise SpecError(f"--limit={limit}", "no report is as short", remedy)
+        raise SpecError(f"--limit={limit}", "no report is that short", remedy)
     return rendered
 
 
@@ -153,14 +165,14 @@ def _rendered(merged: Merged, arguments: argparse.Namespace) -> dict[str, Iterab
         try:
             from pytest_gpumem.report.page.html import page
         except ImportError as error:
-            problem = "the page is made with jinja2, not installed here"
+            problem = "the page needs jinja2, which is not installed"
             remedy = "run pip install 'pytest-gpumem[html]'"
             raise SpecError(f"--html={arguments.html}", problem, remedy) from error
         files[arguments.html] = [page(merged.report, when=_when(merged))]
     named = [name for name in (arguments.json, arguments.markdown, arguments.html) if name]
     for name in named:
         if named.count(name) > 1:
-            raise SpecError(name, "two reports cannot be in one file", "name two files")
+            raise SpecError(name, "two reports cannot be in one file", "name two different files")
     return files
 
 
@@ -194,7 +206,7 @@ def _summary(merged: Merged) -> str:
     """
     path = os.environ.get("GITHUB_STEP_SUMMARY", "")
     if not path:
-        problem = "GITHUB_STEP_SUMMARY is not set: this is no job of GitHub Actions"
+        problem = "GITHUB_STEP_SUMMARY is not set: this is not a GitHub Actions job"
         raise SpecError("--github", problem, "leave it out, or write --markdown=PATH")
     try:
         used = Path(path).stat().st_size

@@ -25,12 +25,15 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
-HELP: Final = "measure steps on this machine's GPU, and compare the virtual GPU's predictions"
+HELP: Final = (
+    "measure steps on this machine's GPU, and compare them with the virtual GPU's predictions"
+)
 DESCRIPTION: Final = (
-    f"{HELP.capitalize()}. Twenty steps (matrix products, attention, convolutions, optimizers, "
-    "mixed precision, a compiled step) run on the GPU, then on a virtual one of its kind, with the "
-    "same torch and cuDNN. Exit status 1: peak allocated memory of a step is off by more than 1 %, "
-    "or a step failed on one of them."
+    f"{HELP[0].upper()}{HELP[1:]}. Twenty steps (matrix products, attention, convolutions, "
+    "optimizers, mixed precision, a compiled step) run on the GPU, then on a virtual GPU "
+    "of the same model, with the same torch and cuDNN. Exit status 1: a prediction of "
+    "peak allocated memory is wrong by more than 1 %, or a step failed on one of the two "
+    "GPUs."
 )
 FORMAT: Final = 1
 LIMIT: Final = 0.01
@@ -87,7 +90,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         _tell(f"on a virtual GPU ({card[0]}):")
         predicted = measure_in_child(folder / "predicted.json", (card[1],))
     rows = [
-        Row(step, figures, predicted["steps"].get(step, {"error": "it did not run"}))
+        Row(step, figures, predicted["steps"].get(step, {"error": "this step did not run"}))
         for step, figures in measured["steps"].items()
     ]
     if arguments.json is not None:
@@ -121,13 +124,13 @@ def measure_in_child(out: Path, arguments: Sequence[str]) -> dict[str, Any]:
         status = done.returncode
     except subprocess.TimeoutExpired:
         raise DeviceError(
-            given, f"its process ran longer than {TIMEOUT} s", "see what it printed last"
+            given, f"its process ran longer than {TIMEOUT} s", "read the last lines that it printed"
         ) from None
     if status or not out.exists():
         raise DeviceError(
             given,
             f"its process ended with status {status} (see above)",
-            "it needs a GPU that torch sees, and pytest-gpumem's native library",
+            "this command needs a GPU that torch sees, and pytest-gpumem's native library",
         )
     document: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return document
@@ -146,7 +149,7 @@ def card_of(device: Mapping[str, Any], folder: Path) -> tuple[str, str]:
     if capability not in LIMITS:
         raise DeviceError(
             device["device_name"],
-            "the virtual GPU cannot have its compute capability {}.{}".format(*capability),
+            "the virtual GPU does not support compute capability {}.{}".format(*capability),
             "update pytest-gpumem",
         )
     fields = {**device, "context": estimated_context(capability, device["sm_count"])}
@@ -193,7 +196,7 @@ def verdict(rows: Sequence[Row], figure: str) -> str:
     """Return a sentence on one figure of all steps."""
     same = sum(not row.difference(figure) for row in rows)
     worst = max(rows, key=lambda row: abs(row.relative(figure)))
-    sentence = f"{figure}: the same to the byte in {same} of {len(rows)} steps"
+    sentence = f"{figure}: equal to the byte in {same} of {len(rows)} steps"
     if worst.difference(figure):
         sentence += f"; worst {100 * worst.relative(figure):+.2f} % ({worst.name})"
     return sentence

@@ -6,9 +6,9 @@ import sys
 from typing import Final
 
 CAUSE: Final = (
-    "; bitsandbytes was imported outside of the test, where no GPU is seen, and has loaded its CPU "
-    "library for good: import it in the test or in a fixture, or run with "
-    "--gpumem-visible=session"
+    "; bitsandbytes was imported outside the test, where no GPU is visible, and keeps its "
+    "CPU library from then on: import bitsandbytes in the test or in a fixture, or run "
+    "with --gpumem-visible=session"
 )
 """the clause on a test that took no memory of its device"""
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 REFUSAL: Final = (
-    "the virtual GPU does not support JAX's CUDA devices, whose kernels JAX loads by itself; "
-    "set JAX_PLATFORMS=cpu, or run this on a real GPU (--gpumem-device=cuda)"
+    "the virtual GPU does not support JAX's CUDA devices, because JAX loads its kernels "
+    "itself; set JAX_PLATFORMS=cpu, or run this on a real GPU (--gpumem-device=cuda)"
 )
 
 

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 REFUSAL: Final = (
-    "the virtual GPU does not support numba.cuda, which loads kernels by itself; guard it with "
-    "`if numba.cuda.is_available():`, or run this on a real GPU (--gpumem-device=cuda)"
+    "the virtual GPU does not support numba.cuda, because numba loads its kernels itself; "
+    "guard the code with `if numba.cuda.is_available():`, or run this on a real GPU "
+    "(--gpumem-device=cuda)"
 )
 
 

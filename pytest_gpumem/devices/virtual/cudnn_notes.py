@@ -98,14 +98,14 @@ class ConvolutionWatch:
         """Return the choice of cuDNN's that is not known, of workspaces that lie in a range."""
         version = self._library.cudnn_found()
         if not version:
-            return "the workspaces of convolutions, for which cuDNN was not asked"
+            return "the workspaces of convolutions, which cuDNN did not compute"
         if version < MIN_CUDNN:
             return (
-                f"the workspaces of convolutions, for which cuDNN {self._version()} cannot be asked"
+                f"the workspaces of convolutions, which cuDNN {self._version()} cannot compute here"
             )
         return (
-            f"the workspaces of convolutions, for which cuDNN {self._version()} was asked in the "
-            "place of torch's own"
+            f"the workspaces of convolutions, which cuDNN {self._version()} computed in "
+            "place of torch's own version"
         )
 
     def notes(self) -> list[str]:
@@ -117,38 +117,40 @@ class ConvolutionWatch:
             version = self._library.cudnn_found()
             if not version and self.missing_package and not os.environ.get(LIBRARY):
                 reason = (
-                    f"cuDNN is not installed (pip install --no-deps {self.missing_package}) and "
-                    "was not asked for its workspaces"
+                    "cuDNN is not installed (pip install --no-deps "
+                    f"{self.missing_package}) and did not compute the workspaces of "
+                    "convolutions"
                 )
             elif not version:
-                reason = "cuDNN was not asked for its workspaces"
+                reason = "cuDNN did not compute the workspaces of convolutions"
             elif version < MIN_CUDNN:
                 reason = (
-                    f"cuDNN {self._version()} cannot be asked for its workspaces "
-                    f"(9.8 and later can: of published runs {NEAREST}, named in {LIBRARY}, came "
-                    "nearest)"
+                    f"cuDNN {self._version()} cannot compute the workspaces of "
+                    f"convolutions here (9.8 and later can; {NEAREST}, named in {LIBRARY}, "
+                    "was nearest to published runs)"
                 )
             else:
-                reason = "cuDNN cannot be asked for the workspaces of some convolutions that ran"
+                reason = "cuDNN could not compute the workspaces of some convolutions"
             sentences.append(
-                f"{reason}, which are not in a prediction: on real GPUs they were "
-                "copies of a convolution's tensors and partial sums of its result, here "
-                f"{format_size(self._largest)} or less"
+                f"{reason}, so a prediction does not include these workspaces: on real "
+                "GPUs they were copies of a convolution's tensors and partial sums of its "
+                f"result, here {format_size(self._largest)} or less"
             )
         if ran.astray:
             sentences.append(
-                "cuDNN's plans ran with workspaces that it chose for another card, since PyTorch "
-                "keeps them for the life of a process: run each card's tests in one of its own"
+                "cuDNN's plans ran with workspaces for another card, because PyTorch keeps "
+                "plans for the life of a process: run the tests of each card in a separate "
+                "process"
             )
         if ran.asked and os.environ.get(LIBRARY):
             sentences.append(
-                f"cuDNN {self._version()} ({LIBRARY}) was asked for its workspaces: torch's own "
-                "version may have different ones"
+                f"cuDNN {self._version()} ({LIBRARY}) computed the workspaces of "
+                "convolutions: torch's own version may use other sizes"
             )
         if self.size_counts().choices:
             sentences.append(
-                "torch.backends.cudnn.benchmark is on: the fastest of cuDNN's plans is not known "
-                "here, the one with the largest workspace is taken"
+                "torch.backends.cudnn.benchmark is on: the fastest cuDNN plan is unknown "
+                "here, so the plan with the largest workspace is used"
             )
         return sentences
 

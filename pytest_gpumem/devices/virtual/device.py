@@ -81,8 +81,8 @@ def obstacle() -> tuple[str, str] | None:
     """Return the problem and its remedy if a process can have no virtual GPU here, or None."""
     if not sys.platform.startswith("linux"):
         return (
-            f"it needs Linux, this is {sys.platform}",
-            f"run the tests in a container of Linux ({CONTAINER_PAGE}), or under WSL",
+            f"it needs Linux, and this system is {sys.platform}",
+            f"run the tests in a Linux container ({CONTAINER_PAGE}), or under WSL",
         )
     problem = native.build_problem()
     if problem is not None:
@@ -92,7 +92,7 @@ def obstacle() -> tuple[str, str] | None:
         return "torch is not installed", "pip install torch"
     if build.hip is not None:
         return (
-            f"torch {build.version} is built for AMD's ROCm, and {WHAT} is one of NVIDIA's",
+            f"torch {build.version} is built for AMD's ROCm, and {WHAT} is an NVIDIA GPU",
             "run the tests on an AMD GPU, or install a CUDA build of torch",
         )
     if build.cuda is None:
@@ -110,7 +110,7 @@ def require_possible(count: int) -> None:
         DeviceError: too many; or a limit on address space, by which every request would be refused.
     """
     if count > MAX_DEVICES:
-        raise DeviceError(f"devices={count}", f"{WHAT} has {MAX_DEVICES}", "ask for fewer")
+        raise DeviceError(f"devices={count}", f"{WHAT} has {MAX_DEVICES}", "request fewer GPUs")
     import resource  # not on Windows, which imports this module too
 
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -118,9 +118,12 @@ def require_possible(count: int) -> None:
     if limit != resource.RLIM_INFINITY and limit < needed:
         raise DeviceError(
             WHAT,
-            f"it needs {format_size(needed)} of address space (not of memory), and this "
-            f"process may have {format_size(limit)} (ulimit -v)",
-            "lift it (ulimit -v unlimited); what limits memory itself is a cgroup (docker run -m)",
+            f"it needs {format_size(needed)} of address space (not of memory), and the "
+            f"limit of this process is {format_size(limit)} (ulimit -v)",
+            (
+                "remove this limit (ulimit -v unlimited); to limit memory itself, use a cgroup "
+                "(docker run -m)"
+            ),
         )
 
 
@@ -175,7 +178,7 @@ class VirtualDevice:
             reason = (
                 "torch was imported before the virtual GPU could be loaded",
                 (
-                    "load it first: pytest -p gpumem ...; in a program, call "
+                    "load the virtual GPU first: pytest -p gpumem ...; in a program, call "
                     "pytest_gpumem.use_virtual_gpu() before importing torch"
                 ),
             )
@@ -336,7 +339,7 @@ class VirtualDevice:
                 raise DeviceError(
                     f"card {card.name!r}",
                     f"torch {torch.__version__} keeps the properties of {self._opened_card.name}",
-                    "run the tests of each card in a process of their own",
+                    "run the tests of each card in a separate process",
                 )
         self._opened_card = card
         cpu = ctypes.CDLL(str(Path(torch.__file__ or "").parent / "lib" / "libtorch_cpu.so"))
@@ -451,8 +454,9 @@ class VirtualDevice:
         managed = self._library.managed().peak_bytes
         if managed:
             text = (
-                f"{format_size(managed)} of managed memory (cudaMallocManaged), beside PyTorch's "
-                "allocator, are not in the peaks: a GPU that is full moves them to the host"
+                f"{format_size(managed)} of managed memory (cudaMallocManaged), outside "
+                "PyTorch's allocator, are not in the peaks: a full GPU moves this memory "
+                "to the host"
             )
             notes.append(Note(NoteKind.OUTSIDE, text))
         return notes

@@ -54,9 +54,10 @@ class LinkedFunctions(NamedTuple):
         unnamed = len(self.missing) - MAX_NAMED
         also = f" and {unnamed} more" if unnamed > 0 else ""
         return (
-            f"torch {version} links functions of CUDA that this virtual GPU does not know "
-            f"({', '.join(self.missing[:MAX_NAMED])}{also}): a step that calls one fails inside "
-            "NVIDIA's libraries (upgrade pytest-gpumem, or take an older torch)"
+            f"torch {version} links CUDA functions that this virtual GPU does not have "
+            f"({', '.join(self.missing[:MAX_NAMED])}{also}): a step that calls such a "
+            "function fails inside NVIDIA's libraries (upgrade pytest-gpumem, or use an "
+            "older torch)"
         )
 
 

@@ -180,8 +180,8 @@ def supply_missing_libraries(folder: Path | None = None) -> list[str]:
         names = ", ".join(unknown)
         raise DeviceError(
             "torch",
-            f"it needs {names}, which {'is' if len(unknown) == 1 else 'are'} not installed, and "
-            "which the virtual GPU cannot stand in for",
+            f"it needs {names}, which {'is' if len(unknown) == 1 else 'are'} not "
+            "installed, and which the virtual GPU cannot replace",
             "install torch with all packages that it requires, and report this torch",
         )
     if not missing or unknown:  # a torch that nothing can help says it in its own words
@@ -193,8 +193,8 @@ def supply_missing_libraries(folder: Path | None = None) -> list[str]:
             raise DeviceError(
                 f"{name}, which torch needs and which is not installed",
                 f"the stub in its place cannot be loaded: {error}",
-                "set TMPDIR to a folder that programs may run from, or install torch with all "
-                "packages that it requires",
+                "set TMPDIR to a folder that programs may run from, or install torch with "
+                "all packages that it requires",
             ) from error
     return missing
 

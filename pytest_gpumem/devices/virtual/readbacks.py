@@ -45,8 +45,9 @@ PACKAGE: Final = f"{Path(__file__).parents[2]}/"
 SCALER: Final = str(Path("torch", "amp", "grad_scaler.py"))
 """PyTorch's file with torch.amp.GradScaler"""
 NO_OVERFLOW: Final = (
-    "torch.amp.GradScaler's gradients are taken as finite: where they overflow, a GPU skips the "
-    "optimizer's first steps, and has its state later"
+    "the gradients of torch.amp.GradScaler are assumed to be finite: if they overflow on a "
+    "real GPU, it skips the optimizer's first steps, and the optimizer's state is "
+    "allocated later"
 )
 
 
@@ -262,8 +263,8 @@ class Readbacks:
         if site[0] and guesses.lines[site] >= MAX_READ:
             raise DeviceError(
                 f"{shown_path(site[0], Path.cwd())}:{site[1]}",
-                f"{guesses.lines[site]:,} values were read here that the virtual GPU has not "
-                "computed, and a loop that waits for them does not end",
+                f"{guesses.lines[site]:,} values were read here that the virtual GPU did "
+                "not compute, and a loop that waits for such values does not end",
                 'compute them (values="full"), guard the loop with `if gpu_memory.computes:`, or '
                 "bound it",
             )

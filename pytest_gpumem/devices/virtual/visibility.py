@@ -23,9 +23,9 @@ OTHERS_CODE: Final = ("site-packages", "dist-packages")
 
 
 HIDDEN: Final = (
-    "No CUDA GPUs are available: the virtual GPU is visible inside tests marked gpu_memory only. "
-    "Move the call into a marked test or a fixture of one, or let all code of the session see the "
-    "GPU: --gpumem-visible=session"
+    "No CUDA GPUs are available: the virtual GPU is visible only inside tests marked "
+    "gpu_memory. Move the call into a marked test or into one of its fixtures, or show the "
+    "GPU to all code of the session: --gpumem-visible=session"
 )
 """the error of code that initialises CUDA where no GPU is shown, in the words of PyTorch's own"""
 
@@ -39,7 +39,7 @@ _CACHED: Final = type(functools.cache(len))
 
 
 class Question(NamedTuple):
-    """A file that asked for GPUs while it was imported, and none was shown."""
+    """A file that looked for GPUs during its import, and none was shown."""
 
     path: str
     """as Python has it"""

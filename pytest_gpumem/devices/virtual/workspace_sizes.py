@@ -51,7 +51,7 @@ ESTIMATES: Final = {
         "cuDNN's batch normalization with channels last, from none to partial sums for every 32 "
         "pixels and one bit of each value",
     ),
-    "cudaMallocAsync": Estimate("what cudaMallocAsync reserves is an estimate"),
+    "cudaMallocAsync": Estimate("the memory that cudaMallocAsync reserves is an estimate"),
 }
 """by the names that the native library has for them (native/base/state.c)"""
 

@@ -50,9 +50,9 @@ def read_rules(lines: Iterable[str]) -> list[tuple[str, Mapping[str, object]]]:
         except (SyntaxError, ValueError):
             values = {}
         if not colon or not pattern.strip() or call is None or len(values) < len(call.keywords):
-            raise SpecError(f"{INI}: {line}", "this cannot be understood", _REMEDY)
+            raise SpecError(f"{INI}: {line}", "this line cannot be read", _REMEDY)
         if not values:
-            raise SpecError(f"{INI}: {line}", "it has no argument", _REMEDY)
+            raise SpecError(f"{INI}: {line}", "this line has no argument", _REMEDY)
         rules.append((pattern.strip().replace("\0", "::"), values))
     return rules
 

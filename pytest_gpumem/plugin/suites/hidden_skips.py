@@ -79,7 +79,7 @@ def hidden_skip_lines(skips: Iterable[HiddenSkip]) -> Iterator[str]:
         singular, several = _NOUNS[whole_file]
         subject = f"{singular} was" if len(members) == 1 else f"{len(members)} {several} were"
         yield (
-            f"{subject} skipped ({reason}): "
-            f"{members[0].place} asked for GPUs while it was imported, when none was shown; "
-            "--gpumem-visible=session shows the virtual GPU from the start"
+            f"{subject} skipped ({reason}): {members[0].place} looked for GPUs during its "
+            "import, when no GPU was visible; --gpumem-visible=session shows the virtual "
+            "GPU from the start"
         )

@@ -60,7 +60,7 @@ def select(items: list[pytest.Item], settings: Settings) -> Selection:
         fits = peak is not None and peak <= card.usable_memory
         (selection.fitting if fits else selection.left_out).append(item)
     number = len(selection.fitting)
-    sentence = f"{number} of {marked} marked tests fit a {card.name} by their baselines"
+    sentence = f"{number} of {marked} marked tests fit a {card.name} according to their baselines"
     if unknown:
         sentence += f"; {unknown} without baseline left out"
     return selection._replace(sentence=sentence)

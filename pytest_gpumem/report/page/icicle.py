@@ -142,7 +142,7 @@ def _cell_words(cell: _Cell) -> str:
     if not cell.difference:
         clause = ", as the baseline" if cell.known else ", difference not known"
     else:
-        clause = "" if cell.known else ", the difference of the lines that the baseline kept"
+        clause = "" if cell.known else ", as the difference of the lines in the baseline"
     return f"{_label(cell)}: {size(cell.nbytes)} at the peak{clause}"
 
 

@@ -130,14 +130,14 @@ def _require_one_project(reports: Sequence[tuple[str, SavedReport]]) -> None:
             if origin.root != first.root:
                 raise ReportError(
                     name,
-                    f"is of another project: its root is {_folder(origin.root)}, that of "
-                    f"{first_name} is {_folder(first.root)}",
+                    f"is from another project: its root is {_folder(origin.root)}, and the "
+                    f"root of {first_name} is {_folder(first.root)}",
                     "merge the reports of each project",
                 )
             if origin.commit != first.commit:
                 raise ReportError(
                     name,
-                    f"is of commit {origin.commit[:12] or 'none'}, and {first_name} of "
+                    f"is from commit {origin.commit[:12] or 'none'}, and {first_name} from "
                     f"{first.commit[:12] or 'none'}",
                     "merge the reports of one commit",
                 )
@@ -159,7 +159,7 @@ def _one_of(first_name: str, first: Result, name: str, second: Result) -> Result
             f"{first_name} and {name}",
             f"have two figures of {printable(first.name)} on {device}: {_in_words(first)} in "
             f"{first_name}, {_in_words(second)} in {name}",
-            "leave one of them out, or run that test once",
+            "leave out one of these reports, or run that test once",
         )
 
     def telling(result: Result) -> tuple[bool, bool, bool]:
@@ -231,10 +231,10 @@ def _remarks(
 ) -> list[str]:
     remarks = []
     if missing:
-        remarks.append(f"not here: {missing}: what they measured is not in this report")
+        remarks.append(f"missing: {missing}: their measurements are not in this report")
     for name, saved in reports:
         remarks += [
-            f"{name}: the run was cut short: {origin.unfinished}"
+            f"{name}: the run did not finish: {origin.unfinished}"
             for origin in saved.report.origins
             if origin.unfinished
         ]

@@ -89,7 +89,7 @@ def cause_lines(
         return lines
     if kind in HINTED:
         oom = measurement.out_of_memory if measurement else None
-        at = f"  asked for at {printable(oom.site)}" if oom is not None and oom.site else ""
+        at = f"  requested at {printable(oom.site)}" if oom is not None and oom.site else ""
         request = [CauseLine(at)] if at else []
         rows = [
             _AmountRow(

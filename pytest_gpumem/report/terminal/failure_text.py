@@ -264,7 +264,7 @@ def shortage_facts(result: Result, oom: OutOfMemory | None) -> list[tuple[str, s
         ("part", result.part),
         ("batch size", str(result.batch_size or "")),
         ("rank", result.rank_label),
-        ("budget", result.budget or "none but the device's memory"),
+        ("budget", result.budget or "only the device's memory"),
         ("device", result.device_key + (f", number {oom.device_index}" if several else "")),
         ("held", f"{format_size(oom.allocated)} allocated, {format_size(oom.reserved)} reserved"),
         ("asked for", "" if oom.requested is None else f"{format_size(oom.requested)} more"),

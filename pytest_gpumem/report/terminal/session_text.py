@@ -50,14 +50,14 @@ def header(
         others: of the virtual GPU, the other cards that tests name.
     """
     if device is None:
-        outcome = "fail, as CI is set" if fails else "are skipped"
-        return [f"no device, marked tests {outcome}: {printable(reason)}"]
+        outcome = "fail, because CI is set" if fails else "are skipped"
+        return [f"no device, so marked tests {outcome}: {printable(reason)}"]
     major, minor = device.capability
     figures = f"{format_size(device.total_memory)}, capability {major}.{minor}"
     description = f"{printable(device.name)} ({figures}, {device.sm_count} SMs)"
     if device.kind == "virtual":
         besides = f"; other tests name {', '.join(others)}" if others else ""
-        predicted = "memory is predicted, kernels do not run"
+        predicted = "memory is predicted; kernels do not run"
         return [f"virtual GPU {description}{besides}", predicted]
     return [f"{description}, driver {printable(driver)}" if driver else description]
 
@@ -99,7 +99,7 @@ def quiet_line(
     missing = reasons.pop(MISSING, 0)
     others = sum(reasons.values())
     parts = [f"{missing} without baseline"] * bool(missing)
-    parts += [f"{others} not compared with their baselines"] * bool(others)
+    parts += [f"{others} with an unusable baseline"] * bool(others)
     parts += [f"{skipped_tests} skipped"] * bool(skipped_tests)
     files = "1 file" if skipped_files == 1 else f"{skipped_files} files"
     parts += [f"{files} skipped"] * bool(skipped_files)
@@ -107,13 +107,13 @@ def quiet_line(
     if not failed and not parts:
         return []
     separator = [Span("; ")] if failed and parts else []
-    unheld = [Span(f"not held: {', '.join(parts)}")] if parts else []
+    unheld = [Span(f"not compared: {', '.join(parts)}")] if parts else []
     return [
         Span("gpumem: "),
         *counts(failed),
         *separator,
         *unheld,
-        Span(" (why: without -q)"),
+        Span(" (run without -q for the reasons)"),
     ]
 
 

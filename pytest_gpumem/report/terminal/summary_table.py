@@ -91,7 +91,7 @@ def summary_table(
     table = [*lines_of(wrapped("", title, width)), ()]
     table += _table(_TITLES, _rows(listed, _summary_row, of_verdicts=True), width)
     if verbosity > 1:
-        table += [(), *lines_of("Held before the test and retained after it, in MiB"), ()]
+        table += [(), *lines_of("Allocated before the test and retained after it, in MiB"), ()]
         table += _table(_DETAIL_TITLES, _rows(listed, _detail_row), width)
         for paragraph in filter(None, _source_notes(listed, width)):
             table += [(), *lines_of(paragraph)]
@@ -276,7 +276,8 @@ def _source_notes(results: Sequence[Result], width: int) -> Iterator[str]:
         for use in result.measurement.device_use
     }
     meaning = (
-        "the most that nvidia-smi shows, and what came during the step besides PyTorch's allocator"
+        "the peak that nvidia-smi shows, and the part allocated during the step outside "
+        "PyTorch's allocator"
     )
     yield "\n".join(
         wrapped("device, outside: ", f"{meaning} ({source})", width) for source in sorted(sources)

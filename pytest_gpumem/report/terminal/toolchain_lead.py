@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.judge.toolchain_change import CommonChange
     from pytest_gpumem.report.terminal.styles import Line
 
-_ELSEWHERE = "(it moved together with other tests, see the summary; -v shows all of it)"
+_ELSEWHERE = "(other tests moved with it, see the summary; -v shows the details)"
 
 
 def moved_together(results: Iterable[Result]) -> list[CommonChange]:
@@ -82,7 +82,7 @@ def lead_lines(
     moved = _names(groups)
     alone = len(regressed - moved)
     if regressed & moved and alone:
-        sentences.append(f"{alone} more regressed for another reason: look there first")
+        sentences.append(f"{alone} more regressed for another reason: begin with these")
     elif regressed & moved:
         commands = (result.verdict.command for result in results if result.name in moved)
         command = next(filter(None, commands), UpdateCommand()).of(arguments)

@@ -109,5 +109,5 @@ def test_a_library_that_uses_torch_has_lines_of_its_own():
     ],
 )
 def test_what_has_not_the_form_of_a_snapshot_is_refused_by_name(data):
-    with pytest.raises(SnapshotError, match=r"^a\.pickle: is no snapshot that can be read"):
+    with pytest.raises(SnapshotError, match=r"^a\.pickle: is not a readable snapshot"):
         as_snapshot(data, "a.pickle")

@@ -136,8 +136,8 @@ def test_a_workspace_of_another_card_is_not_passed_over_in_silence(suite, monkey
         skip_without_cudnn(device)
     session = apart(suite, monkeypatch, "-s", source=TWO_CARDS, **{PLANS_KEPT: "100"})
     assert session.out.count("8978944") == 2
-    note = "note: cuDNN's plans ran with workspaces that it chose for another card"
-    assert f"{note}, since PyTorch keeps them" in session.flat
+    note = "note: cuDNN's plans ran with workspaces for another card"
+    assert f"{note}, because PyTorch keeps plans" in session.flat
     assert "(1 test)" in session.flat
 
 
@@ -215,11 +215,14 @@ def test_workspaces_that_are_not_asked_for_have_a_range(suite, monkeypatch):
     assert measured["none"].range is None
     # Of a filter's gradient, too, there are partial sums.
     most = 2 * tensor + 2 * 64 * 128 * 128 * 64 * 9 // 768 * 4 + plan
-    assert "note: cuDNN was not asked for its workspaces, which are not in" in session.flat
+    assert (
+        "note: cuDNN did not compute the workspaces of convolutions, so a prediction does not"
+        in session.flat
+    )
     says = "copies of a convolution's tensors and partial sums of its result, here"
     assert f"{says} {format_size(most)} or less" in session.flat
-    reason = "the workspaces of convolutions, for which cuDNN was not asked"
-    assert f"{reason}; limits are held to the largest" in session.flat
+    reason = "the workspaces of convolutions, which cuDNN did not compute"
+    assert f"{reason}; the largest figures are compared with limits" in session.flat
 
 
 BENCHMARK = """
@@ -275,19 +278,22 @@ def test_benchmark_mode_has_a_range(suite, monkeypatch):
         assert high.reserved == part.peaks[0].reserved * 125 // 100
         ends = f"allocated {format_size(low.allocated)} to {format_size(high.allocated)}"
         assert any(note.startswith(ends) for note in part.note_texts)
-    assert "cuDNN's choice in benchmark mode; limits are held to the largest" in session.flat
+    assert (
+        "cuDNN's choice in benchmark mode; the largest figures are compared with limits"
+        in session.flat
+    )
     # Each test finds its plans anew: alone or after others, its figures are the same.
     assert measured["test_another", "first"].peaks == first.peaks
     # PyTorch tries no plan for which there is no room.
     assert measured["test_small", ""].peaks[0].reserved < whole.peaks[0].reserved
     assert measured["test_steady", ""].range is None
-    assert "torch.backends.cudnn.benchmark is on: the fastest of cuDNN's plans" in session.flat
+    assert "torch.backends.cudnn.benchmark is on: the fastest cuDNN plan is unknown" in session.flat
 
 
 def test_a_library_that_is_not_there_is_said(suite, monkeypatch, capfd):
     session = apart(suite, monkeypatch, "-s", source=CONV, GPUMEM_CUDNN="/nowhere/libcudnn.so.9")
     assert session.outcomes == {"passed": 2}
-    assert "note: cuDNN was not asked for its workspaces" in session.flat
+    assert "note: cuDNN did not compute the workspaces of convolutions" in session.flat
     said = capfd.readouterr().err
     assert said.count("GPUMEM_CUDNN: /nowhere/libcudnn.so.9: cannot open") == 1
     assert "give the path of a libcudnn.so.9, or none" in said
@@ -398,7 +404,7 @@ def test_cudnn_is_told_of_the_card_and_of_no_device(tmp_path):
     taken, unknown, asked, found, notes, _, ends, reason = answers
     # It is not the cuDNN of this torch, whose workspace may be any of a range.
     assert ends == [0, 1_000_448]
-    assert "for which cuDNN 9.10.2 was asked in the place of torch's own" in reason
+    assert "which cuDNN 9.10.2 computed in place of torch's own" in reason
     assert (taken, unknown, asked, found) == (1_000_448, 0, 1, 91002)  # 1,000,000, in units of 512
     card = CARDS["A100-80GB"]
     said = json.loads(next(line for line in told if line.startswith("device ")).partition(" ")[2])
@@ -417,7 +423,9 @@ def test_cudnn_is_told_of_the_card_and_of_no_device(tmp_path):
             "l2CacheSize": card.l2_cache_size,
         }.items()
     )
-    assert notes[0].startswith("cuDNN 9.10.2 (GPUMEM_CUDNN) was asked for its workspaces: torch's")
+    assert notes[0].startswith(
+        "cuDNN 9.10.2 (GPUMEM_CUDNN) computed the workspaces of convolutions: torch's"
+    )
     # CUDA_ERROR_NO_DEVICE while it is asked, and the real NVRTC
     assert "devices 0, cuInit 100, NVRTC 0, some 1" in told
     assert [line for line in told if line.endswith(" as 0")] == []  # no handle
@@ -464,15 +472,15 @@ def test_an_older_cudnn_is_not_asked(tmp_path):
     assert (taken, unknown, asked, found) == (0, 1, 0, 90701)
     assert told == []
     assert notes[0].startswith(
-        "cuDNN 9.7.1 cannot be asked for its workspaces (9.8 and later can: of published runs "
-        "9.19.0, named in GPUMEM_CUDNN, came nearest), which are not in a prediction"
+        "cuDNN 9.7.1 cannot compute the workspaces of convolutions here (9.8 and later can; "
+        "9.19.0, named in GPUMEM_CUDNN, was nearest to published runs), so a prediction does not"
     )
 
 
 def test_a_cudnn_of_another_cuda_is_not_asked(tmp_path):
     (taken, unknown, asked, found, notes, *_), told = with_stand_in(tmp_path, "CUDA=11080")
     assert (taken, unknown, asked, found, told) == (0, 1, 0, 0, [])
-    assert notes[0].startswith("cuDNN was not asked for its workspaces")
+    assert notes[0].startswith("cuDNN did not compute the workspaces of convolutions")
 
 
 OLDER_FIRST = """

@@ -371,8 +371,8 @@ def test_managed_memory_is_a_cpu_tensors_and_beside_the_peaks(device, notes):
     assert torch.cuda.max_memory_reserved() == 2 << 20
     (note,) = notes()
     assert note == (
-        "200.00 GiB of managed memory (cudaMallocManaged), beside PyTorch's allocator, are not in "
-        "the peaks: a GPU that is full moves them to the host"
+        "200.00 GiB of managed memory (cudaMallocManaged), outside PyTorch's allocator, "
+        "are not in the peaks: a full GPU moves this memory to the host"
     )
     assert cuda.cudaFree(address) == 0
 
@@ -476,5 +476,7 @@ def test_estimates_have_a_range(suite):
     assert 0 <= matrix.range.most[0].allocated - matrix.peaks[0].allocated - copy < 512
     most = format_size(matrix.range.most[0].allocated)
     assert f"peak allocated of {most} at most is" in session.flat
-    assert norm.note_texts[-1].endswith("and one bit of each value; limits are held to the largest")
+    assert norm.note_texts[-1].endswith(
+        "and one bit of each value; the largest figures are compared with limits"
+    )
     assert measured["test_plain", ""].range is None

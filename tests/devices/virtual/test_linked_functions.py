@@ -50,9 +50,10 @@ def test_functions_that_are_not_answered_are_named(folder):
     linked = compare(folder, ctypes.CDLL(str(native.LIBRARY)))
     assert linked == (4, ("cublasSfancy", "cudaFreshAsync", "ncclFutureGather"))
     assert linked.sentence("2.99.0") == (
-        "torch 2.99.0 links functions of CUDA that this virtual GPU does not know (cublasSfancy, "
-        "cudaFreshAsync, ncclFutureGather): a step that calls one fails inside NVIDIA's libraries "
-        "(upgrade pytest-gpumem, or take an older torch)"
+        "torch 2.99.0 links CUDA functions that this virtual GPU does not have "
+        "(cublasSfancy, cudaFreshAsync, ncclFutureGather): a step that calls such a "
+        "function fails inside NVIDIA's libraries (upgrade pytest-gpumem, or use an older "
+        "torch)"
     )
     many = LinkedFunctions(9, tuple("abcdefg"))
     assert "(a, b, c, d, e and 2 more)" in many.sentence("2.99.0")

@@ -110,7 +110,7 @@ def test_the_stub_has_room_for_every_name_that_torch_needs():
 def test_where_linux_is_not_the_reason_names_the_page_with_a_container(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     problem, remedy = obstacle()
-    assert problem == "it needs Linux, this is darwin"
+    assert problem == "it needs Linux, and this system is darwin"
     assert "/how-to/light.html#on-a-mac-or-on-windows" in remedy
     page = (ROOT / "docs/how-to/light.md").read_text(encoding="utf-8")
     assert "\n## On a Mac, or on Windows\n" in page

@@ -63,7 +63,9 @@ def test_a_gradient_scaler_steps_and_a_note_says_that_a_gpu_may_skip_steps(devic
         optimizer.zero_grad()
     assert optimizer.state[weight]  # it did step
     (note,) = notes(device)
-    assert note.endswith("a GPU skips the optimizer's first steps, and has its state later")
+    assert note.endswith(
+        "it skips the optimizer's first steps, and the optimizer's state is allocated later"
+    )
 
 
 def test_the_scale_that_it_is_asked_for_is_noted(device):

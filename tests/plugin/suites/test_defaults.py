@@ -46,7 +46,7 @@ def test_the_nearest_place_wins_argument_by_argument(suite):
     session = suite.run("-v")
     assert session.outcomes == {"passed": 1, "failed": 2}
     assert "over budget: peak allocated of 10.00 MiB" in session.flat  # test_top, of "*"
-    assert "took no memory on L4" in session.flat  # test_a: a limit, and the conftest's card
+    assert "allocated no memory on L4" in session.flat  # test_a: a limit, and the conftest's card
     suite.write("pytest.ini", "[pytest]\ngpumem_defaults = models: max_gb=1")
     session = suite.run("models/test_b.py")
     assert session.outcomes == {"passed": 1}  # the pattern is another one

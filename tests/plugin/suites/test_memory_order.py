@@ -30,7 +30,8 @@ def test_selection_and_order_go_by_baselines(suite):
     assert session.outcomes == {"passed": 2, "deselected": 3}
     assert order(session) == ["small", "middle"]
     sentence = (
-        "gpumem: 2 of 4 marked tests fit a T4 by their baselines; 1 without baseline left out"
+        "gpumem: 2 of 4 marked tests fit a T4 according to their baselines; 1 without baseline "
+        "left out"
     )
     assert sentence in session.out
     session = suite.run("--gpumem-order=memory", "-v")

@@ -98,7 +98,7 @@ def test_head_says_device_date_and_remarks(parsed):
 def test_its_table_begins_with_what_failed_and_why(parsed):
     causes = parsed.texts("span", class_="why")
     assert causes == [
-        f"asked for at {MODULE}:31 in step",
+        f"requested at {MODULE}:31 in step",
         "torch 2.14.0+cu130 -> 2.15.0+cu132, CUDA 13.0 -> 13.2",
         "parameters +237.50 MiB at src/model.py:41 (GPT.__init__)",
     ]
@@ -188,7 +188,7 @@ def test_failures_of_one_cause_are_told_as_one():
 
 def test_a_row_has_the_figures_of_the_terminals_table(parsed):
     (row,) = [it for it in parsed.texts("tr") if it.startswith(f"{MODULE}::test_gpt2_large")]
-    assert f"asked for at {MODULE}:31 in step" in row
+    assert f"requested at {MODULE}:31 in step" in row
     assert row[row.index("in step") :].split()[2:] == [
         *("virtual-T4", "8", "7368.73", "7400.00", "+847.73", "(+13.0%)", "181%"),
         *("✕", "out", "of", "memory"),

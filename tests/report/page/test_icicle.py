@@ -11,7 +11,7 @@ from pytest_gpumem.measurement import Site
 from pytest_gpumem.report.page import icicle
 from pytest_gpumem.sizes import MIB
 
-PARTLY = ", the difference of the lines that the baseline kept"
+PARTLY = ", as the difference of the lines in the baseline"
 
 
 def row(line, now, baseline, module="Net.layers.*", path="m.py"):

@@ -75,12 +75,12 @@ def test_hints_are_for_what_does_not_fit_or_explain_a_change():
     measurement = replace(TOO_LARGE.measurement, attributions=(EXPLAINED,))
     assert "hint: batch size 16 fits" in text(replace(TOO_LARGE, measurement=measurement))
     changed = grown("test")
-    kept = "activations of 64.00 MiB were still held at the peak: a tensor keeps their graph"
+    kept = "activations of 64.00 MiB were still allocated at the peak: a tensor keeps their graph"
     hints = (*EXPLAINED.hints, Note(NoteKind.STILL_HELD, kept))
     attribution = replace(changed.measurement.attributions[0], hints=hints)
     measurement = replace(changed.measurement, attributions=(attribution,))
     brief = text(replace(changed, measurement=measurement))
-    assert "hint: activations of 64.00 MiB were still held" in brief
+    assert "hint: activations of 64.00 MiB were still allocated" in brief
     assert brief.count("hint: ") == 1
 
 
@@ -88,7 +88,7 @@ def test_what_holds_most_is_named_where_a_limit_was_met():
     measurement = replace(TOO_LARGE.measurement, attributions=(EXPLAINED,))
     brief = text(replace(TOO_LARGE, measurement=measurement))
     assert "  64.00 MiB  activations  model.py:29 in Tiny.forward: return self.head(x)" in brief
-    assert "asked for at examples/test_mlp.py:31 in step" in brief
+    assert "requested at examples/test_mlp.py:31 in step" in brief
 
 
 def test_a_command_comes_once_below_the_parts():

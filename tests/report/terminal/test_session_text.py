@@ -74,7 +74,7 @@ def test_a_failed_test_has_a_section_that_leads_with_the_cause(name, one):
 def test_the_command_of_a_section_stands_unbroken_on_a_line_of_its_own():
     text = section(SHRUNK, width=60)
     assert text.splitlines()[-1] == f"    {SHRUNK.verdict.command}"
-    assert text.splitlines()[-2] == "next: to hold later runs to it, run"
+    assert text.splitlines()[-2] == "next: to compare later runs with it, run"
 
 
 def test_a_part_is_named_in_its_section():
@@ -89,7 +89,7 @@ def test_out_of_memory_names_the_device_where_there_are_several():
         result("test", measured(peak(1, 2), peak(3, 4), out_of_memory=oom), spec=MemorySpec())
     )
     assert "\ndevice     virtual-T4, number 1\n" in text
-    assert "\nbudget     none but the device's memory\n" in text
+    assert "\nbudget     only the device's memory\n" in text
 
 
 def test_columns_without_anything_in_them_are_left_out():
@@ -184,7 +184,7 @@ def test_counts_name_each_kind_in_one_line():
 def test_the_header_of_a_virtual_gpu_says_that_memory_is_predicted():
     assert session_text.header(T4) == [
         "virtual GPU T4 (14.58 GiB, capability 7.5, 40 SMs)",
-        "memory is predicted, kernels do not run",
+        "memory is predicted; kernels do not run",
     ]
 
 
@@ -196,7 +196,7 @@ def test_the_header_of_a_real_gpu_names_its_driver():
 
 def test_the_header_gives_the_reason_where_there_is_no_device():
     assert session_text.header(None, reason="this torch is a CPU-only build") == [
-        "no device, marked tests are skipped: this torch is a CPU-only build"
+        "no device, so marked tests are skipped: this torch is a CPU-only build"
     ]
 
 

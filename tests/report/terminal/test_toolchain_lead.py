@@ -56,7 +56,7 @@ def test_the_workspace_is_named_where_breakdowns_tell_it():
 def test_no_update_is_proposed_while_another_test_regressed_by_itself():
     alone = moved("test_alone", 500)
     assert text_of(lead_lines([*FIVE, alone])[-1:]) == (
-        "gpumem: 1 more regressed for another reason: look there first"
+        "gpumem: 1 more regressed for another reason: begin with these"
     )
     other = moved("test_other", 500, provenance=FIVE[0].measurement.provenance)
     assert "for another reason" in text_of(lead_lines([*FIVE, other])[-1:])

@@ -203,8 +203,8 @@ class ValueMode:
             unnamed = len(reasons) - MAX_NAMED
             also = f"; and {unnamed} more" if unnamed > 0 else ""
             sentences.append(
-                f"results of these operators were not computed, and are unknown "
-                f"({'; '.join(reasons[:MAX_NAMED])}{also})"
+                "the results of these operators were not computed, so their values are "
+                f"unknown ({'; '.join(reasons[:MAX_NAMED])}{also})"
             )
         if self.unknown_code and (self.full or any(self.readbacks.counts)):
             names = sorted(self.unknown_code)
@@ -215,14 +215,15 @@ class ValueMode:
             )
         if self.full and self.captured:
             sentences.append(
-                "a CUDA graph was captured: its replays compute nothing, and make all values of "
-                "the device unknown (for values, run the step without the graph)"
+                "a CUDA graph was captured: its replays compute no values, and make all "
+                "values on the device unknown (to have values, run the step without the "
+                "graph)"
             )
         if self.full and self.values.refused:
             sentences.append(
                 f"{format_size(self.values.refused)} of values did not fit into "
-                f"{SHARE_OF_HOST:.0%} of the host's free memory, and are unknown: take a smaller "
-                "model or batch, or values='auto'"
+                f"{SHARE_OF_HOST:.0%} of the host's free memory, and are unknown: use a "
+                "smaller model or batch, or values='auto'"
             )
         return sentences
 
@@ -382,7 +383,7 @@ class ValueMode:
         if faults:
             self.failures.setdefault(
                 call.name,
-                f"its copies to the host are not those of the torch that was studied: {faults}",
+                f"its copies to the host differ from the torch versions that are known: {faults}",
             )
 
     def plan(

@@ -163,6 +163,6 @@ def test_an_extensions_operator_is_named_once(device):
         assert not mode.values.is_known(result)
     (note,) = mode.notes()
     assert note == (
-        "results of these operators were not computed, and are unknown "
+        "the results of these operators were not computed, so their values are unknown "
         "(extension: the CPU does not have it)"
     )
