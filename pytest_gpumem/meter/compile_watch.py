@@ -30,8 +30,9 @@ FUNCTIONS: Final = {
         "CachingAutotuner",
         ("autotune_to_one_config", "coordinate_descent_tuning", "_combo_sequential_autotune"),
     ),
+    "triton.runtime.autotuner": ("Autotuner", ("_bench",)),
 }
-"""by PyTorch's module: the class, or None, whose functions compile a graph or time a kernel"""
+"""by module: the class, or None, whose functions compile a graph or time a kernel"""
 SEGMENT: Final = 2 * MIB
 """bytes: the least that PyTorch's allocator reserves"""
 MIN_SHARE: Final = 1000

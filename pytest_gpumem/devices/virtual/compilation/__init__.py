@@ -41,6 +41,7 @@ class Compilation:
         IMPORTS.call_after(max_autotune.MODULE, self._max_autotune.install)
         IMPORTS.call_after(kernel_timing.BENCHMARKS, self._kernel_timing.time_nothing)
         IMPORTS.call_after(kernel_timing.AUTOTUNER, self._kernel_timing.copy_nothing)
+        IMPORTS.call_after(kernel_timing.TRITON, self._kernel_timing.time_no_autotuned_kernel)
         IMPORTS.call_after(kernel_timing.PADDING, self._kernel_timing.pad_nothing)
         IMPORTS.call_after(earlier_graphs.TREES, self._earlier_graphs.install)
         IMPORTS.call_after(compiled_code.OUTPUT, self._compiled_code.install)

@@ -1,4 +1,4 @@
-"""Inductor's choices by time: kernels that compute nothing are not timed.
+"""Inductor's and Triton's choices by time: kernels that compute nothing are not timed.
 
 A GPU's first run, without Inductor's caches, times the configurations of each kernel: with a buffer
 that flushes the GPU's cache, and with copies of what the kernel writes. A later run has the choice
@@ -12,19 +12,22 @@ import functools
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
 BENCHMARKS: Final = "torch._inductor.runtime.benchmarking"
 """PyTorch's module with the classes that time kernels"""
 AUTOTUNER: Final = "torch._inductor.runtime.triton_heuristics"
 """PyTorch's module with the class that picks one of a kernel's configurations"""
+TRITON: Final = "triton.runtime.autotuner"
+"""Triton's module with the class that picks a configuration of an autotuned kernel"""
 PADDING: Final = "torch._inductor.fx_passes.pad_mm"
 """PyTorch's module that pads the operands of matrix products where that was faster"""
 TIME: Final = 1.0
 """milliseconds that each kernel takes"""
 NOT_TIMED: Final = (
-    "a GPU's first run, without Inductor's caches, times kernels: a buffer of up to 256.00 MiB and "
-    "copies of what the kernels write are not counted, because runs with warm caches have none"
+    "a GPU's first run times kernels: a buffer of up to 256.00 MiB and copies of what the kernels "
+    "write are not counted, because runs with warm caches have none"
 )
 NOT_PADDED: Final = (
     "torch.compile pads operands of matrix products where a GPU is faster so: none are padded "
@@ -65,6 +68,36 @@ class KernelTiming:
             return [TIME] if options.get("return_mode") == "all" else TIME
 
         return benchmark_gpu
+
+    def time_no_autotuned_kernel(self, module: ModuleType) -> None:
+        """Have configurations that can run take as long; ``module`` is :data:`TRITON`.
+
+        Each is compiled and called once: one that takes too much shared memory is never picked.
+        """
+        autotuner = getattr(module, "Autotuner", None)
+        bench = getattr(autotuner, "_bench", None)
+        if autotuner is None or bench is None:
+            return
+
+        def call_once(kernel_call: Callable[[], object], quantiles: Sequence[float]) -> list[float]:
+            kernel_call()
+            return [TIME] * len(quantiles)
+
+        @functools.wraps(bench)
+        def untimed(tuner: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - Triton's
+            if not is_shown():
+                return bench(tuner, *arguments, **options)
+            self._asked = True
+            own = vars(tuner).get("do_bench")
+            tuner.do_bench = call_once
+            try:
+                return bench(tuner, *arguments, **options)
+            finally:
+                del tuner.do_bench
+                if own is not None:
+                    tuner.do_bench = own
+
+        autotuner._bench = untimed
 
     @staticmethod
     def copy_nothing(module: ModuleType) -> None:

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from helpers.virtual_gpu import child
+from helpers.virtual_gpu import MIB, child
 
 from pytest_gpumem.devices.virtual.compilation.earlier_graphs import BESIDE_OTHERS
 from pytest_gpumem.devices.virtual.compilation.kernel_timing import NOT_PADDED, NOT_TIMED
@@ -176,3 +176,49 @@ def test_what_a_gpus_first_run_takes_besides_is_noted_where_kernels_would_be_tim
     assert padded == {("product", "first")}
     warm = [sentence for values in sessions["warm"].values() for sentence in values[3]]
     assert NOT_TIMED not in warm
+
+
+KERNEL = """
+import torch, triton
+import triton.language as tl
+
+
+@triton.autotune(
+    [triton.Config({"BLOCK": block}) for block in (256, 512)], key=["n"], restore_value=["x"]
+)
+@triton.jit
+def double(x, n, BLOCK: tl.constexpr):
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(x + places, mask=places < n)
+    tl.store(x + places, 2 * values, mask=places < n)
+
+
+def step():
+    x = torch.zeros(1 << 20, device="cuda")
+    double[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, x.numel())
+"""
+TWICE = """
+import json, os, sys
+
+import pytest_gpumem
+
+sys.path.insert(0, os.environ["FOLDER"])
+from kernel import double, step
+
+rows = []
+for _ in range(2):
+    with pytest_gpumem.measure() as m:
+        step()
+    rows.append([m.peak_allocated, m.peak_reserved, list(m.measurement.note_texts)])
+os.write(1, json.dumps([*rows, str(double.best_config.kwargs)]).encode())
+"""
+
+
+def test_a_kernel_of_tritons_that_was_autotuned_in_an_earlier_test_has_the_same_figures(tmp_path):
+    (tmp_path / "kernel.py").write_text(KERNEL, encoding="utf-8")
+    folders = {"FOLDER": str(tmp_path), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
+    first, again, configuration = json.loads(child(TWICE, warm=True, **folders))
+    assert first[0] == 4 * MIB
+    assert again[:2] == first[:2]
+    assert [NOT_TIMED in row[2] for row in (first, again)] == [True, False]
+    assert configuration == "{'BLOCK': 256}"
