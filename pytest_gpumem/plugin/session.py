@@ -36,13 +36,13 @@ NOT_COMPUTED = (
     'or use values="full"'
 )
 NOT_COMPUTABLE = (
-    "the virtual GPU did not compute some values, although it computed all that it can: compiled "
-    "code, TorchScript's fused code and CUDA graphs compute no values; check these values "
+    "the virtual GPU did not compute some values, although it computed all that it can: "
+    "TorchScript's fused code and CUDA graphs compute no values; check these values "
     "on the CPU or on a real GPU"
 )
 OF_COMPILED = (
-    "on the virtual GPU code of torch.compile computes no values, and sizes by values that are "
-    'computed beside it may not match: values="off" (--gpumem-values=off) computes none'
+    "on the virtual GPU values in code of torch.compile may be unknown, and sizes by computed values "
+    'may not match them: values="off" (--gpumem-values=off) computes none'
 )
 RAN_ALONE: Final = Note(
     NoteKind.RUN,

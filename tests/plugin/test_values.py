@@ -219,7 +219,7 @@ def test_no_share(gpu_memory):
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="pytest shows notes from Python 3.11 on")
 def test_a_failure_by_values_beside_compiled_code_says_how_to_compute_none(suite, monkeypatch):
-    """With all values computed it would fail as well: compiled code computes none of them."""
+    """With all values computed it may fail as well: some of compiled code are unknown."""
     monkeypatch.setattr(CompiledCode, "notes", lambda _: [LESS_SURE])
     session = suite.run(
         source="""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import math
 import re
 import weakref
 from contextlib import ExitStack, suppress
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pytest_gpumem.devices.virtual.compilation.recorded_graphs import GRAPH, Form, Ref, restored
+from pytest_gpumem.devices.virtual.library import LIMITS
 from pytest_gpumem.devices.virtual.values.host_tensors import (
     HOST,
     PLAIN,
@@ -67,7 +69,10 @@ UNKNOWN: Final = _Unknown()
 class Node:
     """A node of a graph, with all that can be said of it before it is computed."""
 
-    __slots__ = ("forms", "function", "is_view", "known_forms", "node", "traits", "unused_after")
+    __slots__ = (
+        *("forms", "function", "is_view", "known_forms", "large", "node", "traits"),
+        "unused_after",
+    )
 
     def __init__(self, node: RecordedNode) -> None:
         self.node = node
@@ -76,6 +81,8 @@ class Node:
         self.is_view = False
         self.forms: Any = None
         self.known_forms: dict[object, Any] = {}
+        self.large = sum(map(_large, node.forms if isinstance(node.forms, list) else [node.forms]))
+        """bytes of results that are not small"""
         self.unused_after: list[int] = []
         """places of nodes that no later one reads"""
         if node.kind == "function":
@@ -284,7 +291,9 @@ class CodeThatRuns:
                 OneThread(mode.full),
             ):
                 stack.enter_context(guard)
-            _Computation(mode, program, places, known, device).run(self._results, self._reads)
+            computation = _Computation(mode, program, places, known, device)
+            computation.run(self._results, self._reads)
+            mode.budget.lose(computation.lost)
         mode.unknown_code |= program.unknown
         if not self._results and not self._reads:
             program.fruitless.add(pattern)
@@ -402,6 +411,8 @@ class _Computation:
         self._known = dict(zip(program.inputs, known, strict=True))
         self._values: dict[int, Any] = {}
         self._assumed: set[int] = set()
+        self.lost = 0
+        """bytes of results that are unknown"""
         self._borrowed: set[int] = set()
         """addresses of the inputs' storages"""
 
@@ -419,6 +430,8 @@ class _Computation:
                 break
             self._note_read(node, reads)
             values[place] = self._value_of(place, node)
+            if values[place] is UNKNOWN and not node.is_view:
+                self.lost += node.large
             for unused in node.unused_after:
                 values.pop(unused, None)
         for place in {*program.outputs, *program.changed.values()}:
@@ -461,7 +474,7 @@ class _Computation:
     def _value_of(self, place: int, node: Node) -> Any:  # noqa: ANN401 - any
         recorded, traits = node.node, node.traits
         if recorded.kind not in {"operator", "function"}:
-            if recorded.kind == "unknown":
+            if recorded.kind == "unknown" and recorded.target:
                 self._program.unknown.add(recorded.target)
             return {"unknown": UNKNOWN, "constant": recorded.target}.get(recorded.kind)
         refs = _refs_in((recorded.args, recorded.kwargs))
@@ -561,6 +574,14 @@ class _Computation:
         return host
 
 
+def _large(form: Any) -> int:  # noqa: ANN401 - a Form, or None
+    """Return the bytes of a tensor of floating-point numbers that is not small."""
+    if not isinstance(form, Form) or not form.dtype.is_floating_point:
+        return 0
+    nbytes: int = math.prod(form.shape) * form.dtype.itemsize
+    return nbytes if nbytes > LIMITS.small else 0
+
+
 def _copied(target: Tensor, source: Any) -> Any:  # noqa: ANN401 - a tensor, or UNKNOWN
     """Return what a copy writes, as its target has it."""
     if not isinstance(source, Tensor):
@@ -621,6 +642,11 @@ def _random(size: Sequence[int], seed: Tensor, kind: str, **_options: object) ->
     return result
 
 
+def _lookup_seed(seeds: Tensor, index: int) -> Tensor:
+    """Return the results of ``inductor_lookup_seed``: torch 2.6's own returns a view."""
+    return seeds[index].clone()
+
+
 def _randint(low: int, high: int, size: Sequence[int], seed: Tensor) -> Tensor:
     """Return the results of ``inductor_randint``."""
     return torch.randint(low, high, size, generator=torch.Generator().manual_seed(int(seed)))
@@ -629,5 +655,6 @@ def _randint(low: int, high: int, size: Sequence[int], seed: Tensor) -> Tensor:
 RANDOM: Final[dict[str, Callable[..., Any]]] = {
     "prims::inductor_random": _random,
     "prims::inductor_randint": _randint,
+    "prims::inductor_lookup_seed": _lookup_seed,
 }
 """Inductor's own operators with random numbers, as the host computes them"""

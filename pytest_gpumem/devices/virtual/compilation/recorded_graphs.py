@@ -51,7 +51,7 @@ class RecordedNode(NamedTuple):
     """"input", "constant", "operator", "function", "output", or "unknown": not computed"""
     target: Any
     """an operator's full name, a function's module and name, a constant's value, or what is
-    unknown, in words"""
+    unknown, in words, if it is to be told"""
     args: Any
     kwargs: Any
     forms: Any
@@ -136,7 +136,7 @@ def _constant(target: str, graph_module: Any, torch: ModuleType) -> tuple[str, A
     for name in target.split("."):
         constant = getattr(constant, name, None)
     if not isinstance(constant, torch.Tensor):
-        return "unknown", "a part of the code"
+        return "unknown", ""  # a graph in this one
     if type(constant) is not torch.Tensor or constant.is_cuda or constant.nbytes > MAX_CONSTANT:
         return "unknown", "a constant of the code"
     return "constant", constant.detach().clone()

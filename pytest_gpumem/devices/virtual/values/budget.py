@@ -50,6 +50,8 @@ class Budget:
         self.flops = ALL_FLOPS
         self.largest = LIMITS.largest
         """bytes of the largest tensor that is computed; once all is spent, of a small one"""
+        self.lost = 0
+        """bytes of unknown results of compiled code"""
         self.ended = False
         """whether all is spent"""
 
@@ -90,6 +92,12 @@ class Budget:
             return False
         self.flops -= flops
         return True
+
+    def lose(self, nbytes: int) -> None:
+        """Note unknown results of compiled code; the native library counts those of operators."""
+        self.lost += nbytes
+        if not self._full and not self.ended and self.lost > LIMITS.lost:
+            self.end()
 
     def end(self) -> None:
         """Compute small tensors alone from now on."""

@@ -191,3 +191,154 @@ def test_a_compiled_router_routes_as_an_eager_one(tmp_path):
     assert broken["peak"] == peak
     assert whole["result"] == close_to(expected)
     assert broken["notes"] == whole["notes"] == []
+
+
+READS = """
+import torch._dynamo.config
+
+torch._dynamo.config.capture_scalar_outputs = True
+
+
+def sized(x):
+    total, greatest = x.sum().item(), x.max().item()
+    torch._check(total >= 0)
+    torch._check(greatest >= 0)
+    ones = torch.ones(1, device="cuda")
+    return torch.zeros(total, device="cuda") + ones, torch.zeros(greatest, device="cuda") + ones
+
+
+def reads():
+    first, second = torch.compile(sized)(torch.arange(5, device="cuda"))
+    return [first.shape[0], second.shape[0], first.sum().item(), second.sum().item()]
+
+
+def sums():
+    function = torch.compile(lambda x: (x * x).sum(), dynamic=True)
+    return [function(torch.arange(float(n), device="cuda")).item() for n in (3, 5)]
+
+
+def changes():
+    total = torch.zeros(3, device="cuda")
+    add = torch.compile(lambda x: total.add_(x).sum())
+    one = torch.ones(3, device="cuda")
+    return [add(one).item(), add(one).item(), *total.tolist()]
+
+
+def copies():
+    host, total = torch.compile(lambda x: ((x + 1).cpu(), x.sum()))(torch.arange(3, device="cuda"))
+    return [*host.tolist(), total.item()]
+
+
+def drops():
+    torch.manual_seed(0)
+    ones = torch.ones(64, 64, device="cuda", requires_grad=True)
+    dropped = torch.compile(lambda x: nn.functional.dropout(x, 0.5))(ones)
+    dropped.sum().backward()
+    return [dropped.mean().item(), (ones.grad == dropped).all().item()]
+
+
+def graphs():
+    total = torch.compile(lambda x: (x * 2).sum(), mode="reduce-overhead")
+    x = torch.arange(4.0, device="cuda")
+    return [total(x).item() for _ in range(4)]
+"""
+
+
+def test_code_that_reads_numbers_back_changes_its_inputs_or_draws_random_numbers(tmp_path):
+    code = "tell([run('auto', f) for f in (reads, sums, changes, copies, drops, graphs)])"
+    answers = json.loads(child(HEAD + READS + code, **folders(tmp_path)))
+    assert [answer["notes"] for answer in answers] == [[]] * len(answers)
+    reads, sums, changes, copies, (mean, is_mask), graphs = (answer["result"] for answer in answers)
+    assert reads == [10, 4, 10.0, 4.0]
+    assert sums == [5.0, 30.0]
+    assert changes == [3.0, 6.0, 2.0, 2.0, 2.0]
+    assert copies == [1, 2, 3, 3]
+    assert 0.9 < mean < 1.1
+    assert is_mask  # the backward pass has the forward pass's
+    assert graphs == [12.0] * 4
+
+
+UNKNOWN = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_one(x, y, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at, mask=at < n) + 1, mask=at < n)
+
+
+def launched(x):
+    y = torch.empty_like(x)
+    add_one[(1,)](x, y, 8, BLOCK=8)
+    return y
+
+
+def branched(x):
+    return torch.cond(x.sum() > 1, lambda x: x * 2, lambda x: x - 1, (x,))
+
+
+def attention(x):
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention(*[x.repeat(2).expand(1, 1, 128, 16).contiguous()] * 3)
+
+
+def decides(function, compiles=True):
+    x, other = torch.arange(8.0, device="cuda"), torch.ones(3, device="cuda")
+    result = (torch.compile(function) if compiles else function)(x)
+    bool(result.sum() > 3)
+    return other.sum().item()
+
+
+def launches():
+    return decides(launched, compiles=False)
+"""
+
+
+def test_what_cannot_be_computed_is_named_and_leaves_other_values_known(tmp_path):
+    code = """
+    answers = [run("auto", decides, each) for each in (branched, launched, attention)]
+    tell([*answers, run("auto", launches)])
+    """
+    path = tmp_path / "program.py"  # Triton reads a kernel's source
+    path.write_text(HEAD + UNKNOWN + dedent(code))
+    answers = json.loads(
+        child(f"import runpy; runpy.run_path({str(path)!r})", **folders(tmp_path / "cache"))
+    )
+    assert [answer["result"] for answer in answers] == [3.0] * 4
+    assert [answer["notes"][0].partition(" (")[0] for answer in answers] == [
+        "1 value was assumed"
+    ] * 4
+    named = [answer["notes"][1].rpartition(": ")[2] for answer in answers[:3]]
+    assert named == ["cond", "the Triton kernel add_one", "flex_attention"]
+
+
+def test_a_large_step_is_not_computed(tmp_path):
+    """By its cost: none of its matrices is kept, and after so many none is."""
+    code = """
+    from pytest_gpumem.devices.virtual.compilation import graph_values
+
+    computed = []
+
+    def counting(self, node, traits, args, kwargs, _own=graph_values._Computation._computed):
+        computed.append(traits.name)
+        return _own(self, node, traits, args, kwargs)
+
+    graph_values._Computation._computed = counting
+
+    def step():
+        net = nn.Sequential(*[nn.Linear(4096, 4096) for _ in range(3)]).cuda()
+        compiled = torch.compile(net)
+        batch = torch.ones(4096, 4096, device="cuda")
+        for _ in range(3):
+            compiled(batch).sum().backward()
+        del computed[:-1]
+        compiled(batch)
+        return len(computed)
+
+    tell(run("auto", step))
+    """
+    answer = json.loads(child(HEAD + dedent(code), **folders(tmp_path)))
+    assert answer["result"] <= 1
