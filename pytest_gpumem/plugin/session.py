@@ -41,8 +41,8 @@ NOT_COMPUTABLE = (
     "on the CPU or on a real GPU"
 )
 OF_COMPILED = (
-    "on the virtual GPU values in code of torch.compile may be unknown, and sizes by computed values "
-    'may not match them: values="off" (--gpumem-values=off) computes none'
+    "on the virtual GPU values in code of torch.compile may be unknown, and sizes that depend on "
+    'computed values may not match them: values="off" (--gpumem-values=off) computes none'
 )
 RAN_ALONE: Final = Note(
     NoteKind.RUN,
