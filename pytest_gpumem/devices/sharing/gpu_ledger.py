@@ -178,7 +178,7 @@ class GpuLedger:
                 written = path.read_bytes()
             # Replaced as a whole, it is never half written; another program's text is no ledger.
             entries: list[LedgerEntry] = []
-            with suppress(ValueError, RecursionError):
+            with suppress(ValueError, msgspec.DecodeError, RecursionError):
                 entries = msgspec.json.decode(written, type=list[LedgerEntry])
             entries = [entry for entry in entries if self._lives(entry.process)]
             yield entries

@@ -11,7 +11,7 @@ COMPILER: Final = "torch._dynamo.convert_frame"
 """PyTorch's module that counts the compilations of each function"""
 LIMITS: Final = (
     *("recompile_limit", "accumulated_recompile_limit"),
-    *("cache_size_limit", "accumulated_cache_size_limit"),  # their names before torch 2.6
+    *("cache_size_limit", "accumulated_cache_size_limit"),  # their names before torch 2.7
 )
 
 

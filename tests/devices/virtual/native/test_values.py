@@ -316,6 +316,22 @@ def test_python_writes_where_the_limits_allow_it(library, block):
     assert library.is_known(block + 4, 4)
 
 
+def test_beyond_the_most_pieces_new_ones_are_unknown_and_the_others_stay(library):
+    """Each of these is a tensor of one element, in a block of 512 bytes of PyTorch's allocator."""
+    most, step = 1 << 18, 512
+    block = library.malloc((most + 8) * step)[1]
+    for piece in range(most):
+        assert library.open_for_writing(block + piece * step, 4)
+    assert library.is_known(block + (most - 1) * step, 4)
+    library.open_for_writing(block + (most + 1) * step, 4)
+    assert not library.is_known(block + (most + 1) * step, 4)
+    assert library.is_known(block, 4)
+    assert library.is_known(block + (most - 1) * step, 4)
+    library.forget(block, 4)
+    library.open_for_writing(block + (most + 1) * step, 4)
+    assert library.is_known(block + (most + 1) * step, 4)
+
+
 def test_it_knows_what_a_plain_array_of_bytes_would(library, block):
     """Random writes, copies and reads in 4 KiB, against a list of bytes (None: unknown)."""
     chance, room = random.Random(0), 4096

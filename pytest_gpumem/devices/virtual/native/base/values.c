@@ -20,7 +20,9 @@
 
 #define PAGE ((uintptr_t)4096)
 
-enum { MAX_INTERVALS = 4096 }; /* known ones: beyond them all are forgotten */
+/* Known ones, each of a tensor that is alive, or several that touch: beyond them what is written is unknown. A change
+ * moves those behind it: 4 MiB here at most. */
+enum { MAX_INTERVALS = 1 << 18 };
 
 /* The limits, which Python asks for as well (gpumem_value_limits). A piece of 512 KiB is 65,536 values of 8 bytes: masks,
  * token ids, labels and lengths, which decide sizes and branches, are no larger, and are always kept. Larger pieces, as
@@ -216,10 +218,7 @@ static bool back(uintptr_t start, uintptr_t end) {
 
 /* The lock is held. */
 static void mark(uintptr_t start, uintptr_t end) {
-    if (!gm_intervals_add(&known, start, end) || known.count > MAX_INTERVALS) {
-        known.count = 0;
-        known.total = 0;
-    }
+    if (!gm_intervals_add(&known, start, end) || known.count > MAX_INTERVALS) gm_intervals_cut(&known, start, end);
 }
 
 static void forget_known(void) {
