@@ -93,6 +93,7 @@ class GpuMemPlugin:
         self.results = SessionResults()
         self._items = items
         self._published: list[Published] = []
+        self._reports_shown = False
         self._cards: tuple[str, ...] = ()
         """the cards that the session's marked tests name; none where one of them names none"""
         self._selection = ""
@@ -323,6 +324,11 @@ class GpuMemPlugin:
             return
         if self.results or self.settings.update_baselines:
             self._show_summary(terminalreporter)
+        self._show_reports(terminalreporter)
+
+    def _show_reports(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Show where the reports are, and GitHub's annotations."""
+        self._reports_shown = True
         for report in self._published:
             if report.failed or terminalreporter.verbosity >= 0:
                 terminalreporter.write_line(report.line)
@@ -401,6 +407,10 @@ class GpuMemPlugin:
 
     def pytest_unconfigure(self) -> None:
         """Leave the process as it was found."""
+        terminal = self.config.pluginmanager.get_plugin("terminalreporter")
+        # With --no-summary pytest calls the hooks of its summary from version 9 on.
+        if self.results and not (self._worker or self._reports_shown) and terminal is not None:
+            self._show_reports(terminal)
         GUARD.remove()
         self.results = SessionResults()  # or Python frees thousands of objects as it ends
         ranks, self._ranks = self._ranks, None
