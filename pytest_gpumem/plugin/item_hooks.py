@@ -84,9 +84,9 @@ class ItemHooks:
         self._failed_fixtures: list[tuple[Any, pytest.FixtureRequest]] = []
         """fixtures of wider scope whose set-up failed in an unmarked test, with its request"""
 
-    @property
-    def session(self) -> MemorySession:
-        """The session of marked tests, opened for the first of them."""
+    # No properties here and in GpuMemPlugin: pytest before 8.3.5 reads all attributes of plugins.
+    def opened_session(self) -> MemorySession:
+        """Return the session of marked tests, opened for the first of them."""
         if self._session is None:
             from pytest_gpumem.plugin.session import MemorySession
 
@@ -210,17 +210,18 @@ class ItemHooks:
         try:
             marks += [((), arguments) for arguments in defaults_of(item)]
             spec = spec_from_marks(marks, find_card=canonical_card)
-            self.session.begin(PytestItem(item), spec)
+            self.opened_session().begin(PytestItem(item), spec)
         except TooSmallError as error:  # another machine's GPU may be large enough
-            automatic = self.session.settings.device == "auto"
+            automatic = self.opened_session().settings.device == "auto"
             self._skip_or_fail(item, str(error), skip=automatic)
         except GpuMemError as error:
             raise Failed(str(error)) from None
         if self.run is None and not PytestItem(item).declared:
-            item.user_properties.append(("gpumem_unmeasured", self.session.choice.reason))
+            item.user_properties.append(("gpumem_unmeasured", self.opened_session().choice.reason))
         elif self.run is None:
-            choice, reason = self.session.choice, self.session.choice.reason
-            if self.session.settings.absent_device_fails:
+            session = self.opened_session()
+            choice, reason = session.choice, session.choice.reason
+            if session.settings.absent_device_fails:
                 reason = f"{reason}. {ABSENT_IN_CI}"
                 self._skip_or_fail(item, reason, skip=False)
             self._skip_or_fail(item, reason, skip=not choice.demanded)
@@ -252,7 +253,7 @@ class ItemHooks:
         if self.run is None or isinstance(error, ENDS_SESSION):
             return False
         try:
-            return self.session.set_up_alone(PytestItem(item), error)
+            return self.opened_session().set_up_alone(PytestItem(item), error)
         except BaseException as error_alone:
             self._report_error(item, error_alone, in_call=False)
             raise
@@ -266,7 +267,7 @@ class ItemHooks:
             self.run is not None or fixturedef in self._marked_fixtures
         ):
             return (yield from self._set_up_unmarked(fixturedef, request))
-        runner = self.session.runner
+        runner = self.opened_session().runner
         try:
             with runner.fixture(fixturedef.argname, fixturedef):
                 value = yield
@@ -324,7 +325,7 @@ class ItemHooks:
                 item._excinfo = [pytest.ExceptionInfo.from_current()]  # type: ignore[attr-defined]
             return None
         try:
-            results = self.session.finish(marked, None).results
+            results = self.opened_session().finish(marked, None).results
         except GpuMemError as error:
             raise Failed(str(error)) from None
         self._report_results(item, results)
@@ -364,7 +365,7 @@ class ItemHooks:
             return False
         debugging = self._is_debugging
         try:
-            results, error_with_values = self.session.finish(
+            results, error_with_values = self.opened_session().finish(
                 PytestItem(item), error, debugging=debugging, in_call=in_call
             )
         except GpuMemError as worthless:
@@ -399,7 +400,7 @@ class ItemHooks:
         marked = PytestItem(item)
         try:
             error = self._finish_own(marked)
-            leaked = self.session.finish_torn_down(marked, results)
+            leaked = self.opened_session().finish_torn_down(marked, results)
             if leaked:
                 self._attach(item, leaked)
         except BaseException:
@@ -439,7 +440,7 @@ class ItemHooks:
                 del item.stash[CALL_RESULTS]
             if self.run is not None:
                 self._forget_errors()
-                self.session.end()
+                self.opened_session().end()
 
     # -- reports --
 

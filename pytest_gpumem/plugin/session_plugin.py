@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -94,6 +93,7 @@ class GpuMemPlugin:
         self._items = items
         self._published: list[Published] = []
         self._reports_shown = False
+        self._progress: RecordingProgress | None = None
         self._cards: tuple[str, ...] = ()
         """the cards that the session's marked tests name; none where one of them names none"""
         self._selection = ""
@@ -143,15 +143,8 @@ class GpuMemPlugin:
 
     # -- the header --
 
-    @cached_property
-    def _progress(self) -> RecordingProgress:
-        from pytest_gpumem.plugin.recording_progress import RecordingProgress
-
-        return RecordingProgress()
-
-    @cached_property
     def _device_header(self) -> list[str]:
-        """The sentences at the head of the session."""
+        """Return the sentences at the head of the session."""
         from pytest_gpumem.plugin.terminal_summary import device_header
 
         return device_header(choice_of(self.config), self.settings, self._cards)
@@ -159,20 +152,19 @@ class GpuMemPlugin:
     def pytest_report_header(self) -> list[str]:
         """Show the device of marked tests, where workers collect them."""
         distributed = self.config.getoption("dist", "no") != "no"
-        sentences = self._device_header if distributed else []
+        sentences = self._device_header() if distributed else []
         return [f"gpumem: {sentence}" for sentence in sentences]
 
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
         """Show it where marked tests were collected."""
         cards = cards_of(filter(is_marked, items))
         self._cards = () if None in cards else tuple(sorted(filter(None, cards)))
-        self.__dict__.pop("_device_header", None)  # a worker's head was made before
         quiet = self.config.get_verbosity() < 0 or self.config.getoption("no_header", default=False)
         # torch was imported, and the device chosen for it, if unmarked tests see a GPU.
         uses_device = any(map(is_marked, items)) or (
             self.settings.shown_always and CHOICE in self.config.stash
         )
-        sentences = [*(self._device_header if uses_device else ()), self._selection]
+        sentences = [*(self._device_header() if uses_device else ()), self._selection]
         return [] if quiet else [f"gpumem: {sentence}" for sentence in filter(None, sentences)]
 
     @pytest.hookimpl(optionalhook=True)
@@ -232,6 +224,10 @@ class GpuMemPlugin:
             return
         if terminal.verbosity < 0 or not screen_of(terminal).interactive:
             return
+        if self._progress is None:
+            from pytest_gpumem.plugin.recording_progress import RecordingProgress
+
+            self._progress = RecordingProgress()
         line = self._progress.finish(terminal._session.testscollected)
         if line:
             terminal.ensure_newline()
@@ -261,12 +257,12 @@ class GpuMemPlugin:
         failed |= bool(self.results.unmeasured) and self.settings.absent_device_fails
         if self.settings.update_baselines:
             changes = self.results.changes() if complete else []
-            self._updates = self._items.session.store.update(changes)
+            self._updates = self._items.opened_session().store.update(changes)
             failed |= bool(self._updates.errors)
         if self.settings.writes or (self.results and self.settings.on_github):
             from pytest_gpumem.plugin.outputs import Circumstances, publish
 
-            header = self._device_header if self.results else []
+            header = self._device_header() if self.results else []
             if not self._listing:
                 origin, root = self._origin(session), Path(self.config.rootpath)
                 circumstances = Circumstances(header, self._updates, origin, root)

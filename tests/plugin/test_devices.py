@@ -151,7 +151,10 @@ def test_torch_that_was_imported_before_is_said_with_how_to_go_on(suite):
     done = suite.python(program)
     out = " ".join(done.out.split())
     assert "1 passed, 1 skipped" in out
-    assert "torch was imported before the virtual GPU could be loaded; load it first: " in out
+    assert (
+        "torch was imported before the virtual GPU could be loaded; load the virtual GPU first: "
+        in out
+    )
     assert "pytest -p gpumem" in out
 
 
