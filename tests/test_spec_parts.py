@@ -75,7 +75,7 @@ def test_fields_that_do_not_go_together_are_refused(
 def test_a_part_is_of_the_tests_rank() -> None:
     test = MemorySpec(world_size=64, rank=3)
     assert spec_from_call("forward", {}, test) == test
-    with pytest.raises(SpecError, match="rank holds for the whole test"):
+    with pytest.raises(SpecError, match="rank is for the whole test, not for a part"):
         spec_from_call("forward", {"rank": 1}, test)
 
 

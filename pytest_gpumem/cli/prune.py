@@ -121,7 +121,7 @@ def _collect(arguments: Sequence[str]) -> Collected:
     if process.returncode not in (*_COLLECTED, _NO_TESTS):
         print("\n".join(map(printable, last_lines)), file=sys.stderr)
     if collected is not None and collected.partial:
-        remedy = "run gpumem prune in a folder where pytest collects all tests, and name no tests"
+        remedy = "run gpumem prune where pytest collects all tests, and name no tests"
         raise BaselineError(
             command_text, f"not all tests were collected: {collected.partial}", remedy
         )

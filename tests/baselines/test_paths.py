@@ -123,7 +123,7 @@ def test_a_module_that_lies_where_another_would_is_an_error(tmp_path):
     store.update(changes(1))
     path = store.path("virtual-T4", "tests/Test_M.py")
     path.symlink_to(store.path("virtual-T4", MODULE))
-    with pytest.raises(BaselineError, match="is of module"):
+    with pytest.raises(BaselineError, match="belongs to module"):
         store.get("virtual-T4", "tests/Test_M.py", "test_a")
 
 

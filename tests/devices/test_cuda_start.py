@@ -54,7 +54,7 @@ def test_a_limit_on_address_space_is_named_and_is_no_lack_of_memory(suite):
     assert session.outcomes == {"errors": 2}
     assert "out of memory" not in session.out
     assert "it needs 1024.00 GiB of address space (not of memory)" in session.flat
-    assert "this process may have 256.00 GiB (ulimit -v)" in session.flat
+    assert "limit of this process is 256.00 GiB (ulimit -v)" in session.flat
 
 
 REFUSED = """

@@ -54,7 +54,7 @@ def test_a_build_of_torch_without_cuda_skips_or_errs_where_a_device_is_demanded(
     session = cpu_only.run_apart("-rs", source=MARKED)
     assert session.outcomes == {"passed": 1, "skipped": 1}
     assert "torch 2.15.0+cpu is built without CUDA" in session.flat
-    assert "gpumem: 1 skipped: there is no GPU here, and no virtual one" in session.flat
+    assert "gpumem: 1 skipped: there is no GPU here, and no virtual GPU" in session.flat
     session = cpu_only.run_apart("--gpumem-device=virtual")
     assert session.outcomes == {"passed": 1, "errors": 1}
     assert "torch 2.15.0+cpu is built without CUDA; install a CUDA build" in session.flat

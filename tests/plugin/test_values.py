@@ -417,7 +417,7 @@ def test_a_test_that_made_a_fixtures_values_unknown_is_named(suite):
     session = suite.run(source=LOST)
     assert session.outcomes == {"passed": 4}
     assert session.flat.count("are unknown: test_it.py::test_off") == 1
-    assert "the values of fixture 'mask' are unknown: test_it.py::test_off used it" in session.flat
+    assert "the values of fixture 'mask' are unknown: test_it.py::test_off used the" in session.flat
 
 
 REPLAYS = """

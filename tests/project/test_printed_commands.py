@@ -53,7 +53,7 @@ WRITTEN = {
     ],
     "cli/prune.py": [
         "gpumem prune [--delete] [argument for pytest ...]",
-        "gpumem prune in a folder where pytest collects all tests, and name no tests",
+        "gpumem prune where pytest collects all tests, and name no tests",
         "gpumem prune from pytest's root folder, or add --gpumem-baseline-dir=DIR",
     ],
     "cli/reports/history.py": ["pip install 'pytest-gpumem[html]'"],

@@ -115,7 +115,7 @@ def test_mistakes_in_a_part_fail_where_they_are_made(suite):
             ("", {}, "needs a name"),
             (3, {}, "needs a name"),
             ("a", {"max_gb": 1}, "write max_gib"),
-            ("a", {"devices": 2}, "holds for the whole test"),
+            ("a", {"devices": 2}, "is for the whole test"),
         ])
         def test_it(gpu_memory, name, more, words):
             with pytest.raises(ValueError, match=words):

@@ -38,8 +38,8 @@ MIN_NAME = 12
 MAX_NOTES = 10
 """notes below the table; each kind that says that a figure may be wrong has one in any case"""
 
-_FIGURES = re.compile(r"\d[\d,.]*")
-"""numbers in a note; of notes that differ in these alone, one is shown"""
+_SIZES = re.compile(r"\d[\d,.]* (?:[KMGT]i)?B\b")
+"""sizes in a note, and no lines or versions; of notes that differ in these alone, one is shown"""
 _CAUSE_INDENT = " " * 6
 """before the cause that stands below a failed test: more than before any name"""
 
@@ -295,7 +295,7 @@ def _counted_lines(
 ) -> Iterator[str]:
     """Yield notes or hints, each once with its number of tests: what matters most first.
 
-    Of those that differ in figures alone, the one that most tests have stands for all. Of many,
+    Of those that differ in sizes alone, the one that most tests have stands for all. Of many,
     each kind that says that a figure may be wrong has one, and the others the rest of
     :data:`MAX_NOTES`.
     """
@@ -303,7 +303,7 @@ def _counted_lines(
     by_rank = sorted(counter, key=lambda note: (note.severity, -counter[note]))
     alike: dict[tuple[NoteKind, str], list[Note]] = {}
     for note in by_rank:
-        key = note.text if every_note else _FIGURES.sub("", note.text)
+        key = note.text if every_note else _SIZES.sub("", note.text)
         alike.setdefault((note.kind, key), []).append(note)
     groups = list(alike.values())
     shown = groups
@@ -319,7 +319,7 @@ def _counted_lines(
         tests = tests_text(counter[first])
         if like_it:
             number = sum(counter[note] for note in like_it)
-            tests += f"; {tests_text(number)} with other figures"
+            tests += f"; {tests_text(number)} with other sizes"
         yield wrapped(f"{label}: ", f"{first.text} ({tests})", width)
     hidden = sum(map(len, groups)) - sum(map(len, shown))
     if hidden:

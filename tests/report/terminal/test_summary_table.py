@@ -145,17 +145,18 @@ def test_notes_of_passing_tests_are_told_once_with_their_number():
     assert table_text(noisy, 1, 80).endswith("\nnote: and 2 more notes (-vv lists all)")
 
 
-def test_of_notes_that_differ_in_figures_alone_one_stands_for_all():
+def test_of_notes_that_differ_in_sizes_alone_one_stands_for_all():
     """The one that most tests have."""
-    texts = ["4.50 KiB to 10.50 KiB: cuFFT"] * 2 + ["18.00 KiB to 1,052.00 KiB: cuFFT", "cuSOLVER"]
+    texts = ["4.50 KiB to 10.50 KiB: cuFFT"] * 2 + ["18.00 KiB to 1,052.00 KiB: cuFFT", "t.py:7"]
+    texts.append("t.py:8")  # lines, which differ as such
     results = [
         result(f"test_{i}", measured(peak(1, 1), notes=noted(text)), known(peak(1, 1)))
         for i, text in enumerate(texts)
     ]
     text = table_text(results, 1, 80)
-    assert "note: 4.50 KiB to 10.50 KiB: cuFFT (2 tests; 1 test with other figures)\n" in text
+    assert "note: 4.50 KiB to 10.50 KiB: cuFFT (2 tests; 1 test with other sizes)\n" in text
     assert "1,052" not in text
-    assert text.endswith("note: cuSOLVER (1 test)")
+    assert text.endswith("note: t.py:7 (1 test)\nnote: t.py:8 (1 test)")
     assert "1,052.00 KiB: cuFFT (1 test)" in table_text(results, 2, 80)
 
 
