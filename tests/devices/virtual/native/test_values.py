@@ -332,6 +332,19 @@ def test_beyond_the_most_pieces_new_ones_are_unknown_and_the_others_stay(library
     assert library.is_known(block + (most + 1) * step, 4)
 
 
+def test_memory_that_is_shared_keeps_the_pieces_of_a_segment(library, block):
+    """And of more those with the lowest addresses."""
+    places = [block + 2048 * piece for piece in range(4096)]
+    for place in places:
+        assert library.open_for_writing(place, 4)
+    handle = ctypes.create_string_buffer(64)
+    assert library.call("cudaIpcGetMemHandle", handle, pointer(block)) == 0
+    assert all(library.is_known(place, 4) for place in places)
+    assert library.open_for_writing(block + 1024, 4)
+    assert all(library.is_known(place, 4) for place in [block + 1024, *places[:-1]])
+    assert not library.is_known(places[-1], 4)
+
+
 def test_it_knows_what_a_plain_array_of_bytes_would(library, block):
     """Random writes, copies and reads in 4 KiB, against a list of bytes (None: unknown)."""
     chance, room = random.Random(0), 4096

@@ -16,7 +16,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { MAX_SHARED = 1024, MAX_INTERVALS = 255, PATIENCE = 100000 };
+/* As many intervals as a segment of 2 MiB has blocks of 512 bytes, each of a small tensor. */
+enum { MAX_SHARED = 1024, MAX_INTERVALS = 4096, PATIENCE = 100000 };
 
 typedef struct {
     atomic_int busy;
@@ -115,10 +116,7 @@ void gm_shared_push(const gm_intervals *known, uintptr_t start, uintptr_t end) {
         int32_t count = 0;
         enter(h);
         for (size_t i = gm_intervals_first(known, from); i < known->count && known->items[i].start < to; i++) {
-            if (count == MAX_INTERVALS) { /* beyond them none is known */
-                count = 0;
-                break;
-            }
+            if (count == MAX_INTERVALS) break; /* those behind them are unknown */
             uintptr_t first = known->items[i].start > from ? known->items[i].start : from;
             uintptr_t last = known->items[i].end < to ? known->items[i].end : to;
             h->known[count++] = (gm_interval){first - from, last - from};
