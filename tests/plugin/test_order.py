@@ -142,7 +142,7 @@ def test_memory_that_is_held_at_the_start_is_said_with_its_holder(suite):
         "counted (2 tests)"
     ) in session.flat
     assert "80.00 MiB" not in session.flat
-    assert "test_fails, are" not in session.flat
+    assert "test_fails left behind" not in session.flat
 
 
 FIXTURES = """
