@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gpumem.devices.virtual.compilation.replacement import replace
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -32,16 +33,13 @@ class CompiledCode:
 
     def install(self, module: ModuleType) -> None:
         """Wrap the call of compiled graphs; ``module`` is :data:`OUTPUT`, just imported."""
-        graph = getattr(module, "CompiledFxGraph", None)
-        call = vars(graph).get("__call__") if graph is not None else None
-        if graph is None or call is None:
-            return
+        replace(getattr(module, "CompiledFxGraph", None), "__call__", self._noted)
 
-        @functools.wraps(call)
+    def _noted(self, call: Any) -> Any:  # noqa: ANN401 - PyTorch's, and in its place
         def noted(compiled: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
             __tracebackhide__ = True
             if "cuda" in getattr(compiled, "device_types", ("cuda",)):
                 self._ran = True
             return call(compiled, *args, **kwargs)
 
-        graph.__call__ = noted
+        return noted

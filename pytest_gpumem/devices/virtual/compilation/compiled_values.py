@@ -7,12 +7,12 @@ computes the graph.
 
 from __future__ import annotations
 
-import functools
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.virtual.compilation.recorded_graphs import GRAPH, recorded
+from pytest_gpumem.devices.virtual.compilation.replacement import replace
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -39,9 +39,7 @@ def keep_graphs(module: ModuleType) -> None:
         (LOADS, _writing_nothing),
         (ALL, _writing_nothing),
     ):
-        function = getattr(module, name, None)
-        if callable(function):
-            setattr(module, name, wrap(function))
+        replace(module, name, wrap)
 
 
 def current_mode() -> Any:  # noqa: ANN401 - a ValueMode, or None
@@ -53,7 +51,6 @@ def current_mode() -> Any:  # noqa: ANN401 - a ValueMode, or None
 def _writing_nothing(compiles: Any) -> Any:  # noqa: ANN401 - a function of PyTorch's
     """Keep values known: kernels that Inductor times as it compiles write to its own memory."""
 
-    @functools.wraps(compiles)
     def compile_graph(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
         __tracebackhide__ = True
         mode = current_mode()
@@ -69,7 +66,6 @@ def _writing_nothing(compiles: Any) -> Any:  # noqa: ANN401 - a function of PyTo
 
 
 def _keeping_compiled(compiles: Any) -> Any:  # noqa: ANN401 - a function of PyTorch's
-    @functools.wraps(compiles)
     def compile_graph(graph: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
         __tracebackhide__ = True
         kept = _recorded(graph)  # before: it is changed
@@ -83,7 +79,6 @@ def _keeping_compiled(compiles: Any) -> Any:  # noqa: ANN401 - a function of PyT
 def _keeping_loaded(loads: Any) -> Any:  # noqa: ANN401 - a function of PyTorch's
     """Keep the graph of code that a process without this package has put into the cache."""
 
-    @functools.wraps(loads)
     def load_graph(graph: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
         __tracebackhide__ = True
         compiled = loads(graph, *args, **options)
@@ -108,12 +103,10 @@ def _keep(compiled: Any, graph: bytes) -> None:  # noqa: ANN401 - PyTorch's
 
 def compute_graphs(module: ModuleType) -> None:
     """Have graphs computed as their code is called; ``module`` is OUTPUT, just imported."""
-    compiled_graph = getattr(module, "CompiledFxGraph", None)
-    call = vars(compiled_graph).get("__call__") if compiled_graph is not None else None
-    if compiled_graph is None or call is None:
-        return
+    replace(getattr(module, "CompiledFxGraph", None), "__call__", _computing)
 
-    @functools.wraps(call)
+
+def _computing(call: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's
     def computed(compiled: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
         __tracebackhide__ = True
         mode = current_mode()
@@ -123,4 +116,4 @@ def compute_graphs(module: ModuleType) -> None:
 
         return call_with_values(mode, compiled, call, args[0])
 
-    compiled_graph.__call__ = computed
+    return computed

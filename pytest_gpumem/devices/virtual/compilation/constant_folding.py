@@ -5,9 +5,10 @@ What it finds becomes a part of the code: a factor of one is left out, a mask of
 
 from __future__ import annotations
 
-import functools
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gpumem.devices.virtual.compilation.replacement import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,18 +28,16 @@ def compute_constants(
         module: MODULE, just imported.
         computing: makes a context manager in which values are computed.
     """
-    folder = getattr(module, "ConstantFolder", None)
-    run = vars(folder).get("run") if folder is not None else None
-    if folder is None or run is None:
-        return
 
-    @functools.wraps(run)
-    def computed(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
-        is_for_gpu = any(_is_on_gpu(node) for node in self.module.graph.nodes)
-        with computing() if is_for_gpu else nullcontext():
-            return run(self, *args, **kwargs)
+    def make(run: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's
+        def computed(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
+            is_for_gpu = any(_is_on_gpu(node) for node in self.module.graph.nodes)
+            with computing() if is_for_gpu else nullcontext():
+                return run(self, *args, **kwargs)
 
-    folder.run = computed
+        return computed
+
+    replace(getattr(module, "ConstantFolder", None), "run", make)
 
 
 def _is_on_gpu(node: Any) -> bool:  # noqa: ANN401 - PyTorch's

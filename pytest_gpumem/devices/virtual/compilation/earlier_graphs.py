@@ -7,9 +7,10 @@ has another peak than alone.
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gpumem.devices.virtual.compilation.replacement import replace
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -39,18 +40,15 @@ class EarlierGraphs:
 
     def install(self, module: ModuleType) -> None:
         """Wrap the call of graphs; ``module`` is :data:`TREES`, just imported."""
-        manager = getattr(module, "CUDAGraphTreeManager", None)
-        run = getattr(manager, "run", None)
-        if manager is None or run is None:
-            return
+        replace(getattr(module, "CUDAGraphTreeManager", None), "run", self._noted)
 
-        @functools.wraps(run)
+    def _noted(self, run: Any) -> Any:  # noqa: ANN401 - PyTorch's, and in its place
         def noted(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's, passed on
             __tracebackhide__ = True
             self._ran = True
             return run(*arguments, **options)
 
-        manager.run = noted
+        return noted
 
 
 def any_graphs() -> bool:

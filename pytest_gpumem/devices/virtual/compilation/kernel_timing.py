@@ -8,8 +8,9 @@ and nothing is allocated: a step has the peak of a run with warm caches.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, Final
+
+from pytest_gpumem.devices.virtual.compilation.replacement import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,14 +54,10 @@ class KernelTiming:
     def time_nothing(self, module: ModuleType) -> None:
         """Have all kernels take as long; ``module`` is :data:`BENCHMARKS`, just imported."""
         for benchmarker in vars(module).values():
-            method = (
-                vars(benchmarker).get("benchmark_gpu") if isinstance(benchmarker, type) else None
-            )
-            if method is not None:
-                benchmarker.benchmark_gpu = self._untimed(method)
+            if isinstance(benchmarker, type):
+                replace(benchmarker, "benchmark_gpu", self._untimed)
 
     def _untimed(self, method: Any) -> Any:  # noqa: ANN401 - PyTorch's, and in its place
-        @functools.wraps(method)
         def benchmark_gpu(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
             if not is_shown():
                 return method(*arguments, **options)
@@ -74,16 +71,13 @@ class KernelTiming:
 
         Each is compiled and called once: one that takes too much shared memory is never picked.
         """
-        autotuner = getattr(module, "Autotuner", None)
-        bench = getattr(autotuner, "_bench", None)
-        if autotuner is None or bench is None:
-            return
+        replace(getattr(module, "Autotuner", None), "_bench", self._benched_once)
 
+    def _benched_once(self, bench: Any) -> Any:  # noqa: ANN401 - Triton's, and in its place
         def call_once(kernel_call: Callable[[], object], quantiles: Sequence[float]) -> list[float]:
             kernel_call()
             return [TIME] * len(quantiles)
 
-        @functools.wraps(bench)
         def untimed(tuner: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - Triton's
             if not is_shown():
                 return bench(tuner, *arguments, **options)
@@ -97,21 +91,16 @@ class KernelTiming:
                 if own is not None:
                     tuner.do_bench = own
 
-        autotuner._bench = untimed
+        return untimed
 
     @staticmethod
     def copy_nothing(module: ModuleType) -> None:
         """Save no arguments from kernels that are not run; ``module`` is :data:`AUTOTUNER`."""
-        autotuner = getattr(module, "CachingAutotuner", None)
-        copy = getattr(autotuner, "copy_args_to_cpu_if_needed", None)
-        if autotuner is None or copy is None:
-            return
 
-        @functools.wraps(copy)
-        def copy_args_to_cpu_if_needed(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
-            return {} if is_shown() else copy(*arguments, **options)
+        def make(copy: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's
+            return lambda *arguments, **options: {} if is_shown() else copy(*arguments, **options)
 
-        autotuner.copy_args_to_cpu_if_needed = copy_args_to_cpu_if_needed
+        replace(getattr(module, "CachingAutotuner", None), "copy_args_to_cpu_if_needed", make)
 
     def pad_nothing(self, module: ModuleType) -> None:
         """Answer that padding is not faster; ``module`` is :data:`PADDING`, just imported.
@@ -119,18 +108,16 @@ class KernelTiming:
         PyTorch asks a cache on the disk first, which may have a real GPU's answers, and makes
         operands of full size next.
         """
-        look_up = getattr(module, "get_cached_should_pad", None)
-        if look_up is None:
-            return
+        replace(module, "get_cached_should_pad", self._unpadded)
 
-        @functools.wraps(look_up)
+    def _unpadded(self, look_up: Any) -> Any:  # noqa: ANN401 - PyTorch's, and in its place
         def get_cached_should_pad(key: str) -> Any:  # noqa: ANN401 - PyTorch's
             if not is_shown():
                 return look_up(key)
             self._asked_for_padding = True
             return False
 
-        module.get_cached_should_pad = get_cached_should_pad  # type: ignore[attr-defined] # it has it
+        return get_cached_should_pad
 
 
 def is_shown() -> bool:

@@ -6,10 +6,10 @@ unknown after it.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.virtual.compilation.compiled_values import current_mode
+from pytest_gpumem.devices.virtual.compilation.replacement import replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,12 +23,10 @@ LEAST_ADDRESS: Final = 1 << 40
 
 def tell_launches(module: ModuleType) -> None:
     """Have only a kernel's arguments unknown after it; ``module`` is MODULE, just imported."""
-    kernel = getattr(module, "JITFunction", None)
-    run = vars(kernel).get("run") if kernel is not None else None
-    if kernel is None or run is None:
-        return
+    replace(getattr(module, "JITFunction", None), "run", _telling)
 
-    @functools.wraps(run)
+
+def _telling(run: Any) -> Any:  # noqa: ANN401 - a method of Triton's
     def told(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - Triton's, passed on
         __tracebackhide__ = True
         mode = current_mode()
@@ -47,7 +45,7 @@ def tell_launches(module: ModuleType) -> None:
                     storage = tensor.untyped_storage()
                     mode.forget(storage.data_ptr(), storage.nbytes())
 
-    kernel.run = told
+    return told
 
 
 def _tensors_in(arguments: Any) -> Iterator[Any]:  # noqa: ANN401 - of a kernel
