@@ -207,7 +207,8 @@ def _explain_values(run: Run, error: BaseException) -> None:
     if not (of_values or _is_of_sizes(error)) or not values.has_guessed(failed=of_values):
         return
     measured = run.measurement()
-    if any(note.kind is NoteKind.COMPILATION for note in measured.notes):
+    compiled = any(note.kind is NoteKind.COMPILATION for note in measured.notes)
+    if compiled and not of_values:
         reason = OF_COMPILED
     else:
         reason = NOT_COMPUTABLE if values.all_computed else NOT_COMPUTED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -218,8 +219,8 @@ def test_no_share(gpu_memory):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="pytest shows notes from Python 3.11 on")
-def test_a_failure_by_values_beside_compiled_code_says_how_to_compute_none(suite, monkeypatch):
-    """With all values computed it may fail as well: some of compiled code are unknown."""
+def test_a_failure_by_sizes_beside_compiled_code_says_how_to_compute_none(suite, monkeypatch):
+    """With all values computed it may fail as well; an assertion on a value needs values."""
     monkeypatch.setattr(CompiledCode, "notes", lambda _: [LESS_SURE])
     session = suite.run(
         source="""
@@ -228,11 +229,18 @@ def test_a_failure_by_values_beside_compiled_code_says_how_to_compute_none(suite
         if torch.randn(5000, 5000, device="cuda").mean() > 2:
             pass
         raise RuntimeError("The expanded size of the tensor (0) must match (24)")
+
+    @pytest.mark.gpu_memory
+    def test_assertion():
+        assert torch.randn(5000, 5000, device="cuda").mean() > 2
     """
     )
-    assert session.outcomes == {"failed": 1}
-    assert 'values="off" (--gpumem-values=off) computes none; the peak before' in session.flat
-    assert "did not compute these values" not in session.flat
+    assert session.outcomes == {"failed": 2}
+    of_sizes, of_values = re.split("_+ test_assertion _+", session.flat)
+    assert 'values="off" (--gpumem-values=off) computes none; the peak before' in of_sizes
+    assert "did not compute these values" not in of_sizes
+    assert 'or use values="full"; the peak before' in of_values
+    assert "computes none" not in of_values
 
 
 def test_a_failure_by_values_that_are_not_computed_says_so_and_masks_are_as_assumed(suite):
