@@ -77,7 +77,7 @@ def main() -> None:
     head = f"Peaks in bytes on the virtual GPU ({CARD}), without values and with small ones'"
     total = f"{same} of {same + differ} steps have the same peaks and segments, to the byte"
     text = "\n".join([head, line("torchvision", "transformers"), "", drawn, "", total])
-    publish("values_memory", text, keep=not options.dry)
+    publish("values_memory", text, keep=not options.dry and options.only == ["*"])
 
 
 if __name__ == "__main__":

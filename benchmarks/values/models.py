@@ -304,7 +304,7 @@ def main() -> None:
         ]
     )
     name = "values_models" if options.values == "auto" else "values_models_full"
-    publish(name, text, keep=not options.dry)
+    publish(name, text, keep=not options.dry and options.only == ["*"])
 
 
 if __name__ == "__main__":
