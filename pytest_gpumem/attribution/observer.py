@@ -22,7 +22,7 @@ from pytest_gpumem.source_lines import users_line
 from pytest_gpumem.wrapped_functions import WRAPPED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from contextlib import ExitStack
     from types import CodeType
 
@@ -172,7 +172,7 @@ class Observer:
         def register_parameter(module: Module, name: str, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
             __tracebackhide__ = True
             register(module, name, *args, **kwargs)
-            parameter = module._parameters.get(name)
+            parameter = _registered(module._parameters, name)
             if parameter is not None and not self._compiling():
                 self._trees.clear()
                 self._see_parameter(parameter, f"{self._name(module)}.{name}")
@@ -217,7 +217,7 @@ class Observer:
         return __setattr__
 
     def _see_buffer(self, module: Module, name: str) -> None:
-        buffer = module._buffers.get(name)
+        buffer = _registered(module._buffers, name)
         if buffer is not None and not self._compiling():
             self._sweep("buffers", [(buffer, f"{self._name(module)}.{name}")])
 
@@ -440,8 +440,8 @@ class _Tree:
         self._keys = [
             (
                 reference,
-                [(key, f"{name}.{key}") for key in module._parameters],
-                [(key, f"{name}.{key}") for key in module._buffers],
+                {key: f"{name}.{key}" for key in module._parameters.keys()},  # noqa: SIM118 - see _registered
+                {key: f"{name}.{key}" for key in module._buffers.keys()},  # noqa: SIM118 - see _registered
             )
             for reference, name in self.names.values()
             if (module := reference()) is not None and (module._parameters or module._buffers)
@@ -451,19 +451,26 @@ class _Tree:
         """Return the parameters and the buffers that the modules have now, with their paths."""
         parameters: list[tuple[Tensor, str]] = []
         buffers = []
-        for reference, parameter_keys, buffer_keys in self._keys:
+        for reference, parameter_names, buffer_names in self._keys:
             module = reference()
             if module is None:
                 continue
-            for key, name in parameter_keys:
-                parameter = module._parameters.get(key)
-                if parameter is not None:
-                    parameters.append((parameter, name))
-            for key, name in buffer_keys:
-                buffer = module._buffers.get(key)
-                if buffer is not None:
-                    buffers.append((buffer, name))
+            for key, parameter in module._parameters.items():
+                if parameter is not None and key in parameter_names:
+                    parameters.append((parameter, parameter_names[key]))
+            for key, buffer in module._buffers.items():
+                if buffer is not None and key in buffer_names:
+                    buffers.append((buffer, buffer_names[key]))
         return parameters, buffers
+
+
+def _registered(tensors: Mapping[str, Tensor | None], name: str) -> Tensor | None:
+    """Return a parameter or buffer of a module.
+
+    The dicts of a module of ``torch.jit.script`` or ``torch.jit.trace`` have neither ``get`` nor an
+    iterator (``torch.jit._script.OrderedDictWrapper``).
+    """
+    return tensors[name] if name in tensors else None  # noqa: SIM401
 
 
 def nested_tensors(value: object, depth: int) -> list[Tensor]:

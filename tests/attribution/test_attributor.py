@@ -434,3 +434,24 @@ def test_a_module_that_is_added_between_two_calls_has_its_path(torch):
         del out
     modules = {site.module for site in sites if site.category == "parameters"}
     assert "Sequential.3" in modules
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
+@pytest.mark.parametrize("how", ["script", "trace"])
+def test_torchscripts_modules_have_their_parameters_and_buffers(torch, how):
+    """Their ``_parameters`` is no dict: it has neither ``get`` nor an iterator."""
+    with recorded() as run:
+        norm = torch.nn.BatchNorm1d(1 << 20).eval()
+        batch = torch.zeros(2, 1 << 20)
+        scripted = torch.jit.script(norm) if how == "script" else torch.jit.trace(norm, batch)
+        scripted.cuda()
+        if how == "script":
+            scripted.register_buffer("running_mean", torch.zeros(1 << 20, device="cuda"))
+        with run.part("forward", {}):
+            loss = scripted(batch.cuda()).sum()
+        with run.part("backward", {}):
+            loss.backward()
+        found = of_part(run, "backward")
+        del norm, scripted, loss
+    assert found["parameters"] == found["gradients"] == 8 * MIB
+    assert found["buffers"] == 8 * MIB + 512

@@ -123,7 +123,7 @@ class OperatorFunctions:
         self.forget_ranges: Callable[..., None] = self._make(_FORGET_RANGES, None, None)
         """takes addresses and sizes: their bytes are unknown from now on"""
         self._new = ctypes.PYFUNCTYPE(ctypes.c_int64, made)(("gpumem_new_operator", library))
-        self._know = ctypes.PYFUNCTYPE(None, word, made, made, made, word, word, word)(
+        self._know = ctypes.PYFUNCTYPE(None, word, made, made, made, *[word] * 4)(
             ("gpumem_know_operator", library)
         )
         self.count_opened: Callable[[int], None] = library.gpumem_count_opened
@@ -146,6 +146,7 @@ class OperatorFunctions:
         ways: Ways,
         written: int,
         unread: int,
+        tensors: int = 0,
     ) -> None:
         """Say of a kernel what its short way needs.
 
@@ -157,8 +158,9 @@ class OperatorFunctions:
             ways: what the operator is like.
             written: has a bit for each place of an argument that the operator writes.
             unread: likewise of those whose values do not matter.
+            tensors: likewise of those where ``function`` takes no number, but ``slow`` does.
         """
-        self._know(kernel.__self__, slow, op, function, ways, written, unread)
+        self._know(kernel.__self__, slow, op, function, ways, written, unread, tensors)
 
 
 def _exporting_function() -> int | None:

@@ -42,6 +42,31 @@ def test_a_kernel_makes_a_written_tensor_unknown_where_an_argument_is():
         assert not device.library.is_known(address, 32)
 
 
+def test_a_number_in_the_place_of_a_tensor_takes_the_slow_way():
+    import torch
+
+    from pytest_gpumem.devices.virtual.operator_functions import Ways
+    from pytest_gpumem.devices.virtual.values.interception import Interception
+
+    with opened() as device:
+        device.values.compute("auto")
+        unknown = torch.empty(8, device="cuda")
+        device.library.forget(unknown.data_ptr(), 32)
+        maximum, told = torch.ops.aten.maximum.default, []
+
+        def slow(_left, right):
+            told.append(type(right))
+
+        functions = Interception.functions
+        kernel = functions.kernel(slow)
+        functions.know(kernel, slow, None, maximum._op, Ways.SHORT, 0, 0, tensors=0b11)
+        device.library.short_ways(on=True)
+        kernel(unknown, 2.0)
+        assert told == [float]
+        kernel(unknown, torch.ones(8, device="cuda"))
+        assert told == [float]
+
+
 def test_a_kernel_excludes_its_key_while_the_operator_runs():
     import torch
 

@@ -65,6 +65,13 @@ _INCLUDED: Final = (_KEY, _LOWER_KEY) if IS_ABOVE_PYTHON else (_KEY,)
 KEYS: Final = functools.reduce(operator.or_, map(torch._C.DispatchKeySet, _INCLUDED))
 _KEYS_BELOW: Final = torch._C._dispatch_keyset_full_after(_KEY)
 _Without = torch._C._ExcludeDispatchKeyGuard
+TYPES_OF_NUMBERS: Final = {
+    float: torch.float64,
+    int: torch.int64,
+    bool: torch.bool,
+    complex: torch.complex128,
+}
+"""of Python, and the types of tensors that PyTorch's C++ makes of them (c10::scalar_to_tensor)"""
 
 
 class Opened:
@@ -273,6 +280,8 @@ def _intercept(traits: Traits, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
     if collects:
         disable()
     try:
+        if not TYPES_OF_NUMBERS.keys().isdisjoint(map(type, args)):
+            args = _tensors_of_numbers(traits.only_tensors, args)
         with _Without(KEYS):
             return _run(mode, OperatorCall(traits, args, kwargs))
     except BaseException as error:
@@ -409,6 +418,7 @@ def _kernel_of(name: str, key: str, *, passes: bool) -> Callable[..., Any]:
         __tracebackhide__ = True
         traits = traits_of(operator_named(name))
         places = [sum(1 << place for place, _ in at) for at in (traits.written, traits.unread)]
+        places.append(sum(1 << place for place in traits.only_tensors))
         slow = functools.partial(_intercept, traits)
         Interception.functions.know(kernel, slow, traits, traits.op._op, traits.ways, *places)
         try:
@@ -431,6 +441,20 @@ def _numbers_as_tensors(op: OpOverload, args: Sequence[Any]) -> list[Any]:
             else torch.tensor(argument)
             for argument, declared in zip(args, op._schema.arguments, strict=False)
         ]
+
+
+def _tensors_of_numbers(places: Sequence[int], args: Sequence[Any]) -> tuple[Any, ...]:
+    """Return arguments with tensors in the place of numbers, for an operator that takes no number.
+
+    Where PyTorch's C++ gives an operator a tensor that it has made of a number, as the constants of
+    ``torch.jit.trace`` are, kernels in Python get the number (``is_wrapped_number``).
+    """
+    return tuple(
+        torch.tensor(argument, dtype=TYPES_OF_NUMBERS[type(argument)])
+        if place in places and type(argument) in TYPES_OF_NUMBERS
+        else argument
+        for place, argument in enumerate(args)
+    )
 
 
 @functools.cache

@@ -35,6 +35,21 @@ def test_small_tensors_are_computed_and_read_back():
     assert torch.ones(4, 2048, dtype=torch.long, device="cuda").bool().all().item()
 
 
+@pytest.mark.usefixtures("mode")
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
+def test_torchs_tracer_compares_its_constants():
+    """C++ gives ``equal`` and ``item`` tensors of numbers, and kernels in Python get numbers."""
+    import torch
+
+    ones = torch.ones(3, device="cuda")
+    torch.jit.trace(lambda x: torch.tanh(x * 2.0 + 0.1) * 2.0, ones)
+    traced = torch.jit.trace(lambda x: torch.tanh(x * 2.0 + 0.1) * 2.0, ones, check_trace=False)
+    # Its second call would run fused code, which computes nothing.
+    assert traced(ones * 0).tolist() == pytest.approx([0.199336] * 3)
+    number = torch.ops.aten._local_scalar_dense(torch.ops.aten.add(torch.ones(()), 1.1))
+    assert number == pytest.approx(2.1)
+
+
 def test_too_deep_a_stack_does_not_make_values_unknown(mode, monkeypatch):
     import torch
 

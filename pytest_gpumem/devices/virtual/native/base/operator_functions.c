@@ -61,7 +61,7 @@ enum {
 
 typedef struct {
     object slow, op, function;
-    uint64_t flags, written, unread; /* the last two: a bit for the place of each argument */
+    uint64_t flags, written, unread, tensors; /* the last three: a bit for the place of each argument */
 } operator_note;
 
 static operator_note *notes;
@@ -149,19 +149,28 @@ static void each(object value, void (*function)(object, void *), void *data) {
 /* ---- before an operator runs ---- */
 
 typedef struct {
-    bool is_written, is_unread;              /* the arguments that are looked at */
-    bool odd, unknown;                       /* some tensor is; of some that is read, nothing is known */
+    bool is_written, is_unread, is_tensor;   /* the arguments that are looked at */
+    bool odd, unknown;                       /* some tensor is, or is a number; of some that is read, nothing is known */
     bool host_written, too_large, all_real;  /* of those that are written */
     uint64_t written_count, largest_written; /* tensors; bytes */
     uint64_t first_type;                     /* of the first tensor's elements */
     bool first_real, first_on_device, any;
 } arguments;
 
+static bool is_number(object value) {
+    object type = python.type_of(value);
+    python.drop(type);
+    return type == python.integer || type == python.boolean || type == python.real;
+}
+
 static void note_argument(object value, void *data) {
     arguments *seen = data;
     extent it;
     place where = look(value, &it);
-    if (where == NO_TENSOR) return;
+    if (where == NO_TENSOR) {
+        seen->odd |= seen->is_tensor && is_number(value);
+        return;
+    }
     if (where == ODD) {
         seen->odd = true;
         return;
@@ -188,9 +197,10 @@ static arguments look_at(const operator_note *note, object args, object kwargs) 
         uint64_t bit = i < 64 ? (uint64_t)1 << i : 0;
         seen.is_written = note->written & bit;
         seen.is_unread = (note->unread & bit) || (note->flags & LIKE);
+        seen.is_tensor = note->tensors & bit;
         each(python.tuple_item(args, i), note_argument, &seen);
     }
-    seen.is_written = false;
+    seen.is_written = seen.is_tensor = false;
     seen.is_unread = note->flags & LIKE;
     object name, value;
     for (intptr_t at = 0; kwargs && python.next_entry(kwargs, &at, &name, &value);) each(value, note_argument, &seen);
@@ -242,9 +252,7 @@ static void note_result(object value, void *data) {
         seen->sum += it.span;
         if (it.bytes > seen->largest) seen->largest = it.bytes;
     } else if (where != ON_HOST && value != python.none) {
-        object type = python.type_of(value);
-        python.drop(type);
-        seen->is_other |= type != python.integer && type != python.boolean && type != python.real;
+        seen->is_other |= !is_number(value);
     }
 }
 
@@ -349,11 +357,11 @@ GM_API int64_t gpumem_new_operator(object slow) {
 
 /* Says of one what its short way needs; what is given is kept as long as the process lives. */
 GM_API void gpumem_know_operator(uint64_t number, object slow, object op, object function, uint64_t flags, uint64_t written,
-                                 uint64_t unread) {
+                                 uint64_t unread, uint64_t tensors) {
     python.keep(slow);
     python.keep(op);
     python.keep(function);
-    notes[number] = (operator_note){slow, op, function, flags, written, unread};
+    notes[number] = (operator_note){slow, op, function, flags, written, unread, tensors};
 }
 
 /* Whether any call takes the short way. */
