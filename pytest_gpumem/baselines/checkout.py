@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,16 @@ class Checkout:
     """the top folder of the repository"""
     commit: str
     """"" before the first commit"""
+
+    def has(self, commit: str) -> bool:
+        """Return whether the repository has a commit; no text that names none is given to git."""
+        if not re.fullmatch(r"[0-9a-f]{40}(?:[0-9a-f]{24})?", commit):
+            return False
+        try:
+            run_git("-C", str(self.top), "cat-file", "-e", f"{commit}^{{commit}}")
+        except GitError:
+            return False
+        return True
 
     def place(self, folder: Path) -> str:
         """Return a folder's path from the top; "" of the top itself, and of one outside."""

@@ -80,6 +80,10 @@ def publish(
             options[option.flag] = ",".join(value) if isinstance(value, tuple) else str(value)
     remarks = [change.sentence for change in moved_together(results)]
     remarks += session_results.problems
+    remarks += [
+        f"{nodeid}: its worker crashed, so this report does not have the test"
+        for nodeid in session_results.lost
+    ]
     for reason in dict.fromkeys(session_results.skipped):
         remarks.append(f"{session_results.skipped.count(reason)} skipped: {reason}")
     remarks += hidden_skip_lines(session_results.hidden_skips.values())

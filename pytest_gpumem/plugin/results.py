@@ -47,6 +47,8 @@ class SessionResults:
         """tests, and files of them, that were skipped as no GPU was shown, by nodeid"""
         self._own_outcomes: dict[str, dict[str, OwnOutcome]] = {}
         """phases of tests that ended by the test's own error or skip, by nodeid and phase"""
+        self.lost: list[str] = []
+        """the nodeids of tests whose worker of pytest-xdist ended while it ran them"""
         self._problems: list[str] = []
         self.failed_elsewhere: list[list[Result]] = []
         """results that fail the session, of tests that passed in this process"""

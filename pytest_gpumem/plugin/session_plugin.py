@@ -174,6 +174,11 @@ class GpuMemPlugin:
 
     # -- results --
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str) -> None:
+        """Note the test that a worker of pytest-xdist had when it ended."""
+        self.results.lost.append(crashitem)
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Gather the results, in the controller alone."""
@@ -191,7 +196,7 @@ class GpuMemPlugin:
             worker=self._worker_of(report),
         )
         self._add_hidden_skip(report)
-        if not report.passed and self.settings.html is not None:
+        if not report.passed and (self.settings.html or self.settings.json) is not None:
             self._add_own_outcome(report)
         if report.when == "setup":
             properties = dict(report.user_properties)
@@ -208,7 +213,7 @@ class GpuMemPlugin:
         return str(getattr(gateway, "id", ""))
 
     def _add_own_outcome(self, report: pytest.TestReport) -> None:
-        """Gather a marked test that its own code failed or skipped: the page lists all tests."""
+        """Gather a marked test that its own code failed or skipped: reports list all tests."""
         by_verdict = hasattr(report, "gpumem") and not hasattr(report, BESIDE_ERROR)
         if hasattr(report, OF_MARKED) and not by_verdict:
             from pytest_gpumem.plugin.own_outcomes import own_outcome

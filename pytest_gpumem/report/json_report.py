@@ -16,7 +16,7 @@ from pytest_gpumem.judge.result import Result
 from pytest_gpumem.measurement import BaselineEntry
 from pytest_gpumem.report import json_schema
 from pytest_gpumem.report.json_schema import FORMAT, Document
-from pytest_gpumem.report.model import Origin, Report
+from pytest_gpumem.report.model import Origin, OwnOutcome, Report
 from pytest_gpumem.strict_json import JsonProblem, parse_json
 from pytest_gpumem.version import __version__
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _GROUPS = ("created", "changed", "unchanged", "removed")
 """the entries of an update of baselines, by their fate"""
+_OTHER = "name a file that pytest --gpumem-json=PATH wrote"
+"""the remedy where a file is no report at all"""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,10 @@ def json_lines(report: Report, *, created: str, gpumem: str = __version__) -> It
             _checked(origin, json_schema.OriginJson, "the session's origin")
             for origin in report.origins
         ],
+        "own_outcomes": [
+            _checked(outcome, json_schema.OwnOutcomeJson, f"the outcome of {outcome.nodeid}")
+            for outcome in report.own_outcomes
+        ],
     }
     yield "{\n"
     yield from (f" {json.dumps(name)}: {json.dumps(value)},\n" for name, value in head.items())
@@ -103,7 +109,9 @@ def loads(content: str | bytes, name: str) -> SavedReport:
     Raises:
         ReportError: it is not a report, or of a format that this version cannot read.
     """
-    again = f"write the report again with {shlex.join(['pytest', f'--gpumem-json={name}'])}"
+    command = shlex.join(["pytest", f"--gpumem-json={name}"])
+    # A page or a log that was named by mistake is not to be written over.
+    again = f"write the report again with {command}" if name.endswith(".json") else _OTHER
     try:
         data = parse_json(content, "a report of pytest-gpumem")
     except JsonProblem as problem:
@@ -112,7 +120,7 @@ def loads(content: str | bytes, name: str) -> SavedReport:
     # A baseline file has a "format" as well.
     if type(number) is not int or number < 1 or not isinstance(data, dict) or "gpumem" not in data:
         problem_text = 'is not a report of pytest-gpumem: it has no "format" and "gpumem"'
-        raise ReportError(name, problem_text, again)
+        raise ReportError(name, problem_text, _OTHER)
     if number > FORMAT:
         raise ReportError(
             name,
@@ -128,6 +136,9 @@ def loads(content: str | bytes, name: str) -> SavedReport:
             document.options,
             document.remarks,
             origins=msgspec.convert(document.origins, tuple[Origin, ...], from_attributes=True),
+            own_outcomes=msgspec.convert(
+                document.own_outcomes, tuple[OwnOutcome, ...], from_attributes=True
+            ),
         )
         return SavedReport(report, document.created, document.gpumem)
     except (msgspec.ValidationError, UnicodeError) as error:
@@ -146,8 +157,7 @@ def read_report(path: str | os.PathLike[str]) -> SavedReport:
         content = Path(path).read_bytes()
     except (OSError, ValueError) as error:
         problem = getattr(error, "strerror", None) or str(error)
-        remedy = "name a file that pytest --gpumem-json=PATH wrote"
-        raise ReportError(name, f"cannot be read: {problem}", remedy) from error
+        raise ReportError(name, f"cannot be read: {problem}", _OTHER) from error
     return loads(content, name)
 
 

@@ -26,7 +26,7 @@ FORMAT: Final = 3
 breakdown "lines", "unsplit" and "autocast". 3: a report has origins, a result an outcome, and a
 measured breakdown its course, so that the baselines of the session can be written from it; notes
 and hints have kinds ("note_kinds", "hint_kinds"), and a verdict the words of its command
-("update")."""
+("update"); tests that their own code failed or skipped are there ("own_outcomes")."""
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -432,6 +432,15 @@ class UpdatesJson(Strict, frozen=True):
     files: tuple[str, ...]
 
 
+class OwnOutcomeJson(Strict, frozen=True):
+    """A phase of a marked test that the test's own code ended, without a verdict."""
+
+    nodeid: str
+    word: Literal["failed", "error", "skipped", "xfailed"]
+    message: str
+    text: str
+
+
 class Document(Strict, frozen=True):
     """The whole report."""
 
@@ -444,3 +453,4 @@ class Document(Strict, frozen=True):
     updates: UpdatesJson | None
     results: tuple[ResultJson, ...]
     origins: tuple[OriginJson, ...] = ()
+    own_outcomes: tuple[OwnOutcomeJson, ...] = ()

@@ -110,7 +110,7 @@ class Report:
     histories: Mapping[Key, Sequence[CommittedPeak]] = field(default_factory=dict)
     """peaks that the tests' committed baselines have had, the oldest first; not in JSON"""
     own_outcomes: tuple[OwnOutcome, ...] = ()
-    """marked tests that failed, or were skipped, by their own code; not in JSON"""
+    """marked tests that failed, or were skipped, by their own code"""
     editor: str = ""
     """the address that opens a file in the reader's editor, with {path} and {line}; "" for none"""
     root: str = ""

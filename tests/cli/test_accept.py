@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
+import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,6 +135,44 @@ def test_named_tests_are_accepted_alone(grown, gpumem):
     assert grown.baselines() == named
 
 
+def test_a_name_that_no_test_has_is_an_error(grown, gpumem):
+    before = grown.baselines()
+    status, out, err = gpumem("accept", "r.json", "--yes", "-k", "grows and batch")
+    assert (status, out) == (2, "")
+    assert "-k grows and batch: no test of the report has this name; gpumem report lists" in err
+    assert grown.baselines() == before
+
+
+@pytest.mark.parametrize(
+    ("typed", "status", "told"),
+    [
+        (b"y\n", 0, "gpumem: written: baselines/virtual-H100/test_it.json"),
+        (b"n\n", 1, "[y/N] n\ngpumem: nothing was written; --yes writes the baselines"),
+        (b"\n", 1, "gpumem: nothing was written; --yes writes the baselines"),
+        (b"\x04", 1, "[y/N] \ngpumem: nothing was written; --yes writes the baselines"),
+        (b"\x03", 130, "[y/N] ^C"),
+    ],
+)
+def test_in_a_terminal_the_command_asks(recorded, typed, status, told):
+    """After the table of changes; the end of the input and an interruption are no yes."""
+    command = [sys.executable, "-m", "pytest_gpumem", "accept", "r.json"]
+    process, screen = pty.fork()
+    if not process:
+        os.execv(command[0], command)
+    seen = b""
+    with suppress(OSError):  # Linux: the terminal's other end is closed
+        while data := os.read(screen, 1 << 16):
+            seen += data
+            if b"[y/N] " in data:
+                os.write(screen, typed)
+    os.close(screen)
+    ended = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    text = seen.decode().replace("\r", "")
+    assert (ended, told in text) == (status, True), text
+    assert text.index("test_a ") < text.index("write these baselines? [y/N] ")
+    assert bool(recorded.baselines()) is (status == 0)
+
+
 def test_without_a_yes_nothing_is_written(grown, gpumem):
     before = grown.baselines()
     status, out, _ = gpumem("accept", "r.json")
@@ -217,6 +258,49 @@ def test_tests_that_failed_otherwise_are_refused_by_name(suite, gpumem):
     assert list(suite.baselined()) == ["test_it.py::test_new"]
 
 
+def test_tests_that_are_refused_can_be_left_out(suite, gpumem):
+    git("init", "-q")
+    suite.write("test_it.py", FAILING)
+    commit("one")
+    suite.run(REPORT)
+    status, out, err = gpumem("accept", "r.json", "--yes", "--skip-refused")
+    assert status == 0
+    assert out.endswith("gpumem: written: baselines/virtual-H100/test_it.json\n")
+    assert "test_torn on virtual-H100 is not accepted: it failed for a reason other than" in err
+    assert list(suite.baselined()) == ["test_it.py::test_new"]
+    assert gpumem("accept", "r.json", "--yes", "--skip-refused", "-k", "not new")[0] == 0
+    assert list(suite.baselined()) == ["test_it.py::test_new"]
+
+
+def test_tests_without_figures_are_named(suite, gpumem):
+    """They failed or were skipped before they had a peak: nothing can be written for them."""
+    git("init", "-q")
+    suite.write(
+        "test_it.py",
+        """
+        @pytest.mark.gpu_memory
+        def test_new(): mib(2)
+
+        @pytest.mark.gpu_memory
+        def test_wrong(): assert mib(2) is None
+
+        @pytest.mark.gpu_memory
+        def test_later(): pytest.skip("not now")
+        """,
+    )
+    commit("one")
+    suite.run(REPORT)
+    wrong = "test_it.py::test_wrong has no figures: it failed for a reason other than its memory"
+    for name, reason in (("wrong", wrong), ("later", "test_later has no figures: it was skipped")):
+        status, out, err = gpumem("accept", "r.json", "--yes", "-k", name)
+        assert (status, out) == (2, "")
+        assert f"{reason}\ngpumem: nothing was written; --skip-refused accepts" in err
+    assert suite.baselines() == {}
+    status, _, err = gpumem("accept", "r.json", "--yes")
+    assert (status, err) == (0, f"gpumem: {wrong}\n")
+    assert list(suite.baselined()) == ["test_it.py::test_new"]
+
+
 @pytest.fixture
 def recorded(suite):
     """A repository with a report of a test without a baseline."""
@@ -269,6 +353,20 @@ def test_the_merge_that_ci_tests_is_of_the_pull_requests_own_commit(recorded, gp
 def rewritten(change):
     saved = read_report("r.json")
     Path("r.json").write_text(dumps(change(saved.report), created=WHEN))
+
+
+def test_a_commit_that_is_not_here_is_told_so(recorded, gpumem):
+    """There git could not switch to it; and a report from anywhere puts no words into a command."""
+    for commit_, words in (("0" * 40, "0" * 12), ("x; rm -rf . ", "x; rm -rf . ")):
+        rewritten(
+            lambda report, name=commit_: replace(
+                report, origins=(replace(report.origins[0], commit=name),)
+            )
+        )
+        err = refused(gpumem, recorded)
+        assert f"is from commit {words.strip()}" in err
+        assert "which this repository does not have; run git fetch if this is the repository" in err
+        assert "git switch" not in err
 
 
 def test_a_device_without_baselines_is_refused_unless_it_is_named(recorded, gpumem):

@@ -12,7 +12,7 @@ from helpers.sample_report import H100, attribution, entry, measured, result
 from pytest_gpumem.baselines.key import Key
 from pytest_gpumem.judge.verdict import Lookup
 from pytest_gpumem.report.json_report import dumps, read_report
-from pytest_gpumem.report.model import Origin, Report, Shard
+from pytest_gpumem.report.model import Origin, OwnOutcome, Report, Shard
 
 WHEN = "2026-11-23T10:00:00Z"
 PLAIN, GROWN = attribution(layers=2), attribution(layers=2, retained=600, scale=1.2)
@@ -105,6 +105,10 @@ def test_the_command_accepts_all_of_them(shards, gpumem, monkeypatch):
     text = gpumem("report", *ALL)[1]
     assert "gpumem accept 1.json 2.json 3.json" in text
     assert "--artifact" not in text
+    gpumem("report", *ALL, "--json=all.json", "--markdown=all.md")
+    assert "gpumem accept all.json\n" in Path("all.md").read_text()
+    gpumem("report", *ALL, "--json=all.json", "--markdown=all.md", "--format=bencher")
+    assert "gpumem accept 1.json 2.json 3.json\n" in Path("all.md").read_text()
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_SERVER_URL", "https://github.com")
     monkeypatch.setenv("GITHUB_REPOSITORY", "o/r")
@@ -221,6 +225,25 @@ def test_baselines_are_stale_by_all_shards_only(here, gpumem):
     write("2.json", partial="a file could not be collected")
     write("1.json", partial="a file could not be collected")
     assert "1 baseline is of a test that is gone" in gpumem("report", *ALL)[1]
+
+
+def test_a_sentence_that_several_devices_have_is_there_once(here, gpumem):
+    for card in ("T4", "L4"):
+        write(f"{card}.json", device=f"virtual GPU {card}; memory is predicted; no kernel runs")
+    text = gpumem("report", "T4.json", "L4.json")[1]
+    assert "virtual GPU T4; memory is predicted; no kernel runs; virtual GPU L4\n" in text
+
+
+def test_tests_that_their_own_code_failed_are_on_the_page_of_all(shards, gpumem):
+    wrong = OwnOutcome(f"{FIRST}::test_wrong", "failed", "assert <b>1</b> == 3", "E  assert")
+    report = replace(read_report("1.json").report, own_outcomes=(wrong,))
+    for name in ("1.json", "4.json"):
+        Path(name).write_text(dumps(report, created=WHEN))
+    assert gpumem("report", *ALL, "4.json", "--json=all.json", "--html=all.html")[0] == 0
+    assert read_report("all.json").report.own_outcomes == (wrong,)
+    text = Path("all.html").read_text()
+    assert "test_wrong" in text
+    assert "assert &lt;b&gt;1&lt;/b&gt; == 3" in text
 
 
 def test_names_of_markup_stay_text(shards, gpumem):

@@ -151,11 +151,38 @@ def test_the_jobs_of_gitlab_make_one_report(place):
     assert [origin.shard.index for origin in saved.report.origins] == [1, 2]
 
 
+SRUN = """#!/bin/bash
+# As srun starts the tasks of a job: side by side, each with its number; the largest status is its.
+number=${1#--ntasks=}; shift
+export SLURM_NTASKS=$number
+for task in $(seq 0 $((number - 1))); do SLURM_PROCID=$task "$@" & processes+=($!); done
+status=0
+for process in "${processes[@]}"; do
+    wait "$process" || { ended=$?; [ $ended -le $status ] || status=$ended; }
+done
+exit $status
+"""
+
+
 def test_slurms_tasks_are_shards(place):
-    (command,) = re.findall(r"srun --ntasks=8 bash -c '(.*?)'", read(PAGE))
-    assert place.sh(command, SLURM_PROCID="7", SLURM_NTASKS="8").ret == 0
-    (origin,) = read_report(place.folder / "gpumem-7.json").report.origins
-    assert (origin.shard.index, origin.shard.count) == (8, 8)
+    """srun is a stand-in that starts the tasks on this machine."""
+    srun = place.folder.parent / "bin/srun"
+    srun.write_text(SRUN)
+    srun.chmod(0o755)
+    (command,) = re.findall(r"(srun --ntasks=8 bash -c '.*?')", read(PAGE))
+    (merge,) = re.findall(r"`(gpumem report .*? --expect 8)`", read(PAGE).partition("## Slurm")[2])
+    # Eight processes would take a minute of a machine with two cores; three do the same.
+    three = command.replace("=8", "=3")
+    done = place.sh(f"{three} && {merge.replace('8', '3')} --json=all.json")
+    assert done.ret == 0, (done.out, done.err)
+    report = read_report(place.folder / "all.json").report
+    assert [(it.shard.index, it.shard.count) for it in report.origins] == [(1, 3), (2, 3), (3, 3)]
+    assert sorted(it.nodeid for it in report.results) == [
+        f"tests/test_step.py::test_step[{size}]" for size in range(1, 9)
+    ]
+    (place.folder / "gpumem-1.json").unlink()
+    done = place.sh(merge.replace("8", "3"))
+    assert (done.ret, done.err) == (1, "gpumem: missing: shard 2 of 3\n")
 
 
 def test_every_refusal_names_a_remedy():
@@ -163,4 +190,4 @@ def test_every_refusal_names_a_remedy():
     assert len(rows) == 4
     for _, remedy in rows:
         for option in re.findall(r"`(--[\w-]+)", remedy):
-            assert option in {"--any-commit", "--device"}
+            assert option in {"--any-commit", "--device", "--skip-refused"}

@@ -12,6 +12,7 @@ import subprocess
 import pytest
 from helpers.pages import Place, files
 from helpers.paths import ROOT
+from helpers.split import SPLIT
 
 yaml = pytest.importorskip("yaml")
 
@@ -112,6 +113,7 @@ class Runner:
                 **env,
                 RUNNER_TEMP=str(self.place.folder.parent),
                 GITHUB_OUTPUT=str(self.output),
+                GITHUB_STEP_SUMMARY=str(self.place.folder.parent / "summary.md"),
                 GITHUB_REPOSITORY="x/y",
                 GITHUB_BASE_REF="main",
             )
@@ -195,6 +197,19 @@ def test_without_a_comment_gh_is_not_asked(place):
     runner = Runner(place, comment="false", arguments="none.py")
     assert runner.run().ret == 4  # pytest found no such file
     assert not (place.folder.parent / "gh.txt").exists()
+
+
+def test_of_some_shards_there_is_a_comment_too_that_names_the_missing_ones(place):
+    """A job that was lost has no report; gpumem report then ends with status 1."""
+    place.write("conftest.py", SPLIT)
+    folder = place.folder.parent / "gpu-memory-reports/gpu-memory-1"
+    folder.mkdir(parents=True)
+    options = f"--splits=2 --group=1 --gpumem-json={folder}/gpumem.json"
+    assert place.sh(f"pytest --gpumem-device=virtual {options}").ret == 0
+    runner = Runner(place, merge="true", install="")
+    assert runner.run().ret == 1
+    (comment,) = runner.comments.values()
+    assert "missing: shard 2 of 2: their measurements are not in this report" in comment
 
 
 def test_the_actions_that_it_uses_are_those_of_the_pages():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
 
 import pytest
-from helpers.pages import table
+from helpers.pages import blocks, table
 from helpers.warm import warm_python
 
 from pytest_gpumem.report.json_report import read_report
@@ -13,6 +15,7 @@ from pytest_gpumem.sizes import MIB
 
 pytest.importorskip("xdist")
 
+PAGE = "how-to/across-machines.md"
 UPDATE = "--gpumem-update-baselines"
 MODES = ("load", "loadscope", "loadfile", "loadgroup", "worksteal", "each")
 THREE = """
@@ -42,7 +45,7 @@ def test_results_of_remote_workers_come_to_the_controller(suite, mode):
 
 
 def test_the_page_names_the_modes_that_were_run():
-    assert tuple(row[0] for row in table("how-to/across-machines.md", 2)) == MODES
+    assert tuple(row[0] for row in table(PAGE, 2)) == MODES
 
 
 def test_each_worker_has_a_card_of_its_own(suite):
@@ -99,8 +102,52 @@ def test_two_figures_of_one_device_are_told_and_not_recorded(suite):
 
 def test_a_remote_worker_that_is_lost_is_told_with_its_test(suite):
     source = f"{THREE}\n    import os\n    number != 1 or os._exit(9)\n"
-    options = (*remote(), *remote(), "--dist=load")
+    options = (*remote(), *remote(), "--dist=load", "--gpumem-json=r.json")
     session = suite.run_warm(*options, UPDATE, source=source)
     assert session.ret == 1
     assert "crashed while running 'test_it.py::test_numbered[1]'" in session.flat
     assert set(suite.baselined()) == {name for name in ALL if "[1]" not in name}
+    assert read_report(suite.path / "r.json").report.remarks == (
+        "test_it.py::test_numbered[1]: its worker crashed, so this report does not have the test",
+    )
+
+
+HOME = "/home/me/project"
+SSH = """#!/bin/sh
+# As OpenSSH's client and server do: the words after the options and the host are a shell's command.
+[ "$1" = -C ] && shift
+echo "$1" >> "$(dirname "$0")/hosts"
+shift
+exec sh -c "$*"
+"""
+
+
+def test_workers_of_ssh_run_the_tests_of_their_checkouts(suite, monkeypatch, tmp_path_factory):
+    """The page's command. ssh is a stand-in that runs its command here; hosts are folders."""
+    suite.write("test_it.py", THREE)
+    suite.write("pytest.ini", "[pytest]\n")
+    folder = tmp_path_factory.mktemp("bin")
+    (folder / "ssh").write_text(SSH)
+    (folder / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    (command,) = (it for it in blocks(PAGE, "console") if "ssh=" in it)
+    command = command.replace("\\\n", "").replace(f"{HOME}/.venv/bin/python", warm_python())
+    first, *options = shlex.split(command.removeprefix("$ "))
+    assert first == "pytest"
+    for host, card in (("gpu-1", "T4"), ("gpu-2", "L4")):
+        checkout = suite.path.parent / host
+        shutil.copytree(suite.path, checkout)
+        (place,) = (index for index, word in enumerate(options) if f"ssh={host}" in word)
+        options[place] = (
+            f"{options[place].replace(HOME, str(checkout))}//env:GPUMEM_RUN_CARD={card}"
+        )
+    options = [word.replace("--dist=load", "--dist=each") for word in options]
+    session = suite.run_warm(*options, UPDATE, "--gpumem-json=r.json")
+    assert session.ret == 0, session.out
+    assert sorted((folder / "hosts").read_text().split()) == ["gpu-1", "gpu-2"]
+    results = read_report(suite.path / "r.json").results
+    assert sorted((it.device_key, it.nodeid) for it in results) == [
+        (f"virtual-{card}", name) for card in ("L4", "T4") for name in sorted(ALL)
+    ]
+    assert sorted(suite.baselines()) == ["virtual-L4/test_it.json", "virtual-T4/test_it.json"]
+    assert not list(suite.path.parent.glob("gpu-*/baselines"))  # the controller alone writes

@@ -30,6 +30,7 @@ WRITTEN = {
         "pytest --gpumem-update-baselines would have written in that run. Exit",
         "pytest --gpumem-json",
         "gpumem accept in the repository that was tested",
+        "git fetch if this is the repository that was tested, or ",
     ],
     "cli/cards.py": [
         'gpumem cards --here > cards/mine.toml; then write card="cards/mine.toml" in a marker.',

@@ -40,7 +40,7 @@ from pytest_gpumem.measurement import (
 )
 from pytest_gpumem.report import json_schema
 from pytest_gpumem.report.json_report import dumps, loads, read_report, schema
-from pytest_gpumem.report.model import Origin, Report, Shard
+from pytest_gpumem.report.model import Origin, OwnOutcome, Report, Shard
 
 DOCS = ROOT / "docs"
 WHEN = "2026-11-21T15:06:07Z"
@@ -122,15 +122,19 @@ ORIGIN = Origin(
 )
 
 
+OWN = OwnOutcome("tests/test_a.py::test_wrong", "failed", "assert 1 == 3", "E   assert 1 == 3")
+
+
 def test_a_report_of_format_3_is_read_for_good():
     """Files that others keep: a change of this one wants a new format."""
     path, few = GOLD / "report_3.json", few_results()
     results = tuple(replace(it, outcome="passed") for it in few.results)
-    few = replace(few, results=results, origins=(ORIGIN,))
+    few = replace(few, results=results, origins=(ORIGIN,), own_outcomes=(OWN,))
     if os.environ.get("GPUMEM_REWRITE_GOLD") == "1":
         path.write_text(dumps(few, created=WHEN, gpumem="0.2.0"), encoding="utf-8")
     read = read_report(path)
     assert read.report.origins == (ORIGIN,)
+    assert read.report.own_outcomes == (OWN,)
     assert read.results == tuple(map(without_drawings, few.results))
     assert dumps(read.report, created=WHEN, gpumem="0.2.0") == path.read_text(encoding="utf-8")
 
@@ -246,6 +250,16 @@ def test_figures_are_whole_bytes_and_names_are_what_the_documentation_says():
     assert "timeline" not in found
 
 
+def test_a_file_that_is_no_report_is_not_to_be_written_over():
+    """A page, a log or a baseline that was named by mistake; what was cut short is."""
+    for name, content in (("all.html", "<html>"), ("b.json", '{"format": 1, "module": "a.py"}')):
+        with pytest.raises(ReportError) as caught:
+            loads(content, name)
+        assert str(caught.value).endswith("; name a file that pytest --gpumem-json=PATH wrote")
+    with pytest.raises(ReportError, match="; write the report again with pytest --gpumem-json=r"):
+        loads('{"format": 3, "gpu', "r.json")
+
+
 def test_names_of_markup_and_of_no_unicode_travel():
     odd = result(f"{EVIL}\udc80", measured(attribution(layers=1)))
     text = dumps(Report((odd,)), created=WHEN)
@@ -269,6 +283,7 @@ HINTED = NOTED | {"hints", "hint_texts", "hint_kinds"}
         (Attribution, json_schema.AttributionJson, HINTED | {"timeline", "segments"}),
         (BaselineEntry, json_schema.BaselineJson, set()),
         (EntryUpdate, json_schema.EntryUpdateJson, set()),
+        (OwnOutcome, json_schema.OwnOutcomeJson, set()),
         (UpdateSummary, json_schema.UpdatesJson, set()),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import sys
@@ -46,7 +45,7 @@ The files are those that pytest --gpumem-update-baselines would have written in 
 status 1: there was no yes, so nothing was written; 2: a report or a test was refused, so nothing
 was written."""
 MAX_NAMES: Final = 20
-"""tests that are refused by name"""
+"""tests that are named as refused"""
 _REFUSED: Final = {
     Kind.OUT_OF_MEMORY: "it ran out of memory",
     Kind.OVER_BUDGET: "it is over its budget",
@@ -87,6 +86,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--all",
         action="store_true",
         help="accept all tests, including tests within their tolerance",
+    )
+    parser.add_argument(
+        "--skip-refused",
+        action="store_true",
+        help="accept the other tests if some are refused, such as those that ran out of memory",
     )
     parser.add_argument("--yes", action="store_true", help="write without asking")
     parser.add_argument("--any-commit", action="store_true", help="accept reports of any commit")
@@ -155,13 +159,26 @@ def _accept(arguments: argparse.Namespace, paths: Sequence[Path], above: Path) -
     merged = merge(reports)
     top = Path() if checkout is None else checkout.top
     tests = list(_tests(merged, chosen, every=arguments.all))
+    without = dict(_without_figures(merged, chosen))
+    if chosen is not None and not tests and not without:
+        problem = "no test of the report has this name"
+        raise SpecError(f"-k {arguments.expression}", problem, "gpumem report lists the tests")
     _require_project(merged, tests, top)
     folders = [_folder(merged, index, top, arguments.baseline_dir) for index in _indexes(merged)]
     refusals = list(_refusals(tests, folders, arguments.device))
-    if refusals:
-        return Outcome("", BAD_INPUT, tuple(_refusal_lines(refusals)))
-    groups = _groups(merged, tests, folders)
-    return _write(merged, groups, [name for name, _ in reports], sure=arguments.yes)
+    lines = [
+        *(f"{test.nodeid} on {test.device} is not accepted: {reason}" for test, reason in refusals),
+        *(f"{nodeid} has no figures: {reason}" for nodeid, reason in without.items()),
+    ]
+    told = tuple(_shortened(lines))
+    # A test that nobody named, and that failed before it had figures, keeps its baseline.
+    if (refusals or (without and chosen is not None)) and not arguments.skip_refused:
+        remedy = "gpumem: nothing was written; --skip-refused accepts the other tests"
+        return Outcome("", BAD_INPUT, (*told, remedy))
+    refused = {id(test) for test, _ in refusals}
+    groups = _groups(merged, [test for test in tests if id(test) not in refused], folders)
+    outcome = _write(merged, groups, [name for name, _ in reports], sure=arguments.yes)
+    return outcome._replace(trouble=(*told, *outcome.trouble))
 
 
 # -- what stands against it --
@@ -197,12 +214,19 @@ def _require_commit(name: str, origins: Iterable[Origin], checkout: Checkout | N
         if here and here in {origin.commit, origin.head}:
             continue
         own = origin.head or origin.commit
+        known = checkout is not None and checkout.has(own)
         problem = f"is from commit {own[:12]}" if own else "is from a folder outside git"
-        problem += (
-            f", but {here[:12]} is checked out" if here else ", but this folder has no commit"
-        )
-        switch = f"run git switch --detach {own[:12]}, or " if own else ""
-        remedy = f"{switch}write --any-commit if its figures are also right here"
+        if not here:
+            problem += ", but this folder has no commit"
+        elif own and not known:
+            problem += ", which this repository does not have"
+        else:
+            problem += f", but {here[:12]} is checked out"
+        remedy = "write --any-commit if its figures are also right here"
+        if known:
+            remedy = f"run git switch --detach {own[:12]}, or {remedy}"
+        elif own:
+            remedy = f"run git fetch if this is the repository that was tested, or {remedy}"
         raise ReportError(name, printable(problem), printable(remedy))
 
 
@@ -341,12 +365,34 @@ def _refusals(
             )
 
 
-def _refusal_lines(refusals: Sequence[tuple[_Test, str]]) -> Iterator[str]:
-    for test, reason in refusals[:MAX_NAMES]:
-        yield printable(f"gpumem: {test.nodeid} on {test.device} is not accepted: {reason}")
-    if len(refusals) > MAX_NAMES:
-        yield f"gpumem: and {len(refusals) - MAX_NAMES} more"
-    yield "gpumem: nothing was written; to accept other tests, leave these out with -k 'not ...'"
+def _without_figures(
+    merged: Merged, chosen: Callable[[str], bool] | None
+) -> Iterator[tuple[str, str]]:
+    """Yield the tests that the reports have no figures of, and why: the chosen or failed ones.
+
+    Args:
+        merged: the reports.
+        chosen: whether a test is, by its nodeid; None: those that failed.
+    """
+    results = merged.report.results
+    measured = {result.nodeid for result in results if result.measurement is not None}
+    for outcome in merged.report.own_outcomes:
+        take = outcome.failed if chosen is None else chosen(outcome.nodeid)
+        if take and outcome.nodeid not in measured:
+            words = {"skipped": "it was skipped", "xfailed": _OUTCOMES["xfail"]}
+            yield outcome.nodeid, words.get(outcome.word, _OUTCOMES["failed"])
+    for result in results:
+        take = chosen is not None and chosen(result.nodeid)
+        if take and result.nodeid not in measured:
+            yield result.nodeid, str(result.verdict.kind)
+
+
+def _shortened(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the first lines about tests, and how many more there are."""
+    for line in lines[:MAX_NAMES]:
+        yield f"gpumem: {printable(line)}"
+    if len(lines) > MAX_NAMES:
+        yield f"gpumem: and {len(lines) - MAX_NAMES} more"
 
 
 # -- what is written --
@@ -387,8 +433,10 @@ def _write(
         texts = []
         answer = ""
         if sys.stdin.isatty() and sys.stdout.isatty():  # without a terminal the answer is no
-            with contextlib.suppress(EOFError):
+            try:
                 answer = input("write these baselines? [y/N] ")
+            except EOFError:
+                print()  # what comes next has a line of its own
         if answer.strip().lower() not in {"y", "yes"}:
             return Outcome("gpumem: nothing was written; --yes writes the baselines", FOUND)
     summaries = [group.store.update(group.baselines) for group in groups]

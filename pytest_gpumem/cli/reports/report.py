@@ -120,7 +120,10 @@ def _merged(arguments: argparse.Namespace) -> Merged:
     if len(reports) > 1:
         artifact = arguments.artifact if arguments.json else ""
         accept = accept_command(os.path.basename(arguments.json or ""), artifact)  # noqa: PTH119
-        accept = accept or shlex.join(["gpumem", "accept", *arguments.reports])
+        # The merged report, where one is written: it stays when the others are gone.
+        own = arguments.json if arguments.json and arguments.format not in FORMATS else ""
+        names = [own] if own else arguments.reports
+        accept = accept or shlex.join(["gpumem", "accept", *names])
     return merge(reports, arguments.expect, accept)
 
 

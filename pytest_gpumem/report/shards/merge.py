@@ -86,10 +86,13 @@ def merge(
     report = Report(
         tuple(results),
         _updates(saved.report.updates for _, saved in reports),
-        "; ".join(dict.fromkeys(filter(None, (saved.report.device for _, saved in reports)))),
+        _devices(reports),
         _options(reports),
         tuple(_remarks(reports, missing, stale)),
         origins=tuple(origins),
+        own_outcomes=tuple(
+            dict.fromkeys(each for _, saved in reports for each in saved.report.own_outcomes)
+        ),
     )
     created = max((saved.created for _, saved in reports), default="")
     return Merged(report, created, missing, stale, tuple(names))
@@ -215,6 +218,12 @@ def _missing(reports: Sequence[tuple[str, SavedReport]], expect: int | None) -> 
     if expect is not None and number < expect and not lost:
         lost.append(f"{expect - number} of {expect} reports")
     return "; ".join(lost)
+
+
+def _devices(reports: Sequence[tuple[str, SavedReport]]) -> str:
+    """Return the devices of all reports in words; a sentence that several have, once."""
+    sentences = [part for _, saved in reports for part in saved.report.device.split("; ")]
+    return "; ".join(dict.fromkeys(filter(None, sentences)))
 
 
 def _options(reports: Sequence[tuple[str, SavedReport]]) -> dict[str, str]:
