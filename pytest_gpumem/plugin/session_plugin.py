@@ -16,6 +16,7 @@ from pytest_gpumem.plugin.item_hooks import BESIDE_ERROR, OF_MARKED
 from pytest_gpumem.plugin.parametrize import cards_of
 from pytest_gpumem.plugin.pytest_item import is_marked
 from pytest_gpumem.plugin.results import SessionResults
+from pytest_gpumem.plugin.suites import worker_commits
 from pytest_gpumem.plugin.suites.hidden_skips import HIDDEN, HiddenSkip
 from pytest_gpumem.plugin.torchrun import open_rank_session
 
@@ -100,6 +101,8 @@ class GpuMemPlugin:
         """the outcome of --gpumem-select-fits, in words"""
         self._updates: UpdateSummary | None = None
         self._worker = hasattr(config, "workerinput")
+        self._commits: dict[str, str] = {}
+        """of pytest-xdist's workers on other machines"""
         folder = settings.baseline_dir
         self._has_baselines = folder.is_dir() and any(path.is_dir() for path in folder.iterdir())
         self._listing = any(map(config.getoption, LISTINGS))
@@ -171,6 +174,14 @@ class GpuMemPlugin:
     def pytest_configure_node(self, node: Any) -> None:  # noqa: ANN401 - of pytest-xdist
         """Give a worker the words that its tests' commands repeat."""
         node.workerinput[SENT] = [list(self.settings.launcher), list(self.settings.repeated)]
+        worker_commits.ask(node)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:  # noqa: ANN401 - of pytest-xdist
+        """Take the commit that a worker on another machine had checked out."""
+        output = getattr(node, "workeroutput", None) or {}  # a worker that crashed has none
+        if worker_commits.COMMIT in output:
+            self._commits[node.gateway.id] = str(output[worker_commits.COMMIT])
 
     # -- results --
 
@@ -251,8 +262,12 @@ class GpuMemPlugin:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the baselines and the reports; a file that cannot be written fails the session."""
         if self._worker:
+            if CHOICE in self.config.stash:  # a marked test ran
+                worker_commits.answer(self.config)
             return
-        complete = True
+        others = worker_commits.differing(self.config, self._commits)
+        self.results.problems.extend(worker_commits.sentences(others))
+        complete = not (others and self.settings.update_baselines)
         if self._ranks is not None:
             shrinkage_fails = self.settings.shrinkage == "fail"
             if not self._ranks.join(self.results, shrinkage_fails=shrinkage_fails):
@@ -286,6 +301,8 @@ class GpuMemPlugin:
         shard = shard_of(lambda name: self.config.getoption(name, default=None))
         origin = origin_of(Path(self.config.rootpath), self.settings, shard)
         unfinished = ENDS.get(session.exitstatus, "")
+        others = worker_commits.differing(self.config, self._commits)
+        origin = replace(origin, other_commits=tuple(dict.fromkeys(others.values())))
         collecting = self.config.pluginmanager.get_plugin(stale_hooks.NAME)
         if isinstance(collecting, stale_hooks.StaleHooks):
             origin = replace(origin, **collecting.known())

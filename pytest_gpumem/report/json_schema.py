@@ -389,6 +389,7 @@ class OriginJson(Strict, frozen=True):
 
     commit: str
     head: str
+    other_commits: tuple[str, ...]
     modified: bool
     root: str
     folder: str

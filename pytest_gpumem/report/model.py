@@ -39,6 +39,8 @@ class Origin:
     """that was checked out; "" outside of a git repository"""
     head: str = ""
     """of a merge that CI made of a pull request: the newest commit of the request itself"""
+    other_commits: tuple[str, ...] = ()
+    """those of pytest-xdist's workers on other machines, where they had another one"""
     modified: bool = False
     """whether files that git knows, baselines aside, differed from the commit"""
     root: str = ""

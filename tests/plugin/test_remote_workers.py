@@ -7,6 +7,7 @@ import shlex
 import shutil
 
 import pytest
+from helpers.git import commit, git
 from helpers.pages import blocks, table
 from helpers.warm import warm_python
 
@@ -79,6 +80,36 @@ def test_each_worker_compares_with_the_baselines_of_its_own_checkout(suite):
         name: "regressed" if "[0]" in name else "within" for name in ALL
     }
     assert not (other / "r.json").exists()  # results are the controller's
+
+
+def test_a_worker_with_another_commit_is_told_and_records_nothing(suite, gpumem):
+    """Its figures are those of other code."""
+    suite.write("test_it.py", THREE)
+    suite.write("pytest.ini", "[pytest]\n")
+    suite.write(".gitignore", "*.json\npytest/\n_pytest/\n")
+    git("init", "-q", "-b", "main")
+    commit("one")
+    other = suite.path.parent / "other"
+    git("clone", "-q", str(suite.path), str(other))
+    suite.write("model.py", "WIDTH = 2\n")
+    commit("two")
+    options = (*remote(), *remote(f"chdir={other}"), "--dist=load", "--gpumem-json=r.json")
+    session = suite.run_warm(*options)
+    first = git("rev-parse", "HEAD^").strip()
+    sentence = f"worker gw1 tested commit {first[:12]}, which is not checked out here"
+    assert (session.ret, sentence in session.flat) == (0, True)
+    assert read_report(suite.path / "r.json").report.origins[0].other_commits == (first,)
+    status, _, err = gpumem("accept", "r.json", "--yes")
+    assert (status, suite.baselines()) == (2, {})
+    assert f"r.json: has figures of commit {first[:12]}, which a worker had; run the tests" in err
+    session = suite.run_warm(*options, UPDATE)
+    assert (session.ret, sentence in session.flat) == (1, True)
+    assert suite.baselines() == {}
+    git("-C", str(other), "pull", "-q")
+    session = suite.run_warm(*options, UPDATE)
+    assert (session.ret, "tested commit" in session.out) == (0, False)
+    assert suite.baselined() == ALL
+    assert gpumem("accept", "r.json", "--yes")[0] == 0
 
 
 def test_two_figures_of_one_device_are_told_and_not_recorded(suite):

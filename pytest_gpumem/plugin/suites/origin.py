@@ -34,7 +34,10 @@ def shard_of(get: Callable[[str], object]) -> Shard | None:
         get: returns the value of an option of pytest, None of one that is unknown.
     """
     pairs = [(get(index), get(count), shift) for count, index, shift in SPLITS]
-    pairs.append((os.environ.get("CI_NODE_INDEX"), os.environ.get("CI_NODE_TOTAL"), 0))  # GitLab
+    node, nodes = (os.environ.get(f"CI_NODE_{name}", "") for name in ("INDEX", "TOTAL"))
+    job = os.environ.get("CI_JOB_NAME", "")
+    if not job or job.endswith(f" {node}/{nodes}"):  # a job of GitLab's parallel:matrix is no shard
+        pairs.append((node, nodes, 0))
     for index, count, shift in pairs:
         try:
             shard = Shard(int(str(index)) + shift, int(str(count)))
