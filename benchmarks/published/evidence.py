@@ -23,17 +23,18 @@ PAGE = ROOT / "docs" / "explanation" / "evidence.md"
 HEAD = """\
 # Every published row
 
-Each figure that others published of a real GPU and that was run on the virtual one, with its error.
-[Accuracy](accuracy.md) sums up; [the data](../../benchmarks/data/README.md) tell the sources. Rows
-that nobody had looked at while the virtual GPU was built stand apart. `python -m
-benchmarks.published.evidence` writes this page from
+Others have published figures of real GPUs. This page has each of these figures that was also run
+on the virtual GPU, with the error. [Accuracy](accuracy.md) is the summary, and
+[the data](../../benchmarks/data/README.md) name the sources. Tables with "never looked at" have
+the rows that nobody had looked at while the virtual GPU was built.
+`python -m benchmarks.published.evidence` writes this page from
 [the recorded results](../../benchmarks/results).
 """
 FOOT = """\
 ## Not in these tables
-- 48 moments of FSDP, each the same in MiB as PyTorch's test asserts
+- 48 moments of FSDP, each with the MiB that PyTorch's test asserts
   ([published_fsdp.txt](../../benchmarks/results/published_fsdp.txt)).
-- Rows of the same sources that were run with another torch than their own
+- Rows of the same sources, run with another version of torch than the source used
   ([published.txt](../../benchmarks/results/published.txt)).
 """
 
@@ -69,7 +70,8 @@ def spread(errors: list[float]) -> str:
     """Return count, median and worst of errors in percent."""
     sizes = [abs(error) for error in errors]
     median, worst = statistics.median(sizes), max(sizes)
-    return f"{len(sizes)} rows, {median:.2f} % in the median, {worst:.2f} % at worst"
+    rows = "1 row" if len(sizes) == 1 else f"{len(sizes)} rows"
+    return f"{rows}, {median:.2f} % in the median, {worst:.2f} % at worst"
 
 
 def tables(name: str) -> list[list[dict[str, str]]]:
@@ -119,7 +121,7 @@ def training_runs() -> list[Group]:
         result.append(
             Group(
                 f"{named.get(kind, kind)}, torch {torch}, {card}",
-                "Training; peak reserved in MiB. Their cuDNN cannot be asked.",
+                "Training; peak reserved in MiB. cuDNN 9.1 has no workspaces to tell.",
                 [card, "virtual", "error %"],
                 cells,
                 {"reserved": errors},
@@ -129,8 +131,8 @@ def training_runs() -> list[Group]:
     counts = re.search(r"(\d+) runs on real cards, (\d+).*\n.*the same of (\d+);", text)
     assert counts is not None, "published.txt has no count of runs out of memory"
     note = (
-        f"Of {counts[1]} runs on real cards {counts[2]} were out of memory; the virtual GPU says "
-        f"the same of {counts[3]}. These are the {counts[2]}:"
+        f"Of {counts[1]} runs on real cards, {counts[2]} ran out of memory. The virtual GPU is "
+        f"right for {counts[3]} of the {counts[1]} runs. These are the {counts[2]}:"
     )
     return [*result, Group("Out of memory", note, ["card", "torch", "on the GPU"], full, {})]
 
@@ -196,7 +198,8 @@ def segmentation() -> Iterator[Group]:
     """Yield the rows of published_smp.txt."""
     [rows] = tables("published_smp")
     note = (
-        "Training; peak allocated in bytes. What their source leaves open was tried until most fit."
+        "Training; peak allocated in bytes. Settings that the source does not name were tried "
+        "until most rows were equal."
     )
     heads = {"L40S": "L40S", "virtual": "virtual", "one group %": "error %"}
     title = "Segmentation nets, torch 2.11.0 (cuDNN 9.19.0), L40S"
@@ -208,9 +211,9 @@ def detection() -> Iterator[Group]:
     [rows] = tables("published_detection")
     heads = {"figure": "figure", "GPU": "GPU", "virtual": "virtual", "%": "error %"}
     note = (
-        "Ultralytics' search for a batch size: what is reserved, in GB, and what was held when "
-        "the largest batch was out of memory. The most labels of an image, which the source "
-        "does not say, was settled on rows that were looked at."
+        "Ultralytics' search for a batch size: memory that is reserved, in GB, and memory that "
+        "was in use when the largest batch ran out of memory. The source does not name the largest "
+        "number of labels in an image. This number was chosen with the rows that were looked at."
     )
     for card in ("T4", "L4"):
         of_card = [row for row in rows if row["card"] == card]
@@ -230,9 +233,9 @@ def speech() -> Iterator[Group]:
         "RTX A5000": "torch 2.11.0 (cuDNN 9.19.0)",
     }
     note = (
-        "Inference; MiB, allocated above what the stage began with on the A6000. What "
-        "the script had first, of rows that nobody had looked at, is in "
-        "[Accuracy](accuracy.md#rows-that-nobody-had-looked-at)."
+        "Inference; MiB, on the A6000 allocated above the memory at the beginning of the stage. "
+        "[Accuracy](accuracy.md#rows-that-nobody-had-looked-at) has the first predictions of rows "
+        "that nobody had looked at."
     )
     for card, version in versions.items():
         of_card = [row for row in rows if row["card"] == card]
@@ -279,8 +282,8 @@ def diffusion() -> Iterator[Group]:
     [rows] = tables("published_diffusion")
     ran = here("published_diffusion")
     note = (
-        "Training; bytes: allocated after the steps, most reserved. "
-        f"Here {ran}; where cuFFT was asked, the range of its workspaces."
+        "Training; bytes allocated after the steps, and highest bytes reserved. "
+        f"Here {ran}. Rows that use cuFFT have the range of its workspaces."
     )
     heads = ["torch", *PEAKS, *BOTH.values(), "reserved between"]
     for words, chosen in seen_and_unseen(rows):
@@ -292,7 +295,7 @@ def inference() -> Iterator[Group]:
     """Yield the rows of published_inference.txt, by whether they had been looked at."""
     [rows] = tables("published_inference")
     heads = ["torch", "GPU", "real GiB", "virtual", "%", "within its last digit"]
-    note = "Peak allocated in GiB, printed to two digits by the source."
+    note = "Peak allocated in GiB. The source prints two digits."
     for words, chosen in seen_and_unseen(rows):
         title = f"Inference with KV caches and without, {words}"
         yield group(title, note, chosen, heads, {"allocated": "%"})
@@ -304,8 +307,8 @@ def workspaces() -> Iterator[Group]:
     own = [row for row in rows if row["cuDNN"] == row["asked"]]
     heads = ["GPU", "cuDNN", "measured", "within", "virtual", "difference"]
     note = (
-        "Bytes of one convolution, its own cuDNN asked; `within` is how far the published figure "
-        "was rounded. Rows of cuDNN 9.5.1, for which another was asked, are in "
+        "Bytes of one convolution, computed by the same version of cuDNN. `within` is the rounding "
+        "of the published figure. For rows of cuDNN 9.5.1 another version computed the workspaces: "
         "[measured_workspaces.txt](../../benchmarks/results/measured_workspaces.txt)."
     )
     yield group("Workspaces of convolutions", note, own, heads)

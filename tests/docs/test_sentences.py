@@ -11,9 +11,9 @@ PAGES = ("README.md", "docs/tutorial/gate-in-ci.md")
 OTHER_PAGES = sorted(
     str(path.relative_to(ROOT))
     for path in (ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
-    if path.name not in {"gate-in-ci.md", "not-predicted.md"}
+    if path.name != "gate-in-ci.md"
 )
-"""all but the tutorial and the page of limits, whose paragraphs on compiled code are longer"""
+"""all but the tutorial"""
 
 
 def sentences(text):
