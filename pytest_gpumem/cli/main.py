@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.cli.outcome import INTERRUPTED
+from pytest_gpumem.cli.outcome import INTERRUPTED, show
 from pytest_gpumem.errors import GpuMemError
-from pytest_gpumem.report.text import can_encode, encodable, printable
+from pytest_gpumem.report.text import printable
 from pytest_gpumem.version import __version__
 
 if TYPE_CHECKING:
@@ -79,16 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.pytest_arguments = [*unknown, *behind]
     try:
         outcome: Outcome = modules[arguments.command].run(arguments)
-        for line in outcome.trouble:
-            print(printable(line), file=sys.stderr)
-        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-        if outcome.text:
-            output = encodable(outcome.text, ascii_only=not can_encode("…→", encoding))
-            try:
-                print(output, flush=True)
-            except BrokenPipeError:  # of a reader that has seen enough
-                # Python flushes what is left at its end, as its signal module's documentation says.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        show(outcome)
     except GpuMemError as error:
         print(f"gpumem: {printable(str(error))}", file=sys.stderr)
         return USAGE_ERROR

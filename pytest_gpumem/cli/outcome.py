@@ -7,6 +7,7 @@ Each subcommand is a module with HELP, DESCRIPTION, ``add_arguments`` and ``run`
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import sys
 import traceback
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pytest_gpumem.atomic_file import write_whole
 from pytest_gpumem.errors import ReportError, SpecError
+from pytest_gpumem.report.text import can_encode, encodable, printable
 from pytest_gpumem.sizes import gib
 
 if TYPE_CHECKING:
@@ -65,6 +67,21 @@ class Outcome(NamedTuple):
     status: int = OK
     trouble: tuple[str, ...] = ()
     """for the standard error, a line each"""
+
+
+def show(outcome: Outcome) -> None:
+    """Print what a subcommand has to say, in the characters that the terminal has."""
+    for line in outcome.trouble:
+        print(printable(line), file=sys.stderr, flush=True)
+    if not outcome.text:
+        return
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    output = encodable(outcome.text, ascii_only=not can_encode("…→", encoding))
+    try:
+        print(output, flush=True)
+    except BrokenPipeError:  # of a reader that has seen enough
+        # Python flushes what is left at its end, as its signal module's documentation says.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:

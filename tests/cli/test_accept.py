@@ -135,6 +135,26 @@ def test_named_tests_are_accepted_alone(grown, gpumem):
     assert grown.baselines() == named
 
 
+def test_the_changes_are_shown_in_the_characters_of_the_terminal(suite):
+    git("init", "-q")
+    for size in ("3", "é"):
+        line = f'x = torch.empty({size} << 20, device="cuda")'
+        suite.write("test_it.py", f"é = 30\n@pytest.mark.gpu_memory\ndef test_a():\n    {line}\n")
+        commit(size)
+        if size == "3":
+            suite.run(UPDATE)
+    suite.run(REPORT)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest_gpumem", "accept", "r.json"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    assert " changed: 3 << 20 -> \\xe9 << 20\n" in done.stdout
+
+
 def test_a_name_that_no_test_has_is_an_error(grown, gpumem):
     before = grown.baselines()
     status, out, err = gpumem("accept", "r.json", "--yes", "-k", "grows and batch")
@@ -150,7 +170,8 @@ def test_a_name_that_no_test_has_is_an_error(grown, gpumem):
         (b"n\n", 1, "[y/N] n\ngpumem: nothing was written; --yes writes the baselines"),
         (b"\n", 1, "gpumem: nothing was written; --yes writes the baselines"),
         (b"\x04", 1, "[y/N] \ngpumem: nothing was written; --yes writes the baselines"),
-        (b"\x03", 130, "[y/N] ^C"),
+        # The newline ends a wait that began after the signal had come.
+        (b"\x03\n", 130, "[y/N] ^C"),
     ],
 )
 def test_in_a_terminal_the_command_asks(recorded, typed, status, told):
@@ -163,7 +184,7 @@ def test_in_a_terminal_the_command_asks(recorded, typed, status, told):
     with suppress(OSError):  # Linux: the terminal's other end is closed
         while data := os.read(screen, 1 << 16):
             seen += data
-            if b"[y/N] " in data:
+            if seen.endswith(b"[y/N] "):
                 os.write(screen, typed)
     os.close(screen)
     ended = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
@@ -268,7 +289,9 @@ def test_tests_that_are_refused_can_be_left_out(suite, gpumem):
     assert out.endswith("gpumem: written: baselines/virtual-H100/test_it.json\n")
     assert "test_torn on virtual-H100 is not accepted: it failed for a reason other than" in err
     assert list(suite.baselined()) == ["test_it.py::test_new"]
-    assert gpumem("accept", "r.json", "--yes", "--skip-refused", "-k", "not new")[0] == 0
+    status, out, _ = gpumem("accept", "r.json", "--yes", "--skip-refused", "-k", "not new")
+    assert status == 0
+    assert out == "gpumem: nothing to accept: no other figure differs from its baseline\n"
     assert list(suite.baselined()) == ["test_it.py::test_new"]
 
 

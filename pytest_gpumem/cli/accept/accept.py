@@ -17,7 +17,7 @@ from pytest_gpumem.baselines.paths import device_keys
 from pytest_gpumem.baselines.store import WHOLE_TEST, BaselineStore, NewBaseline
 from pytest_gpumem.cli.accept.download import downloaded
 from pytest_gpumem.cli.accept.expression import chooser
-from pytest_gpumem.cli.outcome import BAD_INPUT, FOUND, OK, Outcome
+from pytest_gpumem.cli.outcome import BAD_INPUT, FOUND, OK, Outcome, show
 from pytest_gpumem.errors import ReportError, SpecError
 from pytest_gpumem.judge.result import entry_of
 from pytest_gpumem.judge.verdict import Kind
@@ -177,8 +177,7 @@ def _accept(arguments: argparse.Namespace, paths: Sequence[Path], above: Path) -
         return Outcome("", BAD_INPUT, (*told, remedy))
     refused = {id(test) for test, _ in refusals}
     groups = _groups(merged, [test for test in tests if id(test) not in refused], folders)
-    outcome = _write(merged, groups, [name for name, _ in reports], sure=arguments.yes)
-    return outcome._replace(trouble=(*told, *outcome.trouble))
+    return _write(merged, groups, [name for name, _ in reports], told, sure=arguments.yes)
 
 
 # -- what stands against it --
@@ -416,9 +415,21 @@ def _groups(merged: Merged, tests: Iterable[_Test], folders: Sequence[Path]) -> 
 
 
 def _write(
-    merged: Merged, groups: Sequence[_Accepted], names: Sequence[str], *, sure: bool
+    merged: Merged,
+    groups: Sequence[_Accepted],
+    names: Sequence[str],
+    told: tuple[str, ...],
+    *,
+    sure: bool,
 ) -> Outcome:
     """Show the changes, ask, and write.
+
+    Args:
+        merged: the reports.
+        groups: what is to be written.
+        names: those of the reports.
+        told: lines about tests that are not accepted, for the standard error.
+        sure: do not ask.
 
     Raises:
         BaselineError: a file cannot be read, or an entry not be written; nothing is.
@@ -431,10 +442,12 @@ def _write(
         if changes is not None:
             texts.append(table(changes, width))
     if not texts:
-        return Outcome("gpumem: nothing to accept: no figure differs from its baseline", OK)
+        other = "other " if told else ""
+        text = f"gpumem: nothing to accept: no {other}figure differs from its baseline"
+        return Outcome(text, OK, told)
     if not sure:
-        print("\n\n".join(texts))
-        texts = []
+        show(Outcome("\n\n".join(texts), trouble=told))
+        texts, told = [], ()
         answer = ""
         if sys.stdin.isatty() and sys.stdout.isatty():  # without a terminal the answer is no
             try:
@@ -449,7 +462,7 @@ def _write(
     lines = [f"gpumem: written: {os.path.relpath(file)}" for file in files]
     status = BAD_INPUT if errors else OK
     text = "\n\n".join([*texts, "\n".join(map(printable, lines))])
-    return Outcome(text, status, tuple(f"gpumem: {error}" for error in errors))
+    return Outcome(text, status, (*told, *(f"gpumem: {error}" for error in errors)))
 
 
 def _changes(group: _Accepted, source: str, remarks: tuple[str, ...]) -> Changes | None:
