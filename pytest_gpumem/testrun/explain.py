@@ -84,9 +84,11 @@ class Explainer:
 
         On the virtual GPU a recording is cheap (benchmarks/speed/attribution.py), and the range of
         its workspaces comes of it. What it takes on a real GPU has not been measured: a test that
-        failed there runs once more for it.
+        failed there runs once more for it. With a JSON report it is recorded there too: what passes
+        may be a new baseline, and the report has what an update would have written.
         """
-        return virtual or self.explains(spec)
+        reported = self.policy.reporting and self.policy.attribution == "auto"
+        return virtual or reported or self.explains(spec)
 
     def explains(self, spec: MemorySpec) -> bool:
         """Whether a test's peaks are explained whatever its verdict is."""

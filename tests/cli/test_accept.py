@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from helpers.git import commit, git
+from helpers.virtual_gpu import opened
 
 from pytest_gpumem.cli.accept.expression import chooser
 from pytest_gpumem.errors import SpecError
@@ -127,6 +128,31 @@ def test_files_are_to_the_byte_those_that_the_update_of_the_run_would_have_writt
     assert grown.baselines() == all_of_them
     status, out, err = gpumem("accept", "r.json", "--yes", "--all")
     assert (status, out) == (0, "gpumem: nothing to accept: no figure differs from its baseline\n")
+
+
+def test_files_of_a_real_gpu_are_those_of_its_update_too(suite, gpumem):
+    """There tests are recorded for a report, also what passes. The virtual GPU is taken for one."""
+    git("init", "-q", "-b", "main")
+    suite.write(".gitignore", "r.json\n__pycache__\n")
+    cuda = "--gpumem-device=cuda"
+    with opened("H100", 2):
+        sources(suite, grown=False)
+        assert suite.run(UPDATE, cuda).ret == 0
+        commit("one")
+        sources(suite, grown=True)
+        commit("two")
+        assert suite.run(REPORT, cuda).outcomes["failed"] >= 2
+        within = ("test_it.py::test_within", "pkg/test_more.py::test_on_a_card[1]")
+        moved = updated(suite, cuda, *(f"--deselect={test}" for test in within))
+        all_of_them = updated(suite, cuda)
+    before = suite.baselines()
+    status, _, err = gpumem("accept", "r.json", "--yes")
+    assert (status, err) == (0, "")
+    assert suite.baselines() == moved != before
+    restored()
+    assert gpumem("accept", "r.json", "--yes", "--all")[0] == 0
+    assert suite.baselines() == all_of_them != moved
+    assert {name.partition("/")[0] for name in moved} == {"cuda-NVIDIA-H100-80GB-HBM3"}
 
 
 def test_named_tests_are_accepted_alone(grown, gpumem):

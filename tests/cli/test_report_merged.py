@@ -199,6 +199,14 @@ def test_missing_shards_are_told(shards, gpumem):
     assert "--expect=0: this is not a number of reports" in gpumem("report", *ALL, "--expect=0")[2]
 
 
+def test_a_session_that_did_not_finish_is_told_with_its_report(shards, gpumem):
+    write("2.json", unfinished="it was interrupted", shard=Shard(2, 3))
+    assert "2.json: the run did not finish: it was interrupted" in gpumem("report", *ALL)[1]
+    gpumem("report", *ALL, "--json=all.json")
+    status, _, err = gpumem("accept", "all.json", "--any-commit", "--yes")
+    assert (status, "all.json: is from a run that did not finish: it was" in err) == (2, True)
+
+
 def test_shards_of_two_cards_are_counted_apart(here, gpumem):
     for card in ("T4", "L4"):
         for index in (1, 2):

@@ -127,7 +127,11 @@ def test_the_action_merges_the_reports_of_its_shards(place, monkeypatch):
     assert path.read_text().count('"peak_allocated"') == 2
 
 
+ACCEPTED = "`gpumem accept gpumem.json`"
+
+
 def test_the_jobs_of_gitlab_make_one_report(place):
+    assert f"Download `gpumem.json` from the last job, and run {ACCEPTED}" in read(PAGE)
     jobs = yaml.safe_load(files(PAGE, "yaml")[".gitlab-ci.yml"])
     assert jobs.pop("stages") == [jobs["gpu-memory"]["stage"], jobs["gpu-memory-report"]["stage"]]
     keys = {"stage", "image", "parallel", "script", "artifacts", "when"}
@@ -149,6 +153,7 @@ def test_the_jobs_of_gitlab_make_one_report(place):
     assert all((place.folder / path).exists() for path in report["artifacts"]["paths"])
     saved = read_report(place.folder / "gpumem.json")
     assert [origin.shard.index for origin in saved.report.origins] == [1, 2]
+    assert f"{ACCEPTED.strip('`')}\n" in (place.folder / "gpumem.md").read_text()
 
 
 SRUN = """#!/bin/bash
