@@ -21,7 +21,12 @@ from pytest_gpumem.plugin.pytest_item import (
     watch_uses,
 )
 from pytest_gpumem.plugin.suites.defaults import defaults_of
-from pytest_gpumem.plugin.suites.hidden_skips import HIDDEN, hidden_skip, skip_reason
+from pytest_gpumem.plugin.suites.hidden_skips import (
+    HIDDEN,
+    hidden_skip,
+    skip_decorated,
+    skip_reason,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -498,7 +503,7 @@ class ItemHooks:
             report.__dict__[OF_MARKED] = True
         own_error = self._show_own_error(item, call, report)
         results = item.stash.get(RESULTS, None)
-        if report.skipped and report.when == "setup" and is_marked(item):
+        if report.skipped and is_marked(item) and (report.when == "setup" or skip_decorated(item)):
             skip = hidden_skip(self.config, item.path, skip_reason(report.longrepr))
             if skip is not None:
                 report.__dict__[HIDDEN] = list(skip)  # execnet sends no other tuples

@@ -33,6 +33,12 @@ class TestCase(unittest.TestCase):
         step()
 
 @pytest.mark.gpu_memory
+class TestOther(unittest.TestCase):
+    @unittest.skipUnless(HAS_GPU, "test requires CUDA")
+    def test_decorated(self):
+        step()
+
+@pytest.mark.gpu_memory
 def test_device():
     step()
 
@@ -46,7 +52,10 @@ def test_after():
     if HAS_GPU:
         assert torch.cuda.get_device_properties(0).total_memory > 70 * 2**30
 """
-FIGURES = dict.fromkeys(["test_condition", "TestCase::test_method", "test_device"], (100, 100))
+FIGURES = dict.fromkeys(
+    ["test_condition", "TestCase::test_method", "TestOther::test_decorated", "test_device"],
+    (100, 100),
+)
 SEEN = "gpumem: all code of this session sees it; unmarked tests read zeros"
 
 
@@ -58,7 +67,7 @@ def hidden_again():
 
 def test_a_library_s_suite_runs_as_it_stands_where_the_session_sees_the_gpu(suite):
     session = suite.run("--gpumem-visible=session", "-v", source=LIBRARY_SUITE)
-    assert session.outcomes == {"passed": 6}
+    assert session.outcomes == {"passed": 7}
     assert session.figures() == {**FIGURES, "test_card": (100, 100)}
     assert SEEN in session.flat
     suite.write("pytest.ini", "[pytest]\ngpumem_visible = session:2")
@@ -86,7 +95,7 @@ def test_the_default_says_which_tests_a_hidden_gpu_has_skipped(suite):
     session = suite.run("--gpumem-markdown=report.md", source=LIBRARY_SUITE)
     asked = "looked for GPUs during its import, when no GPU was visible; --gpumem-visible=session"
     assert (
-        f"gpumem: 2 marked tests were skipped (test requires CUDA): test_it.py:8 {asked}"
+        f"gpumem: 3 marked tests were skipped (test requires CUDA): test_it.py:8 {asked}"
         in session.flat
     )
     whole = f"gpumem: 1 file of marked tests was skipped (no GPU): test_whole.py:6 {asked}"
@@ -98,12 +107,12 @@ def test_the_default_says_which_tests_a_hidden_gpu_has_skipped(suite):
     assert SEEN not in session.flat
     workers = suite.run_warm("-n2", source=LIBRARY_SUITE)
     assert (
-        f"gpumem: 2 marked tests were skipped (test requires CUDA): test_it.py:8 {asked}"
+        f"gpumem: 3 marked tests were skipped (test requires CUDA): test_it.py:8 {asked}"
         in workers.flat
     )
     assert whole in workers.flat
     shown = suite.run_warm("-n1", "--gpumem-visible=session")
-    assert shown.outcomes == {"passed": 7, "skipped": 1}
+    assert shown.outcomes == {"passed": 8, "skipped": 1}
     assert "when no GPU was visible" not in shown.flat
 
 
@@ -136,7 +145,7 @@ def test_a_conftest_file_s_virtual_gpu_has_the_same_figures(suite):
     suite.write("conftest.py", "import pytest_gpumem\n\npytest_gpumem.use_virtual_gpu('L4')\n")
     source = LIBRARY_SUITE.replace("> 70", "< 24")
     session = suite.run_apart("-v", source=source)
-    assert session.outcomes == {"passed": 6}
+    assert session.outcomes == {"passed": 7}
     assert session.figures() == {**FIGURES, "test_card": (100, 100)}
     assert "gpumem: virtual GPU L4" in session.out
     session = suite.run_warm("--gpumem-card=A100-80GB", "-k", "test_device")

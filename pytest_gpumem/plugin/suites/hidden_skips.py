@@ -70,6 +70,12 @@ def skip_reason(longrepr: object) -> str:
     return str(message).removeprefix("Skipped: ")
 
 
+def skip_decorated(item: pytest.Item) -> bool:
+    """Return whether unittest's decorators skip a test: it does so itself, in the call."""
+    owners = (getattr(item, "obj", None), getattr(item, "cls", None))
+    return any(getattr(owner, "__unittest_skip__", False) for owner in owners)
+
+
 def hidden_skip_lines(skips: Iterable[HiddenSkip]) -> Iterator[str]:
     """Yield a sentence for each reason of such skips."""
     groups: dict[tuple[bool, str], list[HiddenSkip]] = {}
