@@ -147,6 +147,8 @@ def test_recording_changes_no_figure(torch):
     assert peaks(record=True) == peaks(record=False)
 
 
+# As it is reset, Dynamo of torch 2.13 fails in weak references to what earlier tests compiled.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_recording_breaks_no_graph_of_torch_compile(torch):
     def peaks(*, record):
         torch._dynamo.reset()

@@ -22,7 +22,10 @@ LEFT = (
 
 @pytest.fixture
 def meter():
+    import torch
+
     with opened(CARD_80GIB) as device:
+        torch.cuda.reset_peak_memory_stats()  # of earlier tests; the meter leaves it to the step
         meter = Meter(device, device.open(CARD_80GIB, 1), 1)
         meter.start()
         yield meter

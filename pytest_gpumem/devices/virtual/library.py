@@ -300,6 +300,8 @@ class NativeLibrary:
         self.count_operators: Callable[[int], None]
         self.count_operators = self._function("count_operators", None, ctypes.c_int)
         """counts operators that begin to run (1), or have ended (-1), by themselves"""
+        self.in_operator: Callable[[], bool] = self._function("in_operator", ctypes.c_bool)
+        """returns whether this thread runs an operator whose inner ones are not seen"""
         # These take an address of device memory, and how many bytes there.
         at = (ctypes.c_void_p, word)
         self.open_for_writing: Callable[[int, int], bool]

@@ -25,44 +25,20 @@ COMPILES: Final = "fx_codegen_and_compile"
 """the function of that module that compiles a graph; its result is what Inductor's caches keep"""
 LOADS: Final = "_compile_fx_inner"
 """the function that takes from a cache what it can, and has the rest compiled"""
-ALL: Final = "compile_fx"
-"""the function that prepares graphs as well"""
 INTERCEPTION: Final = "pytest_gpumem.devices.virtual.values.interception"
 """our module that knows whether values are computed; imported once any are"""
 
 
 def keep_graphs(module: ModuleType) -> None:
     """Have each graph kept with its code; ``module`` is COMPILER, just imported."""
-    for name, wrap in (
-        (COMPILES, _keeping_compiled),
-        (LOADS, _keeping_loaded),
-        (LOADS, _writing_nothing),
-        (ALL, _writing_nothing),
-    ):
-        replace(module, name, wrap)
+    replace(module, COMPILES, _keeping_compiled)
+    replace(module, LOADS, _keeping_loaded)
 
 
 def current_mode() -> Any:  # noqa: ANN401 - a ValueMode, or None
     """Return what computes values; None: nothing does."""
     interception = sys.modules.get(INTERCEPTION)
     return interception.Interception.mode if interception is not None else None
-
-
-def _writing_nothing(compiles: Any) -> Any:  # noqa: ANN401 - a function of PyTorch's
-    """Keep values known: kernels that Inductor times as it compiles write to its own memory."""
-
-    def compile_graph(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - PyTorch's
-        __tracebackhide__ = True
-        mode = current_mode()
-        if mode is None:
-            return compiles(*args, **options)
-        mode.count(1)
-        try:
-            return compiles(*args, **options)
-        finally:
-            mode.count(-1)
-
-    return compile_graph
 
 
 def _keeping_compiled(compiles: Any) -> Any:  # noqa: ANN401 - a function of PyTorch's

@@ -1,5 +1,7 @@
 """Triton kernels that a program launches itself: they write where their arguments lie.
 
+Kernels that an operator launches (PyTorch's own, in torch._native) write what the operator writes.
+
 The virtual GPU does not see where any other kernel writes that is none of PyTorch's: all values are
 unknown after it.
 """
@@ -30,7 +32,7 @@ def _telling(run: Any) -> Any:  # noqa: ANN401 - a method of Triton's
     def told(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - Triton's, passed on
         __tracebackhide__ = True
         mode = current_mode()
-        if mode is None or kwargs.get("warmup"):
+        if mode is None or kwargs.get("warmup") or mode.in_operator():  # which tells what it writes
             return run(self, *args, **kwargs)
         tensors = [*_tensors_in([*args, *kwargs.values()])]
         if any(_is_address(mode, tensor) for tensor in tensors):

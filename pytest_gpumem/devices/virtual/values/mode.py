@@ -131,6 +131,7 @@ class ValueMode:
         functions = Interception.prepared(library)
         self._forget_ranges, self._known_bytes = functions.forget_ranges, functions.known_bytes
         self.count, self.forget = library.count_operators, library.forget
+        self.in_operator = library.in_operator
         self.sizes_told = False
         """whether the operator that runs asks for no size but those of masks, which are queued"""
         self.running_here = RunningHere()

@@ -77,6 +77,9 @@ def cache(tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("inductor")
     code = """
+    import torch._functorch.config
+
+    torch._functorch.config.enable_autograd_cache = True  # PyTorch 2.6 has it disabled
     expected = train("cpu", False)
     answers = []
     for scope in ("off", "auto", "full"):
@@ -176,7 +179,8 @@ def test_a_compiled_router_routes_as_an_eager_one(tmp_path):
     run("auto", route, "cuda", False)  # PyTorch before 2.15 keeps cuBLAS' workspaces
     eager = run("auto", route, "cuda", False)
     answers += [eager["peak"]]
-    for captures in (False, True):
+    # Inductor of 2.6 compiles no such graph right: on the CPU the kernels read out of bounds.
+    for captures in (False, torch.__version__ >= "2.7"):
         torch._dynamo.config.capture_dynamic_output_shape_ops = captures
         torch.compiler.reset()
         run("auto", route, "cuda", True)
@@ -314,6 +318,33 @@ def test_what_cannot_be_computed_is_named_and_leaves_other_values_known(tmp_path
     ] * 4
     named = [answer["notes"][1].rpartition(": ")[2] for answer in answers[:3]]
     assert named == ["cond", "the Triton kernel add_one", "flex_attention"]
+
+
+def test_a_kernel_that_an_operator_launches_writes_what_the_operator_writes(tmp_path):
+    """What it reads stays known. So PyTorch's own bmm of columns and rows (torch._native)."""
+    code = """
+    @torch.library.custom_op("gpumem_test::plus_one", mutates_args=())
+    def plus_one(x: torch.Tensor) -> torch.Tensor:
+        return launched(x)
+
+
+    def step():
+        x = torch.arange(8.0, device="cuda")
+        result = plus_one(x)
+        products = torch.bmm(x.view(2, 4, 1), x.view(2, 1, 4))
+        bool(result.sum() > 3)
+        return x.sum().item(), products.sum().item()
+
+
+    tell(run("auto", step))
+    """
+    path = tmp_path / "program.py"  # Triton reads a kernel's source
+    path.write_text(HEAD + UNKNOWN + dedent(code))
+    answer = json.loads(
+        child(f"import runpy; runpy.run_path({str(path)!r})", **folders(tmp_path / "cache"))
+    )
+    assert answer["result"] == [28.0, 6.0**2 + 22.0**2]
+    assert answer["notes"][0].startswith("1 value was assumed")
 
 
 def test_a_large_step_is_not_computed(tmp_path):

@@ -233,6 +233,7 @@ bool gm_could_know(const void *address); /* or deferred */
 bool gm_open_for_writing(void *address, uint64_t size);         /* false: too much; the bytes are unknown then */
 void gm_forget(const void *address, uint64_t size);             /* unknown bytes are written there */
 void gm_count_operators(int change);                            /* of PyTorch's: Python says what they write */
+int gm_operators_here(void);                                    /* so counted, of this thread */
 void gm_forget_all(void);  /* kernels ran: unknown bytes are written somewhere */
 void gm_on_work(void (*function)(void *stream)); /* to be called where they do, with their stream */
 void gm_work_next_on(void *stream);              /* this thread's next kernels run there */

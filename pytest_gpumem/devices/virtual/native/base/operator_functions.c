@@ -370,6 +370,9 @@ GM_API void gpumem_short_ways(int on) { is_on = on; }
 /* Counts operators of this thread's that run with those inside of them seen: none of these takes the short way. */
 GM_API void gpumem_count_opened(int change) { opened += change; }
 
+/* Whether this thread runs an operator that is seen as a whole: what its own kernels write is told by the operator. */
+GM_API int gpumem_in_operator(void) { return gm_operators_here() > opened; }
+
 /* The arguments, positional and by name, of the operator that runs on this thread on the short way; None: none does. */
 GM_API object gpumem_running(object module, object no_argument) {
     (void)module, (void)no_argument;

@@ -51,6 +51,7 @@ static atomic_bool computing; /* Python computes values, and says what an operat
 /* Operators of PyTorch's that run now; Python counts them. Kernels beside them (Triton's, an extension's, a graph's) write
  * what nobody says. */
 static atomic_int running_operators;
+static _Thread_local int operators_here; /* of those that run, of this thread */
 
 static uintptr_t page_of(uintptr_t address) { return address & ~(PAGE - 1); }
 static uintptr_t page_end(uintptr_t address) { return (address + PAGE - 1) & ~(PAGE - 1); }
@@ -261,7 +262,12 @@ void gm_values_trim(void) {
     pthread_mutex_unlock(&lock);
 }
 
-void gm_count_operators(int change) { atomic_fetch_add_explicit(&running_operators, change, memory_order_relaxed); }
+void gm_count_operators(int change) {
+    operators_here += change;
+    atomic_fetch_add_explicit(&running_operators, change, memory_order_relaxed);
+}
+
+int gm_operators_here(void) { return operators_here; }
 
 void gm_forget(const void *address, uint64_t size) {
     uintptr_t start = (uintptr_t)address, end = start + size;
