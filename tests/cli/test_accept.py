@@ -155,6 +155,47 @@ def test_files_of_a_real_gpu_are_those_of_its_update_too(suite, gpumem):
     assert {name.partition("/")[0] for name in moved} == {"cuda-NVIDIA-H100-80GB-HBM3"}
 
 
+SEARCHES = """
+@pytest.mark.gpu_memory
+def test_largest(gpu_memory):
+    mib(1)
+    gpu_memory.largest(lambda n: mib(SIZE * n), start=1)
+
+@pytest.mark.gpu_memory(batch_sizes=(2, 8))
+def test_sizes(gpu_memory):
+    mib(SIZE * gpu_memory.batch_size)
+
+@pytest.mark.gpu_memory(max_leak_mib=1)
+def test_steady():
+    mib(SIZE)
+
+@pytest.mark.gpu_memory(baseline=False)
+def test_without(): mib(SIZE)
+"""
+
+
+@pytest.mark.parametrize("strict", [(), ("--gpumem-provenance=fail",)])
+def test_searches_slopes_and_a_new_toolchain_are_written_as_by_the_update(suite, gpumem, strict):
+    """With --gpumem-provenance=fail also a baseline of which only the toolchain changed."""
+    git("init", "-q", "-b", "main")
+    suite.write(".gitignore", "r.json\n__pycache__\n")
+    suite.write("test_it.py", SEARCHES.replace("SIZE", "1024"))
+    suite.write("test_same.py", "@pytest.mark.gpu_memory\ndef test_same(): mib(7)\n")
+    suite.run(UPDATE)
+    for path in suite.path.glob("baselines/*/*.json"):
+        path.write_text(path.read_text().replace('"torch": "2.', '"torch": "1.'))
+    commit("one")
+    suite.write("test_it.py", SEARCHES.replace("SIZE", "1500"))
+    commit("two")
+    suite.run(REPORT, *strict)
+    new = updated(suite, *strict)
+    before = suite.baselines()
+    changed = {name for name in new if new[name] != before[name]}
+    assert changed == {f"virtual-H100/test_{it}.json" for it in ("it", *("same",) * len(strict))}
+    assert gpumem("accept", "r.json", "--yes")[::2] == (0, "")
+    assert suite.baselines() == new
+
+
 def test_named_tests_are_accepted_alone(grown, gpumem):
     named = updated(grown, "test_it.py::test_grows")
     assert gpumem("accept", "r.json", "--yes", "-k", "it.py and grows")[0] == 0
