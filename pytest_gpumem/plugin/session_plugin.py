@@ -266,7 +266,8 @@ class GpuMemPlugin:
                 worker_commits.answer(self.config)
             return
         others = worker_commits.differing(self.config, self._commits)
-        self.results.problems.extend(worker_commits.sentences(others))
+        if others:  # the problems of results are known once their texts are read
+            self.results.problems.extend(worker_commits.sentences(others))
         complete = not (others and self.settings.update_baselines)
         if self._ranks is not None:
             shrinkage_fails = self.settings.shrinkage == "fail"
