@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pytest_gpumem.sizes import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pytest_gpumem.attribution.recording import Span, Tag
 
@@ -99,7 +99,7 @@ class Replay:
         held = 0
         waiting = iter(tags)
         tag = next(waiting, None)
-        for index, event in enumerate(events):
+        for index, event in enumerate(_without_repeated_snapshots(events)):
             time, action = event["time_us"], event["action"]
             address = event.get("addr", 0)  # running out of memory has none
             while tag is not None and tag.time < time:
@@ -195,6 +195,15 @@ class Replay:
             (tag.category, tag.name) != (earlier.category, earlier.name) for earlier in block.tags
         ):
             block.tags += (tag,)
+
+
+def _without_repeated_snapshots(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the events: as many snapshots are taken before a step as its process is new."""
+    before = None
+    for event in events:
+        if event["action"] != "snapshot" or before != "snapshot":
+            yield event
+        before = event["action"]
 
 
 def rounded_size(size: int, divisions: Sequence[int]) -> int:

@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -237,8 +238,7 @@ def test_a_name_that_no_test_has_is_an_error(grown, gpumem):
         (b"n\n", 1, "[y/N] n\ngpumem: nothing was written; --yes writes the baselines"),
         (b"\n", 1, "gpumem: nothing was written; --yes writes the baselines"),
         (b"\x04", 1, "[y/N] \ngpumem: nothing was written; --yes writes the baselines"),
-        # The newline ends a wait that began after the signal had come.
-        (b"\x03\n", 130, "[y/N] ^C"),
+        (b"\x03", 130, "[y/N] ^C"),
     ],
 )
 def test_in_a_terminal_the_command_asks(recorded, typed, status, told):
@@ -248,11 +248,15 @@ def test_in_a_terminal_the_command_asks(recorded, typed, status, told):
     if not process:
         os.execv(command[0], command)
     seen = b""
+    # A newline ends a wait that began after the signal had come.
+    newline = threading.Timer(20, os.write, (screen, b"\n"))
     with suppress(OSError):  # Linux: the terminal's other end is closed
         while data := os.read(screen, 1 << 16):
             seen += data
             if seen.endswith(b"[y/N] "):
                 os.write(screen, typed)
+                newline.start()
+    newline.cancel()
     os.close(screen)
     ended = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     text = seen.decode().replace("\r", "")
@@ -468,6 +472,15 @@ def test_a_device_without_baselines_is_refused_unless_it_is_named(recorded, gpum
     )
     assert gpumem("accept", "r.json", "--yes", "--device=virtual-H100")[0] == 0
     assert len(recorded.baselines()) == 2
+
+
+def test_figures_of_another_card_than_the_marker_s_are_refused(recorded, gpumem):
+    rewritten(
+        lambda report: replace(
+            report, results=tuple(replace(result, card="T4") for result in report.results)
+        )
+    )
+    assert "is not accepted: it declares card='T4'" in refused(gpumem, recorded)
 
 
 @pytest.mark.parametrize(

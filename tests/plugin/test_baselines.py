@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import signal
 
 import pytest
@@ -384,3 +385,29 @@ def test_a_session_that_writes_nothing_leaves_sigterm_alone(suite):
     suite.write("conftest.py", CONTROLLER)
     session = suite.run_warm("-n0", source=TERMINATED)
     assert session.ret == -signal.SIGTERM
+
+
+def test_a_baseline_has_the_same_bytes_alone_and_after_other_tests(suite):
+    suite.write(
+        "test_it.py",
+        """
+        @pytest.fixture(scope="session", autouse=True)
+        def prepared(): pass  # its memory is looked at
+
+        @pytest.mark.gpu_memory
+        def test_first(): mib(3)
+
+        @pytest.mark.gpu_memory
+        def test_second():
+            held = mib(5)
+            torch.nn.Linear(100, 100).cuda()
+        """,
+    )
+    update = "--gpumem-update-baselines"
+    suite.run_warm(update)
+    (together,) = suite.baselines().values()
+    shutil.rmtree(suite.path / "baselines")
+    suite.run_warm(update, "-k", "second")
+    (alone,) = suite.baselines().values()
+    entries = [json.loads(content)["tests"]["test_second"] for content in (together, alone)]
+    assert entries[0] == entries[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import sys
 
@@ -9,7 +10,9 @@ import pytest
 
 PLUGIN = "pytest_gpumem.plugin" if "pytest_gpumem.plugin" in sys.argv else "gpumem"
 UPDATE = "--gpumem-update-baselines"
-ASYNCIO = "asyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\n"
+ASYNCIO = "asyncio_mode = auto\n"
+if importlib.metadata.version("pytest-asyncio") >= "0.24":  # which warns where this is not set
+    ASYNCIO += "asyncio_default_fixture_loop_scope = function\n"
 
 STEPS = """
 @pytest.mark.gpu_memory

@@ -67,7 +67,7 @@ def test_each_worker_compares_with_the_baselines_of_its_own_checkout(suite):
     """As on two machines, one of which has checked out a commit with other baselines."""
     suite.write("pytest.ini", "[pytest]")
     assert suite.run_warm(UPDATE, source=THREE).ret == 0
-    other = suite.path.parent / "other"
+    other = suite.path.with_name(f"{suite.path.name}-other")
     shutil.copytree(suite.path, other)
     (path,) = other.glob("**/virtual-H100/test_it.json")
     path.write_text(path.read_text().replace(f"{22 * MIB}", f"{11 * MIB}"))
@@ -89,7 +89,7 @@ def test_a_worker_with_another_commit_is_told_and_records_nothing(suite, gpumem)
     suite.write(".gitignore", "*.json\npytest/\n_pytest/\n")
     git("init", "-q", "-b", "main")
     commit("one")
-    other = suite.path.parent / "other"
+    other = suite.path.with_name(f"{suite.path.name}-other")
     git("clone", "-q", str(suite.path), str(other))
     suite.write("model.py", "WIDTH = 2\n")
     commit("two")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -12,6 +13,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
+from helpers.git import commit, git
 from helpers.paths import ROOT
 from helpers.warm import HANGS, warm_python
 
@@ -126,6 +128,20 @@ def test_one_report_and_one_baseline_of_the_fullest_rank(torchrun, suite):
     )
     accepted = torchrun(*command.split(), GROWN="50")
     assert "gpumem: baselines: 1 changed" in accepted.first
+
+
+def test_a_report_of_ranks_is_accepted_as_their_update_writes(torchrun, suite, gpumem):
+    git("init", "-q")
+    suite.write(".gitignore", "r.json\n")
+    suite.write("test_it.py", SOURCE)
+    commit("one")
+    torchrun("-p", "no:randomly", "--gpumem-json=r.json")
+    assert gpumem("accept", "r.json", "--yes")[0] == 0
+    accepted = suite.baselines()
+    shutil.rmtree(suite.path / "baselines")
+    torchrun("-p", "no:randomly", "--gpumem-update-baselines")
+    assert suite.baselines() == accepted
+    assert len(accepted) == 1
 
 
 def test_a_rank_that_ends_without_results_is_named_and_nothing_is_written(torchrun, suite):
