@@ -280,8 +280,10 @@ def _intercept(traits: Traits, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
     if collects:
         disable()
     try:
-        if not TYPES_OF_NUMBERS.keys().isdisjoint(map(type, args)):
-            args = _tensors_of_numbers(traits.only_tensors, args)
+        for place in traits.only_tensors:
+            if place < len(args) and type(args[place]) in TYPES_OF_NUMBERS:
+                args = _tensors_of_numbers(traits.only_tensors, args)
+                break
         with _Without(KEYS):
             return _run(mode, OperatorCall(traits, args, kwargs))
     except BaseException as error:
