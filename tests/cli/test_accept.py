@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import threading
@@ -246,6 +247,7 @@ def test_in_a_terminal_the_command_asks(recorded, typed, status, told):
     command = [sys.executable, "-m", "pytest_gpumem", "accept", "r.json"]
     process, screen = pty.fork()
     if not process:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores it
         os.execv(command[0], command)
     seen = b""
     # A newline ends a wait that began after the signal had come.
