@@ -103,6 +103,8 @@ class GpuMemPlugin:
         self._worker = hasattr(config, "workerinput")
         self._commits: dict[str, str] = {}
         """of pytest-xdist's workers on other machines"""
+        self._other_commits: dict[str, str] = {}
+        """those of them that differ from this checkout's, once the session has ended"""
         folder = settings.baseline_dir
         self._has_baselines = folder.is_dir() and any(path.is_dir() for path in folder.iterdir())
         self._listing = any(map(config.getoption, LISTINGS))
@@ -265,7 +267,7 @@ class GpuMemPlugin:
             if CHOICE in self.config.stash:  # a marked test ran
                 worker_commits.answer(self.config)
             return
-        others = worker_commits.differing(self.config, self._commits)
+        others = self._other_commits = worker_commits.differing(self.config, self._commits)
         if others:  # the problems of results are known once their texts are read
             self.results.problems.extend(worker_commits.sentences(others))
         complete = not (others and self.settings.update_baselines)
@@ -302,8 +304,8 @@ class GpuMemPlugin:
         shard = shard_of(lambda name: self.config.getoption(name, default=None))
         origin = origin_of(Path(self.config.rootpath), self.settings, shard)
         unfinished = ENDS.get(session.exitstatus, "")
-        others = worker_commits.differing(self.config, self._commits)
-        origin = replace(origin, other_commits=tuple(dict.fromkeys(others.values())))
+        commits = tuple(dict.fromkeys(self._other_commits.values()))
+        origin = replace(origin, other_commits=commits)
         collecting = self.config.pluginmanager.get_plugin(stale_hooks.NAME)
         if isinstance(collecting, stale_hooks.StaleHooks):
             origin = replace(origin, **collecting.known())

@@ -280,7 +280,7 @@ def _intercept(traits: Traits, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
     if collects:
         disable()
     try:
-        for place in traits.only_tensors:
+        for place in traits.only_tensors:  # makes nothing: what is made here the collector counts
             if place < len(args) and type(args[place]) in TYPES_OF_NUMBERS:
                 args = _tensors_of_numbers(traits.only_tensors, args)
                 break
