@@ -7,7 +7,7 @@ from helpers.paths import ROOT
 
 MAX_WORDS = 25
 MAX_WORDS_ELSEWHERE = 30
-PAGES = ("README.md", "docs/tutorial/gate-in-ci.md")
+PAGES = ("README.md", "CHANGELOG.md", "docs/tutorial/gate-in-ci.md")
 OTHER_PAGES = sorted(
     str(path.relative_to(ROOT))
     for path in (ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
@@ -20,6 +20,7 @@ def sentences(text):
     """The sentences of a page in Markdown, without code, tables, headings and pictures."""
     text = re.sub(r"```.*?```", "\n\n", text, flags=re.DOTALL)
     text = re.sub(r"^(#|\||:::|\[!\[|!\[).*$", "\n", text, flags=re.MULTILINE)
+    text = re.sub(r"^\s*- ", "\n\n", text, flags=re.MULTILINE)
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
     for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text):
         yield from re.split(r"(?<=[.!?:])[\s*]+(?=[A-Z`*\"\d])", " ".join(paragraph.split()))
