@@ -46,6 +46,15 @@ def step(n):
 GPUMEM = "import sys; from pytest_gpumem.cli.main import main; sys.exit(main())"
 
 
+SLOW = f"""
+import itertools, types
+import pytest_gpumem.fit.prober as prober
+prober.time = types.SimpleNamespace(monotonic=itertools.count(0, 60).__next__)
+{GPUMEM}
+"""
+"""a command whose clock goes on by a minute with each look"""
+
+
 @pytest.fixture
 def fit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -162,6 +171,13 @@ def test_a_step_that_does_what_the_virtual_gpu_cannot_is_no_answer(fit, tmp_path
     assert (status, out) == (2, "")
     assert "steps:step: the virtual GPU does not support cuGreenCtxCreate" in err
     assert err.endswith("run it on a real GPU (--device=cuda)\n")
+
+
+def test_a_long_search_shows_its_probes_on_the_error_stream(fit):
+    done = run_python(SLOW, "fit", "steps:step", "--card=T4", warm=True)
+    assert done.returncode == 0
+    assert "gpumem: T4: probe 1: 1 fits, 512.00 MiB of 14.44 GiB reserved\n" in done.stderr
+    assert "probe 1" not in done.stdout
 
 
 def test_an_interrupted_search_says_what_it_knows_and_ends_as_shells_have_it(fit, tmp_path):

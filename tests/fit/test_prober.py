@@ -3,6 +3,7 @@
 import itertools
 import re
 import threading
+from types import SimpleNamespace
 
 import pytest
 from helpers.busy_backward import busy_backward
@@ -194,6 +195,31 @@ def test_who_waits_is_told_of_every_probe(meter, tmp_path):
     lines.clear()
     Prober(meter, tmp_path, lines.append, patience=3600).largest(linear)
     assert lines == []
+
+
+def steep(value):
+    """Memory that grows with the square, so that the line through two probes misses."""
+    tensors = [tensor(value * value), tensor(1 + value % 7)]
+    assert tensors
+
+
+def test_a_line_tells_how_many_probes_are_left_and_how_long_they_take(meter, tmp_path, monkeypatch):
+    meter.cap(4000 * MIB)
+    minutes = SimpleNamespace(monotonic=itertools.count(0, 60).__next__)
+    monkeypatch.setattr("pytest_gpumem.fit.prober.time", minutes)
+    lines = []
+    assert Prober(meter, tmp_path, lines.append).largest(steep).value == 63
+    assert lines[:3] == [
+        "probe 1: 1 fits, 22.00 MiB of 4000.00 MiB reserved",
+        "probe 2: 64 does not fit: 4096.00 MiB more requested; about 6 more, 6 min",
+        "probe 3: 8 fits, 84.00 MiB of 4000.00 MiB reserved; about 6 more, 6 min",
+    ]
+
+
+def test_a_long_scaling_shows_a_line_for_each_size(meter, tmp_path):
+    lines = []
+    Prober(meter, tmp_path, lines.append, patience=-1).scaling(linear, [2, 4])
+    assert [line.partition(",")[0] for line in lines] == ["2 fits", "4 fits"]
 
 
 def test_an_interrupted_search_says_what_it_knows(prober, meter):
