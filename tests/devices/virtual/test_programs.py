@@ -185,7 +185,7 @@ def test_process(context, target, said):
 
 
 DDP = """
-import torch.distributed as dist, torch.multiprocessing as mp
+import os, torch.distributed as dist, torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 def train(rank, port):
@@ -206,8 +206,9 @@ def train(rank, port):
         gathered = [None, None]
         dist.all_gather_object(gathered, f"rank {rank}", group=group)
         assert gathered == ["rank 0", "rank 1"]
-    print("rank", rank, "of", dist.get_world_size(), torch.cuda.get_device_name(), flush=True)
-    print("reserved", rank, torch.cuda.max_memory_reserved() >> 20, flush=True)
+    told = f"rank {rank} of {dist.get_world_size()} {torch.cuda.get_device_name()}\\n"
+    told += f"reserved {rank} {torch.cuda.max_memory_reserved() >> 20}\\n"
+    os.write(1, told.encode())  # one write: the ranks print at the same time
     dist.destroy_process_group()
 
 @pytest.mark.gpu_memory(card="T4", devices=2)
