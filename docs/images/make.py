@@ -43,11 +43,13 @@ COLUMNS = {"failure": 80, "failure-160": 160}
 CODES = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def run_pytest(folder: Path, *options: str, **environment: str) -> str:
+def run_pytest(folder: Path, *options: str, checkout: Path = ROOT, **environment: str) -> str:
     """Return what a session of pytest prints in a terminal, on the virtual GPU, with colours.
 
-    It is the pytest of this environment, started as a user types it: reports repeat that word.
+    The pytest of this environment runs, started as a user types it: reports repeat that word. It
+    loads the plugin of ``checkout``, a folder with a built repository.
     """
+    environment = {"PYTHONPATH": str(checkout), **environment}
     inherited = {name: value for name, value in os.environ.items() if name != "CI"}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     own, terminal = os.openpty()
@@ -69,11 +71,19 @@ def run_pytest(folder: Path, *options: str, **environment: str) -> str:
     return b"".join(parts).decode().replace("\r\n", "\n")
 
 
-def draw_page(browser: Browser, folder: Path, pictures: Path) -> None:
-    """Draw the top of the HTML page of a suite, of which one test regressed."""
+def draw_page(
+    browser: Browser, folder: Path, pictures: Path, checkout: Path = ROOT
+) -> dict[str, int]:
+    """Draw the top of the HTML page of a suite, of which one test regressed.
+
+    Returns:
+        The height of the whole page in pixels, for each picture.
+    """
+    heights = {}
     shutil.copytree(HERE / "suite", folder)
-    run_pytest(folder, "--gpumem-card=T4", "--gpumem-update-baselines")
-    run_pytest(folder, "--gpumem-card=T4", "--gpumem-html=page.html", GROWN="1")
+    run_pytest(folder, "--gpumem-card=T4", "--gpumem-update-baselines", checkout=checkout)
+    page = ("--gpumem-card=T4", "--gpumem-html=page.html")
+    run_pytest(folder, *page, checkout=checkout, GROWN="1")
     for name, width in WIDTHS.items():
         size = {"width": width, "height": 900}
         browser_page = browser.new_page(device_scale_factor=1.5, viewport=size)
@@ -84,19 +94,28 @@ def draw_page(browser: Browser, folder: Path, pictures: Path) -> None:
         clip = {"x": 0, "y": 0, "width": width, "height": end}
         browser_page.screenshot(path=pictures / f"{name}.png", full_page=True, clip=clip)
         shrink(pictures / f"{name}.png")
+        heights[name] = browser_page.evaluate("document.documentElement.scrollHeight")
+    return heights
 
 
-def draw_failure(browser: Browser, folder: Path, pictures: Path) -> None:
-    """Draw what the README's commands print of its test when its layer is made wider."""
+def draw_failure(
+    browser: Browser, folder: Path, pictures: Path, checkout: Path = ROOT
+) -> dict[str, list[str]]:
+    """Draw what the README's commands print of its test when its layer is made wider.
+
+    Returns:
+        The lines of each picture.
+    """
+    drawn = {}
     folder.mkdir()
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     source = re.search(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)[1]
     test = folder / "test_step.py"
     test.write_text(source, encoding="utf-8")
-    run_pytest(folder, "--gpumem-update-baselines")
+    run_pytest(folder, "--gpumem-update-baselines", checkout=checkout)
     test.write_text(source.replace("4096", "16384"), encoding="utf-8")
     for name, width in COLUMNS.items():
-        lines = failure_lines(run_pytest(folder, COLUMNS=str(width)))
+        lines = failure_lines(run_pytest(folder, checkout=checkout, COLUMNS=str(width)))
         console = Console(record=True, width=width, file=StringIO())
         console.print(Text.from_ansi("\n".join(lines)), highlight=False)
         html = console.export_html(theme=SVG_EXPORT_THEME, inline_styles=True, code_format=TERMINAL)
@@ -105,7 +124,9 @@ def draw_failure(browser: Browser, folder: Path, pictures: Path) -> None:
         browser_page = browser.new_page(device_scale_factor=1.5, viewport=size)
         browser_page.set_content(html)
         browser_page.locator("pre").screenshot(path=pictures / f"{name}.png")
-        shrink(pictures / f"{name}.png", CODES.sub("", "\n".join(lines)))
+        drawn[name] = [CODES.sub("", line) for line in lines]
+        shrink(pictures / f"{name}.png", "\n".join(drawn[name]))
+    return drawn
 
 
 def failure_lines(output: str) -> list[str]:
