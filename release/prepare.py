@@ -58,6 +58,13 @@ EDITS = (
         "",
         is_first=True,
     ),
+    Edit(
+        "docs/tutorial/gate-in-ci.md",
+        r"No release is on PyPI yet: "
+        r"in place of `pytest-gpumem`, give pip the folder of a clone\.\n\n",
+        "",
+        is_first=True,
+    ),
 )
 
 

@@ -1,6 +1,7 @@
 """The README is a landing page, and true: its test runs, and says what is shown."""
 
 import re
+import sys
 
 import pytest
 from helpers.pages import DOCS, blocks, read, shows
@@ -9,6 +10,11 @@ from PIL import Image
 
 from pytest_gpumem.devices.cards import card_names
 from pytest_gpumem.plugin import session_plugin
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 README = read("README.md")
 REPOSITORY = "https://github.com/pytest-gpumem/pytest-gpumem"
@@ -94,11 +100,29 @@ def test_its_commands_for_contributors_are_there():
 
 def test_its_pictures_are_there_and_small():
     names = re.findall(rf"!\[[^]]+\]\({FILES}(\S+?)\)", README)
-    assert names == ["docs/images/page.png", "docs/images/failure.png"]
-    for name in names:
+    pictures = [name for name in names if "/badge-" not in name]
+    assert pictures == ["docs/images/page.png", "docs/images/failure.png"]
+    for name in pictures:
         assert (ROOT / name).stat().st_size < 250_000
         with Image.open(ROOT / name) as picture:
             assert picture.width > 600
+
+
+def test_its_badges_say_what_pyproject_says():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lowest = dict(re.match(r"([\w-]+)>=([\d.]+)", it).groups() for it in project["dependencies"])
+    expected = {
+        "Python": f"{project['requires-python'].removeprefix('>=')} or newer",
+        "torch": f"{lowest['torch']} or newer",
+        "pytest": f"{lowest['pytest']} or newer",
+        "licence": project["license"],
+    }
+    badges = re.findall(rf"!\[(\w+)\]\({FILES}(\S+/badge-\S+?)\)", README)
+    texts = {
+        name: re.search(r"<title>(.*)</title>", (ROOT / path).read_text(encoding="utf-8"))[1]
+        for name, path in badges
+    }
+    assert texts == {name: f"{name}: {value}" for name, value in expected.items()}
 
 
 def test_all_its_links_are_absolute():

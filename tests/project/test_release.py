@@ -50,6 +50,7 @@ def repository(tmp_path):
     root = tmp_path / "repository"
     root.mkdir()
     for name, text in FILES.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text, encoding="utf-8")
 
     def git(*arguments):
@@ -80,7 +81,8 @@ def test_a_release_is_built_from_its_own_commit_and_then_tagged(repository, inde
     assert git("rev-parse", "v0.2.0^{commit}") == git("rev-parse", "HEAD")
     assert git("status", "--porcelain") == ""
     assert git("worktree", "list").count("\n") == 0
-    assert "No release is on PyPI" not in (root / "README.md").read_text(encoding="utf-8")
+    for name in FILES:
+        assert "No release is on PyPI" not in (root / name).read_text(encoding="utf-8")
     assert f"git push --atomic origin main v0.2.0\n    python -m twine upload {dist}/*" in told
 
 
