@@ -13,6 +13,12 @@ def require(owner, name):
         pytest.skip(f"torch {torch.__version__} has no {getattr(owner, '__name__', owner)}.{name}")
 
 
+def require_kernel(operator, key):
+    """Skip the test where this torch has no kernel of an operator for a dispatch key."""
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(operator, key):
+        pytest.skip(f"torch {torch.__version__} has no kernel of {operator} for {key}")
+
+
 def require_release(major, minor, lacking):
     """Skip the test with an older torch, which has not or cannot do what ``lacking`` names."""
     if (major, minor) > RELEASE:

@@ -58,6 +58,7 @@ def mined():
 CASES = [*(partial(minimised, 256, search) for search in (None, "strong_wolfe")), scaled, mined]
 
 
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # LBFGS of torch 2.8
 @pytest.mark.parametrize("program", CASES)
 def test_a_small_program_decides_as_with_all_values(program):
     import torch

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 from helpers.paths import ROOT
-from helpers.torch_features import require
+from helpers.torch_features import require, require_kernel
 from helpers.virtual_gpu import opened
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -176,6 +176,7 @@ def scaled(rows):
 
 def grouped(device):
     require(torch, "_grouped_mm")
+    require_kernel("aten::_grouped_mm", "CPU")
     left = numbers(24, 16, dtype=torch.bfloat16).to(device)
     right = numbers(3, 16, 16, dtype=torch.bfloat16).to(device).transpose(-2, -1)
     return [torch._grouped_mm(left, right, torch.tensor([8, 16, 24], dtype=torch.int32).to(device))]

@@ -575,6 +575,29 @@ def test_a_kernel_that_only_waits_leaves_all_values_known():
     assert x.tolist() == [0, 1, 2, 3]
 
 
+@pytest.fixture
+def deterministic():
+    import torch
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("mode", "deterministic")
+@pytest.mark.parametrize("dtype", ["int64", "float16", "complex64", "bool"])
+def test_memory_that_pytorch_fills_as_it_takes_it_leaves_other_values_known(dtype):
+    """Its kernel is no operator's in torch.tensor, which leaves out Python's dispatch key."""
+    import torch
+
+    x = torch.arange(4, device="cuda")
+    y = torch.tensor([[1, 0], [1, 1]], dtype=getattr(torch, dtype), device="cuda")
+    z = y.new_tensor([1, 0, 1])
+    assert (x + 1).tolist() == [1, 2, 3, 4]
+    assert y.sum().item() == 3
+    assert z.sum().item() == 2
+
+
 @pytest.mark.usefixtures("mode")
 def test_a_computed_operator_takes_few_calls_of_python():
     """227 before each fact of a call was found once; the bound has room for newer torches."""

@@ -36,26 +36,45 @@ int gm_launch_status(gm_dim3 grid, gm_dim3 block, size_t shared) {
     return shared > gm_profile.shared_memory_per_block_optin ? GM_INVALID_VALUE : GM_SUCCESS;
 }
 
-/* The kernels of torch.cuda._sleep, and of a flush of the instruction cache, which write nothing; by the functions of the
- * host that launch them. */
-static const char *const idle_names[] = {"spin_kernel", "flush_icache_kernel"};
-enum { MAX_IDLE = 16 };
-static const void *_Atomic idle[MAX_IDLE];
+/* Functions of the host that launch kernels of some names. */
+typedef struct {
+    int size;
+    const void *_Atomic *hosts;
+} kernels;
 
-static void note_idle(const void *host, const char *name) {
-    for (size_t i = 0; i < sizeof idle_names / sizeof *idle_names; i++) {
-        if (!name || !strstr(name, idle_names[i])) continue;
-        for (int place = 0; place < MAX_IDLE; place++) {
+/* Those of torch.cuda._sleep, and of a flush of the instruction cache, which write nothing. */
+static const void *_Atomic idle_hosts[16];
+static const kernels idle = {sizeof idle_hosts / sizeof *idle_hosts, idle_hosts};
+
+/* PyTorch's fill, one for each type and layout (some 200 kernels). */
+static const void *_Atomic fill_hosts[1024];
+static const kernels fills = {sizeof fill_hosts / sizeof *fill_hosts, fill_hosts};
+
+static const struct {
+    const char *part; /* of a kernel's name */
+    const kernels *of;
+} named[] = {{"spin_kernel", &idle}, {"flush_icache_kernel", &idle}, {"NS0_11FillFunctorI", &fills}};
+
+static void note_kernel(const void *host, const char *name) {
+    for (size_t i = 0; i < sizeof named / sizeof *named; i++) {
+        if (!name || !strstr(name, named[i].part)) continue;
+        for (int place = 0; place < named[i].of->size; place++) {
             const void *none = NULL;
-            if (atomic_compare_exchange_strong(&idle[place], &none, host)) return;
+            if (atomic_compare_exchange_strong(&named[i].of->hosts[place], &none, host)) return;
         }
     }
 }
 
-static bool is_idle(const void *host) {
-    for (int i = 0; i < MAX_IDLE && idle[i]; i++)
-        if (idle[i] == host) return true;
+static bool is_among(const kernels *some, const void *host) {
+    for (int i = 0; i < some->size && some->hosts[i]; i++)
+        if (some->hosts[i] == host) return true;
     return false;
+}
+
+/* Whether a kernel writes no value that is known. Under torch.use_deterministic_algorithms, torch.tensor and its kin fill
+ * the memory that they have just taken; of all fills only these run outside of an operator that is seen. */
+static bool is_idle(const void *host) {
+    return is_among(&idle, host) || (!gm_operators_here() && is_among(&fills, host));
 }
 
 static int launched_idle(dim3 grid, dim3 block, size_t shared, void *on) {
@@ -169,7 +188,7 @@ GM_API void __cudaUnregisterFatBinary(void **handle) { (void)handle; }
 
 GM_API void __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name, int limit,
                                    void *tid, void *bid, void *block, void *grid, int *warp) {
-    note_idle(host, name);
+    note_kernel(host, name);
     (void)handle, (void)device, (void)limit;
     (void)tid, (void)bid, (void)block, (void)grid, (void)warp;
 }
