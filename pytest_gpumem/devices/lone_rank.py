@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.object_messages import refuse_objects
 from pytest_gpumem.devices.quirks import deepspeed
+from pytest_gpumem.devices.unwaited_collectives import unwaited_collectives_kept
 from pytest_gpumem.devices.virtual.environment import set_variable
 from pytest_gpumem.errors import DeviceError
 
@@ -76,14 +77,17 @@ def joined(rank: int, size: int, kind: DeviceKind) -> Iterator[None]:
     }
     if TORCH >= (2, 8):
         # From then on a thread frees the collectives' buffers every 100 ms, in which many steps
-        # are over here. With blocking waits PyTorch frees them at once. (With those torch 2.6
-        # counts each collective as pending, and waits forever before it captures a CUDA graph.)
+        # are over here. With blocking waits the collectives alone have them, which
+        # unwaited_collectives keeps. (With such waits torch 2.6 counts each collective as pending,
+        # and waits forever before it captures a CUDA graph.)
         environment["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     with ExitStack() as stack:
         for name, value in environment.items():
             set_variable(stack, name, value)
         if not real:
             stack.enter_context(_seeded(distributed.distributed_c10d))
+        if not real and TORCH >= (2, 8):
+            stack.enter_context(unwaited_collectives_kept())
         distributed.init_process_group(
             f"cpu:{FAKE},cuda:{FAKE if real else 'nccl'}",
             store=distributed.HashStore(),

@@ -52,6 +52,7 @@ static atomic_bool computing; /* Python computes values, and says what an operat
  * what nobody says. */
 static atomic_int running_operators;
 static _Thread_local int operators_here; /* of those that run, of this thread */
+static _Thread_local bool seen_here;     /* whether operators of this thread have been counted */
 
 static uintptr_t page_of(uintptr_t address) { return address & ~(PAGE - 1); }
 static uintptr_t page_end(uintptr_t address) { return (address + PAGE - 1) & ~(PAGE - 1); }
@@ -264,10 +265,15 @@ void gm_values_trim(void) {
 
 void gm_count_operators(int change) {
     operators_here += change;
+    seen_here = true;
     atomic_fetch_add_explicit(&running_operators, change, memory_order_relaxed);
 }
 
 int gm_operators_here(void) { return operators_here; }
+
+bool gm_between_operators(void) {
+    return seen_here && operators_here == 0 && atomic_load_explicit(&computing, memory_order_relaxed);
+}
 
 void gm_forget(const void *address, uint64_t size) {
     uintptr_t start = (uintptr_t)address, end = start + size;

@@ -78,6 +78,7 @@ static int set(void *address, int value, size_t size, bool later) {
 
 GM_API int cudaMemcpy(void *to, const void *from, size_t size, int kind) {
     (void)kind;
+    gm_count_wait();
     return gm_error(copy(to, from, size, false));
 }
 

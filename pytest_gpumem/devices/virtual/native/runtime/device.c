@@ -272,6 +272,7 @@ GM_API int cudaSetDeviceFlags(unsigned flags) {
 }
 
 GM_API int cudaDeviceSynchronize(void) {
+    gm_count_wait();
     if (gm_visible()) gm_use_device(gm_current_device());
     return GM_SUCCESS;
 }

@@ -7,6 +7,9 @@
 typedef gm_dim3 dim3;
 
 static atomic_ullong launches;
+static atomic_ullong waits; /* of the host for the device */
+
+void gm_count_wait(void) { atomic_fetch_add_explicit(&waits, 1, memory_order_relaxed); }
 
 static _Thread_local gm_plan last_plan;
 
@@ -74,7 +77,7 @@ static bool is_among(const kernels *some, const void *host) {
 /* Whether a kernel writes no value that is known. Under torch.use_deterministic_algorithms, torch.tensor and its kin fill
  * the memory that they have just taken; of all fills only these run outside of an operator that is seen. */
 static bool is_idle(const void *host) {
-    return is_among(&idle, host) || (!gm_operators_here() && is_among(&fills, host));
+    return is_among(&idle, host) || (gm_between_operators() && is_among(&fills, host));
 }
 
 static int launched_idle(dim3 grid, dim3 block, size_t shared, void *on) {
@@ -212,3 +215,5 @@ GM_API int cudaProfilerStop(void) { return GM_SUCCESS; }
 uint64_t gm_launches(void) { return atomic_load(&launches); }
 
 GM_API uint64_t gpumem_launches(void) { return gm_launches(); }
+
+GM_API uint64_t gpumem_waits(void) { return atomic_load(&waits); }

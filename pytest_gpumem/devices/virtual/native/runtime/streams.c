@@ -152,6 +152,7 @@ GM_API int cudaStreamQuery(void *handle) {
 }
 
 GM_API int cudaStreamSynchronize(void *handle) {
+    gm_count_wait();
     return gm_error(stream_of(handle)->capture ? GM_STREAM_CAPTURE_UNSUPPORTED : GM_SUCCESS);
 }
 
@@ -200,6 +201,7 @@ GM_API int cudaEventQuery(void *handle) {
 }
 
 GM_API int cudaEventSynchronize(void *handle) {
+    gm_count_wait();
     return gm_error(((event *)handle)->capture ? GM_STREAM_CAPTURE_UNSUPPORTED : GM_SUCCESS);
 }
 
