@@ -8,6 +8,8 @@ A family is a module with ``CARD`` or ``card(row)``, with ``rows()``, the publis
 depends on those before it.
 ``VARIANTS``: each process runs once for each of them, with these variables of the environment.
 ``folders(row)``: what the row needs of its source, as it was at its commit.
+``source(row)``: the name of its source, where a family has several; else the group's.
+``environment(row)``: variables that its process starts with.
 ``SECONDS``: how long a process may take; ``PACKAGES``: whose versions to say.
 """
 
@@ -148,7 +150,11 @@ def answer(
     """Return the figures of a process by row, and its versions; None: it took too long."""
     name = family.__name__.rpartition(".")[2]
     python = chosen_of(options.python, rows[0].get("torch", "").rpartition(".")[0], sys.executable)
-    source = chosen_of(options.source, group, "")
+    source_name = family.source(rows[0]) if hasattr(family, "source") else group
+    source = chosen_of(options.source, source_name, "")
+    variables = getattr(family, "VARIANTS", ONE_VARIANT)[variant]
+    if hasattr(family, "environment"):
+        variables = variables | family.environment(rows[0])
     with checkout(family, source, rows[0]) as place:
         task = {"rows": [row["row"] for row in rows], "variant": variant, "source": place}
         try:
@@ -157,7 +163,7 @@ def answer(
                 "benchmarks.published",
                 *(name, "--worker", json.dumps(task)),
                 timeout=getattr(family, "SECONDS", None),
-                **getattr(family, "VARIANTS", ONE_VARIANT)[variant],
+                **variables,
             )
         except subprocess.TimeoutExpired:
             return None

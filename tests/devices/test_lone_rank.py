@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+from helpers.torch_features import require_release
 from helpers.virtual_gpu import MIB, opened, settle_all, virtual_device
 
 from pytest_gpumem.devices.lone_rank import joined
@@ -496,6 +497,78 @@ def test_every_collective_leaves_memory_as_it_was(world):
     distributed.all_gather_object(found, {"rank": world})
     assert allocated() == before
     assert len(found) == WORLD
+
+
+def reduced(size=4 * MIB):
+    """Begin a collective of so many bytes, of which only its future is left."""
+    import torch
+    from torch import distributed
+
+    tensor = torch.ones(size // 4, device="cuda")
+    distributed.all_reduce(tensor, async_op=True).get_future().wait()
+
+
+def passed(kernels=0):
+    import torch
+
+    x = torch.ones((), device="cuda", requires_grad=True)
+    for _ in range(kernels):
+        x = x * 1
+    x.sum().backward()
+
+
+STEPS = {
+    "the host runs ahead: two steps": ([passed], [1, 2, 2]),
+    "the host waits: one step": ([passed, "wait"], [1, 1, 1]),
+    "more kernels than CUDA queues: one step": ([lambda: passed(1024)], [1, 1, 1]),
+    "no backward pass: all": ([], [1, 2, 3]),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_collective_that_nothing_waits_for_keeps_its_tensors_into_the_next_step(world, name):
+    """From torch 2.8 on, as PyTorch's own process group of NCCL; each one here is of 4 MiB."""
+    import torch
+
+    require_release(2, 8, "tensors of collectives that their Work keeps")
+    passed()
+    before, (actions, expected), held = allocated(), STEPS[name], []
+    for _ in range(3):
+        for action in actions:
+            torch.cuda.synchronize() if action == "wait" else action()
+        reduced()
+        held.append((allocated() - before) // (4 * MIB))
+    assert held == expected
+
+
+def test_a_collective_that_is_waited_for_keeps_none_nor_does_a_graphs(world):
+    import torch
+    from torch import distributed
+
+    require_release(2, 8, "tensors of collectives that their Work keeps")
+    tensor = torch.ones(MIB, device="cuda")
+    before = allocated()
+    distributed.all_reduce(tensor.clone(), async_op=True).wait()
+    distributed.all_reduce(tensor.clone())
+    assert allocated() == before
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        distributed.all_reduce(tensor, async_op=True).get_future()
+    del graph, tensor
+    torch.cuda.empty_cache()
+    assert allocated() == before - 4 * MIB
+
+
+def test_such_collectives_are_let_go_of_with_their_group():
+    import torch
+    from torch import distributed
+
+    with opened():
+        wait = torch._C._distributed_c10d.Work.wait
+        with joined(0, WORLD, "virtual"):
+            distributed.all_reduce(torch.ones(MIB, device="cuda"), async_op=True).get_future()
+        assert allocated() == 0
+        assert torch._C._distributed_c10d.Work.wait is wait
 
 
 def pipeline(rank, **metadata):

@@ -1,0 +1,188 @@
+r"""Compiled training steps on eight H100s, as one rank of eight, by their own source.
+
+    python -m benchmarks.published nanogpt --source modded-nanogpt=CLONE --source nanochat=CLONE \
+        --python 2.7=PYTHON --python 2.8=PYTHON --python 2.9=PYTHON
+
+The clones are of KellerJordan/modded-nanogpt, whose logs hold the whole script and its peaks, and
+of karpathy/nanochat. Both compile their models with torch.compile. The scripts run as they are, on
+made-up tokens, with six training steps, two steps of warm-up and a short validation; nanochat's
+model, loss and optimizers run by a loop of our own. data/README.md says what is left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import runpy
+import sys
+from contextlib import chdir, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.harness import MIB, line, percent, read, spreads, table
+from benchmarks.published.runner import looked, unseen
+from pytest_gpumem.devices.lone_rank import joined
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from benchmarks.published.runner import Answers, Process, Row
+
+CARD = "H100"
+RANKS = 8
+STEPS = 6
+"""training steps: tensors of collectives are kept for two, and optimizers take state in the first"""
+TOKENS = {"train": 8 * 8 * 65536, "val": 10485760 + 2}
+"""of each file of made-up data"""
+SHORTER = {
+    r"num_iterations(: int)? = \d+": f"num_iterations = {STEPS}",
+    r"val_tokens(: int)? = \d+": "val_tokens = 2097152",
+    r"warmup_steps = 10": "warmup_steps = 2",
+}
+DEPTH, BATCH, LENGTH, VOCABULARY = 20, 32, 2048, 65536
+TITLE = "Peak memory in MiB of compiled training steps, one of eight ranks on H100s"
+
+
+def rows() -> list[Row]:
+    """Return the rows, in the order of the file."""
+    return read("nanogpt-peaks.csv")
+
+
+def folders(row: Row) -> list[str]:
+    """Return what a row needs of its source."""
+    return [row["log"] or "nanochat"]
+
+
+def source(row: Row) -> str:
+    """Return the name of the clone that a row needs."""
+    return row["source"]
+
+
+def environment(row: Row) -> dict[str, str]:
+    """Return the variables that a row's script sets before it imports torch."""
+    # torch 2.8 and 2.9 do not read PYTORCH_ALLOC_CONF, which two of the scripts set.
+    ignored = row["row"].endswith(("2025-09-17", "2025-09-30"))
+    name = "PYTORCH_ALLOC_CONF" if ignored else "PYTORCH_CUDA_ALLOC_CONF"
+    return {name: "expandable_segments:True"}
+
+
+def step(row: Row, process: Process) -> list[float]:
+    """Run a row; return its peaks allocated and reserved in MiB."""
+    import torch
+
+    with chdir(process.source), joined(0, RANKS, "virtual"):
+        if row["log"]:
+            logged(Path(row["log"]))
+        else:
+            nanochat()
+    stats = torch.cuda.memory_stats()
+    return [stats[f"{name}_bytes.all.peak"] / MIB for name in ("allocated", "reserved")]
+
+
+def logged(log: Path) -> None:
+    """Run the script that a log of modded-nanogpt begins with."""
+    import torch
+    import torch.distributed as dist
+
+    text = log.read_text(encoding="utf-8", errors="replace")
+    text = text[: text.index("=" * 90)]
+    for pattern, replacement in SHORTER.items():
+        text = re.sub(pattern, replacement, text)
+    script = Path("script.py")
+    script.write_text(text, encoding="utf-8")
+    folder = Path("data/fineweb10B")
+    folder.mkdir(parents=True)
+    for name, count in TOKENS.items():
+        head = torch.zeros(256, dtype=torch.int32)
+        head[:3] = torch.tensor([20240520, 1, count])
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(0, 50256, (count,), generator=generator, dtype=torch.int32)
+        tokens[::700] = 50256  # a document ends
+        data = head.numpy().tobytes() + tokens.to(torch.uint16).numpy().tobytes()
+        (folder / f"fineweb_{name}_000.bin").write_bytes(data)
+    tool = Path("bin/nvidia-smi")  # whose answer the script prints
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\n", encoding="utf-8")
+    tool.chmod(0o755)
+    os.environ["PATH"] = f"{tool.parent.resolve()}:{os.environ['PATH']}"
+    dist.init_process_group = lambda *_, **__: None  # it is: this process is one of eight ranks
+    dist.destroy_process_group = lambda *_, **__: None
+    sys.argv = [str(script)]
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def nanochat() -> None:
+    """Train nanochat's model as its scripts/base_train.py does at the commit."""
+    import torch
+
+    sys.path.insert(0, ".")
+    gpt: Any = __import__("nanochat.gpt", fromlist=["GPT"])
+    evaluation: Any = __import__("nanochat.loss_eval", fromlist=["evaluate_bpb"])
+    heads = DEPTH // 2
+    sizes = {"n_layer": DEPTH, "n_head": heads, "n_kv_head": heads, "n_embd": 64 * DEPTH}
+    with torch.device("meta"):
+        plain = gpt.GPT(gpt.GPTConfig(sequence_len=LENGTH, vocab_size=VOCABULARY, **sizes))
+    plain.to_empty(device="cuda")
+    plain.init_weights()
+    model: Any = torch.compile(plain, dynamic=False)
+    token_bytes = torch.ones(VOCABULARY, dtype=torch.int32, device="cuda")
+    rates = {"unembedding_lr": 0.004, "embedding_lr": 0.2, "matrix_lr": 0.02, "weight_decay": 0.0}
+    optimizers = model.setup_optimizers(**rates)
+    autocast = torch.amp.autocast(device_type="cuda", dtype=torch.bfloat16)
+    batches = batch()
+    inputs, targets = next(batches)
+    for number in range(STEPS):
+        if number == 0:
+            model.eval()
+            with autocast, suppress(ZeroDivisionError):  # made-up tokens have no bytes
+                evaluation.evaluate_bpb(model, batch(), 2, token_bytes)
+            model.train()
+        with autocast:
+            loss = model(inputs, targets)
+        loss.backward()
+        inputs, targets = next(batches)
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+
+
+def batch() -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield inputs and targets, of shape (batch, length), as nanochat's loader does."""
+    import torch
+
+    for _ in itertools.count():
+        tokens = torch.zeros(BATCH * LENGTH + 1, dtype=torch.int64).pin_memory()
+        inputs, targets = tokens[:-1].to(torch.int32), tokens[1:]
+        yield (
+            inputs.view(BATCH, LENGTH).to(device="cuda", dtype=torch.int32, non_blocking=True),
+            targets.view(BATCH, LENGTH).to(device="cuda", dtype=torch.int64, non_blocking=True),
+        )
+
+
+def report(answers: Answers) -> str:
+    """Return the table and its summaries."""
+    lines: list[list[str]] = []
+    groups: dict[str, list[float]] = {}
+    for row in answers.rows:
+        cells = [row["row"], row["torch"]]
+        for name, peak in zip(
+            ("allocated", "reserved"), answers.figures[""][row["row"]], strict=True
+        ):
+            real = row[f"{name}_mib"]
+            cells += [real or "not said", f"{peak:.2f}"]
+            if real:
+                error = percent(peak, float(real))
+                groups.setdefault(f"{looked(row)}, {name}", []).append(error)
+                cells.append(f"{error:+.3f}")
+            else:
+                cells.append("")
+        torch = answers.versions[row["row"]].removeprefix("torch ").partition("+")[0]
+        lines.append([*cells, unseen(row), torch])
+    heads = ["step", "torch", "real allocated", "virtual", "%", "real reserved", "virtual", "%"]
+    text = [TITLE, line(), "", table(lines, [*heads, "never looked at", "torch here"]), ""]
+    return "\n".join([*text, *spreads(groups, median=3)])
