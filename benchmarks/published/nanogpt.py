@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 CARD = "H100"
 RANKS = 8
 STEPS = 6
-"""training steps: tensors of collectives are kept for two, and optimizers take state in the first"""
+"""training steps: tensors of collectives stay for two, and the first makes optimizer state"""
 TOKENS = {"train": 8 * 8 * 65536, "val": 10485760 + 2}
 """of each file of made-up data"""
 SHORTER = {

@@ -69,10 +69,6 @@ class UnwaitedCollectives:
         """each Work by its identity, with the program's progress as it began"""
         self._passes = 0
 
-    def seen_pass(self) -> None:
-        """Note that a backward pass begins."""
-        self._passes += 1
-
     def begun(self, work: Any) -> None:  # noqa: ANN401 - torch.distributed.Work, or None
         """Keep the tensors of a collective, and let go of those that are done."""
         import torch
@@ -84,13 +80,51 @@ class UnwaitedCollectives:
         if work is not None and not torch.cuda.is_current_stream_capturing():
             self._works[id(work)] = work, now
 
-    def waited(self, work: object) -> None:
-        """Let go of a collective that a program has waited for."""
-        self._works.pop(id(work), None)
-
     def clear(self) -> None:
         """Let go of all."""
         self._works.clear()
+
+    # What wraps PyTorch's functions:
+
+    def keeping(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method of a process group's that keeps the Work that it returns."""
+
+        @functools.wraps(method)
+        def collective(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the method
+            work = method(*args, **kwargs)
+            self.begun(work)
+            return work
+
+        return collective
+
+    def waiting(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method of a Work's that lets go of it."""
+
+        @functools.wraps(method)
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the method
+            try:
+                return method(work, *args, **kwargs)
+            finally:
+                self._works.pop(id(work), None)
+
+        return wait
+
+    def counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that counts the backward passes that begin."""
+
+        @functools.wraps(function)
+        def run_backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function
+            self._passes += 1
+            return function(*args, **kwargs)
+
+        return run_backward
+
+
+def _progress_of_the_device() -> Callable[[], tuple[int, int]]:
+    """Return a function that returns how many kernels were launched, and were waited for."""
+    native = ctypes.CDLL(str(LIBRARY))
+    native.gpumem_launches.restype = native.gpumem_waits.restype = ctypes.c_uint64
+    return lambda: (native.gpumem_launches(), native.gpumem_waits())
 
 
 @contextmanager
@@ -101,47 +135,19 @@ def unwaited_collectives_kept() -> Iterator[None]:
     """
     import torch
 
-    bindings: Any = torch._C
-    group, work_class = bindings._distributed_c10d.ProcessGroup, bindings._distributed_c10d.Work
-    native = ctypes.CDLL(str(LIBRARY))
-    native.gpumem_launches.restype = native.gpumem_waits.restype = ctypes.c_uint64
-    kept = UnwaitedCollectives(lambda: (native.gpumem_launches(), native.gpumem_waits()))
-
-    def keeping(method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def collective(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the method
-            work = method(*args, **kwargs)
-            kept.begun(work)
-            return work
-
-        return collective
-
-    def waiting(method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the method
-            try:
-                return method(work, *args, **kwargs)
-            finally:
-                kept.waited(work)
-
-        return wait
-
-    def counting(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def run_backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function
-            kept.seen_pass()
-            return function(*args, **kwargs)
-
-        return run_backward
-
-    changes = [(group, name, keeping) for name in COLLECTIVES if name in vars(group)]
-    changes += [(work_class, name, waiting) for name in ("wait", "synchronize")]
-    for module in (torch.autograd, torch.autograd.graph):
-        if ENGINE in vars(module):
-            changes.append((module, ENGINE, counting))
-    originals = [(owner, name, vars(owner)[name]) for owner, name, _ in changes]
-    for owner, name, wrapping in changes:
-        setattr(owner, name, wrapping(vars(owner)[name]))
+    bindings: Any = torch._C._distributed_c10d
+    kept = UnwaitedCollectives(_progress_of_the_device())
+    wrapped: list[tuple[Any, str, Callable[..., Any]]] = [
+        *((bindings.ProcessGroup, name, kept.keeping) for name in COLLECTIVES),
+        *((bindings.Work, name, kept.waiting) for name in ("wait", "synchronize")),
+        *((module, ENGINE, kept.counting) for module in (torch.autograd, torch.autograd.graph)),
+    ]
+    originals = [
+        (owner, name, vars(owner)[name]) for owner, name, _ in wrapped if name in vars(owner)
+    ]
+    for owner, name, wrapping in wrapped:
+        if name in vars(owner):
+            setattr(owner, name, wrapping(vars(owner)[name]))
     try:
         yield
     finally:

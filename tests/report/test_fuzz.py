@@ -92,6 +92,12 @@ def test_any_json_in_any_place_is_an_error_or_a_report(value, place):
     read_or_refused(text_with_value(TEXT, value, place))
 
 
+def test_failures_without_causes_are_a_report():
+    for number, result in enumerate(json.loads(TEXT)["results"]):
+        if result["verdict"].get("causes"):
+            read_or_refused(text_with_value(TEXT, [], ("results", number, "verdict", "causes")))
+
+
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("bracket", "[{")
 def test_brackets_of_any_depth_are_an_error(bracket, depth):

@@ -239,7 +239,9 @@ class Entry(NamedTuple):
         """The cause that it shares with other failures: category and source line."""
         verdict, measurement = self.result.verdict, self.result.measurement
         if verdict.lead is not None:
-            category = f"{verdict.causes[0].category}, " if verdict.lead.kind == "line" else ""
+            category = ""
+            if verdict.lead.kind == "line" and verdict.causes:  # a foreign report may have none
+                category = f"{verdict.causes[0].category}, "
             return f"{category}{verdict.lead.place}"
         oom = measurement.out_of_memory if measurement else None
         if oom is not None and oom.site:

@@ -90,6 +90,7 @@ int gm_current_device(void);
 void gm_set_current_device(int device);
 void gm_initialize(void); /* the driver, by cuInit or by the runtime */
 bool gm_initialized(void);
+void gm_count_wait(void); /* of the host for the device */
 int gm_error(int status); /* keeps it for cudaGetLastError and returns it */
 int gm_last_error(bool clear);
 int gm_cuda_version(void);  /* 13020 for CUDA 13.2 */

@@ -143,3 +143,9 @@ GM_API const char *gpumem_guess(int index, uint64_t *count) {
     if (count) *count = atomic_load(&estimates[index]);
     return estimated_names[index];
 }
+
+static atomic_ullong waits;
+
+void gm_count_wait(void) { atomic_fetch_add_explicit(&waits, 1, memory_order_relaxed); }
+
+GM_API uint64_t gpumem_waits(void) { return atomic_load(&waits); }

@@ -7,9 +7,6 @@
 typedef gm_dim3 dim3;
 
 static atomic_ullong launches;
-static atomic_ullong waits; /* of the host for the device */
-
-void gm_count_wait(void) { atomic_fetch_add_explicit(&waits, 1, memory_order_relaxed); }
 
 static _Thread_local gm_plan last_plan;
 
@@ -215,5 +212,3 @@ GM_API int cudaProfilerStop(void) { return GM_SUCCESS; }
 uint64_t gm_launches(void) { return atomic_load(&launches); }
 
 GM_API uint64_t gpumem_launches(void) { return gm_launches(); }
-
-GM_API uint64_t gpumem_waits(void) { return atomic_load(&waits); }

@@ -16,7 +16,6 @@ GM_API int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void
 
 /* launches.c */
 void gm_count_launch(void);
-void gm_count_wait(void); /* of the host for the device */
 typedef struct {
     unsigned x, y, z;
 } gm_dim3;
