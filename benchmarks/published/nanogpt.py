@@ -11,7 +11,6 @@ model, loss and optimizers run by a loop of our own. data/README.md says what is
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import runpy
@@ -62,11 +61,9 @@ def source(row: Row) -> str:
 
 
 def environment(row: Row) -> dict[str, str]:
-    """Return the variables that a row's script sets before it imports torch."""
-    # torch 2.8 and 2.9 do not read PYTORCH_ALLOC_CONF, which two of the scripts set.
-    ignored = row["row"].endswith(("2025-09-17", "2025-09-30"))
-    name = "PYTORCH_ALLOC_CONF" if ignored else "PYTORCH_CUDA_ALLOC_CONF"
-    return {name: "expandable_segments:True"}
+    """Return the variable that a row's script sets before it imports torch."""
+    name, _, value = row["allocator_settings"].partition("=")
+    return {name: value}
 
 
 def step(row: Row, process: Process) -> list[float]:
@@ -155,7 +152,7 @@ def batch() -> Iterator[tuple[Tensor, Tensor]]:
     """Yield inputs and targets, of shape (batch, length), as nanochat's loader does."""
     import torch
 
-    for _ in itertools.count():
+    while True:
         tokens = torch.zeros(BATCH * LENGTH + 1, dtype=torch.int64).pin_memory()
         inputs, targets = tokens[:-1].to(torch.int32), tokens[1:]
         yield (
@@ -170,9 +167,8 @@ def report(answers: Answers) -> str:
     groups: dict[str, list[float]] = {}
     for row in answers.rows:
         cells = [row["row"], row["torch"]]
-        for name, peak in zip(
-            ("allocated", "reserved"), answers.figures[""][row["row"]], strict=True
-        ):
+        peaks = answers.figures[""][row["row"]]
+        for name, peak in zip(("allocated", "reserved"), peaks, strict=True):
             real = row[f"{name}_mib"]
             cells += [real or "not said", f"{peak:.2f}"]
             if real:

@@ -541,6 +541,23 @@ def test_a_collective_that_nothing_waits_for_keeps_its_tensors_into_the_next_ste
     assert held == expected
 
 
+@pytest.mark.parametrize("case", ["the host runs ahead", "the host waits", "many kernels"])
+def test_a_program_without_a_backward_pass_keeps_what_the_host_is_ahead_by(world, case):
+    import torch
+
+    require_release(2, 8, "tensors of collectives that their Work keeps")
+    held, number = [], torch.ones((), device="cuda")
+    before = allocated()
+    for _ in range(3):
+        reduced()
+        held.append((allocated() - before) // (4 * MIB))
+        if case == "the host waits":
+            torch.cuda.synchronize()
+        for _ in range(1025 * (case == "many kernels")):
+            number.add_(1)
+    assert held == ([1, 2, 3] if case == "the host runs ahead" else [1, 1, 1])
+
+
 def test_a_collective_that_is_waited_for_keeps_none_nor_does_a_graphs(world):
     import torch
     from torch import distributed
