@@ -63,6 +63,16 @@ def await_autograd() -> list[object]:
     return objects
 
 
+def is_outermost_pass() -> bool:
+    """Return whether a backward pass that begins now is a program's, and in no other pass.
+
+    Reentrant checkpoints run passes inside a pass, and :func:`await_autograd` one of its own.
+    """
+    import torch
+
+    return torch._C._current_graph_task_id() == -1 and not getattr(_this_thread, "waits", False)
+
+
 def _was_used(device: int) -> bool:
     """Return whether this process has a context on a device."""
     import torch

@@ -21,7 +21,7 @@ import functools
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pytest_gpumem.devices.autograd_threads import ENGINE
+from pytest_gpumem.devices.autograd_threads import ENGINE, is_outermost_pass
 from pytest_gpumem.devices.virtual.native import LIBRARY
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class UnwaitedCollectives:
 
         @functools.wraps(function)
         def run_backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function
-            self._passes += 1
+            self._passes += is_outermost_pass()
             return function(*args, **kwargs)
 
         return run_backward

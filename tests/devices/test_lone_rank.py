@@ -9,6 +9,7 @@ import pytest
 from helpers.torch_features import require_release
 from helpers.virtual_gpu import MIB, opened, settle_all, virtual_device
 
+from pytest_gpumem.devices.autograd_threads import awaited_passes
 from pytest_gpumem.devices.lone_rank import joined
 from pytest_gpumem.errors import DeviceError
 
@@ -517,8 +518,30 @@ def passed(kernels=0):
     x.sum().backward()
 
 
+def passed_in_checkpoints():
+    """Run a backward pass that runs two more inside."""
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    x = torch.ones((), device="cuda", requires_grad=True)
+    for _ in range(2):
+        x = checkpoint(torch.sin, x, use_reentrant=True)
+    x.backward()
+
+
+def passed_with_gradients():
+    """Run a pass that returns gradients, after which the meter runs one of its own."""
+    import torch
+
+    x = torch.ones((), device="cuda", requires_grad=True)
+    with awaited_passes():
+        torch.autograd.grad(x * 1, x)
+
+
 STEPS = {
     "the host runs ahead: two steps": ([passed], [1, 2, 2]),
+    "passes inside a pass": ([passed_in_checkpoints], [1, 2, 2]),
+    "gradients that are returned": ([passed_with_gradients], [1, 2, 2]),
     "the host waits: one step": ([passed, "wait"], [1, 1, 1]),
     "more kernels than CUDA queues: one step": ([lambda: passed(1024)], [1, 1, 1]),
     "no backward pass: all": ([], [1, 2, 3]),
