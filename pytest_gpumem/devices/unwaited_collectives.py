@@ -61,13 +61,9 @@ class Progress(NamedTuple):
 class UnwaitedCollectives:
     """The asynchronous collectives that no program has waited for, and the progress since."""
 
-    def __init__(self, device: Callable[[], tuple[int, int]]) -> None:
-        """Begin without any.
-
-        Args:
-            device: returns how many kernels were launched, and how often the host waited for them.
-        """
-        self._device = device
+    def __init__(self) -> None:
+        self.device: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """returns how many kernels were launched, and how often the host waited for them"""
         self._works: dict[int, tuple[Any, Progress]] = {}
         """each Work by its identity, with the program's progress as it began"""
         self._passes = 0
@@ -76,7 +72,7 @@ class UnwaitedCollectives:
         """Keep the tensors of a collective, and let go of those that are done."""
         import torch
 
-        now = Progress(self._passes, *self._device())
+        now = Progress(self._passes, *self.device())
         for key, (_, then) in list(self._works.items()):
             if then.is_done_by(now) or len(self._works) >= MAX_KEPT:
                 del self._works[key]
@@ -84,8 +80,9 @@ class UnwaitedCollectives:
             self._works[id(work)] = work, now
 
     def clear(self) -> None:
-        """Let go of all."""
+        """Let go of all: the program has ended, and no collective follows that would."""
         self._works.clear()
+        self._passes = 0
 
     # What wraps PyTorch's functions:
 
@@ -123,6 +120,10 @@ class UnwaitedCollectives:
         return run_backward
 
 
+UNWAITED: Final = UnwaitedCollectives()
+"""those of this process's group, of which there is one at a time"""
+
+
 def _progress_of_the_device() -> Callable[[], tuple[int, int]]:
     """Return a function that returns how many kernels were launched, and were waited for."""
     native = ctypes.CDLL(str(LIBRARY))
@@ -139,11 +140,11 @@ def unwaited_collectives_kept() -> Iterator[None]:
     import torch
 
     bindings: Any = torch._C._distributed_c10d
-    kept = UnwaitedCollectives(_progress_of_the_device())
+    UNWAITED.device = _progress_of_the_device()
     wrapped: list[tuple[Any, str, Callable[..., Any]]] = [
-        *((bindings.ProcessGroup, name, kept.keeping) for name in COLLECTIVES),
-        *((bindings.Work, name, kept.waiting) for name in ("wait", "synchronize")),
-        *((module, ENGINE, kept.counting) for module in (torch.autograd, torch.autograd.graph)),
+        *((bindings.ProcessGroup, name, UNWAITED.keeping) for name in COLLECTIVES),
+        *((bindings.Work, name, UNWAITED.waiting) for name in ("wait", "synchronize")),
+        *((module, ENGINE, UNWAITED.counting) for module in (torch.autograd, torch.autograd.graph)),
     ]
     originals = [
         (owner, name, vars(owner)[name]) for owner, name, _ in wrapped if name in vars(owner)
@@ -156,4 +157,4 @@ def unwaited_collectives_kept() -> Iterator[None]:
     finally:
         for owner, name, original in originals:
             setattr(owner, name, original)
-        kept.clear()
+        UNWAITED.clear()

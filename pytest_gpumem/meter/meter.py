@@ -15,6 +15,7 @@ from pytest_gpumem.devices.autograd_threads import NODE_NUMBERS, await_autograd,
 from pytest_gpumem.devices.compiler import hide_from_compiler
 from pytest_gpumem.devices.memory_cap import kept_fractions, set_cap
 from pytest_gpumem.devices.memory_use import beside, shared
+from pytest_gpumem.devices.unwaited_collectives import UNWAITED
 from pytest_gpumem.measurement import DeviceInfo, Measurement, Peak
 from pytest_gpumem.meter.allocator import (
     alloc_retries,
@@ -394,8 +395,10 @@ class Meter:
         """Free the memory of all garbage, also of objects made before the step.
 
         Autograd's threads are waited for: the callback of the last backward pass may hold a module
-        that nothing else refers to.
+        that nothing else refers to. Tensors of unwaited collectives go as well, as the next
+        collective would let go of them.
         """
+        UNWAITED.clear()
         await_autograd()
         collect_all()
         self.resettle()

@@ -599,6 +599,18 @@ def test_a_collective_that_is_waited_for_keeps_none_nor_does_a_graphs(world):
     assert allocated() == before - 4 * MIB
 
 
+def test_they_are_no_leak(suite):
+    session = suite.run(
+        source="""
+        @pytest.mark.gpu_memory(world_size=8, max_leak_mib=0)
+        def test_it():
+            import torch.distributed as dist
+            dist.all_reduce(mib(4), async_op=True).get_future()
+        """
+    )
+    assert session.outcomes == {"passed": 1}, session.out
+
+
 def test_such_collectives_are_let_go_of_with_their_group():
     import torch
     from torch import distributed
