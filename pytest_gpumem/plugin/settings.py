@@ -141,9 +141,9 @@ OPTIONS: Final = (
     ),
     Option(
         "attribution",
-        "explain where peaks come from, and what would fit: auto (for tests that fail, by "
-        "a second run; for all tests when baselines or a page are written), on (for all "
-        "tests), off",
+        "explain where peaks come from, and what would fit: auto (for tests that fail; for all "
+        "tests if baselines or a page are written; with a JSON report, also for tests that are "
+        "new or shrank), on (for all tests), off",
         "auto",
         "auto|on|off",
         ("auto", "on", "off"),

@@ -14,8 +14,8 @@ def require(owner, name):
 
 
 def require_kernel(operator, key):
-    """Skip the test where this torch has no kernel of an operator for a dispatch key."""
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(operator, key):
+    """Skip the test where this torch has no kernel, own or composite, for a dispatch key."""
+    if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(operator, key):
         pytest.skip(f"torch {torch.__version__} has no kernel of {operator} for {key}")
 
 
