@@ -80,7 +80,7 @@ make_environment() { # make_environment ROW PYTHON VENV
     if [ ! -x "$venv/bin/python" ]; then
         "$python" -m venv --clear "$venv" || return
     fi
-    install "$venv" -c "$constraints" pip setuptools wheel &&
+    install "$venv" -c "$constraints" --upgrade pip setuptools wheel && # venv brings old ones
         install "$venv" -c "$constraints" --no-build-isolation -e ".[$extras]" &&
         "$venv/bin/python" setup.py --quiet build_ext --inplace >/dev/null
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import stat
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
@@ -15,6 +15,7 @@ from pytest_gpumem.atomic_file import TEMPORARY, write_whole
 from pytest_gpumem.errors import BaselineError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 LONGEST_NAME = 180
@@ -102,8 +103,19 @@ def replace_file(path: Path, content: bytes) -> None:
     Raises:
         BaselineError: it could not be written; the old content is as it was, and nothing is left.
     """
-    try:
+    with not_written_is_told(path):
         write_whole(path, content, TEMPORARY)
+
+
+@contextmanager
+def not_written_is_told(path: Path) -> Iterator[None]:
+    """Turn the system's error, where it lets a file not be written, into one of its baselines.
+
+    Raises:
+        BaselineError: it could not be written.
+    """
+    try:
+        yield
     except OSError as error:
         raise BaselineError(
             str(path),

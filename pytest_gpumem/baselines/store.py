@@ -8,17 +8,19 @@ has the content of a file, :mod:`~pytest_gpumem.baselines.paths` its path and ho
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import filelock
 
+from pytest_gpumem.atomic_file import TEMPORARY, NewContent
 from pytest_gpumem.baselines.file_format import WHOLE_TEST, BaselineFile, check, decode, encode
 from pytest_gpumem.baselines.paths import (
     baseline_path,
     device_keys,
+    not_written_is_told,
     read_file,
     remove_file,
     replace_file,
@@ -167,9 +169,7 @@ class BaselineStore:
             by_file: dict[tuple[str, str], list[NewBaseline]] = {}
             for baseline in baselines:
                 with log.errors_of_file():  # one that cannot be written is not written
-                    nodeid = f"{baseline.module}::{baseline.test}"
-                    check(nodeid, baseline.device, baseline.parts)
-                    by_file.setdefault((baseline.device.key, baseline.module), []).append(baseline)
+                    by_file.setdefault(_checked_file(baseline), []).append(baseline)
             pending = []
             for _, group in sorted(by_file.items()):
                 with log.errors_of_file():
@@ -184,6 +184,54 @@ class BaselineStore:
                         with log.errors_of_file():
                             self._write(group, log)
             return log.summary()
+
+    @staticmethod
+    def update_whole(updates: Mapping[BaselineStore, Iterable[NewBaseline]]) -> list[Path]:
+        """Write the entries that changed in several folders, as :meth:`update` does: all, or none.
+
+        Args:
+            updates: the new baselines of each store; no two stores have one folder.
+
+        Returns:
+            The files that were written.
+
+        Raises:
+            BaselineError: a file cannot be read or written, or a new baseline is at fault; each
+                file is as it was.
+        """
+        written: dict[Path, NewContent] = {}
+        with without_collections(), ExitStack() as stack:
+            # In one order, as another process may lock the same folders.
+            for store in sorted(updates, key=lambda store: os.path.realpath(store.directory)):
+                stack.enter_context(store._lock())
+            try:
+                for store, baselines in updates.items():
+                    for path, content in store._contents(baselines):
+                        name = f"{TEMPORARY}-{os.getpid()}-{len(written)}"
+                        with not_written_is_told(path):
+                            written[path] = NewContent(path, [content], name)
+                for path, new in written.items():
+                    with not_written_is_told(path):
+                        new.replace()
+            finally:
+                for new in written.values():
+                    new.discard()
+        return list(written)
+
+    def _contents(self, baselines: Iterable[NewBaseline]) -> Iterator[tuple[Path, bytes]]:
+        """Yield the files that new baselines change, and their new content.
+
+        Raises:
+            BaselineError: one cannot be read, or a new baseline is at fault.
+        """
+        by_file: dict[tuple[str, str], list[NewBaseline]] = {}
+        for baseline in baselines:
+            by_file.setdefault(_checked_file(baseline), []).append(baseline)
+        for (device_key, module), group in sorted(by_file.items()):
+            revision = self._revise(group)
+            self._files.pop((device_key, module), None)
+            if revision.changed:
+                yield self.path(device_key, module), encode(revision.file)
 
     def remove(self, keys: Iterable[tuple[str, str, str]]) -> list[BaselineError]:
         """Remove tests' baselines, and files that are then empty; return why any stayed.
@@ -276,6 +324,16 @@ class BaselineStore:
             yield
         finally:
             lock.release()
+
+
+def _checked_file(baseline: NewBaseline) -> tuple[str, str]:
+    """Return the device and module of a new baseline's file.
+
+    Raises:
+        BaselineError: no file can have this baseline.
+    """
+    check(f"{baseline.module}::{baseline.test}", baseline.device, baseline.parts)
+    return baseline.device.key, baseline.module
 
 
 @dataclass

@@ -542,6 +542,23 @@ def test_a_baseline_that_cannot_be_read_keeps_all_from_being_written(recorded, g
     assert broken.read_text() == "{\n"
 
 
+def test_one_file_that_cannot_be_written_keeps_all_from_being_written(recorded, gpumem):
+    """Of three files, one lies in a folder that cannot be made."""
+    recorded.write("test_also.py", "@pytest.mark.gpu_memory\ndef test_b(): mib(3)\n")
+    recorded.write(
+        "zoo/test_b.py",
+        "import pytest, torch\n"
+        "@pytest.mark.gpu_memory\n"
+        "def test_b(): torch.empty(9, device='cuda')\n",
+    )
+    commit("two")
+    recorded.run(REPORT)
+    (Path("baselines") / "virtual-H100").mkdir(parents=True)
+    (Path("baselines") / "virtual-H100" / "zoo").symlink_to("/proc/nowhere")
+    assert "zoo/test_b.json: cannot be written, and was not changed: " in refused(gpumem, recorded)
+    assert not list(Path("baselines").rglob("*.gpumem.tmp*"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

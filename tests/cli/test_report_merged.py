@@ -199,6 +199,20 @@ def test_missing_shards_are_told(shards, gpumem):
     assert "--expect=0: this is not a number of reports" in gpumem("report", *ALL, "--expect=0")[2]
 
 
+def test_a_report_that_is_given_twice_is_one(shards, gpumem):
+    """Downloaded twice, or named by two patterns: it does not stand for a missing one."""
+    Path("again.json").write_bytes(Path("1.json").read_bytes())
+    write("4.json", result("test_x", measured(PLAIN), KNOWN, module=FIRST))
+    Path("copy.json").write_bytes(Path("4.json").read_bytes())
+    status, _, err = gpumem("report", "4.json", "4.json", "copy.json", "--expect=3")
+    assert (status, err) == (1, "gpumem: missing: 2 of 3 reports\n")
+    write("none.json")
+    write("empty.json")  # of a shard without a test
+    assert gpumem("report", "4.json", "none.json", "empty.json", "--expect=3")[0] == 0
+    assert gpumem("report", *ALL, "again.json", "--json=all.json")[0] == 0
+    assert len(read_report("all.json").report.origins) == len(ALL)
+
+
 def test_a_session_that_did_not_finish_is_told_with_its_report(shards, gpumem):
     write("2.json", unfinished="it was interrupted", shard=Shard(2, 3))
     assert "2.json: the run did not finish: it was interrupted" in gpumem("report", *ALL)[1]

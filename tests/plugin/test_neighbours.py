@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import importlib.metadata
 import json
 import sys
@@ -140,6 +142,7 @@ AWAITED_OUTCOMES = {"passed": 2, "failed": 1, "warnings": 0}  # an older pytest-
 AWAITED = {"test_awaits": (120, 120), "test_too_large": (1130, 1130), "test_tasks": (60, 60)}
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_async_tests_are_measured_like_others(suite):
     """Run again as well, with their async fixtures."""
     pytest.importorskip("pytest_asyncio")
@@ -148,6 +151,8 @@ def test_async_tests_are_measured_like_others(suite):
     assert session.outcomes == {"passed": 2, "failed": 1}, session.out
     assert session.figures() == AWAITED
     assert "it needs 1130.00 MiB" in session.flat
+    asyncio.set_event_loop(None)  # on Python 3.10 pytest-asyncio leaves a loop behind, not closed
+    gc.collect()
 
 
 def test_so_are_those_of_anyio_and_of_unittest(suite):

@@ -48,7 +48,8 @@ def merge(
 ) -> Merged:
     """Return reports as one, in the order of the reports.
 
-    A test that several reports have on one device, with one figure, is one row.
+    A test that several reports have on one device, with one figure, is one row; a report that is
+    given twice, as itself or as a copy, is one report.
 
     Args:
         reports: each with its name, for messages.
@@ -58,6 +59,7 @@ def merge(
     Raises:
         ReportError: they are not of one commit and project, or a test has two figures.
     """
+    reports = _each_once(reports)
     _require_one_project(reports)
     origins: list[Origin] = []
     names: list[str] = []
@@ -117,6 +119,17 @@ def stale_of(origins: Iterable[Origin]) -> tuple[Key, ...]:
             if all(key in unseen for collected, unseen in telling if key.module in collected):
                 stale.add(key)
     return tuple(sorted(stale, key=lambda key: (key.nodeid, key.device)))
+
+
+def _each_once(reports: Sequence[tuple[str, SavedReport]]) -> list[tuple[str, SavedReport]]:
+    """Leave out copies: of two reports without results nobody knows whether they are some."""
+    kept: dict[tuple[str, int], list[tuple[str, SavedReport]]] = defaultdict(list)
+    for name, saved in reports:
+        alike = kept[saved.created, len(saved.results)]  # few are compared as a whole
+        if not any(name == other or (saved.results and saved == same) for other, same in alike):
+            alike.append((name, saved))
+    once = {id(saved) for alike in kept.values() for _, saved in alike}
+    return [(name, saved) for name, saved in reports if id(saved) in once]
 
 
 def _require_one_project(reports: Sequence[tuple[str, SavedReport]]) -> None:
