@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pytest_gpumem.devices.autograd_threads import ENGINE, is_outermost_pass
 from pytest_gpumem.devices.virtual.native import LIBRARY
+from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,6 +39,8 @@ MAX_AHEAD: Final = 1024
 """kernels that the host launches at most before the device runs the first of them"""
 MAX_KEPT: Final = 10_000
 """collectives that are kept where no backward pass follows"""
+MIN_PERCENT: Final = 1
+"""of a peak: less is not worth a note"""
 
 
 class Progress(NamedTuple):
@@ -67,22 +70,44 @@ class UnwaitedCollectives:
         self._works: dict[int, tuple[Any, Progress]] = {}
         """each Work by its identity, with the program's progress as it began"""
         self._passes = 0
+        self._most = 0
+        """bytes: the most that were freed at once, as a collective began"""
 
     def begun(self, work: Any) -> None:  # noqa: ANN401 - torch.distributed.Work, or None
         """Keep the tensors of a collective, and let go of those that are done."""
         import torch
 
         now = Progress(self._passes, *self.device())
-        for key, (_, then) in list(self._works.items()):
-            if then.is_done_by(now) or len(self._works) >= MAX_KEPT:
+        excess = len(self._works) - MAX_KEPT
+        done = [
+            key
+            for index, (key, (_, then)) in enumerate(self._works.items())
+            if index <= excess or then.is_done_by(now)
+        ]
+        if done:
+            before = torch.cuda.memory_allocated()
+            for key in done:
                 del self._works[key]
+            self._most = max(self._most, before - torch.cuda.memory_allocated())
         if work is not None and not torch.cuda.is_current_stream_capturing():
             self._works[id(work)] = work, now
 
     def clear(self) -> None:
         """Let go of all: the program has ended, and no collective follows that would."""
         self._works.clear()
-        self._passes = 0
+        self._passes = self._most = 0
+
+    def notes(self, peak: int) -> list[str]:
+        """Tell what the program could save.
+
+        Args:
+            peak: bytes that were allocated at most.
+        """
+        if self._most * 100 < peak * MIN_PERCENT or not self._most:
+            return []
+        kept = format_size(self._most)
+        text = f"tensors of {kept} were kept for collectives until those of the next step"
+        return [f"{text}: Work.wait() frees them, and a wait for its future does not"]
 
     # What wraps PyTorch's functions:
 

@@ -527,6 +527,7 @@ class Meter:
             peaks = [peak.allocated for peak in self._whole.peaks]
             own += notes_of(NoteKind.GARBAGE, self._garbage.notes(peaks))
             own += notes_of(NoteKind.COMPILATION, self._compiler.notes(self._whole.peaks))
+            own += notes_of(NoteKind.STILL_HELD, UNWAITED.notes(max(peaks, default=0)))
         ended = whole and out_of_memory is None
         if ended:
             own += notes_of(NoteKind.FRESH_OPTIMIZER, self._optimizers.notes())

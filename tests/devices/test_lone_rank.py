@@ -611,6 +611,38 @@ def test_they_are_no_leak(suite):
     assert session.outcomes == {"passed": 1}, session.out
 
 
+@pytest.mark.parametrize("waited", [True, False])
+def test_a_note_tells_what_they_took_into_the_next_step(suite, waited):
+    """Of a step of 16 MiB: no note on tensors that Work.wait() frees, or on an eighth of a MiB."""
+    require_release(2, 8, "tensors of collectives that their Work keeps")
+    end = "wait()" if waited else "get_future().wait()"
+    session = suite.run(
+        "-v",
+        source=f"""
+        @pytest.mark.gpu_memory(world_size=8)
+        def test_it():
+            import torch.distributed as dist
+            x = torch.ones((), device="cuda", requires_grad=True)
+            held = mib(12)
+            for _ in range(3):
+                x.sin().backward()
+                torch.cuda.synchronize()
+                dist.all_reduce(mib(4), async_op=True).{end}
+
+        @pytest.mark.gpu_memory(world_size=8)
+        def test_small():
+            import torch.distributed as dist
+            held = mib(15)
+            for _ in range(3):
+                dist.all_reduce(mib(1 / 8), async_op=True).get_future()
+                torch.cuda.synchronize()
+        """,
+    )
+    told = "tensors of 4.00 MiB were kept for collectives until those of the next step: Work.wait()"
+    assert session.flat.count("were kept for collectives") == (0 if waited else 1), session.out
+    assert waited or told in session.flat
+
+
 def test_such_collectives_are_let_go_of_with_their_group():
     import torch
     from torch import distributed
