@@ -42,8 +42,8 @@ def listed(versions):
     return " and ".join(filter(None, [", ".join(ordered[:-1]), *ordered[-1:]]))
 
 
-def versions_named(rows):
-    """The versions of rows, as a page names them; "" where there are none."""
+def kinds_named(rows):
+    """The versions of rows, as a page names them: Pythons, torches, the lowest of all."""
     pythons = {".".join(row.name.split(".")[:2]) for row in rows if row.name[0].isdigit()}
     torches = {row.torch for row in rows if row.name.startswith("torch-")}
     kinds = [f"on Python {listed(pythons)}"] * bool(pythons)
@@ -51,7 +51,7 @@ def versions_named(rows):
     kinds += ["with the lowest version of every dependency"] * any(
         row.name == "lowest" for row in rows
     )
-    return ", and ".join(kinds)
+    return kinds
 
 
 def sentences_of(rows):
@@ -64,12 +64,13 @@ def sentences_of(rows):
     ]
     sentences = []
     if passing:
-        sentences.append(f"All tests and all examples pass {versions_named(passing)} {LINK}.")
+        first, *others = kinds_named(passing)
+        sentences.append(f"All tests and all examples pass {first} {LINK}.")
+        sentences += [f"They also pass {', and '.join(others)}."] * bool(others)
     if failing:
         link = "" if passing else f" {LINK}"
-        sentences.append(
-            f"Not all pass {versions_named(failing)}{link}; the table names those that fail."
-        )
+        kinds = ", and ".join(kinds_named(failing))
+        sentences.append(f"Not all pass {kinds}{link}; the table names those that fail.")
     return " ".join(sentences)
 
 
@@ -109,7 +110,8 @@ def test_rows_pass_or_fail_as_a_whole():
 
 def test_a_python_passes_where_each_of_its_patch_versions_does():
     sentences = sentences_of(rows_of(SAMPLE))
-    assert "pass on Python 3.10, and with torch 2.6 ([recorded]" in sentences
+    assert "pass on Python 3.10 ([recorded]" in sentences
+    assert "commit). They also pass with torch 2.6. Not all" in sentences
     assert "Not all pass on Python 3.11, and with torch 2.13; the table names" in sentences
 
 
@@ -117,7 +119,7 @@ def test_a_python_passes_where_each_of_its_patch_versions_does():
 def test_versions_are_listed_by_their_numbers(names):
     expected = {3: "3.9, 3.10 and 3.13", 1: "3.10"}[len(names)]
     rows = [Row(name, "2.15", passes=True) for name in names]
-    assert versions_named(rows[::-1]) == f"on Python {expected}"
+    assert kinds_named(rows[::-1]) == [f"on Python {expected}"]
 
 
 def test_the_page_says_what_the_table_says():
