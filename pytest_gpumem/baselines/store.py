@@ -189,6 +189,9 @@ class BaselineStore:
     def update_whole(updates: Mapping[BaselineStore, Iterable[NewBaseline]]) -> list[Path]:
         """Write the entries that changed in several folders, as :meth:`update` does: all, or none.
 
+        No file is replaced before the new content of each lies beside it. A process that is killed
+        in the midst of replacing leaves each file old or new.
+
         Args:
             updates: the new baselines of each store; no two stores have one folder.
 
@@ -197,7 +200,7 @@ class BaselineStore:
 
         Raises:
             BaselineError: a file cannot be read or written, or a new baseline is at fault; each
-                file is as it was.
+                file is as it was. Where only replacing one fails, those before it are new.
         """
         written: dict[Path, NewContent] = {}
         with without_collections(), ExitStack() as stack:
@@ -207,7 +210,7 @@ class BaselineStore:
             try:
                 for store, baselines in updates.items():
                     for path, content in store._contents(baselines):
-                        name = f"{TEMPORARY}-{os.getpid()}-{len(written)}"
+                        name = f"{TEMPORARY}-{len(written)}"
                         with not_written_is_told(path):
                             written[path] = NewContent(path, [content], name)
                 for path, new in written.items():

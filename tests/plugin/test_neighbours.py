@@ -142,7 +142,10 @@ AWAITED_OUTCOMES = {"passed": 2, "failed": 1, "warnings": 0}  # an older pytest-
 AWAITED = {"test_awaits": (120, 120), "test_too_large": (1130, 1130), "test_tasks": (60, 60)}
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <(socket|function BaseEventLoop)"
+    ":pytest.PytestUnraisableExceptionWarning"
+)
 def test_async_tests_are_measured_like_others(suite):
     """Run again as well, with their async fixtures."""
     pytest.importorskip("pytest_asyncio")

@@ -123,13 +123,11 @@ def stale_of(origins: Iterable[Origin]) -> tuple[Key, ...]:
 
 def _each_once(reports: Sequence[tuple[str, SavedReport]]) -> list[tuple[str, SavedReport]]:
     """Leave out copies: of two reports without results nobody knows whether they are some."""
-    kept: dict[tuple[str, int], list[tuple[str, SavedReport]]] = defaultdict(list)
+    once: list[tuple[str, SavedReport]] = []
     for name, saved in reports:
-        alike = kept[saved.created, len(saved.results)]  # few are compared as a whole
-        if not any(name == other or (saved.results and saved == same) for other, same in alike):
-            alike.append((name, saved))
-    once = {id(saved) for alike in kept.values() for _, saved in alike}
-    return [(name, saved) for name, saved in reports if id(saved) in once]
+        if not any(name == other or (saved.results and saved == same) for other, same in once):
+            once.append((name, saved))
+    return once
 
 
 def _require_one_project(reports: Sequence[tuple[str, SavedReport]]) -> None:
