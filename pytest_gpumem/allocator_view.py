@@ -26,6 +26,8 @@ STATS: Final = ("_cuda_memoryStats", "_accelerator_getDeviceStats")
 PEAK_RESETS: Final = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
 TOTAL_RESETS: Final = ("_cuda_resetAccumulatedMemoryStats", "_accelerator_resetAccumulatedStats")
 RELEASES: Final = ("_cuda_emptyCache", "_accelerator_emptyCache")
+PINNED_STATS: Final = "_cuda_hostMemoryStats"
+PINNED_PEAK_RESET: Final = "_cuda_resetPeakHostMemoryStats"
 SNAPSHOT: Final = "_cuda_memorySnapshot"
 HISTORY: Final = "_cuda_record_memory_history"
 LEGACY_HISTORY: Final = "_cuda_record_memory_history_legacy"
@@ -148,6 +150,8 @@ class AllocatorView:
         self._real: dict[str, Callable[..., Any]] = {}
         self._peaks: defaultdict[int, dict[Path, int]] = defaultdict(dict)
         """of each device and statistic: the highest of the time before the measurement's reset"""
+        self._pinned_peaks: dict[Path, int] = {}
+        """of each statistic of pinned memory: the same"""
         self._hidden: defaultdict[int, defaultdict[Path, int]] = defaultdict(
             lambda: defaultdict(int)
         )
@@ -184,6 +188,8 @@ class AllocatorView:
         wrappers: dict[str, Callable[..., Any]] = {
             SNAPSHOT: self._show_snapshot,
             HISTORY: self._set_history_of_test,
+            PINNED_STATS: self._show_pinned_stats,
+            PINNED_PEAK_RESET: self._reset_pinned_peaks_of_test,
         }
         wrappers[LEGACY_HISTORY] = self._set_legacy_history_of_test
         wrappers |= dict.fromkeys(STATS, self._show_stats)
@@ -245,6 +251,21 @@ class AllocatorView:
         """Reset the real peaks; the test's code goes on reading the highest."""
         self._note_peaks(device)
         self._real[PEAK_RESETS[0]](device)
+
+    def pinned_stats(self) -> Stats:
+        """Return the real statistics of pinned host memory; none where PyTorch is too old."""
+        self.install()
+        read = self._real.get(PINNED_STATS)
+        return {} if read is None else read()
+
+    def reset_pinned_peaks(self) -> None:
+        """Reset the real peaks of pinned host memory; the test's code goes on reading them."""
+        for path, value in _figures(self.pinned_stats()):
+            if path[-1] == "peak":
+                self._pinned_peaks[path] = max(self._pinned_peaks.get(path, 0), value)
+        reset = self._real.get(PINNED_PEAK_RESET)
+        if reset is not None:
+            reset()
 
     def empty_cache(self) -> None:
         """Call ``torch.cuda.empty_cache()`` for the measurement."""
@@ -434,6 +455,18 @@ class AllocatorView:
             else:
                 statistic[name] = value - hidden[path]
         return stats
+
+    def _show_pinned_stats(self, binding: Callable[..., Any]) -> Stats:
+        stats: Stats = binding()
+        for (name, *_), value in self._pinned_peaks.items():
+            stats[name]["peak"] = max(stats[name]["peak"], value)
+        return stats
+
+    def _reset_pinned_peaks_of_test(self, binding: Callable[..., Any]) -> object:
+        self._notify()
+        self._pinned_peaks.clear()
+        result: object = binding()
+        return result
 
     def _reset_peaks_of_test(self, binding: Callable[..., Any], device: int) -> object:
         self._read()

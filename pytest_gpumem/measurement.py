@@ -21,6 +21,8 @@ class Peak:
 
     allocated: int
     reserved: int
+    pinned: int = 0
+    """pinned host memory of the whole process, of the first of a test's devices; 0 of the others"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +373,10 @@ class Measurement(Hinted):
     """the largest value that a search found to fit; the peaks are that value's"""
     range: PeakRange | None = None
     """None where the peaks are known, or their range is not"""
+    pinned_varies: bool = False
+    """whether the peak pinned depends on time: threads of DataLoader's pin batches ahead"""
+    pinned_lines: tuple[LinePeak, ...] = ()
+    """the lines that pin most, of a test that failed by its peak pinned, the largest first"""
 
     @property
     def peak_allocated(self) -> int:
@@ -381,6 +387,11 @@ class Measurement(Hinted):
     def peak_reserved(self) -> int:
         """Peak bytes held by the caching allocator, of the fullest device."""
         return max((peak.reserved for peak in self.peaks), default=0)
+
+    @property
+    def peak_pinned(self) -> int:
+        """Peak bytes of pinned host memory, of the whole process."""
+        return sum(peak.pinned for peak in self.peaks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,3 +412,8 @@ class BaselineEntry:
     """of a test that runs with several batch sizes"""
     largest: int | None = None
     """the largest value that a search found to fit"""
+
+    @property
+    def peak_pinned(self) -> int:
+        """Peak bytes of pinned host memory, of the whole process."""
+        return sum(peak.pinned for peak in self.peaks)

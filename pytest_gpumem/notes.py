@@ -43,6 +43,8 @@ class NoteKind(str, Enum):
 
     HOLDER = "holder", Severity.CAUSE
     """what holds memory that a test left behind"""
+    PINNED = "pinned", Severity.CAUSE
+    """which lines pinned host memory that is too much"""
     LIMIT = "limit", Severity.CAUSE
     """another limit that was exceeded, or the reason why less than a limit was left"""
 

@@ -64,6 +64,8 @@ class MemorySpec:
     """limit of the peak allocated memory, in GiB"""
     max_reserved_gib: int | float | SizeLimit | None = None
     """limit of the peak reserved memory, in GiB"""
+    max_pinned_gib: int | float | SizeLimit | None = None
+    """limit of the peak of pinned host memory, in GiB"""
     card: str | None = None
     """canonical name of the card that the step has to fit on"""
     batch_size: int | None = None
@@ -111,6 +113,11 @@ class MemorySpec:
     def max_reserved_bytes(self) -> int | None:
         """``max_reserved_gib`` in bytes."""
         return _limit_bytes(self.max_reserved_gib, GIB)
+
+    @property
+    def max_pinned_bytes(self) -> int | None:
+        """``max_pinned_gib`` in bytes."""
+        return _limit_bytes(self.max_pinned_gib, GIB)
 
     @property
     def max_fixed_bytes(self) -> int | None:
@@ -271,8 +278,8 @@ def spec_from_call(name: object, kwargs: Mapping[str, object], base: MemorySpec)
 
     Args:
         name: the part's name: text that is not blank.
-        kwargs: of the marker's arguments max_gib, max_allocated_gib, max_reserved_gib, batch_size,
-            tolerance and baseline.
+        kwargs: of the marker's arguments max_gib, max_allocated_gib, max_reserved_gib,
+            max_pinned_gib, batch_size, tolerance and baseline.
         base: the declaration of the whole test.
 
     Raises:
@@ -339,7 +346,7 @@ def _check_name(name: str, readers: Mapping[str, Reader]) -> None:
         )
     close = difflib.get_close_matches(name[:_LONGEST_NAME].lower(), readers, n=1)
     if not close:
-        remedy = f"write one of {', '.join(readers)}"
+        remedy = f"write one of {', '.join(name for name in readers if name not in TEXT_LIMITS)}"
     elif close[0].endswith("_gib"):
         remedy = f"write {close[0]}, which is in GiB (2**30 bytes)"
     else:
@@ -356,9 +363,11 @@ _PART_READERS: Final[Mapping[str, Reader]] = {
     "max_gib": read_budget,
     "max_allocated_gib": read_budget,
     "max_reserved_gib": read_budget,
+    "max_pinned_gib": read_budget,
     "max_memory": read_size_limit,
     "max_allocated": read_size_limit,
     "max_reserved": read_size_limit,
+    "max_pinned": read_size_limit,
     "batch_size": partial(read_whole_number, least=1, largest=MAX_BATCH),
     "tolerance": read_tolerance,
     "baseline": read_baseline,

@@ -28,7 +28,6 @@ from hypothesis import strategies as st
 from pytest_gpumem.errors import SpecError
 from pytest_gpumem.sizes import GIB, MIB, Tolerance
 from pytest_gpumem.spec import MemorySpec, spec_from_marks
-from pytest_gpumem.spec_fields import TEXT_LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,6 +36,7 @@ EVERY_FIELD: dict[str, object] = {
     "max_gib": 8,
     "max_allocated_gib": 6.5,
     "max_reserved_gib": 7,
+    "max_pinned_gib": 3,
     "card": "t4",
     "batch_size": 32,
     "tolerance": "2%, 64MiB",
@@ -57,6 +57,7 @@ def test_marker_with_every_field_says_them_all() -> None:
         max_gib=8,
         max_allocated_gib=6.5,
         max_reserved_gib=7,
+        max_pinned_gib=3,
         card="T4",
         batch_size=32,
         tolerance=Tolerance(Fraction(1, 50), 64 * MIB),
@@ -195,7 +196,7 @@ def test_unknown_name_is_refused_with_the_nearest_one_or_all(wrong: str, right: 
     assert error.problem == f"there is no argument named {wrong}"
     assert error.remedy.startswith(remedy)
     if right is None:
-        assert set(error.remedy.removeprefix(remedy).split(", ")) == {*FIELDS, *TEXT_LIMITS}
+        assert set(error.remedy.removeprefix(remedy).split(", ")) == set(FIELDS)
 
 
 @pytest.mark.parametrize("name", BUDGETS)

@@ -77,7 +77,7 @@ class EntryChange:
         rows = [
             Comparison(device, peak, getattr(new_peak, peak), getattr(old_peak, peak), 0)
             for device, (old_peak, new_peak) in enumerate(zip(old.peaks, new.peaks, strict=True))
-            for peak in PEAKS
+            for peak in (*PEAKS, "pinned")
         ]
         if old.slope is not None and new.slope is not None:
             rows += [

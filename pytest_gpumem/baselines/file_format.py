@@ -21,6 +21,7 @@
        "largest": 14,
        "parts": {"forward": {the same, without parts}},
        "peak_allocated": [bytes on the first device, on the second, ...],
+       "peak_pinned": bytes of pinned host memory,
        "peak_reserved": [...],
        "provenance": "torch-2.15.0+cu132",
        "rank": 0,
@@ -31,7 +32,8 @@
     }
 
 "largest" is in the entry of a search (``gpu_memory.largest``), whose peaks are that value's. A test
-with measured parts only has "parts" alone; "batch_size", "slope" (of "batch_sizes"), and "rank" and
+with measured parts only has "parts" alone; "peak_pinned" is in an entry of a test that pins memory;
+"batch_size", "slope" (of "batch_sizes"), and "rank" and
 "world_size" together, are in an entry if the marker declares them.
 """
 
@@ -40,6 +42,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, astuple, dataclass, field
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -64,9 +67,10 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.measurement import DeviceInfo
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """The newest format that is written. 1: the first (pytest-gpumem 0.1.0), still that of a file
-without these. 2: a breakdown has "lines", "unsplit" and "autocast", and may have "course"."""
+without these. 2: a breakdown has "lines", "unsplit" and "autocast", and may have "course".
+3: a test has "peak_pinned"."""
 
 WHOLE_TEST: Final = ""
 """the part that stands for the test itself"""
@@ -158,6 +162,7 @@ class _Entry(_Strict):
     breakdown: list[_Breakdown] = []
     slope: _Slope | None = None
     largest: _Bytes | None = None
+    peak_pinned: _Bytes = 0
     reads_values: bool | Literal["full"] = False
     """of files that older versions wrote, which ran some tests again for values; read by nobody"""
 
@@ -289,7 +294,8 @@ def _read_entry(
         raise BaselineError(
             filename, f"breakdown has another number of devices at {place}", RESTORE
         )
-    peaks = map(Peak, entry.peak_allocated, entry.peak_reserved)
+    pinned = chain([entry.peak_pinned], repeat(0))
+    peaks = map(Peak, entry.peak_allocated, entry.peak_reserved, pinned)
     breakdowns = tuple(
         Breakdown(
             fields.categories,
@@ -352,8 +358,9 @@ def encode(file: BaselineFile) -> bytes:
     first_format = not any(
         breakdown.autocast is not None for entry in entries for breakdown in entry.breakdowns
     )
+    pins = any(entry.peak_pinned for entry in entries)
     document = {
-        "format": 1 if first_format else FORMAT,
+        "format": 3 if pins else 1 if first_format else 2,
         "device": _device_fields(file.device),
         "module": file.module,
         "provenance": {label: asdict(provenance) for provenance, label in labels.items()},
@@ -401,6 +408,8 @@ def _entry_fields(entry: BaselineEntry, labels: Mapping[Provenance, str]) -> dic
         "peak_reserved": [peak.reserved for peak in entry.peaks],
         "provenance": labels[entry.provenance],
     }
+    if entry.peak_pinned:
+        fields["peak_pinned"] = entry.peak_pinned
     if entry.largest is not None:
         fields["largest"] = entry.largest
     if entry.slope is not None:

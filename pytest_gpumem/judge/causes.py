@@ -145,6 +145,8 @@ def growth_causes(
         new: the measured attributions.
         of_one_program: whether both are of the same code, edited perhaps, and not of two parts.
     """
+    if row.peak == "pinned":
+        return ()
     if row.excess > 0 and row.peak == "reserved" and len(new) > row.device:
         return _segment_causes(new[row.device].segments, row.baseline or 0)
     if row.excess <= 0 or row.peak == "reserved" or min(len(old), len(new)) <= row.device:

@@ -18,7 +18,7 @@ from pytest_gpumem.spec_fields import declared_as
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_gpumem.judge.verdict import FigureName, Lookup, Policy
+    from pytest_gpumem.judge.verdict import FigureName, Lookup, PeakName, Policy
     from pytest_gpumem.measurement import BaselineEntry, Measurement, OutOfMemory, Slope
     from pytest_gpumem.relations import Relation
     from pytest_gpumem.sizes import Tolerance
@@ -165,6 +165,7 @@ class Case:
             ("max_reserved_gib", "reserved", spec.max_reserved_bytes),
             ("max_mib_per_sample", "per sample", spec.max_sample_bytes),
             ("max_fixed_gib", "fixed", spec.max_fixed_bytes),
+            ("max_pinned_gib", "pinned", spec.max_pinned_bytes),
         )
         limits = [
             Limit(name, getattr(spec, name), peak, nbytes)
@@ -197,17 +198,41 @@ class Case:
         return tuple(rows)
 
     def compare(self, device: int, measured: Peak) -> tuple[Comparison, ...]:
-        """Both peaks of one device beside their baseline and budget."""
+        """Both peaks of one device beside their baseline and budget, and pinned memory if any is.
+
+        A baseline without pinned memory may be of a version that did not measure it.
+        """
         baseline = None if self.entry is None else self.entry.peaks[device]
+        old_pinned = baseline.pinned if baseline is not None else 0
+        if self.measurement.pinned_varies:
+            old_pinned = 0
+        limited = device == 0 and self.spec.max_pinned_bytes is not None
+        rows: list[tuple[PeakName, int | None]] = [
+            (peak, None if baseline is None else getattr(baseline, peak)) for peak in PEAKS
+        ]
+        if measured.pinned or old_pinned or limited:
+            rows.append(("pinned", old_pinned or None))
         return tuple(
             self._compared(
                 device,
                 peak,
                 getattr(measured, peak),
-                None if baseline is None else getattr(baseline, peak),
+                old,
                 self.policy.tolerance_of(peak, self.spec.tolerance),
             )
-            for peak in PEAKS
+            for peak, old in rows
+        )
+
+    @property
+    def is_pinned_unrecorded(self) -> bool:
+        """Whether the step pins host memory that a baseline could have, and this one has not."""
+        return (
+            self.entry is not None
+            and not self.measurement.pinned_varies
+            and any(
+                row.peak == "pinned" and row.measured and row.baseline is None
+                for row in self.comparisons
+            )
         )
 
     def _compared(
@@ -228,6 +253,8 @@ class Case:
         """Both peaks of the fullest device, in words."""
         measurement = self.measurement
         sizes = both_sizes(Peak(measurement.peak_allocated, measurement.peak_reserved))
+        if measurement.peak_pinned:
+            sizes += f", {format_size(measurement.peak_pinned)} pinned"
         return sizes if measurement.largest is None else f"{measurement.largest} fits, with {sizes}"
 
     @property

@@ -16,6 +16,7 @@ from pytest_gpumem.judge.verdict import (
     DEFAULT_TOLERANCES,
     NEED_UNKNOWN,
     PEAKS,
+    PIN_LESS,
     UPDATE_OPTION,
     USE_LESS,
     Comparison,
@@ -130,6 +131,9 @@ def _verdict(  # noqa: PLR0913 - the parts of a verdict
                 NoteKind.DEVICE, f"the allocator emptied its cache {times}, because memory ran out"
             )
         )
+    if measurement.pinned_varies and measurement.peak_pinned and case.spec.baseline:
+        text = "peak pinned is not compared: DataLoader's thread pins batches ahead, by time"
+        notes.append(Note(NoteKind.UNGUARDED, text))
     if error is not None and case.spec.baseline and kind is not Kind.INCOMPARABLE:
         notes.append(Note(NoteKind.UNREADABLE, f"cannot read the baseline: {error}"))
     told = lead is not None and lead.kind == "toolchain"
@@ -237,6 +241,7 @@ def _over_budget(case: Case) -> Verdict | None:
         for over, row, limit in excesses
     ]
     notes = notes_of(NoteKind.LIMIT, (f"also, {finding}" for finding in texts[1:]))
+    notes = (*_pinned_by(case.measurement), *notes)
     verdict = _verdict(case, Kind.OVER_BUDGET, texts[0], notes, failed=True)
     _, worst, limit = excesses[0]
     if limit.relation is not None:
@@ -340,6 +345,13 @@ def _held_by(measurement: Measurement) -> Iterator[Note]:
         yield Note(NoteKind.HOLDER, text)
 
 
+def _pinned_by(measurement: Measurement) -> Iterator[Note]:
+    """Yield a note on each line that pinned much of a peak that is too high."""
+    for line in measurement.pinned_lines:
+        place = f"{line.path}:{line.line} in {line.function}"
+        yield Note(NoteKind.PINNED, f"{format_size(line.nbytes)} pinned by {place}: {line.code}")
+
+
 def _without_baseline(case: Case) -> Verdict | None:
     """Judge a test that no baseline can be compared with, whether on purpose or not."""
     lookup, measured = case.lookup, case.highest
@@ -410,6 +422,8 @@ def _compared(case: Case) -> Verdict:
         return _updatable(
             case, _verdict(case, Kind.INCOMPARABLE, finding), "to compare later runs with it"
         )
+    if not beyond and case.is_pinned_unrecorded:
+        return _pinned_unrecorded(case, unguarded)
     if not beyond:
         return _verdict(case, Kind.WITHIN, f"{case.highest}{against}", unguarded)
     finding = f"{_change(case, beyond[0])}{_sizes(case, beyond[0])}, tolerance "
@@ -429,8 +443,17 @@ def _compared(case: Case) -> Verdict:
     if case.entry is not None and not case.policy.against:
         toolchain = case.entry.provenance, case.measurement.provenance
     lead = lead_of(causes, case.lookup.edits, toolchain)
+    notes = [*_pinned_by(case.measurement), *notes]
     verdict = _verdict(case, Kind.REGRESSED, finding, notes, failed=True, lead=lead)
     return _updatable(case, replace(verdict, causes=causes), "if this is intended")
+
+
+def _pinned_unrecorded(case: Case, notes: Sequence[Note]) -> Verdict:
+    """Judge a test whose baseline has no figure of the memory that it pins."""
+    finding = f"{format_size(case.measurement.peak_pinned)} of pinned host memory"
+    failed = case.policy.missing_baseline == "fail"
+    verdict = _verdict(case, Kind.NO_BASELINE, finding, notes, failed=failed)
+    return _updatable(case, verdict, "to record a baseline")
 
 
 def _change(case: Case, row: Comparison) -> str:
@@ -458,7 +481,8 @@ def _sizes(case: Case, row: Comparison) -> str:
 
 def _less_or_larger(limit: Limit, nbytes: int) -> str:
     """Return the remedy of a limit that is exceeded; a card has the memory that it has."""
-    return f"try {USE_LESS}{'' if limit.name == 'card' else _declare(limit.name, nbytes)}"
+    less = PIN_LESS if limit.peak == "pinned" else USE_LESS
+    return f"try {less}{'' if limit.name == 'card' else _declare(limit.name, nbytes)}"
 
 
 def _declare(name: str, nbytes: int) -> str:

@@ -139,8 +139,22 @@ class Result:
             return oom.device_index
         if self.verdict.kind is not Kind.OVER_BUDGET:
             return None
-        rows = (row for row in self.verdict.comparisons if row.budget is not None)
-        return next((row.device for row in rows if row.measured > (row.budget or 0)), 0)
+        if self.is_pinned_too_much:
+            return None
+        rows = self.verdict.comparisons
+        return next((row.device for row in rows if row.is_over_budget and row.peak != "pinned"), 0)
+
+    @property
+    def is_pinned_too_much(self) -> bool:
+        """Whether the test failed by the host memory that it pins alone."""
+        rows = self.verdict.comparisons
+        if self.verdict.kind is Kind.OVER_BUDGET:
+            far = [row for row in rows if row.is_over_budget]
+        elif self.verdict.kind is Kind.REGRESSED:
+            far = [row for row in rows if row.excess > 0]
+        else:
+            return False
+        return bool(far) and all(row.peak == "pinned" for row in far)
 
     @property
     def held_lines(self) -> list[HeldLine]:
@@ -180,7 +194,7 @@ def describe_budget(spec: MemorySpec, relations: Iterable[tuple[Relation, int]] 
     """
     names = (
         *("max_gib", "card", "max_allocated_gib", "max_reserved_gib"),
-        *("max_mib_per_sample", "max_fixed_gib", "max_leak_mib"),
+        *("max_mib_per_sample", "max_fixed_gib", "max_leak_mib", "max_pinned_gib"),
     )
     values = ((name, getattr(spec, name)) for name in names)
     limits = [
@@ -238,8 +252,11 @@ def entry_of(result: Result, ranks: int = 0) -> BaselineEntry:
     # Which of torchrun's ranks is the fullest may change from run to run: it is not recorded.
     rank = None if ranks else result.rank
     declared = (result.batch_size, result.world_size, rank)
+    peaks = measurement.peaks
+    if measurement.pinned_varies:
+        peaks = tuple(replace(peak, pinned=0) for peak in peaks)
     return BaselineEntry(
-        measurement.peaks,
+        peaks,
         measurement.provenance,
         *declared,
         breakdowns,

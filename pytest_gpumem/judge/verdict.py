@@ -23,15 +23,17 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.measurement import BaselineEntry
 
-PeakName = Literal["allocated", "reserved"]
+PeakName = Literal["allocated", "reserved", "pinned"]
 PEAKS: tuple[PeakName, ...] = ("allocated", "reserved")
+"""those of a device's memory"""
 
-FigureName = Literal["allocated", "reserved", "per sample", "fixed"]
+FigureName = Literal["allocated", "reserved", "per sample", "fixed", "pinned"]
 FIGURES: dict[FigureName, str] = {
     "allocated": "peak allocated",
     "reserved": "peak reserved",
     "per sample": "memory per sample",
     "fixed": "fixed memory",
+    "pinned": "peak pinned",
 }
 """all figures that are compared, by the titles of reports; a cause stands before its effect"""
 
@@ -42,6 +44,7 @@ DEFAULT_TOLERANCES: dict[PeakName, Tolerance] = {
     # c10/core/AllocatorConfig.h, once kLargeBuffer) for a request between 1 and 10 MiB: one byte
     # more in a tensor can move peak reserved by a whole segment.
     "reserved": Tolerance(relative=Fraction(1, 1000), absolute=20 * MIB),
+    "pinned": Tolerance(relative=Fraction(1, 1000), absolute=1 * MIB),
 }
 """How far a peak may be from its baseline where neither marker nor ini says: the larger one."""
 
@@ -65,6 +68,8 @@ USE_LESS = (
     "a smaller micro-batch with gradient accumulation, torch.autocast, "
     "activation checkpointing (torch.utils.checkpoint), or the model spread over several devices"
 )
+
+PIN_LESS = "smaller buffers that are used again, or memory that is not pinned (pin_memory=False)"
 
 
 Tone = Literal["good", "bad", "open"]
@@ -180,7 +185,7 @@ class Policy:
         """Return how far a peak may be from its baseline.
 
         Args:
-            peak: which of the two.
+            peak: which one.
             declared: the marker's; it holds for runs on one and the same device only.
         """
         if self.against:
@@ -219,6 +224,11 @@ class Comparison:
     def difference(self) -> int | None:
         """Bytes above the baseline; negative below it."""
         return None if self.baseline is None else self.measured - self.baseline
+
+    @property
+    def is_over_budget(self) -> bool:
+        """Whether it is over its limit."""
+        return self.budget is not None and self.measured > self.budget
 
     @property
     def excess(self) -> int:

@@ -17,6 +17,7 @@ from pytest_gpumem.collector import begin_count, begin_count_again
 from pytest_gpumem.devices.memory_cap import device_range
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.measurement import Peak
+from pytest_gpumem.meter.pinned import empty_pinned_cache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 NO_CACHING: Final = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 """an environment variable; its presence counts, whatever its value"""
+PINNED: Final = "pinned"
+"""the key of the statistics of pinned host memory, beside those of a test's first device"""
 MAX_COLLECTIONS: Final = 50
 """collections, each of which may find what the last one has let go of"""
 Stats = dict[str, Any]
@@ -56,9 +59,11 @@ def peak_in(stats: Stats) -> Peak:
 
 
 def _bytes(stats: Stats, figure: str) -> Peak:
-    if not stats:  # nothing was allocated on this device yet
-        return Peak(0, 0)
-    return Peak(stats["allocated_bytes"]["all"][figure], stats["reserved_bytes"]["all"][figure])
+    pinned = stats[PINNED][figure] if PINNED in stats else 0
+    if "segment" not in stats:  # nothing was allocated on this device yet
+        return Peak(0, 0, pinned)
+    allocated, reserved = stats["allocated_bytes"], stats["reserved_bytes"]
+    return Peak(allocated["all"][figure], reserved["all"][figure], pinned)
 
 
 def alloc_retries(all_stats: Sequence[Stats]) -> int:
@@ -68,7 +73,7 @@ def alloc_retries(all_stats: Sequence[Stats]) -> int:
 
 def segments_held(all_stats: Sequence[Stats]) -> int:
     """Return the number of segments that the allocators of some devices hold."""
-    return sum(stats["segment"]["all"]["current"] for stats in all_stats if stats)
+    return sum(stats["segment"]["all"]["current"] for stats in all_stats if "segment" in stats)
 
 
 def live_blocks(devices: int | range) -> dict[tuple[int, int], int]:
@@ -129,13 +134,14 @@ def switch_on() -> None:
 
 
 def reset_peaks(devices: int | range) -> None:
-    """Reset the peak statistics of some devices; the test's code does not see it."""
+    """Reset the peaks of some devices and of pinned memory; the test's code does not see it."""
     for device in device_range(devices):
         VIEW.reset_peaks(device)
+    VIEW.reset_pinned_peaks()
 
 
 def settle(devices: int | range) -> None:
-    """Release unused memory: garbage, cuBLAS workspaces, cached segments.
+    """Release unused memory: garbage, cuBLAS workspaces, cached segments, cached pinned memory.
 
     The cuBLAS workspaces count as allocated and are made by whichever test calls cuBLAS first; they
     are cleared so that every test makes its own.
@@ -151,6 +157,7 @@ def settle(devices: int | range) -> None:
     torch._C._cuda_clearCublasWorkspaces()
     with VIEW.hidden_counters(device_range(devices)):
         VIEW.empty_cache()
+    empty_pinned_cache()
 
 
 def collect_garbage() -> None:

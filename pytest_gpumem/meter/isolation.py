@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.allocator_view import VIEW, Plug
 from pytest_gpumem.devices.memory_cap import device_range
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.allocator import (
+    PINNED,
     allocator_stats,
     current,
     current_in,
     live_blocks,
     settle,
 )
-from pytest_gpumem.meter.peaks import NOTHING, minus
+from pytest_gpumem.meter.peaks import MIN_PINNED, NOTHING, minus
+from pytest_gpumem.meter.pinned import pinned_stats
 from pytest_gpumem.meter.pins import Pins
 from pytest_gpumem.notes import NoteKind, notes_of
+from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -42,10 +46,27 @@ class Isolation:
         self.returned: set[tuple[int, int]] = set()
         """device and address of foreign blocks that went back to the allocator"""
         self._pins = Pins(devices, ())
+        self._pinned_lost = 0
+        """bytes of foreign pinned memory that was freed: the allocator may have it as yet"""
 
     def stats(self) -> list[Stats]:
-        """Return the allocator's statistics of each device: asking takes most of a measurement."""
-        return [allocator_stats(device) for device in self.devices]
+        """Return the allocator's statistics of each device: asking takes most of a measurement.
+
+        The first have those of pinned host memory as well, which is the whole process's.
+        """
+        all_stats = [allocator_stats(device) for device in self.devices]
+        pinned = pinned_stats()
+        if pinned.owned:
+            all_stats[0][PINNED] = pinned.owned
+            self._look_at_pinned(pinned.active["current"])
+        return all_stats
+
+    def _look_at_pinned(self, active: int) -> None:
+        """Note that foreign pinned memory was freed, where less is active than there was of it."""
+        first = self.kept_foreign[0]
+        if active < first.pinned:
+            self._pinned_lost += first.pinned - active
+            self.kept_foreign[0] = replace(first, pinned=active)
 
     @property
     def foreign(self) -> list[Peak]:
@@ -143,8 +164,9 @@ class Isolation:
         """Note the foreign memory that is left; return whether it has changed."""
         before = list(self.kept_foreign)
         if self._pins.ranges:
-            allocated, reserved = self._pins.still_held(), self._pins.still_reserved()
-            self.kept_foreign = list(map(Peak, allocated, reserved))
+            held, reserved = self._pins.still_held(), self._pins.still_reserved()
+            pinned = (foreign.pinned for foreign in before)
+            self.kept_foreign = list(map(Peak, held, reserved, pinned))
         return before != self.kept_foreign
 
     def see_lost(self) -> bool:
@@ -168,6 +190,12 @@ class Isolation:
             sentences.append(
                 "earlier tests left free gaps in their segments, and not all gaps could be "
                 "filled: peak reserved may be wrong by up to 20.00 MiB"
+            )
+        if self._pinned_lost >= MIN_PINNED:
+            lost = format_size(self._pinned_lost)
+            sentences.append(
+                f"{lost} of pinned memory of earlier tests were freed during the step: its peak "
+                "pinned may be too high by as much"
             )
         return [*notes_of(NoteKind.EARLIER_MEMORY, sentences)]
 

@@ -35,7 +35,8 @@ from pytest_gpumem.meter.compile_watch import COMPILER, CompilerMemory
 from pytest_gpumem.meter.garbage_watch import GarbageWatch
 from pytest_gpumem.meter.isolation import Isolation
 from pytest_gpumem.meter.out_of_memory import WATCH
-from pytest_gpumem.meter.peaks import Apart, Tally, outside
+from pytest_gpumem.meter.peaks import Apart, Tally, outside, without_few_pinned
+from pytest_gpumem.meter.pinned import LOOPS
 from pytest_gpumem.meter.provenance import provenance
 from pytest_gpumem.meter.step_watch import Steps
 from pytest_gpumem.notes import Note, NoteKind, notes_of
@@ -105,6 +106,8 @@ class Meter:
         self._apart: list[Span] = []
         """the spans of time of runs that are no part of the step"""
         self._compiler = CompilerMemory()
+        self._loops_before = 0
+        """threads of DataLoader's that had begun to pin, those at work left out"""
 
     def start(
         self,
@@ -125,6 +128,7 @@ class Meter:
             DeviceError: PyTorch's allocator is not the native one.
         """
         require_native_allocator()
+        LOOPS.watch()
         self._isolation.plugs.release()
         await_autograd()  # or what they free soon would count as foreign memory
         settle(self.devices)
@@ -163,6 +167,7 @@ class Meter:
         self.steps.forget()
         self._garbage.most = 0
         self._use.start([peak.reserved for peak in held])
+        self._loops_before = LOOPS.begun - LOOPS.alive
         self._began = beginning()
         reset_peaks(self.devices)
         self._stepping = False
@@ -273,7 +278,7 @@ class Meter:
     def peaks(self) -> tuple[Peak, ...]:
         """Return the whole step's peaks so far, one a device."""
         self.note()
-        return tuple(self._whole.peaks)
+        return without_few_pinned(self._whole.peaks)
 
     def passes(self) -> tuple[Peak, ...]:
         """Return the same without optimizers' steps."""
@@ -539,13 +544,14 @@ class Meter:
         return Measurement(
             device=self.info,
             provenance=provenance(self.device),
-            peaks=tuple((tally or self._whole).peaks),
-            held=tuple(self._isolation.initial_foreign),
-            retained=tuple(retained),
+            peaks=without_few_pinned((tally or self._whole).peaks),
+            held=without_few_pinned(self._isolation.initial_foreign),
+            retained=without_few_pinned(retained),
             alloc_retries=self.alloc_retries,
             segments=segments,
             out_of_memory=out_of_memory,
             notes=tuple(own),
             device_use=use,
             steps=self.steps.by_device() if ended and self._steady else (),
+            pinned_varies=LOOPS.begun > self._loops_before,
         )

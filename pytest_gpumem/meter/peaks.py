@@ -2,38 +2,56 @@
 
 from __future__ import annotations
 
+import operator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.attribution.recording import Span
 from pytest_gpumem.measurement import Peak
+from pytest_gpumem.sizes import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.notes import Note
 
 NOTHING: Final = Peak(0, 0)
+MIN_PINNED: Final = MIB
+"""bytes of pinned memory that count: PyTorch pins a few itself, for ``Tensor.item()`` say"""
 
 
 def plus(left: Peak, right: Peak) -> Peak:
     """Return the sum."""
-    return Peak(left.allocated + right.allocated, left.reserved + right.reserved)
+    return _each(operator.add, left, right)
 
 
 def minus(left: Peak, right: Peak) -> Peak:
     """Return the difference, never below zero."""
-    return Peak(max(0, left.allocated - right.allocated), max(0, left.reserved - right.reserved))
+    return _each(lambda mine, other: max(0, mine - other), left, right)
 
 
 def maximum(left: Peak, right: Peak) -> Peak:
     """Return the larger of each figure."""
-    return Peak(max(left.allocated, right.allocated), max(left.reserved, right.reserved))
+    return _each(max, left, right)
+
+
+def _each(combine: Callable[[int, int], int], left: Peak, right: Peak) -> Peak:
+    return Peak(
+        combine(left.allocated, right.allocated),
+        combine(left.reserved, right.reserved),
+        combine(left.pinned, right.pinned),
+    )
 
 
 def fullest(peaks: Sequence[Peak]) -> Peak:
     """Return the largest of each figure: those of the fullest device."""
     return Peak(max(peak.allocated for peak in peaks), max(peak.reserved for peak in peaks))
+
+
+def without_few_pinned(peaks: Sequence[Peak]) -> tuple[Peak, ...]:
+    """Return the same, with no pinned memory where there is less than MIN_PINNED."""
+    return tuple(replace(peak, pinned=0) if peak.pinned < MIN_PINNED else peak for peak in peaks)
 
 
 class Tally:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.baselines.key import Key
     from pytest_gpumem.measurement import BaselineEntry
 
-_TITLES: Final = ("test", "allocated", "reserved", "batch", "rank", "devices")
+_TITLES: Final = ("test", "allocated", "reserved", "pinned", "batch", "rank", "devices")
 
 
 def listing(entries: Mapping[Key, BaselineEntry], width: int = 80) -> str:
@@ -37,6 +37,7 @@ def listing(entries: Mapping[Key, BaselineEntry], width: int = 80) -> str:
                     f"    ({printable(key.part)})" if below else f"  {printable(key.name)}",
                     f"{max(peak.allocated for peak in entry.peaks) / MIB:.2f}",
                     f"{max(peak.reserved for peak in entry.peaks) / MIB:.2f}",
+                    f"{pinned / MIB:.2f}" if (pinned := entry.peak_pinned) else "",
                     "" if entry.batch_size is None else str(entry.batch_size),
                     "" if entry.world_size is None else f"{entry.rank} of {entry.world_size}",
                     str(len(entry.peaks)) if len(entry.peaks) > 1 else "",
@@ -65,6 +66,8 @@ def details(entries: Mapping[Key, BaselineEntry], width: int = 80) -> str:
         ]
         rows = [["", "peak allocated", "peak reserved"], *rows]
         facts = []
+        if entry.peak_pinned:
+            facts.append(f"peak pinned {size(entry.peak_pinned)}")
         if entry.batch_size is not None:
             facts.append(f"batch size {entry.batch_size}")
         if entry.slope is not None:

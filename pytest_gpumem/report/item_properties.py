@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "gpumem_"
 """the beginning of all names"""
-_SIZES: Final = ("allocated", "reserved")
+_SIZES: Final = ("allocated", "reserved", "pinned")
 
 
 def properties(results: Iterable[Result]) -> Iterator[tuple[str, str | int]]:
@@ -39,6 +39,8 @@ def properties(results: Iterable[Result]) -> Iterator[tuple[str, str | int]]:
             continue
         yield f"{PREFIX}peak_allocated{end}", measurement.peak_allocated
         yield f"{PREFIX}peak_reserved{end}", measurement.peak_reserved
+        if measurement.peak_pinned:
+            yield f"{PREFIX}peak_pinned{end}", measurement.peak_pinned
         needed = measurement.out_of_memory.needed if measurement.out_of_memory else None
         if needed is not None:
             yield f"{PREFIX}needed_allocated{end}", needed.allocated

@@ -48,6 +48,7 @@ class PeakJson(Strict, frozen=True):
 
     allocated: Bytes
     reserved: Bytes
+    pinned: Bytes = 0
 
 
 class ProvenanceJson(Strict, frozen=True):
@@ -237,6 +238,8 @@ class MeasurementJson(Strict, frozen=True, rename=_TEXTS):
     stayed: StayedJson | None
     largest: Count | None = None
     range: PeakRangeJson | None = None
+    pinned_varies: bool = False
+    pinned_lines: tuple[LinePeakJson, ...] = ()
     note_kinds: tuple[NoteKind, ...] = ()
     hint_kinds: tuple[NoteKind, ...] = ()
 

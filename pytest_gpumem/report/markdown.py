@@ -19,7 +19,12 @@ from pytest_gpumem.report.terminal.failure_text import (
     shortage_facts,
 )
 from pytest_gpumem.report.terminal.session_text import counts, next_command
-from pytest_gpumem.report.terminal.summary_table import budget_cell, change_cell, peak_cells
+from pytest_gpumem.report.terminal.summary_table import (
+    budget_cell,
+    change_cell,
+    peak_cells,
+    pinned_cell,
+)
 from pytest_gpumem.report.terminal.update_text import update_summary
 from pytest_gpumem.report.text import printable, signed_size, size
 
@@ -215,7 +220,10 @@ def _size_cells(row: BreakdownRow) -> tuple[str, str, str]:
 def _device_tables(results: Sequence[Result], limits: _Limits) -> Iterator[str]:
     """Yield a table for each device."""
     sentences = comparison_sentences(results)
-    titles = ("", "test", "verdict", "allocated, MiB", "reserved, MiB", "change", "budget")
+    titles = (
+        *("", "test", "verdict", "allocated, MiB", "reserved, MiB", "pinned, MiB"),
+        *("change", "budget"),
+    )
     for key in dict.fromkeys(result.device_key for result in results):
         members = [result for result in results if result.device_key == key]
         shown = members[: limits.rows]
@@ -233,6 +241,7 @@ def _device_tables(results: Sequence[Result], limits: _Limits) -> Iterator[str]:
                 result.word,
                 escape(allocated),
                 escape(reserved),
+                escape(pinned_cell(result)),
                 change_cell(result),
                 escape(budget_cell(result)),
             )

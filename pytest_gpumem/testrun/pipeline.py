@@ -21,6 +21,7 @@ from pytest_gpumem.testrun.advice import advice
 from pytest_gpumem.testrun.edits import EditFinder
 from pytest_gpumem.testrun.explain import Explanations, ran_again
 from pytest_gpumem.testrun.keeper_search import KeeperFinder
+from pytest_gpumem.testrun.pinned_lines import PinWatch
 from pytest_gpumem.testrun.rerun import shown_error
 from pytest_gpumem.testrun.size_range import is_ranged, with_ranges
 from pytest_gpumem.testrun.unused_device import check_unused, is_unused, unrecorded
@@ -270,6 +271,28 @@ class Pipeline:
         ):
             self._judge(case)
 
+    def _find_pinned_lines(self, case: Case) -> None:
+        """Tell which lines pin the host memory that is too much: the failed test runs again.
+
+        Unless it has run again for another reason, or a second run would leave more.
+        """
+        spec = case.run.spec
+        parts = [result.part for result in case.results if result.is_pinned_too_much]
+        has_run_again = case.explanations.of_second_run
+        if not parts or has_run_again or spec.steady or spec.max_leak_mib is not None:
+            return
+        watch = PinWatch()
+        with watch.watching(), self._runner.again(case.item, record=False) as attempt:
+            lines = watch.lines(self._runner.root) if attempt.passed else ()
+        for part in parts:
+            part_spec, measurement = case.measured[part]
+            note = ran_again("which lines pin memory")
+            measurement = replace(
+                measurement, pinned_lines=lines, notes=(*measurement.notes, *[note] * attempt.ran)
+            )
+            case.measured[part] = part_spec, measurement
+        self._judge(case)
+
     def _find_edits(self, case: Case) -> None:
         """Tell which edits since the baseline's commit bear on a growth."""
         for result in case.results:
@@ -360,6 +383,7 @@ class Pipeline:
         _judge,
         _explain_failure,
         _find_keepers,
+        _find_pinned_lines,
         _find_edits,
         _join,
         _follow_up,

@@ -14,9 +14,11 @@ from pytest_gpumem.devices.sharing.gpu_ledger import Turn
 from pytest_gpumem.measurement import OutOfMemory, Peak
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory, site_of
+from pytest_gpumem.meter.pinned import require_pinned_stats
 from pytest_gpumem.relations import Relation, read_relations
 from pytest_gpumem.sizes import shown
 from pytest_gpumem.spec import MemorySpec, spec_from_call
+from pytest_gpumem.spec_fields import declared_as
 from pytest_gpumem.testrun.wide_fixture import Retained, SetUpWatch, no_memory, padded, sums
 
 if TYPE_CHECKING:
@@ -157,6 +159,9 @@ class Run:
     def start(self) -> None:
         """Settle, cap the device, begin to count."""
         self.meter.start()
+        if self.spec.max_pinned_gib is not None:
+            name = declared_as("max_pinned_gib", self.spec.max_pinned_gib)
+            require_pinned_stats(f"{name}={self.spec.max_pinned_gib!r}")
         self.meter.cap(self.limit)
         if self.spec.max_leak_mib is not None:
             self.excused_blocks = set(self.meter.blocks())

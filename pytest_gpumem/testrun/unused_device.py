@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MEMORY_LIMITS: Final = (
     *("max_gib", "max_allocated_gib", "max_reserved_gib", "card"),
-    *("max_mib_per_sample", "max_fixed_gib"),
+    *("max_mib_per_sample", "max_fixed_gib", "max_pinned_gib"),
 )
 """the marker's arguments that a step without memory would always keep"""
 
@@ -37,7 +37,8 @@ class UnusedDeviceError(GpuMemError):
 def is_unused(run: Run, measurement: Measurement) -> bool:
     """Whether a test took no memory: its own, its fixtures', its probes', or outside PyTorch's."""
     outside = any(use.outside > 0 for use in measurement.device_use)
-    return not (run.meter.ran_apart or outside or any(peak.reserved for peak in measurement.peaks))
+    used = any(peak.reserved or peak.pinned for peak in measurement.peaks)
+    return not (run.meter.ran_apart or outside or used)
 
 
 def _hidden_gpu(run: Run, path: Path) -> str:

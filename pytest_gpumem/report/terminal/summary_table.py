@@ -43,7 +43,7 @@ _SIZES = re.compile(r"\d[\d,.]* (?:[KMGT]i)?B\b")
 _CAUSE_INDENT = " " * 6
 """before the cause that stands below a failed test: more than before any name"""
 
-_TITLES = ("test", "allocated", "reserved", "change", "budget", "verdict")
+_TITLES = ("test", "allocated", "reserved", "pinned", "change", "budget", "verdict")
 
 
 class TableRow(NamedTuple):
@@ -202,6 +202,7 @@ def _whole_line(row: TableRow, width: int) -> str:
 def _summary_row(result: Result) -> tuple[str, ...]:
     return (
         *(peak_cells(result.measurement) if result.measurement else ("", "")),
+        pinned_cell(result),
         change_cell(result),
         budget_cell(result),
         result.word,
@@ -219,11 +220,18 @@ def peak_cells(measurement: Measurement) -> tuple[str, str]:
     return f"{sign}{mib(allocated)}", f"{sign}{mib(reserved)}"
 
 
+def pinned_cell(result: Result) -> str:
+    """Return the peak pinned in MiB; "" where nothing was."""
+    pinned = result.measurement.peak_pinned if result.measurement else 0
+    return mib(pinned) if pinned else ""
+
+
 _MARKS: dict[FigureName, str] = {
     "allocated": "",
     "reserved": " res.",
     "per sample": " a sample",
     "fixed": " fixed",
+    "pinned": " pinned",
 }
 
 

@@ -54,10 +54,13 @@ def _figure_lines(old: BaselineEntry | None, new: BaselineEntry) -> Iterator[str
         where = f", device {device}" if len(new.peaks) > 1 else ""
         if not comparable:
             allocated, reserved = format_size(peak.allocated), format_size(peak.reserved)
-            yield f"{allocated} allocated, {reserved} reserved{where}"
+            pinned = f", {format_size(peak.pinned)} pinned" if peak.pinned else ""
+            yield f"{allocated} allocated, {reserved} reserved{pinned}{where}"
             continue
-        for name in PEAKS:
+        for name in (*PEAKS, "pinned"):
             old_size, new_size = getattr(old_peaks[device], name), getattr(peak, name)
+            if name == "pinned" and not old_size and not new_size:
+                continue
             if old_size == new_size:
                 yield f"{name}{where}: {format_size(new_size)}, unchanged"
             else:

@@ -23,7 +23,7 @@ class _Figure(NamedTuple):
     name: str
     """the test, its part and its device"""
     peak: str
-    """ "allocated" or "reserved" """
+    """ "allocated", "reserved" or "pinned" """
     nbytes: int
     result: Result
 
@@ -36,7 +36,7 @@ def _tracked_figures(results: Iterable[Result]) -> Iterator[_Figure]:
         for index, peak in enumerate(measurement.peaks):
             device = f", device {index}" if len(measurement.peaks) > 1 else ""
             name = f"{result.name} on {result.device_key}{device}"
-            for kind in PEAKS:
+            for kind in (*PEAKS, *["pinned"] * bool(peak.pinned)):
                 yield _Figure(name, kind, getattr(peak, kind), result)
 
 

@@ -1,0 +1,103 @@
+"""Pinned host memory: what PyTorch's allocator of it holds, and the threads that pin as they like.
+
+The figure is ``allocated_bytes`` of ``torch.cuda.host_memory_stats``: all blocks that the allocator
+has pinned, those included that no tensor has at the moment. It counts for the whole process.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pytest_gpumem.allocator_view import VIEW
+from pytest_gpumem.errors import DeviceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LOADER: Final = "torch.utils.data._utils.pin_memory"
+"""PyTorch's module with the function of DataLoader's threads that pin batches"""
+LOOP: Final = "_pin_memory_loop"
+
+
+class PinnedStats(NamedTuple):
+    """Statistics of PyTorch's allocator of pinned host memory, in bytes; empty of an old torch."""
+
+    owned: dict[str, int]
+    """blocks that it has pinned, with those that no tensor has: of ``"allocated_bytes"``"""
+    active: dict[str, int]
+    """blocks of tensors, and of copies that are under way: of ``"active_bytes"``"""
+
+
+def pinned_stats() -> PinnedStats:
+    """Return the statistics of now; those of versions before 2.11 have other names and peaks."""
+    stats = VIEW.pinned_stats()
+    if "active_bytes" not in stats:
+        return PinnedStats({}, {})
+    return PinnedStats(stats["allocated_bytes"], stats["active_bytes"])
+
+
+def require_pinned_stats(declared: str) -> None:
+    """Refuse a limit that cannot be held.
+
+    Args:
+        declared: the limit as it was declared.
+
+    Raises:
+        DeviceError: PyTorch does not tell how much memory is pinned.
+    """
+    import torch
+
+    if not pinned_stats().owned:
+        raise DeviceError(
+            declared,
+            f"torch {torch.__version__} does not tell how much host memory is pinned",
+            "install torch 2.11 or newer, or leave out this limit",
+        )
+
+
+def empty_pinned_cache() -> None:
+    """Have the allocator give back what no tensor has."""
+    import torch
+
+    owned = pinned_stats().owned
+    if owned and owned["current"]:
+        torch._C._host_emptyCache()
+
+
+class PinningLoops:
+    """DataLoader's threads that pin batches before they are asked for: how many depends on time."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        """threads that have begun to pin"""
+        self._ended = 0
+
+    @property
+    def alive(self) -> int:
+        """The number of those at work."""
+        return self.begun - self._ended
+
+    def watch(self) -> None:
+        """Count them from now on; nothing where that is done, or no DataLoader can be there."""
+        module: Any = sys.modules.get(LOADER)
+        loop = getattr(module, LOOP, None)
+        if loop is not None and not isinstance(getattr(loop, "loops", None), PinningLoops):
+            setattr(module, LOOP, self._counted(loop))
+
+    def _counted(self, loop: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(loop)
+        def pin_memory_loop(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function
+            self.begun += 1
+            try:
+                return loop(*args, **kwargs)
+            finally:
+                self._ended += 1
+
+        pin_memory_loop.loops = self  # type: ignore[attr-defined]
+        return pin_memory_loop
+
+
+LOOPS: Final = PinningLoops()
+"""those of this process"""
