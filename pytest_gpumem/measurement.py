@@ -373,6 +373,8 @@ class Measurement(Hinted):
     """the largest value that a search found to fit; the peaks are that value's"""
     range: PeakRange | None = None
     """None where the peaks are known, or their range is not"""
+    host: int | None = None
+    """bytes that the process's resident memory grew at most; None of a part, or where unknown"""
     pinned_varies: bool = False
     """whether the peak pinned depends on time: threads of DataLoader's pin batches ahead"""
     pinned_lines: tuple[LinePeak, ...] = ()

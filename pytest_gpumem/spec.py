@@ -66,6 +66,8 @@ class MemorySpec:
     """limit of the peak reserved memory, in GiB"""
     max_pinned_gib: int | float | SizeLimit | None = None
     """limit of the peak of pinned host memory, in GiB"""
+    max_host_gib: int | float | SizeLimit | None = None
+    """limit of the growth of the process's resident memory, in GiB"""
     card: str | None = None
     """canonical name of the card that the step has to fit on"""
     batch_size: int | None = None
@@ -118,6 +120,11 @@ class MemorySpec:
     def max_pinned_bytes(self) -> int | None:
         """``max_pinned_gib`` in bytes."""
         return _limit_bytes(self.max_pinned_gib, GIB)
+
+    @property
+    def max_host_bytes(self) -> int | None:
+        """``max_host_gib`` in bytes."""
+        return _limit_bytes(self.max_host_gib, GIB)
 
     @property
     def max_fixed_bytes(self) -> int | None:
@@ -381,12 +388,14 @@ _READERS: Final[Mapping[str, Reader]] = {
     "batch_sizes": read_batch_sizes,
     "max_mib_per_sample": read_limit_per_sample,
     "max_fixed_gib": read_budget,
+    "max_host_gib": read_budget,
     "variants": read_variants,
     "ranks": read_ranks,
     "max_leak_mib": read_leak,
     "max_per_sample": read_size_limit,
     "max_fixed": read_size_limit,
     "max_leak": read_size_limit,
+    "max_host": read_size_limit,
     "steady": read_steady,
     "values": read_values,
 }

@@ -60,6 +60,7 @@ TEXT_LIMITS: Final = {
     "max_per_sample": "max_mib_per_sample",
     "max_fixed": "max_fixed_gib",
     "max_pinned": "max_pinned_gib",
+    "max_host": "max_host_gib",
     "max_leak": "max_leak_mib",
 }
 """arguments that declare a limit as text with a unit, and the fields that they fill"""

@@ -166,6 +166,7 @@ class Case:
             ("max_mib_per_sample", "per sample", spec.max_sample_bytes),
             ("max_fixed_gib", "fixed", spec.max_fixed_bytes),
             ("max_pinned_gib", "pinned", spec.max_pinned_bytes),
+            ("max_host_gib", "host", spec.max_host_bytes),
         )
         limits = [
             Limit(name, getattr(spec, name), peak, nbytes)
@@ -180,9 +181,12 @@ class Case:
 
     @cached_property
     def comparisons(self) -> tuple[Comparison, ...]:
-        """Both peaks of every device, and the growth per sample where it was measured."""
+        """All figures: the peaks of every device, host memory under a limit, growth per sample."""
         peaks = enumerate(self.measurement.peaks)
         rows = [row for device, peak in peaks for row in self.compare(device, peak)]
+        budget = self.spec.max_host_bytes
+        if budget is not None and self.measurement.host is not None:
+            rows.append(Comparison(0, "host", self.measurement.host, budget=budget))
         measured = self.measurement.slope
         if measured is not None:
             old = self.entry.slope if self.entry else None

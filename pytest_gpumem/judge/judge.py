@@ -14,9 +14,9 @@ from pytest_gpumem.judge.comparison import Case, both_sizes
 from pytest_gpumem.judge.lead import lead_of
 from pytest_gpumem.judge.verdict import (
     DEFAULT_TOLERANCES,
+    LESS_OF,
     NEED_UNKNOWN,
     PEAKS,
-    PIN_LESS,
     UPDATE_OPTION,
     USE_LESS,
     Comparison,
@@ -242,6 +242,9 @@ def _over_budget(case: Case) -> Verdict | None:
     ]
     notes = notes_of(NoteKind.LIMIT, (f"also, {finding}" for finding in texts[1:]))
     notes = (*_pinned_by(case.measurement), *notes)
+    if excesses[0][1].peak == "host" and case.measurement.device.kind == "virtual":
+        text = 'values of the virtual GPU are in host memory too: values="off" computes none'
+        notes = (*notes, Note(NoteKind.LIMIT, text))
     verdict = _verdict(case, Kind.OVER_BUDGET, texts[0], notes, failed=True)
     _, worst, limit = excesses[0]
     if limit.relation is not None:
@@ -481,7 +484,7 @@ def _sizes(case: Case, row: Comparison) -> str:
 
 def _less_or_larger(limit: Limit, nbytes: int) -> str:
     """Return the remedy of a limit that is exceeded; a card has the memory that it has."""
-    less = PIN_LESS if limit.peak == "pinned" else USE_LESS
+    less = LESS_OF.get(limit.peak, USE_LESS)
     return f"try {less}{'' if limit.name == 'card' else _declare(limit.name, nbytes)}"
 
 

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Literal
 
 from pytest_gpumem.judge.causes import HeldLine, growth_causes, largest_lines
 from pytest_gpumem.judge.lead import lead_of
-from pytest_gpumem.judge.verdict import Comparison, Kind, Verdict, beyond_tolerance
+from pytest_gpumem.judge.verdict import (
+    HOST_FIGURES,
+    Comparison,
+    Kind,
+    Verdict,
+    beyond_tolerance,
+)
 from pytest_gpumem.measurement import BaselineEntry, Breakdown, Measurement, Peak
 from pytest_gpumem.nodeids import module_of
 from pytest_gpumem.notes import NoteKind
@@ -139,14 +145,14 @@ class Result:
             return oom.device_index
         if self.verdict.kind is not Kind.OVER_BUDGET:
             return None
-        if self.is_pinned_too_much:
+        if self.is_host_too_much:
             return None
-        rows = self.verdict.comparisons
-        return next((row.device for row in rows if row.is_over_budget and row.peak != "pinned"), 0)
+        rows = (row for row in self.verdict.comparisons if row.peak not in HOST_FIGURES)
+        return next((row.device for row in rows if row.is_over_budget), 0)
 
     @property
-    def is_pinned_too_much(self) -> bool:
-        """Whether the test failed by the host memory that it pins alone."""
+    def is_host_too_much(self) -> bool:
+        """Whether the test failed by host memory alone, pinned or not."""
         rows = self.verdict.comparisons
         if self.verdict.kind is Kind.OVER_BUDGET:
             far = [row for row in rows if row.is_over_budget]
@@ -154,7 +160,15 @@ class Result:
             far = [row for row in rows if row.excess > 0]
         else:
             return False
-        return bool(far) and all(row.peak == "pinned" for row in far)
+        return bool(far) and all(row.peak in HOST_FIGURES for row in far)
+
+    @property
+    def is_pinned_too_much(self) -> bool:
+        """Whether the test failed by host memory alone, and pinned too much."""
+        rows = self.verdict.comparisons
+        return self.is_host_too_much and any(
+            row.peak == "pinned" and (row.is_over_budget or row.excess > 0) for row in rows
+        )
 
     @property
     def held_lines(self) -> list[HeldLine]:
@@ -194,7 +208,7 @@ def describe_budget(spec: MemorySpec, relations: Iterable[tuple[Relation, int]] 
     """
     names = (
         *("max_gib", "card", "max_allocated_gib", "max_reserved_gib"),
-        *("max_mib_per_sample", "max_fixed_gib", "max_leak_mib", "max_pinned_gib"),
+        *("max_mib_per_sample", "max_fixed_gib", "max_leak_mib", "max_pinned_gib", "max_host_gib"),
     )
     values = ((name, getattr(spec, name)) for name in names)
     limits = [

@@ -27,15 +27,18 @@ PeakName = Literal["allocated", "reserved", "pinned"]
 PEAKS: tuple[PeakName, ...] = ("allocated", "reserved")
 """those of a device's memory"""
 
-FigureName = Literal["allocated", "reserved", "per sample", "fixed", "pinned"]
+FigureName = Literal["allocated", "reserved", "per sample", "fixed", "pinned", "host"]
 FIGURES: dict[FigureName, str] = {
     "allocated": "peak allocated",
     "reserved": "peak reserved",
     "per sample": "memory per sample",
     "fixed": "fixed memory",
     "pinned": "peak pinned",
+    "host": "peak host memory",
 }
 """all figures that are compared, by the titles of reports; a cause stands before its effect"""
+HOST_FIGURES: frozenset[FigureName] = frozenset({"pinned", "host"})
+"""those of the process's host memory, which no device has"""
 
 DEFAULT_TOLERANCES: dict[PeakName, Tolerance] = {
     # Peak allocated repeats to the byte; less than 1 MiB is not worth a failed test.
@@ -69,7 +72,12 @@ USE_LESS = (
     "activation checkpointing (torch.utils.checkpoint), or the model spread over several devices"
 )
 
-PIN_LESS = "smaller buffers that are used again, or memory that is not pinned (pin_memory=False)"
+LESS_OF: dict[FigureName, str] = {
+    "pinned": "smaller buffers that are used again, or memory that is not pinned "
+    "(pin_memory=False)",
+    "host": "to load or keep less at a time (a part of a checkpoint, or mmap=True)",
+}
+"""what lowers a figure that is no device's"""
 
 
 Tone = Literal["good", "bad", "open"]

@@ -33,6 +33,7 @@ from pytest_gpumem.meter.allocator import (
 )
 from pytest_gpumem.meter.compile_watch import COMPILER, CompilerMemory
 from pytest_gpumem.meter.garbage_watch import GarbageWatch
+from pytest_gpumem.meter.host_memory import HostWatch
 from pytest_gpumem.meter.isolation import Isolation
 from pytest_gpumem.meter.out_of_memory import WATCH
 from pytest_gpumem.meter.peaks import Apart, Tally, outside, without_few_pinned
@@ -106,6 +107,7 @@ class Meter:
         self._apart: list[Span] = []
         """the spans of time of runs that are no part of the step"""
         self._compiler = CompilerMemory()
+        self.host = HostWatch()
         self._loops_before = 0
         """threads of DataLoader's that had begun to pin, those at work left out"""
 
@@ -168,6 +170,7 @@ class Meter:
         self._garbage.most = 0
         self._use.start([peak.reserved for peak in held])
         self._loops_before = LOOPS.begun - LOOPS.alive
+        self.host.start()
         self._began = beginning()
         reset_peaks(self.devices)
         self._stepping = False
@@ -553,5 +556,6 @@ class Meter:
             notes=tuple(own),
             device_use=use,
             steps=self.steps.by_device() if ended and self._steady else (),
+            host=self.host.peak() if whole else None,
             pinned_varies=LOOPS.begun > self._loops_before,
         )

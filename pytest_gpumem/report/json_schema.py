@@ -238,6 +238,7 @@ class MeasurementJson(Strict, frozen=True, rename=_TEXTS):
     stayed: StayedJson | None
     largest: Count | None = None
     range: PeakRangeJson | None = None
+    host: Bytes | None = None
     pinned_varies: bool = False
     pinned_lines: tuple[LinePeakJson, ...] = ()
     note_kinds: tuple[NoteKind, ...] = ()

@@ -48,7 +48,7 @@ def ran_again(purpose: str) -> Note:
 def too_much(results: Iterable[Result]) -> bool:
     """Whether any of them failed because it takes too much memory of its device."""
     return any(
-        result.verdict.failed and result.verdict.kind.too_much and not result.is_pinned_too_much
+        result.verdict.failed and result.verdict.kind.too_much and not result.is_host_too_much
         for result in results
     )
 

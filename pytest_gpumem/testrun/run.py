@@ -162,6 +162,9 @@ class Run:
         if self.spec.max_pinned_gib is not None:
             name = declared_as("max_pinned_gib", self.spec.max_pinned_gib)
             require_pinned_stats(f"{name}={self.spec.max_pinned_gib!r}")
+        if self.spec.max_host_gib is not None:
+            name = declared_as("max_host_gib", self.spec.max_host_gib)
+            self.meter.host.require(f"{name}={self.spec.max_host_gib!r}")
         self.meter.cap(self.limit)
         if self.spec.max_leak_mib is not None:
             self.excused_blocks = set(self.meter.blocks())

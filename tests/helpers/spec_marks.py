@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 FIELDS = [field.name for field in fields(MemorySpec) if field.name != "variant"]
 """what can be declared"""
-BUDGETS = ["max_gib", "max_allocated_gib", "max_reserved_gib", "max_pinned_gib"]
+BUDGETS = ["max_gib", "max_allocated_gib", "max_reserved_gib", "max_pinned_gib", "max_host_gib"]
 WORLD = {"world_size": 64, "rank": 3}
 """what goes with no number of devices above 1"""
 NAN, INF = float("nan"), float("inf")

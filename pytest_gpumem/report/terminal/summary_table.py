@@ -57,7 +57,10 @@ class TableRow(NamedTuple):
     """whether its one cell is the cause of the failure above it, which is never cut"""
 
 
-_DETAIL_TITLES = ("test", "held before", "retained", "segments", "retries", "device", "outside")
+_DETAIL_TITLES = (
+    *("test", "held before", "retained", "segments", "retries"),
+    *("device", "outside", "host"),
+)
 
 
 def summary_table(
@@ -232,6 +235,7 @@ _MARKS: dict[FigureName, str] = {
     "per sample": " a sample",
     "fixed": " fixed",
     "pinned": " pinned",
+    "host": " host",
 }
 
 
@@ -272,7 +276,8 @@ def _detail_row(result: Result) -> tuple[str, ...]:
         for name in ("peak", "outside")
     )
     counts = (str(measurement.segments), str(measurement.alloc_retries))
-    return (held, retained, *counts, device, outside)
+    host = "" if measurement.host is None else mib(measurement.host)
+    return (held, retained, *counts, device, outside, host)
 
 
 def _source_notes(results: Sequence[Result], width: int) -> Iterator[str]:

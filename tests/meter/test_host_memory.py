@@ -1,0 +1,72 @@
+"""The process's own memory: how much it grows in a test, and its limit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pytest_gpumem.meter import host_memory
+from pytest_gpumem.meter.host_memory import HostWatch
+from pytest_gpumem.sizes import MIB
+
+LOAD = """
+def load(nbytes):
+    return bytearray(nbytes)  # every page is written
+
+"""
+
+
+def test_the_growth_is_the_highest_above_the_beginning():
+    kept = bytearray(64 * MIB)
+    gone = bytearray(256 * MIB)
+    del gone
+    watch = HostWatch()
+    watch.start()
+    assert watch.peak() < 8 * MIB
+    more = bytearray(128 * MIB)
+    del more
+    assert 120 * MIB < watch.peak() < 160 * MIB
+    del kept
+    watch.start()
+    assert watch.peak() < 8 * MIB
+
+
+@pytest.mark.parametrize("limit", ["max_host_gib=0.25", "max_host='256MiB'"])
+def test_a_doubled_load_is_over_the_limit(suite, limit):
+    source = f"{LOAD}@pytest.mark.gpu_memory({limit})\ndef test_it():\n    torch.ones(1).cuda()\n"
+    once = f"{source}    weights = load(160 << 20)\n"
+    assert suite.run(source=once).outcomes == {"passed": 1}
+    session = suite.run("--gpumem-json=r.json", source=f"{once}    again = load(160 << 20)\n")
+    assert session.outcomes == {"failed": 1}
+    assert "over budget: peak host memory of 3" in session.flat
+    assert f"MiB over {limit}" in session.flat
+    assert "values of the virtual GPU are in host memory too" in session.flat
+    assert "next: try to load or keep less at a time" in session.flat
+    (result,) = json.loads((suite.path / "r.json").read_text())["results"]
+    assert 310 * MIB <= result["measurement"]["host"] < 400 * MIB
+    rows = {row["peak"]: row for row in result["verdict"]["comparisons"]}
+    assert rows["host"]["measured"] == result["measurement"]["host"]
+    assert rows["host"]["baseline"] is None
+    assert "ran a second time" not in session.flat
+
+
+def test_without_a_limit_it_is_shown_and_judged_by_nothing(suite):
+    source = f"{LOAD}@pytest.mark.gpu_memory\ndef test_it():\n    torch.ones(1).cuda()\n"
+    suite.run("--gpumem-update-baselines", source=source)
+    session = suite.run("-vv", source=f"{source}    load(160 << 20)\n")
+    assert session.outcomes == {"passed": 1}
+    (titles,) = (line for line in session.out.splitlines() if "held before" in line)
+    assert titles.split()[-1] == "host"
+
+
+def test_where_the_system_does_not_tell_a_limit_is_refused(suite, monkeypatch, tmp_path):
+    monkeypatch.setattr(host_memory, "RESET", tmp_path / "none" / "clear_refs")
+    source = f"{LOAD}@pytest.mark.gpu_memory\ndef test_it(): torch.ones(1).cuda()"
+    session = suite.run("--gpumem-json=r.json", source=source)
+    assert session.outcomes == {"passed": 1}
+    (result,) = json.loads((suite.path / "r.json").read_text())["results"]
+    assert result["measurement"]["host"] is None
+    session = suite.run(source=source.replace("gpu_memory", "gpu_memory(max_host_gib=1)"))
+    assert session.outcomes == {"errors": 1}
+    assert "max_host_gib=1: this system does not reset the highest memory" in session.flat
