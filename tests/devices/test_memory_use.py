@@ -238,9 +238,9 @@ SOURCE = "@pytest.mark.gpu_memory\ndef test_it(): mib(20)"
 def test_the_details_have_it(suite):
     session = suite.run("-vv", source=SOURCE)
     details = session.out.partition("Allocated before the test and retained")[2].splitlines()
-    assert details[2].split()[-2:] == ["device", "outside"]
+    assert details[2].split()[-3:] == ["device", "outside", "host"]
     context = CARDS["H100"].context / MIB
-    assert details[4].split()[-2:] == [f"{context + 20:.2f}", "0.00"]
+    assert details[4].split()[-3:-1] == [f"{context + 20:.2f}", "0.00"]
     assert "device, outside: the peak that nvidia-smi shows" in session.flat
     assert "(the virtual GPU's account)" in session.flat
     assert "nvidia-smi" not in suite.run("-v").out

@@ -363,8 +363,8 @@ OPTIONS = (
 )
 EXPANDABLE_EVERY = 7
 """suites of which one has expandable segments"""
-TOLERANCE = 1 << 20, 20 << 20
-"""bytes allocated and reserved that a peak may differ from its baseline by"""
+TOLERANCE = 1 << 20, 20 << 20, 1 << 20
+"""bytes allocated, reserved and pinned that a peak may differ from its baseline by"""
 BROKEN = "broken"
 """in place of figures: the session itself ended wrongly"""
 
@@ -507,7 +507,7 @@ def pairs_of(row):
         yield refusal["allocated"], refusal["reserved"]
         if refusal["needed"] is not None:
             yield refusal["needed"]["allocated"], refusal["needed"]["reserved"]
-    yield from row["peaks"]
+    yield from (peak[:2] for peak in row["peaks"])
 
 
 def test_of(name):
