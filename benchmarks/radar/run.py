@@ -1,0 +1,133 @@
+"""What did the newest releases of PyTorch and of seven libraries change in the memory of 30 steps?
+
+    python -m benchmarks.radar.run [PACKAGE ...] [--releases 2] [--page radar.md]
+
+Each release is installed in an environment of its own, beside the newest releases of the others,
+and the steps of its package run there on the virtual GPU. It is compared with the one before.
+Release candidates count: of a package that has one, the newest candidate is compared with the last
+release. Reports are kept in .gpumem-radar, and a release that has one is not run again.
+The page is written in Markdown; benchmarks/results/radar.md has the last one that was recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.version import Version
+
+from benchmarks.harness import RESULTS, line
+from pytest_gpumem.baselines.changes import pair_entries
+from pytest_gpumem.cli.bisect.candidates import offered_releases
+from pytest_gpumem.cli.bisect.trials import Question, SkippedError, Trials
+from pytest_gpumem.cli.sources import measured_entries
+from pytest_gpumem.report.text import signed_size
+from pytest_gpumem.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pytest_gpumem.baselines.changes import EntryChange
+
+FOLDER = Path(__file__).parent
+KEPT = Path(".gpumem-radar")
+HANGS_S = 1800
+BESIDE = {
+    "torch": (),
+    "transformers": ("accelerate",),
+    "diffusers": ("transformers", "accelerate"),
+    "trl": ("transformers", "accelerate", "datasets"),
+    "peft": ("transformers", "accelerate"),
+    "accelerate": (),
+    "timm": ("torchvision",),
+    "lightning": (),
+}
+"""what is installed with each package, in its newest release"""
+
+
+def newest(package: str, number: int) -> list[str]:
+    """Return the newest releases, the oldest first; a candidate only after the last release."""
+    versions = sorted(map(Version, offered_releases(package, prereleases=True)))
+    finals = [it for it in versions if not it.is_prerelease and it.local is None]
+    candidates = [it for it in versions if it.pre and not it.dev and it > finals[-1]]
+    return [str(it) for it in [*finals, *candidates[-1:]][-number:]]
+
+
+class Pair:
+    """Two releases of a package, and what moved between them."""
+
+    def __init__(self, package: str, old: str, new: str) -> None:
+        self.package, self.old, self.new = package, old, new
+        self.problem = ""
+        self.changes: list[EntryChange] = []
+        self.steps = 0
+
+    def compare(self, trials: Trials) -> None:
+        """Run what has not run, and compare."""
+        try:
+            reports = [trials.report(version) for version in (self.old, self.new)]
+        except SkippedError as reason:
+            self.problem = str(reason)
+            return
+        (old, old_oom), (new, new_oom) = (measured_entries(it.results) for it in reports)
+        self.steps = len({key.nodeid for key in new})
+        self.changes = pair_entries(old, new, old_oom=old_oom, new_oom=new_oom)
+
+    def rows(self) -> Iterator[str]:
+        """Yield a row of the page's table for each figure that moved."""
+        title = f"{self.package} {self.old} -> {self.new}"
+        if self.problem:
+            yield f"| {title} | not tried: {self.problem} | | |"
+            return
+        moved = [change for change in self.changes if change.kind.value != "same"]
+        for change in moved:
+            test = change.key.name + (f" ({change.key.part})" if change.key.part else "")
+            row = change.rows[0] if change.rows else None
+            figures = change.kind.value
+            if row is not None:
+                sizes = f"{format_size(row.baseline or 0)} -> {format_size(row.measured)}"
+                figures = f"{row.title} {signed_size(row.difference or 0)}: {sizes}"
+            yield f"| {title} | `{test}` | {figures} | {change.cause.replace('|', '/')} |"
+        if not moved:
+            yield f"| {title} | none of {self.steps} steps moved | | |"
+
+
+def page(pairs: Sequence[Pair]) -> str:
+    """Return the page."""
+    head = (
+        "# Radar\n\nWhat the newest releases changed in the peak memory of reference steps, on the "
+        "virtual GPU.\nWritten by `python -m benchmarks.radar.run`; the steps are in "
+        f"`benchmarks/radar`.\n\n{line()}\n\n| releases | step | what moved | where |\n"
+        "|---|---|---|---|"
+    )
+    return "\n".join([head, *(row for pair in pairs for row in pair.rows())]) + "\n"
+
+
+def main() -> int:
+    """Run the radar."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("packages", nargs="*", choices=[*BESIDE, []], help="by default all")
+    parser.add_argument("--releases", type=int, default=2, help="of each package (default: 2)")
+    parser.add_argument("--page", type=Path, default=RESULTS / "radar.md")
+    arguments = parser.parse_args()
+    pairs: list[Pair] = []
+    for package in arguments.packages or BESIDE:
+        tests = (str(FOLDER / f"test_{package}.py"),)
+        question = Question(package, tests, BESIDE[package], device="virtual", light=True)
+        trials = Trials(question, KEPT, keep=False, timeout=HANGS_S)
+        trials.begin(fresh=False)
+        versions = newest(package, arguments.releases)
+        print(f"{package}: {', '.join(versions)}", file=sys.stderr, flush=True)
+        for old, new in itertools.pairwise(versions):
+            pairs.append(Pair(package, old, new))
+            pairs[-1].compare(trials)
+            print(*pairs[-1].rows(), sep="\n", file=sys.stderr, flush=True)
+            arguments.page.write_text(page(pairs), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
