@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent
 KEPT = Path(".gpumem-radar")
 HANGS_S = 1800
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+"""nothing is fetched: models are made from their configurations"""
 BESIDE = {
     "torch": (),
     "transformers": ("accelerate",),
@@ -49,11 +52,15 @@ BESIDE = {
 
 
 def newest(package: str, number: int) -> list[str]:
-    """Return the newest releases, the oldest first; a candidate only after the last release."""
+    """Return the newest releases, the oldest first, of each minor version its last one.
+
+    A candidate counts if it is newer than every release.
+    """
     versions = sorted(map(Version, offered_releases(package, prereleases=True)))
     finals = [it for it in versions if not it.is_prerelease and it.local is None]
     candidates = [it for it in versions if it.pre and not it.dev and it > finals[-1]]
-    return [str(it) for it in [*finals, *candidates[-1:]][-number:]]
+    last = {it.release[:2]: it for it in finals}
+    return [str(it) for it in [*last.values(), *candidates[-1:]][-number:]]
 
 
 class Pair:
@@ -113,10 +120,13 @@ def main() -> int:
     parser.add_argument("--releases", type=int, default=2, help="of each package (default: 2)")
     parser.add_argument("--page", type=Path, default=RESULTS / "radar.md")
     arguments = parser.parse_args()
+    os.environ.update(OFFLINE)
     pairs: list[Pair] = []
     for package in arguments.packages or BESIDE:
-        tests = (str(FOLDER / f"test_{package}.py"),)
-        question = Question(package, tests, BESIDE[package], device="virtual", light=True)
+        # Not with this project's settings of pytest, where a library's warning is an error.
+        tests = (str(FOLDER / f"test_{package}.py"), f"--rootdir={FOLDER}", "-c", os.devnull)
+        light = package != "trl"  # whose trainers need Triton
+        question = Question(package, tests, BESIDE[package], device="virtual", light=light)
         trials = Trials(question, KEPT, keep=False, timeout=HANGS_S)
         trials.begin(fresh=False)
         versions = newest(package, arguments.releases)

@@ -11,6 +11,7 @@ DECODER = {
     "intermediate_size": 1024,
     "num_hidden_layers": 4,
     "num_attention_heads": 8,
+    "num_key_value_heads": 8,
 }
 DECODERS = {
     "Llama": DECODER,

@@ -1,5 +1,7 @@
 """Steps of trl: supervised fine-tuning and direct preferences, with a tokenizer made here."""
 
+import copy
+
 import datasets
 import pytest
 import tokenizers
@@ -57,6 +59,7 @@ def test_direct_preference_optimization(model, tokenizer, tmp_path):
     columns = {"prompt": [PROMPT] * 16, "chosen": ["a b " * 16] * 16, "rejected": ["c " * 16] * 16}
     trl.DPOTrainer(
         model=model,
+        ref_model=copy.deepcopy(model),  # the trainer would load one by its name
         args=arguments(trl.DPOConfig, tmp_path),
         train_dataset=datasets.Dataset.from_dict(columns),
         processing_class=tokenizer,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,10 @@ FOLDER = Path(__file__).parent
 
 
 def constants(path: Path) -> dict[str, Any]:
-    """Return the constants of a test file: PACKAGE, GOOD, BAD, WITH, REPORTED, LINKS, RELEASE."""
+    """Return the constants of a test file: PACKAGE, GOOD, BAD, WITH, REPORTED, LINKS, RELEASE.
+
+    VERSIONS are those that are tried, by default all between; ENVIRONMENT is set for them.
+    """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
     return {
@@ -45,7 +49,14 @@ def bisect(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
         answer = Path(folder, "answer.json")
         options = ["--device=virtual", f"--json={answer}"]
         command = [sys.executable, "-m", "pytest_gpumem.cli", "bisect", *options, *words]
-        done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+            env={**os.environ, **facts.get("ENVIRONMENT", {})},
+        )
         found = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else {}
     seconds = time.perf_counter() - started
     print(done.stdout, flush=True)

@@ -48,6 +48,7 @@ def measured(suite, size):
         (["1.0", "1.1", "1.2rc1", "1.2rc2"], ["1.1", "1.2rc2"]),
         (["1.0", "1.1", "1.1rc1", "1.2.dev20260101"], ["1.0", "1.1"]),
         (["1.0", "1.9", "1.10", "1.10+cpu"], ["1.9", "1.10"]),
+        (["1.8", "1.9.0", "1.9.1", "1.10.0", "1.10.1"], ["1.9.1", "1.10.1"]),
     ],
 )
 def test_the_newest_candidate_is_compared_with_the_last_release(monkeypatch, offered, expected):
