@@ -74,11 +74,13 @@ class Pair:
 
     def compare(self, trials: Trials) -> None:
         """Run what has not run, and compare."""
-        try:
-            reports = [trials.report(version) for version in (self.old, self.new)]
-        except SkippedError as reason:
-            self.problem = str(reason)
-            return
+        reports = []
+        for version in (self.old, self.new):
+            try:
+                reports.append(trials.report(version))
+            except SkippedError as reason:  # noqa: PERF203 - the version is told
+                self.problem = f"{self.package} {version}: {reason}"
+                return
         (old, old_oom), (new, new_oom) = (measured_entries(it.results) for it in reports)
         self.steps = len({key.nodeid for key in new})
         self.changes = pair_entries(old, new, old_oom=old_oom, new_oom=new_oom)

@@ -33,10 +33,10 @@ def test_sft(tmp_path):
         vocab_size=32000,
         use_cache=False,
     )
-    rows = [{"input_ids": [3] * 1024, "labels": [3] * 1024} for _ in range(16)]
+    rows = [{"input_ids": [3] * 8192, "labels": [3] * 8192} for _ in range(16)]
     arguments = SFTConfig(
         output_dir=str(tmp_path),
-        per_device_train_batch_size=8,
+        per_device_train_batch_size=1,
         max_steps=2,
         report_to=[],
         save_strategy="no",

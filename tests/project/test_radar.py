@@ -67,7 +67,10 @@ def test_the_page_says_what_moved_and_where(suite):
     )
     assert "test_it.py:8 changed: 64 << 20 -> 96 << 20" in grown
     assert same == "| some b -> b | none of 2 steps moved | | |"
-    assert missing == "| some b -> c | not tried: this version cannot be installed: no wheel | | |"
+    assert (
+        missing
+        == "| some b -> c | not tried: some c: this version cannot be installed: no wheel | | |"
+    )
 
 
 def test_each_package_has_its_steps_and_the_workflow_runs_them():
