@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.nodeids import module_of, without_card
@@ -61,20 +62,44 @@ def find_stale(
 
     if collection.partial:
         return []
-    existing: dict[str, bool] = {}  # a look at the disk for each file, not for each test
-    stale = []
+    tests = collection.tests
+    with_tests = set(map(module_of, tests))
+    kinds: dict[str, _Module] = {}  # a look at the disk for each file, not for each test
+    stale = set()
     for key in keys:
         module = key.module
-        if module not in existing:
-            try:
-                existing[module] = exists(module)
-            except OSError:  # a file's content may name what is too long for any path
-                existing[module] = False
-        complete = module in collection.files and module not in collection.skipped
-        names = {key.nodeid, without_card(key.nodeid, CARDS)}
-        if not existing[module] or (complete and names.isdisjoint(collection.tests)):
-            stale.append(key)
-    return sorted(set(stale), key=lambda key: (key.nodeid, key.device))
+        kind = kinds.get(module)
+        if kind is None:
+            kind = kinds[module] = _kind(module, collection, with_tests, exists)
+        if kind is _Module.KNOWN:
+            nodeid = key.nodeid
+            is_gone = nodeid not in tests and without_card(nodeid, CARDS) not in tests
+        else:
+            is_gone = kind is _Module.GONE
+        if is_gone:
+            stale.add(key)
+    return sorted(stale, key=lambda key: (key.nodeid, key.device))
+
+
+class _Module(Enum):
+    """What a session knows of the tests of a file."""
+
+    GONE = "none is there"
+    KNOWN = "all were collected"
+    UNKNOWN = "some may be missing"
+
+
+def _kind(
+    module: str, collection: Collection, with_tests: set[str], exists: Callable[[str], bool]
+) -> _Module:
+    try:
+        if not exists(module):
+            return _Module.GONE
+    except OSError:  # a file's content may name what is too long for any path
+        return _Module.GONE
+    if module not in collection.files or module in collection.skipped:
+        return _Module.UNKNOWN
+    return _Module.KNOWN if module in with_tests else _Module.GONE
 
 
 def stale_line(
