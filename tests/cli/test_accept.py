@@ -251,7 +251,7 @@ def test_in_a_terminal_the_command_asks(recorded, typed, status, told):
         os.execv(command[0], command)
     seen = b""
     # A newline ends a wait that began after the signal had come.
-    newline = threading.Timer(20, os.write, (screen, b"\n"))
+    newline = threading.Timer(1, os.write, (screen, b"\n"))
     with suppress(OSError):  # Linux: the terminal's other end is closed
         while data := os.read(screen, 1 << 16):
             seen += data

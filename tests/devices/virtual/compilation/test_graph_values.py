@@ -88,7 +88,7 @@ def cache(tmp_path_factory):
         answers.append(run(scope, train, "cuda", True))
     tell([expected, answers])
     """
-    return folder, json.loads(child(HEAD + TRAINING + dedent(code), **folders(folder)))
+    return folder, json.loads(child(HEAD + TRAINING + dedent(code), warm=True, **folders(folder)))
 
 
 def dedent(code):
@@ -126,7 +126,7 @@ def test_code_from_either_of_inductors_caches_is_computed(cache):
     tell(answers)
     """
     first, hits, second, other_hits = json.loads(
-        child(HEAD + TRAINING + dedent(code), **folders(folder))
+        child(HEAD + TRAINING + dedent(code), warm=True, **folders(folder))
     )
     assert hits[0] > 0  # of the whole function: Inductor is given no graph
     assert other_hits[0] == 0
@@ -188,7 +188,7 @@ def test_a_compiled_router_routes_as_an_eager_one(tmp_path):
     tell(answers)
     """
     expected, chosen, peak, broken, broken_sizes, whole, _ = json.loads(
-        child(HEAD + ROUTER + dedent(code), **folders(tmp_path))
+        child(HEAD + ROUTER + dedent(code), warm=True, **folders(tmp_path))
     )
     assert len(set(chosen)) > 1  # routing is uneven
     assert broken_sizes == chosen
@@ -251,7 +251,7 @@ def graphs():
 
 def test_code_that_reads_numbers_back_changes_its_inputs_or_draws_random_numbers(tmp_path):
     code = "tell([run('auto', f) for f in (reads, sums, changes, copies, drops, graphs)])"
-    answers = json.loads(child(HEAD + READS + code, **folders(tmp_path)))
+    answers = json.loads(child(HEAD + READS + code, warm=True, **folders(tmp_path)))
     assert [answer["notes"] for answer in answers] == [[]] * len(answers)
     reads, sums, changes, copies, (mean, is_mask), graphs = (answer["result"] for answer in answers)
     assert reads == [10, 4, 10.0, 4.0]
@@ -310,7 +310,7 @@ def test_what_cannot_be_computed_is_named_and_leaves_other_values_known(tmp_path
     path = tmp_path / "program.py"  # Triton reads a kernel's source
     path.write_text(HEAD + UNKNOWN + dedent(code))
     answers = json.loads(
-        child(f"import runpy; runpy.run_path({str(path)!r})", **folders(tmp_path / "cache"))
+        child(f"import runpy; runpy.run_path({str(path)!r})", warm=True, **folders(tmp_path / "cache"))
     )
     assert [answer["result"] for answer in answers] == [3.0] * 4
     assert [answer["notes"][0].partition(" (")[0] for answer in answers] == [
@@ -341,7 +341,7 @@ def test_a_kernel_that_an_operator_launches_writes_what_the_operator_writes(tmp_
     path = tmp_path / "program.py"  # Triton reads a kernel's source
     path.write_text(HEAD + UNKNOWN + dedent(code))
     answer = json.loads(
-        child(f"import runpy; runpy.run_path({str(path)!r})", **folders(tmp_path / "cache"))
+        child(f"import runpy; runpy.run_path({str(path)!r})", warm=True, **folders(tmp_path / "cache"))
     )
     assert answer["result"] == [28.0, 6.0**2 + 22.0**2]
     assert answer["notes"][0].startswith("1 value was assumed")
@@ -372,5 +372,5 @@ def test_a_large_step_is_not_computed(tmp_path):
 
     tell(run("auto", step))
     """
-    answer = json.loads(child(HEAD + dedent(code), **folders(tmp_path)))
+    answer = json.loads(child(HEAD + dedent(code), warm=True, **folders(tmp_path)))
     assert answer["result"] <= 1
