@@ -310,7 +310,9 @@ def test_what_cannot_be_computed_is_named_and_leaves_other_values_known(tmp_path
     path = tmp_path / "program.py"  # Triton reads a kernel's source
     path.write_text(HEAD + UNKNOWN + dedent(code))
     answers = json.loads(
-        child(f"import runpy; runpy.run_path({str(path)!r})", warm=True, **folders(tmp_path / "cache"))
+        child(
+            f"import runpy; runpy.run_path({str(path)!r})", warm=True, **folders(tmp_path / "cache")
+        )
     )
     assert [answer["result"] for answer in answers] == [3.0] * 4
     assert [answer["notes"][0].partition(" (")[0] for answer in answers] == [
@@ -341,7 +343,9 @@ def test_a_kernel_that_an_operator_launches_writes_what_the_operator_writes(tmp_
     path = tmp_path / "program.py"  # Triton reads a kernel's source
     path.write_text(HEAD + UNKNOWN + dedent(code))
     answer = json.loads(
-        child(f"import runpy; runpy.run_path({str(path)!r})", warm=True, **folders(tmp_path / "cache"))
+        child(
+            f"import runpy; runpy.run_path({str(path)!r})", warm=True, **folders(tmp_path / "cache")
+        )
     )
     assert answer["result"] == [28.0, 6.0**2 + 22.0**2]
     assert answer["notes"][0].startswith("1 value was assumed")
