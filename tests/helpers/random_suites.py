@@ -493,9 +493,17 @@ def differences(runner, files, seed, *, workers=False):
         for name in sorted({*rows, *alone})
         # What an unmarked test reads is its own business: nothing separates it from others.
         if (test_of(name) in marked or not name.endswith(" (reads)"))
-        and rows.get(name) != alone.get(name)
+        and figures_of(rows, name) != figures_of(alone, name)
         and not (test_of(name) in makers and differ_by_garbage(name, rows, alone))
     ]
+
+
+def figures_of(results, name):
+    """The figures and verdicts of a test, without the note on garbage, which is no figure."""
+    rows = results.get(name, BROKEN)
+    if rows == BROKEN:
+        return rows
+    return [{key: value for key, value in row.items() if key != "garbage"} for row in rows]
 
 
 def pairs_of(row):
