@@ -105,6 +105,10 @@ class OutOfMemory:
     """its number, from 1"""
 
 
+PinnedCount = Literal["counted", "by time", "uncounted"]
+"""of pinned host memory: how sure its peak is. It depends on time where threads of DataLoader's pin
+batches ahead; PyTorch counts it from 2.10 on."""
+
 Category = Literal[
     "parameters",
     "buffers",
@@ -375,8 +379,8 @@ class Measurement(Hinted):
     """None where the peaks are known, or their range is not"""
     host: int | None = None
     """bytes that the process's resident memory grew at most; None of a part, or where unknown"""
-    pinned_varies: bool = False
-    """whether the peak pinned depends on time: threads of DataLoader's pin batches ahead"""
+    pinned_count: PinnedCount = "counted"
+    """whether the peak pinned can be compared"""
     pinned_lines: tuple[LinePeak, ...] = ()
     """the lines that pin most, of a test that failed by its peak pinned, the largest first"""
 

@@ -208,7 +208,7 @@ class Case:
         """
         baseline = None if self.entry is None else self.entry.peaks[device]
         old_pinned = baseline.pinned if baseline is not None else 0
-        if self.measurement.pinned_varies:
+        if self.measurement.pinned_count != "counted":
             old_pinned = 0
         limited = device == 0 and self.spec.max_pinned_bytes is not None
         rows: list[tuple[PeakName, int | None]] = [
@@ -232,7 +232,7 @@ class Case:
         """Whether the step pins host memory that a baseline could have, and this one has not."""
         return (
             self.entry is not None
-            and not self.measurement.pinned_varies
+            and self.measurement.pinned_count == "counted"
             and any(
                 row.peak == "pinned" and row.measured and row.baseline is None
                 for row in self.comparisons

@@ -131,9 +131,7 @@ def _verdict(  # noqa: PLR0913 - the parts of a verdict
                 NoteKind.DEVICE, f"the allocator emptied its cache {times}, because memory ran out"
             )
         )
-    if measurement.pinned_varies and measurement.peak_pinned and case.spec.baseline:
-        text = "peak pinned is not compared: DataLoader's thread pins batches ahead, by time"
-        notes.append(Note(NoteKind.UNGUARDED, text))
+    notes += notes_of(NoteKind.UNGUARDED, _pinned_uncompared(case))
     if error is not None and case.spec.baseline and kind is not Kind.INCOMPARABLE:
         notes.append(Note(NoteKind.UNREADABLE, f"cannot read the baseline: {error}"))
     told = lead is not None and lead.kind == "toolchain"
@@ -449,6 +447,17 @@ def _compared(case: Case) -> Verdict:
     notes = [*_pinned_by(case.measurement), *notes]
     verdict = _verdict(case, Kind.REGRESSED, finding, notes, failed=True, lead=lead)
     return _updatable(case, replace(verdict, causes=causes), "if this is intended")
+
+
+def _pinned_uncompared(case: Case) -> Iterator[str]:
+    """Yield why peak pinned is not compared, where it might have been."""
+    measurement = case.measurement
+    if not case.spec.baseline:
+        return
+    if measurement.pinned_count == "by time" and measurement.peak_pinned:
+        yield "peak pinned is not compared: DataLoader's thread pins batches ahead, by time"
+    if measurement.pinned_count == "uncounted" and case.entry and case.entry.peak_pinned:
+        yield f"peak pinned is not compared: torch {measurement.provenance.torch} has no count of it"
 
 
 def _pinned_unrecorded(case: Case, notes: Sequence[Note]) -> Verdict:

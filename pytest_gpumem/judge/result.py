@@ -267,7 +267,7 @@ def entry_of(result: Result, ranks: int = 0) -> BaselineEntry:
     rank = None if ranks else result.rank
     declared = (result.batch_size, result.world_size, rank)
     peaks = measurement.peaks
-    if measurement.pinned_varies:
+    if measurement.pinned_count != "counted":
         peaks = tuple(replace(peak, pinned=0) for peak in peaks)
     return BaselineEntry(
         peaks,

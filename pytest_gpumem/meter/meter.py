@@ -37,7 +37,7 @@ from pytest_gpumem.meter.host_memory import HostWatch
 from pytest_gpumem.meter.isolation import Isolation
 from pytest_gpumem.meter.out_of_memory import WATCH
 from pytest_gpumem.meter.peaks import Apart, Tally, outside, without_few_pinned
-from pytest_gpumem.meter.pinned import LOOPS
+from pytest_gpumem.meter.pinned import LOOPS, pinned_stats
 from pytest_gpumem.meter.provenance import provenance
 from pytest_gpumem.meter.step_watch import Steps
 from pytest_gpumem.notes import Note, NoteKind, notes_of
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.attribution.recording import Recording
     from pytest_gpumem.devices.base import Device
     from pytest_gpumem.devices.memory_use import UseWatch
-    from pytest_gpumem.measurement import OutOfMemory
+    from pytest_gpumem.measurement import OutOfMemory, PinnedCount
     from pytest_gpumem.meter.allocator import Stats
 
 SWITCHED_OFF: Final = Note(
@@ -506,6 +506,11 @@ class Meter:
 
     # -- the result --
 
+    def _pinned_count(self) -> PinnedCount:
+        if not pinned_stats().owned:
+            return "uncounted"
+        return "by time" if LOOPS.begun > self._loops_before else "counted"
+
     def result(
         self,
         *,
@@ -557,5 +562,5 @@ class Meter:
             device_use=use,
             steps=self.steps.by_device() if ended and self._steady else (),
             host=self.host.peak() if whole else None,
-            pinned_varies=LOOPS.begun > self._loops_before,
+            pinned_count=self._pinned_count(),
         )

@@ -31,7 +31,7 @@ class PinnedStats(NamedTuple):
 
 
 def pinned_stats() -> PinnedStats:
-    """Return the statistics of now; those of versions before 2.11 have other names and peaks."""
+    """Return the statistics of now; those of versions before 2.10 have other names and peaks."""
     stats = VIEW.pinned_stats()
     if "active_bytes" not in stats:
         return PinnedStats({}, {})
@@ -53,7 +53,7 @@ def require_pinned_stats(declared: str) -> None:
         raise DeviceError(
             declared,
             f"torch {torch.__version__} does not tell how much host memory is pinned",
-            "install torch 2.11 or newer, or leave out this limit",
+            "install torch 2.10 or newer, or leave out this limit",
         )
 
 

@@ -16,7 +16,7 @@ from pytest_gpumem.judge.result import Outcome  # noqa: TC001
 from pytest_gpumem.judge.verdict import FigureName, Kind, LeadKind  # noqa: TC001
 
 # At run time: msgspec reads the annotations.
-from pytest_gpumem.measurement import Category, DeviceKind  # noqa: TC001
+from pytest_gpumem.measurement import Category, DeviceKind, PinnedCount  # noqa: TC001
 from pytest_gpumem.notes import Note, NoteKind, paired
 from pytest_gpumem.report.model import MAX_SHARDS
 from pytest_gpumem.source_lines import package_path
@@ -239,7 +239,7 @@ class MeasurementJson(Strict, frozen=True, rename=_TEXTS):
     largest: Count | None = None
     range: PeakRangeJson | None = None
     host: Bytes | None = None
-    pinned_varies: bool = False
+    pinned_count: PinnedCount = "counted"
     pinned_lines: tuple[LinePeakJson, ...] = ()
     note_kinds: tuple[NoteKind, ...] = ()
     hint_kinds: tuple[NoteKind, ...] = ()

@@ -27,7 +27,7 @@ def load(count, nbytes=32 << 20):
 
 @pytest.fixture
 def counted():
-    require_release(2, 11, "figures of pinned memory")
+    require_release(2, 10, "figures of pinned memory")
 
 
 def pinned(session):
@@ -196,7 +196,7 @@ def test_an_older_torch_has_no_figure_and_refuses_limits(suite, monkeypatch):
     session = suite.run(source=source.replace("gpu_memory", "gpu_memory(max_pinned='1GiB')"))
     assert session.outcomes == {"errors": 1}
     assert f"max_pinned='1GiB': torch {torch.__version__} does not tell how much" in session.flat
-    assert "install torch 2.11 or newer, or leave out this limit" in session.flat
+    assert "install torch 2.10 or newer, or leave out this limit" in session.flat
 
 
 # Its baselines
@@ -229,8 +229,17 @@ def test_a_baseline_without_it_is_no_baseline_of_memory_that_is_pinned(policy):
     assert verdict.command_text == "pytest test_a --gpumem-update-baselines"
     grown = Measurement(T4, MADE, (Peak(80 * MIB, 100 * MIB, 64 * MIB),), (), ())
     assert judge(grown, MemorySpec(), lookup, Policy()).kind is Kind.REGRESSED
-    varying = measured(64 * MIB, pinned_varies=True)
+    varying = measured(64 * MIB, pinned_count="by time")
     assert judge(varying, MemorySpec(), lookup, Policy()).kind is Kind.WITHIN
+
+
+def test_a_torch_that_does_not_count_is_no_shrinkage():
+    lookup = Lookup(BaselineEntry((Peak(8 * MIB, 20 * MIB, 64 * MIB),), MADE))
+    now = measured(0, pinned_count="uncounted")
+    verdict = judge(now, MemorySpec(), lookup, Policy(shrinkage="fail"))
+    assert (verdict.kind, verdict.failed) == (Kind.WITHIN, False)
+    (note,) = verdict.note_texts
+    assert note == "peak pinned is not compared: torch 2.15.0 has no count of it"
 
 
 @pytest.mark.parametrize(
