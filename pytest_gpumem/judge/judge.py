@@ -457,7 +457,8 @@ def _pinned_uncompared(case: Case) -> Iterator[str]:
     if measurement.pinned_count == "by time" and measurement.peak_pinned:
         yield "peak pinned is not compared: DataLoader's thread pins batches ahead, by time"
     if measurement.pinned_count == "uncounted" and case.entry and case.entry.peak_pinned:
-        yield f"peak pinned is not compared: torch {measurement.provenance.torch} has no count of it"
+        release = measurement.provenance.torch
+        yield f"peak pinned is not compared: torch {release} has no count of it"
 
 
 def _pinned_unrecorded(case: Case, notes: Sequence[Note]) -> Verdict:
