@@ -81,7 +81,7 @@ def test_the_table_of_benchmarks_has_every_result_and_every_command_is_there(mon
     assert missing == []
     families = set(re.findall(r"`published (\w+)`", page))
     assert families == set(importlib.import_module("benchmarks.published.__main__").FAMILIES)
-    named = set(re.findall(r"`([\w.-]+\.(?:txt|json))`", page))
+    named = set(re.findall(r"`([\w.-]+\.(?:txt|json|md))`", page))
     results = {path.name for path in (ROOT / "benchmarks/results").iterdir() if path.is_file()}
     assert named == results
 
