@@ -249,3 +249,14 @@ def test_a_torch_that_does_not_count_is_no_shrinkage():
 def test_its_tolerance_is_a_mebibyte(nbytes, kind):
     lookup = Lookup(BaselineEntry((Peak(8 * MIB, 20 * MIB, 64 * MIB),), MADE))
     assert judge(measured(nbytes), MemorySpec(), lookup, Policy()).kind is kind
+
+
+@pytest.mark.usefixtures("counted")
+def test_the_page_has_a_column_of_it_where_any_test_pins(suite):
+    source = f"{LOAD}@pytest.mark.gpu_memory\ndef test_it(): NUMBER and load(2)"
+    for number, hidden in ((1, False), (0, True)):
+        suite.run("--gpumem-html=r.html", source=source.replace("NUMBER", str(number)))
+        page = (suite.path / "r.html").read_text(encoding="utf-8")
+        assert ('data-label="pinned">64.00<' in page) is not hidden
+        assert ("no-pinned" in page.partition('<table role="table"')[2].partition(">")[0]) is hidden
+        assert '<svg class="plot"' not in page  # nothing was on the device

@@ -37,7 +37,12 @@ from pytest_gpumem.report.page import timeline_svg
 from pytest_gpumem.report.page.icicle import draw_icicle
 from pytest_gpumem.report.page.timeline_svg import LimitLine, RefusedRequest
 from pytest_gpumem.report.terminal.failure_text import circumstances
-from pytest_gpumem.report.terminal.summary_table import budget_cell, change_cell, peak_cells
+from pytest_gpumem.report.terminal.summary_table import (
+    budget_cell,
+    change_cell,
+    peak_cells,
+    pinned_cell,
+)
 from pytest_gpumem.report.terminal.toolchain_lead import moved_together
 from pytest_gpumem.report.terminal.update_text import update_summary
 from pytest_gpumem.report.text import printable, signed_size, size
@@ -76,7 +81,7 @@ MAX_SECTION_CAUSES = 3
 PACK = 100_000
 """characters of sections that are packed together, at least"""
 
-COLUMNS = ("device", "batch", "allocated", "reserved", "change", "budget")
+COLUMNS = ("device", "batch", "allocated", "reserved", "pinned", "change", "budget")
 """columns of the table between a test's name and its verdict"""
 
 FULL = 100
@@ -280,6 +285,7 @@ class Entry(NamedTuple):
             "batch": "" if result.batch_size is None else str(result.batch_size),
             "allocated": allocated,
             "reserved": reserved,
+            "pinned": pinned_cell(result),
             "change": change_cell(result),
             "budget": budget_cell(result),
         }
@@ -304,7 +310,7 @@ class Entry(NamedTuple):
         ):
             timeline = attribution.timeline
             tree = draw_icicle(rows.sites) if rows.compared and self.by_module else None
-            if timeline is None or not timeline.reserved:
+            if timeline is None or not any(timeline.reserved):
                 plain = DeviceSection(rows, None, (), ghost=False, undrawn=False, icicle=tree)
                 devices.append(plain)
                 continue
@@ -386,6 +392,7 @@ def page(report: Report, *, when: str = "") -> str:
             counts=[_Count(word, number, tone) for (word, tone), number in counter.items()],
             devices=len({result.device_key for result in report.results}),
             batches=any(result.batch_size is not None for result in report.results),
+            pins=any(map(pinned_cell, report.results)),
             modules=_modules(report),
             matrix=card_matrix(report.results),
             most_rows=MAX_ROWS,
@@ -730,7 +737,7 @@ def row_html(entry: Entry | OwnEntry, name: str, history: Sequence[int] = ()) ->
         if title == "device":
             figures.append(f'<td role="cell" class="device">{text}</td>')
             continue
-        kind = f" {title}" if title in {"batch", "change", "budget"} else ""
+        kind = f" {title}" if title in {"batch", "pinned", "change", "budget"} else ""
         label = f' data-label="{title}"' if cell else ""
         inner = str(text)
         if title == "change" and isinstance(entry, Entry):

@@ -114,7 +114,7 @@ def test_what_has_no_figure_stays_last_either_way(show, clicks):
     shown = show()
     for _ in range(clicks):
         shown.tab.click("th button:has-text('change')")
-    texts = shown.column(5)
+    texts = shown.column(6)
     assert texts.count("n/a") == 2
     assert set(texts[-3:]) == {"n/a", "new"}
 
@@ -158,8 +158,8 @@ def test_words_and_failures_filter_and_the_address_keeps_it(show):
     assert shown.tab.inner_text("#status") == "1 of 12"
     shown.tab.fill("#search", "")
     shown.tab.check("#failures")
-    assert set(shown.column(7)) == {"✕ out of memory", "✕ over budget", "✕ regressed"}
-    assert len(shown.column(7)) == 4
+    assert set(shown.column(8)) == {"✕ out of memory", "✕ over budget", "✕ regressed"}
+    assert len(shown.column(8)) == 4
     assert shown.ask("location.hash") == "#failures=1"
     shown.tab.fill("#search", "no such test")
     assert shown.tab.is_visible("#none")
@@ -175,9 +175,9 @@ def test_the_address_can_ask_for_failures_and_for_words(show):
 def test_a_count_filters_by_its_verdict(show):
     shown = show()
     shown.tab.click(".counts button:has-text('incomparable')")
-    assert shown.column(7) == ["○ incomparable"] * 2
+    assert shown.column(8) == ["○ incomparable"] * 2
     shown.tab.click(".counts button:has-text('incomparable')")
-    assert len(shown.column(7)) == 12
+    assert len(shown.column(8)) == 12
 
 
 def test_a_name_leads_to_its_section_which_is_unpacked_for_it(show):
