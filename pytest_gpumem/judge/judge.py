@@ -423,7 +423,9 @@ def _compared(case: Case) -> Verdict:
         return _updatable(
             case, _verdict(case, Kind.INCOMPARABLE, finding), "to compare later runs with it"
         )
-    if not beyond and case.is_pinned_unrecorded:
+    # A change that fails by itself comes first; one that passes hides nothing.
+    passes = not beyond or (beyond[0].excess < 0 and case.policy.shrinkage == "note")
+    if passes and case.is_pinned_unrecorded:
         return _pinned_unrecorded(case, unguarded)
     if not beyond:
         return _verdict(case, Kind.WITHIN, f"{case.highest}{against}", unguarded)

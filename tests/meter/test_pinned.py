@@ -229,6 +229,9 @@ def test_a_baseline_without_it_is_no_baseline_of_memory_that_is_pinned(policy):
     assert verdict.command_text == "pytest test_a --gpumem-update-baselines"
     grown = Measurement(T4, MADE, (Peak(80 * MIB, 100 * MIB, 64 * MIB),), (), ())
     assert judge(grown, MemorySpec(), lookup, Policy()).kind is Kind.REGRESSED
+    shrunk = Measurement(T4, MADE, (Peak(2 * MIB, 2 * MIB, 64 * MIB),), (), ())
+    assert judge(shrunk, MemorySpec(), lookup, Policy()).kind is Kind.NO_BASELINE
+    assert judge(shrunk, MemorySpec(), lookup, Policy(shrinkage="fail")).kind is Kind.IMPROVED
     varying = measured(64 * MIB, pinned_count="by time")
     assert judge(varying, MemorySpec(), lookup, Policy()).kind is Kind.WITHIN
 
