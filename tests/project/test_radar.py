@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import shlex
-from pathlib import Path
 
 import pytest
 import yaml
+from helpers.paths import ROOT
 
-from benchmarks.radar import run as radar
 from pytest_gpumem.cli.bisect.trials import SkippedError
 from pytest_gpumem.report.json_report import read_report
 
-ROOT = Path(__file__).parents[2]
 STEP = """
 @pytest.mark.gpu_memory(card="T4")
 def test_step():
@@ -22,6 +21,12 @@ def test_step():
 def test_other():
     torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
 """
+
+
+@pytest.fixture
+def radar(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))  # benchmarks are not installed
+    return importlib.import_module("benchmarks.radar.run")
 
 
 class Reports:
@@ -51,12 +56,14 @@ def measured(suite, size):
         (["1.8", "1.9.0", "1.9.1", "1.10.0", "1.10.1"], ["1.9.1", "1.10.1"]),
     ],
 )
-def test_the_newest_candidate_is_compared_with_the_last_release(monkeypatch, offered, expected):
+def test_the_newest_candidate_is_compared_with_the_last_release(
+    radar, monkeypatch, offered, expected
+):
     monkeypatch.setattr(radar, "offered_releases", lambda _package, prereleases: offered)
     assert radar.newest("some", 2) == expected
 
 
-def test_the_page_says_what_moved_and_where(suite):
+def test_the_page_says_what_moved_and_where(radar, suite):
     reports = Reports(a=measured(suite, 64), b=measured(suite, 96))
     pairs = [radar.Pair("some", old, new) for old, new in (("a", "b"), ("b", "b"), ("b", "c"))]
     for pair in pairs:
@@ -73,7 +80,7 @@ def test_the_page_says_what_moved_and_where(suite):
     )
 
 
-def test_each_package_has_its_steps_and_the_workflow_runs_them():
+def test_each_package_has_its_steps_and_the_workflow_runs_them(radar):
     files = {path.stem.removeprefix("test_") for path in radar.FOLDER.glob("test_*.py")}
     assert files == set(radar.BESIDE)
     workflow = yaml.safe_load((ROOT / ".github/workflows/radar.yml").read_text(encoding="utf-8"))
