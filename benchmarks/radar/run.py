@@ -1,9 +1,10 @@
-"""What did the newest releases of PyTorch and of seven libraries change in the memory of 30 steps?
+"""What did the newest releases of torch and of seven libraries change in the memory of steps?
 
     python -m benchmarks.radar.run [PACKAGE ...] [--releases 2] [--page radar.md]
 
 Each release is installed in an environment of its own, beside the newest releases of the others,
-and the steps of its package run there on the virtual GPU. It is compared with the one before.
+and the steps of its package run there on the virtual GPU: those of benchmarks/ecosystem, and those
+of this folder. It is compared with the one before.
 Release candidates count: of a package that has one, the newest candidate is compared with the last
 release. Reports are kept in .gpumem-radar, and a release that has one is not run again.
 The page is written in Markdown; benchmarks/results/radar.md has the last one that was recorded.
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
+from benchmarks.ecosystem.run import OFFLINE
 from benchmarks.harness import RESULTS, line
 from pytest_gpumem.baselines.changes import pair_entries
 from pytest_gpumem.cli.bisect.candidates import offered_releases
@@ -33,11 +35,9 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.baselines.changes import EntryChange
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[1]
 KEPT = Path(".gpumem-radar")
 HANGS_S = 1800
-OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-"""nothing is fetched: models are made from their configurations"""
 BESIDE = {
     "torch": (),
     "transformers": ("accelerate",),
@@ -61,6 +61,12 @@ def newest(package: str, number: int) -> list[str]:
     candidates = [it for it in versions if it.pre and not it.dev and it > finals[-1]]
     last = {it.release[:2]: it for it in finals}
     return [str(it) for it in [*last.values(), *candidates[-1:]][-number:]]
+
+
+def steps_of(package: str) -> list[Path]:
+    """Return the files with the steps of a package."""
+    files = (FOLDER / room / f"test_{package}.py" for room in ("ecosystem", "radar"))
+    return [path for path in files if path.is_file()]
 
 
 class Pair:
@@ -93,7 +99,7 @@ class Pair:
             return
         moved = [change for change in self.changes if change.kind.value != "same"]
         for change in moved:
-            test = change.key.name + (f" ({change.key.part})" if change.key.part else "")
+            test = f"{change.key.module}::{change.key.name}"
             row = change.rows[0] if change.rows else None
             figures = change.kind.value
             if row is not None:
@@ -109,8 +115,8 @@ def page(pairs: Sequence[Pair]) -> str:
     head = (
         "# Radar\n\nWhat the newest releases changed in the peak memory of reference steps, on the "
         "virtual GPU.\nWritten by `python -m benchmarks.radar.run`; the steps are in "
-        f"`benchmarks/radar`.\n\n{line()}\n\n| releases | step | what moved | where |\n"
-        "|---|---|---|---|"
+        f"`benchmarks/radar` and `benchmarks/ecosystem`.\n\n{line()}\n\n"
+        "| releases | step | what moved | where |\n|---|---|---|---|"
     )
     return "\n".join([head, *(row for pair in pairs for row in pair.rows())]) + "\n"
 
@@ -126,7 +132,8 @@ def main() -> int:
     pairs: list[Pair] = []
     for package in arguments.packages or BESIDE:
         # Not with this project's settings of pytest, where a library's warning is an error.
-        tests = (str(FOLDER / f"test_{package}.py"), f"--rootdir={FOLDER}", "-c", os.devnull)
+        options = (f"--rootdir={FOLDER}", "-c", os.devnull)
+        tests = (*map(str, steps_of(package)), *options)
         light = package != "trl"  # whose trainers need Triton
         question = Question(package, tests, BESIDE[package], device="virtual", light=light)
         trials = Trials(question, KEPT, keep=False, timeout=HANGS_S)

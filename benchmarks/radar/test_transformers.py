@@ -1,4 +1,4 @@
-"""Steps of transformers: training, checkpointing, generation and a Trainer's loop."""
+"""Steps of transformers: training, checkpointing and generation."""
 
 import pytest
 import torch
@@ -63,17 +63,3 @@ def test_an_encoder_of_images():
     config = transformers.ViTConfig(hidden_size=384, num_hidden_layers=4, num_attention_heads=6)
     model = transformers.ViTForImageClassification(config).cuda()
     model(pixel_values=torch.randn(8, 3, 224, 224, device="cuda")).logits.sum().backward()
-
-
-def test_a_trainer_s_steps(tmp_path):
-    config = transformers.BertConfig(hidden_size=256, num_hidden_layers=2, num_attention_heads=4)
-    rows = [{"input_ids": torch.zeros(64, dtype=torch.long), "labels": 0}] * 16
-    arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path),
-        max_steps=3,
-        per_device_train_batch_size=4,
-        report_to="none",
-        save_strategy="no",
-    )
-    model = transformers.BertForSequenceClassification(config)
-    transformers.Trainer(model=model, args=arguments, train_dataset=rows).train()

@@ -20,7 +20,7 @@ from pytest_gpumem.judge.toolchain_change import (
     find_common_changes,
     moved_categories,
 )
-from pytest_gpumem.judge.verdict import PEAKS, Comparison, beyond_tolerance
+from pytest_gpumem.judge.verdict import EVERY_PEAK, Comparison, beyond_tolerance
 from pytest_gpumem.measurement import Attribution
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class EntryChange:
         rows = [
             Comparison(device, peak, getattr(new_peak, peak), getattr(old_peak, peak), 0)
             for device, (old_peak, new_peak) in enumerate(zip(old.peaks, new.peaks, strict=True))
-            for peak in (*PEAKS, "pinned")
+            for peak in EVERY_PEAK
         ]
         if old.slope is not None and new.slope is not None:
             rows += [

@@ -63,14 +63,13 @@ def find_stale(
     if collection.partial:
         return []
     tests = collection.tests
-    with_tests = set(map(module_of, tests))
     kinds: dict[str, _Module] = {}  # a look at the disk for each file, not for each test
     stale = set()
     for key in keys:
         module = key.module
         kind = kinds.get(module)
         if kind is None:
-            kind = kinds[module] = _kind(module, collection, with_tests, exists)
+            kind = kinds[module] = _kind(module, collection, exists)
         if kind is _Module.KNOWN:
             nodeid = key.nodeid
             is_gone = nodeid not in tests and without_card(nodeid, CARDS) not in tests
@@ -84,14 +83,12 @@ def find_stale(
 class _Module(Enum):
     """What a session knows of the tests of a file."""
 
-    GONE = "none is there"
+    GONE = "the file is gone"
     KNOWN = "all were collected"
     UNKNOWN = "some may be missing"
 
 
-def _kind(
-    module: str, collection: Collection, with_tests: set[str], exists: Callable[[str], bool]
-) -> _Module:
+def _kind(module: str, collection: Collection, exists: Callable[[str], bool]) -> _Module:
     try:
         if not exists(module):
             return _Module.GONE
@@ -99,7 +96,7 @@ def _kind(
         return _Module.GONE
     if module not in collection.files or module in collection.skipped:
         return _Module.UNKNOWN
-    return _Module.KNOWN if module in with_tests else _Module.GONE
+    return _Module.KNOWN
 
 
 def stale_line(

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 PeakName = Literal["allocated", "reserved", "pinned"]
 PEAKS: tuple[PeakName, ...] = ("allocated", "reserved")
 """those of a device's memory"""
+EVERY_PEAK: tuple[PeakName, ...] = (*PEAKS, "pinned")
+"""the same, and that of the process's pinned host memory"""
 
 FigureName = Literal["allocated", "reserved", "per sample", "fixed", "pinned", "host"]
 FIGURES: dict[FigureName, str] = {

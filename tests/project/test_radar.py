@@ -70,7 +70,8 @@ def test_the_page_says_what_moved_and_where(radar, suite):
         pair.compare(reports)
     grown, same, missing = radar.page(pairs).splitlines()[-3:]
     assert grown.startswith(
-        "| some a -> b | `test_step` | peak allocated +32.00 MiB: 64.00 MiB -> 96.00 MiB |"
+        "| some a -> b | `test_it.py::test_step` | "
+        "peak allocated +32.00 MiB: 64.00 MiB -> 96.00 MiB |"
     )
     assert "test_it.py:8 changed: 64 << 20 -> 96 << 20" in grown
     assert same == "| some b -> b | none of 2 steps moved | | |"
@@ -81,8 +82,10 @@ def test_the_page_says_what_moved_and_where(radar, suite):
 
 
 def test_each_package_has_its_steps_and_the_workflow_runs_them(radar):
-    files = {path.stem.removeprefix("test_") for path in radar.FOLDER.glob("test_*.py")}
-    assert files == set(radar.BESIDE)
+    for package in radar.BESIDE:
+        assert radar.steps_of(package) != []
+    own = {path.stem.removeprefix("test_") for path in (radar.FOLDER / "radar").glob("test_*.py")}
+    assert own <= set(radar.BESIDE)
     workflow = yaml.safe_load((ROOT / ".github/workflows/radar.yml").read_text(encoding="utf-8"))
     commands = [step["run"] for step in workflow["jobs"]["radar"]["steps"] if "run" in step]
     (command,) = (shlex.split(it) for it in commands if "benchmarks.radar" in it)

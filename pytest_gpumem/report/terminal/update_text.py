@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.judge.verdict import PEAKS
+from pytest_gpumem.judge.verdict import EVERY_PEAK
 from pytest_gpumem.report.text import encodable, printable, signed_size, wrapped
 from pytest_gpumem.sizes import format_size
 
@@ -57,7 +57,7 @@ def _figure_lines(old: BaselineEntry | None, new: BaselineEntry) -> Iterator[str
             pinned = f", {format_size(peak.pinned)} pinned" if peak.pinned else ""
             yield f"{allocated} allocated, {reserved} reserved{pinned}{where}"
             continue
-        for name in (*PEAKS, "pinned"):
+        for name in EVERY_PEAK:
             old_size, new_size = getattr(old_peaks[device], name), getattr(peak, name)
             if name == "pinned" and not old_size and not new_size:
                 continue
