@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parents[1]
 KEPT = Path(".gpumem-radar")
+# Not with this project's settings of pytest, where a library's warning is an error. Two files of
+# one name are collected together.
+OPTIONS = (f"--rootdir={FOLDER}", "-c", os.devnull, "--import-mode=importlib")
 HANGS_S = 1800
 BESIDE = {
     "torch": (),
@@ -131,9 +134,7 @@ def main() -> int:
     os.environ.update(OFFLINE)
     pairs: list[Pair] = []
     for package in arguments.packages or BESIDE:
-        # Not with this project's settings of pytest, where a library's warning is an error.
-        options = (f"--rootdir={FOLDER}", "-c", os.devnull)
-        tests = (*map(str, steps_of(package)), *options)
+        tests = (*map(str, steps_of(package)), *OPTIONS)
         light = package != "trl"  # whose trainers need Triton
         question = Question(package, tests, BESIDE[package], device="virtual", light=light)
         trials = Trials(question, KEPT, keep=False, timeout=HANGS_S)

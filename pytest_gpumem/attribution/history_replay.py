@@ -38,7 +38,7 @@ class Block:
     time: float
     """of its allocation, microseconds since 1970; -inf: it was there before"""
     frames: Sequence[dict[str, Any]] = ()
-    """the Python frames that asked for it, the innermost first"""
+    """the Python frames that asked for it, the innermost first; none where that was not recorded"""
     end: int | None = None
     """index of the event that freed it"""
     end_time: float = float("inf")
@@ -89,7 +89,8 @@ class Replay:
             for block in segment["blocks"]:
                 address = block.get("address", address)
                 if block["state"] != "inactive":
-                    self._place(Block(address, block["size"], -1, float("-inf")))
+                    frames = block.get("frames") or ()
+                    self._place(Block(address, block["size"], -1, float("-inf"), frames))
                 address += block["size"]
 
     def run(self, events: Iterable[dict[str, Any]], tags: Iterable[Tag]) -> History:

@@ -205,11 +205,13 @@ class Run:
 
         Beside tests of other processes it is the expected peak too, so that they have room.
         """
-        if self._uncapped:
-            return None
+        return None if self._uncapped else _tightest(self.spec.max_bytes, self._room)
+
+    @property
+    def _room(self) -> int | None:
+        """Bytes that there are for the step, whatever ``max_gib`` says."""
         card_bytes = self.card.usable_memory if self.card else None
-        limits = [self.spec.max_bytes, card_bytes, self._turn.nbytes]
-        return min((limit for limit in limits if limit is not None), default=None)
+        return _tightest(card_bytes, self._turn.nbytes)
 
     # -- beside tests of other processes --
 
@@ -265,10 +267,11 @@ class Run:
         """Note the memory of a fixture of wider scope, which is set up in the block.
 
         It counts for every test that uses the fixture, in every order of tests as in the test
-        alone. For that the device is settled before and after.
+        alone. For that the device is settled before and after, and the set-up is not held to the
+        test's own limit: the test is, whether it or another one set the fixture up.
         """
         retained = Retained(name)
-        with self._nested(retained):
+        with self._nested(retained), self._capped(None if self._uncapped else self._room):
             blocks = set(self.meter.blocks())
             set_up = SetUpWatch(self.meter)
             self._set_ups.append(set_up)
@@ -294,6 +297,15 @@ class Run:
                 return
             fixture.before_run = True
             self._replay(fixture, no_memory(self.spec.devices))
+
+    @contextmanager
+    def _capped(self, limit: int | None) -> Iterator[None]:
+        """Have another limit for a while."""
+        outer_cap = self.meter.cap(limit)
+        try:
+            yield
+        finally:
+            self.meter.cap(outer_cap)
 
     @contextmanager
     def _nested(self, fixture: Retained) -> Iterator[None]:
@@ -330,12 +342,10 @@ class Run:
         call = f"gpu_memory.measure({shown(name)}, "
         relations, limits_declared = read_relations(declared, self.parts, call)
         spec = spec_from_call(name, limits_declared, self.spec)
-        limits = () if self._uncapped else (self.limit, spec.max_bytes)
-        tightest = min((limit for limit in limits if limit is not None), default=None)
-        outer_cap = self.meter.cap(tightest)
+        cap = None if self._uncapped else _tightest(self.limit, spec.max_bytes)
         figures = PartFigures(name)
         try:
-            with self.meter.part() as tally:
+            with self._capped(cap), self.meter.part() as tally:
                 yield figures
         except BaseException as error:
             # An error passes an inner part first, whose limit it is then.
@@ -343,7 +353,6 @@ class Run:
                 self._failed_part = error, name
             raise
         finally:
-            self.meter.cap(outer_cap)
             part = self.parts.setdefault(name, Part(spec, tally))
             part.spec, part.relations = spec, relations
             if part.tally is not tally:
@@ -460,6 +469,10 @@ class Run:
             self._uncapped = False
             self.meter.make_room(0)
             self.meter.cap(self.limit)
+
+
+def _tightest(*limits: int | None) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 @dataclass

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_gpumem.plugin.pytest_item import PytestItem
+from pytest_gpumem.report.json_report import read_report
 
 STEP = """
 def step():
@@ -341,6 +342,57 @@ def test_a_wide_fixture_has_segments_of_its_own_in_every_order(suite):
     session = suite.run(source=source)
     assert session.figures() == {"test_first": (10, 60), "test_again": (10, 60)}
     assert suite.run("-k", "again").figures() == {"test_again": (10, 60)}
+
+
+WIDE_OVER_A_LIMIT = """
+@pytest.fixture(scope="module")
+def weights():
+    return torch.nn.Linear(4096, 4096, bias=False, device="cuda")  # 64 MiB
+
+@pytest.mark.gpu_memory
+def test_has_room(weights): pass
+
+@pytest.mark.gpu_memory(max_gib=0.05)
+def test_uses_it(weights): pass
+
+@pytest.mark.gpu_memory(max_gib=0.05)
+def test_takes_more(weights): weights(torch.ones(4096, device="cuda"))
+
+@pytest.mark.gpu_memory(max_gib=1)
+def test_part(request, gpu_memory):
+    with gpu_memory.measure("part", max_gib=0.05):
+        request.getfixturevalue("weights")
+        mib(2)
+"""
+
+
+def test_a_test_whose_wide_fixture_takes_more_than_its_limit_ends_alike_in_every_order(suite):
+    suite.write("test_it.py", WIDE_OVER_A_LIMIT)
+
+    def endings(*names):
+        ran = suite.run("--gpumem-json=r.json", *names)
+        results = read_report(suite.path / "r.json").results
+        ends = {
+            it.nodeid.partition("::")[2]: (
+                it.verdict.kind,
+                it.verdict.headline,
+                it.measurement.peaks,
+            )
+            for it in results
+            if it.verdict.kind != "no baseline"
+        }
+        return ends, ran.out.count("parameters  test_it.py:8 in weights")
+
+    whole, lines = endings()
+    assert lines == 1  # of a fixture that an earlier test set up, too
+    assert {name: kind for name, (kind, *_) in whole.items()} == {
+        "test_uses_it": "over budget",
+        "test_takes_more": "out of memory",
+        "test_part": "out of memory",
+    }
+    for name in whole:
+        alone, _ = endings(f"test_it.py::{name}")
+        assert alone == {name: whole[name]}
 
 
 def test_a_parametrized_wide_fixture_counts_with_its_own_parameter_only(suite):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import shlex
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -91,3 +93,14 @@ def test_each_package_has_its_steps_and_the_workflow_runs_them(radar):
     (command,) = (shlex.split(it) for it in commands if "benchmarks.radar" in it)
     assert command[1:3] == ["-m", radar.__name__]
     assert command[3:] == ["--page", "radar.md"]
+
+
+def test_files_of_one_name_are_collected_together(radar):
+    files = radar.steps_of("torch")
+    assert len(files) == 2
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *files, *radar.OPTIONS]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout
+    assert {line.split("::")[0] for line in ran.stdout.splitlines() if "::" in line} == {
+        str(path.relative_to(radar.FOLDER)) for path in files
+    }
