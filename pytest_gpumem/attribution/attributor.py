@@ -114,7 +114,7 @@ class Attributor:
             {name: categories[name] for name in CATEGORIES if categories[name]},
             cached=max(0, device.reserved(top) - subject.foreign.reserved - subject.peak.allocated),
             sites=sites((origin_of(device, block) for block in alive), self._root)[:MAX_SITES],
-            lines=line_peaks(device, blocks, range(indices[0], indices[-1] + 1), self._root),
+            lines=line_peaks(device, blocks, subject.windows, self._root),
             unsplit=sum(block.unsplit for block in alive),
             autocast=self._recording.autocast,
             course=course_of(indices, totals),
@@ -144,7 +144,7 @@ class Attributor:
 
 
 def line_peaks(
-    device: Blocks, counted: Collection[Block], events: range, root: Path
+    device: Blocks, counted: Collection[Block], windows: Sequence[Span], root: Path
 ) -> tuple[LinePeak, ...]:
     """Return the most memory that each source line had at one time, the largest lines first.
 
@@ -153,12 +153,12 @@ def line_peaks(
     Args:
         device: its history.
         counted: the blocks that count for the peak.
-        events: those of the time that was measured.
+        windows: when the step was measured.
         root: the project's folder.
     """
     changes: dict[tuple[str, int, str, bool], list[tuple[int, int]]] = {}
     for block in counted:
-        if block.start not in events:
+        if not windows[0].start <= block.time <= windows[-1].end:
             continue
         frame = users_frame(block.frames)
         running = None if frame is not None else device.pass_at(block.time)

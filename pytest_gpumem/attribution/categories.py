@@ -54,6 +54,10 @@ class Blocks:
         events = recording.events[index] if index < len(recording.events) else []
         replay = Replay(segments, recording.settings)
         self.history: History = replay.run(events, recording.tags(index))
+        for time, blocks in recording.taken:
+            self.history.begin_later(
+                time, {address for device, address in blocks if device == index}
+            )
         plugs = {address for device, address in recording.plugs if device == index}
         self.blocks: list[Block] = [
             block

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pytest_gpumem.sizes import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from pytest_gpumem.attribution.recording import Span, Tag
 
@@ -65,6 +65,12 @@ class History:
         """Return the events of a span, and the last one before it: the level it began with."""
         first = bisect_left(self.times, span.start) - 1
         return range(first, bisect_right(self.times, span.end))
+
+    def begin_later(self, time: float, addresses: Collection[int]) -> None:
+        """Have blocks that were there before begin at a time: the run uses them from then on."""
+        for block in self.blocks:
+            if block.start < 0 and block.address in addresses:
+                block.start, block.time = max(bisect_right(self.times, time) - 1, 0), time
 
 
 class Replay:

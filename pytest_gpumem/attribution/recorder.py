@@ -7,17 +7,19 @@ each allocation; the use of a block is seen by an :class:`Observer`. Both clocks
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from time import time_ns
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.allocator_view import MAX_EVENTS, VIEW
 from pytest_gpumem.attribution.observer import Observer
-from pytest_gpumem.attribution.recording import Recording, Span, beginning, now
+from pytest_gpumem.attribution.recording import Known, Recording, Span, Sweep, Taken, beginning, now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
 class Recorder:
@@ -43,6 +45,17 @@ class Recorder:
         self._recording.initial_segments = VIEW.snapshot()["segments"]
         self._recording.capability = torch.cuda.get_device_capability(0)
         Observer(self._recording, self._at_moment).install(self._stack)
+
+    def known(self, blocks: Mapping[tuple[int, int], int]) -> Known:
+        """Return what is known until now of blocks; of each its device, address and bytes."""
+        sweeps = (seen_in(blocks, sweep) for sweep in self._recording.sweeps)
+        return Known(frozenset(blocks), tuple(sweep for sweep in sweeps if sweep.addresses))
+
+    def take(self, known: Known) -> None:
+        """Note that the run uses blocks from now on that an earlier one made."""
+        time = time_ns()
+        self._recording.taken.append(Taken(time / 1000, known.blocks))
+        self._recording.sweeps += [sweep._replace(time_ns=time) for sweep in known.sweeps]
 
     def so_far(self) -> Recording:
         """Return the recording until now; it goes on."""
@@ -74,6 +87,19 @@ class Recorder:
             yield
         finally:
             self._recording.ours.append(Span(start, now()))
+
+
+def seen_in(blocks: Mapping[tuple[int, int], int], sweep: Sweep) -> Sweep:
+    """Return the part of a sweep that saw tensors in blocks; of each its device, address, bytes."""
+    starts = sorted(blocks)
+    seen = []
+    for row in zip(sweep.names, sweep.devices, sweep.addresses, strict=True):
+        place = row[1:]
+        at = bisect_right(starts, place) - 1
+        if at >= 0 and starts[at][0] == place[0] and place[1] < starts[at][1] + blocks[starts[at]]:
+            seen.append(row)
+    names, devices, addresses = zip(*seen, strict=True) if seen else ((), (), ())
+    return Sweep(sweep.time_ns, sweep.category, names, devices, addresses)
 
 
 @contextmanager

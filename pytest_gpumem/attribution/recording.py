@@ -36,6 +36,24 @@ class Sweep(NamedTuple):
     addresses: Sequence[int]
 
 
+class Known(NamedTuple):
+    """What a recording knows of the blocks of a fixture, for those of later tests that use it."""
+
+    blocks: frozenset[tuple[int, int]] = frozenset()
+    """device and address of each"""
+    sweeps: tuple[Sweep, ...] = ()
+    """the tensors that were seen in them"""
+
+
+class Taken(NamedTuple):
+    """Blocks that an earlier run made, and that this one uses."""
+
+    time: float
+    """from when on"""
+    blocks: frozenset[tuple[int, int]]
+    """device and address of each"""
+
+
 @dataclass(slots=True)
 class Call:
     """A call of a module."""
@@ -80,6 +98,7 @@ class Recording:
     settings: dict[str, Any] = field(default_factory=dict)
     """the allocator's"""
     sweeps: list[Sweep] = field(default_factory=list)
+    taken: list[Taken] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
     ours: list[Span] = field(default_factory=list)

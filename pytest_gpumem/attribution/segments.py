@@ -51,19 +51,21 @@ def segment_requests(
         if index >= 0 and events[index]["action"] in _TAKEN and reserved > highest:
             highest = reserved
             heights.append((index, reserved))
-    by_start = {block.start: block for block in device.blocks}
+    asking = {(block.start, block.address): block for block in device.blocks}
     requests = []
     for index, reserved in heights[-MOST:]:
         asked = next(
             (at for at in range(index + 1, len(events)) if events[at]["action"] == "alloc"), None
         )
-        block = by_start.get(asked) if asked is not None else None
-        if block is None or asked is None:
+        if asked is None:
+            continue
+        block = asking.get((asked, events[asked]["addr"]))
+        if block is None:  # this package's own request
             continue
         requested = events[asked]["size"]
         pieces, around = _cache(device, index, requested)
         held: Counter[str] = Counter()
-        for other in around:
+        for other in filter(device.categories.__contains__, around):
             path, line, *_ = place_of(other)
             held[f"{path}:{line}" if path else "no line of Python"] += other.size
         path, line, function, code = place_of(block)

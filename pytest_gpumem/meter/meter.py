@@ -9,7 +9,7 @@ from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.attribution.graphs import HOOKS
 from pytest_gpumem.attribution.optimizer_watch import OptimizerWatch
 from pytest_gpumem.attribution.recorder import Recorder, history
-from pytest_gpumem.attribution.recording import Span, beginning, now
+from pytest_gpumem.attribution.recording import Known, Span, beginning, now
 from pytest_gpumem.collector import Uncounted
 from pytest_gpumem.devices.autograd_threads import NODE_NUMBERS, await_autograd, awaited_passes
 from pytest_gpumem.devices.compiler import hide_from_compiler
@@ -43,7 +43,7 @@ from pytest_gpumem.meter.step_watch import Steps
 from pytest_gpumem.notes import Note, NoteKind, notes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from torch.optim import Optimizer
 
@@ -424,16 +424,22 @@ class Meter:
             await_autograd()
             self.resettle()
 
-    def adopt(self, peaks: Sequence[Peak], blocks: Collection[tuple[int, int]]) -> None:
+    def known(self, blocks: Mapping[tuple[int, int], int]) -> Known:
+        """Return what is known of blocks of the step; of each its device, address and bytes."""
+        return self._recorder.known(blocks) if self._recorder else Known(frozenset(blocks))
+
+    def adopt(self, peaks: Sequence[Peak], known: Known) -> None:
         """Count memory that was taken as foreign for the step's own from now on.
 
         Args:
             peaks: the memory, one Peak a device.
-            blocks: device and address of its blocks.
+            known: its blocks.
         """
         self.fold()
-        self._isolation.adopt(peaks, blocks)
+        self._isolation.adopt(peaks, known.blocks)
         self._follow_foreign()
+        if self._recorder is not None:
+            self._recorder.take(known)
 
     def consider(self, peaks: Sequence[Peak]) -> None:
         """Count the peaks of a set-up that the step uses and another one ran."""
@@ -441,11 +447,18 @@ class Meter:
             tally.raise_to(peaks)
 
     def restart(
-        self, *, record: bool = False, at_moment: Callable[[Recording], None] | None = None
+        self,
+        *,
+        record: bool = False,
+        at_moment: Callable[[Recording], None] | None = None,
+        taken: Iterable[Known] = (),
     ) -> None:
         """Begin anew with the memory held now: after a warm-up, or to run the step once more.
 
-        ``record`` begins a recording, at each of whose moments ``at_moment`` is called.
+        Args:
+            record: whether a recording begins.
+            at_moment: is called at each of its moments.
+            taken: blocks of the step that an earlier run made.
         """
         collect_all()
         NODE_NUMBERS.begin()
@@ -460,6 +473,9 @@ class Meter:
         all_stats = self._isolation.stats()
         self._retries = alloc_retries(all_stats)
         self._begin(all_stats)
+        if self._recorder is not None:
+            for known in taken:
+                self._recorder.take(known)
 
     @property
     def ran_apart(self) -> bool:

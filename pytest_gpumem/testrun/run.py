@@ -282,9 +282,10 @@ class Run:
                 set_up.close()
             retained.held, retained.stages = set_up.result()
             retained.before_run = False
-            retained.blocks = frozenset(set(self.meter.blocks()) - blocks)
+            own = {at: size for at, size in self.meter.blocks().items() if at not in blocks}
+            retained.known = self.meter.known(own)
             if self.spec.max_leak_mib is not None:
-                self.excused_blocks |= retained.blocks
+                self.excused_blocks |= retained.known.blocks
             self.owned.append(retained)
 
     def use(self, fixture: Retained) -> None:
@@ -330,7 +331,7 @@ class Run:
             self.meter.consider(sums(held, padded(stage.peaks, count)))
             if stage.then is not None and stage.then not in self.owned:
                 self._replay(stage.then, sums(held_by_asking, padded(stage.held, count)))
-        self.meter.adopt(padded(fixture.held, count), fixture.blocks)
+        self.meter.adopt(padded(fixture.held, count), fixture.known)
 
     @contextmanager
     def part(self, name: str, declared: dict[str, object]) -> Iterator[PartFigures]:
@@ -455,7 +456,8 @@ class Run:
         self.parts.clear()
         self.device.values.renew()
         CHILDREN.forget_ended()
-        self.meter.restart(record=record, at_moment=at_moment)
+        taken = [fixture.known for fixture in self.owned]
+        self.meter.restart(record=record, at_moment=at_moment, taken=taken)
 
     def lift_limits(self) -> None:
         """Lift every limit, to see how much a step needs."""

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pytest_gpumem.attribution.recording import Known
 from pytest_gpumem.meter.peaks import NOTHING, minus, plus
 
 if TYPE_CHECKING:
@@ -60,9 +61,8 @@ class Retained:
     held: tuple[Peak, ...] = ()
     """the memory that it holds since its set-up, one Peak a device"""
     stages: tuple[Stage, ...] = field(default=(), repr=False)
-    blocks: frozenset[tuple[int, int]] = field(default=frozenset(), repr=False)
-    """device and address of its blocks"""
-
+    known: Known = field(default=Known(), repr=False)
+    """its blocks, with what is known of them"""
     before_run: bool = False
     """whether it was live when the test that runs began"""
     values_lost_by: str = ""
@@ -75,7 +75,7 @@ class Retained:
 
     def forget(self) -> None:
         """Note that it was torn down."""
-        self.held, self.stages, self.blocks = (), (), frozenset()
+        self.held, self.stages, self.known = (), (), Known()
 
 
 class SetUpWatch:

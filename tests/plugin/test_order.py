@@ -384,7 +384,7 @@ def test_a_test_whose_wide_fixture_takes_more_than_its_limit_ends_alike_in_every
         return ends, ran.out.count("parameters  test_it.py:8 in weights")
 
     whole, lines = endings()
-    assert lines == 1  # of a fixture that an earlier test set up, too
+    assert lines == 3  # of a fixture that an earlier test set up, too
     assert {name: kind for name, (kind, *_) in whole.items()} == {
         "test_uses_it": "over budget",
         "test_takes_more": "out of memory",
@@ -393,6 +393,55 @@ def test_a_test_whose_wide_fixture_takes_more_than_its_limit_ends_alike_in_every
     for name in whole:
         alone, _ = endings(f"test_it.py::{name}")
         assert alone == {name: whole[name]}
+
+
+def test_the_memory_of_a_wide_fixture_has_its_lines_and_categories_in_every_order(suite):
+    suite.write(
+        "test_it.py",
+        """
+        @pytest.fixture(scope="module")
+        def model():
+            linear, norm = torch.nn.Linear(2048, 2048), torch.nn.BatchNorm1d(2048)
+            return torch.nn.Sequential(linear, norm).cuda()
+
+        @pytest.fixture(scope="session")
+        def data():
+            return mib(16)
+
+        @pytest.mark.gpu_memory
+        def test_model(model, data): pass
+
+        @pytest.mark.gpu_memory
+        def test_other(data): pass
+
+        @pytest.mark.gpu_memory
+        def test_parts(request, gpu_memory):
+            with gpu_memory.measure("first"):
+                request.getfixturevalue("model")
+            with gpu_memory.measure("second"):
+                request.getfixturevalue("data")
+        """,
+    )
+
+    def breakdowns(*names):
+        suite.run("-p", "no:randomly", "--gpumem-json=r.json", *names)
+        found = {}
+        for it in read_report(suite.path / "r.json").results:
+            (attribution,) = it.measurement.attributions
+            shown = attribution.breakdown
+            found[it.nodeid, it.part] = shown.categories, shown.sites, set(shown.lines)
+        return found
+
+    alone = {}
+    for name in ("test_model", "test_other", "test_parts"):
+        alone |= breakdowns(f"test_it.py::{name}")
+    categories, sites, lines = alone["test_it.py::test_model", ""]
+    assert list(categories) == ["parameters", "buffers", "other"]
+    assert {site.line for site in sites} == {4, 9}
+    assert len(lines) == 2
+    whole = [f"test_it.py::{name}" for name in ("test_model", "test_other", "test_parts")]
+    assert breakdowns(*whole) == alone
+    assert breakdowns(*reversed(whole)) == alone
 
 
 def test_a_parametrized_wide_fixture_counts_with_its_own_parameter_only(suite):
