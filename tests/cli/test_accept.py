@@ -19,6 +19,7 @@ from helpers.virtual_gpu import opened
 
 from pytest_gpumem.cli.accept.expression import chooser
 from pytest_gpumem.errors import SpecError
+from pytest_gpumem.meter.pinned import pinned_stats
 from pytest_gpumem.report.json_report import dumps, read_report
 
 UPDATE = "--gpumem-update-baselines"
@@ -171,13 +172,19 @@ def test_sizes(gpu_memory):
 def test_steady():
     mib(SIZE)
 
+@pytest.mark.gpu_memory
+def test_pinned():
+    torch.empty(SIZE << 12, dtype=torch.uint8).pin_memory()
+
 @pytest.mark.gpu_memory(baseline=False)
 def test_without(): mib(SIZE)
 """
 
 
 @pytest.mark.parametrize("strict", [(), ("--gpumem-provenance=fail",)])
-def test_searches_slopes_and_a_new_toolchain_are_written_as_by_the_update(suite, gpumem, strict):
+def test_searches_slopes_pinned_memory_and_a_new_toolchain_are_written_as_by_the_update(
+    suite, gpumem, strict
+):
     """With --gpumem-provenance=fail also a baseline of which only the toolchain changed."""
     git("init", "-q", "-b", "main")
     suite.write(".gitignore", "r.json\n__pycache__\n")
@@ -194,6 +201,7 @@ def test_searches_slopes_and_a_new_toolchain_are_written_as_by_the_update(suite,
     before = suite.baselines()
     changed = {name for name in new if new[name] != before[name]}
     assert changed == {f"virtual-H100/test_{it}.json" for it in ("it", *("same",) * len(strict))}
+    assert ('"peak_pinned"' in new["virtual-H100/test_it.json"]) is bool(pinned_stats().owned)
     assert gpumem("accept", "r.json", "--yes")[::2] == (0, "")
     assert suite.baselines() == new
 
