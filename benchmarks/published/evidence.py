@@ -155,7 +155,10 @@ def group(
     """
     shown = heads if isinstance(heads, dict) else {it: it.removesuffix(" 2") for it in heads}
     cells = [
-        [next(iter(row.values())), *(row[head].replace("+nan", "nan") for head in shown)]
+        [
+            next(iter(row.values())),
+            *("n/a" if row[head] in {"nan", "+nan"} else row[head] for head in shown),
+        ]
         for row in rows
     ]
     numbers = {
