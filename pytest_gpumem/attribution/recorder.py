@@ -48,7 +48,8 @@ class Recorder:
 
     def known(self, blocks: Mapping[tuple[int, int], int]) -> Known:
         """Return what is known until now of blocks; of each its device, address and bytes."""
-        sweeps = (seen_in(blocks, sweep) for sweep in self._recording.sweeps)
+        lies_in = lying_in(blocks)
+        sweeps = (seen_where(lies_in, sweep) for sweep in self._recording.sweeps)
         return Known(frozenset(blocks), tuple(sweep for sweep in sweeps if sweep.addresses))
 
     def take(self, known: Known) -> None:
@@ -89,15 +90,24 @@ class Recorder:
             self._recording.ours.append(Span(start, now()))
 
 
-def seen_in(blocks: Mapping[tuple[int, int], int], sweep: Sweep) -> Sweep:
-    """Return the part of a sweep that saw tensors in blocks; of each its device, address, bytes."""
+def lying_in(blocks: Mapping[tuple[int, int], int]) -> Callable[[tuple[int, int]], bool]:
+    """Return whether a device and an address lie in blocks: of each device, address and bytes."""
     starts = sorted(blocks)
-    seen = []
-    for row in zip(sweep.names, sweep.devices, sweep.addresses, strict=True):
-        place = row[1:]
+
+    def lies_in(place: tuple[int, int]) -> bool:
         at = bisect_right(starts, place) - 1
-        if at >= 0 and starts[at][0] == place[0] and place[1] < starts[at][1] + blocks[starts[at]]:
-            seen.append(row)
+        if at < 0:
+            return False
+        device, start = starts[at]
+        return device == place[0] and place[1] < start + blocks[starts[at]]
+
+    return lies_in
+
+
+def seen_where(lies_in: Callable[[tuple[int, int]], bool], sweep: Sweep) -> Sweep:
+    """Return the part of a sweep that saw tensors in some places."""
+    rows = zip(sweep.names, sweep.devices, sweep.addresses, strict=True)
+    seen = [row for row in rows if lies_in(row[1:])]
     names, devices, addresses = zip(*seen, strict=True) if seen else ((), (), ())
     return Sweep(sweep.time_ns, sweep.category, names, devices, addresses)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_gpumem.attribution.history_replay import Block, History
-from pytest_gpumem.attribution.recorder import seen_in
+from pytest_gpumem.attribution.recorder import lying_in, seen_where
 from pytest_gpumem.attribution.recording import Sweep
 
 BLOCKS = {(0, 1000): 512, (0, 4000): 1024, (1, 1000): 512}
@@ -12,14 +12,14 @@ BLOCKS = {(0, 1000): 512, (0, 4000): 1024, (1, 1000): 512}
 def test_tensors_are_those_that_lie_in_the_blocks_of_their_device():
     names = ["first", "behind", "inside", "end", "other device", "no device"]
     devices, addresses = [0, 0, 0, 0, 1, 2], [1000, 1512, 5023, 5024, 1256, 1000]
-    seen = seen_in(BLOCKS, Sweep(7, "parameters", names, devices, addresses))
+    seen = seen_where(lying_in(BLOCKS), Sweep(7, "parameters", names, devices, addresses))
     assert seen == Sweep(
         7, "parameters", ("first", "inside", "other device"), (0, 0, 1), (1000, 5023, 1256)
     )
 
 
 def test_none_of_a_sweep_may_lie_in_them():
-    seen = seen_in(BLOCKS, Sweep(7, "buffers", ["b"], [0], [2000]))
+    seen = seen_where(lying_in(BLOCKS), Sweep(7, "buffers", ["b"], [0], [2000]))
     assert seen == Sweep(7, "buffers", (), (), ())
 
 
