@@ -21,7 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final, Literal
 
-from pytest_gpumem.attribution.history_replay import Replay
+from pytest_gpumem.attribution.history_replay import replayed
 from pytest_gpumem.attribution.recording import Call
 
 if TYPE_CHECKING:
@@ -49,15 +49,9 @@ class Blocks:
         self.recording = recording
         self.index = index
         self.calls = Calls(recording.calls)
-        segments = [segment for segment in recording.initial_segments if segment["device"] == index]
+        segments = recording.segments(index)
         self._initially_reserved: int = sum(segment["total_size"] for segment in segments)
-        events = recording.events[index] if index < len(recording.events) else []
-        replay = Replay(segments, recording.settings)
-        self.history: History = replay.run(events, recording.tags(index))
-        for time, blocks in recording.taken:
-            self.history.begin_later(
-                time, {address for device, address in blocks if device == index}
-            )
+        self.history: History = replayed(recording, index)
         plugs = {address for device, address in recording.plugs if device == index}
         self.blocks: list[Block] = [
             block

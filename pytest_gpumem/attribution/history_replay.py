@@ -16,7 +16,7 @@ from pytest_gpumem.sizes import MIB
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from pytest_gpumem.attribution.recording import Span, Tag
+    from pytest_gpumem.attribution.recording import Recording, Span, Tag
 
 BLOCK: Final = 512
 """bytes: sizes are rounded up to multiples of it (kMinBlockSize)"""
@@ -71,6 +71,16 @@ class History:
         for block in self.blocks:
             if block.start < 0 and block.address in addresses:
                 block.start, block.time = max(bisect_right(self.times, time) - 1, 0), time
+
+
+def replayed(recording: Recording, index: int) -> History:
+    """Return the history of a device of a recording."""
+    events = recording.events[index] if index < len(recording.events) else []
+    replay = Replay(recording.segments(index), recording.settings)
+    history = replay.run(events, recording.tags(index))
+    for time, blocks in recording.taken:
+        history.begin_later(time, {address for device, address in blocks if device == index})
+    return history
 
 
 class Replay:

@@ -7,7 +7,6 @@ each allocation; the use of a block is seen by an :class:`Observer`. Both clocks
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,11 +14,14 @@ from time import time_ns
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.allocator_view import MAX_EVENTS, VIEW
+from pytest_gpumem.attribution.history_replay import replayed
 from pytest_gpumem.attribution.observer import Observer
 from pytest_gpumem.attribution.recording import Known, Recording, Span, Sweep, Taken, beginning, now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator
+
+    from pytest_gpumem.attribution.recording import Tag
 
 
 class Recorder:
@@ -46,17 +48,27 @@ class Recorder:
         self._recording.capability = torch.cuda.get_device_capability(0)
         Observer(self._recording, self._at_moment).install(self._stack)
 
-    def known(self, blocks: Mapping[tuple[int, int], int]) -> Known:
-        """Return what is known until now of blocks; of each its device, address and bytes."""
-        lies_in = lying_in(blocks)
-        sweeps = (seen_where(lies_in, sweep) for sweep in self._recording.sweeps)
-        return Known(frozenset(blocks), tuple(sweep for sweep in sweeps if sweep.addresses))
+    def known(self, places: Collection[tuple[int, int]]) -> Known:
+        """Return what is known until now of the live blocks at a device and an address each."""
+        recording = self.so_far() if places else self._recording
+        tags: list[Tag] = []
+        for device in sorted({device for device, _ in places}):
+            blocks = replayed(recording, device).blocks
+            live = (block for block in blocks if block.end is None)
+            tags += (
+                tag for block in live if (device, block.address) in places for tag in block.tags
+            )
+        return Known(frozenset(places), tuple(tags))
 
     def take(self, known: Known) -> None:
         """Note that the run uses blocks from now on that an earlier one made."""
         time = time_ns()
         self._recording.taken.append(Taken(time / 1000, known.blocks))
-        self._recording.sweeps += [sweep._replace(time_ns=time) for sweep in known.sweeps]
+        for category in {tag.category: None for tag in known.tags}:
+            tags = [tag for tag in known.tags if tag.category == category]
+            names, devices = [tag.name for tag in tags], [tag.device for tag in tags]
+            addresses = [tag.address for tag in tags]
+            self._recording.sweeps.append(Sweep(time, category, names, devices, addresses))
 
     def so_far(self) -> Recording:
         """Return the recording until now; it goes on."""
@@ -88,28 +100,6 @@ class Recorder:
             yield
         finally:
             self._recording.ours.append(Span(start, now()))
-
-
-def lying_in(blocks: Mapping[tuple[int, int], int]) -> Callable[[tuple[int, int]], bool]:
-    """Return whether a device and an address lie in blocks: of each device, address and bytes."""
-    starts = sorted(blocks)
-
-    def lies_in(place: tuple[int, int]) -> bool:
-        at = bisect_right(starts, place) - 1
-        if at < 0:
-            return False
-        device, start = starts[at]
-        return device == place[0] and place[1] < start + blocks[starts[at]]
-
-    return lies_in
-
-
-def seen_where(lies_in: Callable[[tuple[int, int]], bool], sweep: Sweep) -> Sweep:
-    """Return the part of a sweep that saw tensors in some places."""
-    rows = zip(sweep.names, sweep.devices, sweep.addresses, strict=True)
-    seen = [row for row in rows if lies_in(row[1:])]
-    names, devices, addresses = zip(*seen, strict=True) if seen else ((), (), ())
-    return Sweep(sweep.time_ns, sweep.category, names, devices, addresses)
 
 
 @contextmanager

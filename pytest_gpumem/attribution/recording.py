@@ -41,7 +41,7 @@ class Known(NamedTuple):
 
     blocks: frozenset[tuple[int, int]] = frozenset()
     """device and address of each"""
-    sweeps: tuple[Sweep, ...] = ()
+    tags: tuple[Tag, ...] = ()
     """the tensors that were seen in them"""
 
 
@@ -125,6 +125,10 @@ class Recording:
     """the first device's"""
     snapshot: dict[str, Any] = field(default_factory=dict)
     """the result of ``torch.cuda.memory._snapshot`` at the end"""
+
+    def segments(self, device: int) -> list[dict[str, Any]]:
+        """Return a device's segments when it began."""
+        return [segment for segment in self.initial_segments if segment["device"] == device]
 
     def tags(self, device: int) -> Iterator[Tag]:
         """Yield the tensors that were seen on a device, in the order in which they were."""

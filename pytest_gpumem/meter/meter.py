@@ -43,7 +43,7 @@ from pytest_gpumem.meter.step_watch import Steps
 from pytest_gpumem.notes import Note, NoteKind, notes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from torch.optim import Optimizer
 
@@ -424,8 +424,8 @@ class Meter:
             await_autograd()
             self.resettle()
 
-    def known(self, blocks: Mapping[tuple[int, int], int]) -> Known:
-        """Return what is known of blocks of the step; of each its device, address and bytes."""
+    def known(self, blocks: Collection[tuple[int, int]]) -> Known:
+        """Return what is known of live blocks of the step; of each its device and address."""
         return self._recorder.known(blocks) if self._recorder else Known(frozenset(blocks))
 
     def adopt(self, peaks: Sequence[Peak], known: Known) -> None:

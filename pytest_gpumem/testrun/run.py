@@ -282,8 +282,7 @@ class Run:
                 set_up.close()
             retained.held, retained.stages = set_up.result()
             retained.before_run = False
-            own = {at: size for at, size in self.meter.blocks().items() if at not in blocks}
-            retained.known = self.meter.known(own)
+            retained.known = self.meter.known(set(self.meter.blocks()) - blocks)
             if self.spec.max_leak_mib is not None:
                 self.excused_blocks |= retained.known.blocks
             self.owned.append(retained)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.virtual_gpu import MIB, child, opened
 
-from pytest_gpumem.attribution.history_replay import Replay, next_division
+from pytest_gpumem.attribution.history_replay import Block, History, Replay, next_division
 from pytest_gpumem.attribution.recorder import Recorder
 from pytest_gpumem.meter.allocator import current, highest, reset_peaks
 
@@ -127,3 +127,12 @@ def test_a_tag_is_given_to_the_block_that_lies_there_then():
     history = Replay([segment], {}).run(events, tags)
     assert [block.size for block in history.blocks] == [1024, 1024]
     assert [[tag.name for tag in block.tags] for block in history.blocks] == [["a"], ["b"]]
+
+
+def test_blocks_begin_when_the_run_uses_them():
+    taken, foreign, new = Block(8, 512, -1, 0), Block(9, 512, -1, 0), Block(8, 512, 2, 5)
+    history = History([taken, foreign, new], [2, 4, 5], [0, 0, 0])
+    history.begin_later(4.5, {8})
+    assert (taken.start, taken.time) == (1, 4.5)
+    assert foreign.start == -1
+    assert (new.start, new.time) == (2, 5)

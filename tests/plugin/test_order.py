@@ -408,8 +408,16 @@ def test_the_memory_of_a_wide_fixture_has_its_lines_and_categories_in_every_orde
         def data():
             return mib(16)
 
+        @pytest.fixture(scope="module")
+        def reused():
+            torch.nn.Linear(1024, 1024, bias=False, device="cuda")
+            return mib(4), mib(3)  # the first lies where the parameter was
+
         @pytest.mark.gpu_memory
         def test_model(model, data): pass
+
+        @pytest.mark.gpu_memory
+        def test_reused(reused): pass
 
         @pytest.mark.gpu_memory
         def test_other(data): pass
@@ -432,14 +440,16 @@ def test_the_memory_of_a_wide_fixture_has_its_lines_and_categories_in_every_orde
             found[it.nodeid, it.part] = shown.categories, shown.sites, set(shown.lines)
         return found
 
+    names = ("test_model", "test_reused", "test_other", "test_parts")
     alone = {}
-    for name in ("test_model", "test_other", "test_parts"):
+    for name in names:
         alone |= breakdowns(f"test_it.py::{name}")
     categories, sites, lines = alone["test_it.py::test_model", ""]
     assert list(categories) == ["parameters", "buffers", "other"]
     assert {site.line for site in sites} == {4, 9}
     assert len(lines) == 2
-    whole = [f"test_it.py::{name}" for name in ("test_model", "test_other", "test_parts")]
+    assert list(alone["test_it.py::test_reused", ""][0]) == ["other"]
+    whole = [f"test_it.py::{name}" for name in names]
     assert breakdowns(*whole) == alone
     assert breakdowns(*reversed(whole)) == alone
 
