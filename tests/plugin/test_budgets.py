@@ -129,26 +129,26 @@ def test_a_wide_fixture_that_did_not_fit_is_set_up_anew_for_the_next_test(suite)
         source="""
         @pytest.fixture(scope="module")
         def wide():
-            return mib(1500)
+            return mib(20_000)
 
-        @pytest.mark.gpu_memory(max_gib=1)
+        @pytest.mark.gpu_memory(card="T4")
         def test_too_small(wide): pass
 
-        @pytest.mark.gpu_memory(max_gib=2)
+        @pytest.mark.gpu_memory(card="H100")
         def test_enough(wide): pass
 
-        @pytest.mark.gpu_memory(max_gib=1)
+        @pytest.mark.gpu_memory(card="T4")
         def test_too_small_again(): mib(100)
         """
     )
     assert session.outcomes == {"errors": 1, "passed": 2}
-    assert "it needs 1500.00 MiB" in session.flat
+    assert "it needs 19.53 GiB" in session.flat
     assert session.verdicts() == {
         "test_too_small": "out of memory",
         "test_enough": "no baseline",
         "test_too_small_again": "no baseline",
     }
-    assert session.figures()["test_enough"] == (1500, 1500)
+    assert session.figures()["test_enough"] == (20_000, 20_000)
     assert session.figures()["test_too_small_again"] == (100, 100)
 
 
