@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pytest_gpumem.sizes import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pytest_gpumem.attribution.recording import Recording, Span, Tag
 
@@ -66,11 +66,17 @@ class History:
         first = bisect_left(self.times, span.start) - 1
         return range(first, bisect_right(self.times, span.end))
 
-    def begin_later(self, time: float, addresses: Collection[int]) -> None:
-        """Have blocks that were there before begin at a time: the run uses them from then on."""
+    def begin_later(self, time: float, seen: Mapping[int, tuple[Tag, ...]]) -> None:
+        """Have blocks that were there before begin at a time: the run uses them from then on.
+
+        Args:
+            time: microseconds since 1970.
+            seen: by the address of each, the tensors that an earlier run saw in it.
+        """
         for block in self.blocks:
-            if block.start < 0 and block.address in addresses:
+            if block.start < 0 and block.address in seen:
                 block.start, block.time = max(bisect_right(self.times, time) - 1, 0), time
+                block.tags = seen[block.address] + block.tags
 
 
 def replayed(recording: Recording, index: int) -> History:
@@ -78,8 +84,8 @@ def replayed(recording: Recording, index: int) -> History:
     events = recording.events[index] if index < len(recording.events) else []
     replay = Replay(recording.segments(index), recording.settings)
     history = replay.run(events, recording.tags(index))
-    for time, blocks in recording.taken:
-        history.begin_later(time, {address for device, address in blocks if device == index})
+    for time, known in recording.taken:
+        history.begin_later(time, {at[1]: tags for at, tags in known.items() if at[0] == index})
     return history
 
 

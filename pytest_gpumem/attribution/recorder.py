@@ -10,18 +10,17 @@ from __future__ import annotations
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from time import time_ns
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.allocator_view import MAX_EVENTS, VIEW
 from pytest_gpumem.attribution.history_replay import replayed
 from pytest_gpumem.attribution.observer import Observer
-from pytest_gpumem.attribution.recording import Known, Recording, Span, Sweep, Taken, beginning, now
+from pytest_gpumem.attribution.recording import Recording, Span, beginning, now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from pytest_gpumem.attribution.recording import Tag
+    from pytest_gpumem.attribution.recording import Known, Tag
 
 
 class Recorder:
@@ -49,26 +48,18 @@ class Recorder:
         Observer(self._recording, self._at_moment).install(self._stack)
 
     def known(self, places: Collection[tuple[int, int]]) -> Known:
-        """Return what is known until now of the live blocks at a device and an address each."""
+        """Return what is known until now of live blocks; of each its device and address."""
+        known: dict[tuple[int, int], tuple[Tag, ...]] = dict.fromkeys(places, ())
         recording = self.so_far() if places else self._recording
-        tags: list[Tag] = []
-        for device in sorted({device for device, _ in places}):
-            blocks = replayed(recording, device).blocks
-            live = (block for block in blocks if block.end is None)
-            tags += (
-                tag for block in live if (device, block.address) in places for tag in block.tags
-            )
-        return Known(frozenset(places), tuple(tags))
+        for device in {device for device, _ in places}:
+            for block in replayed(recording, device).blocks:
+                if block.end is None and (device, block.address) in known:
+                    known[device, block.address] = block.tags
+        return known
 
     def take(self, known: Known) -> None:
         """Note that the run uses blocks from now on that an earlier one made."""
-        time = time_ns()
-        self._recording.taken.append(Taken(time / 1000, known.blocks))
-        for category in {tag.category: None for tag in known.tags}:
-            tags = [tag for tag in known.tags if tag.category == category]
-            names, devices = [tag.name for tag in tags], [tag.device for tag in tags]
-            addresses = [tag.address for tag in tags]
-            self._recording.sweeps.append(Sweep(time, category, names, devices, addresses))
+        self._recording.taken.append((now(), known))
 
     def so_far(self) -> Recording:
         """Return the recording until now; it goes on."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pytest_gpumem.measurement import Category
     from pytest_gpumem.source_lines import Line
@@ -36,22 +36,8 @@ class Sweep(NamedTuple):
     addresses: Sequence[int]
 
 
-class Known(NamedTuple):
-    """What a recording knows of the blocks of a fixture, for those of later tests that use it."""
-
-    blocks: frozenset[tuple[int, int]] = frozenset()
-    """device and address of each"""
-    tags: tuple[Tag, ...] = ()
-    """the tensors that were seen in them"""
-
-
-class Taken(NamedTuple):
-    """Blocks that an earlier run made, and that this one uses."""
-
-    time: float
-    """from when on"""
-    blocks: frozenset[tuple[int, int]]
-    """device and address of each"""
+Known: TypeAlias = "Mapping[tuple[int, int], tuple[Tag, ...]]"
+"""live blocks, by device and address, each with the tensors that were seen in it"""
 
 
 @dataclass(slots=True)
@@ -98,7 +84,8 @@ class Recording:
     settings: dict[str, Any] = field(default_factory=dict)
     """the allocator's"""
     sweeps: list[Sweep] = field(default_factory=list)
-    taken: list[Taken] = field(default_factory=list)
+    taken: list[tuple[float, Known]] = field(default_factory=list)
+    """blocks that an earlier run made and this one uses, and from when on"""
     calls: list[Call] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
     ours: list[Span] = field(default_factory=list)

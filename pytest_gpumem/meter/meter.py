@@ -9,7 +9,7 @@ from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.attribution.graphs import HOOKS
 from pytest_gpumem.attribution.optimizer_watch import OptimizerWatch
 from pytest_gpumem.attribution.recorder import Recorder, history
-from pytest_gpumem.attribution.recording import Known, Span, beginning, now
+from pytest_gpumem.attribution.recording import Span, beginning, now
 from pytest_gpumem.collector import Uncounted
 from pytest_gpumem.devices.autograd_threads import NODE_NUMBERS, await_autograd, awaited_passes
 from pytest_gpumem.devices.compiler import hide_from_compiler
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-    from pytest_gpumem.attribution.recording import Recording
+    from pytest_gpumem.attribution.recording import Known, Recording
     from pytest_gpumem.devices.base import Device
     from pytest_gpumem.devices.memory_use import UseWatch
     from pytest_gpumem.measurement import OutOfMemory, PinnedCount
@@ -426,7 +426,7 @@ class Meter:
 
     def known(self, blocks: Collection[tuple[int, int]]) -> Known:
         """Return what is known of live blocks of the step; of each its device and address."""
-        return self._recorder.known(blocks) if self._recorder else Known(frozenset(blocks))
+        return self._recorder.known(blocks) if self._recorder else dict.fromkeys(blocks, ())
 
     def adopt(self, peaks: Sequence[Peak], known: Known) -> None:
         """Count memory that was taken as foreign for the step's own from now on.
@@ -436,7 +436,7 @@ class Meter:
             known: its blocks.
         """
         self.fold()
-        self._isolation.adopt(peaks, known.blocks)
+        self._isolation.adopt(peaks, known.keys())
         self._follow_foreign()
         if self._recorder is not None:
             self._recorder.take(known)

@@ -284,7 +284,7 @@ class Run:
             retained.before_run = False
             retained.known = self.meter.known(set(self.meter.blocks()) - blocks)
             if self.spec.max_leak_mib is not None:
-                self.excused_blocks |= retained.known.blocks
+                self.excused_blocks |= retained.known.keys()
             self.owned.append(retained)
 
     def use(self, fixture: Retained) -> None:

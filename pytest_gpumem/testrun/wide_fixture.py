@@ -11,12 +11,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.attribution.recording import Known
 from pytest_gpumem.meter.peaks import NOTHING, minus, plus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pytest_gpumem.attribution.recording import Known
     from pytest_gpumem.measurement import Peak
     from pytest_gpumem.meter.meter import Meter
 
@@ -61,8 +61,9 @@ class Retained:
     held: tuple[Peak, ...] = ()
     """the memory that it holds since its set-up, one Peak a device"""
     stages: tuple[Stage, ...] = field(default=(), repr=False)
-    known: Known = field(default=Known(), repr=False)
+    known: Known = field(default_factory=dict, repr=False)
     """its blocks, with what is known of them"""
+
     before_run: bool = False
     """whether it was live when the test that runs began"""
     values_lost_by: str = ""
@@ -75,7 +76,7 @@ class Retained:
 
     def forget(self) -> None:
         """Note that it was torn down."""
-        self.held, self.stages, self.known = (), (), Known()
+        self.held, self.stages, self.known = (), (), {}
 
 
 class SetUpWatch:

@@ -9,6 +9,7 @@ from helpers.virtual_gpu import MIB, child, opened
 
 from pytest_gpumem.attribution.history_replay import Block, History, Replay, next_division
 from pytest_gpumem.attribution.recorder import Recorder
+from pytest_gpumem.attribution.recording import Tag
 from pytest_gpumem.meter.allocator import current, highest, reset_peaks
 
 SETTINGS = [
@@ -105,7 +106,6 @@ def test_divisions_between_powers_of_two():
 
 
 def test_a_tag_is_given_to_the_block_that_lies_there_then():
-    from pytest_gpumem.attribution.recording import Tag
 
     def event(action, time, size=0):
         return {"action": action, "addr": 1000, "size": size, "time_us": time}
@@ -130,9 +130,11 @@ def test_a_tag_is_given_to_the_block_that_lies_there_then():
 
 
 def test_blocks_begin_when_the_run_uses_them():
+    earlier, later = (Tag(time, 0, 8, "parameters", "") for time in (0, 3))
     taken, foreign, new = Block(8, 512, -1, 0), Block(9, 512, -1, 0), Block(8, 512, 2, 5)
+    taken.tags = (later,)
     history = History([taken, foreign, new], [2, 4, 5], [0, 0, 0])
-    history.begin_later(4.5, {8})
-    assert (taken.start, taken.time) == (1, 4.5)
+    history.begin_later(4.5, {8: (earlier,)})
+    assert (taken.start, taken.time, taken.tags) == (1, 4.5, (earlier, later))
     assert foreign.start == -1
-    assert (new.start, new.time) == (2, 5)
+    assert (new.start, new.time, new.tags) == (2, 5, ())

@@ -6,7 +6,6 @@ from contextlib import nullcontext
 import pytest
 from helpers.virtual_gpu import CARD_80GIB, MIB, opened
 
-from pytest_gpumem.attribution.recording import Known
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.allocator import expandable_segments
 from pytest_gpumem.meter.meter import Meter
@@ -107,7 +106,7 @@ def test_fixtures_that_the_step_adopts_one_by_one_leave_what_other_fixtures_rese
         meter.start()
         for own, blocks in fixtures[:2]:
             meter.resettle()  # as before each fixture that the step uses
-            meter.adopt([own], Known(frozenset(blocks)))
+            meter.adopt([own], dict.fromkeys(blocks, ()))
         first_two = [fixture[0] for fixture in fixtures[:2]]
         adopted = meter.counted()[0]
         mine.pop()

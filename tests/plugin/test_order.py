@@ -432,7 +432,7 @@ def test_the_memory_of_a_wide_fixture_has_its_lines_and_categories_in_every_orde
     )
 
     def breakdowns(*names):
-        suite.run("-p", "no:randomly", "--gpumem-json=r.json", *names)
+        suite.run("--gpumem-json=r.json", *names)
         found = {}
         for it in read_report(suite.path / "r.json").results:
             (attribution,) = it.measurement.attributions
