@@ -205,13 +205,10 @@ class Run:
 
         Beside tests of other processes it is the expected peak too, so that they have room.
         """
-        return None if self._uncapped else _tightest(self.spec.max_bytes, self._room)
-
-    @property
-    def _room(self) -> int | None:
-        """Bytes that there are for the step, whatever ``max_gib`` says."""
+        if self._uncapped:
+            return None
         card_bytes = self.card.usable_memory if self.card else None
-        return _tightest(card_bytes, self._turn.nbytes)
+        return _tightest(self.spec.max_bytes, card_bytes, self._turn.nbytes)
 
     # -- beside tests of other processes --
 
@@ -271,7 +268,7 @@ class Run:
         test's own limit: the test is, whether it or another one set the fixture up.
         """
         retained = Retained(name)
-        with self._nested(retained), self._capped(None if self._uncapped else self._room):
+        with self._nested(retained), self._capped(self._turn.nbytes):
             blocks = set(self.meter.blocks())
             set_up = SetUpWatch(self.meter)
             self._set_ups.append(set_up)

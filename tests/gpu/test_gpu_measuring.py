@@ -126,6 +126,30 @@ def test_it(size):
     assert "does not fit in card='T4'" in session.out
 
 
+@pytest.mark.parametrize("limit", ["card='T4'", "max_gib=14"])
+def test_a_wide_fixture_beyond_a_limit_ends_a_test_alike_in_every_order(machine, properties, limit):
+    if properties.total < 40 << 30:
+        pytest.skip(f"this {properties.name} has no room for 20 GiB")
+    source = f"""
+import pytest, torch
+
+@pytest.fixture(scope="module")
+def wide():
+    return torch.empty(20 << 30, dtype=torch.uint8, device="cuda")
+
+@pytest.mark.gpu_memory(baseline=False)
+def test_has_room(wide): pass
+
+@pytest.mark.gpu_memory({limit}, baseline=False)
+def test_over(wide): pass
+"""
+    after, alone = machine.pytest(source), machine.pytest(source, "-k", "over")
+    assert (after.outcomes["failed"], alone.outcomes["failed"]) == (1, 1)
+    for session in (after, alone):
+        assert "over budget: peak reserved of 20.00 GiB is " in session.out
+        assert session.figures["test_over"] == (20 << 30, 20 << 30)
+
+
 def test_values_are_computed(machine):
     """A real GPU computes, and the fixture says so."""
     if machine.fake:
