@@ -1,6 +1,7 @@
 """The protocol of one measurement: what a step is charged with, and what it is not."""
 
 import gc
+from dataclasses import replace
 
 import pytest
 from helpers.noted import noted
@@ -41,6 +42,11 @@ def work(size, index=0):
 
 def first(meter):
     return meter.result().peaks[0]
+
+
+def foreign(meter):
+    """Foreign memory of the device: what earlier tests of the process pinned is left out."""
+    return replace(meter.foreign[0], pinned=0)
 
 
 # ---- arithmetic ----
@@ -116,7 +122,7 @@ def test_what_the_step_owns_counts_from_the_start(meter):
     meter.start([Peak(30 * MIB, 30 * MIB), Peak(0, 0)])
     work(8 * MIB)
     assert first(meter) == Peak(38 * MIB, 50 * MIB)
-    assert meter.foreign[0] == Peak(50 * MIB, 50 * MIB)
+    assert foreign(meter) == Peak(50 * MIB, 50 * MIB)
     del fixture, left
 
 
@@ -132,7 +138,7 @@ def test_garbage_of_earlier_tests_is_gone_when_the_step_begins(meter):
     ring.append(ring)
     del ring
     meter.start()
-    assert meter.foreign[0] == Peak(0, 0)
+    assert foreign(meter) == Peak(0, 0)
 
 
 def test_peaks_of_a_set_up_that_others_ran_can_be_considered(meter):
