@@ -1,14 +1,14 @@
 """Are figures the same without NVIDIA's packages?
 
-    python -m benchmarks.fidelity.light_figures [PYTHON ...] [--steps '*' --sweep 120]
+    python -m benchmarks.fidelity.light_figures [TORCH ...] [--sweep 40] [--keep FOLDER]
 
-``--steps '*'`` are all of the fidelity matrix; without a PYTHON it takes this environment.
-
-Each environment has all packages. Two others are made of links to its files, by
-tests/helpers/light.py: without NVIDIA's packages and Triton, and the same with cuDNN. All three run
-the README's test, steps of the fidelity matrix, and convolutions drawn at random
-(cudnn/agreement.py). The rows of a torch that runs again replace its rows in
-benchmarks/results/light_figures.txt.
+For each version of torch (2.6.0, 2.9.1, 2.11.0, 2.15.0), uv makes three environments, with the
+names of ``gpumem light --excludes``: with all packages, without NVIDIA's but cuDNN, without
+NVIDIA's. All three run the README's test, steps of the fidelity matrix, and convolutions drawn at
+random (cudnn/agreement.py). Of a torch whose fidelity matrix is recorded, all steps are compared
+with those recorded, but the compiled ones: without Triton these fail. An environment is deleted
+after its run; with ``--keep`` it stays in a folder, where the next run finds it. The rows of a
+torch that runs again replace its rows in benchmarks/results/light_figures.txt.
 """
 
 from __future__ import annotations
@@ -17,27 +17,31 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.harness import RESULTS, ROOT, line, publish, table
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 CARD = "H200"
 STEPS = (
-    *("convnet-fp32", "unet-bf16", "vit-small-bf16", "gpt2-bf16", "gpt2-sdpa-cudnn"),
-    *("moe-8x2-bf16", "lstm-lm-fp32", "mlp-adamw"),
+    *("convnet-fp32", "convnet-channels-last-fp16", "conv3d-fp32", "unet-bf16", "vit-small-bf16"),
+    *("bert-base-bf16", "gpt2-bf16", "gpt2-sdpa-flash", "gpt2-sdpa-math", "gpt2-sdpa-cudnn"),
+    *("gpt2-checkpointed", "llama-bf16", "moe-8x2-bf16", "t5-small-bf16", "lstm-lm-fp32"),
+    *("gru-lm-fp32", "speech-lstm-ctc", "dlrm-adagrad", "dlrm-sparse", "mlp-adamw"),
+    *("mlp-fused-fp16", "tv-resnet18", "tv-efficientnet_b0", "tv-swin_t", "hf-distilbert"),
 )
-SWEPT = ("T4", "L4", "H100", "RTX 5090")
+"""of a torch whose matrix is not recorded: each family, optimizer and kind of attention"""
+SWEPT = ("T4", "H100")
 """cards of the sweep"""
-KINDS = ("all packages", "light with cuDNN", "light")
-MAKE = """
-import sys
-from pathlib import Path
-from helpers.light import light_environment
-print(light_environment(Path(sys.argv[1]), cudnn=sys.argv[2] == "cudnn"))
-"""
+TORCHES = ("2.6.0", "2.9.1", "2.11.0", "2.15.0")
+KINDS = {"all packages": None, "without NVIDIA's but cuDNN": ["--cudnn"], "without NVIDIA's": []}
 README_STEP = """
 import json
 from pytest_gpumem import use_virtual_gpu
@@ -45,8 +49,7 @@ use_virtual_gpu("T4")
 import torch
 layer = torch.nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True).cuda()
 layer(torch.randn(32, 256, 1024, device="cuda")).sum().backward()
-version = torch.version.cuda, torch.__version__
-print(json.dumps([torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), *version]))
+print(json.dumps([torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]))
 """
 SWEEP = """
 import json, sys
@@ -55,85 +58,177 @@ print(json.dumps(agreement.measure({"sweep": int(sys.argv[1]), "card": sys.argv[
 """
 
 
-def output_of(command: list[str]) -> str:
-    """Run a command that has to succeed, with the benchmarks importable; return its output."""
-    paths = os.pathsep.join(str(ROOT / name) for name in ("", "benchmarks", "tests"))
-    environment = {**os.environ, "PYTHONPATH": paths}
+class Figures(NamedTuple):
+    """What an environment's programs have said.
+
+    Attributes:
+        torch: its version, and CUDA's.
+        readme: allocated and reserved bytes of the README's test.
+        steps: allocated and reserved bytes, or what came of it, by step.
+        plans: the steps for which cuDNN was asked.
+        convolutions: bytes of workspace, or the error, by card, convolution and pass.
+    """
+
+    torch: tuple[str, str]
+    readme: tuple[int, int]
+    steps: dict[str, object]
+    plans: set[str]
+    convolutions: dict[str, object]
+
+
+def output_of(command: list[str], **environment: str) -> str:
+    """Run a command that has to succeed; return its output."""
     return subprocess.run(
-        command, cwd=ROOT, env=environment, check=True, stdout=subprocess.PIPE, text=True
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
     ).stdout
 
 
-def last_line(python: str, program: str, *words: str) -> str:
-    """Run a program; return the last line of its output."""
-    return output_of([python, "-c", program, *words]).splitlines()[-1]
+def environment(folder: Path, torch: str, kind: str) -> str:
+    """Make an environment, unless it is there; return its Python."""
+    place = folder / re.sub(r"\W+", "-", f"{torch} {kind}")
+    if not (place / "whole").exists():
+        excluded = []
+        if (options := KINDS[kind]) is not None:
+            names = output_of(
+                [sys.executable, "-m", "pytest_gpumem.cli", "light", "--excludes", *options]
+            )
+            (folder / "excludes.txt").write_text(names, encoding="utf-8")
+            excluded = ["--excludes", str(folder / "excludes.txt")]
+        output_of(["uv", "venv", "--quiet", "--clear", "--python", sys.executable, str(place)])
+        install = ["uv", "pip", "install", "--quiet", "--python", str(place), *excluded]
+        output_of(
+            [*install, f"torch=={torch}", "torchvision", "transformers", "-r", "pyproject.toml"]
+        )
+        (place / "whole").touch()
+    return str(place / "bin/python")
 
 
-def figures(python: str, steps: list[str], sweep: int) -> dict[str, dict[str, object]]:
-    """Return allocated and reserved bytes, or what came of it, by group and step."""
-    allocated, reserved, *_ = json.loads(last_line(python, README_STEP))
-    groups: dict[str, dict[str, object]] = {"README": {"": (allocated, reserved)}}
+def figures(python: str, steps: Sequence[str], sweep: int) -> Figures:
+    """Run all programs in an environment, with this checkout's package and benchmarks."""
+    paths = os.pathsep.join(str(ROOT / name) for name in ("", "benchmarks", "tests"))
+
+    def said_by(*words: str) -> Any:  # noqa: ANN401 - JSON
+        return json.loads(output_of([python, *words], PYTHONPATH=paths).splitlines()[-1])
+
+    readme = said_by("-c", README_STEP)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "figures.json")
-        options = ["--virtual", CARD, "--out", str(out), "--only", *steps]
-        output_of([python, "-m", "benchmarks.fidelity.run", *options])
-        matrix = json.loads(out.read_text(encoding="utf-8"))["steps"]
-    groups["steps"] = {
-        name: (step["allocated"], step["reserved"]) if step["status"] == "ok" else step["status"]
-        for name, step in matrix.items()
-    }
-    groups["convolutions"] = {}
+        words = ["--virtual", CARD, "--fork", "--out", str(out), "--but", "*compiled*", "--only"]
+        command = [python, "-m", "benchmarks.fidelity.run", *words, *steps]
+        output_of(command, PYTHONPATH=paths)
+        matrix = json.loads(out.read_text(encoding="utf-8"))
+    convolutions = {}
     for card in SWEPT if sweep else ():
-        answers, _ = json.loads(last_line(python, SWEEP, str(sweep), card))
-        groups["convolutions"] |= {f"{card} {key}": value for key, value in answers.items()}
-    return groups
+        answers, _ = said_by("-c", SWEEP, str(sweep), card)
+        convolutions |= {f"{card} {key}": value for key, value in answers.items()}
+    made_with = matrix["provenance"]
+    return Figures(
+        (made_with["torch"], made_with["cuda"]),
+        tuple(readme),
+        *came_of(matrix["steps"]),
+        convolutions,
+    )
 
 
-def rows_of(python: str, steps: list[str], sweep: int) -> list[list[str]]:
-    """Return a table's rows: one for each kind of environment that a Python has."""
-    *_, cuda, torch = json.loads(last_line(python, README_STEP))
-    with tempfile.TemporaryDirectory() as folder:
-        pythons = [python]
-        pythons += [last_line(python, MAKE, f"{folder}/{kind}", kind) for kind in ("cudnn", "no")]
-        all_figures = [figures(one, steps, sweep) for one in pythons]
-    whole = all_figures[0]
-    rows = []
-    for kind, groups in zip(KINDS, all_figures, strict=True):
-        (allocated, reserved) = groups["README"][""]
-        row = [torch, cuda, kind, f"{allocated:,} / {reserved:,}"]
-        for group in ("steps", "convolutions"):
-            same = sum(groups[group][key] == value for key, value in whole[group].items())
-            row.append(f"{same} of {len(whole[group])}")
-        other = [key for key, value in whole["steps"].items() if groups["steps"][key] != value]
-        rows.append([*row, ", ".join(other)])
-        print(rows[-1], flush=True)
-    return rows
+def came_of(steps: dict[str, Any]) -> tuple[dict[str, object], set[str]]:
+    """Return each step's allocated and reserved bytes, or its status; and who asked cuDNN."""
+    came = {
+        name: [step["allocated"], step["reserved"]] if step["status"] == "ok" else step["status"]
+        for name, step in steps.items()
+    }
+    asking = {
+        name
+        for name, step in steps.items()
+        if any(step.get("convolutions", {}).get(it) for it in ("asked", "unknown", "ranged"))
+    }
+    return came, asking
+
+
+def same(one: dict[str, object], other: dict[str, object], names: set[str]) -> str:
+    """Return of how many names the values are the same."""
+    return f"{sum(one.get(name) == other.get(name) for name in names)} of {len(names)}"
+
+
+def text_of(torch: str, options: argparse.Namespace) -> str:
+    """Return the table of a torch, and the steps that differ."""
+    began = line()
+    path = RESULTS / f"fidelity-virtual-{CARD}-torch{torch}.json"
+    recorded = path.exists()
+    measured: dict[str, Figures] = {}
+    for kind, left_out in KINDS.items():
+        python = environment(options.keep, torch, kind)
+        # The recorded ones are those of an environment with all packages.
+        steps = ["*"] if recorded else STEPS
+        if recorded and left_out is None:
+            steps = STEPS[:1]
+        measured[kind] = figures(python, steps, options.sweep)
+        print(torch, kind, measured[kind].readme, flush=True)
+        if not options.kept:
+            shutil.rmtree(Path(python).parents[1])
+    whole = measured["all packages"]
+    if recorded:
+        all_steps = json.loads(path.read_text(encoding="utf-8"))["steps"]
+        came, asking = came_of({n: it for n, it in all_steps.items() if "compiled" not in n})
+        assert came.items() >= whole.steps.items()
+        whole = measured["all packages"] = whole._replace(steps=came, plans=asking)
+    plain = whole.steps.keys() - whole.plans
+    rows, below = [], []
+    for kind, its in measured.items():
+        rows.append(
+            [
+                kind,
+                "{:,} / {:,}".format(*its.readme),
+                same(its.steps, whole.steps, plain),
+                same(its.steps, whole.steps, whole.plans),
+                same(its.convolutions, whole.convolutions, set(whole.convolutions)),
+            ]
+        )
+        other = sorted(name for name, value in whole.steps.items() if its.steps[name] != value)
+        if other:
+            below.append(f"{kind}, steps that differ: {', '.join(other)}")
+    failed = sorted(name for name, value in whole.steps.items() if isinstance(value, str))
+    if failed:
+        below.append(f"no figures, in any of them: {', '.join(failed)}")
+    if recorded:
+        below.append(f"the steps with all packages are those recorded in {path.name}")
+    heads = ["environment", "README's test, bytes", "steps", "steps with cuDNN's plans"]
+    drawn = table(rows, [*heads, "convolutions"])
+    version, cuda = whole.torch
+    return "\n".join([f"torch {version}, CUDA {cuda}; {began}", drawn, *below])
 
 
 def main() -> None:
-    """Run all environments that are named, and keep the rows of the others."""
+    """Run the versions that are named, and keep the tables of the others."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("pythons", nargs="*", default=[sys.executable], metavar="PYTHON")
-    parser.add_argument("--steps", nargs="+", default=list(STEPS), help="names, with wildcards")
-    parser.add_argument("--sweep", type=int, default=0, help="convolutions drawn (0: none)")
+    parser.add_argument("torches", nargs="*", default=TORCHES, metavar="TORCH")
+    parser.add_argument("--sweep", type=int, default=40, help="convolutions drawn (0: none)")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the environments there")
     options = parser.parse_args()
-    heads = ["torch", "CUDA", "environment", "README's test, bytes", "steps", "convolutions"]
+    options.kept = options.keep is not None
+    if not options.kept:
+        options.keep = Path(tempfile.mkdtemp(prefix="light-"))
     path = RESULTS / "light_figures.txt"
     tables = {}
     if path.exists():
-        before = path.read_text(encoding="utf-8").split("\n\n")[1:]
-        first_cell = re.compile(r"^\d+\.\d+\S*", re.MULTILINE)
-        tables = {first_cell.search(table)[0]: table.rstrip() for table in before}
-    for python in options.pythons:
-        rows = rows_of(python, options.steps, options.sweep)
-        drawn = table(rows, [*heads, "steps that differ"])
-        tables[rows[0][0]] = f"{line()}\n{drawn}"
-        title = (
-            f"{__doc__.splitlines()[0]}\nAllocated and reserved bytes on the virtual T4 (README) "
-            f"and {CARD}; how many steps and workspaces of\nconvolutions "
-            f"({', '.join(SWEPT)}) are those of the environment with all packages."
-        )
-        publish("light_figures", "\n\n".join([title, *tables.values()]))
+        before = path.read_text(encoding="utf-8").rstrip().split("\n\n")[1:]
+        tables = {re.match(r"torch ([\d.]+)", text)[1]: text for text in before}
+    title = (
+        f"{__doc__.splitlines()[0]}\nAllocated and reserved bytes on the virtual T4 (README) and "
+        f"{CARD} (steps of the fidelity matrix);\nhow many steps, and "
+        f"workspaces of convolutions drawn at random ({', '.join(SWEPT)}), are to the byte those "
+        "with all packages."
+    )
+    for torch in options.torches:
+        tables[torch] = text_of(torch, options)
+        in_order = sorted(tables.items(), key=lambda item: [int(it) for it in item[0].split(".")])
+        publish("light_figures", "\n\n".join([title, *(text for _, text in in_order)]))
+    if not options.kept:
+        shutil.rmtree(options.keep)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
     python -m benchmarks.fidelity.run                     # the real GPU
     python -m benchmarks.fidelity.run --virtual H200      # the virtual one
 
-Each step runs in a process of its own, with a time limit. The figures are torch.cuda's own, from
-the start of the process: nothing of pytest_gpumem measures here, it only makes the virtual GPU.
+Each step runs in a process of its own, with a time limit. With ``--fork`` these are forks of one
+process that has imported torch: most of a step's time is imports. The figures are torch.cuda's
+own, from its start: nothing of pytest_gpumem measures here, it only makes the virtual GPU.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,8 +23,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from benchmarks.harness import RESULTS, ROOT, packages, where
+from benchmarks.harness import RESULTS, ROOT, in_fork, packages, where
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 FORMAT = 1
 """1: the first"""
@@ -32,12 +39,22 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--virtual", metavar="CARD", help="on the virtual GPU, as this card")
     parser.add_argument("--only", nargs="*", default=["*"], help="names of steps, with wildcards")
+    parser.add_argument("--but", nargs="*", default=[], help="names of steps to leave out")
     parser.add_argument("--timeout", type=float, default=300, help="seconds a step (300)")
     parser.add_argument("--out", type=Path, help="the file to write")
     parser.add_argument("--jobs", "-j", type=int, default=1, help="steps at a time (1)")
+    parser.add_argument("--fork", action="store_true", help="import once (with --virtual, -j 1)")
     parser.add_argument("--again", action="store_true", help="keep what the file has, run the rest")
     parser.add_argument("--worker", metavar="STEP", help="run this step here and print its figures")
     return parser.parse_args()
+
+
+def load_virtual(card: str) -> None:
+    """Load the virtual GPU, and leave CUDA as it is: a process that has begun it has no forks."""
+    from pytest_gpumem.devices.cards import find_card
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
+
+    VirtualDevice.load(find_card(card))
 
 
 def work(name: str, card: str | None) -> dict[str, object]:
@@ -111,6 +128,31 @@ def in_process(name: str, options: argparse.Namespace) -> dict[str, object]:
         }
 
 
+def import_all() -> None:
+    """Import what steps import."""
+    import torch
+
+    torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])  # imports torch._dynamo
+    for name in ("torchvision", "transformers", "transformers.modeling_utils"):
+        if importlib.util.find_spec(name.partition(".")[0]):
+            importlib.import_module(name)
+    assert not torch.cuda.is_initialized()
+
+
+def timed_work(name: str, options: argparse.Namespace) -> Iterator[dict[str, object]]:
+    """Yield one step's figures, unless that takes longer than a step may."""
+    signal.alarm(math.ceil(options.timeout))
+    yield work(name, options.virtual)
+
+
+def in_fork_of_this(name: str, options: argparse.Namespace) -> dict[str, object]:
+    """Run one step in a fork of this process."""
+    record = in_fork(timed_work, name, options)
+    if record.get("ended") == "SIGALRM":
+        return {"status": "timeout", "error": f"more than {options.timeout:g} s"}
+    return {"status": "crashed", "error": record["ended"]} if "ended" in record else record
+
+
 def provenance(card: str | None) -> dict[str, object]:
     """Return what the figures are made with, as a process of its own sees it."""
     code = (
@@ -140,12 +182,17 @@ def write(path: Path, data: dict[str, object]) -> None:
 def main() -> None:
     """Run the matrix."""
     options = arguments()
+    if options.fork and (options.jobs > 1 or not options.virtual):
+        sys.exit("--fork is for the virtual GPU, with one step at a time")
     if options.worker:
         print(json.dumps(work(options.worker, options.virtual)))
         return
+    if options.virtual:
+        load_virtual(options.virtual)  # where NVIDIA's packages are missing, torch needs it
     from benchmarks.fidelity import steps
 
     names = [it for it in steps.STEPS if any(fnmatch(it, one) for one in options.only)]
+    names = [it for it in names if not any(fnmatch(it, one) for one in options.but)]
     kind = f"virtual-{options.virtual}" if options.virtual else "cuda"
     made_with = provenance(options.virtual)
     version = str(made_with["torch"]).partition("+")[0]
@@ -159,8 +206,13 @@ def main() -> None:
         for name in names
         if not (options.again and results.get(name, {}).get("status") in {"ok", "skipped"})
     ]
+    if options.fork:
+        import_all()
     with ThreadPoolExecutor(options.jobs) as pool:
-        runs = pool.map(lambda name: in_process(name, options), todo)
+        if options.fork:
+            runs = (in_fork_of_this(name, options) for name in todo)  # threads are not forked
+        else:
+            runs = pool.map(lambda name: in_process(name, options), todo)
         for number, (name, figures) in enumerate(zip(todo, runs, strict=True), 1):
             found = results[name] = {"family": steps.STEPS[name].family, **figures}
             peak = int(found.get("allocated", 0)) / 2**20

@@ -1,4 +1,4 @@
-"""transformers 4.32.0 multiplies all queries with all pixels, where an einsum did not keep these."""
+"""transformers 4.32.0 multiplies all queries with all pixels: an einsum did not keep these."""
 
 import pytest
 import torch

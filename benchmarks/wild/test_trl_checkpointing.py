@@ -1,7 +1,6 @@
 """trl 0.7.2 no longer checkpoints the activations of a quantized model with adapters."""
 
 import pytest
-import torch
 
 PACKAGE = "trl"
 GOOD = "0.5.0"
@@ -26,8 +25,12 @@ def test_sft_with_lora(tmp_path):
     from datasets import Dataset
     from peft import LoraConfig
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-    from transformers import TrainingArguments
+    from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
+        PreTrainedTokenizerFast,
+        TrainingArguments,
+    )
     from trl import SFTTrainer
 
     vocabulary = {f"w{number}": number for number in range(100)}
