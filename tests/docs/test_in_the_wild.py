@@ -8,7 +8,7 @@ from helpers.paths import ROOT
 
 PAGE = (ROOT / "docs/explanation/in-the-wild.md").read_text(encoding="utf-8")
 RESULTS = json.loads((ROOT / "benchmarks/results/wild.json").read_text(encoding="utf-8"))
-ROWS = [line for line in PAGE.splitlines() if re.match(r"\| \w+[, ].*of \d", line)]
+ROWS = [line for line in PAGE.splitlines() if re.match(r"\| [\w-]+[, ].*of \d", line)]
 
 
 def test_every_regression_of_the_folder_has_a_result_and_a_row():
