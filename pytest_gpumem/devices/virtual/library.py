@@ -455,6 +455,10 @@ class NativeLibrary:
         """Say whether operators that compute nothing are handed to no function of Python's."""
         self._lib.gpumem_short_ways(int(on))
 
+    def tell_assumed(self, *, any: bool) -> None:  # noqa: A002 - as the library's
+        """Say whether any values are assumed: then Python looks at all that is computed."""
+        self._lib.gpumem_assumed(int(any))
+
     def compute_values(self, *, on: bool) -> None:
         """Say whether Python writes the results of operators: their launches change nothing."""
         self._lib.gpumem_compute_values(int(on))

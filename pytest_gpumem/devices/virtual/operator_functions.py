@@ -44,8 +44,10 @@ _FORGET_RANGES: Final = _MethodDef(b"forget_ranges", None, METH_FASTCALL, None)
 _FUNCTIONS: Final = (
     *("PyObject_Call", "PyObject_CallFunctionObjArgs", "PyObject_Type", "PyObject_GetAttr"),
     *("PyList_GetItem", "PyList_Size", "PyTuple_GetItem", "PyTuple_Size", "PyTuple_Pack"),
+    *("PyTuple_New", "PyTuple_SetItem", "PyList_New", "PyList_SetItem"),
     *("PyDict_GetItem", "PyDict_Next", "PyUnicode_Compare", "Py_IncRef", "Py_DecRef"),
-    *("PyErr_Clear", "PyLong_AsUnsignedLongLong", "PyLong_FromUnsignedLongLong"),
+    *("PyErr_Clear", "PyErr_ExceptionMatches"),
+    *("PyLong_AsUnsignedLongLong", "PyLong_FromUnsignedLongLong"),
     *("PyType_IsSubtype", "PyGC_Disable", "PyGC_Enable"),
 )
 """of Python's, which the native library calls"""
@@ -68,6 +70,15 @@ class Ways(enum.IntFlag):
     """it returns a number to the host"""
     ALLOCATES = 64
     """its result has no values in it"""
+    COMPUTES = 128
+    """what it returns, or writes, is computed of its arguments alone"""
+    CHEAP = 256
+    """what it costs grows with the number of elements"""
+    THREADS = 512
+    """the host may use several threads for few elements"""
+    INDEXES = 1024
+    """its second argument is a list of indices: masks, whose true elements are its size, or whole
+    numbers, which are not"""
 
 
 class OperatorFunctions:
@@ -98,10 +109,12 @@ class OperatorFunctions:
         c10 = ctypes.CDLL(str(Path(torch.__file__ or "").parent / "lib" / "libc10.so"))
         self._kept = (
             *(None, False, True, torch.Tensor, torch.nn.Parameter, torch.nn.Buffer),
-            *(list, tuple, int, bool, float, "device", "type", "cpu", describe, finish, large),
+            *(list, tuple, int, bool, float, torch.device, torch.Generator, Exception),
+            *("device", "type", "cpu", describe, finish, large),
+            *(_one_thread, torch.set_num_threads),
         )
         functions = [ctypes.cast(getattr(api, name), ctypes.c_void_p).value for name in _FUNCTIONS]
-        functions += ctypes.cast(c10[_EXCLUDE], ctypes.c_void_p).value, _exporting_function()
+        functions += ctypes.cast(c10[_EXCLUDE], ctypes.c_void_p).value, *_exchanging_functions()
         pointers = [*map(id, self._kept), *functions]  # CPython's id() is the address
         library.gpumem_prepare_operators(
             (ctypes.c_void_p * len(pointers))(*pointers), ctypes.c_uint64(key)
@@ -123,7 +136,7 @@ class OperatorFunctions:
         self.forget_ranges: Callable[..., None] = self._make(_FORGET_RANGES, None, None)
         """takes addresses and sizes: their bytes are unknown from now on"""
         self._new = ctypes.PYFUNCTYPE(ctypes.c_int64, made)(("gpumem_new_operator", library))
-        self._know = ctypes.PYFUNCTYPE(None, word, made, made, made, *[word] * 4)(
+        self._know = ctypes.PYFUNCTYPE(None, word, made, made, made, made, *[word] * 4)(
             ("gpumem_know_operator", library)
         )
         self.count_opened: Callable[[int], None] = library.gpumem_count_opened
@@ -143,6 +156,7 @@ class OperatorFunctions:
         slow: Callable[..., Any],
         op: object,
         function: Callable[..., Any],
+        host: Callable[..., Any],
         ways: Ways,
         written: int,
         unread: int,
@@ -155,25 +169,38 @@ class OperatorFunctions:
             slow: takes the calls that do not take it.
             op: is handed to ``finish``.
             function: runs the operator.
+            host: computes it of tensors of the CPU.
             ways: what the operator is like.
             written: has a bit for each place of an argument that the operator writes.
             unread: likewise of those whose values do not matter.
             tensors: likewise of those where ``function`` takes no number, but ``slow`` does.
         """
-        self._know(kernel.__self__, slow, op, function, ways, written, unread, tensors)
+        self._know(kernel.__self__, slow, op, function, host, ways, written, unread, tensors)
 
 
-def _exporting_function() -> int | None:
-    """Return the address of DLPack's ``dltensor_from_py_object_no_sync``; None: there is none."""
+def _one_thread() -> int:
+    """Let the host compute with one thread; return how many it had."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    return threads
+
+
+def _exchanging_functions() -> tuple[int | None, int | None]:
+    """Return the addresses of two functions of DLPack's exchange API; None: there are none.
+
+    These are ``dltensor_from_py_object_no_sync`` and ``managed_tensor_to_py_object_no_sync``.
+    """
     import torch
 
     capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if capsule is None:
-        return None
+        return None, None
     get = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
         ("PyCapsule_GetPointer", ctypes.pythonapi)
     )
     # struct DLPackExchangeAPI of dlpack.h: two words of a header, then functions
     table = (ctypes.c_void_p * 6).from_address(get(capsule, b"dlpack_exchange_api"))
     major = ctypes.c_uint32.from_address(ctypes.addressof(table)).value
-    return table[5] if major == 1 else None
+    return (table[5], table[4]) if major == 1 else (None, None)

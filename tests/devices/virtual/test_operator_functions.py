@@ -17,7 +17,7 @@ def kernel_of(device, op, ways, *, written=0, unread=0):
         told.append("slow")
         return op._op(*args, **kwargs)
 
-    functions.know(kernel, slow, None, op._op, ways, written, unread)
+    functions.know(kernel, slow, None, op._op, op._op, ways, written, unread)
     device.library.short_ways(on=True)
     return kernel, told
 
@@ -59,7 +59,8 @@ def test_a_number_in_the_place_of_a_tensor_takes_the_slow_way():
 
         functions = Interception.functions
         kernel = functions.kernel(slow)
-        functions.know(kernel, slow, None, maximum._op, Ways.SHORT, 0, 0, tensors=0b11)
+        maximum_of = maximum._op, maximum._op
+        functions.know(kernel, slow, None, *maximum_of, Ways.SHORT, 0, 0, tensors=0b11)
         device.library.short_ways(on=True)
         kernel(unknown, 2.0)
         assert told == [float]
@@ -88,7 +89,7 @@ def test_a_kernel_excludes_its_key_while_the_operator_runs():
             return 1.5
 
         kernel = functions.kernel(run)
-        functions.know(kernel, run, None, run, Ways.SHORT, 0, 0)
+        functions.know(kernel, run, None, run, run, Ways.SHORT, 0, 0)
         assert kernel(number) == 1.5
         with pytest.raises(torch.OutOfMemoryError):
             kernel(number, out=2)

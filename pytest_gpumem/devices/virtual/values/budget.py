@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pytest_gpumem.devices.virtual.library import NativeLibrary
-    from pytest_gpumem.devices.virtual.values.operators import OperatorCall
+    from pytest_gpumem.devices.virtual.values.operators import OperatorCall, Traits
 
 MAX_FLOPS: Final = 1 << 30
 """floating-point operations of one operator that is computed: 20 ms of one thread of the host"""
@@ -33,6 +33,10 @@ SORTING: Final = {"sort", "argsort", "topk", "kthvalue", "median", "mode", "_uni
 """operators that sort their first argument"""
 NETWORKS: Final = {"_cudnn_rnn", "_cudnn_rnn_backward"}
 """recurrent ones, whose weights are multiplied with each element of the sequence"""
+PRODUCTS: Final = {"mm", "addmm", "bmm", "baddbmm"}
+"""operators that take 2 * (n / 3) ** 1.5 operations at most for n elements of matrices"""
+SOLVING: Final = ("linalg", "_linalg", "cholesky", "lu_")
+"""how operators begin that factorise matrices"""
 
 
 class Budget:
@@ -141,6 +145,13 @@ def _shape(value: Any) -> Any:  # noqa: ANN401 - an operator's argument
     return (*map(_shape, value),) if type(value) in {tuple, list} else value
 
 
+def counts_elements(traits: Traits) -> bool:
+    """Return whether an operator counts OF_ELEMENT for each of its elements."""
+    if traits.formula is not None or traits.random:
+        return False
+    return traits.name not in SORTING | NETWORKS and not traits.name.startswith(SOLVING)
+
+
 def flops_of(
     call: OperatorCall,
     inputs: Sequence[Tensor],
@@ -156,7 +167,7 @@ def flops_of(
     if call.name in NETWORKS:
         values: Tensor = call.args[0]
         return 2 * values.shape[0] * values.shape[1] * elements
-    if call.name.startswith(("linalg", "_linalg", "cholesky", "lu_")):
+    if call.name.startswith(SOLVING):
         return elements * max((max(tensor.shape, default=1) for tensor in inputs), default=1)
     if call.traits.random:
         return elements * OF_RANDOM

@@ -422,7 +422,8 @@ def _kernel_of(name: str, key: str, *, passes: bool) -> Callable[..., Any]:
         places = [sum(1 << place for place, _ in at) for at in (traits.written, traits.unread)]
         places.append(sum(1 << place for place in traits.only_tensors))
         slow = functools.partial(_intercept, traits)
-        Interception.functions.know(kernel, slow, traits, traits.op._op, traits.ways, *places)
+        functions = traits.op._op, traits.host
+        Interception.functions.know(kernel, slow, traits, *functions, traits.ways, *places)
         try:
             return slow(*args, **kwargs)
         except BaseException:

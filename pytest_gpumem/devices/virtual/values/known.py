@@ -34,6 +34,7 @@ class KnownValues:
             for address, nbytes in self._assumed.items()
             if self._library.is_known(address, nbytes)
         }
+        self._library.tell_assumed(any=bool(self._assumed))
 
     def is_known(self, tensor: Tensor) -> bool:
         """Return whether all of a tensor's values are known or assumed; the host's are."""
@@ -113,3 +114,4 @@ class KnownValues:
             self._assumed[storage.data_ptr()] = storage.nbytes()
         elif whole or span(tensor) == storage.nbytes():
             self._assumed.pop(storage.data_ptr(), None)
+        self._library.tell_assumed(any=bool(self._assumed))

@@ -10,9 +10,10 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from pytest_gpumem.devices.virtual.operator_functions import Ways
+from pytest_gpumem.devices.virtual.values.budget import PRODUCTS, counts_elements
 from pytest_gpumem.devices.virtual.values.equivalents import EQUIVALENTS
 from pytest_gpumem.devices.virtual.values.host_tensors import tensors_in
-from pytest_gpumem.devices.virtual.values.sized_outputs import COPIES
+from pytest_gpumem.devices.virtual.values.sized_outputs import COPIES, INDEXING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -267,7 +268,9 @@ def traits_of(op: OpOverload) -> Traits:
 def _ways_of(traits: Traits) -> Ways:
     """Return what the native library is told of an operator."""
     name, arguments = traits.name, traits.op._schema.arguments
-    if traits.op.namespace != "aten" or traits.sized or traits.opened or traits.carried:
+    indexes = traits.op._schema.name in INDEXING
+    is_sized = traits.sized and not indexes
+    if traits.op.namespace != "aten" or is_sized or traits.opened or traits.carried:
         return Ways(0)  # an operator of another library may run Python's code of its own
     if traits.written and (
         traits.allocates
@@ -283,10 +286,34 @@ def _ways_of(traits: Traits) -> Ways:
         (name in ASSUMED, Ways.ASSUMED),
         (traits.reads_back, Ways.READS),
         (traits.allocates, Ways.ALLOCATES),
+        (_is_of_arguments_alone(traits), Ways.COMPUTES),
+        (name in PRODUCTS or counts_elements(traits), Ways.CHEAP),
+        (traits.formula is not None, Ways.THREADS),
+        (indexes, Ways.INDEXES),
     ):
         if is_so:
             ways |= way
     return ways
+
+
+def _is_of_arguments_alone(traits: Traits) -> bool:
+    """Return whether what an operator returns, or writes, depends on its arguments alone.
+
+    It returns one new tensor, or it writes tensors, and returns these or nothing.
+    """
+    if traits.copies or traits.allocates or traits.random or traits.reads_back:
+        return False
+    schema, full_name = traits.op._schema, traits.op._name
+    if traits.written:
+        if schema.name in UNDECLARED or any(
+            returned.alias_info is None or not returned.alias_info.is_write
+            for returned in schema.returns
+        ):
+            return False
+    elif [str(returned.type) for returned in schema.returns] != ["Tensor"]:
+        return False
+    # With such a kernel it takes tensors whose bytes have other signs, as imaginary parts may be.
+    return not torch._C._dispatch_has_kernel_for_dispatch_key(full_name, "Negative")
 
 
 def writes_nothing(schema: torch.FunctionSchema) -> bool:

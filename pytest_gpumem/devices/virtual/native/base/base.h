@@ -235,6 +235,9 @@ bool gm_open_for_writing(void *address, uint64_t size);         /* false: too mu
 void gm_forget(const void *address, uint64_t size);             /* unknown bytes are written there */
 void gm_count_operators(int change);                            /* of PyTorch's: Python says what they write */
 int gm_operators_here(void);                                    /* so counted, of this thread */
+bool gm_reads_argument(void);                                   /* this thread's copies its argument to the host */
+void gm_count_captures(int change);                             /* of streams' work, in graphs, that run */
+bool gm_any_capture(void);
 bool gm_between_operators(void); /* this thread runs none now, and all that it runs are counted */
 void gm_forget_all(void);  /* kernels ran: unknown bytes are written somewhere */
 void gm_on_work(void (*function)(void *stream)); /* to be called where they do, with their stream */

@@ -2,8 +2,9 @@
  * operator of a step, and Python's code would take several times as long.
  *
  * After most operators of a step what they wrote is unknown, and nothing else is to be done: they read something unknown, or
- * write more than is kept. Such a call takes the short way here. Any other is handed to Python (its "slow" function), before
- * or after the operator has run.
+ * write more than is kept. Such a call takes the short way here. So does one whose arguments are all known and whose one
+ * result is small, as most are that a test of small tensors calls: it is computed here. Any other is handed to Python (its
+ * "slow" function), before or after the operator has run.
  *
  * These are methods as CPython's own modules have them, of its stable ABI. Python gives the addresses of the functions of
  * its own that they need, as this library is loaded into programs without Python too. Where a tensor lies is asked by
@@ -19,10 +20,12 @@ typedef void *object;
 static struct {
     object none, no, yes;
     object tensor, parameter, buffer, list, tuple, integer, boolean, real; /* types */
+    object device, generator, exception; /* types too */
     object text_device, text_type, text_cpu;
     object describe; /* takes a tensor, returns a tuple of numbers: the fields of gm_extent */
     object finish;   /* takes an operator, its arguments and its result: writes its values */
     object large;    /* the test is a large one from now on */
+    object one_thread, threads_again; /* the first returns what the second takes */
     object (*call)(object function, object arguments, object keywords);
     object (*call_with)(object function, ...);
     object (*type_of)(object);
@@ -32,12 +35,17 @@ static struct {
     object (*tuple_item)(object, intptr_t);
     intptr_t (*tuple_size)(object);
     object (*pack)(intptr_t count, ...);
+    object (*new_tuple)(intptr_t size);
+    int (*set_item)(object tuple, intptr_t, object); /* takes the reference */
+    object (*new_list)(intptr_t size);
+    int (*set_list_item)(object list, intptr_t, object); /* likewise */
     object (*entry)(object dictionary, object key); /* borrowed; NULL: it has none */
     int (*next_entry)(object dictionary, intptr_t *place, object *key, object *value);
     int (*compare)(object, object);
     void (*keep)(object);
     void (*drop)(object);
     void (*clear_error)(void);
+    int (*error_is)(object type);
     uint64_t (*number_of)(object);
     object (*of_number)(uint64_t);
     int (*is_subtype)(object, object);
@@ -45,6 +53,7 @@ static struct {
     int (*start_collector)(void);
     void (*exclude)(uint16_t key, bool on); /* a dispatch key of PyTorch's, of this thread */
     int (*export)(object tensor, void *dltensor); /* DLPack's; NULL: it has none */
+    int (*import)(void *managed, object *tensor); /* likewise */
 } python;
 static uint16_t key;
 
@@ -55,19 +64,25 @@ enum {
     CONSTANT = 4,  /* its large results may be computed later */
     COPIES = 8,    /* it copies bytes */
     ASSUMED = 16,  /* several results may be assumed where nothing is known */
-    READS = 32,    /* it returns a number to the host */
-    ALLOCATES = 64 /* its result has no values in it */
+    READS = 32,     /* it returns a number to the host */
+    ALLOCATES = 64, /* its result has no values in it */
+    COMPUTES = 128, /* what it returns, or writes, is computed of its arguments alone */
+    CHEAP = 256,    /* what it costs grows with the number of elements */
+    THREADS = 512,  /* the host may use several threads for few elements */
+    INDEXES = 1024  /* its second argument is a list of indices, and it has its short way where none is a mask */
 };
 
 typedef struct {
-    object slow, op, function;
+    object slow, op, function, host;
     uint64_t flags, written, unread, tensors; /* the last three: a bit for the place of each argument */
 } operator_note;
 
 static operator_note *notes;
 static size_t note_count, note_room;
 static bool is_on;
+static bool any_assumed;                             /* some values are assumed, and not computed */
 static _Thread_local int opened;                     /* operators that run here of which those inside are seen */
+static _Thread_local bool reads_argument;            /* the operator that runs here copies its argument to the host */
 static _Thread_local object running_args, running_kwargs; /* of the operator that runs here on the short way */
 
 GM_API void gpumem_prepare_operators(const void *const *functions, uint64_t excluded_key) {
@@ -87,7 +102,16 @@ typedef struct {
     int64_t *shape, *strides;
     uint64_t offset;
 } dltensor;
-enum { DL_CPU = 1, DL_CUDA = 2, DL_CUDA_HOST = 3, DL_FLOAT = 2, DL_BFLOAT = 4 };
+enum { DL_CPU = 1, DL_CUDA = 2, DL_CUDA_HOST = 3, DL_UNSIGNED = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_COMPLEX = 5, DL_BOOL = 6 };
+
+/* DLManagedTensorVersioned of dlpack.h, version 1. */
+typedef struct managed {
+    uint32_t major, minor;
+    void *context;
+    void (*deleter)(struct managed *);
+    uint64_t flags;
+    dltensor tensor;
+} managed;
 
 typedef enum { NO_TENSOR, ON_HOST, ON_DEVICE, ODD /* sparse, nested, without memory */ } place;
 
@@ -220,9 +244,30 @@ static bool goes_to_host(object kwargs) {
     return is_cpu;
 }
 
-static bool is_short(const operator_note *note, const arguments *seen, object kwargs) {
+/* Values that can be used as they lie there: no kernel of compiled code or of a captured graph will yet write others. */
+static bool values_hold(void) { return !any_assumed && !gm_operators_here() && !gm_any_capture(); }
+
+static bool reads_known(object args) {
+    extent it;
+    return values_hold() && python.tuple_size(args) == 1 && look(python.tuple_item(args, 0), &it) == ON_DEVICE &&
+           gm_is_known((const void *)(uintptr_t)it.address, it.span);
+}
+
+static void note_mask(object value, void *data) {
+    extent it;
+    if (look(value, &it) == NO_TENSOR) return;
+    *(bool *)data |= it.type == (DL_BOOL << 8 | 8) || it.type == (DL_UNSIGNED << 8 | 8);
+}
+
+static bool has_mask(object args) {
+    bool has = python.tuple_size(args) < 2 || !python.export;
+    if (!has) each(python.tuple_item(args, 1), note_mask, &has);
+    return has;
+}
+
+static bool is_short(const operator_note *note, const arguments *seen, object args, object kwargs) {
     if (seen->odd) return false;
-    if (note->flags & READS) return seen->any && !seen->first_on_device;
+    if (note->flags & READS) return seen->any && (!seen->first_on_device || reads_known(args));
     if (note->written) {
         if (seen->host_written || !seen->written_count) return false;
         if (note->flags & COPIES && (seen->largest_written <= gm_small_piece() || !seen->all_real)) return false;
@@ -298,20 +343,203 @@ static bool forgets(const operator_note *note, const arguments *seen, object arg
     return true;
 }
 
+/* ---- results that are computed here ---- */
+
+enum {
+    MAX_BYTES = 4096,       /* of all tensors: such an operator counts as nothing in a test's budget (TINY of budget.py) */
+    MAX_ELEMENTS = 1 << 15, /* of a cheap one: PyTorch uses one thread, and it counts as nothing too */
+    MAX_WRITTEN = 64        /* tensors among the arguments */
+};
+
+typedef struct {
+    uint64_t bytes, elements; /* of all tensors */
+    bool no;                  /* the call is left to Python */
+    struct {
+        void *address, *values; /* of the device; what the host has computed */
+        uint64_t span;
+    } written[MAX_WRITTEN];
+    size_t count;
+} host_call;
+
+/* Looks at a plain tensor. */
+static void add_size(host_call *call, object tensor, const extent *it, dltensor *out) {
+    if (python.export(tensor, out)) {
+        python.clear_error();
+        call->no = true;
+        return;
+    }
+    call->bytes += it->bytes;
+    call->elements += it->bytes / ((uint64_t)out->bits * out->lanes / 8);
+    call->no |= out->code == DL_COMPLEX; /* it may be a conjugate's */
+}
+
+static bool goes_on(const operator_note *note, const host_call *call) {
+    return !call->no && (call->bytes <= MAX_BYTES || (note->flags & CHEAP && call->elements <= MAX_ELEMENTS));
+}
+
+static void free_managed(managed *tensor) { free(tensor); }
+
+/* The CPU's tensor over some bytes, which keeps nothing alive; NULL: there is none. */
+static object tensor_over(void *bytes, const dltensor *like) {
+    managed *host = calloc(1, sizeof *host);
+    if (!host) return NULL;
+    host->major = 1;
+    host->deleter = free_managed;
+    host->tensor = *like;
+    host->tensor.data = bytes;
+    host->tensor.offset = 0;
+    host->tensor.device_type = DL_CPU;
+    host->tensor.device = 0;
+    object made = NULL;
+    if (python.import(host, &made)) python.clear_error();
+    return made;
+}
+
+/* An argument as the host takes it: of a tensor of the device the CPU's tensor over its bytes, or over a copy of them if the
+ * operator writes it. NULL: the call is left to Python. */
+static object on_host(host_call *call, object value, bool is_written) {
+    extent it;
+    dltensor tensor;
+    place where = look(value, &it);
+    if (where == NO_TENSOR) {
+        object type = python.type_of(value);
+        python.drop(type);
+        if (type == python.list) {
+            intptr_t count = python.list_size(value);
+            object items = python.new_list(count);
+            call->no |= !items;
+            for (intptr_t i = 0; i < count && !call->no; i++) {
+                object item = on_host(call, python.list_item(value, i), is_written);
+                if (item) python.set_list_item(items, i, item);
+            }
+            if (call->no && items) python.drop(items);
+            return call->no ? NULL : items;
+        }
+        call->no |= type == python.device || type == python.generator || type == python.tuple ||
+                    python.is_subtype(type, python.tensor);
+    } else if (where == ODD || (where == ON_HOST && is_written)) {
+        call->no = true;
+    } else {
+        add_size(call, value, &it, &tensor);
+    }
+    if (!call->no && where == ON_DEVICE) {
+        void *address = (void *)(uintptr_t)it.address;
+        object made = NULL;
+        if (it.bytes && gm_is_known(address, it.span)) {
+            void *bytes = address;
+            if (is_written) bytes = call->count < MAX_WRITTEN && it.span <= MAX_ELEMENTS * 8 ? malloc(it.span) : NULL;
+            if (is_written && bytes) {
+                memcpy(bytes, address, it.span);
+                call->written[call->count].address = address;
+                call->written[call->count].values = bytes;
+                call->written[call->count++].span = it.span;
+            }
+            if (bytes) made = tensor_over(bytes, &tensor);
+        }
+        call->no |= !made;
+        return made;
+    }
+    if (call->no) return NULL;
+    python.keep(value);
+    return value;
+}
+
+static void refuse(object value, void *data) {
+    host_call *call = data;
+    object type = python.type_of(value);
+    python.drop(type);
+    call->no |= type == python.device || type == python.generator || python.is_subtype(type, python.tensor);
+}
+
+typedef enum { LEFT, COMPUTED, FAILED } outcome;
+
+/* Calls the host's function. LEFT: Python has to look at the call; FAILED: an error is to be raised. */
+static outcome call_host(const operator_note *note, host_call *call, object args, object kwargs, object *result) {
+    object name, value;
+    for (intptr_t at = 0; kwargs && python.next_entry(kwargs, &at, &name, &value);) each(value, refuse, call);
+    if (!goes_on(note, call)) return LEFT;
+    intptr_t count = python.tuple_size(args);
+    object host_args = python.new_tuple(count);
+    if (!host_args) return FAILED;
+    for (intptr_t i = 0; i < count && goes_on(note, call); i++) {
+        object argument = on_host(call, python.tuple_item(args, i), i < 64 && note->written >> i & 1);
+        if (argument) python.set_item(host_args, i, argument);
+    }
+    bool is_called = goes_on(note, call);
+    object threads = is_called && note->flags & THREADS ? python.call_with(python.one_thread, NULL) : NULL;
+    *result = is_called ? python.call(note->host, host_args, kwargs) : NULL;
+    python.drop(host_args);
+    outcome called = *result ? COMPUTED : LEFT;
+    if (is_called && !*result) {
+        if (python.error_is(python.exception)) python.clear_error(); /* the CPU has it not, perhaps, in these types */
+        else called = FAILED;
+    }
+    if (threads && called != FAILED) python.drop(python.call_with(python.threads_again, threads, NULL));
+    if (threads) python.drop(threads);
+    return called;
+}
+
+static bool has_its_strides(const dltensor *tensor, const dltensor *other) {
+    for (int i = 0; i < tensor->dimensions; i++)
+        if (tensor->shape[i] != other->shape[i] || (tensor->shape[i] > 1 && tensor->strides[i] != other->strides[i])) return false;
+    return true;
+}
+
+/* Puts the host's result where the device's lies; false: they are not alike. */
+static bool write_result(object result, object host) {
+    extent it, from;
+    dltensor tensor, values;
+    if (look(result, &it) != ON_DEVICE || look(host, &from) != ON_HOST) return false;
+    if (python.export(result, &tensor) || python.export(host, &values)) {
+        python.clear_error();
+        return false;
+    }
+    if (it.type != from.type || tensor.lanes != values.lanes || tensor.dimensions != values.dimensions) return false;
+    if (it.span != it.bytes || !has_its_strides(&tensor, &values)) return false;
+    if (!gm_open_for_writing((void *)(uintptr_t)it.address, it.bytes)) return false;
+    memcpy((void *)(uintptr_t)it.address, (const void *)(uintptr_t)from.address, it.bytes);
+    return true;
+}
+
+/* Computes the one result of an operator that has run, if all its arguments are known. */
+static outcome computes(const operator_note *note, object args, object kwargs, object result) {
+    extent it;
+    dltensor tensor;
+    if (note->flags & ALLOCATES && !any_assumed && !gm_any_capture() && look(result, &it) == ON_DEVICE && it.bytes) {
+        /* Any bytes will do: what writes a part of them, and then the next one, has all of them known. */
+        gm_open_for_writing((void *)(uintptr_t)it.address, it.span);
+        return COMPUTED;
+    }
+    if (!(note->flags & COMPUTES) || !python.import || !values_hold() || look(result, &it) != ON_DEVICE || !it.bytes) return LEFT;
+    host_call call = {.count = 0};
+    object host = NULL;
+    add_size(&call, result, &it, &tensor);
+    outcome called = call_host(note, &call, args, kwargs, &host);
+    if (called == COMPUTED && !write_result(result, host)) called = LEFT;
+    if (host) python.drop(host);
+    return called;
+}
+
 static object answer_of(const operator_note *note, const arguments *seen, object args, object kwargs) {
     object outer_args = running_args, outer_kwargs = running_kwargs;
     running_args = args;
     running_kwargs = kwargs;
     python.exclude(key, true);
     gm_count_operators(1);
+    reads_argument = note->flags & READS;
     object result = python.call(note->function, args, kwargs);
+    reads_argument = false;
     gm_count_operators(-1);
     running_args = outer_args;
     running_kwargs = outer_kwargs;
     object done = python.none;
     uint64_t counted = 0;
     if (result && !(note->flags & READS)) {
-        if (!forgets(note, seen, args, result, &counted))
+        outcome written = COMPUTED;
+        if (!forgets(note, seen, args, result, &counted)) written = computes(note, args, kwargs, result);
+        if (written == FAILED)
+            done = NULL;
+        else if (written == LEFT)
             done = python.call_with(python.finish, note->op, args, kwargs ? kwargs : python.none, result, NULL);
         else if (counted && gm_note_lost(counted))
             done = python.call_with(python.large, NULL);
@@ -326,6 +554,30 @@ static object answer_of(const operator_note *note, const arguments *seen, object
     return result;
 }
 
+/* Runs an operator that changes known tensors, and computes what they become: before, as the operator may yet copy unknown
+ * bytes there. NULL with LEFT: Python has to look at it. */
+static object change(const operator_note *note, object args, object kwargs, outcome *called) {
+    *called = LEFT;
+    if (!(note->flags & COMPUTES) || !python.import || !values_hold()) return NULL;
+    host_call call = {.count = 0};
+    object host = NULL, result = NULL;
+    python.exclude(key, true);
+    *called = call_host(note, &call, args, kwargs, &host);
+    if (host) python.drop(host);
+    if (*called == COMPUTED) {
+        gm_count_operators(1);
+        result = python.call(note->function, args, kwargs);
+        gm_count_operators(-1);
+    }
+    python.exclude(key, false);
+    for (size_t i = 0; i < call.count; i++) {
+        if (result && gm_open_for_writing(call.written[i].address, call.written[i].span))
+            memcpy(call.written[i].address, call.written[i].values, call.written[i].span);
+        free(call.written[i].values);
+    }
+    return result;
+}
+
 /* The kernel; "number" is of the operator's note. */
 GM_API object gpumem_operator(object number, object args, object kwargs) {
     operator_note note = notes[python.number_of(number)]; /* a copy: the notes move as more are made */
@@ -333,10 +585,17 @@ GM_API object gpumem_operator(object number, object args, object kwargs) {
     /* What is made here would have Python's collector run earlier than on a GPU. */
     int collects = python.stop_collector();
     arguments seen = look_at(&note, args, kwargs);
-    bool takes_short_way = is_short(&note, &seen, kwargs);
-    object result = takes_short_way ? answer_of(&note, &seen, args, kwargs) : NULL;
+    object result = NULL;
+    outcome done = LEFT;
+    seen.odd |= note.flags & INDEXES && has_mask(args);
+    if (is_short(&note, &seen, args, kwargs)) {
+        result = answer_of(&note, &seen, args, kwargs);
+        done = COMPUTED;
+    } else if (note.written && !seen.odd && !seen.unknown) {
+        result = change(&note, args, kwargs, &done);
+    }
     if (collects) python.start_collector();
-    return takes_short_way ? result : python.call(note.slow, args, kwargs);
+    return done == LEFT ? python.call(note.slow, args, kwargs) : result;
 }
 
 /* ---- functions that Python calls ---- */
@@ -356,13 +615,19 @@ GM_API int64_t gpumem_new_operator(object slow) {
 }
 
 /* Says of one what its short way needs; what is given is kept as long as the process lives. */
-GM_API void gpumem_know_operator(uint64_t number, object slow, object op, object function, uint64_t flags, uint64_t written,
-                                 uint64_t unread, uint64_t tensors) {
+GM_API void gpumem_know_operator(uint64_t number, object slow, object op, object function, object host, uint64_t flags,
+                                 uint64_t written, uint64_t unread, uint64_t tensors) {
     python.keep(slow);
     python.keep(op);
     python.keep(function);
-    notes[number] = (operator_note){slow, op, function, flags, written, unread, tensors};
+    python.keep(host);
+    notes[number] = (operator_note){slow, op, function, host, flags, written, unread, tensors};
 }
+
+/* Whether any values are assumed. */
+GM_API void gpumem_assumed(int any) { any_assumed = any; }
+
+bool gm_reads_argument(void) { return reads_argument; }
 
 /* Whether any call takes the short way. */
 GM_API void gpumem_short_ways(int on) { is_on = on; }

@@ -54,6 +54,12 @@ static atomic_int running_operators;
 static _Thread_local int operators_here; /* of those that run, of this thread */
 static _Thread_local bool seen_here;     /* whether operators of this thread have been counted */
 
+static atomic_int captures_running;      /* what is captured happens as its graph is launched */
+
+void gm_count_captures(int change) { atomic_fetch_add(&captures_running, change); }
+
+bool gm_any_capture(void) { return atomic_load_explicit(&captures_running, memory_order_relaxed); }
+
 static uintptr_t page_of(uintptr_t address) { return address & ~(PAGE - 1); }
 static uintptr_t page_end(uintptr_t address) { return (address + PAGE - 1) & ~(PAGE - 1); }
 

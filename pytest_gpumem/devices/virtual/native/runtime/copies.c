@@ -28,7 +28,7 @@ static bool captured(void *on) {
 /* Whether known bytes are none of this copy's: an operator of PyTorch's reads memory of its own. */
 static bool is_stale(const void *from, size_t size) {
     int (*callback)(uint64_t) = atomic_load_explicit(&on_known_read, memory_order_relaxed);
-    return callback && gm_is_known(from, size) && callback((uint64_t)(uintptr_t)from);
+    return callback && !gm_reads_argument() && gm_is_known(from, size) && callback((uint64_t)(uintptr_t)from);
 }
 
 static int copy(void *to, const void *from, size_t size, bool later) {

@@ -80,7 +80,6 @@ static bool add_to_list(node_list *list, void *node) {
     return true;
 }
 
-static atomic_int captures_running; /* where there are none, work costs nothing */
 
 /* A stream that a library was told of may have been destroyed since; the lock is held. */
 static bool exists(const stream *s) {
@@ -91,7 +90,7 @@ static bool exists(const stream *s) {
 }
 
 void gm_add_work(void *handle) {
-    if (!atomic_load_explicit(&captures_running, memory_order_relaxed)) return;
+    if (!gm_any_capture()) return; /* work costs nothing then */
     stream *s = stream_of(handle);
     pthread_mutex_lock(&lock);
     void *node = exists(s) && s->capture ? gm_graph_add(s->graph, s->last.nodes, s->last.count) : NULL;
@@ -255,7 +254,7 @@ GM_API int cudaStreamBeginCapture(void *handle, int mode) {
     s->graph = g;
     s->origin = true;
     s->capture = ++captures;
-    atomic_fetch_add(&captures_running, 1);
+    gm_count_captures(1);
     pthread_mutex_unlock(&lock);
     return GM_SUCCESS;
 }
@@ -276,7 +275,7 @@ GM_API int cudaStreamEndCapture(void *handle, void **out) {
     pthread_mutex_lock(&lock);
     for (stream *member = streams.next; member != &streams; member = member->next) leave_capture(member, id);
     for (int i = 0; i < GM_MAX_DEVICES; i++) leave_capture(&null_streams[i], id);
-    atomic_fetch_sub(&captures_running, 1);
+    gm_count_captures(-1);
     pthread_mutex_unlock(&lock);
     return GM_SUCCESS;
 }
