@@ -127,3 +127,53 @@ def test_where_tensors_lie_is_the_same_by_dlpack_and_by_attributes():
         assert describe(block.t()[2:])[1:4] == (block.data_ptr() + 8, 96, 120)
         assert describe(torch.ones(3, dtype=torch.int64))[::2] == (1, 24, 0)
         assert describe(torch.eye(3).to_sparse())[0] == 3
+
+
+def computing(device, op, *, written=0):
+    """Return a kernel of an operator that hands nothing to Python: there, it would fail."""
+    from pytest_gpumem.devices.virtual.operator_functions import Ways
+
+    return kernel_of(device, op, Ways.SHORT | Ways.COMPUTES | Ways.CHEAP, written=written)
+
+
+def test_a_result_of_known_tensors_is_computed_without_python():
+    import torch
+
+    with opened() as device:
+        device.values.compute("auto")
+        x, y = (torch.arange(8.0, device="cuda") for _ in range(2))
+        kernel, told = computing(device, torch.ops.aten.add.Tensor)
+        result = kernel(x, y, alpha=2)
+        assert device.library.is_known(result.data_ptr(), 32)
+        assert result.tolist() == [0, 3, 6, 9, 12, 15, 18, 21]
+        device.library.forget(x.data_ptr(), 32)
+        assert not device.library.is_known(kernel(x, y).data_ptr(), 32)
+        assert not told
+
+
+def test_a_known_tensor_that_an_operator_changes_is_computed_without_python():
+    import torch
+
+    with opened() as device:
+        device.values.compute("auto")
+        x, y = (torch.arange(8.0, device="cuda") for _ in range(2))
+        kernel, told = computing(device, torch.ops.aten.mul_.Tensor, written=1)
+        assert kernel(x, y) is x
+        assert not told
+        assert x.tolist() == [0, 1, 4, 9, 16, 25, 36, 49]
+        assert y.tolist() == [*range(8)]
+
+
+def test_while_values_are_assumed_python_looks_at_every_result():
+    import torch
+
+    with opened() as device:
+        device.values.compute("auto")
+        x = torch.ones(8, device="cuda")
+        kernel, told = computing(device, torch.ops.aten.mul_.Tensor, written=1)
+        device.library.tell_assumed(any=True)
+        kernel(x, x)
+        assert told == ["slow"]
+        device.library.tell_assumed(any=False)
+        kernel(x, x)
+        assert told == ["slow"]
