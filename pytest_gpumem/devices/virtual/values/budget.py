@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 from torch import Tensor
 
 from pytest_gpumem.devices.virtual.library import LIMITS
+from pytest_gpumem.devices.virtual.values.operators import NETWORKS, SOLVING, SORTING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pytest_gpumem.devices.virtual.library import NativeLibrary
-    from pytest_gpumem.devices.virtual.values.operators import OperatorCall, Traits
+    from pytest_gpumem.devices.virtual.values.operators import OperatorCall
 
 MAX_FLOPS: Final = 1 << 30
 """floating-point operations of one operator that is computed: 20 ms of one thread of the host"""
@@ -29,14 +30,6 @@ OF_RANDOM: Final = 256
 """those of an element of random numbers"""
 OF_SORTED: Final = 1024
 """those of an element that is sorted"""
-SORTING: Final = {"sort", "argsort", "topk", "kthvalue", "median", "mode", "_unique2", "unique_dim"}
-"""operators that sort their first argument"""
-NETWORKS: Final = {"_cudnn_rnn", "_cudnn_rnn_backward"}
-"""recurrent ones, whose weights are multiplied with each element of the sequence"""
-PRODUCTS: Final = {"mm", "addmm", "bmm", "baddbmm"}
-"""operators that take 2 * (n / 3) ** 1.5 operations at most for n elements of matrices"""
-SOLVING: Final = ("linalg", "_linalg", "cholesky", "lu_")
-"""how operators begin that factorise matrices"""
 
 
 class Budget:
@@ -143,13 +136,6 @@ def _shape(value: Any) -> Any:  # noqa: ANN401 - an operator's argument
     if isinstance(value, Tensor):
         return value.shape
     return (*map(_shape, value),) if type(value) in {tuple, list} else value
-
-
-def counts_elements(traits: Traits) -> bool:
-    """Return whether an operator counts OF_ELEMENT for each of its elements."""
-    if traits.formula is not None or traits.random:
-        return False
-    return traits.name not in SORTING | NETWORKS and not traits.name.startswith(SOLVING)
 
 
 def flops_of(

@@ -10,7 +10,6 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from pytest_gpumem.devices.virtual.operator_functions import Ways
-from pytest_gpumem.devices.virtual.values.budget import PRODUCTS, counts_elements
 from pytest_gpumem.devices.virtual.values.equivalents import EQUIVALENTS
 from pytest_gpumem.devices.virtual.values.host_tensors import tensors_in
 from pytest_gpumem.devices.virtual.values.sized_outputs import COPIES, INDEXING
@@ -91,6 +90,14 @@ READERS: Final = {READS, "is_nonzero"}
 """operators that return no tensor, but values; others are in COPIES"""
 
 
+SORTING: Final = {"sort", "argsort", "topk", "kthvalue", "median", "mode", "_unique2", "unique_dim"}
+"""operators that sort their first argument"""
+NETWORKS: Final = {"_cudnn_rnn", "_cudnn_rnn_backward"}
+"""recurrent ones, whose weights are multiplied with each element of the sequence"""
+PRODUCTS: Final = {"mm", "addmm", "bmm", "baddbmm"}
+"""operators that take 2 * (n / 3) ** 1.5 operations at most for n elements of matrices"""
+SOLVING: Final = ("linalg", "_linalg", "cholesky", "lu_")
+"""how operators begin that factorise matrices"""
 OPENED: Final = {
     *("_to_sparse", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc"),
     "nested_from_padded",
@@ -294,6 +301,13 @@ def _ways_of(traits: Traits) -> Ways:
         if is_so:
             ways |= way
     return ways
+
+
+def counts_elements(traits: Traits) -> bool:
+    """Return whether an operator's cost grows with its elements alone (OF_ELEMENT of budget.py)."""
+    if traits.formula is not None or traits.random:
+        return False
+    return traits.name not in SORTING | NETWORKS and not traits.name.startswith(SOLVING)
 
 
 def _is_of_arguments_alone(traits: Traits) -> bool:
