@@ -24,7 +24,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.harness import RESULTS, ROOT, line, publish, table
+from benchmarks.harness import RESULTS, ROOT, publish, table, where
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,6 +88,11 @@ def output_of(command: list[str], **environment: str) -> str:
     ).stdout
 
 
+def recorded_matrix(torch: str) -> Path:
+    """Return where the fidelity matrix of a torch is, if it is recorded."""
+    return RESULTS / f"fidelity-virtual-{CARD}-torch{torch}.json"
+
+
 def environment(folder: Path, torch: str, kind: str) -> str:
     """Make an environment, unless it is there; return its Python."""
     place = folder / re.sub(r"\W+", "-", f"{torch} {kind}")
@@ -101,9 +106,11 @@ def environment(folder: Path, torch: str, kind: str) -> str:
             excluded = ["--excludes", str(folder / "excludes.txt")]
         output_of(["uv", "venv", "--quiet", "--clear", "--python", sys.executable, str(place)])
         install = ["uv", "pip", "install", "--quiet", "--python", str(place), *excluded]
-        output_of(
-            [*install, f"torch=={torch}", "torchvision", "transformers", "-r", "pyproject.toml"]
-        )
+        wanted = [f"torch=={torch}", "torchvision", "transformers"]
+        if (path := recorded_matrix(torch)).exists():  # with the versions that it was recorded with
+            versions = json.loads(path.read_text(encoding="utf-8"))["provenance"]
+            wanted[1:] = [f"{name}=={versions[name]}" for name in wanted[1:]]
+        output_of([*install, *wanted, "-r", "pyproject.toml"])
         (place / "whole").touch()
     return str(place / "bin/python")
 
@@ -156,8 +163,8 @@ def same(one: dict[str, object], other: dict[str, object], names: set[str]) -> s
 
 def text_of(torch: str, options: argparse.Namespace) -> str:
     """Return the table of a torch, and the steps that differ."""
-    began = line()
-    path = RESULTS / f"fidelity-virtual-{CARD}-torch{torch}.json"
+    began = "; ".join(f"{name} {value}" for name, value in where().items())
+    path = recorded_matrix(torch)
     recorded = path.exists()
     measured: dict[str, Figures] = {}
     for kind, left_out in KINDS.items():
