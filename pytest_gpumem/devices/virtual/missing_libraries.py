@@ -39,6 +39,9 @@ STUBBED: Final = re.compile(
 
 CUDNN: Final = "libcudnn.so."
 
+OWN: Final = re.compile(r"lib(c10|caffe2|shm|torch)")
+"""how the names of torch's own libraries begin; of others beside them, some are used by none"""
+
 _NEEDED, _STRINGS, _SONAME, _RPATH, _RUNPATH = 1, 5, 14, 15, 29  # DT_NEEDED ... of elf.h
 _LOAD, _DYNAMIC = 1, 2  # PT_LOAD, PT_DYNAMIC
 
@@ -121,17 +124,21 @@ def torch_libraries() -> Path | None:
 
 
 def missing_libraries(folder: Path) -> list[str]:
-    """Return the SONAMEs that the libraries in a folder need and that cannot be found, sorted.
+    """Return the SONAMEs that torch's libraries in a folder need and that cannot be found, sorted.
+
+    A library beside them counts if one of them needs it: wheels bring libgfortran, which nothing
+    loads, without libquadmath, which it needs.
 
     Looked for as the dynamic linker does: in the folders that each library names, in the process,
     and where the system has its libraries. PyTorch also looks for NVIDIA's packages along
     ``sys.path``.
     """
-    paths = sorted(folder.glob("*.so*"))
+    beside = {path.name: path for path in sorted(folder.glob("*.so*"))}
+    needed_paths = [path for name, path in beside.items() if OWN.match(name)]
     # The native library's own: the driver is loaded once torch has been imported.
-    present = {path.name for path in (*paths, *native.ALL)}
+    present = {path.name for path in (*needed_paths, *native.ALL)}
     missing = set()
-    for path in paths:
+    for path in needed_paths:  # which grows
         try:
             needed = read_dependencies(path)
         except (OSError, ValueError, struct.error):
@@ -139,7 +146,10 @@ def missing_libraries(folder: Path) -> list[str]:
         for name in needed.names:
             if name in present or name in missing:
                 continue
-            if any((place / name).exists() for place in needed.folders) or _found_elsewhere(name):
+            if name in beside:
+                needed_paths.append(beside[name])
+                present.add(name)
+            elif any((place / name).exists() for place in needed.folders) or _found_elsewhere(name):
                 present.add(name)
             else:
                 missing.add(name)

@@ -69,6 +69,15 @@ def test_what_lies_beside_or_with_the_system_or_in_nvidia_s_packages_is_not_miss
     assert missing_libraries(tmp_path) == []
 
 
+def test_a_library_beside_torch_s_counts_if_one_of_them_needs_it(tmp_path):
+    """torch 2.15 brings libgfortran, which needs libquadmath: slim images have none."""
+    library_that_needs(tmp_path, "libquadmath.so.99", name="libgfortran.so.55")
+    library_that_needs(tmp_path, "libcublas.so.9995")
+    assert missing_libraries(tmp_path) == ["libcublas.so.9995"]
+    library_that_needs(tmp_path, "libgfortran.so.55", name="libtorch_other.so")
+    assert missing_libraries(tmp_path) == ["libcublas.so.9995", "libquadmath.so.99"]
+
+
 def test_a_stub_bears_the_name_and_leads_to_the_native_library_s_functions(tmp_path):
     path = library_that_needs(tmp_path, "libcublas.so.9998")
     with pytest.raises(OSError, match=r"libcublas\.so\.9998"):
