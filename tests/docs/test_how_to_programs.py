@@ -6,6 +6,7 @@ import re
 
 import pytest
 from helpers.pages import Place, blocks, changed, files, read
+from helpers.paths import ROOT
 
 HAND = "how-to/from-max-memory-allocated.md"
 FAILURE = "how-to/reading-a-failure.md"
@@ -183,3 +184,13 @@ def test_a_step_that_does_not_fit_prints_what_the_page_shows(same_torch, trainin
     shown = [it for it in blocks(FAILURE, "text") if "524288" in it]
     assert len(shown) == 2
     assert [it for it in shown if it not in session.out] == []
+
+
+# Without NVIDIA's packages
+
+
+def test_the_containerfile_of_the_examples_is_the_one_on_the_page():
+    containerfile = (ROOT / "examples/Containerfile").read_text(encoding="utf-8")
+    assert f"```dockerfile\n{containerfile}```\n" in read("how-to/light.md")
+    copied = re.search(r"^COPY (.+) \./$", containerfile, re.MULTILINE)[1].split()
+    assert all((ROOT / name).is_file() for name in copied)
