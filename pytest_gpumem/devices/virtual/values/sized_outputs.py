@@ -388,7 +388,46 @@ def eig_copies(_result: object, matrices: Tensor, **_options: object) -> list[by
     finite = bytes([bool(host.isfinite().all())])
     if TORCH < (2, 10):
         return [finite, _content(host)]
-    return [finite, *[bytes([False])] * (1 if matrices.is_complex() else 2)]
+    checks = 1 if matrices.is_complex() or not matrices.numel() else 2
+    return [finite, *[bytes([False])] * checks]
+
+
+MOST_SCALED: Final = {torch.float32: 3.010066362817634, torch.float64: 1.090863719290036}
+"""the 1-norm up to which PyTorch's approximation of degree 18 takes a matrix: above, it halves the
+matrix and squares the result (Bader, Blanes and Casas 2019, "Computing the matrix exponential with
+an optimized Taylor polynomial approximation")"""
+HIGHEST_DEGREE: Final = {torch.float32: 1.461661507209034, torch.float64: 0.299615891381135}
+"""the 1-norm from which it takes this degree for one matrix; for several it always does"""
+
+
+def matrix_exp_copies(_result: object, matrices: Tensor) -> list[bytes]:
+    """Return the norm of one matrix, and how often which matrices of several are squared.
+
+    That is the number of different counts of squarings; how many matrices each has; and how many
+    squarings it has more than the one before it.
+    """
+    if not matrices.numel() or matrices.shape[-1] == 1:
+        return []
+    norms = _on_host(matrices).abs().sum(-2).amax(-1).flatten()
+    dtype = norms.dtype if norms.dtype in MOST_SCALED else torch.float32
+    alone = [] if len(norms) > 1 else [_content(norms)]
+    if alone and not float(norms) >= HIGHEST_DEGREE[dtype]:
+        return alone
+    squarings = (norms / MOST_SCALED[dtype]).log2().ceil().clamp(min=0)
+    steps, matrices_of = squarings.sort().values.long().unique_consecutive(return_counts=True)
+    more = steps.clamp(min=0).diff(prepend=steps.new_zeros(1))
+    return [*alone, _int64(len(steps)), _content(torch.cat([matrices_of, more]))]
+
+
+def matrix_exp_bound(matrices: Tensor) -> list[bytes]:
+    """Return the copies for matrices that are all squared twice, which takes the most memory."""
+    if not matrices.numel() or matrices.shape[-1] == 1:
+        return []
+    real = matrices.real.dtype if matrices.is_complex() else matrices.dtype
+    dtype = real if real in MOST_SCALED else torch.float32
+    largest = torch.full((matrices.shape[:-2].numel(), 1, 1), 3 * MOST_SCALED[dtype], dtype=real)
+    diagonal = torch.eye(2, dtype=real) * largest
+    return matrix_exp_copies(None, diagonal)
 
 
 def nothing_copies(_result: object, *_arguments: object, **_options: object) -> list[bytes]:
@@ -443,6 +482,7 @@ COPIES: Final[dict[str, Callable[..., Sequence[Answer]]]] = {
     "aten::linalg_polar": svd_copies,
     "aten::_linalg_check_errors": check_errors_copies,
     "aten::linalg_eig": eig_copies,
+    "aten::linalg_matrix_exp": matrix_exp_copies,
 }
 """by the operator's name: a function of the host's result and the CUDA call's arguments"""
 
@@ -451,10 +491,11 @@ BOUNDS: Final[dict[str, Callable[..., Sequence[Answer]]]] = {
     "aten::mode": mode_bound,
     "aten::isin": isin_bound,
     "aten::repeat_interleave": repeat_interleave_bound,
+    "aten::linalg_matrix_exp": matrix_exp_bound,
 }
 """by the names of operators that raise errors where their copies bring zeros: a function of their
-arguments, where values are unknown; modes are of values that all differ, which takes the most
-memory"""
+arguments, where values are unknown; modes are of values that all differ, and exponentials are of
+matrices that are squared, which takes the most memory"""
 INDEXING: Final = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 """operators that take masks or whole numbers, and ask for the size of masks alone"""
 

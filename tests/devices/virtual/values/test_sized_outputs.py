@@ -24,6 +24,7 @@ MASK = N > 1
 NONE = torch.zeros(0, dtype=torch.int64)
 SQUARE = torch.rand(3, 3, generator=torch.Generator().manual_seed(0))
 BATCH = torch.stack([SQUARE, SQUARE.T])
+MATRICES = SQUARE * torch.tensor([1e-3, 40, 1, 3, 40, 9]).view(-1, 1, 1)
 MANY = torch.arange(2049) % 45  # one kernel finds the mode of fewer
 YES = [True] * 3
 NO_COUNTS = [True, True, False]
@@ -108,6 +109,14 @@ CALLS = {
     aten._linalg_svd.default: [(SQUARE,), (BATCH, True), (SQUARE[:2],), (SQUARE[:0],)],
     aten.linalg_lstsq.default: [(SQUARE, SQUARE), (BATCH, BATCH), (SQUARE[:, :2], SQUARE)],
     aten.linalg_pinv.atol_rtol_tensor: [(SQUARE,), (BATCH,)],
+    aten.linalg_matrix_exp.default: [
+        *((SQUARE * scale,) for scale in (0, 1e-3, 0.6, 1, 5)),
+        *((MATRICES * scale,) for scale in (0.01, 1)),
+        *((matrices.double(),) for matrices in (SQUARE * 0.1, SQUARE * 5, MATRICES)),
+        *((matrices.to(torch.complex64),) for matrices in (SQUARE * 5, MATRICES)),
+        (BATCH[:0],),
+        (BATCH[:, :1, :1],),
+    ],
 }
 """arguments to try; those by name stand below"""
 NAMED = [
@@ -193,6 +202,9 @@ def test_large_unknown_values_raise_no_error_that_a_gpu_would_not(mode, dtype):
         assert torch.isin(numbers, numbers[:2000]).shape == numbers.shape
     if dtype == torch.int64:
         assert numbers.repeat_interleave(numbers).dtype == dtype
+    if dtype == torch.float32:
+        for shape in ((1024, 1024), (16, 256, 256)):
+            assert torch.linalg.matrix_exp(numbers.view(shape)).shape == shape
     assert numbers.sort().values.dtype == dtype
     assert rows.to(torch.int8).max(1).values.dtype == torch.int8
     assert mode.readbacks.any_assumed
