@@ -260,9 +260,8 @@ class AllocatorView:
 
     def reset_pinned_peaks(self) -> None:
         """Reset the real peaks of pinned host memory; the test's code goes on reading them."""
-        for path, value in _figures(self.pinned_stats()):
-            if path[-1] == "peak":
-                self._pinned_peaks[path] = max(self._pinned_peaks.get(path, 0), value)
+        for path, peak in _peaks(self.pinned_stats()):
+            self._pinned_peaks[path] = max(self._pinned_peaks.get(path, 0), peak)
         reset = self._real.get(PINNED_PEAK_RESET)
         if reset is not None:
             reset()
@@ -283,7 +282,7 @@ class AllocatorView:
         devices = list(devices)
         for device in devices:
             self._note_peaks(device)
-        with self._hidden_differences(devices, lambda path: path[-1] not in {"peak", "current"}):
+        with self._hidden_differences(devices, _totals):
             yield
         self._hidden_times.append((start, time.time_ns() // 1000 + 1))
         for device in devices:
@@ -344,19 +343,19 @@ class AllocatorView:
 
     def hidden_counters(self, devices: Iterable[int]) -> AbstractContextManager[None]:
         """Leave the calls inside out of the counters that the test's code reads."""
-        return self._hidden_differences(devices, _is_counter)
+        return self._hidden_differences(devices, _counters)
 
     @contextmanager
     def _hidden_differences(
-        self, devices: Iterable[int], selects: Callable[[Path], bool]
+        self, devices: Iterable[int], figures_of: Callable[[Stats], Iterable[tuple[Path, int]]]
     ) -> Iterator[None]:
-        start = {device: dict(_figures(self.stats(device))) for device in devices}
+        start = {device: dict(figures_of(self.stats(device))) for device in devices}
         try:
             yield
         finally:
             for device, figures in start.items():
-                for path, value in _figures(self.stats(device)):
-                    if selects(path) and value != figures.get(path, 0):
+                for path, value in figures_of(self.stats(device)):
+                    if value != figures.get(path, 0):
                         self._hidden[device][path] += value - figures.get(path, 0)
 
     def begin_history(self, *, frames: bool) -> None:
@@ -422,12 +421,11 @@ class AllocatorView:
             notify()
 
     def _note_peaks(self, device: int) -> None:
-        peaks = self._peaks[device]
-        for path, value in _figures(self.stats(device)):
-            if path[-1] == "peak":
-                current = (*path[:-1], "current")
-                plugged = self._plugged[device][current]
-                peaks[path] = max(peaks.get(path, 0), value - plugged)
+        peaks, plugged = self._peaks[device], self._plugged[device]
+        for path, peak in _peaks(self.stats(device)):
+            own = peak - plugged[(*path[:-1], "current")] if plugged else peak
+            if own > peaks.get(path, 0):
+                peaks[path] = own
 
     # -- the test's side --
 
@@ -482,7 +480,7 @@ class AllocatorView:
         result: object = binding(device)
         hidden = self._hidden[device]
         for path, value in _figures(self._real[STATS[0]](device)):
-            if path[-1] in TOTALS or _is_counter(path):
+            if path[-1] in TOTALS or _is_counter(*path):
                 hidden[path] = max(0, min(hidden[path], value))  # nothing of 0 is hidden
         return result
 
@@ -571,9 +569,30 @@ class AllocatorView:
         segment["blocks"] = blocks
 
 
-def _is_counter(path: Path) -> bool:
+def _is_counter(name: str, *_rest: object) -> bool:
     """Return whether a figure counts events: "num_ooms", not the setting "max_split_size"."""
-    return len(path) == 1 and str(path[0]).startswith("num_")
+    return not _rest and name.startswith("num_")
+
+
+def _counters(stats: Stats) -> list[tuple[Path, int]]:
+    """Return the figures that count events."""
+    return [((name,), value) for name, value in stats.items() if _is_counter(name)]
+
+
+def _totals(stats: Stats) -> list[tuple[Path, int]]:
+    """Return the figures that are neither a peak nor of now."""
+    return [figure for figure in _figures(stats) if figure[0][-1] not in {"peak", "current"}]
+
+
+def _peaks(stats: Stats, path: Path = ()) -> Iterator[tuple[Path, int]]:
+    """Yield each peak, with the keys that lead to it: statistics are read often in a test."""
+    for key, value in stats.items():
+        if not isinstance(value, dict):
+            continue
+        if "peak" in value:
+            yield (*path, key, "peak"), value["peak"]
+        else:
+            yield from _peaks(value, (*path, key))
 
 
 def _bound(wrapper: Callable[..., Any], binding: Callable[..., Any]) -> Callable[..., Any]:

@@ -93,10 +93,11 @@ def keep_for_reuse() -> None:
     A full collection drops those that it keeps, which are not counted: the first ones made
     afterwards would be, and most of them are this package's.
     """
-    elements = range(LONGEST_TUPLE)
     for _ in range(REUSED):
-        _reusable.append([{}, *(tuple(elements[:length]) for length in elements[1:])])
+        _reusable.append([{}, *[_ELEMENTS[:length] for length in _LENGTHS]])
     _reusable.clear()
 
 
 _reusable: Final[list[list[object]]] = []
+_ELEMENTS: Final = tuple(range(LONGEST_TUPLE))
+_LENGTHS: Final = range(1, LONGEST_TUPLE)
