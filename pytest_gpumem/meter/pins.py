@@ -24,7 +24,7 @@ from pytest_gpumem.sizes import MIB, format_size
 from pytest_gpumem.tracebacks import without_collections
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor, UntypedStorage
     from torch.utils.weak import TensorWeakRef
@@ -84,7 +84,7 @@ class Pins:
             }
             if not blocks.keys() <= set(foreign):
                 continue  # a segment of a fixture's that the step owns
-            edges = range(address, address + size, _page_size(segment) or size)
+            edges = range(address, address + size, page_size(segment) or size)
             self.ranges += [(device, at, min(at + edges.step, address + size)) for at in edges]
             if tuple(segment.get("segment_pool_id", (0, 0))) == (0, 0):
                 plugs |= blocks
@@ -226,7 +226,7 @@ def _references(storage: UntypedStorage) -> int:
     return count
 
 
-def _page_size(segment: dict[str, Any]) -> int:
+def page_size(segment: dict[str, Any]) -> int:
     """Return the bytes of a segment's pages; 0 if it is not expandable: it goes as a whole.
 
     An expandable segment has the memory of all owners; its pages come and go by themselves.
@@ -238,6 +238,26 @@ def _page_size(segment: dict[str, Any]) -> int:
     settings = (os.environ.get(name, "") for name in SETTINGS)
     declared = next(filter(None, map(LARGE_SEGMENTS.search, settings)), None)
     return int(declared[1]) * MIB if declared else 20 * MIB
+
+
+def pages_at_gaps(segments: Sequence[dict[str, Any]]) -> int:
+    """Return the bytes of a page for each gap without memory inside of expandable segments.
+
+    PyTorch maps memory at the lowest gap that a request fits. The request takes whole pages, and
+    the rest of the last page serves a later request if the gap goes on behind the page. Alone a
+    step has no such gaps: it maps one page after the other.
+    """
+    ends: dict[tuple[int, int, str], int] = {}
+    pages = 0
+    for segment in sorted(segments, key=lambda segment: int(segment["address"])):
+        page = page_size(segment)
+        if not page:
+            continue
+        place = segment["device"], segment["stream"], segment["segment_type"]
+        if ends.get(place, segment["address"]) != segment["address"]:
+            pages += page
+        ends[place] = segment["address"] + segment["total_size"]
+    return pages
 
 
 def _blocks_of(segment: dict[str, Any]) -> Iterator[Plug]:

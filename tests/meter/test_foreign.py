@@ -90,6 +90,31 @@ def test_so_it_does_where_segments_are_expandable(device):
     assert result.peaks[0] == Peak(64 * MIB, 80 * MIB)  # in pages of 20 MiB, as alone
 
 
+def test_gaps_between_foreign_memory_in_an_expandable_segment_are_told(device):
+    """Alone the second tensor begins in the last page of the first: not so where a gap ends."""
+    reserved, notes = [], []
+    with expandable_segments():
+        for gap in (True, False):
+            left = [tensor(12 * MIB), tensor(88 * MIB), tensor(64 * MIB)]
+            del left[1]
+            if not gap:
+                left.clear()
+            meter = Meter(device, device.open(CARD_80GIB, 1), 1)
+            meter.start()
+            kept = [tensor(64 * MIB), tensor(64 * MIB)]
+            result = meter.result()
+            meter.stop()
+            reserved.append(result.peaks[0].reserved // MIB)
+            notes.append([note for note in result.note_texts if "expandable" in note])
+            del kept, left
+    assert reserved == [160, 140]
+    told = (
+        "memory of earlier tests divides PyTorch's expandable segments: peak reserved may be too "
+        "high by up to 20.00 MiB"
+    )
+    assert notes == [[told], []]
+
+
 @pytest.mark.parametrize("expandable", [False, True])
 def test_fixtures_that_the_step_adopts_one_by_one_leave_what_other_fixtures_reserve(
     device, expandable
