@@ -34,11 +34,11 @@ CARD = "H100"
 RANKS = 8
 STEPS = 6
 """training steps: tensors of collectives stay for two, and the first makes optimizer state"""
-TOKENS = {"train": 8 * 8 * 65536, "val": 10485760 + 2}
+TOKENS = {"train": 16 * 8 * 65536, "val": 10485760 + 2}
 """of each file of made-up data"""
 SHORTER = {
-    r"num_iterations(: int)? = \d+": f"num_iterations = {STEPS}",
-    r"val_tokens(: int)? = \d+": "val_tokens = 2097152",
+    r"num_iterations( ?: int)? = \d+": f"num_iterations = {STEPS}",
+    r"val_tokens( ?: int)? = \d+": "val_tokens = 2097152",
     r"warmup_steps = 10": "warmup_steps = 2",
 }
 DEPTH, BATCH, LENGTH, VOCABULARY = 20, 32, 2048, 65536
@@ -63,7 +63,7 @@ def source(row: Row) -> str:
 def environment(row: Row) -> dict[str, str]:
     """Return the variable that a row's script sets before it imports torch."""
     name, _, value = row["allocator_settings"].partition("=")
-    return {name: value}
+    return {name: value} if name else {}
 
 
 def step(row: Row, process: Process) -> list[float]:

@@ -149,7 +149,8 @@ def answer(
 ) -> list[Any] | None:
     """Return the figures of a process by row, and its versions; None: it took too long."""
     name = family.__name__.rpartition(".")[2]
-    python = chosen_of(options.python, rows[0].get("torch", "").rpartition(".")[0], sys.executable)
+    version = ".".join(rows[0].get("torch", "").split(".")[:2])
+    python = chosen_of(options.python, version, sys.executable)
     source_name = family.source(rows[0]) if hasattr(family, "source") else group
     source = chosen_of(options.source, source_name, "")
     variables = getattr(family, "VARIANTS", ONE_VARIANT)[variant]
