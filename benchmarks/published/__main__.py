@@ -16,7 +16,7 @@ from benchmarks.harness import publish
 from benchmarks.published import runner
 
 FAMILIES = ("runs", "fsdp", "smp", "segmentary", "vae")
-FAMILIES += ("detection", "speech", "diffusion", "inference", "nanogpt")
+FAMILIES += ("detection", "speech", "diffusion", "inference", "nanogpt", "speedups", "titan")
 
 
 def main() -> None:
