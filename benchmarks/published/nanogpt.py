@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import MIB, line, percent, read, spreads, table
-from benchmarks.published.runner import looked, unseen
+from benchmarks.published.runner import looked, missing, unseen, within
 from pytest_gpumem.devices.lone_rank import joined
 
 if TYPE_CHECKING:
@@ -88,8 +88,6 @@ def logged(log: Path) -> None:
     text = text[: text.index("=" * 90)]
     for pattern, replacement in SHORTER.items():
         text = re.sub(pattern, replacement, text)
-    script = Path("script.py")
-    script.write_text(text, encoding="utf-8")
     folder = Path("data/fineweb10B")
     folder.mkdir(parents=True)
     for name, count in TOKENS.items():
@@ -107,8 +105,14 @@ def logged(log: Path) -> None:
     os.environ["PATH"] = f"{tool.parent.resolve()}:{os.environ['PATH']}"
     dist.init_process_group = lambda *_, **__: None  # it is: this process is one of eight ranks
     dist.destroy_process_group = lambda *_, **__: None
+    place = Path("place")  # a folder beside the data: one script looks for them there
+    (place / "logs").mkdir(parents=True)  # not every script makes it
+    (place / "data").symlink_to("../data")
+    script = Path("script.py")
+    (place / script).write_text(text, encoding="utf-8")
     sys.argv = [str(script)]
-    runpy.run_path(str(script), run_name="__main__")
+    with chdir(place):
+        runpy.run_path(str(script), run_name="__main__")
 
 
 def nanochat() -> None:
@@ -166,7 +170,9 @@ def report(answers: Answers) -> str:
     lines: list[list[str]] = []
     groups: dict[str, list[float]] = {}
     for row in answers.rows:
-        cells = [row["row"], row["torch"]]
+        if row["row"] in answers.without:
+            continue
+        cells = [row["row"].removeprefix("modded-nanogpt "), row["torch"]]
         peaks = answers.figures[""][row["row"]]
         for name, peak in zip(("allocated", "reserved"), peaks, strict=True):
             real = row[f"{name}_mib"]
@@ -178,7 +184,18 @@ def report(answers: Answers) -> str:
             else:
                 cells.append("")
         torch = answers.versions[row["row"]].removeprefix("torch ").partition("+")[0]
-        lines.append([*cells, unseen(row), torch])
+        lines.append([*cells, several(row), unseen(row), torch])
     heads = ["step", "torch", "real allocated", "virtual", "%", "real reserved", "virtual", "%"]
-    text = [TITLE, line(), "", table(lines, [*heads, "never looked at", "torch here"]), ""]
-    return "\n".join([*text, *spreads(groups, median=3)])
+    heads += ["logs: least to most", "never looked at", "torch here"]
+    text = [TITLE, line(), "", table(lines, heads), "", *spreads(groups, median=3), *within(groups)]
+    return "\n".join([*text, *missing(answers)])
+
+
+def several(row: Row) -> str:
+    """Return the spread of a row's real figures, where several logs are of its script."""
+    if row["logs"] == "1" or not row["allocated_least"]:
+        return ""
+    text = f"{row['logs']}: {row['allocated_least']} to {row['allocated_most']}"
+    if row["reserved_least"]:
+        text += f"; {row['reserved_least']} to {row['reserved_most']}"
+    return text

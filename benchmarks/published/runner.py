@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.devices.virtual.device import VirtualDevice
 
+LATE, FAILED = "took too long", "ended with an error"
 ONE_VARIANT: dict[str, dict[str, str]] = {"": {}}
 Row = dict[str, str]
 """a line of a file in data/, with its name as "row" """
@@ -58,8 +59,8 @@ class Answers(NamedTuple):
     """by variant and row"""
     versions: dict[str, str]
     """of torch and cuDNN, by row"""
-    late: list[str]
-    """rows that took too long"""
+    without: dict[str, str]
+    """rows that have no figure, and why"""
 
     def here(self) -> str:
         """Return the line of the versions, of which there is one."""
@@ -75,6 +76,21 @@ def looked(row: Row) -> str:
 def unseen(row: Row) -> str:
     """Return the cell of the column "never looked at"."""
     return "yes" if row["unseen"] == "1" else ""
+
+
+def missing(answers: Answers) -> list[str]:
+    """Return a line for each reason why rows have no figure."""
+    reasons = sorted(set(answers.without.values()))
+    names = {why: [row for row, it in answers.without.items() if it == why] for why in reasons}
+    return [f"{why}: {len(rows)} rows: {'; '.join(rows)}" for why, rows in names.items()]
+
+
+def within(groups: dict[str, list[float]]) -> list[str]:
+    """Return a line on how many rows of each group are off by little."""
+    return [
+        f"{group}: {sum(abs(error) <= 2 for error in errors)} of {len(errors)} rows within 2 %"
+        for group, errors in sorted(groups.items())
+    ]
 
 
 # -- in the worker --
@@ -114,20 +130,23 @@ def run(family: ModuleType, options: argparse.Namespace) -> str:
     kept: dict[str, Any] = {}
     if options.keep and Path(options.keep).exists():
         kept = json.loads(Path(options.keep).read_text(encoding="utf-8"))
-    answers = Answers(chosen, {}, {}, [])
+    answers = Answers(chosen, {}, {}, {})
     for variant in getattr(family, "VARIANTS", ONE_VARIANT):
         answers.figures[variant] = {}
         for group, together in processes(family, rows).items():
             if not any(row in chosen for row in together):
                 continue
             key = f"{group} {variant}"
+            if key not in kept and options.kept:
+                answers.without.update((row["row"], "not run") for row in together)
+                continue
             if key not in kept:
                 kept[key] = answer(family, options, group, together, variant)
                 print(key, kept[key], file=sys.stderr, flush=True)
                 if options.keep:
                     Path(options.keep).write_text(json.dumps(kept), encoding="utf-8")
-            if kept[key] is None:
-                answers.late.extend(row["row"] for row in together)
+            if kept[key] in (LATE, FAILED):
+                answers.without.update((row["row"], kept[key]) for row in together)
                 continue
             figures, version = kept[key]
             answers.figures[variant] |= figures
@@ -146,8 +165,8 @@ def processes(family: ModuleType, rows: list[Row]) -> dict[str, list[Row]]:
 
 def answer(
     family: ModuleType, options: argparse.Namespace, group: str, rows: list[Row], variant: str
-) -> list[Any] | None:
-    """Return the figures of a process by row, and its versions; None: it took too long."""
+) -> list[Any] | str:
+    """Return the figures of a process by row, and its versions, or why there are none."""
     name = family.__name__.rpartition(".")[2]
     version = ".".join(rows[0].get("torch", "").split(".")[:2])
     python = chosen_of(options.python, version, sys.executable)
@@ -167,7 +186,11 @@ def answer(
                 **variables,
             )
         except subprocess.TimeoutExpired:
-            return None
+            return LATE
+        except subprocess.CalledProcessError:
+            if not options.keep:  # one row that fails does not take the others with it
+                raise
+            return FAILED
 
 
 def chosen_of(given: list[str], name: str, default: str) -> str:

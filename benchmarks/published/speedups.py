@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from benchmarks.harness import GIB, MIB, line, percent, read, spreads, table
-from benchmarks.published.runner import looked, unseen
+from benchmarks.published.runner import looked, missing, unseen, within
 from pytest_gpumem.devices.lone_rank import joined
 
 if TYPE_CHECKING:
@@ -119,6 +119,8 @@ def report(answers: Answers) -> str:
     lines: list[list[str]] = []
     groups: dict[str, list[float]] = {}
     for row in answers.rows:
+        if row["row"] in answers.without:
+            continue
         real = float(row["reserved_gib"]) * GIB / MIB
         cells = [row["row"], f"{real:.2f}"]
         for variant, name in (("", "as compiled"), ("padded", "padded")):
@@ -130,4 +132,5 @@ def report(answers: Answers) -> str:
         lines.append([*cells, unseen(row), torch])
     heads = ["run", "real", "virtual", "%", "all products padded", "%", "never looked at"]
     text = [TITLE, line(), "", table(lines, [*heads, "torch here"]), ""]
-    return "\n".join([*text, *spreads(groups, median=3)])
+    text += [*spreads(groups, median=3), *within(groups)]
+    return "\n".join([*text, *missing(answers)])
