@@ -184,9 +184,9 @@ def report(answers: Answers) -> str:
             else:
                 cells.append("")
         torch = answers.versions[row["row"]].removeprefix("torch ").partition("+")[0]
-        lines.append([*cells, several(row), unseen(row), torch])
+        lines.append([*cells, several(row), unseen(row), torch, answers.commits[row["row"]]])
     heads = ["step", "torch", "real allocated", "virtual", "%", "real reserved", "virtual", "%"]
-    heads += ["logs: least to most", "never looked at", "torch here"]
+    heads += ["logs: least to most", "never looked at", "torch here", "commit"]
     text = [TITLE, line(), "", table(lines, heads), "", *spreads(groups, median=3), *within(groups)]
     return "\n".join([*text, *missing(answers)])
 

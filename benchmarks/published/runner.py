@@ -7,6 +7,7 @@ A family is a module with ``CARD`` or ``card(row)``, with ``rows()``, the publis
 ``steps(process)``, in the place of ``step``: yields the name and the figures of each row, where one
 depends on those before it.
 ``VARIANTS``: each process runs once for each of them, with these variables of the environment.
+``varies(row)``: whether the row runs with any but the first of them; else each does.
 ``folders(row)``: what the row needs of its source, as it was at its commit.
 ``source(row)``: the name of its source, where a family has several; else the group's.
 ``environment(row)``: variables that its process starts with.
@@ -26,7 +27,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.harness import ask, open_card, versions
+from benchmarks.harness import ask, commit, open_card, versions
 
 if TYPE_CHECKING:
     import argparse
@@ -61,6 +62,8 @@ class Answers(NamedTuple):
     """of torch and cuDNN, by row"""
     without: dict[str, str]
     """rows that have no figure, and why"""
+    commits: dict[str, str]
+    """that the figures were made at, by row: those of a file of answers may be older"""
 
     def here(self) -> str:
         """Return the line of the versions, of which there is one."""
@@ -130,11 +133,13 @@ def run(family: ModuleType, options: argparse.Namespace) -> str:
     kept: dict[str, Any] = {}
     if options.keep and Path(options.keep).exists():
         kept = json.loads(Path(options.keep).read_text(encoding="utf-8"))
-    answers = Answers(chosen, {}, {}, {})
+    answers = Answers(chosen, {}, {}, {}, {})
     for variant in getattr(family, "VARIANTS", ONE_VARIANT):
         answers.figures[variant] = {}
         for group, together in processes(family, rows).items():
             if not any(row in chosen for row in together):
+                continue
+            if variant and hasattr(family, "varies") and not family.varies(together[0]):
                 continue
             key = f"{group} {variant}"
             if key not in kept and options.kept:
@@ -148,9 +153,10 @@ def run(family: ModuleType, options: argparse.Namespace) -> str:
             if kept[key] in (LATE, FAILED):
                 answers.without.update((row["row"], kept[key]) for row in together)
                 continue
-            figures, version = kept[key]
+            figures, version, made = kept[key]
             answers.figures[variant] |= figures
             answers.versions.update(dict.fromkeys(figures, version))
+            answers.commits.update(dict.fromkeys(figures, made))
     return family.report(answers)
 
 
@@ -166,7 +172,7 @@ def processes(family: ModuleType, rows: list[Row]) -> dict[str, list[Row]]:
 def answer(
     family: ModuleType, options: argparse.Namespace, group: str, rows: list[Row], variant: str
 ) -> list[Any] | str:
-    """Return the figures of a process by row, and its versions, or why there are none."""
+    """Return the figures of a process by row, its versions and commit; or why there are none."""
     name = family.__name__.rpartition(".")[2]
     version = ".".join(rows[0].get("torch", "").split(".")[:2])
     python = chosen_of(options.python, version, sys.executable)
@@ -178,7 +184,7 @@ def answer(
     with checkout(family, source, rows[0]) as place:
         task = {"rows": [row["row"] for row in rows], "variant": variant, "source": place}
         try:
-            return ask(
+            figures, there = ask(
                 python,
                 "benchmarks.published",
                 *(name, "--worker", json.dumps(task)),
@@ -191,6 +197,7 @@ def answer(
             if not options.keep:  # one row that fails does not take the others with it
                 raise
             return FAILED
+    return [figures, there, commit()]
 
 
 def chosen_of(given: list[str], name: str, default: str) -> str:

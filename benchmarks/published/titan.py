@@ -59,7 +59,7 @@ def source(row: Row) -> str:
 
 
 def environment(row: Row) -> dict[str, str]:
-    """Return the variable that run_train.sh of the commit sets; one source calls torchrun itself."""
+    """Return the variable that the commit's run_train.sh sets; one source does not call it."""
     name, _, value = row["allocator_settings"].partition("=")
     return {name: value} if name else {}
 
@@ -169,8 +169,15 @@ def report(answers: Answers) -> str:
         groups.setdefault(looked(row), []).append(percent(peak, float(row["reserved_gib"])))
         versions = answers.versions[row["row"]]
         torch = versions.removeprefix("torch ").partition("+")[0]
-        lines.append([*cells, unseen(row), f"{torch}, {versions.rpartition(', ')[2]}"])
+        lines.append(
+            [
+                *cells,
+                unseen(row),
+                f"{torch}, {versions.rpartition(', ')[2]}",
+                answers.commits[row["row"]],
+            ]
+        )
     heads = ["run", "torch", "real first step", "virtual", "%", "real later steps", "virtual", "%"]
-    text = [TITLE, line(), "", table(lines, [*heads, "never looked at", "here"]), ""]
+    text = [TITLE, line(), "", table(lines, [*heads, "never looked at", "here", "commit"]), ""]
     text += [*spreads(groups, median=2), *within(groups)]
     return "\n".join([*text, *missing(answers)])
