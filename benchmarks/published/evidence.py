@@ -333,8 +333,8 @@ def compiled() -> Iterator[Group]:
             "speedups",
             "a GPT from scratch, A100s",
             (
-                "Training. MiB reserved at the end of an epoch. `first run`: odd products are padded, "
-                "and what a GPU's first run allocates to time kernels is counted."
+                "Training. MiB reserved at the end of an epoch. `first run`: odd products are "
+                "padded, and what a GPU's first run allocates to time kernels is counted."
             ),
             {**scratch, **padded},
             {"reserved": "%", "reserved, first run": "% 3"},
