@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import statistics
 
 import pytest
 from helpers.pages import flat, read
@@ -11,6 +12,8 @@ IS_TRANSFORMER = re.compile("gpt|GPT|distilgpt2|T5|opt|Cerebras")
 RESULTS = ROOT / "benchmarks/results"
 ASKED = ("none", "9.8.0", "9.19.0", "9.26.0")
 """cuDNNs of a table, the first of those with the same figures"""
+COMPILED = {"nanogpt": ("%", "% 2"), "speedups": ("", "%"), "titan": ("", "% 2")}
+"""results of compiled code, with the columns of the errors in what is allocated and reserved"""
 CLAIMS = {
     "published_diffusion.txt: never looked at, allocated: 11 rows, median 0.0035 %, worst 0.04 %": (
         ("explanation/accuracy.md", "11 of training FLUX.2-klein | 0.00 %, 0.04 % |"),
@@ -268,3 +271,36 @@ def test_the_page_begins_with_the_plot_and_its_numbers(monkeypatch):
     far = {row.family for row in rows if abs(row.predicted / row.real - 1) > 0.1}
     assert far == {"Autoencoders, float32", "Convolution nets"}
     assert plot.PLOT.read_text(encoding="utf-8") == plot.svg(rows)
+
+
+def test_compiled_rows_are_as_near_as_the_page_says(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    evidence = importlib.import_module("benchmarks.published.evidence")
+    page = flat(read("explanation/accuracy.md"))
+    number = 0
+    for name, kinds in COMPILED.items():
+        [rows] = evidence.tables(f"published_{name}")
+        number += len(rows)
+        for words, cell in (("looked at", ""), ("never looked at", "yes")):
+            chosen = [row for row in rows if row["never looked at"] == cell]
+            spreads = [
+                [abs(float(row[kind])) for row in chosen if kind and row[kind]] for kind in kinds
+            ]
+            cells = [
+                f"{statistics.median(errors):.2f} %, {max(errors):.2f} %" if errors else ""
+                for errors in spreads
+            ]
+            assert flat(f": {len(chosen)} {words} | {cells[0]} | {cells[1]} |") in page
+    assert f"{number} published peaks of compiled training" in page
+
+
+def test_what_a_first_run_takes_explains_a_compiled_gpt2():
+    text = (RESULTS / "published_speedups.txt").read_text(encoding="utf-8")
+    rows = re.findall(r"^GPT-2 124M, compiled.*$", text, re.MULTILINE)
+    odd, even = (re.findall(r"(\d+\.\d\d) ", row) for row in rows[:2])
+    assert odd == ["6336.00", "6032.00", "6126.00", "6338.00"]
+    assert even == ["6031.97", "6032.00", "6032.00", "6036.00"]
+    page = flat(read("explanation/accuracy.md"))
+    assert "the virtual GPU reserves 6,338 MiB, and the real one 6,336" in page
+    assert "With padding alone it is 6,126" in page
+    assert "302 of 6,336 MiB reserved" in flat(read("explanation/not-predicted.md"))
