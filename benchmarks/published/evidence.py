@@ -82,10 +82,9 @@ def tables(name: str) -> list[list[dict[str, str]]]:
         if not re.fullmatch(r"-+(  -+)+", line):
             continue
         spans = [match.span() for match in re.finditer("-+", line)]
-        heads: list[str] = []
-        for start, end in spans:
-            head = lines[at - 1][start:end].strip()
-            heads.append(f"{head} {heads.count(head) + 1}" if head in heads else head)
+        told = [lines[at - 1][start:end].strip() for start, end in spans]
+        earlier = [told[:number].count(head) for number, head in enumerate(told)]
+        heads = [f"{head} {n + 1}" if n else head for head, n in zip(told, earlier, strict=True)]
         rows = []
         for row in lines[at + 1 :]:
             if not row.strip():

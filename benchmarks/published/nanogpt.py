@@ -70,14 +70,9 @@ def source(row: Row) -> str:
 
 
 def environment(row: Row) -> dict[str, str]:
-    """Return the variable that a row's script sets before it imports torch.
-
-    Scripts of early 2025 register an operator whose fake has other strides than its result. The
-    nightly builds of their logs let that pass; the release asserts strides, and is told not to.
-    """
+    """Return the variable that a row's script sets before it imports torch."""
     name, _, value = row["allocator_settings"].partition("=")
-    asserts = {"TORCHINDUCTOR_SIZE_ASSERTS": "0"} if row["torch"].startswith("2.7.0.dev") else {}
-    return asserts | ({name: value} if name else {})
+    return {name: value} if name else {}
 
 
 def step(row: Row, process: Process) -> list[float]:
