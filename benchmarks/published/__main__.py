@@ -16,7 +16,7 @@ from benchmarks.harness import publish
 from benchmarks.published import runner
 
 FAMILIES = ("runs", "fsdp", "smp", "segmentary", "vae")
-FAMILIES += ("detection", "speech", "diffusion", "inference", "nanogpt")
+FAMILIES += ("detection", "speech", "diffusion", "inference", "nanogpt", "speedups", "titan")
 
 
 def main() -> None:
@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name has it")
     parser.add_argument("--seen", action="store_true", help="no rows that nobody had looked at")
     parser.add_argument("--keep", help="a file of answers: processes in it do not run again")
+    parser.add_argument("--kept", action="store_true", help="run nothing that it does not have")
     parser.add_argument("--dry", action="store_true", help="record nothing")
     parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -336,9 +336,9 @@ def report(answers: Answers) -> str:
     """Return the table and its summaries."""
     lines: list[list[str]] = []
     groups: dict[str, list[float]] = {}
-    late = [row["experiment"] for row in answers.rows if row["row"] in answers.late]
+    late = [row["experiment"] for row in answers.rows if row["row"] in answers.without]
     for row in answers.rows:
-        if row["row"] in answers.late:
+        if row["row"] in answers.without:
             continue
         figures, ends = answers.figures[""][row["row"]].values()
         real = float(row["allocated_mean"]), float(row["reserved_max"])

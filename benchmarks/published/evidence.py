@@ -82,10 +82,9 @@ def tables(name: str) -> list[list[dict[str, str]]]:
         if not re.fullmatch(r"-+(  -+)+", line):
             continue
         spans = [match.span() for match in re.finditer("-+", line)]
-        heads: list[str] = []
-        for start, end in spans:
-            head = lines[at - 1][start:end].strip()
-            heads.append(f"{head} {heads.count(head) + 1}" if head in heads else head)
+        told = [lines[at - 1][start:end].strip() for start, end in spans]
+        earlier = [told[:number].count(head) for number, head in enumerate(told)]
+        heads = [f"{head} {n + 1}" if n else head for head, n in zip(told, earlier, strict=True)]
         rows = []
         for row in lines[at + 1 :]:
             if not row.strip():
@@ -304,6 +303,56 @@ def inference() -> Iterator[Group]:
         yield group(title, note, chosen, heads, {"allocated": "%"})
 
 
+def compiled() -> Iterator[Group]:
+    """Yield the rows of torch.compile: of three results, by whether they had been looked at."""
+    both = {"allocated": "%", "reserved": "% 2"}
+    names = {
+        "torch": "torch",
+        "real allocated": "allocated",
+        "virtual": "virtual",
+        "%": "allocated %",
+        "real reserved": "reserved",
+        "virtual 2": "virtual",
+        "% 2": "reserved %",
+        "logs: least to most": "logs: least to most",
+        "torch here": "torch here",
+    }
+    scratch = {"real": "reserved", "virtual": "virtual", "%": "error %", "torch here": "torch here"}
+    padded = {"and kernels timed": "first run", "% 3": "error %"}
+    llama = {
+        "torch": "torch",
+        "real later steps": "reserved GiB",
+        "virtual 2": "virtual",
+        "% 2": "error %",
+        "here": "here",
+    }
+    kinds = [
+        ("nanogpt", "one rank of eight H100s", "Training. Highest bytes in MiB.", names, both),
+        (
+            "speedups",
+            "a GPT from scratch, A100s",
+            (
+                "Training. MiB reserved at the end of an epoch. `first run`: odd products are "
+                "padded, and what a GPU's first run allocates to time kernels is counted."
+            ),
+            {**scratch, **padded},
+            {"reserved": "%", "reserved, first run": "% 3"},
+        ),
+        (
+            "titan",
+            "Llama 3 8B, one rank of 8 to 128",
+            "Training. Highest GiB reserved after the first step.",
+            llama,
+            {"reserved": "% 2"},
+        ),
+    ]
+    for name, title, note, heads, errors in kinds:
+        [rows] = tables(f"published_{name}")
+        for words, chosen in seen_and_unseen(rows):
+            if chosen:
+                yield group(f"Compiled, {title}, {words}", note, chosen, heads, errors)
+
+
 def workspaces() -> Iterator[Group]:
     """Yield the rows of measured_workspaces.txt that asked the row's own cuDNN."""
     [rows] = tables("measured_workspaces")
@@ -328,6 +377,7 @@ def page() -> str:
         *more_segmentation(),
         *detection(),
         *speech(),
+        *compiled(),
         *workspaces(),
     ]
     return "\n".join([HEAD, *(line for group in groups for line in group.lines()), FOOT])

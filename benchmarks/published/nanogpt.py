@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import MIB, line, percent, read, spreads, table
-from benchmarks.published.runner import looked, unseen
+from benchmarks.published.runner import looked, missing, unseen, within
 from pytest_gpumem.devices.lone_rank import joined
+from pytest_gpumem.devices.unwaited_collectives import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,16 +32,19 @@ if TYPE_CHECKING:
     from benchmarks.published.runner import Answers, Process, Row
 
 CARD = "H100"
+LONGER = "tensors of collectives kept a step more"
 RANKS = 8
 STEPS = 6
 """training steps: tensors of collectives stay for two, and the first makes optimizer state"""
-TOKENS = {"train": 8 * 8 * 65536, "val": 10485760 + 2}
+TOKENS = {"train": 16 * 8 * 65536, "val": 10485760 + 2}
 """of each file of made-up data"""
 SHORTER = {
-    r"num_iterations(: int)? = \d+": f"num_iterations = {STEPS}",
-    r"val_tokens(: int)? = \d+": "val_tokens = 2097152",
+    r"num_iterations( ?: int)? = \d+": f"num_iterations = {STEPS}",
+    r"val_tokens( ?: int)? = \d+": "val_tokens = 2097152",
     r"warmup_steps = 10": "warmup_steps = 2",
 }
+VARIANTS = {"": {}, LONGER: {}}
+"""as the virtual GPU is, and with tensors of collectives kept for one step more"""
 DEPTH, BATCH, LENGTH, VOCABULARY = 20, 32, 2048, 65536
 TITLE = "Peak memory in MiB of compiled training steps, one of eight ranks on H100s"
 
@@ -55,6 +59,11 @@ def folders(row: Row) -> list[str]:
     return [row["log"] or "nanochat"]
 
 
+def varies(row: Row) -> bool:
+    """Return whether a row runs in the second variant: the one with twenty logs of one script."""
+    return row["logs"] == "20"
+
+
 def source(row: Row) -> str:
     """Return the name of the clone that a row needs."""
     return row["source"]
@@ -63,13 +72,15 @@ def source(row: Row) -> str:
 def environment(row: Row) -> dict[str, str]:
     """Return the variable that a row's script sets before it imports torch."""
     name, _, value = row["allocator_settings"].partition("=")
-    return {name: value}
+    return {name: value} if name else {}
 
 
 def step(row: Row, process: Process) -> list[float]:
     """Run a row; return its peaks allocated and reserved in MiB."""
     import torch
 
+    if process.variant:
+        Progress.is_done_by = is_done_later  # type: ignore[method-assign]
     with chdir(process.source), joined(0, RANKS, "virtual"):
         if row["log"]:
             logged(Path(row["log"]))
@@ -77,6 +88,11 @@ def step(row: Row, process: Process) -> list[float]:
             nanochat()
     stats = torch.cuda.memory_stats()
     return [stats[f"{name}_bytes.all.peak"] / MIB for name in ("allocated", "reserved")]
+
+
+def is_done_later(then: Progress, now: Progress) -> bool:
+    """Return whether a collective is taken for done, one step later than else."""
+    return now.passes - then.passes >= (1 if now.waits > then.waits else 3)
 
 
 def logged(log: Path) -> None:
@@ -88,8 +104,6 @@ def logged(log: Path) -> None:
     text = text[: text.index("=" * 90)]
     for pattern, replacement in SHORTER.items():
         text = re.sub(pattern, replacement, text)
-    script = Path("script.py")
-    script.write_text(text, encoding="utf-8")
     folder = Path("data/fineweb10B")
     folder.mkdir(parents=True)
     for name, count in TOKENS.items():
@@ -107,8 +121,14 @@ def logged(log: Path) -> None:
     os.environ["PATH"] = f"{tool.parent.resolve()}:{os.environ['PATH']}"
     dist.init_process_group = lambda *_, **__: None  # it is: this process is one of eight ranks
     dist.destroy_process_group = lambda *_, **__: None
+    place = Path("place")  # a folder beside the data: one script looks for them there
+    (place / "logs").mkdir(parents=True)  # not every script makes it
+    (place / "data").symlink_to("../data")
+    script = Path("script.py")
+    (place / script).write_text(text, encoding="utf-8")
     sys.argv = [str(script)]
-    runpy.run_path(str(script), run_name="__main__")
+    with chdir(place):
+        runpy.run_path(str(script), run_name="__main__")
 
 
 def nanochat() -> None:
@@ -166,7 +186,9 @@ def report(answers: Answers) -> str:
     lines: list[list[str]] = []
     groups: dict[str, list[float]] = {}
     for row in answers.rows:
-        cells = [row["row"], row["torch"]]
+        if row["row"] in answers.without:
+            continue
+        cells = [row["row"].removeprefix("modded-nanogpt "), row["torch"]]
         peaks = answers.figures[""][row["row"]]
         for name, peak in zip(("allocated", "reserved"), peaks, strict=True):
             real = row[f"{name}_mib"]
@@ -178,7 +200,22 @@ def report(answers: Answers) -> str:
             else:
                 cells.append("")
         torch = answers.versions[row["row"]].removeprefix("torch ").partition("+")[0]
-        lines.append([*cells, unseen(row), torch])
+        lines.append([*cells, several(row), unseen(row), torch, answers.commits[row["row"]]])
     heads = ["step", "torch", "real allocated", "virtual", "%", "real reserved", "virtual", "%"]
-    text = [TITLE, line(), "", table(lines, [*heads, "never looked at", "torch here"]), ""]
-    return "\n".join([*text, *spreads(groups, median=3)])
+    heads += ["logs: least to most", "never looked at", "torch here", "commit"]
+    text = [TITLE, line(), "", table(lines, heads), "", *spreads(groups, median=3), *within(groups)]
+    text += [
+        f"{name.removeprefix('modded-nanogpt ')}, {LONGER}: {peaks[0]:.2f}, {peaks[1]:.2f}"
+        for name, peaks in answers.figures[LONGER].items()
+    ]
+    return "\n".join([*text, *missing(answers)])
+
+
+def several(row: Row) -> str:
+    """Return the spread of a row's real figures, where several logs are of its script."""
+    if row["logs"] == "1" or not row["allocated_least"]:
+        return ""
+    text = f"{row['logs']}: {row['allocated_least']} to {row['allocated_most']}"
+    if row["reserved_least"]:
+        text += f"; {row['reserved_least']} to {row['reserved_most']}"
+    return text

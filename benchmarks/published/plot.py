@@ -23,6 +23,7 @@ PLOT = Path(__file__).resolve().parents[2] / "docs" / "images" / "accuracy.svg"
 COLOURS = (
     *("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951"),
     *("#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0"),
+    "#111111",
 )
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 520, 56, 48, 12
 """of the drawing, and of its margins"""
@@ -50,6 +51,7 @@ def points() -> list[Point]:
         *evidence.more_segmentation(),
         *evidence.detection(),
         *evidence.speech(),
+        *evidence.compiled(),
     ]
     found = []
     for group in groups:
@@ -65,7 +67,8 @@ def points() -> list[Point]:
             for at in reversed(predicted):
                 real, virtual = (_number(row[i]) for i in (at - 1, at))
                 if real and virtual:
-                    found.append(Point(family, real * _gib(real), virtual * _gib(real)))
+                    unit = 1 if "GiB" in columns[at - 1] else _gib(real)
+                    found.append(Point(family, real * unit, virtual * unit))
                     break
     return found
 

@@ -7,6 +7,7 @@ A family is a module with ``CARD`` or ``card(row)``, with ``rows()``, the publis
 ``steps(process)``, in the place of ``step``: yields the name and the figures of each row, where one
 depends on those before it.
 ``VARIANTS``: each process runs once for each of them, with these variables of the environment.
+``varies(row)``: whether the row runs with any but the first of them; else each does.
 ``folders(row)``: what the row needs of its source, as it was at its commit.
 ``source(row)``: the name of its source, where a family has several; else the group's.
 ``environment(row)``: variables that its process starts with.
@@ -26,7 +27,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.harness import ask, open_card, versions
+from benchmarks.harness import ask, commit, open_card, versions
 
 if TYPE_CHECKING:
     import argparse
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from pytest_gpumem.devices.virtual.device import VirtualDevice
 
+LATE, FAILED = "took too long", "ended with an error"
 ONE_VARIANT: dict[str, dict[str, str]] = {"": {}}
 Row = dict[str, str]
 """a line of a file in data/, with its name as "row" """
@@ -58,8 +60,10 @@ class Answers(NamedTuple):
     """by variant and row"""
     versions: dict[str, str]
     """of torch and cuDNN, by row"""
-    late: list[str]
-    """rows that took too long"""
+    without: dict[str, str]
+    """rows that have no figure, and why"""
+    commits: dict[str, str]
+    """that the figures were made at, by row: those of a file of answers may be older"""
 
     def here(self) -> str:
         """Return the line of the versions, of which there is one."""
@@ -75,6 +79,21 @@ def looked(row: Row) -> str:
 def unseen(row: Row) -> str:
     """Return the cell of the column "never looked at"."""
     return "yes" if row["unseen"] == "1" else ""
+
+
+def missing(answers: Answers) -> list[str]:
+    """Return a line for each reason why rows have no figure."""
+    reasons = sorted(set(answers.without.values()))
+    names = {why: [row for row, it in answers.without.items() if it == why] for why in reasons}
+    return [f"{why}: {len(rows)} rows: {'; '.join(rows)}" for why, rows in names.items()]
+
+
+def within(groups: dict[str, list[float]]) -> list[str]:
+    """Return a line on how many rows of each group are off by little."""
+    return [
+        f"{group}: {sum(abs(error) <= 2 for error in errors)} of {len(errors)} rows within 2 %"
+        for group, errors in sorted(groups.items())
+    ]
 
 
 # -- in the worker --
@@ -114,24 +133,30 @@ def run(family: ModuleType, options: argparse.Namespace) -> str:
     kept: dict[str, Any] = {}
     if options.keep and Path(options.keep).exists():
         kept = json.loads(Path(options.keep).read_text(encoding="utf-8"))
-    answers = Answers(chosen, {}, {}, [])
+    answers = Answers(chosen, {}, {}, {}, {})
     for variant in getattr(family, "VARIANTS", ONE_VARIANT):
         answers.figures[variant] = {}
         for group, together in processes(family, rows).items():
             if not any(row in chosen for row in together):
                 continue
+            if variant and hasattr(family, "varies") and not family.varies(together[0]):
+                continue
             key = f"{group} {variant}"
+            if key not in kept and options.kept:
+                answers.without.update((row["row"], "not run") for row in together)
+                continue
             if key not in kept:
                 kept[key] = answer(family, options, group, together, variant)
                 print(key, kept[key], file=sys.stderr, flush=True)
                 if options.keep:
                     Path(options.keep).write_text(json.dumps(kept), encoding="utf-8")
-            if kept[key] is None:
-                answers.late.extend(row["row"] for row in together)
+            if kept[key] in (LATE, FAILED):
+                answers.without.update((row["row"], kept[key]) for row in together)
                 continue
-            figures, version = kept[key]
+            figures, version, made = kept[key]
             answers.figures[variant] |= figures
             answers.versions.update(dict.fromkeys(figures, version))
+            answers.commits.update(dict.fromkeys(figures, made))
     return family.report(answers)
 
 
@@ -146,10 +171,11 @@ def processes(family: ModuleType, rows: list[Row]) -> dict[str, list[Row]]:
 
 def answer(
     family: ModuleType, options: argparse.Namespace, group: str, rows: list[Row], variant: str
-) -> list[Any] | None:
-    """Return the figures of a process by row, and its versions; None: it took too long."""
+) -> list[Any] | str:
+    """Return the figures of a process by row, its versions and commit; or why there are none."""
     name = family.__name__.rpartition(".")[2]
-    python = chosen_of(options.python, rows[0].get("torch", "").rpartition(".")[0], sys.executable)
+    version = ".".join(rows[0].get("torch", "").split(".")[:2])
+    python = chosen_of(options.python, version, sys.executable)
     source_name = family.source(rows[0]) if hasattr(family, "source") else group
     source = chosen_of(options.source, source_name, "")
     variables = getattr(family, "VARIANTS", ONE_VARIANT)[variant]
@@ -158,7 +184,7 @@ def answer(
     with checkout(family, source, rows[0]) as place:
         task = {"rows": [row["row"] for row in rows], "variant": variant, "source": place}
         try:
-            return ask(
+            figures, there = ask(
                 python,
                 "benchmarks.published",
                 *(name, "--worker", json.dumps(task)),
@@ -166,7 +192,12 @@ def answer(
                 **variables,
             )
         except subprocess.TimeoutExpired:
-            return None
+            return LATE
+        except subprocess.CalledProcessError:
+            if not options.keep:  # one row that fails does not take the others with it
+                raise
+            return FAILED
+    return [figures, there, commit()]
 
 
 def chosen_of(given: list[str], name: str, default: str) -> str:

@@ -1,0 +1,171 @@
+r"""A GPT from scratch that torch.compile compiles, on A100s: by the scripts of its source.
+
+    python -m benchmarks.published speedups --source LLMs-from-scratch --python 2.6=PYTHON
+
+The source is a clone of rasbt/LLMs-from-scratch. Its scripts run for one epoch as they are, with
+evaluations and a sample, on made-up tokens, as many as the book has that they train on. The
+figures are of its README, which has one for each change: what the scripts have last is taken back.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from contextlib import chdir, nullcontext
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from benchmarks.harness import GIB, MIB, line, percent, read, spreads, table
+from benchmarks.published.runner import looked, missing, unseen, within
+from pytest_gpumem.devices.lone_rank import joined
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchmarks.published.runner import Answers, Process, Row
+
+CARD = "A100-80GB"
+TOKENS = 475_000
+"""of the book: the README has 52 batches of 8 times 1024 tokens in an epoch, of 90 % of them"""
+PROMPT = 4
+"""tokens that the sample begins with"""
+VARIANTS = {"": {}, "padded": {}, "timed": {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}}
+"""as the virtual GPU compiles; with the operands of all odd products padded; and with these and
+what a GPU's first run allocates when it times kernels"""
+NAMES = {"": "as compiled", "padded": "products padded", "timed": "and kernels timed"}
+FLUSHED = 256 * 2**20
+"""bytes of the buffer with which Triton's do_bench flushes a GPU's cache"""
+TITLE = "Memory reserved in MiB at the end of an epoch: a GPT from scratch, compiled, on A100s"
+
+
+def rows() -> list[Row]:
+    """Return the rows, in the order of the file."""
+    return read("speedups-peaks.csv")
+
+
+def folders(row: Row) -> list[str]:
+    """Return the folder of the scripts."""
+    return [str(Path(row["script"]).parent)]
+
+
+def varies(row: Row) -> bool:
+    """Return whether a row runs in all variants: the two that differ in the vocabulary alone do."""
+    return row["batch"] == "8"
+
+
+def source(row: Row) -> str:
+    """Return the name of the clone."""
+    del row
+    return "LLMs-from-scratch"
+
+
+def step(row: Row, process: Process) -> float:
+    """Run a row's script for one epoch; return what is reserved at its end, in MiB."""
+    import torch
+
+    if process.variant == "padded":
+        import torch._inductor.config
+
+        torch._inductor.config.force_shape_pad = True
+    if process.variant == "timed":
+        time_kernels()
+    with chdir(process.source):
+        script = Path(row["script"])
+        text = script.read_text(encoding="utf-8")
+        changes = {
+            r'"vocab_size": \d+': f'"vocab_size": {row["vocabulary"]}',
+            r'"batch_size": \d+': f'"batch_size": {row["batch"]}',
+            r'"num_epochs": \d+': '"num_epochs": 1',
+            r"num_workers=4": "num_workers=0",
+        }
+        for pattern, replacement in changes.items():
+            text, count = re.subn(pattern, replacement, text)
+            assert count, pattern
+        script.write_text(text, encoding="utf-8")
+        Path("middlemarch.txt").write_text("x" * TOKENS, encoding="utf-8")
+        stand_in()
+        ranks = int(row["ranks"])
+        with joined(0, ranks, "virtual") if ranks > 1 else nullcontext():
+            distributed = torch.distributed
+            distributed.init_process_group = lambda *_, **__: None  # it is there
+            distributed.destroy_process_group = lambda *_, **__: None
+            runpy.run_path(str(script), run_name="__main__")
+            return torch.cuda.memory_reserved() / MIB
+
+
+def time_kernels() -> None:
+    """Have Inductor time kernels as on a GPU without caches, and pad where it asks for times."""
+    import torch
+    from torch._inductor.fx_passes import pad_mm
+    from torch._inductor.runtime import benchmarking
+
+    def benchmark_gpu(_: object, call: Callable[[], object], **__: object) -> float:
+        call()
+        flushed = torch.empty(FLUSHED // 4, dtype=torch.int32, device="cuda")
+        call()
+        del flushed
+        return 1.0
+
+    benchmarking.TritonBenchmarker.benchmark_gpu = benchmark_gpu
+    pad_mm.get_cached_should_pad = lambda _: None
+    pad_mm.should_pad = lambda *_: True
+
+
+def stand_in() -> None:
+    """Replace the tokenizer, whose table is downloaded, and the plot of the losses."""
+    tokenizer = ModuleType("tiktoken")
+
+    class Encoding:
+        """One token for each character of a text, and as many as the prompt's."""
+
+        def encode(self, text: str, **_: object) -> list[int]:
+            """Return tokens."""
+            return [0] * (len(text) if text.startswith("xx") else PROMPT)
+
+        def decode(self, tokens: list[int]) -> str:
+            """Return no text."""
+            del tokens
+            return ""
+
+    tokenizer.get_encoding = lambda _: Encoding()  # type: ignore[attr-defined]
+    plot = ModuleType("matplotlib.pyplot")
+
+    class Anything:
+        """A figure and its axes, which do nothing."""
+
+        def __getattr__(self, _: str) -> object:
+            return lambda *_, **__: Anything()
+
+    plot.subplots = lambda **_: (Anything(), Anything())  # type: ignore[attr-defined]
+    plot.savefig = plot.show = lambda *_: None  # type: ignore[attr-defined]
+    package = ModuleType("matplotlib")
+    package.pyplot = plot  # type: ignore[attr-defined]
+    sys.modules |= {"tiktoken": tokenizer, "matplotlib": package, "matplotlib.pyplot": plot}
+
+
+def report(answers: Answers) -> str:
+    """Return the table and its summaries."""
+    lines: list[list[str]] = []
+    groups: dict[str, list[float]] = {}
+    for row in answers.rows:
+        if row["row"] in answers.without:
+            continue
+        real = float(row["reserved_gib"]) * GIB / MIB
+        cells = [row["row"], f"{real:.2f}"]
+        for variant, name in NAMES.items():
+            peak = answers.figures[variant].get(row["row"])
+            if peak is None:
+                cells += ["", ""]
+                continue
+            error = percent(peak, real)
+            groups.setdefault(f"{looked(row)}, {name}", []).append(error)
+            cells += [f"{peak:.2f}", f"{error:+.3f}"]
+        torch = answers.versions[row["row"]].removeprefix("torch ").partition("+")[0]
+        lines.append([*cells, unseen(row), torch, answers.commits[row["row"]]])
+    heads = ["run", "real", "virtual", "%", "products padded", "%", "and kernels timed", "%"]
+    heads.append("never looked at")
+    text = [TITLE, line(), "", table(lines, [*heads, "torch here", "commit"]), ""]
+    text += [*spreads(groups, median=3), *within(groups)]
+    return "\n".join([*text, *missing(answers)])
