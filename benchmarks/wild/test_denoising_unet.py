@@ -1,4 +1,4 @@
-"""denoising-diffusion-pytorch 0.19.1 has one more stage of full size, and begins with more channels.
+"""denoising-diffusion-pytorch 0.19.1 has one more stage of full size, and more channels before.
 
 The report suspects an older change.
 """
