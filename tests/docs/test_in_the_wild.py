@@ -32,7 +32,7 @@ def test_a_row_has_the_recorded_release_figures_and_line(name):
     if not result["cause"]:
         assert "| none: " in row
         return
-    place = re.search(r" at (\S+) \((\S+)\)$", result["cause"])
+    place = re.search(r"(?: at |: )(\S+:\d+) (?:\((\S+)\)$|changed: )", result["cause"])
     if not place[1].startswith("benchmarks/"):  # the test's own line
         assert place[1].endswith(re.search(r"`([^`]+)`", row)[1])
-        assert f"`{place[2]}`" in row
+        assert (f"`{place[2]}`" if place[2] else "which changed") in row
