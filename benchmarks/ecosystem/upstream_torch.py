@@ -1,11 +1,11 @@
 """Run PyTorch's own tests of CUDA memory, unmodified, on the virtual GPU; class each failure.
 
-    python -m benchmarks.ecosystem.upstream_torch PATH [--file test_cuda.py] [--values full]
+    python -m benchmarks.ecosystem.upstream_torch PATH [--file test_cuda.py]
 
 PATH is the ``test`` folder of PyTorch's sources, best of the torch that is installed; nothing is
 fetched. It needs what PyTorch's tests need (expecttest, hypothesis, psutil, scipy, setuptools) and
 unittest-xml-reporting. Each file runs under ``gpumem run``, in processes of a few tests; a test
-that fails there, or that ends its process, runs again alone, and what it does alone counts.
+that fails there, or that ends its process, runs again with ``--values=full``.
 Tests that fail and have no class in ``upstream_torch_classes.py`` make the exit status 1.
 benchmarks/results/upstream_torch.txt is a recorded run.
 """
@@ -13,6 +13,7 @@ benchmarks/results/upstream_torch.txt is a recorded run.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import signal
@@ -30,6 +31,10 @@ from benchmarks.ecosystem.upstream_torch_classes import CLASSES, reason_of
 
 GROUP = 12
 """tests of a process"""
+ALONE_S = 90
+"""time for a process of one test"""
+AGAIN = "passed with --values=full alone"
+ENDS = ("passed", "skipped")
 
 
 class File(NamedTuple):
@@ -66,6 +71,8 @@ class Outcome(NamedTuple):
     word: str
     """passed, failed, skipped, ended its process, timed out"""
     message: str = ""
+    again: bool = False
+    """whether it ran again, with all values"""
 
 
 def main() -> int:
@@ -74,16 +81,15 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--file", action="append", help="of these alone")
     parser.add_argument("--test", action="append", help="Class.test: of these alone")
-    parser.add_argument("--values", default="full", choices=("auto", "full", "off"))
     parser.add_argument("--card", default="H100")
-    parser.add_argument("--from", type=int, default=0, dest="first", help="leave out so many")
+    parser.add_argument("--state", type=Path, help="a file to go on from, and to write")
     parser.add_argument("--logs", type=Path, help="a folder for the output of each process")
     arguments = parser.parse_args()
     sources = arguments.folder.parent / "version.txt"
     print(
         f"tests of PyTorch {sources.read_text().strip() if sources.exists() else 'unknown'}, "
         f"torch {version('torch')}, Python {sys.version.split()[0]}, "
-        f"{arguments.card}, values={arguments.values}"
+        f"{arguments.card}"
     )
     unclassed = 0
     for file in FILES:
@@ -103,40 +109,50 @@ class Runner:
         self.file = file
         self.folder = Path(arguments.folder).resolve()
         self.logs: Path | None = arguments.logs
-        self.first: int = arguments.first
+        self.state: Path | None = arguments.state
+        known = json.loads(self.state.read_text()) if self.state and self.state.exists() else {}
+        self.known = {name: Outcome(*row) for name, row in known.get(self.file.path, {}).items()}
         self.options = [
             *("--device", "virtual", "--card", arguments.card, "--devices", str(file.gpus)),
-            *("--values", arguments.values),
         ]
 
     def outcomes(self, only: list[str] | None) -> dict[str, Outcome]:
-        """Return the outcome of each test by its name, ``Class.test``."""
-        names = [name for name in self.names() if only is None or name in only][self.first :]
-        found: dict[str, Outcome] = {}
-        for first in range(0, len(names), GROUP):
-            found.update(self.group(names[first : first + GROUP]))
-        return found
+        """Return the outcome of each test by its name, ``Class.test``.
 
-    def group(self, names: list[str]) -> dict[str, Outcome]:
+        A test that fails with the values of the default budget runs again, with all.
+        """
+        names = [name for name in self.names() if only is None or name in only]
+        found = {name: self.known[name] for name in names if name in self.known}
+        left = [name for name in names if name not in found]
+        for first in range(0, len(left), GROUP):
+            found.update(self.group(left[first : first + GROUP]))
+            self.keep(found)
+        left = [name for name in names if found[name].word not in ENDS and not found[name].again]
+        for first in range(0, len(left), GROUP):
+            for name, end in self.group(left[first : first + GROUP], "full").items():
+                message = found[name].message if end.word == "passed" else end.message
+                found[name] = Outcome(AGAIN if end.word == "passed" else end.word, message, True)
+            self.keep(found)
+        return {name: found[name] for name in names}
+
+    def group(self, names: list[str], values: str = "auto") -> dict[str, Outcome]:
         """Return the outcomes of a few tests, from one process if that comes to its end."""
         if not names:
             return {}
-        results, output = self.run(names)
-        if len(names) > 1 and not results:
+        results, output = self.run(names, values)
+        if not results:
             results, last = ended(output)
             at = names.index(last) if last in names else 0
-            parts = [name for name in names[:at] if name not in results], [names[at]]
-            for part in (*parts, names[at + 1 :]):
-                results.update(self.group(part))
-            return results
-        for name in names if len(names) > 1 else ():
-            outcome = results.get(name)
-            if outcome is None or outcome.word not in {"passed", "skipped"}:
-                alone = self.group([name])[name]
-                if outcome is not None and alone.word == "passed":
-                    alone = Outcome("failed", f"after others alone: {outcome.message}")
-                results[name] = alone
+            for part in ([n for n in names[:at] if n not in results], [names[at]], names[at + 1 :]):
+                results.update(self.group(part, values))
         return {name: results.get(name, Outcome("failed", "no result")) for name in names}
+
+    def keep(self, found: dict[str, Outcome]) -> None:
+        """Write the outcomes to the file that a later run goes on from."""
+        if self.state is not None:
+            known = json.loads(self.state.read_text()) if self.state.exists() else {}
+            known[self.file.path] = found
+            self.state.write_text(json.dumps(known, indent=1), encoding="utf-8")
 
     def names(self) -> list[str]:
         """Return the names of the file's tests, as PyTorch's own runner lists them."""
@@ -146,19 +162,24 @@ class Runner:
             print(f"{self.file.path}: no tests found", *output.splitlines()[-15:], sep="\n  | ")
         return names
 
-    def run(self, names: list[str]) -> tuple[dict[str, Outcome], str]:
+    def run(self, names: list[str], values: str) -> tuple[dict[str, Outcome], str]:
         """Return the outcomes of tests of one process, none if it does not end well; its output."""
         with tempfile.TemporaryDirectory() as folder:
             began = time.monotonic()
-            output, status = self.call([f"--save-xml={folder}", "-v", *names], self.file.hangs_s)
+            options = [f"--save-xml={folder}", "-v", *names]
+            limit_s = ALONE_S if len(names) == 1 else self.file.hangs_s
+            output, status = self.call(options, limit_s, values)
             took = time.monotonic() - began
             reports = [*Path(folder).rglob("*.xml")]
-            results = dict(result for report in reports for result in read(report))
+            results: dict[str, Outcome] = {}
+            for name, outcome in (row for report in reports for row in read(report)):
+                if name not in results or outcome.word == "failed":  # a subtest
+                    results[name] = outcome
             if status not in {0, 1}:  # it ended badly after its last test
                 results = {}
         if self.logs is not None:
             self.logs.mkdir(parents=True, exist_ok=True)
-            stem = f"{Path(self.file.path).stem}-{names[0]}-{len(names)}"
+            stem = f"{Path(self.file.path).stem}-{names[0]}-{len(names)}-{values}"
             text = f"{names}\n{took:.1f} s, exit status {status}\n{output}"
             (self.logs / f"{stem}.log").write_text(text, encoding="utf-8")
         if len(names) == 1 and not results:
@@ -167,12 +188,17 @@ class Runner:
             results[names[0]] = Outcome(word, f"exit status {status}: {lines[-1]}")
         return results, output
 
-    def call(self, arguments: list[str], limit_s: float) -> tuple[str, int | None]:
+    def call(
+        self, arguments: list[str], limit_s: float, values: str = "auto"
+    ) -> tuple[str, int | None]:
         """Return the output and exit status of the file, None where it was not done in time."""
         path = self.folder / self.file.path
         paths = [str(Path.cwd()), str(self.folder), os.environ.get("PYTHONPATH", "")]
         process = subprocess.Popen(
-            [sys.executable, "-m", "pytest_gpumem", "run", *self.options, path.name, *arguments],
+            [
+                *(sys.executable, "-m", "pytest_gpumem", "run", *self.options, "--values", values),
+                *(path.name, *arguments),
+            ],
             cwd=path.parent,
             env={
                 **os.environ,
@@ -210,7 +236,8 @@ def read(report: Path) -> list[tuple[str, Outcome]]:
     """Return the outcomes in a report of unittest-xml-reporting."""
     results = []
     for case in ET.parse(report).getroot().iter("testcase"):  # noqa: S314 - our own process'
-        name = f"{(case.get('classname') or '').rsplit('.', 1)[-1]}.{case.get('name')}"
+        test = (case.get("name") or "").split(" ")[0]  # without a subtest's values
+        name = f"{(case.get('classname') or '').rsplit('.', 1)[-1]}.{test}"
         child = next(
             (child for child in case if child.tag in {"failure", "error", "skipped"}), None
         )
@@ -231,9 +258,10 @@ def report(file: File, outcomes: dict[str, Outcome]) -> tuple[list[str], int]:
     lines = [f"{file.path}: {len(outcomes)} tests: {words or 'none ran'}"]
     skipped = Counter(o.message for o in outcomes.values() if o.word == "skipped")
     lines += [f"  skipped, {number}: {why}" for why, number in skipped.most_common()]
+    lines += [f"  {AGAIN}: {n}: {o.message}" for n, o in outcomes.items() if o.word == AGAIN]
     without = 0
     for name, outcome in outcomes.items():
-        if outcome.word not in {"passed", "skipped"}:
+        if outcome.word not in {*ENDS, AGAIN}:
             reason = reason_of(file.path, name)
             without += reason is None
             label = f"class {reason.kind}" if reason else "NO CLASS"
