@@ -31,7 +31,7 @@ from benchmarks.ecosystem.upstream_torch_classes import CLASSES, reason_of
 
 GROUP = 12
 """tests of a process"""
-ALONE_S = 90
+ALONE_S = 180
 """time for a process of one test"""
 AGAIN = "passed with --values=full alone"
 ENDS = ("passed", "skipped")
@@ -244,10 +244,10 @@ def read(report: Path) -> list[tuple[str, Outcome]]:
         if child is None:
             results.append((name, Outcome("passed")))
         else:
-            message = (child.get("message") or "").strip().splitlines() or [""]
+            message = re.split(r"\n|  To execute|  Expected", child.get("message") or "")[0].strip()
             kind = "" if child.tag == "skipped" else f"{child.get('type')}: "
             word = "skipped" if child.tag == "skipped" else "failed"
-            results.append((name, Outcome(word, kind + message[0])))
+            results.append((name, Outcome(word, kind + message)))
     return results
 
 
@@ -256,16 +256,16 @@ def report(file: File, outcomes: dict[str, Outcome]) -> tuple[list[str], int]:
     counts = Counter(outcome.word for outcome in outcomes.values())
     words = ", ".join(f"{number} {word}" for word, number in counts.most_common())
     lines = [f"{file.path}: {len(outcomes)} tests: {words or 'none ran'}"]
-    skipped = Counter(o.message for o in outcomes.values() if o.word == "skipped")
+    skipped = Counter(o.message[:100] for o in outcomes.values() if o.word == "skipped")
     lines += [f"  skipped, {number}: {why}" for why, number in skipped.most_common()]
-    lines += [f"  {AGAIN}: {n}: {o.message}" for n, o in outcomes.items() if o.word == AGAIN]
+    lines += [f"  {AGAIN}: {n}: {o.message[:100]}" for n, o in outcomes.items() if o.word == AGAIN]
     without = 0
     for name, outcome in outcomes.items():
         if outcome.word not in {*ENDS, AGAIN}:
             reason = reason_of(file.path, name)
             without += reason is None
             label = f"class {reason.kind}" if reason else "NO CLASS"
-            lines.append(f"  {outcome.word}, {label}: {name}: {outcome.message}")
+            lines.append(f"  {outcome.word}, {label}: {name}: {outcome.message[:100]}")
             if reason:
                 lines.append(f"    {CLASSES[reason.kind]}: {reason.why}")
     return lines, without
