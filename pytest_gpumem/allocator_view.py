@@ -10,6 +10,7 @@ so that every function, also one imported earlier, returns the values without th
 
 from __future__ import annotations
 
+import pathlib
 import time
 from collections import Counter, defaultdict
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ RELEASES: Final = ("_cuda_emptyCache", "_accelerator_emptyCache")
 PINNED_STATS: Final = "_cuda_hostMemoryStats"
 PINNED_PEAK_RESET: Final = "_cuda_resetPeakHostMemoryStats"
 SNAPSHOT: Final = "_cuda_memorySnapshot"
+PACKAGE: Final = f"{pathlib.Path(__file__).parent}/"
+"""the folder of this package"""
 HISTORY: Final = "_cuda_record_memory_history"
 LEGACY_HISTORY: Final = "_cuda_record_memory_history_legacy"
 CONTEXTS: Final = (None, "state", "alloc", "all")
@@ -134,13 +137,25 @@ def _frameless(record: dict[str, Any]) -> dict[str, Any]:
 
 def _leave_out_cpp(snapshot: dict[str, Any]) -> None:
     """Leave the frames of C++ out of a snapshot."""
-    blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+    _keep_frames(snapshot, lambda filename: filename.endswith((".py", ">")))
+
+
+def _leave_out_own(snapshot: dict[str, Any]) -> None:
+    """Leave the frames of this package out of a snapshot: operators are called through it."""
+    _keep_frames(snapshot, lambda filename: not filename.startswith(PACKAGE))
+
+
+def _keep_frames(snapshot: dict[str, Any], keeps: Callable[[str], bool]) -> None:
+    """Keep those frames in a snapshot whose files' names a function keeps."""
+    kept: dict[int, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {}
+    blocks = [one for segment in snapshot["segments"] for one in (segment, *segment["blocks"])]
     events = [event for events in snapshot["device_traces"] for event in events]
     for record in (*blocks, *events):
-        if "frames" in record:
-            record["frames"] = [
-                frame for frame in record["frames"] if frame["filename"].endswith((".py", ">"))
-            ]
+        frames = record.get("frames")
+        if frames and id(frames) not in kept:  # records share them
+            kept[id(frames)] = frames, [one for one in frames if keeps(one["filename"])]
+        if frames:
+            record["frames"] = kept[id(frames)][1]
 
 
 class AllocatorView:
@@ -544,6 +559,7 @@ class AllocatorView:
             for segment in snapshot["segments"]:
                 for record in (segment, *segment["blocks"]):
                     record["frames"] = []
+        _leave_out_own(snapshot)
         return snapshot
 
     def _hide_plugs(self, segment: dict[str, Any]) -> None:

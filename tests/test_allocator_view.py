@@ -316,3 +316,32 @@ def test_a_history_keeps_as_many_events_as_it_was_asked_for(suite):
         """,
     )
     assert session.outcomes == {"passed": 1}, session.out
+
+
+@pytest.mark.parametrize("values", ["off", "auto"])
+def test_a_history_of_the_tests_own_has_no_frames_of_this_package(suite, values):
+    """Operators whose values are computed are called through it."""
+    suite.write(
+        "test_it.py",
+        """
+        import pytest, torch
+
+        @pytest.mark.gpu_memory
+        def test_it():
+            torch.cuda.memory._record_memory_history(stacks="python")
+            x = torch.rand(311, 411, device="cuda")
+            y = x * 2
+            del x
+            snapshot = torch.cuda.memory._snapshot()
+            records = [*snapshot["device_traces"][0]]
+            records += [block for one in snapshot["segments"] for block in one["blocks"]]
+            framed = [one["frames"] for one in records if one.get("frames")]
+            assert len(framed) > 3
+            assert all(frames[0]["name"] == "test_it" for frames in framed)
+            assert not [one for frames in framed for one in frames
+                        if "/pytest_gpumem/" in one["filename"]]
+            torch.cuda.memory._record_memory_history(None)
+        """,
+    )
+    session = suite.run(f"--gpumem-values={values}")
+    assert session.outcomes.get("passed") == 1, session.out

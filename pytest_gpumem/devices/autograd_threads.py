@@ -54,13 +54,23 @@ def await_autograd() -> list[object]:
             leaf = torch.empty(0, device=f"cuda:{device}", requires_grad=True)  # takes no memory
             product, gradient = leaf * 1, torch.empty_like(leaf)
             objects += [leaf, product, product.grad_fn, gradient]
-            waits = getattr(_this_thread, "waits", False)
-            _this_thread.waits = True  # it is a backward pass, that nothing waits for
-            try:
+            with unawaited():
                 objects += torch.autograd.grad(product, leaf, gradient)
-            finally:
-                _this_thread.waits = waits
     return objects
+
+
+@contextmanager
+def unawaited() -> Iterator[None]:
+    """Have nothing wait for the backward passes of this thread in the block: they are our own.
+
+    A thread of autograd's may wait for the block, and would be waited for.
+    """
+    waits = getattr(_this_thread, "waits", False)
+    _this_thread.waits = True
+    try:
+        yield
+    finally:
+        _this_thread.waits = waits
 
 
 def is_outermost_pass() -> bool:

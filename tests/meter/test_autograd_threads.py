@@ -264,3 +264,21 @@ def test_a_thread_of_autograds_that_still_runs_is_waited_for():
     await_idle_threads()
     assert done.is_set()
     thread.join()
+
+
+def test_a_pass_that_computes_values_within_a_pass_is_not_waited_for(device, monkeypatch):
+    """A device's thread computes cuDNN's networks by one, and would be waited for itself."""
+    import torch
+
+    from pytest_gpumem.devices.virtual.values.mode import ValueMode
+
+    waits = []
+    monkeypatch.setattr(autograd_threads, "await_autograd", lambda: waits.append(1))
+    with ValueMode(device.library, "full"), awaited_passes():
+        network = torch.nn.LSTM(4, 6).cuda()
+        weight = next(network.parameters())
+        network(torch.ones(3, 2, 4, device="cuda"))[0].sum().backward()
+        assert not waits
+        torch.autograd.grad(network(torch.ones(3, 2, 4, device="cuda"))[0].sum(), weight)
+        assert len(waits) == 1
+        assert weight.grad.abs().sum().item() > 0

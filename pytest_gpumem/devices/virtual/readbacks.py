@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_gpumem.devices.virtual.uncertain_numbers import uncertain
+from pytest_gpumem.devices.virtual.uncertain_numbers import decided_number, uncertain
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.source_lines import is_users, package_path, shown_path, users_line
 
@@ -277,26 +277,29 @@ class Readbacks:
         import torch
 
         tensor: Any = torch.Tensor
-        methods = {
-            "item": self._returning,
-            "tolist": self._returning,
-            "__float__": self._keeping,
-            "__repr__": self._showing,
-            "__format__": self._showing,
+        methods: dict[tuple[Any, str], Callable[..., Any]] = {
+            (tensor, "item"): self._returning,
+            (tensor, "tolist"): self._returning,
+            (tensor, "__float__"): self._keeping,
+            (tensor, "__repr__"): self._showing,
+            (tensor, "__format__"): self._showing,
         }
-        own = {name: tensor.__dict__.get(name) for name in methods}
-        for name, wrap in methods.items():
-            setattr(tensor, name, wrap(getattr(tensor, name)))
+        pair = getattr(getattr(torch.testing, "_comparison", None), "NumberPair", None)
+        if pair is not None:
+            methods[pair, "__init__"] = _comparing
+        own = {(owner, name): owner.__dict__.get(name) for owner, name in methods}
+        for (owner, name), wrap in methods.items():
+            setattr(owner, name, wrap(getattr(owner, name)))
         library.on_readback(self.seen)
         try:
             yield
         finally:
             library.on_readback(None)
-            for name, method in own.items():
+            for (owner, name), method in own.items():
                 if method is None:
-                    delattr(tensor, name)
+                    delattr(owner, name)
                 else:
-                    setattr(tensor, name, method)
+                    setattr(owner, name, method)
 
     def _returning(self, method: Callable[..., Any]) -> Callable[..., Any]:
         here = self._here
@@ -368,6 +371,28 @@ class Readbacks:
                 values = f"{total} values were" if total > 1 else "1 value was"
                 sentences.append(f"{values} {event}{guesses.where(root)}: {consequence}")
         return sentences + [NO_OVERFLOW] * self._any_overflow
+
+
+def _comparing(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a pair of numbers that ``torch.testing`` makes decide by plain ones.
+
+    PyTorch asks for the exact class of each, and its own tests read numbers within.
+    """
+
+    @functools.wraps(method)
+    def __init__(self: Any, *numbers: Any, **options: Any) -> None:  # noqa: ANN401, N807 - PyTorch's
+        process = self._process_inputs
+
+        def decided(*inputs: Any, **names: Any) -> list[Any]:  # noqa: ANN401 - PyTorch's
+            return [decided_number(number) for number in process(*inputs, **names)]
+
+        self._process_inputs = decided
+        try:
+            method(self, *numbers, **options)
+        finally:
+            del self._process_inputs
+
+    return __init__
 
 
 def site_of(frame: FrameType | None) -> Site:

@@ -105,6 +105,17 @@ def plain_number(number: object) -> float | int | None:
     return None
 
 
+def decided_number(number: Any) -> Any:  # noqa: ANN401 - a number of any type
+    """Return the plain number of one that no kernel computed, for code that decides by it.
+
+    The number tells. Other objects: as they are.
+    """
+    if isinstance(number, (UncertainFloat, UncertainInt)):
+        number.read.tell()
+    plain = plain_number(number)
+    return number if plain is None else plain
+
+
 def _deciding(method: Callable[..., Any]) -> Callable[..., Any]:
     def decide(self: Any, *others: Any) -> Any:  # noqa: ANN401 - a number's method
         result = method(self, *others)

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -233,3 +234,28 @@ def test_the_line_of_a_library_that_decides_is_named():
         (note,) = texts_of(device.notes(Path(__file__).parent))
         line = closure.__code__.co_firstlineno + 6
         assert f"(test_readbacks.py:{line} through torch/optim/lbfgs.py:" in note
+
+
+@pytest.mark.parametrize("values", ["off", "auto"])
+def test_numbers_that_no_kernel_computed_are_compared_by_torch_testing(values):
+    import torch
+    from torch.testing import _comparison, assert_close
+
+    class ReadingPair(_comparison.NumberPair):  # as the pair of PyTorch's own TestCase
+        def _process_inputs(self, actual, expected, *, id):  # noqa: A002 - PyTorch's
+            return actual.item(), expected
+
+    with opened() as device:
+        device.values.compute(values)
+        x = torch.randn(3000, 3000, device="cuda")
+        number = x.mean().item()
+        assert_close(number, float.__pos__(number))
+        line = sys._getframe().f_lineno + 2
+        with pytest.raises(AssertionError, match="Scalars are not close"):
+            assert_close(number, 2.0)
+        with pytest.raises(AssertionError, match="Scalars are not equal"):
+            assert_close(x.argmax().item(), -1, rtol=0, atol=0)
+        with pytest.raises(_comparison.ErrorMeta):
+            ReadingPair(x.mean(), 2.0).compare()
+        notes = " ".join(texts_of(device.notes(Path(__file__).parent)))
+        assert f"test_readbacks.py:{line}" in notes

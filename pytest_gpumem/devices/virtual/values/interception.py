@@ -436,11 +436,16 @@ def _kernel_of(name: str, key: str, *, passes: bool) -> Callable[..., Any]:
 
 
 def _numbers_as_tensors(op: OpOverload, args: Sequence[Any]) -> list[Any]:
-    """Return arguments for a redispatch: PyTorch's own call takes a number in a tensor's place."""
+    """Return arguments for a redispatch: PyTorch's own call takes a number in a tensor's place.
+
+    None stays: it stands for a tensor that is not there, such as attention's seed before torch 2.7.
+    """
     with torch._C._DisableTorchDispatch(), _Without(KEYS):
         return [
             argument
-            if isinstance(argument, torch.Tensor) or str(declared.type) != "Tensor"
+            if argument is None
+            or isinstance(argument, torch.Tensor)
+            or str(declared.type) != "Tensor"
             else torch.tensor(argument)
             for argument, declared in zip(args, op._schema.arguments, strict=False)
         ]

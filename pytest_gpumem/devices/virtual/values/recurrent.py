@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from pytest_gpumem.devices.autograd_threads import unawaited
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -190,7 +192,7 @@ def differentiated(
     """
 
     def run() -> list[Tensor]:
-        with torch.enable_grad():
+        with torch.enable_grad(), unawaited():
             leaves = [tensor.detach().requires_grad_() for tensor in inputs]
             results = function(*leaves)
             pairs = [

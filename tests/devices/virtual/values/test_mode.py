@@ -214,6 +214,28 @@ def test_a_users_own_mode_sees_each_operator_once_and_values_are_computed_once()
     assert x.tolist() == [1, 1, 1]
 
 
+@pytest.mark.usefixtures("mode")
+def test_a_users_own_mode_gets_operators_without_one_of_their_tensors():
+    """Attention's backward pass has no seed in torch 2.6, and PyTorch hands on None for it."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from pytest_gpumem.devices.virtual.values.interception import _numbers_as_tensors
+
+    class Passes(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    x = torch.randn(2, 4, 16, 32, device="cuda", dtype=torch.float16, requires_grad=True)
+    with Passes():
+        scaled_dot_product_attention(x, x, x).sum().backward()
+    assert x.grad.shape == x.shape
+    none, one = _numbers_as_tensors(torch.ops.aten.mul.Tensor, [None, 1])  # with any torch
+    assert none is None
+    assert one == 1
+
+
 def test_parameters_and_vmap_work_and_memory_is_the_same(mode):
     import torch
 

@@ -1,0 +1,275 @@
+"""Run PyTorch's own tests of CUDA memory, unmodified, on the virtual GPU; class each failure.
+
+    python -m benchmarks.ecosystem.upstream_torch PATH [--file test_cuda.py]
+
+PATH is the ``test`` folder of PyTorch's sources, best of the torch that is installed; nothing is
+fetched. It needs what PyTorch's tests need (expecttest, hypothesis, psutil, scipy, setuptools) and
+unittest-xml-reporting. Each file runs under ``gpumem run``, in processes of a few tests; a test
+that fails there, or that ends its process, runs again with ``--values=full``.
+Tests that fail and have no class in ``upstream_torch_classes.py`` make the exit status 1.
+benchmarks/results/upstream_torch.txt is a recorded run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from collections import Counter
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.ecosystem.upstream_torch_classes import CLASSES, reason_of
+
+GROUP = 12
+"""tests of a process"""
+ALONE_S = 180
+"""time for a process of one test"""
+AGAIN = "passed with --values=full alone"
+ENDS = ("passed", "skipped")
+
+
+class File(NamedTuple):
+    """A file of PyTorch's tests."""
+
+    path: str
+    """from the folder ``test``"""
+    gpus: int = 1
+    hangs_s: int = 240
+    """of one process"""
+    settings: tuple[tuple[str, str], ...] = ()
+    """variables of the environment"""
+
+
+FILES = (
+    File("test_cuda.py"),
+    File("test_cuda_expandable_segments.py"),
+    File("test_cuda_multigpu.py", gpus=2),
+    File("test_cuda_primary_ctx.py", gpus=2),
+    File("test_cuda_trace.py"),
+    File("test_cuda_sanitizer.py"),
+    File("test_cuda_nvml_based_avail.py"),
+    File("distributed/_tools/test_memory_tracker.py"),
+    File("distributed/_tools/test_mem_tracker.py"),
+    File("distributed/_tools/test_fsdp2_mem_tracker.py", gpus=2),
+    File("distributed/_composable/fsdp/test_fully_shard_memory.py", gpus=2),
+    File("distributed/fsdp/test_fsdp_memory.py", gpus=2),
+)
+
+
+class Outcome(NamedTuple):
+    """What came of a test."""
+
+    word: str
+    """passed, failed, skipped, ended its process, timed out"""
+    message: str = ""
+    again: bool = False
+    """whether it ran again, with all values"""
+
+
+def main() -> int:
+    """Run the files; return 1 where a failure has no class."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--file", action="append", help="of these alone")
+    parser.add_argument("--test", action="append", help="Class.test: of these alone")
+    parser.add_argument("--card", default="H100")
+    parser.add_argument("--state", type=Path, help="a file to go on from, and to write")
+    parser.add_argument("--logs", type=Path, help="a folder for the output of each process")
+    arguments = parser.parse_args()
+    sources = arguments.folder.parent / "version.txt"
+    print(
+        f"tests of PyTorch {sources.read_text().strip() if sources.exists() else 'unknown'}, "
+        f"torch {version('torch')}, Python {sys.version.split()[0]}, "
+        f"{arguments.card}"
+    )
+    unclassed = 0
+    for file in FILES:
+        if arguments.file is None or file.path in arguments.file:
+            began = time.monotonic()
+            outcomes = Runner(file, arguments).outcomes(arguments.test)
+            lines, without = report(file, outcomes)
+            unclassed += without
+            print(*lines, f"  ({time.monotonic() - began:.0f} s)", sep="\n", flush=True)
+    return 1 if unclassed else 0
+
+
+class Runner:
+    """Runs the tests of a file."""
+
+    def __init__(self, file: File, arguments: argparse.Namespace) -> None:
+        self.file = file
+        self.folder = Path(arguments.folder).resolve()
+        self.logs: Path | None = arguments.logs
+        self.state: Path | None = arguments.state
+        known = json.loads(self.state.read_text()) if self.state and self.state.exists() else {}
+        self.known = {name: Outcome(*row) for name, row in known.get(self.file.path, {}).items()}
+        self.options = [
+            *("--device", "virtual", "--card", arguments.card, "--devices", str(file.gpus)),
+        ]
+
+    def outcomes(self, only: list[str] | None) -> dict[str, Outcome]:
+        """Return the outcome of each test by its name, ``Class.test``.
+
+        A test that fails with the values of the default budget runs again, with all.
+        """
+        names = [name for name in self.names() if only is None or name in only]
+        found = {name: self.known[name] for name in names if name in self.known}
+        left = [name for name in names if name not in found]
+        for first in range(0, len(left), GROUP):
+            found.update(self.group(left[first : first + GROUP]))
+            self.keep(found)
+        left = [name for name in names if found[name].word not in ENDS and not found[name].again]
+        for first in range(0, len(left), GROUP):
+            for name, end in self.group(left[first : first + GROUP], "full").items():
+                message = found[name].message if end.word == "passed" else end.message
+                found[name] = Outcome(AGAIN if end.word == "passed" else end.word, message, True)
+            self.keep(found)
+        return {name: found[name] for name in names}
+
+    def group(self, names: list[str], values: str = "auto") -> dict[str, Outcome]:
+        """Return the outcomes of a few tests, from one process if that comes to its end."""
+        if not names:
+            return {}
+        results, output = self.run(names, values)
+        if not results:
+            results, last = ended(output)
+            at = names.index(last) if last in names else 0
+            for part in ([n for n in names[:at] if n not in results], [names[at]], names[at + 1 :]):
+                results.update(self.group(part, values))
+        return {name: results.get(name, Outcome("failed", "no result")) for name in names}
+
+    def keep(self, found: dict[str, Outcome]) -> None:
+        """Write the outcomes to the file that a later run goes on from."""
+        if self.state is not None:
+            known = json.loads(self.state.read_text()) if self.state.exists() else {}
+            known[self.file.path] = found
+            self.state.write_text(json.dumps(known, indent=1), encoding="utf-8")
+
+    def names(self) -> list[str]:
+        """Return the names of the file's tests, as PyTorch's own runner lists them."""
+        output, _ = self.call(["--discover-tests"], 600)
+        names = [line for line in output.splitlines() if re.fullmatch(r"\w+\.test\w+", line)]
+        if not names:
+            print(f"{self.file.path}: no tests found", *output.splitlines()[-15:], sep="\n  | ")
+        return names
+
+    def run(self, names: list[str], values: str) -> tuple[dict[str, Outcome], str]:
+        """Return the outcomes of tests of one process, none if it does not end well; its output."""
+        with tempfile.TemporaryDirectory() as folder:
+            began = time.monotonic()
+            options = [f"--save-xml={folder}", "-v", *names]
+            limit_s = ALONE_S if len(names) == 1 else self.file.hangs_s
+            output, status = self.call(options, limit_s, values)
+            took = time.monotonic() - began
+            reports = [*Path(folder).rglob("*.xml")]
+            results: dict[str, Outcome] = {}
+            for name, outcome in (row for report in reports for row in read(report)):
+                if name not in results or outcome.word == "failed":  # a subtest
+                    results[name] = outcome
+            if status not in {0, 1}:  # it ended badly after its last test
+                results = {}
+        if self.logs is not None:
+            self.logs.mkdir(parents=True, exist_ok=True)
+            stem = f"{Path(self.file.path).stem}-{names[0]}-{len(names)}-{values}"
+            text = f"{names}\n{took:.1f} s, exit status {status}\n{output}"
+            (self.logs / f"{stem}.log").write_text(text, encoding="utf-8")
+        if len(names) == 1 and not results:
+            lines = output.strip().splitlines() or [""]
+            word = "timed out" if status is None else "ended its process"
+            results[names[0]] = Outcome(word, f"exit status {status}: {lines[-1]}")
+        return results, output
+
+    def call(
+        self, arguments: list[str], limit_s: float, values: str = "auto"
+    ) -> tuple[str, int | None]:
+        """Return the output and exit status of the file, None where it was not done in time."""
+        path = self.folder / self.file.path
+        paths = [str(Path.cwd()), str(self.folder), os.environ.get("PYTHONPATH", "")]
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "pytest_gpumem", "run", *self.options, "--values", values),
+                *(path.name, *arguments),
+            ],
+            cwd=path.parent,
+            env={
+                **os.environ,
+                **dict(self.file.settings),
+                "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            return output, None
+        return output, process.returncode
+
+
+def ended(output: str) -> tuple[dict[str, Outcome], str]:
+    """Return what the output says of tests that ended well, and the last test that began."""
+    results, name = {}, ""
+    for line in output.splitlines():
+        if began := re.match(r"  (test\w+) \(__main__\.(\w+)\.", line):
+            name = f"{began[2]}.{began[1]}"
+        if name and (end := re.search(r"\b(ok|skip: (.*)) \([0-9.]+s\)$", line)):
+            results[name] = Outcome("skipped", end[2]) if end[2] else Outcome("passed")
+    return results, name
+
+
+def read(report: Path) -> list[tuple[str, Outcome]]:
+    """Return the outcomes in a report of unittest-xml-reporting."""
+    results = []
+    for case in ET.parse(report).getroot().iter("testcase"):  # noqa: S314 - our own process'
+        test = (case.get("name") or "").split(" ")[0]  # without a subtest's values
+        name = f"{(case.get('classname') or '').rsplit('.', 1)[-1]}.{test}"
+        child = next(
+            (child for child in case if child.tag in {"failure", "error", "skipped"}), None
+        )
+        if child is None:
+            results.append((name, Outcome("passed")))
+        else:
+            message = re.split(r"\n|  To execute|  Expected", child.get("message") or "")[0].strip()
+            kind = "" if child.tag == "skipped" else f"{child.get('type')}: "
+            word = "skipped" if child.tag == "skipped" else "failed"
+            results.append((name, Outcome(word, kind + message)))
+    return results
+
+
+def report(file: File, outcomes: dict[str, Outcome]) -> tuple[list[str], int]:
+    """Return lines on a file, and the number of its failures that have no class."""
+    counts = Counter(outcome.word for outcome in outcomes.values())
+    words = ", ".join(f"{number} {word}" for word, number in counts.most_common())
+    lines = [f"{file.path}: {len(outcomes)} tests: {words or 'none ran'}"]
+    skipped = Counter(o.message[:100] for o in outcomes.values() if o.word == "skipped")
+    lines += [f"  skipped, {number}: {why}" for why, number in skipped.most_common()]
+    lines += [f"  {AGAIN}: {n}: {o.message[:100]}" for n, o in outcomes.items() if o.word == AGAIN]
+    without = 0
+    for name, outcome in outcomes.items():
+        if outcome.word not in {*ENDS, AGAIN}:
+            reason = reason_of(file.path, name)
+            without += reason is None
+            label = f"class {reason.kind}" if reason else "NO CLASS"
+            lines.append(f"  {outcome.word}, {label}: {name}: {outcome.message[:100]}")
+            if reason:
+                lines.append(f"    {CLASSES[reason.kind]}: {reason.why}")
+    return lines, without
+
+
+if __name__ == "__main__":
+    sys.exit(main())
