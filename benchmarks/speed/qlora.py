@@ -127,7 +127,7 @@ def main() -> None:
             check=True,
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
         )
-        found = json.loads(next(it for it in done.stdout.splitlines() if it.startswith("{")))
+        found = json.loads(next(it for it in done.stdout.splitlines() if it.startswith('{"loaded')))
         seconds = [found[name] for name in ("loaded", "first", "step", "step_cpu")]
         rows.append(
             [values, *seconds, *(found[name] / 2**20 for name in ("allocated", "reserved"))]
