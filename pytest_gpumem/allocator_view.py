@@ -438,7 +438,8 @@ class AllocatorView:
     def _note_peaks(self, device: int) -> None:
         peaks, plugged = self._peaks[device], self._plugged[device]
         for path, peak in _peaks(self.stats(device)):
-            own = peak - plugged[(*path[:-1], "current")] if plugged else peak
+            current = (*path[:-1], "current")
+            own = peak - plugged[current]
             if own > peaks.get(path, 0):
                 peaks[path] = own
 
