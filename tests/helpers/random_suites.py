@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import random
+import re
 import subprocess
 import textwrap
 from dataclasses import dataclass, field, replace
@@ -46,7 +47,7 @@ def pytest_gpumem_judged(item, result):
         "range": repr(measurement.range),
         "out_of_memory": None,
         "garbage": any(note.kind == "garbage" for note in measurement.notes),
-        "gaps": any("divides PyTorch's expandable" in note.text for note in measurement.notes),
+        "earlier": [note.text for note in measurement.notes if note.kind == "earlier memory"],
     }}
     if measurement.out_of_memory is not None:
         row["out_of_memory"] = dataclasses.asdict(measurement.out_of_memory)
@@ -362,7 +363,8 @@ OPTIONS = (
     *("-q", "--tb=no", "--no-header", "-p", "no:cacheprovider", "--gpumem-device=virtual"),
     *("-p", "no:unraisableexception", "-p", "no:threadexception"),
 )
-NOTES = ("garbage", "gaps")
+TOLD = re.compile(r"peak reserved may be too high by up to ([0-9.]+) MiB")
+NOTES = ("garbage", "earlier")
 """of a row: they tell why a figure may differ"""
 EXPANDABLE_EVERY = 7
 """suites of which one has expandable segments"""
@@ -498,7 +500,7 @@ def differences(runner, files, seed, *, workers=False):
         if (test_of(name) in marked or not name.endswith(" (reads)"))
         and figures_of(rows, name) != figures_of(alone, name)
         and not (test_of(name) in makers and differ_by_garbage(name, rows, alone))
-        and not differ_by_gaps(name, rows, alone)
+        and not differ_as_told(name, rows, alone)
     ]
 
 
@@ -543,19 +545,26 @@ def differ_by_garbage(name, rows, alone):
     )
 
 
-def differ_by_gaps(name, rows, alone):
-    """Whether a note tells of gaps, and nothing but reserved memory is more than alone."""
+def differ_as_told(name, rows, alone):
+    """Whether nothing but reserved is more than alone, and by no more than a note says."""
     pair = rows.get(name, BROKEN), alone.get(name, BROKEN)
-    if BROKEN in pair or not any(row.get("gaps") for row in pair[0]):
+    if BROKEN in pair or not all("earlier" in row for row in pair[0]):
         return False
-    without_reserved = [
-        [
-            {**figure, "peaks": [[*peak[:1], *peak[2:]] for peak in figure["peaks"]]}
-            for figure in figures_of({name: results}, name)
-        ]
-        for results in pair
+    told = " ".join(note for row in pair[0] for note in row["earlier"])
+    most = max(map(float, TOLD.findall(told)), default=0) * 2**20
+    peaks = [[peak for row in results for peak in row["peaks"]] for results in pair]
+    within = len(peaks[0]) == len(peaks[1]) and all(
+        0 <= in_order[1] - by_itself[1] <= most for in_order, by_itself in zip(*peaks, strict=True)
+    )
+    return within and without_reserved(rows, name) == without_reserved(alone, name)
+
+
+def without_reserved(results, name):
+    """The figures of a test with a peak's allocated bytes and pinned ones alone."""
+    return [
+        {**row, "peaks": [(allocated, pinned) for allocated, _, pinned in row["peaks"]]}
+        for row in figures_of(results, name)
     ]
-    return without_reserved[0] == without_reserved[1]
 
 
 def smaller(files):
