@@ -10,11 +10,12 @@ so that every function, also one imported earlier, returns the values without th
 
 from __future__ import annotations
 
-import pathlib
 import time
 from collections import Counter, defaultdict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pytest_gpumem.source_lines import OWN_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,8 +31,6 @@ RELEASES: Final = ("_cuda_emptyCache", "_accelerator_emptyCache")
 PINNED_STATS: Final = "_cuda_hostMemoryStats"
 PINNED_PEAK_RESET: Final = "_cuda_resetPeakHostMemoryStats"
 SNAPSHOT: Final = "_cuda_memorySnapshot"
-PACKAGE: Final = f"{pathlib.Path(__file__).parent}/"
-"""the folder of this package"""
 HISTORY: Final = "_cuda_record_memory_history"
 LEGACY_HISTORY: Final = "_cuda_record_memory_history_legacy"
 CONTEXTS: Final = (None, "state", "alloc", "all")
@@ -142,7 +141,7 @@ def _leave_out_cpp(snapshot: dict[str, Any]) -> None:
 
 def _leave_out_own(snapshot: dict[str, Any]) -> None:
     """Leave the frames of this package out of a snapshot: operators are called through it."""
-    _keep_frames(snapshot, lambda filename: not filename.startswith(PACKAGE))
+    _keep_frames(snapshot, lambda filename: not filename.startswith(OWN_FOLDER))
 
 
 def _keep_frames(snapshot: dict[str, Any], keeps: Callable[[str], bool]) -> None:
@@ -496,7 +495,7 @@ class AllocatorView:
         result: object = binding(device)
         hidden = self._hidden[device]
         for path, value in _figures(self._real[STATS[0]](device)):
-            if path[-1] in TOTALS or _is_counter(*path):
+            if path[-1] in TOTALS or _is_counter(path):
                 hidden[path] = max(0, min(hidden[path], value))  # nothing of 0 is hidden
         return result
 
@@ -586,14 +585,14 @@ class AllocatorView:
         segment["blocks"] = blocks
 
 
-def _is_counter(name: str, *_rest: object) -> bool:
+def _is_counter(path: Path) -> bool:
     """Return whether a figure counts events: "num_ooms", not the setting "max_split_size"."""
-    return not _rest and name.startswith("num_")
+    return len(path) == 1 and str(path[0]).startswith("num_")
 
 
 def _counters(stats: Stats) -> list[tuple[Path, int]]:
     """Return the figures that count events."""
-    return [((name,), value) for name, value in stats.items() if _is_counter(name)]
+    return [((name,), value) for name, value in stats.items() if _is_counter((name,))]
 
 
 def _totals(stats: Stats) -> list[tuple[Path, int]]:

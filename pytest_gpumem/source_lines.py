@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 GENERATED: Final = "torchinductor"
 """part of the names of files that torch.compile writes"""
 _INSTALLED: Final = ("/site-packages/", "/dist-packages/")
+OWN_FOLDER: Final = f"{Path(__file__).parent}/"
+"""this package's"""
 _PACKAGES: Final = re.compile(r"(?:^|[/\\])(?:site|dist)-packages([/\\])")
 """a folder of installed packages in a file's name, with the name's separator"""
 _LINKED: Final = "__editable__"
@@ -67,7 +69,7 @@ def foreign_folders() -> tuple[str, ...]:
     """Return the folders of the packages of no interest, this package's too."""
     specs = (importlib.util.find_spec(name) for name in _FOREIGN)
     files = [spec.origin for spec in specs if spec is not None and spec.origin is not None]
-    return tuple(f"{Path(file).parent}/" for file in (__file__, *files))
+    return (OWN_FOLDER, *(f"{Path(file).parent}/" for file in files))
 
 
 @functools.cache

@@ -11,17 +11,18 @@ import os
 import runpy
 import sys
 import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pytest_gpumem.atomic_file import write_whole
 from pytest_gpumem.errors import ReportError, SpecError
 from pytest_gpumem.report.text import can_encode, encodable, printable
 from pytest_gpumem.sizes import gib
+from pytest_gpumem.source_lines import OWN_FOLDER
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
+    from pathlib import Path
 
 OK: Final = 0
 FOUND: Final = 1
@@ -99,22 +100,19 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
         ) from error
 
 
-_PACKAGE: Final = Path(__file__).parents[1]
-
-
 def show_error(error: BaseException) -> None:
     """Print an error of the user's program as Python would, without this package's frames."""
     frames = error.__traceback__
     while frames is not None:
         filename = frames.tb_frame.f_code.co_filename
         starts_program = filename in {"<frozen runpy>", runpy.__file__}
-        if not starts_program and _PACKAGE not in Path(filename).parents:
+        if not starts_program and not filename.startswith(OWN_FOLDER):
             break
         frames = frames.tb_next
     shown = traceback.TracebackException(type(error), error, frames)
     chain = [shown]
     for part in chain:
-        own = [frame for frame in part.stack if _PACKAGE not in Path(frame.filename).parents]
+        own = [frame for frame in part.stack if not frame.filename.startswith(OWN_FOLDER)]
         part.stack = traceback.StackSummary.from_list(own)
         chain += [former for former in (part.__cause__, part.__context__) if former is not None]
     sys.stderr.write("".join(shown.format()))

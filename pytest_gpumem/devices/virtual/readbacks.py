@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.devices.virtual.uncertain_numbers import decided_number, uncertain
 from pytest_gpumem.errors import DeviceError
-from pytest_gpumem.source_lines import is_users, package_path, shown_path, users_line
+from pytest_gpumem.source_lines import OWN_FOLDER, is_users, package_path, shown_path, users_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +41,6 @@ OPTIMIZERS: Final = str(Path("torch", "optim"))
 """PyTorch's folder of optimizers"""
 HANDING_ON: Final = ("torch/_ops.py", "torch/_tensor.py", "torch/overrides.py", "/functional.py")
 """files of PyTorch's with functions that hand a call on: the call is their caller's"""
-PACKAGE: Final = f"{Path(__file__).parents[2]}/"
 SCALER: Final = str(Path("torch", "amp", "grad_scaler.py"))
 """PyTorch's file with torch.amp.GradScaler"""
 NO_OVERFLOW: Final = (
@@ -402,7 +401,7 @@ def site_of(frame: FrameType | None) -> Site:
         filename = frame.f_code.co_filename
         if is_users(filename):
             break
-        if not filename.startswith(PACKAGE) and not filename.endswith(HANDING_ON):
+        if not filename.startswith(OWN_FOLDER) and not filename.endswith(HANDING_ON):
             path = package_path(filename)
             within = f"{path}:{frame.f_lineno}" if path.startswith("torch/") else ""
         frame = frame.f_back
@@ -411,7 +410,7 @@ def site_of(frame: FrameType | None) -> Site:
 
 def is_check_of_an_optimizer(frame: FrameType | None) -> bool:
     """Return whether an optimizer that is made checks its arguments: nothing depends on that."""
-    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+    while frame is not None and frame.f_code.co_filename.startswith(OWN_FOLDER):
         frame = frame.f_back
     code = frame.f_code if frame is not None else None
     return code is not None and code.co_name == "__init__" and OPTIMIZERS in code.co_filename
@@ -423,7 +422,7 @@ def asks_for_infinities(frame: FrameType | None) -> bool:
     Zero says that none did, as in a step that trains, and the optimizer steps. No shape depends on
     it.
     """
-    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+    while frame is not None and frame.f_code.co_filename.startswith(OWN_FOLDER):
         frame = frame.f_back
     while frame is not None and frame.f_code.co_filename.endswith(SCALER):
         if frame.f_code.co_name == "_maybe_opt_step":
