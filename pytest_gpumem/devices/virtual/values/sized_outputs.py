@@ -388,8 +388,7 @@ def eig_copies(_result: object, matrices: Tensor, **_options: object) -> list[by
     finite = bytes([bool(host.isfinite().all())])
     if TORCH < (2, 10):
         return [finite, _content(host)]
-    checks = 1 if matrices.is_complex() or not matrices.numel() else 2
-    return [finite, *[bytes([False])] * checks]
+    return [finite, *[bytes([False])] * (1 if matrices.is_complex() else 2)]
 
 
 MOST_SCALED: Final = {torch.float32: 3.010066362817634, torch.float64: 1.090863719290036}
@@ -409,11 +408,10 @@ def matrix_exp_copies(_result: object, matrices: Tensor) -> list[bytes]:
     if not matrices.numel() or matrices.shape[-1] == 1:
         return []
     norms = _on_host(matrices).abs().sum(-2).amax(-1).flatten()
-    dtype = norms.dtype if norms.dtype in MOST_SCALED else torch.float32
     alone = [] if len(norms) > 1 else [_content(norms)]
-    if alone and not float(norms) >= HIGHEST_DEGREE[dtype]:
+    if alone and not float(norms) >= HIGHEST_DEGREE[norms.dtype]:
         return alone
-    squarings = (norms / MOST_SCALED[dtype]).log2().ceil().clamp(min=0)
+    squarings = (norms / MOST_SCALED[norms.dtype]).log2().ceil().clamp(min=0)
     steps, matrices_of = squarings.sort().values.long().unique_consecutive(return_counts=True)
     more = steps.clamp(min=0).diff(prepend=steps.new_zeros(1))
     return [*alone, _int64(len(steps)), _content(torch.cat([matrices_of, more]))]
@@ -423,11 +421,9 @@ def matrix_exp_bound(matrices: Tensor) -> list[bytes]:
     """Return the copies for matrices that are all squared twice, which takes the most memory."""
     if not matrices.numel() or matrices.shape[-1] == 1:
         return []
-    real = matrices.real.dtype if matrices.is_complex() else matrices.dtype
-    dtype = real if real in MOST_SCALED else torch.float32
-    largest = torch.full((matrices.shape[:-2].numel(), 1, 1), 3 * MOST_SCALED[dtype], dtype=real)
-    diagonal = torch.eye(2, dtype=real) * largest
-    return matrix_exp_copies(None, diagonal)
+    number = matrices.shape[:-2].numel()
+    alone = [_content(torch.full((1,), 10.0, dtype=matrices.dtype.to_real()))]
+    return [*alone * (number == 1), _int64(1), _content(torch.tensor([number, 2]))]
 
 
 def nothing_copies(_result: object, *_arguments: object, **_options: object) -> list[bytes]:
