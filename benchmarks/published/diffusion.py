@@ -337,9 +337,7 @@ def report(answers: Answers) -> str:
     lines: list[list[str]] = []
     groups: dict[str, list[float]] = {}
     late = [row["experiment"] for row in answers.rows if row["row"] in answers.without]
-    for row in answers.rows:
-        if row["row"] in answers.without:
-            continue
+    for row in answers.answered:
         figures, ends = answers.figures[""][row["row"]].values()
         real = float(row["allocated_mean"]), float(row["reserved_max"])
         errors = [100 * (mine / theirs - 1) for mine, theirs in zip(figures, real, strict=True)]

@@ -148,7 +148,7 @@ def report(answers: Answers) -> str:
         inside += rounded
         groups.setdefault(looked(row), []).append(error)
         cells = [row["row"], row["torch"], row["card"] or "not said", row["gib"], f"{peak:.4f}"]
-        torch = answers.versions[row["row"]].removeprefix("torch ").partition("+")[0]
+        torch = answers.torch(row)
         cells += [f"{error:+.2f}", "yes" if rounded else "", unseen(row)]
         lines.append([*cells, f"{torch} as {card(row).name}"])
     heads = ["written text", "torch", "GPU", "real GiB", "virtual", "%"]

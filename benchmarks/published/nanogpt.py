@@ -185,9 +185,7 @@ def report(answers: Answers) -> str:
     """Return the table and its summaries."""
     lines: list[list[str]] = []
     groups: dict[str, list[float]] = {}
-    for row in answers.rows:
-        if row["row"] in answers.without:
-            continue
+    for row in answers.answered:
         cells = [row["row"].removeprefix("modded-nanogpt "), row["torch"]]
         peaks = answers.figures[""][row["row"]]
         for name, peak in zip(("allocated", "reserved"), peaks, strict=True):
@@ -199,8 +197,9 @@ def report(answers: Answers) -> str:
                 cells.append(f"{error:+.3f}")
             else:
                 cells.append("")
-        torch = answers.versions[row["row"]].removeprefix("torch ").partition("+")[0]
-        lines.append([*cells, several(row), unseen(row), torch, answers.commits[row["row"]]])
+        lines.append(
+            [*cells, several(row), unseen(row), answers.torch(row), answers.commits[row["row"]]]
+        )
     heads = ["step", "torch", "real allocated", "virtual", "%", "real reserved", "virtual", "%"]
     heads += ["logs: least to most", "never looked at", "torch here", "commit"]
     text = [TITLE, line(), "", table(lines, heads), "", *spreads(groups, median=3), *within(groups)]

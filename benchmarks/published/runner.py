@@ -65,6 +65,15 @@ class Answers(NamedTuple):
     commits: dict[str, str]
     """that the figures were made at, by row: those of a file of answers may be older"""
 
+    @property
+    def answered(self) -> list[Row]:
+        """The rows that have a figure."""
+        return [row for row in self.rows if row["row"] not in self.without]
+
+    def torch(self, row: Row) -> str:
+        """Return the torch that a row ran with, such as "2.8.0"."""
+        return self.versions[row["row"]].removeprefix("torch ").partition(",")[0].partition("+")[0]
+
     def here(self) -> str:
         """Return the line of the versions, of which there is one."""
         (version,) = set(self.versions.values())

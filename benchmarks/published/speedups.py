@@ -149,9 +149,7 @@ def report(answers: Answers) -> str:
     """Return the table and its summaries."""
     lines: list[list[str]] = []
     groups: dict[str, list[float]] = {}
-    for row in answers.rows:
-        if row["row"] in answers.without:
-            continue
+    for row in answers.answered:
         real = float(row["reserved_gib"]) * GIB / MIB
         cells = [row["row"], f"{real:.2f}"]
         for variant, name in NAMES.items():
@@ -162,8 +160,7 @@ def report(answers: Answers) -> str:
             error = percent(peak, real)
             groups.setdefault(f"{looked(row)}, {name}", []).append(error)
             cells += [f"{peak:.2f}", f"{error:+.3f}"]
-        torch = answers.versions[row["row"]].removeprefix("torch ").partition("+")[0]
-        lines.append([*cells, unseen(row), torch, answers.commits[row["row"]]])
+        lines.append([*cells, unseen(row), answers.torch(row), answers.commits[row["row"]]])
     heads = ["run", "real", "virtual", "%", "products padded", "%", "and kernels timed", "%"]
     heads.append("never looked at")
     text = [TITLE, line(), "", table(lines, [*heads, "torch here", "commit"]), ""]

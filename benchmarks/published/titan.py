@@ -157,9 +157,7 @@ def report(answers: Answers) -> str:
     """Return the table and its summaries."""
     lines: list[list[str]] = []
     groups: dict[str, list[float]] = {}
-    for row in answers.rows:
-        if row["row"] in answers.without:
-            continue
+    for row in answers.answered:
         first, peak = answers.figures[""][row["row"]]
         cells = [row["row"], row["torch"]]
         for name, figure in (("first_gib", first), ("reserved_gib", peak)):
@@ -167,16 +165,9 @@ def report(answers: Answers) -> str:
             error = percent(figure, float(real)) if real else 0
             cells += [real, f"{figure:.2f}", f"{error:+.2f}" if real else ""]
         groups.setdefault(looked(row), []).append(percent(peak, float(row["reserved_gib"])))
-        versions = answers.versions[row["row"]]
-        torch = versions.removeprefix("torch ").partition("+")[0]
-        lines.append(
-            [
-                *cells,
-                unseen(row),
-                f"{torch}, {versions.rpartition(', ')[2]}",
-                answers.commits[row["row"]],
-            ]
-        )
+        ao = answers.versions[row["row"]].rpartition(", ")[2]
+        here = f"{answers.torch(row)}, {ao}"
+        lines.append([*cells, unseen(row), here, answers.commits[row["row"]]])
     heads = ["run", "torch", "real first step", "virtual", "%", "real later steps", "virtual", "%"]
     text = [TITLE, line(), "", table(lines, [*heads, "never looked at", "here", "commit"]), ""]
     text += [*spreads(groups, median=2), *within(groups)]
