@@ -64,7 +64,7 @@ def main() -> None:
             sizes = [max(peak[figure] for peak in of) / MIB for of in peaks]
             rows.append([result["nodeid"], figure, *(f"{size:.2f}" for size in sizes)])
     heads = ["test", "peak", "predicted MiB", "streams done at once", "done when waited for"]
-    publish("other_streams.txt", f"{line('torch')}\n\n{table(rows, heads)}")
+    publish("other_streams", f"{line('torch')}\n\n{table(rows, heads)}")
 
 
 if __name__ == "__main__":
