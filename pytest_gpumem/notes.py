@@ -52,6 +52,8 @@ class NoteKind(str, Enum):
     """values that the virtual GPU did not compute, and that sizes or branches may depend on"""
     WORKSPACES = "workspaces", Severity.FIGURE
     """workspaces of a library, of sizes that are not known"""
+    STREAMS = "streams", Severity.FIGURE
+    """tensors that other streams use, which a GPU may keep for longer"""
     COMPILATION = "compilation", Severity.FIGURE
     """code of ``torch.compile``: what is picked by time on a GPU, and figures that are less sure"""
     TORCH = "torch", Severity.FIGURE

@@ -40,11 +40,27 @@ class Workspace(NamedTuple):
     most: int
 
 
+class AllocatorEvent(NamedTuple):
+    """An event that PyTorch's allocator recorded when a tensor was dropped which a stream uses.
+
+    Until it is over, PyTorch keeps the tensor's memory (``record_stream``). A GPU may reach it any
+    time up to the moment at which the program waits for it. Times are microseconds since 1970.
+    """
+
+    recorded: float
+    answered: float
+    """when the allocator was told that it is over"""
+    awaited: float
+    """when the program had waited for it, by whichever way; infinite: never"""
+    device: int
+
+
 class UncertainSizes(NamedTuple):
     """Numbers of workspaces that may be smaller, or larger, than they were taken."""
 
     smaller: int = 0
     larger: int = 0
+    """also tensors of other streams that a GPU may keep for longer"""
     reason: str = ""
     """the choice that is not known: "cuDNN's choice in benchmark mode" """
     judged: bool = False
@@ -94,6 +110,9 @@ class WorkspaceSizes(Protocol):
 
     def used(self) -> list[Workspace] | None:
         """Return these workspaces, in the order of their times; None: they are too many."""
+
+    def allocator_events(self) -> list[AllocatorEvent] | None:
+        """Return the allocator's events, in the order of its questions; None: they are too many."""
 
 
 class Device(Protocol):

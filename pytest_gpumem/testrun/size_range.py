@@ -1,7 +1,8 @@
-"""The range of a test's peaks where a library's choice of a workspace is not known.
+"""The range of a test's peaks where a GPU decides what is not known here.
 
-The requests of the test's own run are served once more by PyTorch's allocator, with the least and
-with the largest workspaces that are possible (:mod:`pytest_gpumem.testrun.workspace_replay`).
+That is a library's choice of a workspace, or how long another stream uses a tensor. The requests of
+the test's own run are served once more by PyTorch's allocator, with the least and with the largest
+sizes and times that are possible (:mod:`pytest_gpumem.testrun.workspace_replay`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING
 from pytest_gpumem.measurement import Peak, PeakRange
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.sizes import format_size
-from pytest_gpumem.testrun.workspace_replay import NoRangeError, WorkspaceReplay
+from pytest_gpumem.testrun.allocator_script import NoRangeError
+from pytest_gpumem.testrun.workspace_replay import WorkspaceReplay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -109,11 +111,12 @@ def _with_range(measurement: Measurement, spanned: PeakRange) -> Measurement:
     figures = []
     for name in ("allocated", "reserved"):
         low, high = (
-            max(getattr(peak, name) for peak in peaks) for peaks in (spanned.least, spanned.most)
+            format_size(max(getattr(peak, name) for peak in peaks))
+            for peaks in (spanned.least, spanned.most)
         )
-        if low < high:
-            figures.append(f"{name} {format_size(low)} to {format_size(high)}")
-    notes = [*measurement.notes]
+        if low != high:
+            figures.append(f"{name} {low} to {high}")
+    notes = [note for note in measurement.notes if note.kind is not NoteKind.STREAMS]
     if figures:
         judged = "; the largest figures are compared with limits" if spanned.judged else ""
         if measurement.peaks == spanned.most:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pytest_gpumem.devices.base import Workspace, WorkspaceUse
+from pytest_gpumem.devices.base import AllocatorEvent, Workspace, WorkspaceUse
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.linked_functions import compare
 from pytest_gpumem.devices.virtual.operator_functions import OperatorFunctions
@@ -103,6 +104,17 @@ class _WorkspaceNote(ctypes.Structure):
         ("most", ctypes.c_uint64),
         ("graph", ctypes.c_uint64),
         ("use", ctypes.c_int64),
+    )
+
+
+class _AnswerStruct(ctypes.Structure):
+    """``answer`` of stream_order.c."""
+
+    _fields_ = (
+        ("recorded", ctypes.c_uint64),
+        ("answered", ctypes.c_uint64),
+        ("awaited", ctypes.c_uint64),
+        ("device", ctypes.c_uint64),
     )
 
 
@@ -551,6 +563,31 @@ class NativeLibrary:
             for note in notes
             if note.least < note.most or USES[note.use] == "end"
         ]
+
+    def allocator_events(self) -> list[AllocatorEvent] | None:
+        """Return the events that PyTorch's allocator asked for, in its order; None: too many."""
+        count = self._lib.gpumem_allocator_events(None, ctypes.c_uint64(0))
+        if count == LOST:
+            return None
+        events = (_AnswerStruct * count)()
+        self._lib.gpumem_allocator_events(events, ctypes.c_uint64(count))
+        return [
+            AllocatorEvent(
+                event.recorded / 1000,
+                event.answered / 1000,
+                event.awaited / 1000 or math.inf,
+                event.device,
+            )
+            for event in events
+        ]
+
+    def early_answers(self) -> int:
+        """Return how many of them a GPU may not have reached by then."""
+        return int(self._lib.gpumem_early_answers())
+
+    def forget_allocator_events(self) -> None:
+        """Forget such events: a run begins."""
+        self._lib.gpumem_forget_allocator_events()
 
     def size_counts(self) -> SizeCounts:
         """Return how many sizes were not known in this process so far."""

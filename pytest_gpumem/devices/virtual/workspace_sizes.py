@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple, get_args
 
-from pytest_gpumem.devices.base import RangeEnd, UncertainSizes, Workspace
+from pytest_gpumem.devices.base import AllocatorEvent, RangeEnd, UncertainSizes, Workspace
 from pytest_gpumem.devices.virtual.cudnn_notes import MARGIN, ConvolutionWatch
-from pytest_gpumem.notes import NoteKind, notes_of
+from pytest_gpumem.notes import Note, NoteKind, notes_of
 
 if TYPE_CHECKING:
     from pytest_gpumem.devices.virtual.library import NativeLibrary
-    from pytest_gpumem.notes import Note
 
 
 class Estimate(NamedTuple):
@@ -56,6 +55,19 @@ ESTIMATES: Final = {
 """by the names that the native library has for them (native/base/state.c)"""
 
 
+STREAMS: Final = (
+    "how long other streams use tensors (record_stream), at the latest until the program has "
+    "waited for them"
+)
+
+
+STREAMS_NOTE: Final = (
+    "tensors that other streams use (record_stream) were free as soon as they were dropped; a GPU "
+    "may keep them until the program has waited for these streams, and peaks may be higher"
+)
+"""where no range is told"""
+
+
 class VirtualWorkspaces:
     """The workspaces since a run began (:class:`WorkspaceSizes`)."""
 
@@ -68,6 +80,7 @@ class VirtualWorkspaces:
         """Begin to watch a run."""
         self.convolutions.begin()
         self._questions_before = self._library.guesses()
+        self._library.forget_allocator_events()
 
     def take(self, end: RangeEnd) -> None:
         """Take this end of the range of each workspace of unknown size, from now on.
@@ -87,6 +100,10 @@ class VirtualWorkspaces:
         """See :meth:`pytest_gpumem.devices.base.WorkspaceSizes.used`."""
         return self._library.workspaces()
 
+    def allocator_events(self) -> list[AllocatorEvent] | None:
+        """See :meth:`pytest_gpumem.devices.base.WorkspaceSizes.allocator_events`."""
+        return self._library.allocator_events()
+
     def uncertain(self) -> UncertainSizes:
         """See :meth:`pytest_gpumem.devices.base.WorkspaceSizes.uncertain`."""
         counts = self.convolutions.size_counts()
@@ -94,21 +111,28 @@ class VirtualWorkspaces:
         convolutions = self.convolutions.counts()
         ranged = convolutions.ranged
         # Limits are held to what a library chooses, not to an estimate.
+        early = self._library.early_answers()
         chosen = ranged + counts.bounded
-        judged = bool(counts.choices or chosen) and counts.larger <= chosen
+        judged = bool(counts.choices or chosen or early) and counts.larger <= chosen
         if ranged:
             reasons.insert(0, self.convolutions.range_reason())
         if counts.choices:
             reasons.insert(0, "cuDNN's choice in benchmark mode")
+        if early:
+            reasons.append(STREAMS)
         smaller = counts.smaller + counts.choices
         margin = MARGIN if ranged or counts.choices else 0
         reason = "; ".join(reasons)
-        return UncertainSizes(smaller, counts.larger, reason, judged, margin, convolutions.unfit)
+        larger = counts.larger + early
+        return UncertainSizes(smaller, larger, reason, judged, margin, convolutions.unfit)
 
     def notes(self) -> list[Note]:
-        """Return notes on convolutions and on estimates."""
+        """Return notes on convolutions, on estimates, and on tensors that other streams use."""
         estimates = (estimate.note for estimate in self._estimates())
-        return [*notes_of(NoteKind.WORKSPACES, [*self.convolutions.notes(), *estimates])]
+        notes = [*notes_of(NoteKind.WORKSPACES, [*self.convolutions.notes(), *estimates])]
+        if self._library.early_answers():
+            notes.append(Note(NoteKind.STREAMS, STREAMS_NOTE))
+        return notes
 
     def _estimates(self) -> list[Estimate]:
         """Return the libraries that were asked for sizes which their makers do not document."""

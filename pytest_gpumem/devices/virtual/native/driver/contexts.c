@@ -1,6 +1,7 @@
 /* The CUDA driver API: devices, contexts, and which of them an address belongs to. A context is a
  * token, one a device. */
 #include "runtime/runtime.h"
+#include "runtime/stream_order.h"
 
 #include <stdio.h>
 
@@ -121,7 +122,10 @@ GM_API int cuCtxGetDevice(int *device) {
     return GM_SUCCESS;
 }
 
-GM_API int cuCtxSynchronize(void) { return GM_SUCCESS; }
+GM_API int cuCtxSynchronize(void) {
+    gm_order_host_waits_for_device(gm_current_device());
+    return GM_SUCCESS;
+}
 
 /* Limits of resources of kernels (stack, printf buffer): no kernel runs. */
 GM_API int cuCtxSetLimit(int limit, size_t value) {

@@ -79,12 +79,15 @@ static int set(void *address, int value, size_t size, bool later) {
 GM_API int cudaMemcpy(void *to, const void *from, size_t size, int kind) {
     (void)kind;
     gm_count_wait();
+    gm_await_stream(NULL);
     return gm_error(copy(to, from, size, false));
 }
 
 GM_API int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *on) {
     (void)kind;
-    return gm_error(copy(to, from, size, captured(on)));
+    bool later = captured(on);
+    if (!later && gm_owner(to) == GM_PAGEABLE) gm_await_stream(on); /* such a copy has ended when the call returns */
+    return gm_error(copy(to, from, size, later));
 }
 
 GM_API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,

@@ -1,6 +1,7 @@
 /* Device queries: everything is answered from the card's profile. */
 #define _GNU_SOURCE
 #include "runtime/runtime.h"
+#include "runtime/stream_order.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -273,6 +274,7 @@ GM_API int cudaSetDeviceFlags(unsigned flags) {
 
 GM_API int cudaDeviceSynchronize(void) {
     gm_count_wait();
+    gm_order_host_waits_for_device(gm_current_device());
     if (gm_visible()) gm_use_device(gm_current_device());
     return GM_SUCCESS;
 }

@@ -32,6 +32,7 @@ gm_plan gm_last_plan(void); /* on this thread */
 GM_API int cudaEventCreateWithFlags(void **out, unsigned flags);
 GM_API int cudaEventRecord(void *handle, void *on);
 GM_API int cudaStreamIsCapturing(void *stream, int *status);
+void gm_await_stream(void *stream); /* the host does */
 void gm_add_work(void *stream); /* a node of the graph that is captured there, if one is */
 
 /* memory.c */

@@ -1,10 +1,12 @@
 /* Streams, events and stream capture.
  *
  * Work is done the moment it is asked for, so every stream is always idle. Only the parts that matter to memory are
- * kept: which one a block belongs to (PyTorch's allocator does that), and which ones are being captured.
+ * kept: which one a block belongs to (PyTorch's allocator does that), which ones are being captured, and for how long a
+ * GPU may be at their work (stream_order.c).
  */
 #define _GNU_SOURCE
 #include "runtime/runtime.h"
+#include "runtime/stream_order.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -26,6 +28,7 @@ typedef struct stream {
     void *_Atomic graph;
     node_list last; /* changed under the lock */
     atomic_bool origin; /* the capture began on this stream */
+    gm_stream_order order;
     struct stream *next, *previous;
 } stream;
 
@@ -38,6 +41,7 @@ typedef struct {
     node_list last;
     gm_plan plan;      /* the last one until then, on this thread */
     uint64_t launches; /* that ran until then */
+    gm_event_order order;
 } event;
 
 static stream null_streams[GM_MAX_DEVICES]; /* the default stream of each device */
@@ -132,6 +136,7 @@ GM_API int cudaStreamDestroy(void *handle) {
     s->next->previous = s->previous;
     pthread_mutex_unlock(&lock);
     free(s->last.nodes);
+    free(s->order.over.events);
     free(s);
     return GM_SUCCESS;
 }
@@ -152,8 +157,11 @@ GM_API int cudaStreamQuery(void *handle) {
 
 GM_API int cudaStreamSynchronize(void *handle) {
     gm_count_wait();
+    gm_await_stream(handle);
     return gm_error(stream_of(handle)->capture ? GM_STREAM_CAPTURE_UNSUPPORTED : GM_SUCCESS);
 }
+
+void gm_await_stream(void *handle) { gm_order_host_waits_for_stream(&stream_of(handle)->order); }
 
 /* ---- events ---- */
 
@@ -170,7 +178,9 @@ GM_API int cudaEventCreateWithFlags(void **out, unsigned flags) {
 GM_API int cudaEventCreate(void **out) { return cudaEventCreateWithFlags(out, 0); }
 
 GM_API int cudaEventDestroy(void *handle) {
-    if (handle) free(((event *)handle)->last.nodes);
+    if (!handle) return GM_SUCCESS;
+    free(((event *)handle)->last.nodes);
+    free(((event *)handle)->order.over.events);
     free(handle);
     return GM_SUCCESS;
 }
@@ -186,7 +196,10 @@ GM_API int cudaEventRecordWithFlags(void *handle, void *on, unsigned flags) {
     e->launches = gm_launches();
     e->capture = s->capture;
     e->graph = s->graph;
-    if (!e->capture) return GM_SUCCESS;
+    if (!e->capture) {
+        gm_order_recorded(&e->order, &s->order, e->device);
+        return GM_SUCCESS;
+    }
     pthread_mutex_lock(&lock);
     bool ok = set_list(&e->last, s->last.nodes, s->last.count);
     pthread_mutex_unlock(&lock);
@@ -196,11 +209,13 @@ GM_API int cudaEventRecordWithFlags(void *handle, void *on, unsigned flags) {
 GM_API int cudaEventRecord(void *handle, void *on) { return cudaEventRecordWithFlags(handle, on, 0); }
 
 GM_API int cudaEventQuery(void *handle) {
+    gm_order_asked(&((event *)handle)->order, __builtin_return_address(0));
     return gm_error(((event *)handle)->capture ? GM_STREAM_CAPTURE_UNSUPPORTED : GM_SUCCESS);
 }
 
 GM_API int cudaEventSynchronize(void *handle) {
     gm_count_wait();
+    gm_order_host_waits(&((event *)handle)->order, __builtin_return_address(0));
     return gm_error(((event *)handle)->capture ? GM_STREAM_CAPTURE_UNSUPPORTED : GM_SUCCESS);
 }
 
@@ -231,6 +246,7 @@ GM_API int cudaStreamWaitEvent(void *handle, void *awaited, unsigned flags) {
         s->capture = e->capture;
         s->graph = e->graph;
     }
+    if (!e->capture && !s->capture) gm_order_waits(&s->order, &e->order);
     if (!e->capture || e->capture != s->capture) return GM_SUCCESS;
     bool ok = true;
     pthread_mutex_lock(&lock);

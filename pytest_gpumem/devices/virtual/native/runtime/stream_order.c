@@ -1,0 +1,219 @@
+/* The order of work on streams: what the host can know of it.
+ *
+ * Here all work is done the moment it is asked for. A GPU may do it any time later, up to the moment at which the host
+ * waits for it. PyTorch's allocator keeps a block that another stream uses (record_stream) until an event on that
+ * stream is over, which it asks (cudaEventQuery) at each of its requests. Where the host has not waited for the event
+ * by then, directly or by another stream that waits for this one, a GPU may answer "not yet". All answers are noted,
+ * with the moment at which the host has waited. A run's requests with its blocks kept until then give the largest peak
+ * that a GPU can have (pytest_gpumem/testrun/workspace_replay.py).
+ *
+ * Each stream counts the events that are recorded on it, and knows of each other stream how many of these are over
+ * before its own next work (a vector clock). Streams that wait for each other without an event (the legacy stream and
+ * streams that block with it) are taken to be apart: that can make the largest peak too large only.
+ */
+#define _GNU_SOURCE
+#include "runtime/stream_order.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { MAX_STREAMS = 4096 };    /* later ones are taken for one */
+enum { MAX_ANSWERS = 1 << 20 }; /* of a run */
+
+typedef struct {
+    uint64_t recorded, answered, awaited; /* nanoseconds since 1970; awaited is 0: never in this run */
+    uint64_t device;
+} answer;
+
+typedef struct {
+    uint64_t stream, event;
+} place;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t recorded_events[MAX_STREAMS]; /* on each stream */
+static int devices[MAX_STREAMS];
+static size_t stream_count;
+static gm_clock host; /* of each stream, the events that the host has waited for */
+
+static answer *answers;
+static place *places; /* of the answers' events */
+static size_t answer_count, answer_room, first_open; /* those before first_open are awaited */
+static uint64_t early_count;                          /* of the answers: before the host has waited */
+static bool answers_are_lost;
+
+static uint64_t now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_REALTIME, &time);
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
+/* ---- clocks; the lock is held ---- */
+
+static bool reach(gm_clock *clock, size_t count) {
+    if (clock->count >= count) return true;
+    uint64_t *larger = realloc(clock->events, count * sizeof *larger);
+    if (!larger) return false;
+    memset(larger + clock->count, 0, (count - clock->count) * sizeof *larger);
+    *clock = (gm_clock){larger, count};
+    return true;
+}
+
+static void advance(gm_clock *clock, size_t stream, uint64_t event) {
+    if (reach(clock, stream + 1) && clock->events[stream] < event) clock->events[stream] = event;
+}
+
+static void join(gm_clock *clock, const gm_clock *other) {
+    if (!reach(clock, other->count)) return;
+    for (size_t i = 0; i < other->count; i++)
+        if (clock->events[i] < other->events[i]) clock->events[i] = other->events[i];
+}
+
+static bool awaited(size_t stream, uint64_t event) { return stream < host.count && host.events[stream] >= event; }
+
+static void close_answers(void) {
+    uint64_t time = 0;
+    for (size_t i = first_open; i < answer_count; i++) {
+        if (answers[i].awaited || !awaited(places[i].stream, places[i].event)) continue;
+        if (!time) time = now();
+        answers[i].awaited = time;
+    }
+    while (first_open < answer_count && answers[first_open].awaited) first_open++;
+}
+
+/* A stream's number, which it gets at its first event. */
+static size_t number_of(gm_stream_order *stream, int device) {
+    if (!stream->number) {
+        if (stream_count < MAX_STREAMS) stream_count++;
+        stream->number = stream_count;
+        devices[stream_count - 1] = device;
+    }
+    return stream->number - 1;
+}
+
+/* ---- what streams and events do ---- */
+
+void gm_order_recorded(gm_event_order *event, gm_stream_order *stream, int device) {
+    pthread_mutex_lock(&lock);
+    size_t number = number_of(stream, device);
+    advance(&stream->over, number, ++recorded_events[number]);
+    event->stream = number + 1;
+    event->number = recorded_events[number];
+    event->device = device;
+    event->time = now();
+    if (event->over.count) memset(event->over.events, 0, event->over.count * sizeof *event->over.events);
+    join(&event->over, &stream->over);
+    pthread_mutex_unlock(&lock);
+}
+
+void gm_order_waits(gm_stream_order *stream, const gm_event_order *event) {
+    if (!event->stream) return;
+    pthread_mutex_lock(&lock);
+    join(&stream->over, &event->over);
+    pthread_mutex_unlock(&lock);
+}
+
+void gm_order_host_waits_for_stream(const gm_stream_order *stream) {
+    pthread_mutex_lock(&lock);
+    join(&host, &stream->over);
+    close_answers();
+    pthread_mutex_unlock(&lock);
+}
+
+void gm_order_host_waits_for_device(int device) {
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < stream_count; i++)
+        if (devices[i] == device) advance(&host, i, recorded_events[i]);
+    close_answers();
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- PyTorch's allocator asks ---- */
+
+/* It is the one code of libc10_cuda.so that asks for an event or waits for one. */
+static bool is_allocator(const void *caller) {
+    static const void *_Atomic known;
+    static const void *_Atomic known_other;
+    if (caller == atomic_load_explicit(&known, memory_order_relaxed)) return true;
+    if (caller == atomic_load_explicit(&known_other, memory_order_relaxed)) return false;
+    Dl_info library;
+    bool yes = dladdr(caller, &library) && library.dli_fname && strstr(library.dli_fname, "libc10_cuda.so");
+    atomic_store_explicit(yes ? &known : &known_other, caller, memory_order_relaxed);
+    return yes;
+}
+
+static bool make_room(void) {
+    if (answer_count < answer_room) return true;
+    if (answer_room >= MAX_ANSWERS) return false;
+    size_t room = answer_room ? answer_room * 2 : 256;
+    answer *more_answers = realloc(answers, room * sizeof *answers);
+    if (!more_answers) return false;
+    answers = more_answers;
+    place *more_places = realloc(places, room * sizeof *places);
+    if (!more_places) return false;
+    places = more_places;
+    answer_room = room;
+    return true;
+}
+
+/* The lock is held. */
+static void add_answer(const gm_event_order *event) {
+    if (!make_room()) {
+        answers_are_lost = true;
+        return;
+    }
+    bool early = !awaited(event->stream - 1, event->number);
+    uint64_t time = now();
+    answers[answer_count] = (answer){event->time, time, early ? 0 : time, (uint64_t)event->device};
+    places[answer_count++] = (place){event->stream - 1, event->number};
+    early_count += early;
+}
+
+void gm_order_asked(const gm_event_order *event, const void *caller) {
+    if (!event->stream || !is_allocator(caller)) return;
+    pthread_mutex_lock(&lock);
+    add_answer(event);
+    pthread_mutex_unlock(&lock);
+}
+
+void gm_order_host_waits(const gm_event_order *event, const void *caller) {
+    if (!event->stream) return;
+    pthread_mutex_lock(&lock);
+    join(&host, &event->over);
+    close_answers();
+    if (is_allocator(caller)) add_answer(event); /* before it empties its cache */
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- functions that Python calls ---- */
+
+/* How many answers a GPU may not have given. */
+GM_API uint64_t gpumem_early_answers(void) {
+    pthread_mutex_lock(&lock);
+    uint64_t count = early_count;
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+/* Copies the answers in their order, as many as there is room for; returns how many there are, or UINT64_MAX if some
+ * are lost. */
+GM_API uint64_t gpumem_allocator_events(answer *out, uint64_t room) {
+    pthread_mutex_lock(&lock);
+    uint64_t count = answers_are_lost ? UINT64_MAX : answer_count;
+    if (room > answer_count) room = answer_count;
+    if (room) memcpy(out, answers, room * sizeof *out);
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+/* A run begins: the answers until now are of earlier ones. */
+GM_API void gpumem_forget_allocator_events(void) {
+    pthread_mutex_lock(&lock);
+    answer_count = first_open = 0;
+    early_count = 0;
+    answers_are_lost = false;
+    pthread_mutex_unlock(&lock);
+}

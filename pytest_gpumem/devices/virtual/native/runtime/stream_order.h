@@ -1,0 +1,33 @@
+/* The order of work on streams (stream_order.c). */
+#ifndef GPUMEM_STREAM_ORDER_H
+#define GPUMEM_STREAM_ORDER_H
+
+#include "runtime/runtime.h"
+
+/* Of each stream, by its number: how many of the events recorded on it are over. */
+typedef struct {
+    uint64_t *events;
+    size_t count;
+} gm_clock;
+
+typedef struct {
+    gm_clock over; /* before the stream's next work */
+    size_t number; /* from 1 on; 0: no event was recorded on it */
+} gm_stream_order;
+
+typedef struct {
+    gm_clock over;   /* once the event is over */
+    size_t stream;   /* its number; 0: the event was not recorded */
+    uint64_t number; /* of the event on it */
+    uint64_t time;   /* nanoseconds since 1970 */
+    int device;
+} gm_event_order;
+
+void gm_order_recorded(gm_event_order *event, gm_stream_order *stream, int device);
+void gm_order_waits(gm_stream_order *stream, const gm_event_order *event);
+void gm_order_host_waits(const gm_event_order *event, const void *caller); /* cudaEventSynchronize */
+void gm_order_host_waits_for_stream(const gm_stream_order *stream);
+void gm_order_host_waits_for_device(int device);
+void gm_order_asked(const gm_event_order *event, const void *caller); /* cudaEventQuery, called from there */
+
+#endif

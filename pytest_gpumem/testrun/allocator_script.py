@@ -1,0 +1,313 @@
+"""What PyTorch's allocator was asked for in a run, read from its history.
+
+Some of it a GPU decides: the sizes of workspaces, where a library names none, and how long other
+streams use tensors. The requests have the ends of these ranges.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+from heapq import nsmallest
+from math import inf
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pytest_gpumem.attribution.recording import Recording, Span
+    from pytest_gpumem.devices.base import AllocatorEvent, Workspace
+
+MAX_REQUESTS: Final = 200_000
+"""requests and frees of a device that are still served once more: each takes some microseconds"""
+TOO_MANY: Final = "the range is unknown: the run has too many allocations"
+UNITS: Final = (1, 4, 8, 16)
+"""bytes of an element, where a library is asked for a number of elements"""
+CLOCKS: Final = 2
+"""microseconds by which the allocator's clock and the system's may differ"""
+SLACK: Final = 10
+"""microseconds by which the two may see one duration differently"""
+
+
+class NoRangeError(Exception):
+    """The ends of a run's peaks cannot be told; the message says why."""
+
+
+class Sizes(NamedTuple):
+    """Bytes of a workspace."""
+
+    least: int
+    usual: int
+    most: int
+    replaceable: bool = False
+    """PyTorch goes on with the usual one where the most finds no room"""
+
+
+@dataclass
+class Request:
+    """A request of a script."""
+
+    size: int
+    stream: int
+    sizes: Sizes | None = None
+    """of a workspace"""
+
+
+@dataclass
+class Script:
+    """What one device's allocator was asked for, in its order."""
+
+    requests: list[Request] = field(default_factory=list)
+    steps: list[tuple[float, str, int]] = field(default_factory=list)
+    """each with its time, what is done, and the number of a request: "take", "give"; "give late"
+    one that another stream used; "release" the cache, "settle" as the measurement does it"""
+    late: set[int] = field(default_factory=set)
+    """requests that a GPU may give back late"""
+
+
+class Free(NamedTuple):
+    """A block that was given back; times are those of the history."""
+
+    number: int | None
+    """of its request; None: it was there before the run"""
+    dropped: float
+    """when the program dropped it"""
+    given: float
+    """when the allocator had it back"""
+    at_once: bool
+    """whether nothing is between the two in the history"""
+
+    @property
+    def delay(self) -> float:
+        """Microseconds between the two."""
+        return self.given - self.dropped
+
+
+class ScriptReader:
+    """Reads one device's script from a recording."""
+
+    def __init__(self, recording: Recording, device: int, *, retried: bool) -> None:
+        self._events = recording.events[device] if device < len(recording.events) else []
+        self._ours: Sequence[Span] = recording.ours
+        self._retried = retried
+        if len(self._events) > MAX_REQUESTS:
+            raise NoRangeError(TOO_MANY)
+        self._by_address: dict[int, list[tuple[float, int]]] = {}
+        """by address: when it was given, and to which request"""
+        self._dropped: dict[int, int] = {}
+        """by address: the event with which the program dropped its block"""
+        self._frees: list[Free] = []
+        self._device = device
+        self._addresses = {event.get("addr") for event in self._events}
+
+    def has(self, note: Workspace, first: int) -> bool:
+        """Return whether a workspace is this device's."""
+        if not note.address:
+            return self._device == first
+        return note.address in self._addresses
+
+    def script(self, notes: Sequence[Workspace], awaited: Sequence[AllocatorEvent]) -> Script:
+        """Return the script, with the sizes that workspaces may have, and with late frees."""
+        script = self._plain()
+        if awaited:
+            _give_late(script, self._frees, awaited)
+        return _with_workspaces(script, self._by_address, notes) if notes else script
+
+    def _plain(self) -> Script:
+        script = Script()
+        living: dict[int, int] = {}
+        spans = list(self._ours)
+        for at, event in enumerate(self._events):
+            time = event["time_us"]
+            while spans and spans[0].end < time:
+                script.steps.append((spans.pop(0).end, "settle", 0))
+            is_ours = bool(spans) and spans[0].start <= time
+            self._read(script, living, at, is_ours=is_ours)
+        script.steps += [(span.end, "settle", 0) for span in spans]
+        return script
+
+    def _read(self, script: Script, living: dict[int, int], at: int, *, is_ours: bool) -> None:
+        """Put an event into a script; ``living`` has the requests by their addresses."""
+        event = self._events[at]
+        time, action, address = event["time_us"], event["action"], event.get("addr", 0)
+        if action == "free_requested":
+            self._dropped[address] = at
+        elif action == "free_completed":
+            number = living.pop(address, None)  # None: a block of before, or a plug
+            if number is not None:
+                script.steps.append((time, "give", number))
+            dropped = self._dropped.pop(address, at)
+            self._frees.append(
+                Free(number, self._events[dropped]["time_us"], time, at - dropped <= 1)
+            )
+        elif is_ours:
+            return
+        elif action == "alloc":
+            living[address] = number = len(script.requests)
+            script.requests.append(Request(event["size"], event["stream"]))
+            script.steps.append((time, "take", number))
+            self._by_address.setdefault(address, []).append((time, number))
+        elif action in {"segment_free", "segment_unmap"}:
+            if not self._is_retry(at) and script.steps[-1:] != [(time, "release", 0)]:
+                script.steps.append((time, "release", 0))
+        elif action == "oom":
+            raise NoRangeError("the range is unknown: the step caught an out-of-memory error")
+
+    def _is_retry(self, at: int) -> bool:
+        """Return whether the allocator emptied its cache for the request that comes next."""
+        if not self._retried:
+            return False
+        following = (event["action"] for event in self._events[at:])
+        frees = {"segment_free", "segment_unmap"}
+        return next((action for action in following if action not in frees), "") in {
+            "segment_alloc",
+            "segment_map",
+        }
+
+
+def _give_late(script: Script, frees: Sequence[Free], awaited: Sequence[AllocatorEvent]) -> None:
+    """Put the times into a script at which a GPU gives blocks back that other streams use."""
+    late: dict[int, float] = {}
+    for free, event in _of_other_streams(frees, awaited):
+        if free.number is not None and event.awaited > event.answered:
+            late[free.number] = max(late.get(free.number, 0), event.awaited)
+    script.late = set(late)
+    script.steps += [(time, "give late", number) for number, time in late.items() if time != inf]
+    script.steps.sort(key=lambda step: step[0])
+
+
+def _of_other_streams(
+    frees: Sequence[Free], awaited: Sequence[AllocatorEvent]
+) -> list[tuple[Free, AllocatorEvent]]:
+    """Return the blocks that other streams used, each with the event that the allocator asked for.
+
+    The history does not name them. Such a block is given back at a later request, right after the
+    question. Other blocks are given back as they are dropped, with nothing between in the history.
+    Nothing may be between in that of a block which another stream used: its times tell it then.
+    """
+    apart = [free for free in frees if not free.at_once]
+    more = len(awaited) - len(apart)
+    if more > 0:
+        answered = [event.answered for event in awaited]
+        apart += nsmallest(
+            more,
+            (free for free in frees if free.at_once and free.delay >= 1),
+            key=lambda free: _unlikeness(free, awaited, answered),
+        )
+        apart.sort(key=lambda free: free.given)
+    pairs = list(zip(apart, awaited, strict=False))
+    doubts = sum(_difference(free, event) > SLACK for free, event in pairs)
+    # Now and then a thread has to wait for its turn, between two times that are compared.
+    if len(apart) == len(awaited) and doubts <= 1 + len(pairs) // 20:
+        return pairs
+    # A block that several streams use has an event on each.
+    apart.sort(key=lambda free: free.dropped)
+    drops = [free.dropped for free in apart]
+    places = [bisect_right(drops, event.recorded + CLOCKS) - 1 for event in awaited]
+    return [(apart[at], event) for at, event in zip(places, awaited, strict=True) if at >= 0]
+
+
+def _difference(free: Free, event: AllocatorEvent) -> float:
+    """Return by how many microseconds the delays of a block and an event differ."""
+    return abs(free.delay - (event.answered - event.recorded))
+
+
+def _unlikeness(free: Free, awaited: Sequence[AllocatorEvent], answered: Sequence[float]) -> float:
+    """Return how far a block's times are from the nearest event's, in microseconds."""
+    start = bisect_left(answered, free.given - SLACK)
+    end = bisect_right(answered, free.given + SLACK)
+    return min(
+        (
+            _difference(free, event) + abs(free.given - event.answered)
+            for event in awaited[start:end]
+        ),
+        default=inf,
+    )
+
+
+def _with_workspaces(
+    script: Script, by_address: dict[int, list[tuple[float, int]]], notes: Sequence[Workspace]
+) -> Script:
+    """Return a script with the sizes of its workspaces, and with those that were not asked for."""
+    takes = [(time, number) for time, action, number in script.steps if action == "take"]
+    times = [time for time, _ in takes]
+    used: set[int] = set()
+    added: list[tuple[float, int, Request, str]] = []
+    ends: list[float] = []
+    for note in notes:
+        if note.use == "end":
+            ends.append(note.time)
+        elif note.address:
+            given = by_address.get(note.address, [])
+            at = bisect_right(given, (note.time + CLOCKS, len(script.requests))) - 1
+            if at >= 0:
+                script.requests[given[at][1]].sizes = Sizes(
+                    note.least, note.usual, note.most, replaceable=note.use == "planned"
+                )
+        elif note.usual:
+            number = _following(script, takes, times, note, used)
+            used.add(number)
+            unit = script.requests[number].size // note.usual
+            script.requests[number].sizes = Sizes(
+                unit * note.least, unit * note.usual, unit * note.most
+            )
+        else:
+            last = bisect_right(times, note.time + CLOCKS) - 1
+            stream = script.requests[takes[last][1]].stream if last >= 0 else 0
+            sizes = Sizes(note.least, note.usual, note.most, note.use == "planned")
+            tied = takes[last][1] if note.use == "kept" and last >= 0 else -1
+            added.append((note.time, tied, Request(0, stream, sizes), note.use))
+    return _merged(script, added, ends)
+
+
+def _following(
+    script: Script,
+    takes: Sequence[tuple[float, int]],
+    times: Sequence[float],
+    note: Workspace,
+    used: set[int],
+) -> int:
+    """Return the number of the request that a question for a workspace led to."""
+    at = bisect_right(times, note.time - CLOCKS)
+    sizes = {unit * note.usual for unit in UNITS}
+    for _, number in takes[at : at + 64]:
+        if number not in used and script.requests[number].size in sizes:
+            return number
+    raise NoRangeError("the range is unknown: a workspace was not found among the run's requests")
+
+
+def _merged(
+    script: Script, added: Sequence[tuple[float, int, Request, str]], ends: Sequence[float]
+) -> Script:
+    """Return a script with requests at their times, each given back as its use has it."""
+    merged = Script(script.requests, late=script.late)
+    waiting = list(added)
+    passing: list[int] = []
+    held: list[tuple[int, float]] = []
+    tied: dict[int, list[int]] = {}
+    for step in script.steps:
+        time, action, number = step
+        while waiting and waiting[0][0] < time:
+            asked, block, request, use = waiting.pop(0)
+            merged.steps.append((asked, "take", len(merged.requests)))
+            if use == "kept" and block >= 0:
+                tied.setdefault(block, []).append(len(merged.requests))
+            elif use == "held":
+                after = bisect_right(ends, asked)
+                held.append((len(merged.requests), ends[after] if after < len(ends) else asked))
+            else:
+                passing.append(len(merged.requests))
+                if use in {"in use", "planned"}:  # the call has ended before the next one
+                    merged.requests.append(request)
+                    merged.steps.append((asked, "give", passing.pop()))
+                    continue
+            merged.requests.append(request)
+        merged.steps += [(time, "give", passed) for passed in passing]
+        passing.clear()
+        for entry in [entry for entry in held if entry[1] < time]:
+            merged.steps.append((time, "give", entry[0]))
+            held.remove(entry)
+        merged.steps.append(step)
+        if action == "give":
+            merged.steps += [(time, "give", block) for block in tied.pop(number, ())]
+    return merged

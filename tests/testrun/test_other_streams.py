@@ -1,0 +1,191 @@
+"""Tensors that other streams use (record_stream): how long a GPU may keep them is a range."""
+
+import re
+
+import pytest
+
+HEAD = """
+SMALL = []
+
+def use_on_another_stream(count, then=lambda stream: None, mib=10):
+    stream = torch.cuda.Stream()
+    SMALL[:] = [torch.ones(1, device="cuda")]
+    for _ in range(count):
+        tensor = torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
+        tensor.record_stream(stream)
+        del tensor
+        then(stream)
+    SMALL.clear()
+
+def nothing(stream):
+    pass
+
+def wait_for_it(stream):
+    stream.synchronize()
+
+def wait_for_the_device(stream):
+    torch.cuda.synchronize()
+
+def wait_for_its_event(stream):
+    stream.record_event().synchronize()
+
+def wait_through_the_default_stream(stream):
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.current_stream().synchronize()
+
+def wait_for_an_event_behind_it(stream):
+    torch.cuda.current_stream().wait_event(stream.record_event())
+    torch.cuda.current_stream().record_event().synchronize()
+
+def read_behind_it(stream):
+    with torch.cuda.stream(stream):
+        SMALL[0].item()
+
+def copy_behind_it(stream):
+    with torch.cuda.stream(stream):
+        torch.empty(1).copy_(SMALL[0], non_blocking=True)
+
+def empty_the_cache(stream):
+    torch.cuda.empty_cache()
+
+def wait_for_the_driver(stream):
+    import ctypes
+    ctypes.CDLL(None).cuCtxSynchronize()
+
+def ask(stream):
+    assert stream.query() and stream.record_event().query()
+
+def wait_for_a_third(stream):
+    torch.cuda.Stream().synchronize()
+
+def wait_for_an_earlier_event(stream):
+    SMALL[1:] and SMALL[1].synchronize()
+    SMALL[1:] = [torch.cuda.Stream().record_event()]
+
+def let_it_wait_for_the_default_stream(stream):
+    stream.wait_stream(torch.cuda.current_stream())
+    torch.cuda.current_stream().synchronize()
+"""
+NOTE = re.compile(
+    r"allocated ([\d.]+) MiB to ([\d.]+) MiB, reserved ([\d.]+) MiB to ([\d.]+) MiB: how long "
+    r"other streams use tensors \(record_stream\)"
+)
+
+
+def session_of(suite, call, mark=""):
+    source = f"{HEAD}\n@pytest.mark.gpu_memory({mark})\ndef test_it():\n    {call}\n"
+    return suite.run("-vv", source=source)
+
+
+def most_of(session):
+    """Return the largest peaks of the range, in MiB: allocated, reserved."""
+    found = NOTE.search(session.flat)
+    assert found, session.out
+    return float(found[2]), float(found[4])
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        *("nothing", "ask", "wait_for_a_third", "wait_for_an_earlier_event"),
+        "let_it_wait_for_the_default_stream",
+    ],
+)
+def test_without_a_wait_a_gpu_may_keep_them_all(suite, then):
+    session = session_of(suite, f"use_on_another_stream(8, {then})")
+    assert session.outcomes == {"passed": 1}
+    assert session.table["test_it"]["allocated"] == "10.00"
+    assert most_of(session) == (80.00, 82.00)
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        *("wait_for_it", "wait_for_the_device", "wait_for_its_event", "wait_for_the_driver"),
+        *("wait_through_the_default_stream", "wait_for_an_event_behind_it", "read_behind_it"),
+        *("copy_behind_it", "empty_the_cache"),
+    ],
+)
+def test_a_wait_ends_them(suite, then):
+    session = session_of(suite, f"use_on_another_stream(8, {then})")
+    assert session.outcomes == {"passed": 1}
+    assert "other streams" not in session.out
+
+
+def test_a_wait_ends_those_of_before(suite):
+    session = session_of(
+        suite, "for _ in range(2): use_on_another_stream(3); torch.cuda.synchronize()"
+    )
+    assert most_of(session) == (30.00, 32.00)
+
+
+def test_limits_are_held_to_the_largest_figure(suite):
+    call = "use_on_another_stream(8)"
+    assert session_of(suite, call, "max_reserved_gib=0.1").outcomes == {"passed": 1}
+    session = session_of(suite, call, "max_reserved_gib=0.05")
+    assert session.outcomes == {"failed": 1}
+    assert "peak reserved of 82.00 MiB at most is 30.80 MiB over" in session.flat
+
+
+def test_before_it_gives_up_pytorch_waits_for_other_streams(suite):
+    session = session_of(suite, "use_on_another_stream(8)", "max_gib=0.05")
+    assert session.outcomes == {"passed": 1}
+    assert most_of(session) == (40.00, 42.00)
+
+
+def test_a_part_has_its_own_range(suite):
+    body = """use_on_another_stream(4)
+    torch.cuda.synchronize()
+    with gpu_memory.measure("part"):
+        use_on_another_stream(2)"""
+    source = f"{HEAD}\n@pytest.mark.gpu_memory\ndef test_it(gpu_memory):\n    {body}\n"
+    session = suite.run("-vv", source=source)
+    assert {found[1] for found in NOTE.findall(session.flat)} == {"40.00", "20.00"}
+
+
+def test_those_of_an_earlier_test_are_not_counted(suite):
+    source = f"""{HEAD}
+@pytest.mark.gpu_memory
+def test_first():
+    use_on_another_stream(8)
+
+@pytest.mark.gpu_memory
+def test_second():
+    torch.ones(1, device="cuda")
+"""
+    session = suite.run("-vv", source=source)
+    assert len(NOTE.findall(session.flat)) == 1
+
+
+def test_memory_freed_on_its_own_stream_has_no_range(suite):
+    call = """with torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(4):
+            torch.empty(10 << 20, dtype=torch.uint8, device="cuda")"""
+    assert "other streams" not in session_of(suite, call).out
+
+
+def test_a_range_of_some_bytes_has_no_note(suite):
+    session = session_of(suite, "use_on_another_stream(8, wait_for_it, mib=0)")
+    assert "other streams" not in session.out
+    call = "use_on_another_stream(2, mib=0); SMALL[:] = [torch.ones(1, device='cuda')]"
+    assert "other streams" not in session_of(suite, call).out
+
+
+def test_two_streams_that_use_one_tensor_keep_it_until_both_are_awaited(suite):
+    body = """first, second = torch.cuda.Stream(), torch.cuda.Stream()
+    for awaited in (first, second, second):
+        tensor = torch.empty(10 << 20, dtype=torch.uint8, device="cuda")
+        tensor.record_stream(first)
+        tensor.record_stream(second)
+        del tensor
+        awaited.synchronize()"""
+    session = suite.run("-vv", source=f"@pytest.mark.gpu_memory\ndef test_it():\n    {body}\n")
+    assert most_of(session) == (20.00, 20.00)
+
+
+def test_where_no_range_is_told_a_note_warns(suite):
+    warning = "a GPU may keep them until the program has waited for these streams"
+    assert warning in session_of(suite, "use_on_another_stream(8)", "max_leak_mib=100").flat
+    assert warning not in session_of(suite, "use_on_another_stream(8)").flat
+    awaited = "use_on_another_stream(8, wait_for_it)"
+    assert warning not in session_of(suite, awaited, "max_leak_mib=100").flat
