@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 VARIABLE: Final = "GPUMEM_CHILDREN"
 """the environment's name for the folders: a test's, and that of a ``gpumem run`` around it"""
+IMPORTER: Final = os.getpid()
+"""the process that imported this; any other one that has it is a fork"""
 VALUES: Final = "GPUMEM_VALUES"
 """the environment's name for the values that are computed"""
 
@@ -117,7 +119,18 @@ class ChildWatch:
             ended = record["peaks"] is not None
             values = record["guesses"], record["notes"]
             children.append(Child(f"{name} (pid {record['pid']})", peaks, ended, *values))
+        self._leave_as_a_fork()
         return children
+
+    def _leave_as_a_fork(self) -> None:
+        """Remove the folder of a forked process, unless others use it.
+
+        Such a process (pytest-forked's) may end without Python's exit functions.
+        """
+        if self._folder is not None and os.getpid() != IMPORTER:
+            with suppress(OSError):  # it is not empty
+                self._folder.rmdir()
+                self._folder = None
 
 
 CHILDREN: Final = ChildWatch()
