@@ -54,6 +54,8 @@ class NoteKind(str, Enum):
     """workspaces of a library, of sizes that are not known"""
     STREAMS = "streams", Severity.FIGURE
     """tensors that other streams use, which a GPU may keep for longer"""
+    PINNED_COPIES = "pinned copies", Severity.FIGURE
+    """pinned memory that a GPU may keep for longer, until it is copied"""
     COMPILATION = "compilation", Severity.FIGURE
     """code of ``torch.compile``: what is picked by time on a GPU, and figures that are less sure"""
     TORCH = "torch", Severity.FIGURE

@@ -114,6 +114,9 @@ class WorkspaceSizes(Protocol):
     def allocator_events(self) -> list[AllocatorEvent] | None:
         """Return the allocator's events, in the order of its questions; None: they are too many."""
 
+    def pinned_early(self) -> bool:
+        """Return whether pinned memory was free again before a GPU may have copied it."""
+
 
 class Device(Protocol):
     """A kind of GPU that steps can run on."""

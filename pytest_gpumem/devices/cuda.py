@@ -63,6 +63,10 @@ class ChosenWorkspaces:
         """Return none: a GPU answers truly."""
         return []
 
+    def pinned_early(self) -> bool:
+        """Return False: a GPU answers truly."""
+        return False
+
 
 class CudaDevice:
     """The GPUs that this process's torch sees."""

@@ -53,6 +53,11 @@ if TYPE_CHECKING:
     from pytest_gpumem.measurement import OutOfMemory, PinnedCount
     from pytest_gpumem.meter.allocator import Stats
 
+PINNED_EARLY: Final = Note(
+    NoteKind.PINNED_COPIES,
+    "pinned memory was free again before the program had waited for its copies; a GPU may keep "
+    "it until they are done, and peak pinned may be higher",
+)
 SWITCHED_OFF: Final = Note(
     NoteKind.OUTSIDE,
     "the step switched PyTorch's caching allocator off (caching_allocator_enable(False)) "
@@ -565,10 +570,13 @@ class Meter:
         if ended and WATCH.count:
             text = f"the step caught {WATCH.count} out-of-memory error(s) itself"
             own.append(Note(NoteKind.RUN, text))
+        own_peaks = without_few_pinned((tally or self._whole).peaks)
+        if any(peak.pinned for peak in own_peaks) and self.device.workspaces.pinned_early():
+            own.append(PINNED_EARLY)
         return Measurement(
             device=self.info,
             provenance=provenance(self.device),
-            peaks=without_few_pinned((tally or self._whole).peaks),
+            peaks=own_peaks,
             held=without_few_pinned(self._isolation.initial_foreign),
             retained=without_few_pinned(retained),
             alloc_retries=self.alloc_retries,

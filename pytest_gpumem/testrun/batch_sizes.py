@@ -9,7 +9,7 @@ from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.fit.scaling import Scaling, grows_evenly, uneven
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.sizes import format_size
-from pytest_gpumem.testrun.explain import explain
+from pytest_gpumem.testrun.explain import record
 
 if TYPE_CHECKING:
     from pytest_gpumem.measurement import Breakdown, Measurement
@@ -77,6 +77,7 @@ def _breakdown(
     with runner.trial(item, inputs, record=True) as trial:
         if not trial.passed:
             return None
-        explanations = explain(run, [""], runner.root, timelines=False)
+        explanations = record(run, [""], runner.root, timelines=False)
+        explanations.complete()
         attributions = explanations.attached("", run.measurement()).attributions
     return attributions[device].breakdown if attributions else None

@@ -17,7 +17,7 @@ from pytest_gpumem.sizes import format_size
 from pytest_gpumem.torchrun_env import current_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from pytest_gpumem.attribution.attributor import Explained
@@ -132,10 +132,19 @@ class Explainer:
             for result in results
         )
 
-    def explain(self, run: Run, parts: Iterable[str]) -> Explanations:
-        """End a run's recording, and say where its peaks come from."""
+    def explain(self, run: Run, parts: Iterable[str], *, later: bool = False) -> Explanations:
+        """End a run's recording, and say where its peaks come from.
+
+        Args:
+            run: the run.
+            parts: names; "" is the whole test.
+            later: :meth:`Explanations.complete` says it, if it is called.
+        """
         if self.enabled:
-            return explain(run, parts, self._runner.root, timelines=self.policy.timelines)
+            explanations = record(run, parts, self._runner.root, timelines=self.policy.timelines)
+            if not later:
+                explanations.complete()
+            return explanations
         explanations = Explanations()
         explanations.recording = run.meter.recording()  # for its snapshot
         return explanations
@@ -240,6 +249,14 @@ class Explanations:
         self.recording: Recording | None = None
         self.scenes: dict[str, tuple[Scene, ...]] = {}
         """of each part's peaks, one a device"""
+        self.pending: Callable[[], None] | None = None
+        """adds the attributions of all parts, where that is still to be done"""
+
+    def complete(self) -> None:
+        """Tell where the peaks come from, unless that is told already."""
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending()
 
     @property
     def of_second_run(self) -> bool:
@@ -289,8 +306,8 @@ class Explanations:
         return replace(measurement, attributions=attributions)
 
 
-def explain(run: Run, parts: Iterable[str], root: Path, *, timelines: bool) -> Explanations:
-    """End a run's recording, and say where its peaks come from.
+def record(run: Run, parts: Iterable[str], root: Path, *, timelines: bool) -> Explanations:
+    """End a run's recording; return explanations that tell by it where its peaks come from.
 
     Args:
         run: with a recording or without.
@@ -303,6 +320,7 @@ def explain(run: Run, parts: Iterable[str], root: Path, *, timelines: bool) -> E
         return explanations
     windows = {part: run.windows(part) for part in parts}
     peaks = {part: run.peaks_of(part) for part in windows}
+    foreign = run.meter.kept_foreign
     recording = run.meter.recording()
     if recording is None:
         return explanations
@@ -313,13 +331,15 @@ def explain(run: Run, parts: Iterable[str], root: Path, *, timelines: bool) -> E
             f"{MAX_EVENTS} events, and this test had more"
         )
         return explanations
-    attributor = Attributor(recording, root)
-    for part, spans in windows.items():
-        explained = [
-            attributor.explained(Subject(index, peak, foreign, spans), timeline=timelines)
-            for index, peak, foreign in zip(
-                run.meter.devices, peaks[part], run.meter.kept_foreign, strict=True
-            )
-        ]
-        explanations.add(part, explained, peaks[part])
+
+    def attribute() -> None:
+        attributor = Attributor(recording, root)
+        for part, spans in windows.items():
+            explained = [
+                attributor.explained(Subject(index, peak, held, spans), timeline=timelines)
+                for index, peak, held in zip(run.meter.devices, peaks[part], foreign, strict=True)
+            ]
+            explanations.add(part, explained, peaks[part])
+
+    explanations.pending = attribute
     return explanations

@@ -122,7 +122,7 @@ class Pipeline:
         run = self._runner.run
         assert run is not None  # noqa: S101 - for the type checker
         shortage = None if error is None else find_out_of_memory(error)
-        if error is None and not item.declared and is_unused(run, run.measurement()):
+        if error is None and not item.declared and is_unused(run):
             return []
         if error is not None and shortage is None:
             return []
@@ -212,20 +212,19 @@ class Pipeline:
         parts = run.part_measurements()
         case.relations = {part: run.relations(part) for part in parts}
         case.searches = run.search_measurements()
-        whole = run.measurement()
-        case.is_unused = is_unused(run, whole)
+        case.is_unused = is_unused(run)
         if case.is_unused:
             check_unused(run, self._runner.root / module_of(case.item.nodeid))
-            whole = run.measurement()
-        case.measured = {"": (run.spec, whole), **parts}
+        case.measured = {"": (run.spec, run.measurement()), **parts}
 
     def _explain(self, case: Case) -> None:
         """Tell where the peaks come from, if that is told of every test, or the test runs on."""
         run, spec = case.run, case.run.spec
         leaks.require_steps(run)
+        explains = self._explainer.explains(spec)
         runs_on = spec.batch_sizes is not None or is_ranged(run)  # its recording is wanted now
-        if self._explainer.explains(spec) or (runs_on and run.meter.records):
-            case.explanations = self._explainer.explain(run, case.measured)
+        if explains or (runs_on and run.meter.records):
+            case.explanations = self._explainer.explain(run, case.measured, later=not explains)
         if spec.max_leak_mib is not None:
             self._leak_recording = case.explanations.recording
 
@@ -252,14 +251,20 @@ class Pipeline:
 
     def _explain_failure(self, case: Case) -> None:
         """Tell where the peaks of a failed test come from; one that is not recorded runs again."""
-        if case.explanations.recording is not None:
+        explanations, explainer = case.explanations, self._explainer
+        if explanations.recording is not None and explanations.pending is None:
             return
-        explainer, recorded = self._explainer, case.run.meter.records
-        if explainer.explains_failure(case.results) or explainer.explains_change(
-            case.results, recorded=recorded
+        recorded = explanations.pending is not None or case.run.meter.records
+        if not (
+            explainer.explains_failure(case.results)
+            or explainer.explains_change(case.results, recorded=recorded)
         ):
+            return
+        if explanations.pending is not None:
+            explanations.complete()
+        else:
             case.explanations = explainer.explain_failure(case.item, case.run, case.measured)
-            self._judge(case)
+        self._judge(case)
 
     def _find_keepers(self, case: Case) -> None:
         """Tell what keeps the blocks of a peak that is too high: a failed test runs again.

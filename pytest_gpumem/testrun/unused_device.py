@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpumem.judge.result import Result
-    from pytest_gpumem.measurement import Measurement
     from pytest_gpumem.testrun.run import Run
 
 
@@ -34,11 +33,11 @@ class UnusedDeviceError(GpuMemError):
     """A test with a limit that took no memory of its device."""
 
 
-def is_unused(run: Run, measurement: Measurement) -> bool:
+def is_unused(run: Run) -> bool:
     """Whether a test took no memory: its own, its fixtures', its probes', or outside PyTorch's."""
-    outside = any(use.outside > 0 for use in measurement.device_use)
-    used = any(peak.reserved or peak.pinned for peak in measurement.peaks)
-    return not (run.meter.ran_apart or outside or used)
+    if run.meter.ran_apart or any(peak.reserved or peak.pinned for peak in run.meter.peaks()):
+        return False
+    return not any(use.outside > 0 for use in run.measurement().device_use)
 
 
 def _hidden_gpu(run: Run, path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Tensors that other streams use (record_stream): how long a GPU may keep them is a range."""
+"""Memory that a GPU may keep until it is at work no more: a range of peaks, or a warning."""
 
 import re
 
@@ -189,3 +189,33 @@ def test_where_no_range_is_told_a_note_warns(suite):
     assert warning not in session_of(suite, "use_on_another_stream(8)").flat
     awaited = "use_on_another_stream(8, wait_for_it)"
     assert warning not in session_of(suite, awaited, "max_leak_mib=100").flat
+
+
+PINNED = "a GPU may keep it until they are done, and peak pinned may be higher"
+
+
+def pinned_session(suite, count, *then, mark=""):
+    """The session of a test that copies pinned tensors without waiting for the copies."""
+    lines = [
+        f"for _ in range({count}):",
+        "    batch = torch.empty(4 << 20, dtype=torch.uint8, pin_memory=True)",
+        '    on_gpu = batch.to("cuda", non_blocking=True)',
+        "    del batch",
+        *(f"    {line}" for line in then),
+    ]
+    body = "\n".join(f"    {line}" for line in lines)
+    source = f"@pytest.mark.gpu_memory({mark})\ndef test_it():\n{body}\n"
+    return suite.run("-vv", source=source)
+
+
+def test_pinned_memory_that_is_used_again_before_its_copy_is_awaited_has_a_warning(suite):
+    assert PINNED in pinned_session(suite, 2).flat
+
+
+def test_pinned_memory_of_a_copy_that_was_awaited_has_none(suite):
+    assert PINNED not in pinned_session(suite, 2, "torch.cuda.synchronize()").flat
+    assert PINNED not in pinned_session(suite, 2, "on_gpu[0].item()").flat
+
+
+def test_pinned_memory_that_is_not_used_again_has_none(suite):
+    assert PINNED not in pinned_session(suite, 1).flat

@@ -154,6 +154,10 @@ class VirtualDevice:
         """what to tell of functions that torch links and the library has not"""
         self._curtain: Curtain | None = None
         self._opened_card: Card | None = None
+        self._opened_count = 0
+        """how many devices are open; 0: none is"""
+        self._resting = 0
+        """how many devices ``close`` has left open, as they are shown always"""
         self._kept_total: bool | None = None
         self._extra = [0] * MAX_DEVICES
         self._unsupported: dict[str, int] = {}
@@ -286,6 +290,13 @@ class VirtualDevice:
             raise DeviceError(
                 WHAT, f"torch {torch.__version__} is built without CUDA", "install one"
             )
+        if card is self._opened_card and count == self._resting:
+            self._resting = 0
+            torch.cuda.set_device(self.first)
+            self._set_totals(count)
+            self._begin()
+            return _info(card)
+        self._resting = 0
         self._stack.close()  # of a device that is shown always
         self._show(count)
         is_first = not torch.cuda.is_initialized()
@@ -314,13 +325,19 @@ class VirtualDevice:
             self._hide()
             raise
         self._stack.enter_context(adapted(self._library.describe(count)))
+        self._stack.enter_context(self.values.running())
+        self._opened_count = count
+        self._begin()
+        return _info(card)
+
+    def _begin(self) -> None:
+        """Begin anew with all that is told of a run."""
         self._unsupported = self._library.unsupported()
         self.workspaces.take("usual")
         self.workspaces.begin()
         self._compilation.begin()
         self._library.forget_managed_peak()
-        self._stack.enter_context(self.values.running())
-        return _info(card)
+        self.values.restart()
 
     def _change_card(self, torch: ModuleType, card: Card) -> None:
         """Make PyTorch forget the last card: its properties, and choices that depend on them."""
@@ -357,15 +374,27 @@ class VirtualDevice:
 
     def close(self) -> None:
         """See :meth:`pytest_gpumem.devices.base.Device.close`."""
+        shown = max(self.first + self.shown_always, self.least, self.shown_always)
+        if self.shown_always and self._opened_card is self.card and self._opened_count == shown:
+            # Hiding it, and showing it anew, would be a tenth of what a small test takes.
+            self._release()
+            self._begin()
+            self._resting = shown
+            return
         self._hide()
         if self.shown_always:
             self.open(None, self.shown_always)
 
-    def _hide(self) -> None:
-        self._stack.close()
+    def _release(self) -> None:
+        """Give back what the allocator has cached, and the room for foreign memory."""
         if self._torch is not None and self._torch.cuda.is_initialized():
             self._torch.cuda.empty_cache()  # or it would serve requests on a hidden device
         self.make_room([0] * (MAX_DEVICES - self.first))
+
+    def _hide(self) -> None:
+        self._resting = self._opened_count = 0
+        self._stack.close()
+        self._release()
         self._show(0)
 
     def _let_threads_end(self) -> None:

@@ -581,9 +581,15 @@ class NativeLibrary:
             for event in events
         ]
 
-    def early_answers(self) -> int:
-        """Return how many of them a GPU may not have reached by then."""
-        return int(self._lib.gpumem_early_answers())
+    def early_answers(self) -> tuple[int, int]:
+        """Return how many of them a GPU may not have reached by then.
+
+        Returns:
+            also how many events of the allocator of pinned memory.
+        """
+        raw = (ctypes.c_uint64 * 2)()
+        self._lib.gpumem_early_answers(raw)
+        return raw[0], raw[1]
 
     def forget_allocator_events(self) -> None:
         """Forget such events: a run begins."""

@@ -37,15 +37,18 @@ class VirtualValues:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Watch a run, and compute the initial values, while the block runs."""
-        self._readbacks.clear()
+        """Watch runs, of which ``restart`` begins each, while the block runs."""
         with self._readbacks.watching(self._library):
             try:
-                self.compute(self.initial)
                 yield
             finally:
                 self.compute("off")
                 self._recompile_limits.end()
+
+    def restart(self) -> None:
+        """Begin a run with the initial values."""
+        self._recompile_limits.end()
+        self.compute(self.initial)
 
     @property
     def all_computed(self) -> bool:

@@ -104,6 +104,10 @@ class VirtualWorkspaces:
         """See :meth:`pytest_gpumem.devices.base.WorkspaceSizes.allocator_events`."""
         return self._library.allocator_events()
 
+    def pinned_early(self) -> bool:
+        """See :meth:`pytest_gpumem.devices.base.WorkspaceSizes.pinned_early`."""
+        return self._library.early_answers()[1] > 0
+
     def uncertain(self) -> UncertainSizes:
         """See :meth:`pytest_gpumem.devices.base.WorkspaceSizes.uncertain`."""
         counts = self.convolutions.size_counts()
@@ -111,7 +115,7 @@ class VirtualWorkspaces:
         convolutions = self.convolutions.counts()
         ranged = convolutions.ranged
         # Limits are held to what a library chooses, not to an estimate.
-        early = self._library.early_answers()
+        early, _ = self._library.early_answers()
         chosen = ranged + counts.bounded
         judged = bool(counts.choices or chosen or early) and counts.larger <= chosen
         if ranged:
@@ -130,7 +134,7 @@ class VirtualWorkspaces:
         """Return notes on convolutions, on estimates, and on tensors that other streams use."""
         estimates = (estimate.note for estimate in self._estimates())
         notes = [*notes_of(NoteKind.WORKSPACES, [*self.convolutions.notes(), *estimates])]
-        if self._library.early_answers():
+        if self._library.early_answers()[0]:
             notes.append(Note(NoteKind.STREAMS, STREAMS_NOTE))
         return notes
 

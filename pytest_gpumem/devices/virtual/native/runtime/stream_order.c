@@ -23,6 +23,7 @@
 
 enum { MAX_STREAMS = 4096 };    /* later ones are taken for one */
 enum { MAX_ANSWERS = 1 << 20 }; /* of a run */
+enum { MAX_PINNED = 64 };
 
 typedef struct {
     uint64_t recorded, answered, awaited; /* nanoseconds since 1970; awaited is 0: never in this run */
@@ -43,6 +44,9 @@ static answer *answers;
 static place *places; /* of the answers' events */
 static size_t answer_count, answer_room, first_open; /* those before first_open are awaited */
 static uint64_t early_count;                          /* of the answers: before the host has waited */
+static place pinned[MAX_PINNED]; /* events of pinned blocks that were free again before the host has waited */
+static size_t pinned_count;
+static uint64_t early_pinned; /* how often another pinned block was used meanwhile */
 static bool answers_are_lost;
 
 static uint64_t now(void) {
@@ -94,10 +98,38 @@ static size_t number_of(gm_stream_order *stream, int device) {
     return stream->number - 1;
 }
 
+/* ---- who asks ---- */
+
+enum { OTHER, ALLOCATOR, PINNED_ALLOCATOR };
+
+/* Of libc10_cuda.so the allocator alone asks for an event or waits for one. Of libtorch_cuda.so the allocator of pinned
+ * memory does, and torch.distributed with NCCL. */
+static int kind_of(const void *caller) {
+    static const void *_Atomic known[3];
+    for (int kind = 0; kind < 3; kind++)
+        if (caller == atomic_load_explicit(&known[kind], memory_order_relaxed)) return kind;
+    Dl_info library;
+    const char *path = dladdr(caller, &library) && library.dli_fname ? library.dli_fname : "";
+    int kind = strstr(path, "libc10_cuda.so") ? ALLOCATOR : strstr(path, "libtorch_cuda.so") ? PINNED_ALLOCATOR : OTHER;
+    atomic_store_explicit(&known[kind], caller, memory_order_relaxed);
+    return kind;
+}
+
+/* The lock is held: a pinned block was used on a stream, and is free. */
+static void note_pinned_use(const void *caller) {
+    if (!pinned_count || kind_of(caller) != PINNED_ALLOCATOR) return;
+    size_t count = pinned_count < MAX_PINNED ? pinned_count : MAX_PINNED;
+    bool early = false;
+    for (size_t i = 0; i < count; i++) early |= !awaited(pinned[i].stream, pinned[i].event);
+    early_pinned += early;
+    if (!early) pinned_count = 0;
+}
+
 /* ---- what streams and events do ---- */
 
-void gm_order_recorded(gm_event_order *event, gm_stream_order *stream, int device) {
+void gm_order_recorded(gm_event_order *event, gm_stream_order *stream, int device, const void *caller) {
     pthread_mutex_lock(&lock);
+    note_pinned_use(caller);
     size_t number = number_of(stream, device);
     advance(&stream->over, number, ++recorded_events[number]);
     event->stream = number + 1;
@@ -131,19 +163,7 @@ void gm_order_host_waits_for_device(int device) {
     pthread_mutex_unlock(&lock);
 }
 
-/* ---- PyTorch's allocator asks ---- */
-
-/* It is the one code of libc10_cuda.so that asks for an event or waits for one. */
-static bool is_allocator(const void *caller) {
-    static const void *_Atomic known;
-    static const void *_Atomic known_other;
-    if (caller == atomic_load_explicit(&known, memory_order_relaxed)) return true;
-    if (caller == atomic_load_explicit(&known_other, memory_order_relaxed)) return false;
-    Dl_info library;
-    bool yes = dladdr(caller, &library) && library.dli_fname && strstr(library.dli_fname, "libc10_cuda.so");
-    atomic_store_explicit(yes ? &known : &known_other, caller, memory_order_relaxed);
-    return yes;
-}
+/* ---- PyTorch's allocators ask ---- */
 
 static bool make_room(void) {
     if (answer_count < answer_room) return true;
@@ -173,9 +193,12 @@ static void add_answer(const gm_event_order *event) {
 }
 
 void gm_order_asked(const gm_event_order *event, const void *caller) {
-    if (!event->stream || !is_allocator(caller)) return;
+    int kind = event->stream ? kind_of(caller) : OTHER;
+    if (kind == OTHER) return;
     pthread_mutex_lock(&lock);
-    add_answer(event);
+    if (kind == ALLOCATOR) add_answer(event);
+    else if (!awaited(event->stream - 1, event->number) && !gm_has_communicator())
+        pinned[pinned_count++ % MAX_PINNED] = (place){event->stream - 1, event->number};
     pthread_mutex_unlock(&lock);
 }
 
@@ -184,18 +207,18 @@ void gm_order_host_waits(const gm_event_order *event, const void *caller) {
     pthread_mutex_lock(&lock);
     join(&host, &event->over);
     close_answers();
-    if (is_allocator(caller)) add_answer(event); /* before it empties its cache */
+    if (kind_of(caller) == ALLOCATOR) add_answer(event); /* before it empties its cache */
     pthread_mutex_unlock(&lock);
 }
 
 /* ---- functions that Python calls ---- */
 
-/* How many answers a GPU may not have given. */
-GM_API uint64_t gpumem_early_answers(void) {
+/* How many answers a GPU may not have given: to the allocator, and to that of pinned memory. */
+GM_API void gpumem_early_answers(uint64_t out[2]) {
     pthread_mutex_lock(&lock);
-    uint64_t count = early_count;
+    out[0] = early_count;
+    out[1] = early_pinned;
     pthread_mutex_unlock(&lock);
-    return count;
 }
 
 /* Copies the answers in their order, as many as there is room for; returns how many there are, or UINT64_MAX if some
@@ -213,7 +236,7 @@ GM_API uint64_t gpumem_allocator_events(answer *out, uint64_t room) {
 GM_API void gpumem_forget_allocator_events(void) {
     pthread_mutex_lock(&lock);
     answer_count = first_open = 0;
-    early_count = 0;
+    early_count = early_pinned = pinned_count = 0;
     answers_are_lost = false;
     pthread_mutex_unlock(&lock);
 }

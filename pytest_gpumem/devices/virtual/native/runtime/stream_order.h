@@ -23,7 +23,7 @@ typedef struct {
     int device;
 } gm_event_order;
 
-void gm_order_recorded(gm_event_order *event, gm_stream_order *stream, int device);
+void gm_order_recorded(gm_event_order *event, gm_stream_order *stream, int device, const void *caller);
 void gm_order_waits(gm_stream_order *stream, const gm_event_order *event);
 void gm_order_host_waits(const gm_event_order *event, const void *caller); /* cudaEventSynchronize */
 void gm_order_host_waits_for_stream(const gm_stream_order *stream);

@@ -185,8 +185,7 @@ GM_API int cudaEventDestroy(void *handle) {
     return GM_SUCCESS;
 }
 
-GM_API int cudaEventRecordWithFlags(void *handle, void *on, unsigned flags) {
-    (void)flags;
+static int record_event(void *handle, void *on, const void *caller) {
     event *e = handle;
     stream *s = stream_of(on);
     if (!gm_inside_cudnn() && e->device != device_of(s)) return gm_error(GM_INVALID_HANDLE);
@@ -197,7 +196,7 @@ GM_API int cudaEventRecordWithFlags(void *handle, void *on, unsigned flags) {
     e->capture = s->capture;
     e->graph = s->graph;
     if (!e->capture) {
-        gm_order_recorded(&e->order, &s->order, e->device);
+        gm_order_recorded(&e->order, &s->order, e->device, caller);
         return GM_SUCCESS;
     }
     pthread_mutex_lock(&lock);
@@ -206,7 +205,14 @@ GM_API int cudaEventRecordWithFlags(void *handle, void *on, unsigned flags) {
     return gm_error(ok ? GM_SUCCESS : GM_OUT_OF_MEMORY);
 }
 
-GM_API int cudaEventRecord(void *handle, void *on) { return cudaEventRecordWithFlags(handle, on, 0); }
+GM_API int cudaEventRecordWithFlags(void *handle, void *on, unsigned flags) {
+    (void)flags;
+    return record_event(handle, on, __builtin_return_address(0));
+}
+
+GM_API int cudaEventRecord(void *handle, void *on) {
+    return record_event(handle, on, __builtin_return_address(0));
+}
 
 GM_API int cudaEventQuery(void *handle) {
     gm_order_asked(&((event *)handle)->order, __builtin_return_address(0));
