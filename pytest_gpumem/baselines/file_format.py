@@ -51,21 +51,20 @@ from pytest_gpumem.errors import BaselineError
 from pytest_gpumem.measurement import (
     BaselineEntry,
     Breakdown,
-    Category,
+    DeviceInfo,
     LinePeak,
     Peak,
     Provenance,
     Site,
     Slope,
 )
+from pytest_gpumem.record_forms import Bytes, Forms
 from pytest_gpumem.source_lines import package_path
 from pytest_gpumem.strict_json import JsonProblem, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
-
-    from pytest_gpumem.measurement import DeviceInfo
 
 FORMAT: Final = 3
 """The newest format that is written. 1: the first (pytest-gpumem 0.1.0), still that of a file
@@ -79,29 +78,12 @@ RESTORE: Final = (
 )
 
 
-_Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-_Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-_OneADevice = Annotated[list[_Bytes], msgspec.Meta(min_length=1)]
+_OneADevice = Annotated[list[Bytes], msgspec.Meta(min_length=1)]
+_AtLeastTwo = Annotated[tuple[Bytes, ...], msgspec.Meta(min_length=2)]
 
 
 class _Strict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A JSON object that has these fields and no other."""
-
-
-class _Device(_Strict):
-    key: str
-    name: str
-    total_memory: _Bytes
-    capability: tuple[_Bytes, _Bytes]
-    sm_count: _Bytes
-
-
-class _Provenance(_Strict):
-    torch: str
-    cuda: str
-    cudnn: str
-    driver: str
-    allocator: str
 
 
 class _OfLine(_Strict):
@@ -114,55 +96,33 @@ class _OfLine(_Strict):
         self.path = package_path(self.path)
 
 
-class _Site(_OfLine):
-    """The fields of measurement.Site in their order, "bytes" for ``nbytes``."""
-
-    line: _Bytes
-    function: str
-    code: str
-    module: str
-    category: Category
-    bytes: _Bytes
-    blocks: _Bytes
-
-
-class _LinePeak(_OfLine):
-    """The fields of measurement.LinePeak in their order, "bytes" for ``nbytes``."""
-
-    line: _Bytes
-    function: str
-    code: str
-    bytes: _Bytes
-    calls_pass: bool = False
-
-
-class _Breakdown(_Strict):
-    categories: dict[Category, _Bytes]
-    cached: _Bytes
-    sites: list[_Site] = []
-    lines: list[_LinePeak] = []
-    unsplit: _Bytes | None = None
-    autocast: bool | None = None
-    course: list[_Bytes] = []
-
-
-class _Slope(_Strict):
-    sizes: Annotated[list[_Bytes], msgspec.Meta(min_length=2)]
-    fixed: _Signed
-    per_sample: _Signed
+if TYPE_CHECKING:
+    # A form has the fields of its record.
+    from pytest_gpumem.measurement import Breakdown as _Breakdown
+    from pytest_gpumem.measurement import DeviceInfo as _Device
+    from pytest_gpumem.measurement import Provenance as _Provenance
+    from pytest_gpumem.measurement import Slope as _Slope
+else:
+    _FORMS: Final = Forms(_Strict)
+    _Device = _FORMS.of(DeviceInfo, more=(("key", str),), without=("kind", "context"))
+    _Provenance = _FORMS.of(Provenance)
+    _FORMS.of(Site, base=_OfLine)
+    _FORMS.of(LinePeak, base=_OfLine, optional=("calls_pass",))
+    _Breakdown = _FORMS.of(Breakdown, optional=("sites", "lines", "unsplit", "autocast", "course"))
+    _Slope = _FORMS.of(Slope, signed=("fixed", "per_sample"), types_of={"sizes": _AtLeastTwo})
 
 
 class _Entry(_Strict):
     peak_allocated: _OneADevice
     peak_reserved: _OneADevice
     provenance: str
-    batch_size: _Bytes | None = None
-    world_size: _Bytes | None = None
-    rank: _Bytes | None = None
+    batch_size: Bytes | None = None
+    world_size: Bytes | None = None
+    rank: Bytes | None = None
     breakdown: list[_Breakdown] = []
     slope: _Slope | None = None
-    largest: _Bytes | None = None
-    peak_pinned: _Bytes = 0
+    largest: Bytes | None = None
+    peak_pinned: Bytes = 0
     reads_values: bool | Literal["full"] = False
     """of files that older versions wrote, which ran some tests again for values; read by nobody"""
 
@@ -211,7 +171,7 @@ def decode(
                 "move the file back to its place, or delete it",
             )
     provenances = {
-        label: Provenance(**msgspec.structs.asdict(_convert(filename, value, _Provenance, place)))
+        label: _record(_convert(filename, value, _Provenance, place), Provenance)
         for label, value, place in _places("$.provenance", file.provenance)
     }
     tests = {
@@ -259,6 +219,16 @@ def _convert(filename: str, value: object, kind: type[_T], place: str) -> _T:
         raise BaselineError(filename, f"{shown} at {place}{where.rstrip('`')}", RESTORE) from None
 
 
+def _record(form: object, record: type[_T]) -> _T:
+    """Return the record that a form of it has the fields of."""
+    return msgspec.convert(form, record, from_attributes=True)
+
+
+def _fields(record: object, form: type) -> Any:  # noqa: ANN401 - JSON
+    """Return a record as plain data of its form."""
+    return msgspec.to_builtins(msgspec.convert(record, form, from_attributes=True))
+
+
 def _places(place: str, values: Mapping[str, _T]) -> Iterable[tuple[str, _T, str]]:
     """The names and values of a JSON object, with the place of each for messages."""
     return ((name, value, f"{place}[{json.dumps(name)}]") for name, value in values.items())
@@ -296,22 +266,9 @@ def _read_entry(
         )
     pinned = chain([entry.peak_pinned], repeat(0))
     peaks = map(Peak, entry.peak_allocated, entry.peak_reserved, pinned)
-    breakdowns = tuple(
-        Breakdown(
-            fields.categories,
-            fields.cached,
-            tuple(Site(*msgspec.structs.astuple(site)) for site in fields.sites),
-            tuple(LinePeak(*msgspec.structs.astuple(line)) for line in fields.lines),
-            fields.unsplit,
-            fields.autocast,
-            tuple(fields.course),
-        )
-        for fields in entry.breakdown
-    )
+    breakdowns = tuple(_record(breakdown, Breakdown) for breakdown in entry.breakdown)
     declared = (entry.batch_size, entry.world_size, entry.rank)
-    slope = None
-    if entry.slope is not None:
-        slope = Slope(tuple(entry.slope.sizes), entry.slope.fixed, entry.slope.per_sample)
+    slope = None if entry.slope is None else _record(entry.slope, Slope)
     provenance, largest = provenances[entry.provenance], entry.largest
     return BaselineEntry(tuple(peaks), provenance, *declared, breakdowns, slope, largest)
 
@@ -380,11 +337,11 @@ def _render(value: object, indent: str = "") -> str:
     if type(value) is int:
         return str(value)
     inner = f"{indent} "
-    if isinstance(value, list) and any(isinstance(element, dict) for element in value):
+    if isinstance(value, (list, tuple)) and any(isinstance(element, dict) for element in value):
         lines = []
         for element in value:
             fields = element.values() if isinstance(element, dict) else ()
-            nested = any(isinstance(field, (dict, list)) for field in fields)
+            nested = any(isinstance(field, (dict, list, tuple)) for field in fields)
             lines.append(f"{inner}{_render(element, inner) if nested else _one_line(element)}")
         return "[\n" + ",\n".join(lines) + f"\n{indent}]"
     if not isinstance(value, dict) or not value:
@@ -397,7 +354,8 @@ def _render(value: object, indent: str = "") -> str:
 
 
 def _device_fields(device: DeviceInfo | _Device) -> dict[str, Any]:
-    return {name: getattr(device, name) for name in _Device.__struct_fields__}
+    fields: dict[str, Any] = _fields(device, _Device)
+    return fields
 
 
 def _entry_fields(entry: BaselineEntry, labels: Mapping[Provenance, str]) -> dict[str, Any]:
@@ -413,33 +371,7 @@ def _entry_fields(entry: BaselineEntry, labels: Mapping[Provenance, str]) -> dic
     if entry.largest is not None:
         fields["largest"] = entry.largest
     if entry.slope is not None:
-        fields["slope"] = {**asdict(entry.slope), "sizes": list(entry.slope.sizes)}
+        fields["slope"] = _fields(entry.slope, _Slope)
     if entry.breakdowns:
-        fields["breakdown"] = breakdowns = []
-        for breakdown in entry.breakdowns:
-            parts: dict[str, Any] = {
-                "categories": dict(breakdown.categories),
-                "cached": breakdown.cached,
-            }
-            for name, kind, rows in (
-                ("sites", _Site, breakdown.sites),
-                ("lines", _LinePeak, breakdown.lines),
-            ):
-                if rows:
-                    parts[name] = [_row_fields(kind, row) for row in rows]
-            optional = {
-                "unsplit": breakdown.unsplit,
-                "autocast": breakdown.autocast,
-                "course": list(breakdown.course) or None,
-            }
-            parts |= {name: value for name, value in optional.items() if value is not None}
-            breakdowns.append(parts)
-    return fields
-
-
-def _row_fields(kind: type[_OfLine], row: Site | LinePeak) -> dict[str, Any]:
-    names = ((name, "nbytes" if name == "bytes" else name) for name in kind.__struct_fields__)
-    fields = {name: getattr(row, own_name) for name, own_name in names}
-    if not fields.get("calls_pass", True):
-        del fields["calls_pass"]
+        fields["breakdown"] = [_fields(breakdown, _Breakdown) for breakdown in entry.breakdowns]
     return fields

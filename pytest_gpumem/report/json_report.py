@@ -79,7 +79,7 @@ def json_lines(report: Report, *, created: str, gpumem: str = __version__) -> It
         "remarks": report.remarks,
         "updates": updates,
         "origins": [
-            _checked(origin, json_schema.OriginJson, "the session's origin")
+            _checked(origin, json_schema.ORIGIN, "the session's origin")
             for origin in report.origins
         ],
         "own_outcomes": [

@@ -1,23 +1,27 @@
 """The JSON report's form, field by field, as docs/reference/json-report.md has it.
 
-The fields of these classes have the names of the records that they are made from, and JSON names
-of their own where ``rename`` says so. Once 0.1.0 is out every change is a new ``FORMAT``, so that
+Most are derived from the records; others have the names of their record's fields, and JSON names of
+their own where ``rename`` says so. Once 0.1.0 is out every change is a new ``FORMAT``, so that
 an older version can name the problem; a field that is added then has a default, so that old reports
 can be read.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 
+from pytest_gpumem import measurement
+from pytest_gpumem.judge import verdict
 from pytest_gpumem.judge.result import Outcome  # noqa: TC001
-from pytest_gpumem.judge.verdict import FigureName, Kind, LeadKind  # noqa: TC001
+from pytest_gpumem.judge.verdict import Kind  # noqa: TC001
 
 # At run time: msgspec reads the annotations.
-from pytest_gpumem.measurement import Category, DeviceKind, PinnedCount  # noqa: TC001
+from pytest_gpumem.measurement import PinnedCount  # noqa: TC001
 from pytest_gpumem.notes import Note, NoteKind, paired
+from pytest_gpumem.record_forms import Bytes, Forms, Signed
+from pytest_gpumem.report import model
 from pytest_gpumem.report.model import MAX_SHARDS
 from pytest_gpumem.source_lines import package_path
 
@@ -28,10 +32,7 @@ measured breakdown its course, so that the baselines of the session can be writt
 and hints have kinds ("note_kinds", "hint_kinds"), and a verdict the words of its command
 ("update"); tests that their own code failed or skipped are there ("own_outcomes")."""
 
-Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-"""bytes of a line at a batch size of 0, which may be below zero"""
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Count = Bytes
 ShardNumber = Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARDS)]
 
 
@@ -41,49 +42,6 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     def __init_subclass__(cls) -> None:
         """Name the form as its record is: the published schema's definitions have these names."""
         cls.__name__ = cls.__name__.removesuffix("Json")
-
-
-class PeakJson(Strict, frozen=True):
-    """Memory of one device: in live tensors, and held by PyTorch's allocator."""
-
-    allocated: Bytes
-    reserved: Bytes
-    pinned: Bytes = 0
-
-
-class ProvenanceJson(Strict, frozen=True):
-    """Versions and settings that a measurement was made with."""
-
-    torch: str
-    cuda: str
-    cudnn: str
-    driver: str
-    allocator: str
-
-
-class DeviceJson(Strict, frozen=True):
-    """The device that a step ran on; ``key`` is the name of its baselines."""
-
-    key: str
-    kind: DeviceKind
-    name: str
-    total_memory: Bytes
-    capability: tuple[Count, Count]
-    sm_count: Count
-    context: Bytes
-
-
-class OutOfMemoryJson(Strict, frozen=True):
-    """A request that was refused."""
-
-    requested: Bytes | None
-    allocated: Bytes
-    reserved: Bytes
-    site: str
-    device_index: Count
-    needed: PeakJson | None
-    path: str = ""
-    line: Count = 0
 
 
 class OfLineJson(Strict, frozen=True):
@@ -96,55 +54,55 @@ class OfLineJson(Strict, frozen=True):
         msgspec.structs.force_setattr(self, "path", package_path(self.path))
 
 
-class SiteJson(OfLineJson, frozen=True, rename={"nbytes": "bytes"}):
-    """A source line, and its blocks of one category that were alive at the peak."""
-
-    line: Count
-    function: str
-    code: str
-    module: str
-    category: Category
-    nbytes: Bytes
-    blocks: Count
-
-
-class LinePeakJson(OfLineJson, frozen=True, rename={"nbytes": "bytes"}):
-    """A source line, and the most memory that it had at one time."""
-
-    line: Count
-    function: str
-    code: str
-    nbytes: Bytes
-    calls_pass: bool
-
-
-class BreakdownJson(Strict, frozen=True):
-    """One device's memory at its peak, by category and by source line."""
-
-    categories: dict[Category, Bytes]
-    cached: Bytes
-    sites: tuple[SiteJson, ...]
-    lines: tuple[LinePeakJson, ...] = ()
-    unsplit: Bytes | None = None
-    autocast: bool | None = None
-
-
-class MeasuredBreakdownJson(BreakdownJson, frozen=True):
-    """The breakdown of a measurement, with its memory in the course of the step."""
-
-    course: tuple[Bytes, ...] = ()
-
-
-class KeeperJson(OfLineJson, frozen=True, rename={"nbytes": "bytes"}):
-    """A variable, attribute, list or graph that keeps blocks of a source line alive at the peak."""
-
-    line: Count
-    category: Category
-    text: str
-    nbytes: Bytes
-    blocks: Count
-    steps: tuple[Count, ...]
-
+if TYPE_CHECKING:
+    # A form has the fields of its record.
+    from pytest_gpumem.judge.verdict import Cause as CauseJson
+    from pytest_gpumem.judge.verdict import Comparison as ComparisonJson
+    from pytest_gpumem.judge.verdict import Lead as LeadJson
+    from pytest_gpumem.judge.verdict import UpdateCommand as UpdateCommandJson
+    from pytest_gpumem.measurement import Breakdown as BreakdownJson
+    from pytest_gpumem.measurement import Breakdown as MeasuredBreakdownJson
+    from pytest_gpumem.measurement import DeviceInfo as DeviceJson
+    from pytest_gpumem.measurement import DeviceUse as DeviceUseJson
+    from pytest_gpumem.measurement import Keeper as KeeperJson
+    from pytest_gpumem.measurement import LinePeak as LinePeakJson
+    from pytest_gpumem.measurement import OutOfMemory as OutOfMemoryJson
+    from pytest_gpumem.measurement import Peak as PeakJson
+    from pytest_gpumem.measurement import PeakRange as PeakRangeJson
+    from pytest_gpumem.measurement import Provenance as ProvenanceJson
+    from pytest_gpumem.measurement import Slope as SlopeJson
+    from pytest_gpumem.measurement import Stayed as StayedJson
+    from pytest_gpumem.report.model import Origin as OriginJson
+else:
+    _Key = tuple[str, str, str, str]
+    _FORMS: Final = Forms(Strict)
+    PeakJson = _FORMS.of(measurement.Peak, optional=("pinned",))
+    ProvenanceJson = _FORMS.of(measurement.Provenance)
+    DeviceJson = _FORMS.of(measurement.DeviceInfo, more=(("key", str),), name="Device")
+    OutOfMemoryJson = _FORMS.of(measurement.OutOfMemory, optional=("path", "line"))
+    SiteJson = _FORMS.of(measurement.Site, base=OfLineJson)
+    LinePeakJson = _FORMS.of(measurement.LinePeak, base=OfLineJson)
+    MeasuredBreakdownJson = _FORMS.of(
+        measurement.Breakdown,
+        optional=("lines", "unsplit", "autocast", "course"),
+        name="MeasuredBreakdown",
+    )
+    BreakdownJson = _FORMS.of(
+        measurement.Breakdown, optional=("lines", "unsplit", "autocast"), without=("course",)
+    )
+    KeeperJson = _FORMS.of(measurement.Keeper, base=OfLineJson)
+    SlopeJson = _FORMS.of(measurement.Slope, signed=("fixed", "per_sample"))
+    HolderJson = _FORMS.of(measurement.Holder)
+    StayedJson = _FORMS.of(measurement.Stayed, signed=("nbytes",))
+    DeviceUseJson = _FORMS.of(measurement.DeviceUse, signed=("besides", "outside", "others"))
+    PeakRangeJson = _FORMS.of(measurement.PeakRange, optional=("judged",))
+    ComparisonJson = _FORMS.of(verdict.Comparison, signed=("measured", "baseline"))
+    CauseJson = _FORMS.of(verdict.Cause, optional=("old_code",))
+    LeadJson = _FORMS.of(verdict.Lead, optional=("path", "line", "place"))
+    UpdateCommandJson = _FORMS.of(verdict.UpdateCommand)
+    ShardJson = _FORMS.of(model.Shard, types_of={"index": ShardNumber, "count": ShardNumber})
+    OriginJson = _FORMS.of(model.Origin, types_of={"unseen": tuple[_Key, ...]})
+ORIGIN: Final[type] = OriginJson
 
 _TEXTS: Final = {"note_texts": "notes", "hint_texts": "hints"}
 """the names of sentences, whose kinds came later"""
@@ -169,52 +127,6 @@ class AttributionJson(Strict, frozen=True, rename=_TEXTS):
     def hints(self) -> tuple[Note, ...]:
         """The hints, each with its kind."""
         return paired(self.hint_texts, self.hint_kinds)
-
-
-class SlopeJson(Strict, frozen=True):
-    """How memory grows with the batch size, optimizers' steps left out: a line over sizes."""
-
-    sizes: tuple[Count, ...]
-    fixed: Signed
-    per_sample: Signed
-
-
-class HolderJson(Strict, frozen=True, rename={"nbytes": "bytes"}):
-    """A variable, attribute or list that refers to memory that stayed."""
-
-    text: str
-    nbytes: Bytes
-    blocks: Count
-
-
-class StayedJson(Strict, frozen=True, rename={"nbytes": "bytes"}):
-    """Memory that one device still allocated after the test, or that its steps piled up."""
-
-    device: Count
-    nbytes: Signed
-    sites: tuple[SiteJson, ...]
-    holders: tuple[HolderJson, ...]
-
-
-class DeviceUseJson(Strict, frozen=True):
-    """How full a device was while a step ran, all processes counted, as nvidia-smi shows it."""
-
-    peak: Bytes
-    besides: Signed
-    outside: Signed
-    others: Signed
-    processes: Count
-    source: str
-    every_ms: Count
-
-
-class PeakRangeJson(Strict, frozen=True):
-    """The ends between which the peaks lie, one entry a device, and the reason."""
-
-    least: tuple[PeakJson, ...]
-    most: tuple[PeakJson, ...]
-    reason: str
-    judged: bool = False
 
 
 class MeasurementJson(Strict, frozen=True, rename=_TEXTS):
@@ -253,47 +165,6 @@ class MeasurementJson(Strict, frozen=True, rename=_TEXTS):
     def hints(self) -> tuple[Note, ...]:
         """The hints, each with its kind."""
         return paired(self.hint_texts, self.hint_kinds)
-
-
-class ComparisonJson(Strict, frozen=True):
-    """One figure of one device beside its baseline and its limit."""
-
-    device: Count
-    peak: FigureName
-    measured: Signed
-    baseline: Signed | None
-    allowance: Bytes | None
-    budget: Bytes | None
-
-
-class CauseJson(Strict, frozen=True, rename={"nbytes": "bytes"}):
-    """A part of a peak's growth: a source line, the blocks that it has more, and who keeps them."""
-
-    nbytes: Bytes
-    category: str
-    site: SiteJson | None
-    baseline_blocks: Count | None
-    keepers: tuple[KeeperJson, ...]
-    reasons: tuple[str, ...]
-    old_code: str = ""
-
-
-class LeadJson(Strict, frozen=True):
-    """The first thing that a report says of a growth: its sentence, and the line that it names."""
-
-    kind: LeadKind
-    sentence: str
-    path: str = ""
-    line: Count = 0
-    place: str = ""
-
-
-class UpdateCommandJson(Strict, frozen=True):
-    """The words of a command that writes baselines, besides the option that does."""
-
-    launcher: tuple[str, ...]
-    targets: tuple[str, ...]
-    options: tuple[str, ...]
 
 
 class VerdictJson(
@@ -379,32 +250,6 @@ class ResultJson(
     beside: BesideJson | None = None
     outcome: Outcome = ""
     origin: Count = 0
-
-
-class ShardJson(Strict, frozen=True):
-    """One of the sessions among which a suite was split."""
-
-    index: ShardNumber
-    count: ShardNumber
-
-
-class OriginJson(Strict, frozen=True):
-    """Where and how a session ran."""
-
-    commit: str
-    head: str
-    other_commits: tuple[str, ...]
-    modified: bool
-    root: str
-    folder: str
-    unfinished: str
-    follow_provenance: bool
-    ranks: Count
-    shard: ShardJson | None
-    artifact: str
-    collected: tuple[str, ...]
-    unseen: tuple[tuple[str, str, str, str], ...]
-    partial: str
 
 
 class EntryUpdateJson(Strict, frozen=True):
