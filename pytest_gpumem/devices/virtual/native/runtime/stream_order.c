@@ -45,7 +45,7 @@ static place *places; /* of the answers' events */
 static size_t answer_count, answer_room, first_open; /* those before first_open are awaited */
 static uint64_t early_count;                          /* of the answers: before the host has waited */
 static place pinned[MAX_PINNED]; /* events of pinned blocks that were free again before the host has waited */
-static size_t pinned_count;
+static atomic_size_t pinned_count;
 static uint64_t early_pinned; /* how often another pinned block was used meanwhile */
 static bool answers_are_lost;
 
@@ -116,8 +116,7 @@ static int kind_of(const void *caller) {
 }
 
 /* The lock is held: a pinned block was used on a stream, and is free. */
-static void note_pinned_use(const void *caller) {
-    if (!pinned_count || kind_of(caller) != PINNED_ALLOCATOR) return;
+static void note_pinned_use(void) {
     size_t count = pinned_count < MAX_PINNED ? pinned_count : MAX_PINNED;
     bool early = false;
     for (size_t i = 0; i < count; i++) early |= !awaited(pinned[i].stream, pinned[i].event);
@@ -128,8 +127,9 @@ static void note_pinned_use(const void *caller) {
 /* ---- what streams and events do ---- */
 
 void gm_order_recorded(gm_event_order *event, gm_stream_order *stream, int device, const void *caller) {
+    bool of_pinned = pinned_count && kind_of(caller) == PINNED_ALLOCATOR; /* asked for without the lock */
     pthread_mutex_lock(&lock);
-    note_pinned_use(caller);
+    if (of_pinned) note_pinned_use();
     size_t number = number_of(stream, device);
     advance(&stream->over, number, ++recorded_events[number]);
     event->stream = number + 1;
@@ -204,10 +204,11 @@ void gm_order_asked(const gm_event_order *event, const void *caller) {
 
 void gm_order_host_waits(const gm_event_order *event, const void *caller) {
     if (!event->stream) return;
+    int kind = kind_of(caller);
     pthread_mutex_lock(&lock);
     join(&host, &event->over);
     close_answers();
-    if (kind_of(caller) == ALLOCATOR) add_answer(event); /* before it empties its cache */
+    if (kind == ALLOCATOR) add_answer(event); /* before it empties its cache */
     pthread_mutex_unlock(&lock);
 }
 
