@@ -31,6 +31,8 @@ extern int cudaStreamWaitEvent(void *stream, void *event, unsigned flags);
 extern int cudaGraphInstantiate(void **out, void *graph, unsigned long long flags);
 extern int cudaGraphLaunch(void *graph, void *stream), cudaGraphDestroy(void *), cudaGraphExecDestroy(void *);
 extern int cudaEventCreate(void **out), cudaEventRecord(void *, void *), cudaEventDestroy(void *);
+extern int cudaEventQuery(void *event), cudaEventSynchronize(void *event), cudaStreamSynchronize(void *stream);
+extern int cudaDeviceSynchronize(void);
 extern int cudaMallocManaged(void **, size_t, unsigned), cudaMemAdvise(const void *, size_t, int, uint64_t);
 extern int cudaUserObjectCreate(void **, void *, void (*)(void *), unsigned, unsigned);
 extern int cudaGraphRetainUserObject(void *, void *, unsigned, unsigned);
@@ -170,6 +172,18 @@ static void captures(void) {
         CHECK(cudaStreamWaitEvent(other, event, 0) == 0 && cudaStreamEndCapture(stream, &graph) == 0);
         CHECK(cudaGraphInstantiate(&executable, graph, 0) == 0 && cudaGraphLaunch(executable, stream) == 0);
         CHECK(cudaGraphDestroy(graph) == 0 && cudaGraphExecDestroy(executable) == 0);
+        CHECK(cudaEventDestroy(event) == 0 && cudaStreamDestroy(stream) == 0 && cudaStreamDestroy(other) == 0);
+    }
+}
+
+static void waits(void) {
+    for (int round = 0; round < 100; round++) {
+        void *stream, *other, *event;
+        CHECK(cudaStreamCreate(&stream) == 0 && cudaStreamCreate(&other) == 0 && cudaEventCreate(&event) == 0);
+        CHECK(cudaEventRecord(event, stream) == 0 && cudaStreamWaitEvent(other, event, 0) == 0);
+        CHECK(cudaEventQuery(event) == 0 && cudaStreamSynchronize(other) == 0);
+        CHECK(cudaEventRecord(event, other) == 0 && cudaEventSynchronize(event) == 0);
+        CHECK(cudaEventRecord(event, NULL) == 0 && cudaDeviceSynchronize() == 0);
         CHECK(cudaEventDestroy(event) == 0 && cudaStreamDestroy(stream) == 0 && cudaStreamDestroy(other) == 0);
     }
 }
@@ -316,6 +330,7 @@ static void *work(void *number) {
     CHECK(cudaFree(block) == 0);
     managed();
     captures();
+    waits();
     descriptors();
     convolutions();
     libraries();
