@@ -211,11 +211,29 @@ def parse_words(arguments: argparse.Namespace) -> tuple[str, str, str, tuple[str
             "write: gpumem bisect transformers 4.37.2 4.38.2 tests/test_llama.py",
         )
     package, good, bad, *tests = words
+    check_tests(arguments)
     if arguments.git is None and (os.sep in package or package.startswith("-")):
         raise SpecError(
             package, "this is not the name of a package", "use --git for a repository's folder"
         )
     return package, good, bad, tuple(tests)
+
+
+def check_tests(arguments: argparse.Namespace) -> None:
+    """Check that the named tests' files are there, before anything is installed.
+
+    Raises:
+        SpecError: one is not there.
+    """
+    if "--pyargs" in arguments.pytest_arguments:
+        return
+    for test in arguments.words[3 if arguments.git is None else 2 :]:
+        if not Path(test.partition("::")[0]).exists():
+            raise SpecError(
+                test,
+                f"{Path.cwd()} has no such file or folder",
+                "name a test as for pytest: tests/test_llama.py::test_step",
+            )
 
 
 class Bisection:
@@ -281,7 +299,8 @@ class Bisection:
             raise SpecError(
                 f"{self._package} {self._title(version)}",
                 f"the search needs both ends, and this end cannot be tried: {reason}",
-                "choose another end, or change --with; --fresh tries it again",
+                "correct the tests, --with or --python, or choose another end; --fresh tries it "
+                "again",
             ) from reason
 
     def _value(self, version: str, followed: Followed) -> float:
