@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers.judged import PLAIN, measured
+from helpers.judged import NOW, PLAIN, measured
 
 from pytest_gpumem.cli.bisect import candidates, environment
 from pytest_gpumem.cli.bisect.environment import (
@@ -92,9 +92,10 @@ class Suite:
         uv.write_text(UV.format(python=sys.executable, **names), encoding="utf-8")
         uv.chmod(0o755)
 
-    def takes(self, version, mib, *, out_of_memory=False):
+    def takes(self, version, mib, *, out_of_memory=False, pinned=0, torch=NOW.torch):
         """Say what the test takes with a version, in MiB."""
-        step = measured((int(mib * MIB), int(mib * MIB)))
+        step = measured((int(mib * MIB), int(mib * MIB), pinned * MIB))
+        step = replace(step, provenance=replace(NOW, torch=torch))
         if out_of_memory:
             step = replace(step, out_of_memory=OutOfMemory(0, MIB, 50 * MIB, ""))
         result = Result(TEST, judge(step, PLAIN, Lookup(), Policy()), step)
@@ -300,6 +301,25 @@ def test_a_newer_release_that_takes_less_is_found_from_the_other_end(gpumem, sui
     assert "show it again: gpumem bisect lib 2.0 1.10 " in output
 
 
+@pytest.mark.parametrize(("before", "words"), [(0, "0 B"), (64, "64.00 MiB")])
+def test_growth_of_pinned_memory_alone_is_found(gpumem, suite, before, words):
+    for version in RELEASES:
+        suite.takes(version, 100, pinned=before if version in RELEASES[:4] else 128)
+    status, output, _ = bisect(gpumem)
+    assert status == 0
+    assert output.startswith(
+        f"lib 2.0 is the first that takes more:\npeak pinned of {TEST}: {words} -> 128.00 MiB (+"
+    )
+
+
+def test_a_torch_that_begins_to_count_pinned_memory_is_no_growth(gpumem, suite):
+    for version in RELEASES:
+        old = version in RELEASES[:4]
+        suite.takes(version, 100, pinned=0 if old else 128, torch="2.9.1" if old else "2.10.0")
+    status, output, _ = bisect(gpumem)
+    assert (status, output.startswith("nothing grew")) == (1, True)
+
+
 def test_a_test_that_runs_out_of_memory_is_bad(gpumem, suite):
     for version in RELEASES[2:]:
         suite.takes(version, 50, out_of_memory=True)
@@ -494,7 +514,7 @@ def test_the_environment_has_this_package_and_its_plugin(tmp_path, monkeypatch):
 def test_a_set_up_without_a_network_has_the_reason_of_pip_s_last_try(tmp_path):
     made = Environment(tmp_path / "environment", tmp_path / "log")
     said = (
-        "WARNING: Retrying (Retry(total=0, read=None)) after connection broken by 'Refused': /lib/\n"
+        "WARNING: Retrying (Retry(total=0)) after connection broken by 'Refused': /lib/\n"
         "ERROR: Could not find a version that satisfies the requirement lib==9\n"
     )
     with pytest.raises(UnreachedError, match="^connection broken by 'Refused': /lib/$"):

@@ -7,6 +7,7 @@ import pytest
 from helpers.paths import ROOT
 
 PAGE = (ROOT / "docs/explanation/in-the-wild.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 RESULTS = json.loads((ROOT / "benchmarks/results/wild.json").read_text(encoding="utf-8"))
 ROWS = [line for line in PAGE.splitlines() if re.match(r"\| [\w-]+[, ].*of \d", line)]
 
@@ -15,6 +16,17 @@ def test_every_regression_of_the_folder_has_a_result_and_a_row():
     files = {path.stem.removeprefix("test_") for path in (ROOT / "benchmarks/wild").glob("test_*")}
     assert set(RESULTS) == files
     assert len(ROWS) == len(files)
+
+
+def test_the_readme_s_three_rows_are_recorded():
+    rows = re.findall(r"^  - (\S+) (\S+): [^,]+, (\d+) → (\d+) MiB\.$", README, re.MULTILINE)
+    found = {(it["package"], it["release"]): it for it in RESULTS.values() if it["found"]}
+    assert len(rows) == 3
+    for package, release, *sizes in rows:
+        recorded = [found[package, release][name] for name in ("before", "after")]
+        assert [f"{float(it.removesuffix(' MiB')):.0f}" for it in recorded] == sizes
+    number = sum(it["found"] for it in RESULTS.values())
+    assert re.search(rf"`gpumem bisect`\s+found {number}, without a GPU\.", README)
 
 
 @pytest.mark.parametrize("name", RESULTS)

@@ -23,7 +23,7 @@ from pytest_gpumem.cli.bisect.trials import Question, SkippedError, Trials
 from pytest_gpumem.cli.outcome import FOUND, OK, Outcome, write_json
 from pytest_gpumem.cli.sources import measured_entries
 from pytest_gpumem.errors import SpecError
-from pytest_gpumem.judge.verdict import DEFAULT_TOLERANCES, PEAKS, PeakName
+from pytest_gpumem.judge.verdict import DEFAULT_TOLERANCES, EVERY_PEAK, PeakName
 from pytest_gpumem.report.change_list import table
 from pytest_gpumem.report.text import printable
 from pytest_gpumem.sizes import format_size
@@ -426,17 +426,22 @@ class Bisection:
 def leading_growth(good: Figures, bad: Figures) -> Followed | None:
     """Return the figure that grew most beyond its tolerance; None where none did.
 
-    Peak allocated leads, as it repeats to the byte; a test that ran out of memory before all.
+    Peak allocated leads, as it repeats to the byte; a test that ran out of memory before all. An
+    older torch does not count pinned memory: from none of it with another torch, nothing grew.
     """
     for key in sorted(bad.out_of_memory - good.out_of_memory):
         if key in good.entries:
             return Followed(key, 0, "allocated")
     growths: list[tuple[bool, int, Followed]] = []
     for key in good.entries.keys() & bad.entries.keys():
-        pairs = zip(good.entries[key].peaks, bad.entries[key].peaks, strict=False)
+        older, newer = good.entries[key], bad.entries[key]
+        same_torch = older.provenance.torch == newer.provenance.torch
+        pairs = zip(older.peaks, newer.peaks, strict=False)
         for device, (old, new) in enumerate(pairs):
-            for peak in PEAKS:
+            for peak in EVERY_PEAK:
                 before, after = getattr(old, peak), getattr(new, peak)
+                if peak == "pinned" and not before and not same_torch:
+                    continue
                 if after - before > DEFAULT_TOLERANCES[peak].allowance(before):
                     followed = Followed(key, device, peak)
                     growths.append((peak == "allocated", after - before, followed))
