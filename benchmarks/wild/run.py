@@ -27,7 +27,8 @@ FOLDER = Path(__file__).parent
 def constants(path: Path) -> dict[str, Any]:
     """Return the constants of a test file: PACKAGE, GOOD, BAD, WITH, REPORTED, LINKS, RELEASE.
 
-    Of a test that did not show what was reported there is no RELEASE. VERSIONS are those that are tried, by default all between; ENVIRONMENT is set for them.
+    Of a test that did not show what was reported there is no RELEASE. VERSIONS are those that are
+    tried, by default all between; ENVIRONMENT is set for them.
     """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assigned = [node for node in tree.body if isinstance(node, ast.Assign)]

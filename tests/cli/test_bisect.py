@@ -373,6 +373,8 @@ def test_commits_of_a_repository_are_tried_from_worktrees_that_do_not_stay(gpume
         (("lib", "1.0", "3.0", "tests/test_no.py::test_step"), "has no such file or folder; name"),
         (("lib", "1.0", "3.0", TEST, "tests/no"), "has no such file or folder; name a test"),
         (("--git", "lib", "1.0", "3.0", "tests/no"), "has no such file or folder; name a test"),
+        (("--across", "lib", "1.0", "3.0"), "a package, two releases and a test are needed"),
+        (("--across", "lib", "--git", "lib", "1.0", "3.0", TEST), "are not tried together"),
         (("lib", "1.0", "3.0", TEST, "--versions", "1.0"), "that is not a list of versions"),
         (("lib", "1.0", "3.0", TEST, "--versions", "1.0,2.0"), "--versions has no 3.0"),
     ],
@@ -440,6 +442,11 @@ def test_a_release_that_no_index_answered_for_is_tried_again(gpumem, suite):
     suite.tried()
     assert bisect(gpumem)[1] == first
     assert suite.tried() == ["2.0"]
+
+
+def test_across_names_the_package_as_well(gpumem, suite):
+    status, output, _ = gpumem("bisect", "--across", "lib", "1.0", "3.0", TEST)
+    assert (status, output) == bisect(gpumem)[:2]
 
 
 def test_only_the_named_releases_are_tried(gpumem, suite):

@@ -103,6 +103,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "out PACKAGE then",
     )
     parser.add_argument(
+        "--across",
+        metavar="PACKAGE",
+        help="another way to name the package: --across torch; leave out PACKAGE then",
+    )
+    parser.add_argument(
         "--with",
         dest="requirements",
         action="append",
@@ -169,6 +174,14 @@ def run(arguments: argparse.Namespace) -> Outcome:
     Raises:
         SpecError: arguments that cannot be used, or ends that cannot be compared.
     """
+    if arguments.across is not None:
+        if arguments.git is not None:
+            raise SpecError(
+                f"--across {arguments.across} --git {arguments.git}",
+                "releases and commits are not tried together",
+                "leave out one of the two",
+            )
+        arguments.words.insert(0, arguments.across)
     package, good, bad, tests = parse_words(arguments)
     question = Question(
         package,
