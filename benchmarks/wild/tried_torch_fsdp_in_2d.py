@@ -8,7 +8,7 @@ import torch
 PACKAGE = "torch"
 GOOD = "2.6.0"
 BAD = "2.15.0"
-VERSIONS = "2.6.0,2.15.0"
+VERSIONS = ("2.6.0", "2.15.0")
 WITH = ("numpy<2",)
 REPORTED = "87 GB with FSDP2, 71 GB with FSDP1, in April 2024"
 LINKS = ("pytorch/torchtitan#191",)

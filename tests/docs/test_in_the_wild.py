@@ -11,7 +11,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 RECORDED = json.loads((ROOT / "benchmarks/results/wild.json").read_text(encoding="utf-8"))
 RESULTS = {name: it for name, it in RECORDED.items() if not it.get("tried")}
 TRIED = {name: it for name, it in RECORDED.items() if it.get("tried")}
-ROWS = [line for line in PAGE.splitlines() if re.match(r"\| [\w-]+[, ].*of \d", line)]
+ROWS = [line for line in PAGE.splitlines() if re.match(r"\| [\w-]+ \S+ \(of \d", line)]
 
 
 def test_every_regression_of_the_folder_has_a_result_and_a_row():
