@@ -71,7 +71,7 @@ def bisect(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
     if "RELEASE" not in facts:
         row["tried"] = True
     if not found.get("found") or found["skipped"]:
-        return {**row, "found": False, "said": "".join(done.stdout.strip().splitlines()[:1])}
+        return {**row, "found": False, "said": done.stdout.strip()}
     before, after = (
         "out of memory" if found[name] is None else format_size(found[name])
         for name in ("bytes_before", "bytes_found")
@@ -108,7 +108,8 @@ def main() -> None:
             change = f"{row['before']} -> {row['after']} peak {row['peak']}"
             text += [f"  {row['package']} {row['release']}: {change}", f"  cause: {row['cause']}"]
         else:
-            text.append(f"  not found: {row.get('release') or row.get('said')}")
+            said = (row.get("release") or row.get("said") or "").splitlines()
+            text.append(f"  not found: {'\n    '.join(filter(None, said))}")
         text.append(f"  {row['seconds']} s; {row['provenance']}")
     publish("wild", "\n".join(text))
 
