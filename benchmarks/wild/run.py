@@ -109,7 +109,7 @@ def main() -> None:
             text += [f"  {row['package']} {row['release']}: {change}", f"  cause: {row['cause']}"]
         else:
             said = (row.get("release") or row.get("said") or "").splitlines()
-            text.append(f"  not found: {'\n    '.join(filter(None, said))}")
+            text.append("\n    ".join(["  not found:", *filter(None, said)]))
         text.append(f"  {row['seconds']} s; {row['provenance']}")
     publish("wild", "\n".join(text))
 
