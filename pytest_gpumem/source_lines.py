@@ -28,6 +28,8 @@ _LINKED: Final = "__editable__"
 """begins the name of setuptools' folder of links to a project's sources"""
 _CACHE_TAG: Final = "CACHEDIR.TAG"
 """the file in a cache's folder (https://bford.info/cachedir/)"""
+_HANDED_ON: Final = re.compile(r"[(,]\s*\*")
+"""an argument like *args: lines without one need not be parsed"""
 _FOREIGN: Final = ("torch", "pytest", "_pytest", "pluggy")
 """packages whose lines tell a user nothing about the user's own code"""
 
@@ -41,12 +43,20 @@ class Line(NamedTuple):
 
 
 def users_line(frame: FrameType | None) -> Line | None:
-    """Return the innermost line of the user's in a stack; None where it has none."""
+    """Return the innermost line of the user's in a stack; None where it has none.
+
+    A decorator's line that only hands on a call counts where the user has no other.
+    """
+    innermost = None
     while frame is not None:
-        if is_users(frame.f_code.co_filename):
-            return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        code, number = frame.f_code, frame.f_lineno
+        if is_users(code.co_filename):
+            line = Line(code.co_filename, number, code.co_name)
+            if not hands_on(code.co_filename, number):
+                return line
+            innermost = innermost or line
         frame = frame.f_back
-    return None
+    return innermost
 
 
 @functools.cache
@@ -139,12 +149,26 @@ def import_folders() -> tuple[Path, ...]:
     return tuple(sorted(folders, key=lambda folder: -len(folder.parts)))
 
 
+@functools.lru_cache(maxsize=4096)
+def hands_on(filename: str, line: int) -> bool:
+    """Return whether a line of a decorator does nothing but call the function that it decorates.
+
+    It is told by its structure: the function is an argument of a function around, and it is called
+    with all arguments of the decorator's own, ``*args`` or ``**kwargs`` among them, as they are.
+    Such a line is the same for all functions that are decorated: it is none of interest.
+    """
+    text = "".join(linecache.getlines(filename)[line - 1 : line + 2])  # a call may be broken
+    return _HANDED_ON.search(text) is not None and line in _handing_on(filename)
+
+
 def forget_changed_files() -> None:
     """Forget the lines of files that were edited since this process read them."""
     known = set(linecache.cache)
     linecache.checkcache()
     if not known <= set(linecache.cache):
         _functions.cache_clear()
+        _handing_on.cache_clear()
+        hands_on.cache_clear()
         _statements.cache_clear()
         _marker_lines.cache_clear()
 
@@ -267,3 +291,45 @@ def _functions(filename: str) -> tuple[tuple[int, int, str], ...]:
 
     walk(tree, "")
     return tuple(functions)
+
+
+@functools.lru_cache(maxsize=256)
+def _handing_on(filename: str) -> frozenset[int]:
+    """Return the lines of statements that only call a decorated function with all arguments."""
+    tree = _parsed(filename)
+    lines: set[int] = set()
+
+    def walk(node: ast.AST, around: frozenset[str], own: ast.arguments | None) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                names = frozenset(it.arg for it in _named(own)) if own else frozenset()
+                walk(child, around | names, child.args)
+                continue
+            if own is not None and isinstance(child, (ast.Return, ast.Assign, ast.Expr)):
+                call = child.value.value if isinstance(child.value, ast.Await) else child.value
+                if isinstance(call, ast.Call) and _hands_on(call, own, around):
+                    lines.update(range(child.lineno, (child.end_lineno or child.lineno) + 1))
+            walk(child, around, own)
+
+    if tree is not None:
+        walk(tree, frozenset(), None)
+    return frozenset(lines)
+
+
+def _named(arguments: ast.arguments) -> list[ast.arg]:
+    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+
+
+def _hands_on(call: ast.Call, own: ast.arguments, around: frozenset[str]) -> bool:
+    """Return whether a call is of an argument of a function around, with all of one's own."""
+    if not isinstance(call.func, ast.Name) or call.func.id not in around:
+        return False
+    if call.func.id in {it.arg for it in _named(own)} or not (own.vararg or own.kwarg):
+        return False
+    handed = [it.arg for it in (*own.posonlyargs, *own.args)]
+    handed += [f"*{own.vararg.arg}"] if own.vararg else []
+    by_name = {(it.arg, it.arg) for it in own.kwonlyargs}
+    by_name |= {("**", own.kwarg.arg)} if own.kwarg else set()
+    return [ast.unparse(it) for it in call.args] == handed and by_name == {
+        (it.arg or "**", ast.unparse(it.value)) for it in call.keywords
+    }

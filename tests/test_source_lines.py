@@ -8,6 +8,8 @@ import pytest
 
 from pytest_gpumem.source_lines import (
     Line,
+    forget_changed_files,
+    hands_on,
     import_folders,
     is_users,
     marker_line,
@@ -55,6 +57,62 @@ def test_the_line_that_runs_is_the_users():
     here = sys._getframe()
     assert users_line(here) == Line(__file__, here.f_lineno, here.f_code.co_name)
     assert users_line(None) is None
+
+
+DECORATORS = """
+def decorate(function, other=None):
+    def plain(*args, **kwargs):
+        start(function)
+        value = function(*args, **kwargs)
+        return value
+
+    async def with_more(self, number, *args, name, **kwargs):
+        return await function(
+            self, number, *args, name=name, **kwargs
+        )
+
+    def changes(*args, **kwargs):
+        function(*args[1:], **kwargs)
+        function(args[0], *args, **kwargs)
+        function(*args, **kwargs).float()
+        function(*args)
+        return other(function(*args, **kwargs))
+
+    def of_one_s_own(function, *args):
+        return function(*args)
+
+    def knows_what_it_calls(rows, columns):
+        return function(rows, columns)
+
+def model(*args, **kwargs):
+    return function(*args, **kwargs)
+"""
+HANDED_ON = (5, 9, 10, 11)
+
+
+def test_a_decorator_s_line_that_only_calls_what_it_decorates_hands_on(tmp_path):
+    path = tmp_path / "decorators.py"
+    path.write_text(DECORATORS)
+    # A frame is at the first line of a call, or at that of an argument.
+    lines = DECORATORS.splitlines()
+    assert tuple(it for it in range(1, len(lines) + 1) if hands_on(str(path), it)) == HANDED_ON
+    assert not hands_on(str(tmp_path / "gone.py"), 5)
+    path.write_text("\n" * 4 + "        return function(*args)\n")
+    forget_changed_files()
+    assert not hands_on(str(path), 5)
+
+
+def test_a_line_that_hands_on_is_looked_past_where_the_user_has_another(tmp_path):
+    path = tmp_path / "decorators.py"
+    path.write_text(
+        "def decorate(function):\n    def f(*a):\n        return function(*a)\n    return f\n"
+    )
+    names = {}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    decorated = names["decorate"](lambda: users_line(sys._getframe(1)))
+    here = sys._getframe()
+    line = decorated()
+    assert line == Line(__file__, here.f_lineno - 1, here.f_code.co_name)
 
 
 def test_files_have_the_same_name_on_every_machine(tmp_path):

@@ -27,6 +27,7 @@ from pytest_gpumem.baselines.changes import pair_entries
 from pytest_gpumem.cli.bisect.candidates import offered_releases
 from pytest_gpumem.cli.bisect.trials import Question, SkippedError, Trials
 from pytest_gpumem.cli.sources import measured_entries
+from pytest_gpumem.errors import SpecError
 from pytest_gpumem.report.text import signed_size
 from pytest_gpumem.sizes import format_size
 
@@ -87,7 +88,7 @@ class Pair:
         for version in (self.old, self.new):
             try:
                 reports.append(trials.report(version))
-            except SkippedError as reason:  # noqa: PERF203 - the version is told
+            except (SkippedError, SpecError) as reason:  # noqa: PERF203 - the version is told
                 self.problem = f"{self.package} {version}: {reason}"
                 return
         (old, old_oom), (new, new_oom) = (measured_entries(it.results) for it in reports)

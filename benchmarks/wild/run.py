@@ -3,7 +3,7 @@
     python -m benchmarks.wild.run [NAME ...]
 
 Each test runs in environments of its own, on the virtual GPU; what is not named keeps its row in
-benchmarks/results/wild.txt.
+benchmarks/results/wild.txt. Files named tried_*.py are tests that did not show what was reported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ FOLDER = Path(__file__).parent
 def constants(path: Path) -> dict[str, Any]:
     """Return the constants of a test file: PACKAGE, GOOD, BAD, WITH, REPORTED, LINKS, RELEASE.
 
-    VERSIONS are those that are tried, by default all between; ENVIRONMENT is set for them.
+    Of a test that did not show what was reported there is no RELEASE. VERSIONS are those that are
+    tried, by default all between; ENVIRONMENT is set for them.
     """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
@@ -67,8 +68,10 @@ def bisect(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
         "provenance": line(),
         "seconds": round(seconds),
     }
+    if "RELEASE" not in facts:
+        row["tried"] = True
     if not found.get("found") or found["skipped"]:
-        return {**row, "found": False, "said": done.stdout.strip().splitlines()[:1]}
+        return {**row, "found": False, "said": done.stdout.strip()}
     before, after = (
         "out of memory" if found[name] is None else format_size(found[name])
         for name in ("bytes_before", "bytes_found")
@@ -76,7 +79,7 @@ def bisect(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
     test = found["nodeid"].rpartition("::")[2]
     return {
         **row,
-        "found": found["found"] == facts["RELEASE"],
+        "found": found["found"] == facts.get("RELEASE"),
         "package": found["package"],
         "release": found["found"],
         "peak": found["peak"],
@@ -90,9 +93,8 @@ def main() -> None:
     """Run the named files, or all; publish the table of all rows."""
     kept = RESULTS / "wild.json"
     rows = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-    paths = sorted(FOLDER.glob("test_*.py"))
-    for path in paths:
-        name = path.stem.removeprefix("test_")
+    for path in sorted([*FOLDER.glob("test_*.py"), *FOLDER.glob("tried_*.py")]):
+        name = path.stem.partition("_")[2]
         if sys.argv[1:] and name not in sys.argv[1:]:
             continue
         rows[name] = bisect(path, constants(path))
@@ -106,7 +108,8 @@ def main() -> None:
             change = f"{row['before']} -> {row['after']} peak {row['peak']}"
             text += [f"  {row['package']} {row['release']}: {change}", f"  cause: {row['cause']}"]
         else:
-            text.append(f"  not found: {row.get('release') or row.get('said')}")
+            said = (row.get("release") or row.get("said") or "").splitlines()
+            text.append("\n    ".join(["  not found:", *filter(None, said)]))
         text.append(f"  {row['seconds']} s; {row['provenance']}")
     publish("wild", "\n".join(text))
 

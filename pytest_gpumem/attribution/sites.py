@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.measurement import Site
-from pytest_gpumem.source_lines import is_users, qualified, shown_path
+from pytest_gpumem.source_lines import hands_on, is_users, qualified, shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,8 +34,13 @@ class Origin:
 
 
 def users_frame(frames: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the innermost frame outside of torch and this package."""
-    return next((frame for frame in frames if is_users(frame["filename"])), None)
+    """Return the innermost frame outside of torch and this package.
+
+    A decorator's frame that only hands on a call counts where there is no other.
+    """
+    users = [frame for frame in frames if is_users(frame["filename"])]
+    telling = (frame for frame in users if not hands_on(frame["filename"], frame["line"]))
+    return next(telling, users[0] if users else None)
 
 
 def origin(

@@ -384,6 +384,22 @@ def test_sites_name_the_users_line_and_the_module(torch):
     assert weights.module == "Sequential.*.0"
 
 
+def test_a_site_is_the_line_that_calls_a_decorated_function(torch):
+    def marked(function):
+        def wrapped_function(*args, **kwargs):
+            return function(*args, **kwargs)
+
+        return wrapped_function
+
+    with recorded() as run:
+        kept = marked(torch.zeros)(WIDTH, WIDTH, device="cuda")
+        with run.part("forward", {}):
+            pass
+        _, part = explained(run, "forward")
+    (site,) = (it for it in part[0].breakdown.sites if it.nbytes == kept.nbytes)
+    assert site.code == 'kept = marked(torch.zeros)(WIDTH, WIDTH, device="cuda")'
+
+
 def test_gradients_are_of_the_line_that_called_backward(torch):
     with recorded() as run:
         model = linears(torch)

@@ -31,6 +31,16 @@ def test_the_innermost_frame_outside_of_torch_is_the_users():
     assert users_frame([]) is None
 
 
+def test_a_decorator_s_frame_counts_where_there_is_no_other(tmp_path):
+    path = tmp_path / "nvtx.py"
+    path.write_text(
+        "def mark(function):\n    def f(*a):\n        return function(*a)\n    return f\n"
+    )
+    decorator = frame(str(path), 3, "f")
+    assert users_frame([decorator, frame("/home/me/train.py", 7)])["line"] == 7
+    assert users_frame([decorator, frame("<string>")]) == decorator
+
+
 def made(frames=(), line=None, **changes):
     options = {"module": "", "category": "activations", "nbytes": 10, **changes}
     return origin(frames, line, **options)

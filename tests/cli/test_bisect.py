@@ -14,10 +14,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers.judged import PLAIN, measured
+from helpers.judged import NOW, PLAIN, measured
 
 from pytest_gpumem.cli.bisect import candidates, environment
-from pytest_gpumem.cli.bisect.environment import Environment, SetupError, completed, reason_of
+from pytest_gpumem.cli.bisect.environment import (
+    Environment,
+    SetupError,
+    UnreachedError,
+    completed,
+    reason_of,
+)
 from pytest_gpumem.cli.bisect.search import Search
 from pytest_gpumem.judge.judge import judge
 from pytest_gpumem.judge.result import Result
@@ -86,9 +92,10 @@ class Suite:
         uv.write_text(UV.format(python=sys.executable, **names), encoding="utf-8")
         uv.chmod(0o755)
 
-    def takes(self, version, mib, *, out_of_memory=False):
+    def takes(self, version, mib, *, out_of_memory=False, pinned=0, torch=NOW.torch):
         """Say what the test takes with a version, in MiB."""
-        step = measured((int(mib * MIB), int(mib * MIB)))
+        step = measured((int(mib * MIB), int(mib * MIB), pinned * MIB))
+        step = replace(step, provenance=replace(NOW, torch=torch))
         if out_of_memory:
             step = replace(step, out_of_memory=OutOfMemory(0, MIB, 50 * MIB, ""))
         result = Result(TEST, judge(step, PLAIN, Lookup(), Policy()), step)
@@ -111,6 +118,9 @@ def suite(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(made.bin), prepend=":")
     monkeypatch.setattr(candidates, "offered_releases", lambda *_, **__: list(reversed(RELEASES)))
+    file = tmp_path / TEST.partition("::")[0]
+    file.parent.mkdir()
+    file.touch()
     for version in RELEASES:
         made.takes(version, 100 if version in RELEASES[:4] else 160)
     return made
@@ -291,6 +301,25 @@ def test_a_newer_release_that_takes_less_is_found_from_the_other_end(gpumem, sui
     assert "show it again: gpumem bisect lib 2.0 1.10 " in output
 
 
+@pytest.mark.parametrize(("before", "words"), [(0, "0 B"), (64, "64.00 MiB")])
+def test_growth_of_pinned_memory_alone_is_found(gpumem, suite, before, words):
+    for version in RELEASES:
+        suite.takes(version, 100, pinned=before if version in RELEASES[:4] else 128)
+    status, output, _ = bisect(gpumem)
+    assert status == 0
+    assert output.startswith(
+        f"lib 2.0 is the first that takes more:\npeak pinned of {TEST}: {words} -> 128.00 MiB (+"
+    )
+
+
+def test_a_torch_that_begins_to_count_pinned_memory_is_no_growth(gpumem, suite):
+    for version in RELEASES:
+        old = version in RELEASES[:4]
+        suite.takes(version, 100, pinned=0 if old else 128, torch="2.9.1" if old else "2.10.0")
+    status, output, _ = bisect(gpumem)
+    assert (status, output.startswith("nothing grew")) == (1, True)
+
+
 def test_a_test_that_runs_out_of_memory_is_bad(gpumem, suite):
     for version in RELEASES[2:]:
         suite.takes(version, 50, out_of_memory=True)
@@ -341,6 +370,11 @@ def test_commits_of_a_repository_are_tried_from_worktrees_that_do_not_stay(gpume
         (("lib", "1.0", "9.0", TEST), "lib 9.0: the package index has no such release"),
         (("lib", "first", "3.0", TEST), "'first' is not a version"),
         (("./lib", "1.0", "3.0", TEST), "use --git for a repository's folder"),
+        (("lib", "1.0", "3.0", "tests/test_no.py::test_step"), "has no such file or folder; name"),
+        (("lib", "1.0", "3.0", TEST, "tests/no"), "has no such file or folder; name a test"),
+        (("--git", "lib", "1.0", "3.0", "tests/no"), "has no such file or folder; name a test"),
+        (("--across", "lib", "1.0", "3.0"), "a package, two releases and a test are needed"),
+        (("--across", "lib", "--git", "lib", "1.0", "3.0", TEST), "are not tried together"),
         (("lib", "1.0", "3.0", TEST, "--versions", "1.0"), "that is not a list of versions"),
         (("lib", "1.0", "3.0", TEST, "--versions", "1.0,2.0"), "--versions has no 3.0"),
     ],
@@ -350,6 +384,69 @@ def test_arguments_that_cannot_be_used_are_told(gpumem, suite, words, problem):
     assert (status, output) == (2, "")
     assert problem in errors
     assert not suite.calls.exists()
+
+
+def test_a_module_s_name_is_pytest_s_to_find(gpumem, suite):
+    status, output, errors = gpumem("bisect", "lib", "1.0", "3.0", "lib.tests", "--", "--pyargs")
+    assert (status, errors.count("no such file")) == (0, 0)
+    assert output.startswith("lib 2.0 is the first that takes more:")
+
+
+def test_builds_of_a_release_for_another_index_are_not_tried(gpumem, suite, monkeypatch):
+    offered = [*RELEASES, "1.1+cpu", "2.0+cpu"]
+    monkeypatch.setattr(candidates, "offered_releases", lambda *_, **__: offered)
+    assert "7 releases of lib from 1.0 to 3.0" in bisect(gpumem)[2]
+    suite.takes("1.1+cpu", 160)
+    assert "lib 1.1+cpu is the first" in gpumem("bisect", "lib", "1.0", "1.1+cpu", TEST)[1]
+
+
+PIP_WITHOUT_NETWORK = """
+import sys
+if sys.argv[-1] == "lib":
+    print("Available versions: 2.0")  # of a folder of wheels
+for left in (1, 0):
+    print(f"WARNING: Retrying (Retry(total={left}, read=None)) after connection broken by "
+          "'NewConnectionError: Connection refused': /simple/lib/", file=sys.stderr)
+"""
+
+
+def test_without_a_network_no_release_is_said_to_be_missing(gpumem, tmp_path, monkeypatch):
+    program = tmp_path / "python"
+    program.write_text(f"#!{sys.executable}{PIP_WITHOUT_NETWORK}", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(candidates.sys, "executable", str(program))
+    (tmp_path / "test_it.py").touch()
+    for package in ("lib", "other"):
+        status, output, errors = gpumem("bisect", package, "1.0", "2.0", "test_it.py")
+        assert (status, output) == (2, "")
+        assert f"gpumem bisect {package}: pip cannot reach the package index (" in errors
+        assert "Connection refused" in errors
+        assert "; connect to the network, or correct pip's proxy" in errors
+
+
+def test_a_release_that_no_index_answered_for_is_tried_again(gpumem, suite):
+    first = bisect(gpumem)[1]
+    (path,) = (suite.folder / ".gpumem-bisect").glob("*/2.0.json")
+    path.unlink()
+    said = "error: Request failed after 3 retries\n  cause: Failed to fetch: https://pypi.org/lib/"
+    uv = suite.bin / "uv"
+    uv.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 2\n", encoding="utf-8")
+    status, output, errors = bisect(gpumem)
+    assert (status, output) == (2, "")
+    assert (
+        "gpumem: lib 2.0: no package index answers: Request failed after 3 retries: Failed to "
+        "fetch: https://pypi.org/lib/; connect to the network, and repeat the command"
+    ) in errors
+    suite.stand_in()
+    suite.tried()
+    assert bisect(gpumem)[1] == first
+    assert suite.tried() == ["2.0"]
+
+
+def test_across_names_the_package_as_well(gpumem, suite):
+    status, output, _ = gpumem("bisect", "--across", "lib", "1.0", "3.0", TEST)
+    assert (status, output) == bisect(gpumem)[:2]
 
 
 def test_only_the_named_releases_are_tried(gpumem, suite):
@@ -421,6 +518,16 @@ def test_the_environment_has_this_package_and_its_plugin(tmp_path, monkeypatch):
     assert not made.folder.exists()
 
 
+def test_a_set_up_without_a_network_has_the_reason_of_pip_s_last_try(tmp_path):
+    made = Environment(tmp_path / "environment", tmp_path / "log")
+    said = (
+        "WARNING: Retrying (Retry(total=0)) after connection broken by 'Refused': /lib/\n"
+        "ERROR: Could not find a version that satisfies the requirement lib==9\n"
+    )
+    with pytest.raises(UnreachedError, match="^connection broken by 'Refused': /lib/$"):
+        made._run([sys.executable, "-c", f"import sys; sys.exit({said!r})"])
+
+
 def test_a_set_up_that_fails_has_the_installer_s_reason(tmp_path):
     made = Environment(tmp_path / "environment", tmp_path / "log")
     with pytest.raises(SetupError, match="no such thing"):
@@ -435,7 +542,8 @@ def test_a_set_up_that_fails_has_the_installer_s_reason(tmp_path):
             "WARNING: old\nERROR: Could not find lib==9\nERROR: No matching distribution",
             "Could not find lib==9",
         ),
-        ("  × No solution found\n  ╰─▶ lib==9 is not there", "No solution found"),  # noqa: RUF001
+        ("  × No solution found\n  ╰─▶ no lib==9", "No solution found: no lib==9"),  # noqa: RUF001
+        ("error: No solution\n  cause: no lib==9\n  cause: other", "No solution: no lib==9"),
         ("boom", "boom"),
         ("", "exit status 3"),
     ],

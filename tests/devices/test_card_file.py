@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
+from helpers.paths import ROOT
 
 from pytest_gpumem.cli.cards import described
 from pytest_gpumem.devices import cards
@@ -63,6 +67,23 @@ def test_every_card_of_the_table_comes_back_from_its_own_description(tmp_path, n
     assert back.memory_bus_width == card.memory_bus_width
     # By the rule in cards' docstring; the T4 and a few others were measured.
     assert abs(back.context - card.context) <= max(0.05 * card.context, 48 * 2**20)
+
+
+def test_the_command_describes_the_gpu_that_torch_sees(tmp_path):
+    """The virtual GPU stands in for a real one, as in tests/gpu."""
+    (tmp_path / "sitecustomize.py").write_text("import fake_gpu", encoding="utf-8")
+    paths = [str(tmp_path), str(ROOT / "tests/gpu"), str(ROOT)]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest_gpumem.cli", "cards", "--here"],
+        env={**os.environ, "GPUMEM_FAKE_GPU": "L4", "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    back, card = find_card(card_file(tmp_path, done.stdout)), CARDS["L4"]
+    for field in ("device_name", "total_memory", "capability", "sm_count", "l2_cache_size"):
+        assert getattr(back, field) == getattr(card, field)
 
 
 @pytest.mark.parametrize(

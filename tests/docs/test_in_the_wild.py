@@ -7,14 +7,41 @@ import pytest
 from helpers.paths import ROOT
 
 PAGE = (ROOT / "docs/explanation/in-the-wild.md").read_text(encoding="utf-8")
-RESULTS = json.loads((ROOT / "benchmarks/results/wild.json").read_text(encoding="utf-8"))
-ROWS = [line for line in PAGE.splitlines() if re.match(r"\| [\w-]+[, ].*of \d", line)]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+RECORDED = json.loads((ROOT / "benchmarks/results/wild.json").read_text(encoding="utf-8"))
+RESULTS = {name: it for name, it in RECORDED.items() if not it.get("tried")}
+TRIED = {name: it for name, it in RECORDED.items() if it.get("tried")}
+ROWS = [line for line in PAGE.splitlines() if re.match(r"\| [\w-]+ \S+ \(of \d", line)]
 
 
 def test_every_regression_of_the_folder_has_a_result_and_a_row():
     files = {path.stem.removeprefix("test_") for path in (ROOT / "benchmarks/wild").glob("test_*")}
     assert set(RESULTS) == files
     assert len(ROWS) == len(files)
+
+
+def test_what_was_tried_in_vain_is_told_with_what_its_search_said():
+    files = {
+        path.stem.removeprefix("tried_") for path in (ROOT / "benchmarks/wild").glob("tried_*")
+    }
+    assert set(TRIED) == files
+    for result in TRIED.values():
+        package, good, _, bad = result["asked"].split()
+        assert result["said"].splitlines()[0] == f"nothing grew between {package} {good} and {bad}"
+        (link,) = result["links"]
+        (row,) = [it for it in PAGE.splitlines() if f"{link.replace('#', '/issues/')})" in it]
+        assert f"run from {package} {good} to {bad}: nothing grew" in row
+
+
+def test_the_readme_s_three_rows_are_recorded():
+    rows = re.findall(r"^  - (\S+) (\S+): [^,]+, (\d+) → (\d+) MiB\.$", README, re.MULTILINE)
+    found = {(it["package"], it["release"]): it for it in RESULTS.values() if it["found"]}
+    assert len(rows) == 3
+    for package, release, *sizes in rows:
+        recorded = [found[package, release][name] for name in ("before", "after")]
+        assert [f"{float(it.removesuffix(' MiB')):.0f}" for it in recorded] == sizes
+    number = sum(it["found"] for it in RESULTS.values())
+    assert re.search(rf"`gpumem bisect`\s+found {number}, without a GPU\.", README)
 
 
 @pytest.mark.parametrize("name", RESULTS)

@@ -12,6 +12,7 @@ import yaml
 from helpers.paths import ROOT
 
 from pytest_gpumem.cli.bisect.trials import SkippedError
+from pytest_gpumem.errors import SpecError
 from pytest_gpumem.report.json_report import read_report
 
 STEP = """
@@ -38,6 +39,8 @@ class Reports:
         self.reports = reports
 
     def report(self, version):
+        if version == "offline":
+            raise SpecError("some offline", "no package index answers", "connect")
         if version not in self.reports:
             raise SkippedError("this version cannot be installed: no wheel")
         return self.reports[version]
@@ -81,6 +84,14 @@ def test_the_page_says_what_moved_and_where(radar, suite):
         missing
         == "| some b -> c | not tried: some c: this version cannot be installed: no wheel | | |"
     )
+
+
+def test_without_an_index_the_page_goes_on(radar):
+    pair = radar.Pair("some", "offline", "b")
+    pair.compare(Reports())
+    (row,) = pair.rows()
+    assert row.startswith("| some offline -> b | not tried: some offline: ")
+    assert "no package index answers" in row
 
 
 def test_each_package_has_its_steps_and_the_workflow_runs_them(radar):

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
@@ -16,6 +16,9 @@ from pytest_gpumem.errors import SpecError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
+
+_UNREACHED: Final = re.compile(r"Retry\(total=0\b.* after connection broken by (.+)")
+"""pip's warning at its last try to reach an index"""
 
 
 class Candidates(NamedTuple):
@@ -57,7 +60,9 @@ def releases_between(package: str, good: str, bad: str, *, prereleases: bool = F
                 "the package index has no such release for this Python",
                 f"choose one of its releases, such as {newest or 'pip index versions prints them'}",
             )
-    between = [versions[version] for version in sorted(versions) if first <= version <= last]
+    # A build like 2.13.0+cpu, of a further index, is no other release.
+    releases = sorted(it for it in versions if it.local is None or it in {first, last})
+    between = [versions[version] for version in releases if first <= version <= last]
     return _directed(between, falls=Version(good) != first)
 
 
@@ -69,7 +74,7 @@ def offered_releases(package: str, *, prereleases: bool) -> list[str]:
     """Return all releases that pip finds for this Python, by ``pip index versions``.
 
     Raises:
-        SpecError: there is no pip, or it knows no such package.
+        SpecError: there is no pip, or it knows no such package, or reaches no index.
     """
     if find_spec("pip") is None:
         raise SpecError(
@@ -84,6 +89,13 @@ def offered_releases(package: str, *, prereleases: bool) -> list[str]:
         text=True,
         check=False,
     )
+    unreached = _UNREACHED.findall(process.stderr)
+    if unreached:  # also where a folder of wheels has some releases: they would be too few
+        raise SpecError(
+            f"gpumem bisect {package}",
+            f"pip cannot reach the package index ({unreached[-1]})",
+            "connect to the network, or correct pip's proxy or index, and repeat the command",
+        )
     line = re.search(r"^Available versions: (.*)$", process.stdout, re.MULTILINE)
     if line is None:
         errors = [text for text in process.stderr.splitlines() if text.startswith("ERROR")]

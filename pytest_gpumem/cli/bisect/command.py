@@ -23,7 +23,7 @@ from pytest_gpumem.cli.bisect.trials import Question, SkippedError, Trials
 from pytest_gpumem.cli.outcome import FOUND, OK, Outcome, write_json
 from pytest_gpumem.cli.sources import measured_entries
 from pytest_gpumem.errors import SpecError
-from pytest_gpumem.judge.verdict import DEFAULT_TOLERANCES, PEAKS, PeakName
+from pytest_gpumem.judge.verdict import DEFAULT_TOLERANCES, EVERY_PEAK, PeakName
 from pytest_gpumem.report.change_list import table
 from pytest_gpumem.report.text import printable
 from pytest_gpumem.sizes import format_size
@@ -103,6 +103,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "out PACKAGE then",
     )
     parser.add_argument(
+        "--across",
+        metavar="PACKAGE",
+        help="another way to name the package: --across torch; leave out PACKAGE then",
+    )
+    parser.add_argument(
         "--with",
         dest="requirements",
         action="append",
@@ -169,6 +174,14 @@ def run(arguments: argparse.Namespace) -> Outcome:
     Raises:
         SpecError: arguments that cannot be used, or ends that cannot be compared.
     """
+    if arguments.across is not None:
+        if arguments.git is not None:
+            raise SpecError(
+                f"--across {arguments.across} --git {arguments.git}",
+                "releases and commits are not tried together",
+                "leave out one of the two",
+            )
+        arguments.words.insert(0, arguments.across)
     package, good, bad, tests = parse_words(arguments)
     question = Question(
         package,
@@ -211,11 +224,29 @@ def parse_words(arguments: argparse.Namespace) -> tuple[str, str, str, tuple[str
             "write: gpumem bisect transformers 4.37.2 4.38.2 tests/test_llama.py",
         )
     package, good, bad, *tests = words
+    check_tests(arguments)
     if arguments.git is None and (os.sep in package or package.startswith("-")):
         raise SpecError(
             package, "this is not the name of a package", "use --git for a repository's folder"
         )
     return package, good, bad, tuple(tests)
+
+
+def check_tests(arguments: argparse.Namespace) -> None:
+    """Check that the named tests' files are there, before anything is installed.
+
+    Raises:
+        SpecError: one is not there.
+    """
+    if "--pyargs" in arguments.pytest_arguments:
+        return
+    for test in arguments.words[3 if arguments.git is None else 2 :]:
+        if not Path(test.partition("::")[0]).exists():
+            raise SpecError(
+                test,
+                f"{Path.cwd()} has no such file or folder",
+                "name a test as for pytest: tests/test_llama.py::test_step",
+            )
 
 
 class Bisection:
@@ -281,7 +312,8 @@ class Bisection:
             raise SpecError(
                 f"{self._package} {self._title(version)}",
                 f"the search needs both ends, and this end cannot be tried: {reason}",
-                "choose another end, or change --with; --fresh tries it again",
+                "correct the tests, --with or --python, or choose another end; --fresh tries it "
+                "again",
             ) from reason
 
     def _value(self, version: str, followed: Followed) -> float:
@@ -407,17 +439,22 @@ class Bisection:
 def leading_growth(good: Figures, bad: Figures) -> Followed | None:
     """Return the figure that grew most beyond its tolerance; None where none did.
 
-    Peak allocated leads, as it repeats to the byte; a test that ran out of memory before all.
+    Peak allocated leads, as it repeats to the byte; a test that ran out of memory before all. An
+    older torch does not count pinned memory: from none of it with another torch, nothing grew.
     """
     for key in sorted(bad.out_of_memory - good.out_of_memory):
         if key in good.entries:
             return Followed(key, 0, "allocated")
     growths: list[tuple[bool, int, Followed]] = []
     for key in good.entries.keys() & bad.entries.keys():
-        pairs = zip(good.entries[key].peaks, bad.entries[key].peaks, strict=False)
+        older, newer = good.entries[key], bad.entries[key]
+        same_torch = older.provenance.torch == newer.provenance.torch
+        pairs = zip(older.peaks, newer.peaks, strict=False)
         for device, (old, new) in enumerate(pairs):
-            for peak in PEAKS:
+            for peak in EVERY_PEAK:
                 before, after = getattr(old, peak), getattr(new, peak)
+                if peak == "pinned" and not before and not same_torch:
+                    continue
                 if after - before > DEFAULT_TOLERANCES[peak].allowance(before):
                     followed = Followed(key, device, peak)
                     growths.append((peak == "allocated", after - before, followed))

@@ -26,8 +26,19 @@ LIGHT: Final = (sys.executable, "-m", "pytest_gpumem.cli", "light", "--cudnn")
 """prints requirements without NVIDIA's packages"""
 
 
+UNREACHED: Final = re.compile(
+    r"Retry\(total=0\b.* after (connection broken by .+)|Failed to fetch|error sending request|"
+    r"network timeout|name resolution"
+)
+"""what uv and pip say where no index answers"""
+
+
 class SetupError(Exception):
     """An environment that could not be made; the text is the reason."""
+
+
+class UnreachedError(Exception):
+    """An environment that could not be made: no package index answers; the text is the reason."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,7 @@ class Environment:
 
         Raises:
             SetupError: the requirements cannot be installed together.
+            UnreachedError: no package index answers.
         """
         self.remove()
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +107,10 @@ class Environment:
             )
             log.write(process.stdout + process.stderr)
         if process.returncode:
-            raise SetupError(reason_of(process.stderr or process.stdout, process.returncode))
+            said = process.stderr or process.stdout
+            reason = reason_of(said, process.returncode)
+            unreached = UNREACHED.search(said)
+            raise UnreachedError(unreached[1] or reason) if unreached else SetupError(reason)
         return process.stdout
 
     def _add_own_package(self) -> None:
@@ -143,8 +158,9 @@ def clean_environment() -> dict[str, str]:
 
 
 def reason_of(output: str, status: int) -> str:
-    """Return the line of an installer's output that says why it failed."""
+    """Return the line of an installer's output that says why it failed, and uv's first cause."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"(ERROR|error)\b|.*[×╰]", line)]  # noqa: RUF001 - uv's
-    line = (errors or lines[-1:] or [f"exit status {status}"])[0]
-    return re.sub(r"^(ERROR|error): |^[×╰─▶ ]+", "", line)  # noqa: RUF001 - uv's
+    errors = [line for line in lines if re.match(r"(ERROR|error)\b|[×]", line)]  # noqa: RUF001 - uv's
+    causes = [line for line in lines if re.match(r"cause: |╰─▶ ", line)]
+    told = [*(errors or lines[-1:] or [f"exit status {status}"])[:1], *causes[:1]]
+    return ": ".join(re.sub(r"^(ERROR|error|cause): |^[×╰─▶ ]+", "", line) for line in told)  # noqa: RUF001 - uv's

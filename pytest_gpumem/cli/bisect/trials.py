@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.atomic_file import write_whole
 from pytest_gpumem.baselines.git import GitError, run_git
-from pytest_gpumem.cli.bisect.environment import Environment, SetupError, clean_environment
-from pytest_gpumem.errors import ReportError
+from pytest_gpumem.cli.bisect.environment import (
+    Environment,
+    SetupError,
+    UnreachedError,
+    clean_environment,
+)
+from pytest_gpumem.errors import ReportError, SpecError
 from pytest_gpumem.report.json_report import read_report
 
 if TYPE_CHECKING:
@@ -105,6 +110,7 @@ class Trials:
 
         Raises:
             SkippedError: the version cannot be installed, or its tests do not run.
+            SpecError: no package index answers. This is not kept: it says nothing of the version.
         """
         path, skipped = self._path(version, "json"), self._path(version, "skipped")
         if skipped.exists():
@@ -135,6 +141,12 @@ class Trials:
             self._run_tests(environment, version, report)
         except SetupError as error:
             raise SkippedError(f"this version cannot be installed: {error}") from error
+        except UnreachedError as error:
+            raise SpecError(
+                f"{self._question.package} {version}",
+                f"no package index answers: {error}",
+                "connect to the network, and repeat the command: the search continues here",
+            ) from error
         else:
             if not any(result.measurement for result in read_report(report).results):
                 reason = last_error(self._path(version, "pytest.log"), 0)
