@@ -58,6 +58,7 @@ def skip_without_cudnn(device):
 
 @pytest.mark.parametrize("row", MEASURED, ids=[row["id"] for row in MEASURED])
 def test_workspaces_are_those_measured_on_real_gpus(row):
+    left_out.need_cudnn()
     with opened(CHIPS[row["gpu"]]) as device:
         import torch
 
@@ -123,6 +124,7 @@ def apart(suite, monkeypatch, *args, source, **environment):
 
 
 def test_a_session_of_two_cards_has_the_workspaces_of_each(suite, monkeypatch):
+    left_out.need_cudnn()
     with opened() as device:
         skip_without_cudnn(device)
     session = apart(suite, monkeypatch, "-s", source=TWO_CARDS)
@@ -133,6 +135,7 @@ def test_a_session_of_two_cards_has_the_workspaces_of_each(suite, monkeypatch):
 
 
 def test_a_workspace_of_another_card_is_not_passed_over_in_silence(suite, monkeypatch):
+    left_out.need_cudnn()
     with opened() as device:
         skip_without_cudnn(device)
     session = apart(suite, monkeypatch, "-s", source=TWO_CARDS, **{PLANS_KEPT: "100"})
@@ -150,6 +153,7 @@ def test_cards_of_the_same_chip_have_the_same_plans(suite, monkeypatch):
 
 
 def test_nothing_is_to_be_said_of_convolutions_that_were_asked_for(suite):
+    left_out.need_cudnn()
     with opened() as device:
         skip_without_cudnn(device)
     assert "cuDNN" not in suite.run("-v", source=CONV).flat
@@ -257,6 +261,7 @@ BENCHMARK = """
 
 
 def test_benchmark_mode_has_a_range(suite, monkeypatch):
+    left_out.need_cudnn()
     with opened() as device:
         skip_without_cudnn(device)
     session = apart(suite, monkeypatch, "--gpumem-json=r.json", source=BENCHMARK)
@@ -327,6 +332,7 @@ def test_attention_that_was_not_asked_for_is_not_taken_for_a_convolution(suite, 
 
 
 def test_attentions_workspace_is_the_one_that_cudnn_names(suite, monkeypatch):
+    left_out.need_cudnn()
     with opened() as device:
         skip_without_cudnn(device)
     session = apart(suite, monkeypatch, "-s", source=ATTENTION)
@@ -338,6 +344,7 @@ def test_attentions_workspace_is_the_one_that_cudnn_names(suite, monkeypatch):
 
 
 def test_fused_convolutions_are_asked_for(torch):
+    left_out.need_cudnn()
     with opened("A100-80GB") as device:
         x = torch.zeros(2, 64, 28, 28, device="cuda", dtype=torch.half)
         w = torch.zeros(64, 64, 3, 3, device="cuda", dtype=torch.half)
