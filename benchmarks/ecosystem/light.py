@@ -1,6 +1,6 @@
 """Do libraries' training steps take the same bytes without NVIDIA's packages, with each torch?
 
-    python -m benchmarks.ecosystem.light [TORCH ...]
+    python -m benchmarks.ecosystem.light [TORCH ...] [--library NAME ...]
 
 For each torch, uv makes three environments, with the names of ``gpumem light --excludes``: with all
 packages, without NVIDIA's but cuDNN, without NVIDIA's. Each runs the libraries' tests (run.py). An
@@ -10,6 +10,7 @@ benchmarks/results/ecosystem_light_torches.txt.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -93,10 +94,10 @@ def test_of(result: dict[str, Any]) -> str:
     return f"{name} ({result['part']})" if result["part"] else name
 
 
-def text_of(torch: str, wheel: str) -> str:
+def text_of(torch: str, libraries: list[str], wheel: str) -> str:
     """Return the table of a torch."""
     began = "; ".join(f"{name} {value}" for name, value in where().items())
-    wanted = [name for name in LIBRARIES if name not in LACKING.get(torch, ())]
+    wanted = [name for name in libraries if name not in LACKING.get(torch, ())]
     measured = {}
     versions: dict[str, str] = {}
     for kind, options in KINDS.items():
@@ -119,6 +120,10 @@ def text_of(torch: str, wheel: str) -> str:
 
 def main() -> None:
     """Run the versions that are named, and keep the tables of the others."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("torches", nargs="*", default=TORCHES, metavar="TORCH")
+    parser.add_argument("--library", action="append", choices=LIBRARIES, help="all, if none is")
+    options = parser.parse_args()
     path = RESULTS / "ecosystem_light_torches.txt"
     tables = {}
     if path.exists():
@@ -132,8 +137,8 @@ def main() -> None:
         build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder]
         run(*build, str(ROOT))
         (wheel,) = Path(folder).glob("*.whl")
-        for torch in sys.argv[1:] or TORCHES:
-            tables[torch] = text_of(torch, str(wheel))
+        for torch in options.torches:
+            tables[torch] = text_of(torch, options.library or list(LIBRARIES), str(wheel))
             in_order = sorted(tables, key=lambda it: [int(part) for part in it.split(".")])
             texts = [title, *(tables[it] for it in in_order)]
             publish("ecosystem_light_torches", "\n\n".join(texts))

@@ -1,13 +1,14 @@
 """How large is an environment without NVIDIA's packages, and how long does it take to install?
 
     python -m benchmarks.speed.light [RUNS]
+    python -m benchmarks.speed.light set-up
 
 Each run begins with an empty folder: a virtual environment, pip or uv without a cache, the README's
 test, all as the guide says. Processor seconds are those of all processes: on a busy machine they
 say more than the clock. The bytes downloaded are the sizes of the files that pip names in its
-installation report. uv has the names that it leaves out before a run begins. The rows of
-examples/run.sh and tests/run.sh are of what these set up in a fresh clone; nothing is run in it.
-The result goes to benchmarks/results/light.txt.
+installation report. uv has the names that it leaves out before a run begins. The result goes to
+benchmarks/results/light.txt. With set-up, examples/run.sh and tests/run.sh set up their
+environment, each in a fresh clone, and nothing is run in it; this goes to light_setup.txt.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ STEPS = ("make", "choose", "install", "test")
 """the steps: the environment, the versions, their installation, the test"""
 UNSET = {"PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "VIRTUAL_ENV"}
 """variables of this machine's; the first one lets every process compile what it imports"""
+SET_UP = "How large are the environments that this project's own two commands set up?"
+SET_UP_HEADS = ("command", "GB on disk", "s to set it up", "processor s")
 TEST = """
 import pytest
 import torch
@@ -136,8 +139,8 @@ def with_uv(
     return 0
 
 
-def set_up(purpose: str) -> Run:
-    """Let this project's own command make its environment in a clone, delete it."""
+def set_up(purpose: str) -> list[str]:
+    """Let this project's own command make its environment in a clone, delete it; return a row."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run(["git", "clone", "--quiet", str(ROOT), "clone"], folder, dict(os.environ))
@@ -145,7 +148,8 @@ def set_up(purpose: str) -> Run:
         times = Times()
         command = ["bash", "-c", f". .ci/environment.sh {purpose}"]
         times.run("install", command, folder / "clone", environment)
-        return Run(size(folder / "clone/.venv"), 0, times, "set up alone")
+        on_disk = f"{size(folder / 'clone/.venv') / 1e9:.2f}"
+        return [f"{purpose}/run.sh", on_disk, *(f"{it:.0f}" for it in times.whole)]
 
 
 def file_size(url: str) -> int:
@@ -203,9 +207,13 @@ def medians(measured: dict[tuple[str, str], list[Run]]) -> list[str]:
 
 
 def main() -> None:
-    """Measure all kinds, several times each, in turn, and this project's own commands once."""
-    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    """Measure all kinds, several times each, in turn, or this project's own commands once."""
     began = line()
+    if sys.argv[1:] == ["set-up"]:
+        drawn = table(map(set_up, ("examples", "tests")), SET_UP_HEADS, "lrrr")
+        publish("light_setup", f"{SET_UP}\n{began}\n\n{drawn}")
+        return
+    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     scratch = Path(tempfile.mkdtemp())
     wheel_command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w"]
     run([*wheel_command, str(scratch), str(ROOT)], ROOT, dict(os.environ))
@@ -220,7 +228,6 @@ def main() -> None:
                 measured.setdefault((kind, installer), []).append(its)
                 rows.append(row_of(kind, installer, its))
                 loads.append(os.getloadavg()[0])
-    rows += [row_of(f"{it}/run.sh", "pip", set_up(it)) for it in ("examples", "tests")]
     shutil.rmtree(scratch)
     uv = run(["uv", "--version"], ROOT, dict(os.environ)).strip()
     pip = run([sys.executable, "-m", "ensurepip", "--version"], ROOT, dict(os.environ)).strip()
