@@ -6,7 +6,7 @@ uv makes an environment of the versions in .ci/constraints.txt, with the names o
 --excludes``: without NVIDIA's packages but cuDNN and without Triton (cudnn), or without cuDNN as
 well (none). In it pytest runs the tests of one folder after another ("." has those above). The rows
 of a folder that runs again replace its rows in benchmarks/results/light_suite.txt, each with its
-own date and commit. With ``--keep`` the environments stay in a place, where the next run finds
+own date and commit. A file in a folder may be named as well: it has rows of its own. With ``--keep`` the environments stay in a place, where the next run finds
 them; otherwise each is deleted after its run.
 """
 
@@ -28,7 +28,6 @@ KINDS = {
     "none": ("without NVIDIA's packages and Triton", []),
 }
 NOT_RUN = {"gold", "helpers", "gpu"}
-LARGEST = "devices"
 EXTRAS = "nvml,html,examples,docs,test,dev"
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 CLOSING = re.compile(r"(?m)^=* ?((?:\d+ [a-z]+, )*\d+ [a-z]+) in [\d.]+s")
@@ -37,10 +36,9 @@ FAILED = re.compile(r"(?m)^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$")
 
 
 def folders() -> list[str]:
-    """Return the rooms of the tests, "." for the files above; of the largest its folders."""
+    """Return the rooms of the tests, "." for the files above."""
     found = {path.relative_to(ROOT / "tests").parent for path in ROOT.glob("tests/**/test_*.py")}
-    rooms = {it if it.parts[:1] == (LARGEST,) else Path(*it.parts[:1]) for it in found}
-    return sorted(str(it) for it in rooms if it.name not in NOT_RUN)
+    return sorted({str(Path(*it.parts[:1])) for it in found} - NOT_RUN)
 
 
 def output_of(*command: str, **environment: str) -> str:
@@ -75,8 +73,8 @@ def environment(folder: Path, kind: str) -> Path:
 def run(programs: Path, folder: str, workers: str) -> list[str]:
     """Run a folder's tests; return how many passed, why others were skipped, and which failed."""
     paths = [f"tests/{folder}"]
-    if folder == "." or folder.startswith(LARGEST):
-        paths = sorted(map(str, (ROOT / "tests" / folder).glob("test_*.py")))
+    if folder == ".":
+        paths = sorted(map(str, (ROOT / "tests").glob("test_*.py")))
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     its = {"PATH": path, "VIRTUAL_ENV": str(programs.parent), "PYTHONPATH": str(ROOT)}
     process = subprocess.run(
@@ -137,7 +135,7 @@ def record(kind: str, folder: str, came: list[str], its: dict[str, str]) -> None
     versions = "; ".join(f"{name} {value}" for name, value in machine.items())
     texts = [f"{__doc__.splitlines()[0]}\n{versions}"]
     for of_kind, (words, _) in KINDS.items():
-        rows = [line for name in folders() for line in tables[of_kind].get(name, ())]
+        rows = [line for name in sorted(tables[of_kind]) for line in tables[of_kind][name]]
         texts += ["\n".join([words, *rows])] if rows else []
     publish("light_suite", "\n\n".join(texts))
 
