@@ -6,8 +6,9 @@ uv makes an environment of the versions in .ci/constraints.txt, with the names o
 --excludes``: without NVIDIA's packages but cuDNN and without Triton (cudnn), or without cuDNN as
 well (none). In it pytest runs the tests of one folder after another ("." has those above). The rows
 of a folder that runs again replace its rows in benchmarks/results/light_suite.txt, each with its
-own date and commit. A file in a folder may be named as well: it has rows of its own. With ``--keep`` the environments stay in a place, where the next run finds
-them; otherwise each is deleted after its run.
+own date and commit. A file in a folder may be named as well: it has rows of its own. With
+``--keep`` the environments stay in a place, where the next run finds them; otherwise each is
+deleted after its run.
 """
 
 from __future__ import annotations
