@@ -10,6 +10,9 @@ so that every function, also one imported earlier, returns the values without th
 
 from __future__ import annotations
 
+import importlib
+import sys
+import threading
 import time
 from collections import Counter, defaultdict
 from contextlib import contextmanager
@@ -49,6 +52,8 @@ SIZES: Final = ("allocated_bytes", "active_bytes")
 REQUESTED: Final = "requested_bytes"
 """the statistic of the bytes that programs asked for"""
 
+INDUCTOR: Final = "_inductor"
+"""the compiler's module, an attribute of torch"""
 
 Path = tuple[Any, ...]
 """the keys that lead to a figure in nested statistics"""
@@ -236,7 +241,7 @@ class AllocatorView:
         """Return ``torch.cuda.memory._snapshot()`` with the measurement's blocks and events."""
         import torch
 
-        with self._unchanged():
+        with self._unchanged(), _inductor_not_imported():
             snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
         if self._test_history is not None and self._test_history.stacks == "all":
             _leave_out_cpp(snapshot)
@@ -583,6 +588,37 @@ class AllocatorView:
             else:
                 blocks.append(block)
         segment["blocks"] = blocks
+
+
+class _NamesButInductor(set[str]):
+    """Names of modules; in the thread that made it Inductor's is not among them."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__(names)
+        self._thread = threading.get_ident()
+
+    def __contains__(self, name: object) -> bool:
+        hidden = name == INDUCTOR and threading.get_ident() == self._thread
+        return not hidden and super().__contains__(name)
+
+
+@contextmanager
+def _inductor_not_imported() -> Iterator[None]:
+    """Keep a snapshot from importing Inductor, where nothing has imported it yet.
+
+    For the lines of compiled code PyTorch asks whether torch has Inductor (``hasattr``), and that
+    imports it, with Dynamo and sympy: seconds, for a program that has compiled nothing.
+    """
+    torch: Any = importlib.import_module("torch")
+    names = getattr(torch, "_lazy_modules", None)
+    if f"torch.{INDUCTOR}" in sys.modules or not isinstance(names, set):
+        yield
+        return
+    torch._lazy_modules = _NamesButInductor(names)
+    try:
+        yield
+    finally:
+        torch._lazy_modules = names
 
 
 def _is_counter(path: Path) -> bool:

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Builds the virtual GPU's library for aarch64 with a cross compiler, and runs its test harness under emulation. Does the
 # same with a stub, which stands in for a CUDA library that is not installed: a program that needs one is run.
-# PyTorch itself is not run: that needs an aarch64 machine. Of its wheel, the libraries that it needs are read.
+# With a version of PyTorch, the README's test is run under emulation too, without NVIDIA's packages: minutes.
 #
-#   apt install gcc-aarch64-linux-gnu qemu-user-static && bash tests/aarch64.sh [torch-...aarch64.whl]
+#   apt install gcc-aarch64-linux-gnu qemu-user-static debootstrap && pip install uv && bash tests/aarch64.sh [2.15.0]
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 folder=$(mktemp -d)
@@ -66,33 +66,56 @@ without=$(load ./libgpumem_cuda.so ./needs.so || true)
 grep -q 'libcudart.so.13: cannot open shared object file' <<<"$without"
 [ "$(load ./libgpumem_cuda.so ./apart/libcudart.so.13 ./needs.so)" = 'status 0' ]
 
-read_wheel() { # read_wheel WHEEL: what its libraries need of CUDA's, and whether stubs stand in for all of them
-    python3 - "$1" "$folder/wheel" <<'PYTHON'
-import sys
-import zipfile
-from pathlib import Path
+# Run the README's step with a PyTorch for aarch64, in an environment without NVIDIA's packages: Debian's Python under
+# emulation. What the emulator lacks of a processor's files is written: oneDNN and cpuinfo read them.
+run_torch() { # run_torch VERSION
+    local root=$folder/root site=$folder/site source=$folder/source package cpu identification
+    debootstrap --foreign --arch=arm64 --variant=minbase --include=python3,libgomp1 bookworm "$folder/debian" >&2
+    for package in "$folder"/debian/var/cache/apt/archives/*.deb; do dpkg -x "$package" "$root"; done
+    mkdir -p "$root/proc"
+    for cpu in 0 1; do
+        identification=$root/sys/devices/system/cpu/cpu$cpu/regs/identification
+        mkdir -p "$identification"
+        echo 0x00000000413fd0c1 >"$identification/midr_el1"
+        printf 'processor\t: %d\nFeatures\t: %s\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x3\nCPU part\t: 0xd0c\nCPU revision\t: 1\n\n' \
+            "$cpu" 'fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp' >>"$root/proc/cpuinfo"
+    done
+    python3 -c 'from pytest_gpumem.cli.main import main; main()' light --excludes >"$folder/excludes.txt"
+    uv pip install --quiet --target "$site" --python-platform aarch64-manylinux_2_28 --python-version 3.11 \
+        --only-binary :all: --excludes "$folder/excludes.txt" -r pyproject.toml "torch==$1"
+    mkdir "$source"
+    cp -r pytest_gpumem setup.py pyproject.toml README.md LICENSE "$source"
+    rm -f "$source/$native"/*.so*
+    (cd "$source" && CC=$compiler CFLAGS=-DREGION_SHIFT=34 python3 setup.py --quiet build_ext --inplace) >&2
+    sed -i 's/^\(CAPACITIES: .*\)1 << 40/\11 << 34/' "$source/pytest_gpumem/devices/virtual/library.py"
+    cat >"$folder/step.py" <<'PYTHON'
+import platform
+import pytest_gpumem
+from pytest_gpumem.devices.virtual.missing_libraries import missing_libraries, torch_libraries
 
-sys.path.insert(0, ".")
-from pytest_gpumem.devices.virtual.missing_libraries import STUBBED, missing_libraries
+missing = [name for name in missing_libraries(torch_libraries()) if name.startswith(("libcu", "libn"))]
+pytest_gpumem.use_virtual_gpu("T4")
+import torch
 
-with zipfile.ZipFile(sys.argv[1]) as wheel:
-    libraries = [name for name in wheel.namelist() if ".so" in name and "/lib" in name]
-    wheel.extractall(sys.argv[2], libraries)
-missing = missing_libraries(Path(sys.argv[2], "torch/lib"))
-missing.remove("ld-linux-aarch64.so.1")  # this machine has that of its own processor
-unknown = [name for name in missing if not STUBBED.fullmatch(name)]
-assert missing and not unknown, unknown
-print(f"{Path(sys.argv[1]).name} needs {len(missing)} libraries of CUDA's, and stubs stand in for all:")
-print(*missing)
+print(f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, under emulation")
+print(f"stubs stand in for {len(missing)} libraries of CUDA's: {' '.join(missing)}")
+layer = torch.nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True).cuda()
+layer(torch.randn(32, 256, 1024, device="cuda")).sum().backward()
+peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+print("README's test on a virtual T4: {:,} bytes allocated, {:,} reserved".format(*peaks))
 PYTHON
+    PYTHONPATH="$source:$site" qemu-aarch64-static -cpu neoverse-n1 -L "$root" "$root/usr/bin/python3.11" -W ignore "$folder/step.py"
 }
-of_wheel='not tried: PyTorch on aarch64'
-[ $# -eq 0 ] || of_wheel+=$'\n'$(read_wheel "$1")
+echo 'not tried: PyTorch on aarch64' >"$folder/torch.txt"
+if [ $# -gt 0 ]; then
+    run_torch "$1" >"$folder/torch.txt"
+    echo 'not tried: a machine with such a processor' >>"$folder/torch.txt"
+fi
 {
     echo "The virtual GPU's native library on aarch64: built without warnings, its harness runs clean under emulation"
     echo "A stub for aarch64: a library that needs libcudart.so.13 is loaded with it under emulation, and not without"
     echo "date $(date -u '+%Y-%m-%d %H:%M') UTC; commit $(git describe --always --dirty=+)"
     "$compiler" --version | head -n 1
     qemu-aarch64-static --version | head -n 1
-    echo "$of_wheel"
+    cat "$folder/torch.txt"
 } | tee benchmarks/results/aarch64.txt

@@ -345,3 +345,36 @@ def test_a_history_of_the_tests_own_has_no_frames_of_this_package(suite, values)
     )
     session = suite.run(f"--gpumem-values={values}")
     assert session.outcomes.get("passed") == 1, session.out
+
+
+SNAPSHOTS = """
+import sys, threading
+from pytest_gpumem import use_virtual_gpu
+
+use_virtual_gpu("T4")
+import torch
+from pytest_gpumem.allocator_view import VIEW
+
+torch.cuda.memory._record_memory_history()
+kept = torch.ones(4 << 20, device="cuda")
+assert VIEW.snapshot()["device_traces"]
+print([name for name in ("torch._inductor", "torch._dynamo", "sympy") if name in sys.modules])
+
+inner = torch.cuda.memory._snapshot
+def asking():
+    threads = [threading.Thread(target=lambda: print(torch._inductor.__name__))]
+    print(hasattr(torch, "_inductor"))
+    threads[0].start()
+    threads[0].join()
+    return inner()
+torch.cuda.memory._snapshot = asking
+VIEW.snapshot()
+print(hasattr(torch, "_inductor"), sorted(torch._lazy_modules))
+"""
+
+
+def test_a_snapshot_imports_no_compiler():
+    """PyTorch's own imports Inductor, Dynamo and sympy; other threads find Inductor meanwhile."""
+    done = run_python(SNAPSHOTS)
+    assert done.stdout.splitlines()[:3] == ["[]", "False", "torch._inductor"], done.stderr
+    assert done.stdout.splitlines()[3].startswith("True ['_dynamo', ")

@@ -24,10 +24,16 @@ DISTRIBUTIONS = {"torch_geometric": "torch-geometric"}
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
-def run_library(path: Path, device: str) -> tuple[str, list[str]]:
-    """Return the outcome of a library's tests, and a line for each."""
+def run_library(path: Path, device: str, reports: Path | None) -> tuple[str, list[str]]:
+    """Return the outcome of a library's tests, and a line for each.
+
+    Args:
+        path: the tests.
+        device: virtual or cuda.
+        reports: a folder that keeps the session's JSON report.
+    """
     with tempfile.TemporaryDirectory() as temporary:
-        report = Path(temporary) / "report.json"
+        report = (reports or Path(temporary)) / f"{path.stem.removeprefix('test_')}.json"
         command = [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)),
             *(f"--rootdir={FOLDER}", "-c", os.devnull, "--gpumem-missing-baseline=note"),
@@ -68,6 +74,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("libraries", nargs="*", help="by default all that are installed")
     parser.add_argument("--real", action="store_true", help="on a real GPU")
+    parser.add_argument("--reports", type=Path, metavar="FOLDER", help="keep JSON reports there")
     arguments = parser.parse_args()
     print(f"torch {version('torch')}, Python {sys.version.split()[0]}")
     failed = False
@@ -81,7 +88,9 @@ def main() -> int:
             print(f"{name}: not installed")
             continue
         began = time.monotonic()
-        outcome, lines = run_library(path, "cuda" if arguments.real else "virtual")
+        outcome, lines = run_library(
+            path, "cuda" if arguments.real else "virtual", arguments.reports
+        )
         failed |= outcome != "works"
         print(f"{name} {number}: {outcome}, {time.monotonic() - began:.0f} s", *lines, sep="\n")
         sys.stdout.flush()

@@ -1,17 +1,21 @@
 """How large is an environment without NVIDIA's packages, and how long does it take to install?
 
     python -m benchmarks.speed.light [RUNS]
+    python -m benchmarks.speed.light set-up
 
-Each run begins with an empty folder: a virtual environment, pip without a cache, the README's test.
-The bytes downloaded are the sizes of the files that pip names in its installation report. The rows
-of examples/run.sh and tests/run.sh are of what these set up in a fresh clone; nothing is run in it.
-The result goes to benchmarks/results/light.txt.
+Each run begins with an empty folder: a virtual environment, pip or uv without a cache, the README's
+test, all as the guide says. Processor seconds are those of all processes: on a busy machine they
+say more than the clock. The bytes downloaded are the sizes of the files that pip names in its
+installation report. uv has the names that it leaves out before a run begins. The result goes to
+benchmarks/results/light.txt. With set-up, examples/run.sh and tests/run.sh set up their
+environment, each in a fresh clone, and nothing is run in it; this goes to light_setup.txt.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -19,13 +23,19 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
-from tabulate import tabulate
-
-from benchmarks.harness import ROOT, line, publish
+from benchmarks.harness import ROOT, line, publish, table
 
 KINDS = {"all packages": None, "without NVIDIA's but cuDNN": ["--cudnn"], "without NVIDIA's": []}
+INSTALLERS = ("pip", "uv")
+STEPS = ("make", "choose", "install", "test")
+"""the steps: the environment, the versions, their installation, the test"""
+UNSET = {"PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "VIRTUAL_ENV"}
+"""variables of this machine's; the first one lets every process compile what it imports"""
+SET_UP = "How large are the environments that this project's own two commands set up?"
+SET_UP_HEADS = ("command", "GB on disk", "s to set it up", "processor s")
 TEST = """
 import pytest
 import torch
@@ -38,52 +48,108 @@ def test_step(gpu_memory):
 """
 
 
+class Times:
+    """Seconds on the clock and of the processor, by step."""
+
+    def __init__(self) -> None:
+        self.steps: dict[str, tuple[float, float]] = {}
+
+    def run(self, step: str, command: list[str], folder: Path, environment: dict[str, str]) -> str:
+        """Run a command that has to succeed, as a part of a step; return its output."""
+        before, started = children(), time.perf_counter()
+        output = run(command, folder, environment)
+        wall, cpu = self.steps.get(step, (0.0, 0.0))
+        now = wall + time.perf_counter() - started, cpu + children() - before
+        self.steps[step] = now
+        return output
+
+    @property
+    def whole(self) -> tuple[float, float]:
+        """Return the sum of the steps."""
+        return sum(it[0] for it in self.steps.values()), sum(it[1] for it in self.steps.values())
+
+
 class Run(NamedTuple):
     """An environment: bytes on disk and downloaded, seconds, and the line of the test's peak."""
 
     disk: int
     downloaded: int
-    seconds: float
+    times: Times
     peak: str
 
 
-def install_and_test(wheel: Path, options: list[str] | None) -> Run:
+def children() -> float:
+    """Return processor seconds of all processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def install_and_test(wheel: Path, installer: str, options: list[str] | None) -> Run:
     """Make an environment of a kind, run the test in it, delete it."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        environment = {**os.environ, "PIP_NO_CACHE_DIR": "1", "COLUMNS": "120"}
-        python = folder / "env/bin/python"
-        started = time.perf_counter()
-        run([sys.executable, "-m", "venv", str(folder / "env")], folder, environment)
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--report", "report.json"]
-        if options is None:
-            run([*pip, str(wheel)], folder, environment)
-        else:
-            run([*pip, "--no-deps", str(wheel)], folder, environment)
-            lines = run([str(python.with_name("gpumem")), "light", *options], folder, environment)
-            (folder / "light.txt").write_text(lines, encoding="utf-8")
-            run([*pip, "--no-deps", "-r", "light.txt"], folder, environment)
+        environment = {key: value for key, value in os.environ.items() if key not in UNSET}
+        environment |= {"PIP_NO_CACHE_DIR": "1", "UV_CACHE_DIR": str(folder / "cache")}
+        environment["COLUMNS"] = "120"
+        times = Times()
+        install = with_pip if installer == "pip" else with_uv
+        downloaded = install(times, wheel, folder, environment, options)
         (folder / "test_step.py").write_text(TEST, encoding="utf-8")
-        test = [str(python), "-m", "pytest", "--gpumem-device=virtual", "--gpumem-update-baselines"]
-        output = run(test, folder, environment)
-        seconds = time.perf_counter() - started
-        table = output[output.index("Peak memory in MiB") :].splitlines()[1:]
-        row = next(line for line in table if "test_step" in line)
-        report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-        downloaded = sum(file_size(item["download_info"]["url"]) for item in report["install"])
-        return Run(size(folder / "env"), downloaded, seconds, " ".join(row.split()))
+        python = str(folder / "env/bin/python")
+        test = [python, "-m", "pytest", "--gpumem-device=virtual", "--gpumem-update-baselines"]
+        output = times.run("test", test, folder, environment)
+        rows = output[output.index("Peak memory in MiB") :].splitlines()[1:]
+        row = next(line for line in rows if "test_step" in line)
+        return Run(size(folder / "env"), downloaded, times, " ".join(row.split()))
 
 
-def set_up(purpose: str) -> Run:
-    """Let this project's own command make its environment in a clone, delete it."""
+def with_pip(
+    times: Times, wheel: Path, folder: Path, environment: dict[str, str], options: list[str] | None
+) -> int:
+    """Make an environment with pip; return how many bytes it has downloaded."""
+    python = folder / "env/bin/python"
+    times.run("make", [sys.executable, "-m", "venv", str(folder / "env")], folder, environment)
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--report", "report.json"]
+    if options is None:
+        times.run("install", [*pip, str(wheel)], folder, environment)
+    else:
+        times.run("install", [*pip, "--no-deps", str(wheel)], folder, environment)
+        light = [str(python.with_name("gpumem")), "light", *options]
+        lines = times.run("choose", light, folder, environment)
+        (folder / "light.txt").write_text(lines, encoding="utf-8")
+        lightly = [*pip, "--no-deps", "--no-compile", "-r", "light.txt"]
+        times.run("install", lightly, folder, environment)
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    return sum(file_size(item["download_info"]["url"]) for item in report["install"])
+
+
+def with_uv(
+    times: Times, wheel: Path, folder: Path, environment: dict[str, str], options: list[str] | None
+) -> int:
+    """Make an environment with uv, which does not say how many bytes it downloads: return 0."""
+    excludes = []
+    if options is not None:
+        light = [sys.executable, "-m", "pytest_gpumem", "light", "--excludes", *options]
+        (folder / "excludes.txt").write_text(run(light, ROOT, environment), encoding="utf-8")
+        excludes = ["--excludes", "excludes.txt"]
+    make = ["uv", "venv", "--quiet", "--python", sys.executable, "env"]
+    times.run("make", make, folder, environment)
+    install = ["uv", "pip", "install", "--quiet", "--python", "env", *excludes, str(wheel)]
+    times.run("install", install, folder, environment)
+    return 0
+
+
+def set_up(purpose: str) -> list[str]:
+    """Let this project's own command make its environment in a clone, delete it; return a row."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run(["git", "clone", "--quiet", str(ROOT), "clone"], folder, dict(os.environ))
         environment = {key: os.environ[key] for key in ("HOME", "PATH")}
-        started = time.perf_counter()
-        run(["bash", "-c", f". .ci/environment.sh {purpose}"], folder / "clone", environment)
-        seconds = time.perf_counter() - started
-        return Run(size(folder / "clone/.venv"), 0, seconds, "set up alone")
+        times = Times()
+        command = ["bash", "-c", f". .ci/environment.sh {purpose}"]
+        times.run("install", command, folder / "clone", environment)
+        on_disk = f"{size(folder / 'clone/.venv') / 1e9:.2f}"
+        return [f"{purpose}/run.sh", on_disk, *(f"{it:.0f}" for it in times.whole)]
 
 
 def file_size(url: str) -> int:
@@ -104,34 +170,77 @@ def size(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def row_of(kind: str, measured: Run) -> list[str]:
+def row_of(kind: str, installer: str, measured: Run) -> list[str]:
     """Return a table's row, and print it."""
+    wall, cpu = measured.times.whole
+    steps = measured.times.steps
     row = [
         kind,
+        installer,
         f"{measured.disk / 1e9:.2f}",
         f"{measured.downloaded / 1e9:.2f}" if measured.downloaded else "-",
-        f"{measured.seconds:.0f}",
+        f"{wall:.0f}",
+        f"{cpu:.0f}",
+        *(f"{steps[step][1]:.1f}" if step in steps else "-" for step in STEPS),
         measured.peak,
     ]
     print(row, flush=True)
     return row
 
 
+def medians(measured: dict[tuple[str, str], list[Run]]) -> list[str]:
+    """Return a line for each installer: how much of all packages' seconds a kind takes."""
+    lines = []
+    for installer in INSTALLERS:
+        all_of = measured["all packages", installer]
+        parts = []
+        for kind in list(KINDS)[1:]:
+            of_kind = measured[kind, installer]
+            wall, cpu = (
+                median(it.times.whole[i] for it in of_kind)
+                / median(it.times.whole[i] for it in all_of)
+                for i in (0, 1)
+            )
+            parts.append(f"{kind} {wall:.0%} of the seconds, {cpu:.0%} of the processor's")
+        lines.append(f"{installer}, medians, of all packages': {'; '.join(parts)}")
+    return lines
+
+
 def main() -> None:
-    """Measure all kinds, several times each, in turn, and this project's own commands once."""
+    """Measure all kinds, several times each, in turn, or this project's own commands once."""
+    began = line()
+    if sys.argv[1:] == ["set-up"]:
+        drawn = table(map(set_up, ("examples", "tests")), SET_UP_HEADS, "lrrr")
+        publish("light_setup", f"{SET_UP}\n{began}\n\n{drawn}")
+        return
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     scratch = Path(tempfile.mkdtemp())
     wheel_command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w"]
     run([*wheel_command, str(scratch), str(ROOT)], ROOT, dict(os.environ))
     (wheel,) = scratch.glob("*.whl")
     rows = []
+    measured: dict[tuple[str, str], list[Run]] = {}
+    loads = [os.getloadavg()[0]]
     for _ in range(runs):
         for kind, options in KINDS.items():
-            rows.append(row_of(kind, install_and_test(wheel, options)))
-    rows += [row_of(f"{it}/run.sh", set_up(it)) for it in ("examples", "tests")]
+            for installer in INSTALLERS:
+                its = install_and_test(wheel, installer, options)
+                measured.setdefault((kind, installer), []).append(its)
+                rows.append(row_of(kind, installer, its))
+                loads.append(os.getloadavg()[0])
     shutil.rmtree(scratch)
-    heads = ["environment", "GB on disk", "GB downloaded", "s to the first verdict", "the test"]
-    publish("light", f"{__doc__.splitlines()[0]}\n{line()}\n\n{tabulate(rows, heads)}")
+    uv = run(["uv", "--version"], ROOT, dict(os.environ)).strip()
+    pip = run([sys.executable, "-m", "ensurepip", "--version"], ROOT, dict(os.environ)).strip()
+    heads = ["environment", "with", "GB", "GB downloaded", "s to the verdict", "processor s"]
+    drawn = table(rows, [*heads, *STEPS, "the test"], "llrrrrrrrrl")
+    text = [
+        f"{__doc__.splitlines()[0]}\n{began}; {uv}, {pip} (a newer one for gpumem light)",
+        f"load of the machine when a run began: {min(loads):.1f} to {max(loads):.1f}",
+        f"processor seconds by step: {', '.join(STEPS)}\n",
+        drawn,
+        *medians(measured),
+    ]
+    publish("light", "\n".join(text))
 
 
 if __name__ == "__main__":

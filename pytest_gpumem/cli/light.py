@@ -27,7 +27,7 @@ HELP: Final = "print the requirements of an environment without NVIDIA's package
 DESCRIPTION: Final = (
     f"{HELP[0].upper()}{HELP[1:]}. The virtual GPU needs none of these packages; it needs Triton "
     "only for torch.compile. Usage: gpumem light torch transformers > light.txt && pip "
-    "install --no-deps -r light.txt"
+    "install --no-deps --no-compile -r light.txt"
 )
 OWN: Final = "pytest-gpumem"
 OWN_REQUIREMENT: Final = re.compile(r"pytest[-_.]gpumem(?:\[([\w\s,-]*)\])?", re.IGNORECASE)
@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     )
     left_out = sorted(package["name"] for package in packages if is_unused(package["name"], kept))
     comments = [
-        "# pip install --no-deps -r FILE",
+        "# pip install --no-deps --no-compile -r FILE",
         f"# left out: {', '.join(left_out) or 'nothing'}",
         "# pip check reports these packages as missing; the virtual GPU needs none of them",
     ]

@@ -7,6 +7,7 @@ were made with torch 2.15.0+cu132; what another version gives, is said beside th
 from itertools import pairwise
 
 import pytest
+from helpers.left_out import need_triton
 from helpers.paths import TESTS
 from helpers.virtual_gpu import CARD_80GIB, MIB, child, opened
 
@@ -121,6 +122,7 @@ def test_mlp_batch_8192_with_adamw(device):
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 def test_the_same_mlp_compiled_by_inductor_and_triton(device, monkeypatch, tmp_path):
+    need_triton()
     import torch
     from torch._inductor import config
 

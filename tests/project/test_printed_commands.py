@@ -41,8 +41,8 @@ WRITTEN = {
         "pytest --gpumem-update-baselines, then commit these files and baselines/",
     ],
     "cli/light.py": [
-        "pip install --no-deps -r light.txt",
-        "pip install --no-deps -r FILE",
+        "pip install --no-deps --no-compile -r light.txt",
+        "pip install --no-deps --no-compile -r FILE",
         "pip install --excludes",
         "pip install --excludes excludes.txt ...",
         "pip install --no-deps ",

@@ -1,12 +1,11 @@
 """Refusals are heard past the capture of pytest, and so is the end of a process in a test."""
 
-import importlib.util
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from helpers.left_out import NVIDIA, need_libraries
 from helpers.native_sources import compiler
 from helpers.virtual_gpu import child, run_python
 from helpers.warm import HANGS, warm_python
@@ -99,10 +98,8 @@ def test_a_forked_childs_end_is_not_reported(run):
 
 def test_a_cuda_runtime_of_a_librarys_own_is_refused_by_name():
     """As an extension has it that is linked statically, and ctypes or CuPy that load another."""
-    wheels = Path(importlib.util.find_spec("torch").origin).parents[1] / "nvidia"
-    found = sorted(wheels.rglob("libcudart.so.*"))
-    if not found:
-        pytest.skip("this torch brings NVIDIA's libraries inside its own wheel")
+    need_libraries()
+    found = sorted(NVIDIA.rglob("libcudart.so.*"))
     done = run_python(
         """
         import ctypes, sys
@@ -126,7 +123,7 @@ def test_a_cuda_runtime_of_a_librarys_own_is_refused_by_name():
 
 def test_the_drivers_bindings_work_and_those_of_the_runtime_are_refused_by_name():
     """cuda.bindings: the former look every function up, also the one that a runtime asks for."""
-    pytest.importorskip("cuda.bindings.driver")
+    pytest.importorskip("cuda.bindings.driver", reason="pip install cuda-bindings")
     text = child(
         """
         from cuda.bindings import driver, runtime

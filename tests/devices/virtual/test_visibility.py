@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from helpers.left_out import need_libraries, need_triton
 from helpers.virtual_gpu import CARD_80GIB, child, opened, run_python
 
 from pytest_gpumem.devices.torch_import import IMPORTS, ImportHooks
@@ -38,7 +39,7 @@ def test_the_count_that_pytorch_keeps_is_forgotten(torch):
 
 def test_what_the_compiler_found_without_a_gpu_or_on_another_card_is_forgotten(torch):
     """It keeps its answers: after a test that compiled for the CPU none compiled for the GPU."""
-    pytest.importorskip("triton")
+    need_triton()
     from torch.utils import _triton
 
     assert not _triton.has_triton()
@@ -192,6 +193,7 @@ def test_a_child_process_of_a_step_can_have_devices_of_its_own(torch):
 
 
 def test_torch_imported_before_is_an_error_that_says_how_to_go_on():
+    need_libraries()  # to import torch
     done = run_python("import torch, pytest_gpumem; pytest_gpumem.use_virtual_gpu('T4')")
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]

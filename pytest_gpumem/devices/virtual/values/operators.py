@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from pytest_gpumem.devices.virtual.operator_functions import Ways
 from pytest_gpumem.devices.virtual.values.equivalents import EQUIVALENTS
@@ -20,6 +21,21 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch._ops import OpOverload
 
+
+def _imported_quietly(name: str) -> Any:  # noqa: ANN401 - a module of PyTorch's
+    """Import a module whose log is not for users: this one warns that there is no Triton."""
+    log = logging.getLogger(name)
+    before, log.disabled = log.disabled, True
+    try:
+        return importlib.import_module(name)
+    finally:
+        log.disabled = before
+
+
+FORMULAS: Final[Mapping[Any, Callable[..., int]]] = _imported_quietly(
+    "torch.utils.flop_counter"
+).flop_registry
+"""how many operations an operator is, by PyTorch's own formulas"""
 COLLECTIVES: Final = {"c10d", "_c10d_functional", "c10d_functional", "symm_mem"}
 """namespaces of operators that the native library carries out, where anything is known"""
 UNDECLARED: Final = {
@@ -266,7 +282,7 @@ def traits_of(op: OpOverload) -> Traits:
         may_open=not name.startswith(UNOPENED),
         carried=name in CARRIED,
         host=EQUIVALENTS.get(op, op._op),
-        formula=flop_registry.get(op._overloadpacket),
+        formula=FORMULAS.get(op._overloadpacket),
         ways=Ways(0),
     )
     return traits._replace(ways=_ways_of(traits))

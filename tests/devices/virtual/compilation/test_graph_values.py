@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from helpers.left_out import need_triton
 from helpers.virtual_gpu import child
 
 HEAD = """
@@ -75,6 +76,7 @@ def cache(tmp_path_factory):
 
     It compiled with no values first.
     """
+    need_triton()
     folder = tmp_path_factory.mktemp("inductor")
     code = """
     import torch._functorch.config
@@ -172,6 +174,7 @@ def route(device, compiles):
 
 def test_a_compiled_router_routes_as_an_eager_one(tmp_path):
     """Its graph breaks where sizes depend on values, or the code reads these sizes itself."""
+    need_triton()
     code = """
     import torch._dynamo.config
 
@@ -250,6 +253,7 @@ def graphs():
 
 
 def test_code_that_reads_numbers_back_changes_its_inputs_or_draws_random_numbers(tmp_path):
+    need_triton()
     code = "tell([run('auto', f) for f in (reads, sums, changes, copies, drops, graphs)])"
     answers = json.loads(child(HEAD + READS + code, warm=True, **folders(tmp_path)))
     assert [answer["notes"] for answer in answers] == [[]] * len(answers)
@@ -303,6 +307,7 @@ def launches():
 
 
 def test_what_cannot_be_computed_is_named_and_leaves_other_values_known(tmp_path):
+    need_triton()
     code = """
     answers = [run("auto", decides, each) for each in (branched, launched, attention)]
     tell([*answers, run("auto", launches)])
@@ -324,6 +329,7 @@ def test_what_cannot_be_computed_is_named_and_leaves_other_values_known(tmp_path
 
 def test_a_kernel_that_an_operator_launches_writes_what_the_operator_writes(tmp_path):
     """What it reads stays known. So PyTorch's own bmm of columns and rows (torch._native)."""
+    need_triton()
     code = """
     @torch.library.custom_op("gpumem_test::plus_one", mutates_args=())
     def plus_one(x: torch.Tensor) -> torch.Tensor:
@@ -353,6 +359,7 @@ def test_a_kernel_that_an_operator_launches_writes_what_the_operator_writes(tmp_
 
 def test_a_large_step_is_not_computed(tmp_path):
     """By its cost: none of its matrices is kept, and after so many none is."""
+    need_triton()
     code = """
     from pytest_gpumem.devices.virtual.compilation import graph_values
 

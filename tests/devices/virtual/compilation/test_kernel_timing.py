@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from helpers.left_out import need_triton
 from helpers.virtual_gpu import MIB, child
 
 from pytest_gpumem.devices.virtual.compilation.earlier_graphs import BESIDE_OTHERS
@@ -108,6 +109,7 @@ DISABLED = ("optimizer",)
 @pytest.fixture(scope="module")
 def sessions(tmp_path_factory):
     """The figures of the programs in a process with cold caches, with warm ones and without any."""
+    need_triton()
     folder = tmp_path_factory.mktemp("inductor")
     environment = {
         "TORCHINDUCTOR_CACHE_DIR": str(folder),
@@ -215,6 +217,7 @@ os.write(1, json.dumps([*rows, str(double.best_config.kwargs)]).encode())
 
 
 def test_a_kernel_of_tritons_that_was_autotuned_in_an_earlier_test_has_the_same_figures(tmp_path):
+    need_triton()
     (tmp_path / "kernel.py").write_text(KERNEL, encoding="utf-8")
     folders = {"FOLDER": str(tmp_path), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
     first, again, configuration = json.loads(child(TWICE, warm=True, **folders))

@@ -4,6 +4,7 @@ import json
 import types
 
 import pytest
+from helpers.left_out import need_triton
 from helpers.virtual_gpu import child, opened
 
 from pytest_gpumem.devices.virtual.compilation.compiled_code import LESS_SURE
@@ -50,6 +51,7 @@ os.write(1, json.dumps(figures).encode())
 
 def test_max_autotune_compiles_one_kernel_and_has_the_same_figures_again(tmp_path):
     """The first time without a cache, the second time with one."""
+    need_triton()
     folders = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     first, second, again, eager = json.loads(child(COMPILE, warm=True, **folders))
     assert first == second

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers.elf import symbols
+from helpers.left_out import NVIDIA, need_libraries
 
 from pytest_gpumem.devices.virtual import native
 
@@ -54,10 +55,8 @@ def test_all_that_is_named_as_nvidias_functions_are_is_answered(torch_wants, our
 
 def test_all_that_nvidias_wheels_give_to_torch_is_answered(torch_wants, ours):
     """Whatever its name: NCCL's, cuSPARSELt's, nvJitLink's, NVSHMEM's."""
-    wheels = Path(torch_folder()).parent / "nvidia"
-    files = [path for path in wheels.rglob("*.so*") if path.is_file()]
-    if not files:
-        pytest.skip("this torch brings NVIDIA's libraries inside its own wheel")
+    need_libraries()
+    files = [path for path in NVIDIA.rglob("*.so*") if path.is_file()]
     given = frozenset().union(*(symbols(path).given for path in files))
     wanted = {name for name in torch_wants & given if not name.startswith("_Z")}  # C alone
     assert len(wanted) > 400
