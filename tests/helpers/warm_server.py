@@ -24,7 +24,7 @@ import types
 import weakref
 from pathlib import Path
 
-from helpers import installed_packages
+from helpers import installed_packages, known_plugins
 from helpers.hidden_heap import hide_objects
 
 READ_AT_LOAD = (
@@ -320,6 +320,7 @@ def main(folder):
     if listener not in select.select([0, listener], [], [])[0]:
         sys.exit()  # nobody has run it
     installed_packages.read_once()
+    known_plugins.look_through_once()
     warm_up(folder)
     return Server(listener).serve(), str(python)
 
