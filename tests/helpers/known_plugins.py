@@ -32,12 +32,13 @@ def _once(look, wanted=None):
         path = getattr(thing, "__file__", None) if isinstance(thing, ModuleType) else None
         if path is None or not path.startswith(sys.prefix):
             return look(thing, *args)
-        if (thing, *args) not in results:
+        key = (thing, *args)
+        if key not in results:
             result = look(thing, *args)
             if wanted is not None:
                 result = [name for name in result if wanted(thing, name)]
-            results[thing, *args] = result
-        return results[thing, *args]
+            results[key] = result
+        return results[key]
 
     return look_or_remember
 
