@@ -149,8 +149,14 @@ env_pip() {
     env_logged "pip $1 failed" "$venv/bin/python" -m pip --no-input --disable-pip-version-check "$@"
 }
 
+# pip compiles modules with one process: 12,000 are compiled afterwards, with one for each core.
+env_compile() {
+    "$venv/bin/python" -m compileall -qq -j 0 "$venv/lib" >>"$env_log" 2>&1 || true # templates are no modules
+}
+
 env_install() {
     local extras=nvml,examples
+    local -x PIP_NO_COMPILE=1
     [ "$had_purpose" != tests ] || extras=nvml,html,examples,docs,test,dev
     env_pip install -c .ci/constraints.txt pip setuptools wheel || return
     if [ "$had_purpose" = examples ]; then
@@ -158,7 +164,8 @@ env_install() {
             env_pip install --no-deps --no-build-isolation -e .
     else
         env_pip install -c .ci/constraints.txt --no-build-isolation -e ".[$extras]"
-    fi
+    fi || return
+    env_compile
 }
 
 env_build_native() {

@@ -15,7 +15,7 @@ import sys
 
 import hypothesis
 import pytest
-from helpers import installed_packages
+from helpers import installed_packages, known_plugins
 from helpers.hangs import ended_where_hanging
 from helpers.hidden_heap import hide_objects
 from helpers.suites import Suite
@@ -50,6 +50,7 @@ def pytest_configure(config):
     # scope have to see that.
     os.environ.pop("CI", None)
     installed_packages.read_once()
+    known_plugins.look_through_once()
     if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
         os.environ[SHARED] = warm_python()
     keep_no_plans()  # tests of several cards take turns in a process
@@ -62,6 +63,8 @@ def pytest_configure(config):
 
 OBSTACLE = pytest.StashKey[str]()
 LONGEST = (
+    "test_random_suites.py",
+    "test_kernel_timing.py",
     "test_allocator_view.py",
     "test_processes.py",
     "test_programs.py",

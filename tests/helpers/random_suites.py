@@ -19,6 +19,7 @@ import textwrap
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from helpers.paths import ROOT, TESTS
 from helpers.sources import WITHOUT
 from helpers.warm import HANGS, warm_python
 
@@ -323,6 +324,7 @@ def random_operation(  # noqa: PLR0913 - all that operations differ in
 PROGRAM = """
 import gc, json, os, sys
 import pytest
+from helpers.hidden_heap import hide_objects
 
 class Plans:
     '''Runs the collected tests once a plan, each time in a fork of this process.'''
@@ -335,6 +337,11 @@ class Plans:
     def pytest_runtestloop(self, session):
         items = {item.nodeid: item for item in session.items}
         plans = self.plans
+        if kind == "cheap":
+            import torch._dynamo  # which the first optimizer imports, in each fork
+
+            hide_objects()  # a new interpreter has hidden none yet
+            gc.freeze = gc.unfreeze = lambda: None
         for number, names in enumerate(plans):
             process = os.fork()
             if process == 0:
@@ -354,8 +361,6 @@ class Plans:
             os._exit(exitstatus)
 
 kind, plans, *options = sys.argv[1:]
-if kind == "cheap":
-    gc.freeze = gc.unfreeze = lambda: None
 sys.exit(pytest.main(options, plugins=[Plans(json.loads(plans))]))
 """
 OPTIONS = (
@@ -364,6 +369,7 @@ OPTIONS = (
     *("-p", "no:unraisableexception", "-p", "no:threadexception"),
 )
 TOLD = re.compile(r"peak reserved may be too high by up to ([0-9.]+) MiB")
+PATHS = os.pathsep.join([str(ROOT), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
 NOTES = ("garbage", "earlier")
 """of a row: they tell why a figure may differ"""
 EXPANDABLE_EVERY = 7
@@ -428,7 +434,7 @@ class Runner:
         return rows if done.returncode in (0, 1) else dict.fromkeys(rows, BROKEN)
 
     def _run(self, *arguments, results="unused"):
-        environment = {**os.environ, RESULTS: str(results)}
+        environment = {**os.environ, RESULTS: str(results), "PYTHONPATH": PATHS}
         if self.settings:
             environment["PYTORCH_CUDA_ALLOC_CONF"] = self.settings
         for name in ("CI", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST"):

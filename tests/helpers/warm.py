@@ -36,8 +36,9 @@ def warm_python() -> str:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     paths = [str(ROOT), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {name: value for name, value in os.environ.items() if name[:7] != "PYTEST_"}
-    # numpy's OpenBLAS starts no threads then: a process that forks is to have none
-    environment |= {"PYTHONPATH": os.pathsep.join(paths), "OPENBLAS_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    # numpy's OpenBLAS and Inductor start no threads then: a process that forks is to have none
+    environment |= {"OPENBLAS_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     environment["PYTHONDONTWRITEBYTECODE"] = "1"  # as tests/conftest.py sets it
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(

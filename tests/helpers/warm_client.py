@@ -13,8 +13,12 @@ import socket
 import struct
 import sys
 
-MAY_DIFFER = {"PYTHONPATH", "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES"}
-"""variables of any value: a fork sets its own paths, CUDA's are read as CUDA is initialised"""
+MAY_DIFFER = {
+    "PYTHONPATH", "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES",
+    "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS", "TRITON_CACHE_DIR",
+}  # fmt: skip
+"""variables of any value: a fork sets its own paths and threads, CUDA's are read as CUDA is
+initialised, those of caches as something is compiled"""
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 

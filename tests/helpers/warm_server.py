@@ -21,18 +21,20 @@ import struct
 import sys
 import threading
 import types
+import weakref
 from pathlib import Path
 
-from helpers import installed_packages
+from helpers import installed_packages, known_plugins
 from helpers.hidden_heap import hide_objects
 
 READ_AT_LOAD = (
     "LD_", "PYTHON", "GPUMEM_VIRTUAL", "PYTORCH_", "TORCH_LOGS", "TORCH_COMPILE", "CUDA_",
-    "TRITON_", "COV", "LC_", "LANG", "MALLOC_", "GLIBC_",
+    "TRITON_", "TORCHINDUCTOR_", "COV", "LC_", "LANG", "MALLOC_", "GLIBC_",
 )  # fmt: skip
 """beginnings of the variables that Python, torch or this package read while they are loaded"""
-STARTED_WITH = "OPENBLAS_NUM_THREADS"
-"""numpy's OpenBLAS starts threads while it is loaded, unless this is 1; no child inherits it"""
+STARTED_WITH = {"OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"}
+"""numpy's OpenBLAS and Inductor start threads while they are loaded, unless these are 1; no child
+inherits them"""
 
 WARM_UP = """
 import importlib
@@ -40,6 +42,7 @@ import pkgutil
 
 import torch
 import torch._dynamo
+import torch._inductor.compile_fx
 import torch.distributed.run
 import torch.utils.checkpoint
 import torch.utils.data
@@ -72,6 +75,7 @@ def warm_up(folder):
     sys.modules.pop("test_warm_up", None)
     if status != pytest.ExitCode.NO_TESTS_COLLECTED or "torch" not in sys.modules:
         sys.exit(f"the warm-up session ended with {status!r}")
+    prepare_virtual_gpu()
     # or each collection in a fork goes through, and copies, all of torch's objects
     if not hide_objects():
         gc.collect()
@@ -79,6 +83,24 @@ def warm_up(folder):
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads > 1:
         sys.exit(f"a fork of a process of {threads} threads may hang")
+
+
+def prepare_virtual_gpu():
+    """Do once what takes each process some 0.1 s: register the operators, take torch's own back.
+
+    Values are computed by these in forks that ask for it, as in a process that registers them
+    itself. What torch has registered need not be taken back in a process that ends without taking
+    its modules apart.
+    """
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
+    from pytest_gpumem.devices.virtual.values.interception import Interception
+
+    if VirtualDevice.loaded() is not None:
+        Interception.prepared(VirtualDevice.loaded().library)
+        Interception.register()
+    for finalizer, info in weakref.finalize._registry.items():
+        if info.func.__module__ == "torch.library":
+            finalizer.atexit = False
 
 
 class Request:
@@ -214,6 +236,8 @@ def take_streams(streams, *, unbuffered):
 def become(request, python):
     """Make this process the one that was asked for; return its arguments."""
     # imported by pytest in the warm-up, which rewrites assertions and warns where it comes too late
+    import torch._inductor.config
+
     from pytest_gpumem.devices.terminal import saved_stderr
 
     arguments = request.arguments
@@ -224,6 +248,7 @@ def become(request, python):
     multiprocessing.process.ORIGINAL_DIR = request.folder  # by which children find the program
     os.environ.clear()
     os.environ.update(request.environment)
+    torch._inductor.config.compile_threads = torch._inductor.config.decide_compile_threads()
     sys.executable = python  # processes that this one starts are forked as well
     del sys.path[0]  # this program's folder
     paths = request.environment.get("PYTHONPATH", "").split(os.pathsep)
@@ -281,7 +306,7 @@ def end(status):
 def main(folder):
     """Serve; return the interpreter's stand-in and a request, in a forked process."""
     address, python = str(folder / "socket"), folder / "python"
-    server_environment = {k: v for k, v in os.environ.items() if k != STARTED_WITH}
+    server_environment = {k: v for k, v in os.environ.items() if k not in STARTED_WITH}
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(64)
@@ -295,6 +320,7 @@ def main(folder):
     if listener not in select.select([0, listener], [], [])[0]:
         sys.exit()  # nobody has run it
     installed_packages.read_once()
+    known_plugins.look_through_once()
     warm_up(folder)
     return Server(listener).serve(), str(python)
 

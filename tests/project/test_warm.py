@@ -9,8 +9,10 @@ import subprocess
 import sys
 import weakref
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
+import _pytest.fixtures
+import pluggy
 import pytest
 from helpers import warm_server
 from helpers.hidden_heap import hide_objects
@@ -50,9 +52,29 @@ def test_other_options_take_a_new_interpreter(options):
     assert run(*options, "-c", KIND).stdout == "new\n"
 
 
-@pytest.mark.parametrize("name", ["LD_BIND_NOW", "PYTORCH_CUDA_ALLOC_CONF", "PYTHONUNBUFFERED"])
+@pytest.mark.parametrize(
+    "name",
+    ["LD_BIND_NOW", "PYTORCH_CUDA_ALLOC_CONF", "PYTHONUNBUFFERED", "TORCHINDUCTOR_MAX_AUTOTUNE"],
+)
 def test_variables_that_are_read_at_load_take_a_new_interpreter(name):
     assert run("-c", KIND, **{name: ""}).stdout == "new\n"
+
+
+def test_a_fork_compiles_with_the_folders_and_threads_that_its_caller_says():
+    code = "from torch._inductor.config import compile_threads; print(compile_threads)"
+    folders = {"TORCHINDUCTOR_CACHE_DIR": "/nowhere", "TRITON_CACHE_DIR": "/nowhere"}
+    done = run("-c", f"{KIND}\n{code}", **folders, TORCHINDUCTOR_COMPILE_THREADS="3")
+    assert done.stdout == "fork\n3\n"
+
+
+def test_a_fork_has_inductor_and_the_registered_operators():
+    """Each process that imports the one takes a second, and a fifth to register the others."""
+    code = (
+        "import sys; print('torch._inductor.compile_fx' in sys.modules)\n"
+        "from pytest_gpumem.devices.virtual.values.interception import Interception\n"
+        "print(bool(Interception._registered), Interception.mode)"
+    )
+    assert run("-c", code).stdout == "True\nTrue None\n"
 
 
 def test_a_fork_has_its_callers_environment_and_no_other(monkeypatch):
@@ -185,3 +207,32 @@ def test_hidden_objects_cost_no_collection_and_others_are_collected():
     gc.collect()
     assert reference() is None
     assert gc.get_freeze_count() == 0
+
+
+def test_what_pytest_finds_in_installed_plugins_is_what_it_would_find(request):
+    find_hooks, find_fixtures = pluggy._manager.dir, _pytest.fixtures.dir
+    plugins = [plugin for _, plugin in request.config.pluginmanager.list_name_plugin()]
+    modules = [it for it in plugins if isinstance(it, ModuleType) and it.__name__ != "conftest"]
+    assert len(modules) > 30
+    for module in modules:
+        is_installed = module.__file__.startswith(sys.prefix)
+        hooks = [name for name in dir(module) if name.startswith("pytest_")]
+        assert find_hooks(module) == (hooks if is_installed else dir(module))
+        fixtures = {
+            name
+            for name in dir(module)
+            if "FixtureFunctionDefinition" in repr(type(vars(module).get(name)))
+        }
+        assert fixtures <= set(find_fixtures(module))
+
+
+def test_a_module_of_another_folder_is_looked_through_each_time(tmp_path):
+    module = ModuleType("plugin")
+    module.__file__ = str(tmp_path / "plugin.py")
+    for name in ("pytest_configure", "pytest_unconfigure"):
+        setattr(module, name, lambda: None)
+        assert name in pluggy._manager.dir(module)
+    module.__file__ = str(Path(sys.prefix, "plugin.py"))
+    assert pluggy._manager.dir(module) == ["pytest_configure", "pytest_unconfigure"]
+    module.pytest_sessionstart = lambda: None
+    assert "pytest_sessionstart" not in pluggy._manager.dir(module)

@@ -9,7 +9,7 @@ import pytest
 from helpers.left_out import need_cudnn, need_libraries
 from helpers.light import SITE, light_environment
 from helpers.paths import ROOT
-from helpers.warm import HANGS
+from helpers.warm import HANGS, warm_python
 
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.device import obstacle
@@ -196,7 +196,7 @@ def figures(tmp_path_factory):
 @pytest.fixture(scope="module")
 def with_all(figures):
     need_libraries()
-    return figures(sys.executable, NOT_COMPILED)
+    return figures(warm_python(), NOT_COMPILED)
 
 
 @pytest.fixture(scope="module")

@@ -195,14 +195,20 @@ class Interception:
         return cls.functions
 
     @classmethod
+    def register(cls) -> None:
+        """Give every operator the kernels of ours, once a process."""
+        if cls._registered:
+            return
+        cls._registered.extend(_registrations())
+        keep_from(KEYS)
+        let_higher_order_operators_pass(_INCLUDED)
+        # torch.library takes the fallback back as Python ends, and no operator runs without it.
+        atexit.register(cls.end)
+
+    @classmethod
     def begin(cls, mode: Computer) -> None:
         """Hand operators to a mode from now on."""
-        if not cls._registered:
-            cls._registered.extend(_registrations())
-            keep_from(KEYS)
-            let_higher_order_operators_pass(_INCLUDED)
-            # torch.library takes the fallback back as Python ends, and no operator runs without it.
-            atexit.register(cls.end)
+        cls.register()
         cls.mode = mode
         _include()
         SEEN_THREADS.begin()

@@ -13,11 +13,13 @@ STEPS = """
 import json, os, sys
 
 import torch
+import torch._inductor.config
 import pytest_gpumem
 from pytest_gpumem.devices.virtual.compilation import kernel_timing
 
 if "AS_A_GPU" in os.environ:
     kernel_timing.is_shown = lambda: False
+torch._inductor.config.force_disable_caches = "NO_CACHES" in os.environ
 
 WIDTH = 256
 
@@ -124,8 +126,8 @@ def sessions(tmp_path_factory):
     return {
         "cold": figures(),
         "warm": figures(),
-        "disabled": figures(*DISABLED, TORCHINDUCTOR_FORCE_DISABLE_CACHES="1"),
-        "timed": figures(TIMED, TORCHINDUCTOR_FORCE_DISABLE_CACHES="1", AS_A_GPU="1"),
+        "disabled": figures(*DISABLED, NO_CACHES="1"),
+        "timed": figures(TIMED, NO_CACHES="1", AS_A_GPU="1"),
     }
 
 
