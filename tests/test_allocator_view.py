@@ -5,6 +5,7 @@ import os
 import re
 
 import pytest
+from helpers.left_out import need_libraries
 from helpers.virtual_gpu import MIB, run_python, virtual_device
 
 from pytest_gpumem.allocator_view import VIEW
@@ -148,6 +149,7 @@ def differences(expected, actual, path=""):
 @pytest.mark.parametrize("name", ["alone", "beside"])
 def test_a_marked_test_reads_what_the_program_reads_without_the_plugin(suite, name):
     """Of every function; all of tensors' memory where earlier tests left some as well."""
+    need_libraries()  # to import torch without the plugin
     suite.write("program.py", PROGRAM)
     suite.write("test_marked.py", "import pytest\n" + MARKED)
     chosen = ["test_marked.py::test_alone"]
@@ -195,6 +197,7 @@ def peak():
 
 def test_three_steps_of_sgd_read_as_without_the_plugin(suite):
     """Their peak lies between two steps of the optimizer, at which the meter resets the peaks."""
+    need_libraries()  # to import torch without the plugin
     suite.write("three_steps.py", THREE_STEPS)
     # each torch has other workspaces of cuBLAS
     expected = int(without_plugin("import three_steps; print(three_steps.peak())", suite.path))

@@ -96,8 +96,8 @@ def install_and_test(wheel: Path, installer: str, options: list[str] | None) -> 
         downloaded = install(times, wheel, folder, environment, options)
         (folder / "test_step.py").write_text(TEST, encoding="utf-8")
         python = str(folder / "env/bin/python")
-        test = [python, "-m", "pytest", "--gpumem-device=virtual", "--gpumem-update-baselines"]
-        output = times.run("test", test, folder, environment)
+        test = [python, "-m", "pytest", "test_step.py", "--gpumem-device=virtual"]
+        output = times.run("test", [*test, "--gpumem-update-baselines"], folder, environment)
         rows = output[output.index("Peak memory in MiB") :].splitlines()[1:]
         row = next(line for line in rows if "test_step" in line)
         return Run(size(folder / "env"), downloaded, times, " ".join(row.split()))
