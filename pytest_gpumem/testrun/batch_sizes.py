@@ -9,7 +9,7 @@ from pytest_gpumem.errors import GpuMemError
 from pytest_gpumem.fit.scaling import Scaling, grows_evenly, uneven
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.sizes import format_size
-from pytest_gpumem.testrun.explain import record
+from pytest_gpumem.testrun.explain import explain
 
 if TYPE_CHECKING:
     from pytest_gpumem.measurement import Breakdown, Measurement
@@ -77,7 +77,6 @@ def _breakdown(
     with runner.trial(item, inputs, record=True) as trial:
         if not trial.passed:
             return None
-        explanations = record(run, [""], runner.root, timelines=False)
-        explanations.complete()
+        explanations = explain(run, [""], runner.root, timelines=False)
         attributions = explanations.attached("", run.measurement()).attributions
     return attributions[device].breakdown if attributions else None

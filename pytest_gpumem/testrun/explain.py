@@ -343,3 +343,10 @@ def record(run: Run, parts: Iterable[str], root: Path, *, timelines: bool) -> Ex
 
     explanations.pending = attribute
     return explanations
+
+
+def explain(run: Run, parts: Iterable[str], root: Path, *, timelines: bool) -> Explanations:
+    """End a run's recording, and say where its peaks come from; see :func:`record`."""
+    explanations = record(run, parts, root, timelines=timelines)
+    explanations.complete()
+    return explanations

@@ -212,6 +212,25 @@ def test_pinned_memory_that_is_used_again_before_its_copy_is_awaited_has_a_warni
     assert PINNED in pinned_session(suite, 2).flat
 
 
+def test_that_warning_does_not_depend_on_nccl_in_an_earlier_test(suite):
+    source = """
+@pytest.mark.gpu_memory(devices=2)
+def test_first():
+    from torch.nn.parallel.comm import broadcast
+    broadcast(torch.ones(4, device="cuda:0"), [0, 1])
+
+@pytest.mark.gpu_memory
+def test_second():
+    for _ in range(2):
+        batch = torch.empty(4 << 20, dtype=torch.uint8, pin_memory=True)
+        on_gpu = batch.to("cuda", non_blocking=True)
+        del batch
+"""
+    session = suite.run("-vv", source=source)
+    assert session.outcomes == {"passed": 2}
+    assert PINNED in session.flat
+
+
 def test_pinned_memory_of_a_copy_that_was_awaited_has_none(suite):
     assert PINNED not in pinned_session(suite, 2, "torch.cuda.synchronize()").flat
     assert PINNED not in pinned_session(suite, 2, "on_gpu[0].item()").flat

@@ -91,8 +91,6 @@ void gm_set_current_device(int device);
 void gm_initialize(void); /* the driver, by cuInit or by the runtime */
 bool gm_initialized(void);
 void gm_count_wait(void); /* of the host for the device */
-void gm_note_communicator(void);
-bool gm_has_communicator(void); /* of NCCL's, in this process, so far */
 int gm_error(int status); /* keeps it for cudaGetLastError and returns it */
 int gm_last_error(bool clear);
 int gm_cuda_version(void);  /* 13020 for CUDA 13.2 */

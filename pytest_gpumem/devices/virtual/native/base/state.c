@@ -149,9 +149,3 @@ static atomic_ullong waits;
 void gm_count_wait(void) { atomic_fetch_add_explicit(&waits, 1, memory_order_relaxed); }
 
 GM_API uint64_t gpumem_waits(void) { return atomic_load(&waits); }
-
-static atomic_bool communicates;
-
-void gm_note_communicator(void) { atomic_store_explicit(&communicates, true, memory_order_relaxed); }
-
-bool gm_has_communicator(void) { return atomic_load_explicit(&communicates, memory_order_relaxed); }

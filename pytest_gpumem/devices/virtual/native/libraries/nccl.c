@@ -29,7 +29,6 @@ static int new_communicator(communicator **out, int ranks, int rank, int kind) {
     *out = malloc(sizeof **out);
     if (!*out) return INTERNAL_ERROR;
     **out = (communicator){ranks, rank, gm_current_device(), kind, NULL};
-    gm_note_communicator();
     return GM_SUCCESS;
 }
 

@@ -103,7 +103,7 @@ static size_t number_of(gm_stream_order *stream, int device) {
 enum { OTHER, ALLOCATOR, PINNED_ALLOCATOR };
 
 /* Of libc10_cuda.so the allocator alone asks for an event or waits for one. Of libtorch_cuda.so the allocator of pinned
- * memory does, and torch.distributed with NCCL. */
+ * memory does, and torch.distributed's watch over NCCL, which is a thread that records no events. */
 static int kind_of(const void *caller) {
     static const void *_Atomic known[3];
     for (int kind = 0; kind < 3; kind++)
@@ -136,6 +136,7 @@ void gm_order_recorded(gm_event_order *event, gm_stream_order *stream, int devic
     event->number = recorded_events[number];
     event->device = device;
     event->time = now();
+    event->thread = pthread_self();
     if (event->over.count) memset(event->over.events, 0, event->over.count * sizeof *event->over.events);
     join(&event->over, &stream->over);
     pthread_mutex_unlock(&lock);
@@ -197,7 +198,7 @@ void gm_order_asked(const gm_event_order *event, const void *caller) {
     if (kind == OTHER) return;
     pthread_mutex_lock(&lock);
     if (kind == ALLOCATOR) add_answer(event);
-    else if (!awaited(event->stream - 1, event->number) && !gm_has_communicator())
+    else if (!awaited(event->stream - 1, event->number) && pthread_equal(event->thread, pthread_self()))
         pinned[pinned_count++ % MAX_PINNED] = (place){event->stream - 1, event->number};
     pthread_mutex_unlock(&lock);
 }

@@ -4,6 +4,8 @@
 
 #include "runtime/runtime.h"
 
+#include <pthread.h>
+
 /* Of each stream, by its number: how many of the events recorded on it are over. */
 typedef struct {
     uint64_t *events;
@@ -21,6 +23,7 @@ typedef struct {
     uint64_t number; /* of the event on it */
     uint64_t time;   /* nanoseconds since 1970 */
     int device;
+    pthread_t thread; /* that recorded it */
 } gm_event_order;
 
 void gm_order_recorded(gm_event_order *event, gm_stream_order *stream, int device, const void *caller);
