@@ -163,6 +163,18 @@ def ask(
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
+def output_of(*command: str, **environment: str) -> str:
+    """Run a command that has to succeed in the project's folder; return its output."""
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    ).stdout
+
+
 class Session(NamedTuple):
     """A session of pytest: what it printed, and seconds on the clock and of the processor."""
 

@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import RESULTS, ROOT, publish, table, where
+from benchmarks.harness import RESULTS, ROOT, output_of, publish, table, where
 
 TORCHES = ("2.6.0", "2.9.1", "2.11.0", "2.15.0")
 LIBRARIES = ("accelerate", "bitsandbytes", "peft", "timm", "torchaudio", "torchvision")
@@ -36,31 +36,19 @@ print(json.dumps({name: version(name) for name in sys.argv[1:]}))
 """
 
 
-def run(*command: str, **environment: str) -> str:
-    """Run a command that has to succeed; return its output."""
-    return subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    ).stdout
-
-
 def make_environment(
     folder: Path, torch: str, wanted: list[str], wheel: str, options: list[str] | None
 ) -> str:
     """Make an environment of a kind; return its Python."""
     excluded = []
     if options is not None:
-        names = run(sys.executable, "-m", "pytest_gpumem", "light", "--excludes", *options)
+        names = output_of(sys.executable, "-m", "pytest_gpumem", "light", "--excludes", *options)
         (folder / "excludes.txt").write_text(names, encoding="utf-8")
         excluded = ["--excludes", str(folder / "excludes.txt")]
-    run("uv", "venv", "--quiet", "--python", sys.executable, str(folder / "env"))
+    output_of("uv", "venv", "--quiet", "--python", sys.executable, str(folder / "env"))
     install = ["uv", "pip", "install", "--quiet", "--python", str(folder / "env"), *excluded]
     pinned = [f"{name}=={torch}" if name in OF_TORCH else name for name in wanted]
-    run(*install, f"torch=={torch}", wheel, *pinned)
+    output_of(*install, f"torch=={torch}", wheel, *pinned)
     return str(folder / "env/bin/python")
 
 
@@ -103,7 +91,7 @@ def text_of(torch: str, libraries: list[str], wheel: str) -> str:
     for kind, options in KINDS.items():
         with tempfile.TemporaryDirectory(prefix="light-") as name:
             python = make_environment(Path(name), torch, wanted, wheel, options)
-            own = json.loads(run(python, "-c", VERSIONS, "torch", *wanted))
+            own = json.loads(output_of(python, "-c", VERSIONS, "torch", *wanted))
             assert own == (versions or own), (own, versions)
             versions = own
             measured[kind] = peaks(python, Path(name), wanted)
@@ -135,7 +123,7 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder]
-        run(*build, str(ROOT))
+        output_of(*build, str(ROOT))
         (wheel,) = Path(folder).glob("*.whl")
         for torch in options.torches:
             tables[torch] = text_of(torch, options.library or list(LIBRARIES), str(wheel))

@@ -18,13 +18,12 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.harness import RESULTS, ROOT, publish, table, where
+from benchmarks.harness import RESULTS, ROOT, output_of, publish, table, where
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,18 +75,6 @@ class Figures(NamedTuple):
     convolutions: dict[str, object]
 
 
-def output_of(command: list[str], **environment: str) -> str:
-    """Run a command that has to succeed; return its output."""
-    return subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    ).stdout
-
-
 def recorded_matrix(torch: str) -> Path:
     """Return where the fidelity matrix of a torch is, if it is recorded."""
     return RESULTS / f"fidelity-virtual-{CARD}-torch{torch}.json"
@@ -100,17 +87,17 @@ def environment(folder: Path, torch: str, kind: str) -> str:
         excluded = []
         if (options := KINDS[kind]) is not None:
             names = output_of(
-                [sys.executable, "-m", "pytest_gpumem.cli", "light", "--excludes", *options]
+                sys.executable, "-m", "pytest_gpumem.cli", "light", "--excludes", *options
             )
             (folder / "excludes.txt").write_text(names, encoding="utf-8")
             excluded = ["--excludes", str(folder / "excludes.txt")]
-        output_of(["uv", "venv", "--quiet", "--clear", "--python", sys.executable, str(place)])
+        output_of("uv", "venv", "--quiet", "--clear", "--python", sys.executable, str(place))
         install = ["uv", "pip", "install", "--quiet", "--python", str(place), *excluded]
         wanted = [f"torch=={torch}", "torchvision", "transformers"]
         if (path := recorded_matrix(torch)).exists():  # with the versions that it was recorded with
             versions = json.loads(path.read_text(encoding="utf-8"))["provenance"]
             wanted[1:] = [f"{name}=={versions[name]}" for name in wanted[1:]]
-        output_of([*install, *wanted, "-r", "pyproject.toml"])
+        output_of(*install, *wanted, "-r", "pyproject.toml")
         (place / "whole").touch()
     return str(place / "bin/python")
 
@@ -120,14 +107,14 @@ def figures(python: str, steps: Sequence[str], sweep: int) -> Figures:
     paths = os.pathsep.join(str(ROOT / name) for name in ("", "benchmarks", "tests"))
 
     def said_by(*words: str) -> Any:  # noqa: ANN401 - JSON
-        return json.loads(output_of([python, *words], PYTHONPATH=paths).splitlines()[-1])
+        return json.loads(output_of(python, *words, PYTHONPATH=paths).splitlines()[-1])
 
     readme = said_by("-c", README_STEP)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "figures.json")
         words = ["--virtual", CARD, "--fork", "--out", str(out), "--but", "*compiled*", "--only"]
         command = [python, "-m", "benchmarks.fidelity.run", *words, *steps]
-        output_of(command, PYTHONPATH=paths)
+        output_of(*command, PYTHONPATH=paths)
         matrix = json.loads(out.read_text(encoding="utf-8"))
     convolutions = {}
     for card in SWEPT if sweep else ():

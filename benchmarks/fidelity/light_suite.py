@@ -22,7 +22,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.harness import RESULTS, ROOT, packages, publish, where
+from benchmarks.harness import RESULTS, ROOT, output_of, packages, publish, where
 
 KINDS = {
     "cudnn": ("without NVIDIA's packages but cuDNN, without Triton", ["--cudnn"]),
@@ -40,18 +40,6 @@ def folders() -> list[str]:
     """Return the rooms of the tests, "." for the files above."""
     found = {path.relative_to(ROOT / "tests").parent for path in ROOT.glob("tests/**/test_*.py")}
     return sorted({str(Path(*it.parts[:1])) for it in found} - NOT_RUN)
-
-
-def output_of(*command: str, **environment: str) -> str:
-    """Run a command that has to succeed; return its output."""
-    return subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    ).stdout
 
 
 def environment(folder: Path, kind: str) -> Path:

@@ -159,3 +159,24 @@ def test_a_bad_value_says_what_to_write(suite, value):
     assert (
         f"--gpumem-visible={value}: this is not a valid choice; write test, session" in session.err
     )
+
+
+def test_each_test_begins_with_the_environment_that_child_processes_need(suite):
+    source = """
+import os
+
+NAMES = ("GPUMEM_VIRTUAL", "LD_PRELOAD")
+
+@pytest.mark.gpu_memory
+def test_first():
+    mib(1)
+    for name in NAMES:
+        del os.environ[name]
+
+@pytest.mark.gpu_memory
+def test_second():
+    mib(1)
+    assert all(name in os.environ for name in NAMES)
+"""
+    session = suite.run_warm("--gpumem-visible=session", source=source)
+    assert session.outcomes == {"passed": 2}, session.out

@@ -165,6 +165,8 @@ class VirtualDevice:
         self.workspaces = VirtualWorkspaces(library)
         self._compilation = Compilation(self.values.computing_apart)
         self._stack = ExitStack()
+        self._adaptation = ExitStack()
+        """of the environment, which each run begins with: a test may have changed it"""
 
     @classmethod
     def load(cls, card: Card) -> VirtualDevice:
@@ -294,7 +296,7 @@ class VirtualDevice:
             self._resting = 0
             torch.cuda.set_device(self.first)
             self._set_totals(count)
-            self._begin()
+            self._begin(count)
             return _info(card)
         self._resting = 0
         self._stack.close()  # of a device that is shown always
@@ -324,14 +326,16 @@ class VirtualDevice:
         except BaseException:
             self._hide()
             raise
-        self._stack.enter_context(adapted(self._library.describe(count)))
+        self._stack.callback(self._adaptation.close)
         self._stack.enter_context(self.values.running())
         self._opened_count = count
-        self._begin()
+        self._begin(count)
         return _info(card)
 
-    def _begin(self) -> None:
-        """Begin anew with all that is told of a run."""
+    def _begin(self, count: int) -> None:
+        """Begin anew with all that is told of a run, and with what its processes inherit."""
+        self._adaptation.close()
+        self._adaptation.enter_context(adapted(self._library.describe(count)))
         self._unsupported = self._library.unsupported()
         self.workspaces.take("usual")
         self.workspaces.begin()
@@ -378,7 +382,7 @@ class VirtualDevice:
         if self.shown_always and self._opened_card is self.card and self._opened_count == shown:
             # Hiding it, and showing it anew, would be a tenth of what a small test takes.
             self._release()
-            self._begin()
+            self._begin(shown)
             self._resting = shown
             return
         self._hide()

@@ -544,42 +544,52 @@ class NativeLibrary:
         """Take the usual one (0), the least (1) or the most (2) of all unknown sizes."""
         self._lib.gpumem_take_sizes(end)
 
-    def workspaces(self) -> list[Workspace] | None:
-        """Return the workspaces of unknown size since sizes were last taken; None: too many."""
-        count = self._lib.gpumem_workspaces(None, ctypes.c_uint64(0))
+    @staticmethod
+    def _rows(read: Callable[..., int], kind: type[ctypes.Structure]) -> Any:  # noqa: ANN401 - an array
+        """Return the rows that a function of the library copies; None: some are lost."""
+        count = read(None, ctypes.c_uint64(0))
         if count == LOST:
             return None
-        notes = (_WorkspaceNote * count)()
-        self._lib.gpumem_workspaces(notes, ctypes.c_uint64(count))
-        return [
-            Workspace(
-                note.time / 1000,
-                USES[note.use],
-                note.address,
-                note.least,
-                note.usual,
-                note.most,
-            )
-            for note in notes
-            if note.least < note.most or USES[note.use] == "end"
-        ]
+        rows = (kind * count)()
+        read(rows, ctypes.c_uint64(count))
+        return rows
+
+    def workspaces(self) -> list[Workspace] | None:
+        """Return the workspaces of unknown size since sizes were last taken; None: too many."""
+        notes = self._rows(self._lib.gpumem_workspaces, _WorkspaceNote)
+        return (
+            None
+            if notes is None
+            else [
+                Workspace(
+                    note.time / 1000,
+                    USES[note.use],
+                    note.address,
+                    note.least,
+                    note.usual,
+                    note.most,
+                )
+                for note in notes
+                if note.least < note.most or USES[note.use] == "end"
+            ]
+        )
 
     def allocator_events(self) -> list[AllocatorEvent] | None:
         """Return the events that PyTorch's allocator asked for, in its order; None: too many."""
-        count = self._lib.gpumem_allocator_events(None, ctypes.c_uint64(0))
-        if count == LOST:
-            return None
-        events = (_AnswerStruct * count)()
-        self._lib.gpumem_allocator_events(events, ctypes.c_uint64(count))
-        return [
-            AllocatorEvent(
-                event.recorded / 1000,
-                event.answered / 1000,
-                event.awaited / 1000 or math.inf,
-                event.device,
-            )
-            for event in events
-        ]
+        events = self._rows(self._lib.gpumem_allocator_events, _AnswerStruct)
+        return (
+            None
+            if events is None
+            else [
+                AllocatorEvent(
+                    event.recorded / 1000,
+                    event.answered / 1000,
+                    event.awaited / 1000 or math.inf,
+                    event.device,
+                )
+                for event in events
+            ]
+        )
 
     def early_answers(self) -> tuple[int, int]:
         """Return how many of them a GPU may not have reached by then.

@@ -59,8 +59,6 @@ STREAMS: Final = (
     "how long other streams use tensors (record_stream), at the latest until the program has "
     "waited for them"
 )
-
-
 STREAMS_NOTE: Final = (
     "tensors that other streams use (record_stream) were free as soon as they were dropped; a GPU "
     "may keep them until the program has waited for these streams, and peaks may be higher"
@@ -114,8 +112,8 @@ class VirtualWorkspaces:
         reasons = [estimate.range for estimate in self._estimates() if estimate.range]
         convolutions = self.convolutions.counts()
         ranged = convolutions.ranged
-        # Limits are held to what a library chooses, not to an estimate.
         early, _ = self._library.early_answers()
+        # Limits are held to what a library or a GPU chooses, not to an estimate.
         chosen = ranged + counts.bounded
         judged = bool(counts.choices or chosen or early) and counts.larger <= chosen
         if ranged:
