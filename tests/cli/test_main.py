@@ -276,6 +276,47 @@ def test_a_program_may_fork_before_it_uses_cuda_and_each_process_has_its_peaks(g
     assert sorted(sizes) == ["30", "40", "80"]
 
 
+ASKS_FIRST = """
+import os, sys, torch
+print(torch.cuda.is_available(), flush=True)
+if os.fork() == 0:
+    try:
+        torch.ones(1, device="cuda")
+        print("used")
+    except RuntimeError as error:
+        print(str(error).partition(".")[0], flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("by_nvml", "said"),
+    [("0", "Cannot re-initialize CUDA in forked subprocess"), ("1", "used")],
+)
+def test_asking_the_driver_for_a_gpu_lets_no_fork_use_it_as_on_a_gpu(
+    gpumem, tmp_path, monkeypatch, by_nvml, said
+):
+    """torch.cuda.is_available() asks CUDA's driver, unless the variable says NVML."""
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", by_nvml)
+    (tmp_path / "program.py").write_text(ASKS_FIRST.replace('"used")', '"used", flush=True)'))
+    ended = gpumem("run", "--card", "T4", "program.py")
+    assert ended.stdout.splitlines() == ["True", said], ended.stderr
+
+
+ONE_DEVICE = """
+import torch
+kept = torch.empty(1 << 20, device="cuda:1")
+print([torch._C._cuda_hasPrimaryContext(device) for device in range(3)])
+"""
+
+
+def test_a_program_has_contexts_on_the_devices_that_it_uses(gpumem, tmp_path):
+    (tmp_path / "program.py").write_text(ONE_DEVICE, encoding="utf-8")
+    ended = gpumem("run", "--card", "T4", "--devices", "3", "program.py")
+    assert (ended.returncode, ended.stdout) == (0, "[False, True, False]\n"), ended.stderr
+
+
 PINS_FIRST = """
 import torch
 pinned = torch.empty(1 << 20, dtype=torch.uint8, pin_memory=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import os
 import re
 import sys
@@ -290,8 +291,14 @@ class VirtualDevice:
         self._stack.callback(self._adaptation.close)
         self._adaptation.enter_context(adapted(self._library.describe(count)))
         self._stack.enter_context(self.values.running())
+
+        def begin_without_contexts() -> None:
+            begin()
+            self._library.forget_contexts()  # a program that uses one device has one
+
         # Not now: after that question PyTorch lets no forked process use CUDA.
-        self._first_use = FirstUse(begin, lambda: self._tell_architectures(torch))
+        prepare = functools.partial(self._tell_architectures, torch)
+        self._first_use = FirstUse(begin_without_contexts, prepare)
 
     def _require_torch(self, count: int) -> ModuleType:
         """Return torch; refuse one that can have no virtual GPU, or not so many.
