@@ -311,7 +311,7 @@ def _ways_of(traits: Traits) -> Ways:
         (traits.allocates, Ways.ALLOCATES),
         (_is_of_arguments_alone(traits), Ways.COMPUTES),
         (name in PRODUCTS or counts_elements(traits), Ways.CHEAP),
-        (traits.formula is not None, Ways.THREADS),
+        (torch.Tag.pointwise not in traits.op.tags, Ways.THREADS),
         (indexes, Ways.INDEXES),
     ):
         if is_so:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from helpers.paths import TESTS
-from helpers.virtual_gpu import opened
+from helpers.virtual_gpu import child, opened
 
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.meter.allocator import current
@@ -431,6 +431,30 @@ def test_the_hosts_threads_are_as_they_were(mode, monkeypatch):
     torch.ones(8, device="cuda").add_(1).sum().item()
     assert set(used) == {1}
     assert torch.get_num_threads() == threads
+
+
+THREADS = """
+import os, torch
+import torch.nn.functional as F
+torch.set_num_threads(4)
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+image, row = torch.rand(1, 3, 8, 8, device="cuda"), torch.rand(8000, device="cuda")
+before = threads()
+for _ in range(3):  # from the second call of an operator on, the native library calls the host's
+    for computed in (
+        F.pad(image, (2, 2, 2, 2), mode="reflect"), image.softmax(-1), image.triu(), row.exp()
+    ):
+        assert computed.sum().item() > 0
+print(threads() - before)
+"""
+
+
+def test_small_tensors_are_computed_with_one_thread():
+    """A second one is waited for, on a busy machine for 10 ms and more."""
+    assert child(THREADS) == "0\n"
 
 
 def test_what_known_masks_and_indices_choose_of_large_tensors_has_its_size(mode):
