@@ -433,6 +433,55 @@ def test_the_hosts_threads_are_as_they_were(mode, monkeypatch):
     assert torch.get_num_threads() == threads
 
 
+LATE = """
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class Passing(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+x = torch.ones(3, device="cuda")
+
+def define(schema, function):
+    library = torch.library.Library("late", "FRAGMENT")
+    library.define(schema)
+    library.impl("change", function, "CompositeExplicitAutograd")
+    return library
+
+library = define("change(Tensor x) -> Tensor", lambda x: x + 1)
+for mode in (Passing, lambda: FlopCounterMode(display=False)):
+    with mode():
+        print((torch.ops.late.change(x) * 2).tolist())
+    print(torch.ops.late.change(x).sum().item())
+library._destroy()
+library = define("change(Tensor x, int times) -> Tensor", lambda x, times: x * times)
+with Passing():
+    print(torch.ops.late.change(x, 7).tolist())
+"""
+
+
+def test_operators_that_a_program_registers_late_run_under_modes_and_are_computed():
+    lines = [line for _ in range(2) for line in ("[4.0, 4.0, 4.0]", "6.0")]
+    assert child(LATE).splitlines() == [*lines, "[7.0, 7.0, 7.0]"]
+
+
+TRITON = """
+import sys, torch
+torch.rand(2, device="cuda").sum().item()
+from pytest_gpumem.devices.virtual.values.operators import FORMULAS
+print("triton" in sys.modules)
+from torch.utils.flop_counter import flop_registry
+print(FORMULAS is not flop_registry and FORMULAS.keys() == flop_registry.keys())
+"""
+
+
+def test_values_import_no_triton():
+    """PyTorch's module of formulas does, which takes a quarter of a second."""
+    assert child(TRITON) == "False\nTrue\n"
+
+
 THREADS = """
 import os, torch
 import torch.nn.functional as F
