@@ -4,11 +4,11 @@ import pytest
 import torch
 
 PACKAGE = "unsloth"
-GOOD = "2025.5.8"
+GOOD = "2025.8.1"
 BAD = "2025.10.1"
 RELEASE = ""
-WITH = ("torch==2.8.0",)
-AS_OF = ("unsloth_zoo", "torchao", "peft", "bitsandbytes", "trl", "transformers")
+WITH = ("torch==2.8.0", "transformers==4.55.4", "trl==0.21.0")
+AS_OF = ("unsloth_zoo", "torchao", "peft", "bitsandbytes")
 REPORTED = "3 to 4 GB more than 2025.5.8"
 LINKS = ("unslothai/unsloth#3418",)
 
@@ -20,15 +20,12 @@ def save_small_llama(folder):
     from tokenizers import Tokenizer, models
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    words = {f"w{number}": number for number in range(VOCABULARY - 3)}
-    words |= {word: VOCABULARY - 3 + i for i, word in enumerate(("<s>", "</s>", "<unk>"))}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    special = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "<unk>"}
+    names = sorted(set(special.values())) + [f"w{number}" for number in range(VOCABULARY - 3)]
+    words = {name: number for number, name in enumerate(names)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token=special["unk"]))
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        pad_token="<unk>",
+        tokenizer_object=tokenizer, **{f"{name}_token": text for name, text in special.items()}
     ).save_pretrained(folder)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
