@@ -1,4 +1,4 @@
-"""unsloth 2025.10.1 computes the loss in parts as large as the free memory allows."""
+"""unsloth 2025.8.5 computes the loss in parts as large as half of the free memory allows."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 PACKAGE = "unsloth"
 GOOD = "2025.8.1"
 BAD = "2025.10.1"
-RELEASE = ""
+RELEASE = "2025.8.5"
 WITH = ("torch==2.8.0", "transformers==4.55.4", "trl==0.21.0")
 AS_OF = ("unsloth_zoo", "torchao", "peft", "bitsandbytes")
 REPORTED = "3 to 4 GB more than 2025.5.8"
