@@ -241,11 +241,12 @@ def page_size(segment: dict[str, Any]) -> int:
 
 
 def pages_at_gaps(segments: Sequence[dict[str, Any]]) -> int:
-    """Return the bytes of a page for each gap without memory inside of expandable segments.
+    """Return the bytes of a page for each gap without memory that expandable segments may have.
 
     PyTorch maps memory at the lowest gap that a request fits. The request takes whole pages, and
     the rest of the last page serves a later request if the gap goes on behind the page. Alone a
-    step has no such gaps: it maps one page after the other.
+    step has no such gaps: it maps one page after the other. Nothing tells where a segment begins:
+    before its first memory there may be a gap as well.
     """
     ends: dict[tuple[int, int, str], int] = {}
     pages = 0
@@ -254,7 +255,7 @@ def pages_at_gaps(segments: Sequence[dict[str, Any]]) -> int:
         if not page:
             continue
         place = segment["device"], segment["stream"], segment["segment_type"]
-        if ends.get(place, segment["address"]) != segment["address"]:
+        if ends.get(place) != segment["address"]:
             pages += page
         ends[place] = segment["address"] + segment["total_size"]
     return pages

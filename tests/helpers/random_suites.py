@@ -558,17 +558,27 @@ def differ_as_told(name, rows, alone):
         return False
     told = " ".join(note for row in pair[0] for note in row["earlier"])
     most = max(map(float, TOLD.findall(told)), default=0) * 2**20
-    peaks = [[peak for row in results for peak in row["peaks"]] for results in pair]
-    within = len(peaks[0]) == len(peaks[1]) and all(
-        0 <= in_order[1] - by_itself[1] <= most for in_order, by_itself in zip(*peaks, strict=True)
+    reserved = [[nbytes for row in results for _, nbytes in pairs_of(row)] for results in pair]
+    within = len(reserved[0]) == len(reserved[1]) and all(
+        0 <= in_order - by_itself <= most for in_order, by_itself in zip(*reserved, strict=True)
     )
     return within and without_reserved(rows, name) == without_reserved(alone, name)
 
 
 def without_reserved(results, name):
-    """The figures of a test with a peak's allocated bytes and pinned ones alone."""
+    """The figures of a test without all that it reserved."""
+
+    def without(peaks):
+        if isinstance(peaks, dict):
+            return {key: without(peaks[key]) for key in peaks if key != "reserved"}
+        return peaks
+
     return [
-        {**row, "peaks": [(allocated, pinned) for allocated, _, pinned in row["peaks"]]}
+        {
+            **row,
+            "peaks": [(allocated, pinned) for allocated, _, pinned in row["peaks"]],
+            "out_of_memory": without(row["out_of_memory"]),
+        }
         for row in figures_of(results, name)
     ]
 

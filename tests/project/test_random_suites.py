@@ -73,8 +73,15 @@ def test_a_pair_that_no_allocator_can_have_is_seen(runner, monkeypatch):
 )
 def test_more_reserved_than_alone_is_right_within_what_a_note_tells(peak, told, is_told):
     notes = [f"peak reserved may be too high by up to {told} MiB"] if told else []
-    rows = {"test_a": [{"peaks": [peak], "kind": "ok", "garbage": False, "earlier": notes}]}
+    row = {"kind": "ok", "garbage": False, "out_of_memory": None}
+    rows = {"test_a": [{**row, "peaks": [peak], "earlier": notes}]}
     alone = {"test_a": [{**rows["test_a"][0], "peaks": [[100, 100 << 20, 0]], "earlier": []}]}
     assert differ_as_told("test_a", rows, alone) == is_told
     other = {"test_a": [{**alone["test_a"][0], "kind": "over"}]}
     assert not differ_as_told("test_a", rows, other)
+    refusals = [
+        {"allocated": it[0], "reserved": it[1], "needed": None} for it in (peak, [100, 100 << 20])
+    ]
+    for results, refusal in zip((rows, alone), refusals, strict=True):
+        results["test_a"][0] |= {"peaks": [], "out_of_memory": refusal}
+    assert differ_as_told("test_a", rows, alone) == (is_told or peak[2] == 1)
