@@ -1,15 +1,17 @@
-"""The gpumem command: run measures a program; compare, show, history, prune are about baselines."""
+"""Measure GPU memory outside pytest, and work with baselines and reports."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.cli.outcome import INTERRUPTED, show
-from pytest_gpumem.errors import GpuMemError
+from pytest_gpumem.errors import GpuMemError, SpecError
 from pytest_gpumem.report.text import printable
+from pytest_gpumem.sizes import shown
 from pytest_gpumem.version import __version__
 
 if TYPE_CHECKING:
@@ -53,7 +55,9 @@ def parser_of(modules: Mapping[str, ModuleType]) -> argparse.ArgumentParser:
     Args:
         modules: subcommands, by their names.
     """
-    parser = argparse.ArgumentParser(prog="gpumem", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="gpumem", description=__doc__, epilog="gpumem COMMAND --help explains a command."
+    )
     parser.add_argument("--version", action="version", version=f"pytest-gpumem {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in modules.items():
@@ -62,12 +66,26 @@ def parser_of(modules: Mapping[str, ModuleType]) -> argparse.ArgumentParser:
     return parser
 
 
+def _unknown(word: str) -> SpecError:
+    """Return the error of a word that is no subcommand."""
+    similar = get_close_matches(word, COMMANDS, n=1)
+    lists = "gpumem --help lists all commands"
+    remedy = f"did you mean {similar[0]}? {lists}" if similar else lists
+    return SpecError(shown(word), "there is no such command", remedy)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
     words = sys.argv[1:] if argv is None else list(argv)
+    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+        print(f"gpumem: {_unknown(words[0])}", file=sys.stderr)
+        return USAGE_ERROR
     names = words[:1] if words and words[0] in COMMANDS else list(COMMANDS)
     modules = {name: subcommand(name) for name in names}
     parser = parser_of(modules)
+    if not words:
+        parser.print_help(sys.stderr)
+        return USAGE_ERROR
     behind: list[str] = []
     if names == ["bisect"] and "--" in words:
         separator = words.index("--")

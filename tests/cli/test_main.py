@@ -177,6 +177,8 @@ def test_marked_tests_below_run_take_its_card(run_apart, tmp_path, options, card
         (["run", "--card", "T44", "program.py"], "T44"),
         (["run", "--max-gib", "nan", "program.py"], "--max-gib=nan: this is not a size"),
         (["run", "--devices", "17", "program.py"], "write a number from 1 to 16"),
+        (["rn"], "'rn': there is no such command; did you mean run?"),
+        (["frobnicate"], "there is no such command; gpumem --help lists all commands"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_status_2(gpumem, arguments, said):
@@ -185,6 +187,19 @@ def test_bad_input_is_one_line_and_exit_status_2(gpumem, arguments, said):
     assert said in ended.stderr
     assert ended.stderr.count("\n") == 1
     assert ended.stdout == ""
+
+
+def test_the_command_alone_prints_its_help(gpumem):
+    ended = gpumem()
+    assert ended.returncode == 2
+    assert "init      set up a project" in ended.stderr
+    assert "gpumem COMMAND --help explains a command" in ended.stderr
+
+
+def test_run_without_a_program_asks_for_nothing_else(gpumem):
+    ended = gpumem("run")
+    assert ended.returncode == 2
+    assert ended.stderr.endswith("the following arguments are required: SCRIPT\n")
 
 
 def test_cards_lists_every_card(capsys):
