@@ -115,7 +115,8 @@ class Prober:
             largest = max(probe.value for probe in probes if not probe.fits)
             raise GpuMemError(
                 f"{call}(sizes={checked_sizes})",
-                f"{len(fitting)} of these sizes fits in {format_size(self.meter.capacity)}",
+                f"{'only one' if fitting else 'none'} of these sizes fits in "
+                f"{format_size(self.meter.capacity)}",
                 f"write sizes smaller than {largest}",
             )
         scaling = Scaling.of(fitting)

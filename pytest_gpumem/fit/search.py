@@ -143,8 +143,7 @@ class Largest:
             sentence += f"; {min(refused)} does not"
         if self.left:
             sentence += (
-                f"; {format_size(self.left)} that a probe left after it did not fit count in "
-                "later probes"
+                f"; {format_size(self.left)} that a refused probe left behind count in later probes"
             )
         return f"{sentence} ({number})"
 

@@ -457,10 +457,13 @@ def _pinned_uncompared(case: Case) -> Iterator[str]:
     if not case.spec.baseline:
         return
     if measurement.pinned_count == "by time" and measurement.peak_pinned:
-        yield "peak pinned is not compared: DataLoader's thread pins batches ahead, by time"
+        yield (
+            "peak pinned is not compared: DataLoader's thread pins batches ahead, so the peak "
+            "depends on time"
+        )
     if measurement.pinned_count == "uncounted" and case.entry and case.entry.peak_pinned:
         release = measurement.provenance.torch
-        yield f"peak pinned is not compared: torch {release} has no count of it"
+        yield f"peak pinned is not compared: torch {release} does not count pinned memory"
 
 
 def _pinned_unrecorded(case: Case, notes: Sequence[Note]) -> Verdict:

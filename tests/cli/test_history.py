@@ -175,7 +175,7 @@ def test_a_shallow_clone_says_so(repository, gpumem, monkeypatch):
     commit("all")
     git("clone", "-q", "--depth=1", f"file://{repository}", "shallow")
     monkeypatch.chdir(repository / "shallow")
-    assert "note: this clone is shallow: git fetch --unshallow" in flat(gpumem("history")[1])
+    assert "note: this clone is shallow; git fetch --unshallow" in flat(gpumem("history")[1])
 
 
 def test_a_repository_without_commits_has_what_is_not_committed(here, gpumem):
