@@ -20,6 +20,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_title = project
 html_show_copyright = False
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 
 exclude_patterns = ["images"]
 nitpicky = True  # with -W a link to what is not there is an error, a heading included
