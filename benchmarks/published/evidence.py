@@ -237,8 +237,8 @@ def speech() -> Iterator[Group]:
     }
     note = (
         "Inference; MiB, on the A6000 allocated above the memory at the beginning of the stage. "
-        "[Accuracy](accuracy.md#rows-that-nobody-had-looked-at) has the first predictions of rows "
-        "that nobody had looked at."
+        "[Accuracy](accuracy.md#rows-that-were-held-back) has the first predictions of rows "
+        "that were held back."
     )
     for card, version in versions.items():
         of_card = [row for row in rows if row["card"] == card]
