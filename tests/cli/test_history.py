@@ -191,7 +191,10 @@ def test_a_repository_without_commits_has_what_is_not_committed(here, gpumem):
         (["test_xx"], "these do: test_y, test_b, test_x[ä]"),
         (["tests/test_b.py::test_b"], "these do: tests/b/test_b.py::test_b"),
         (["--device=cuda-X"], "--device=cuda-X: no baseline with this name has a history"),
-        (["--baseline-dir=none"], "none: no commit has a baseline in this folder; run gpumem from"),
+        (
+            ["--baseline-dir=none"],
+            "none: no commit has a baseline in this folder; commit baselines",
+        ),
         (["--baseline-dir=/"], "/: git says: not a git repository"),
         (["--commits=0"], "--commits=0: this is not a number of commits; write --commits=20"),
         (["--html=/proc/none/x.html"], "--html=/proc/none/x.html: cannot be written: "),
