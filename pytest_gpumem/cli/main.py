@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
+import textwrap
 from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
@@ -44,6 +46,43 @@ COMMANDS: Final = {
 runs where the others' imports are not installed"""
 
 
+GROUPS: Final = {
+    "begin": ("init", "cards", "completion", "version"),
+    "measure": ("run", "fit", "verify"),
+    "baselines": ("show", "history", "compare", "accept", "prune"),
+    "reports and snapshots": ("report", "diff"),
+    "versions and environments": ("bisect", "light"),
+}
+"""subcommands as the help lists them"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """The parser of the command alone, whose help has the subcommands in groups."""
+
+    def __init__(self, modules: Mapping[str, ModuleType]) -> None:
+        super().__init__(prog="gpumem", description=__doc__)
+        self._modules = modules
+
+    def format_help(self) -> str:
+        """Return the help; each subcommand's line is wrapped beside its name."""
+        width = shutil.get_terminal_size().columns - 2
+        indent = max(map(len, COMMANDS)) + 4
+        lines = [self.format_usage(), f"{__doc__}\n"]
+        for group, names in GROUPS.items():
+            lines.append(f"{group}:")
+            for name in names:
+                help_ = self._modules[name].HELP if name in self._modules else ""
+                head = f"  {name}".ljust(indent)
+                lines.append(
+                    textwrap.fill(help_, width, initial_indent=head, subsequent_indent=" " * indent)
+                )
+            lines.append("")
+        lines.append(
+            "gpumem COMMAND --help explains a command; gpumem --version prints the version."
+        )
+        return "\n".join(lines) + "\n"
+
+
 def subcommand(name: str) -> ModuleType:
     """Return the module of a subcommand, with HELP, DESCRIPTION, ``add_arguments`` and ``run``."""
     return import_module(f"pytest_gpumem.cli.{COMMANDS[name]}")
@@ -55,11 +94,15 @@ def parser_of(modules: Mapping[str, ModuleType]) -> argparse.ArgumentParser:
     Args:
         modules: subcommands, by their names.
     """
-    parser = argparse.ArgumentParser(
-        prog="gpumem", description=__doc__, epilog="gpumem COMMAND --help explains a command."
-    )
+    parser = _Parser(modules)
     parser.add_argument("--version", action="version", version=f"pytest-gpumem {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        dest="command",
+        required=True,
+        metavar="COMMAND",
+        prog="gpumem",
+        parser_class=argparse.ArgumentParser,
+    )
     for name, module in modules.items():
         command = commands.add_parser(name, help=module.HELP, description=module.DESCRIPTION)
         module.add_arguments(command)

@@ -64,6 +64,12 @@ WRITTEN = {
         "pip install 'pytest-gpumem[html]'",
     ],
     "cli/run.py": ["gpumem run [options] (SCRIPT | -m MODULE) [argument ...]"],
+    "cli/show.py": [
+        (
+            "pytest --gpumem-update-baselines, run gpumem from pytest's root folder, or name the "
+            "folder with --baseline-dir"
+        )
+    ],
     "devices/card_file.py": ["gpumem cards --here > cards/mine.toml, on a machine with such a GPU"],
     "devices/memory_use.py": [
         "pip install 'pytest-gpumem[nvml]') shows whether other processes use this memory",
