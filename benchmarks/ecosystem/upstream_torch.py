@@ -45,6 +45,8 @@ class File(NamedTuple):
     gpus: int = 1
     hangs_s: int = 240
     """of one process"""
+    group: int = GROUP
+    """tests of a process; 1 where PyTorch's own runner has --subprocess for it"""
     settings: tuple[tuple[str, str], ...] = ()
     """variables of the environment"""
 
@@ -53,10 +55,10 @@ FILES = (
     File("test_cuda.py"),
     File("test_cuda_expandable_segments.py"),
     File("test_cuda_multigpu.py", gpus=2),
-    File("test_cuda_primary_ctx.py", gpus=2),
+    File("test_cuda_primary_ctx.py", gpus=2, group=1),
     File("test_cuda_trace.py"),
     File("test_cuda_sanitizer.py"),
-    File("test_cuda_nvml_based_avail.py"),
+    File("test_cuda_nvml_based_avail.py", group=1),
     File("distributed/_tools/test_memory_tracker.py"),
     File("distributed/_tools/test_mem_tracker.py"),
     File("distributed/_tools/test_fsdp2_mem_tracker.py", gpus=2),
@@ -124,12 +126,13 @@ class Runner:
         names = [name for name in self.names() if only is None or name in only]
         found = {name: self.known[name] for name in names if name in self.known}
         left = [name for name in names if name not in found]
-        for first in range(0, len(left), GROUP):
-            found.update(self.group(left[first : first + GROUP]))
+        size = self.file.group
+        for first in range(0, len(left), size):
+            found.update(self.group(left[first : first + size]))
             self.keep(found)
         left = [name for name in names if found[name].word not in ENDS and not found[name].again]
-        for first in range(0, len(left), GROUP):
-            for name, end in self.group(left[first : first + GROUP], "full").items():
+        for first in range(0, len(left), size):
+            for name, end in self.group(left[first : first + size], "full").items():
                 message = found[name].message if end.word == "passed" else end.message
                 found[name] = Outcome(AGAIN if end.word == "passed" else end.word, message, True)
             self.keep(found)

@@ -52,12 +52,6 @@ REASONS: dict[tuple[str, str], Reason] = {
     ("test_cuda_multigpu.py", "TestCudaMultiGPU.*event*"): SLEEP,
     ("test_cuda_multigpu.py", "TestCudaMultiGPU.test_streams_multi_gpu_query"): SLEEP,
     ("test_cuda_multigpu.py", "TestCudaMultiGPU.test_caching_pinned_*"): SLEEP,
-    ("test_cuda_primary_ctx.py", "*"): Reason(
-        "d", "not mended: gpumem run makes contexts on all devices before the program begins"
-    ),
-    ("test_cuda_nvml_based_avail.py", "TestExtendedCUDAIsAvail.*avoid_init_1"): Reason(
-        "d", "not mended: gpumem run initializes CUDA before the program begins"
-    ),
     ("test_cuda_nvml_based_avail.py", "TestVisibleDeviceParses.test_ordinal_*"): Reason(
         "d", "not mended: torch.cuda._device_count_nvml is answered by the virtual GPU's own count"
     ),

@@ -28,7 +28,7 @@ def constants(path: Path) -> dict[str, Any]:
     """Return the constants of a test file: PACKAGE, GOOD, BAD, WITH, REPORTED, LINKS, RELEASE.
 
     Of a test that did not show what was reported there is no RELEASE. VERSIONS are those that are
-    tried, by default all between; ENVIRONMENT is set for them.
+    tried, by default all between; ENVIRONMENT is set for them. AS_OF are packages of the day.
     """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
@@ -44,6 +44,8 @@ def bisect(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
     words = [facts["PACKAGE"], facts["GOOD"], facts["BAD"], str(path)]
     for requirement in facts["WITH"]:
         words += ["--with", requirement]
+    for package in facts.get("AS_OF", ()):
+        words += ["--as-of", package]
     words += ["--versions", ",".join(facts["VERSIONS"])] if "VERSIONS" in facts else []
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:

@@ -21,7 +21,7 @@ from pytest_gpumem.cli.outcome import (
     show_error,
 )
 from pytest_gpumem.devices.cards import find_card
-from pytest_gpumem.devices.children import ChildWatch, value_notes
+from pytest_gpumem.devices.children import ChildWatch, value_notes, watch_this_fork
 from pytest_gpumem.devices.select import DEFAULT_CARD, RUN_CARD, RUN_DEVICE, choose
 from pytest_gpumem.errors import DeviceError, SpecError
 from pytest_gpumem.measurement import OutOfMemory, Peak
@@ -143,15 +143,52 @@ def find_command(name: str) -> str | None:
     return path if first_lines.startswith(b"#!") and b"python" in first_lines else None
 
 
+class Use:
+    """A program's use of its devices: it is measured from its first use of CUDA on.
+
+    A process that the program has forked before is measured as its children are.
+    """
+
+    def __init__(self, device: Device, count: int, limit: int | None, values: Values) -> None:
+        self._device = device
+        self._count = count
+        self._limit = limit
+        self._values = values
+        self._owner = os.getpid()
+        self._meter: Meter | None = None
+
+    @property
+    def is_fork(self) -> bool:
+        """Whether this process is a fork of the one that was started."""
+        return os.getpid() != self._owner
+
+    @property
+    def meter(self) -> Meter:
+        """The program's measurement; of one that used no GPU it begins now."""
+        if self._meter is None:
+            self._device.open(None, self._count)
+        assert self._meter is not None  # noqa: S101 - open() has called begin()
+        return self._meter
+
+    def begin(self) -> None:
+        """Measure from now on."""
+        info = self._device.open(None, self._count)
+        self._device.values.compute(self._values)
+        if self.is_fork:
+            watch_this_fork()
+            return
+        self._meter = Meter(self._device, info, self._count)
+        self._meter.start(count_held=True)
+        self._meter.cap(self._limit)
+
+
 def measure_program(
     program: Program, device: Device, count: int, limit: int | None, values: Values
 ) -> int:
     """Run a program on ``count`` devices, print its peaks, return its exit status."""
-    info = device.open(None, count)
+    use = Use(device, count, limit, values)
+    device.await_use(count, use.begin)
     device.values.compute(values)
-    meter = Meter(device, info, count)
-    meter.start(count_held=True)
-    meter.cap(limit)
     status, shortage = 1, None
     watch = ChildWatch()
     try:
@@ -169,12 +206,14 @@ def measure_program(
             shortage = OutOfMemory(
                 refusal.requested, held.allocated, held.reserved, where, refusal.device
             )
-    finally:
-        notes = device.notes(Path.cwd())
-        measurement = meter.result(out_of_memory=shortage, notes=notes)
-        trouble = device.trouble()
-        device.open(None, count)  # a session of pytest in the program has closed it
-        meter.stop()
+    if use.is_fork:  # it ends where the program does; that one tells its peaks
+        return status
+    meter = use.meter
+    notes = device.notes(Path.cwd())
+    measurement = meter.result(out_of_memory=shortage, notes=notes)
+    trouble = device.trouble()
+    device.open(None, count)  # a session of pytest in the program has closed it
+    meter.stop()
     if shortage is not None:
         print(shortage_text(shortage), file=sys.stderr)
     print(summary(measurement, limit, watch.children()), file=sys.stderr)

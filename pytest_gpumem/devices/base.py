@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -153,6 +154,17 @@ class Device(Protocol):
 
         Raises:
             DeviceError: the device is missing, or is another one than was asked for.
+        """
+
+    def await_use(self, count: int, begin: Callable[[], None]) -> None:
+        """Show ``count`` devices, and call a function when this process first uses CUDA.
+
+        Before that CUDA is not initialised: processes that are forked meanwhile can use it, and
+        call the function themselves.
+
+        Args:
+            count: the number of devices.
+            begin: it calls ``open``. ``open`` calls it first, where CUDA was not used as yet.
         """
 
     def close(self) -> None:

@@ -191,6 +191,20 @@ def watch_this_process() -> None:
     IMPORTS.call_after("torch", imported)
 
 
+def watch_this_fork() -> None:
+    """Note the peaks of this process, a fork that uses CUDA first, for the program it is of."""
+    import torch
+
+    from pytest_gpumem.devices.virtual.device import VirtualDevice
+
+    folders = os.environ.get(VARIABLE, "").split(os.pathsep)
+    device = VirtualDevice.loaded()
+    watch = _Watch(torch, [Path(folder) for folder in folders])
+    if device is not None:
+        watch.take_values(*device.values.counted)
+    watch.begin()
+
+
 class _Watch:
     """The peaks of this process, resets by its own code not counted, and its values."""
 
@@ -223,6 +237,10 @@ class _Watch:
                 self._mode = ValueMode(library, scope, readbacks).__enter__()
         except Exception as error:  # noqa: BLE001 - PyTorch would let it fail the use of CUDA
             self._failure = f"no values are computed: {type(error).__name__}: {error}"
+
+    def take_values(self, readbacks: Readbacks, mode: ValueMode | None) -> None:
+        """Tell of values that are computed already."""
+        self._readbacks, self._mode = readbacks, mode
 
     def begin(self) -> None:
         """Wait for CUDA's initialisation."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_gpumem.allocator_view import VIEW
 from pytest_gpumem.devices.base import AllocatorEvent, UncertainSizes
 from pytest_gpumem.devices.cuda_start import start_cuda
+from pytest_gpumem.devices.first_use import FirstUse
 from pytest_gpumem.devices.memory_use import LARGEST_CONTEXT
 from pytest_gpumem.devices.sharing.gpu_ledger import GpuLedger, Turn, ledger_folder
 from pytest_gpumem.devices.sharing.xdist_order import own_instance
@@ -17,7 +18,7 @@ from pytest_gpumem.measurement import DeviceInfo, DeviceKind
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from pytest_gpumem.devices.base import Values, Workspace
     from pytest_gpumem.devices.cards import Card
@@ -85,6 +86,7 @@ class CudaDevice:
         self._shared = shared
         self.first = first
         self._count = 1
+        self._first_use: FirstUse | None = None
         self._ledger: GpuLedger | None = None
         self._used: dict[str, int] = {}
         """GPUs on which this process has contexts: the identity and the number of each"""
@@ -102,9 +104,16 @@ class CudaDevice:
         except (OSError, ValueError):
             return "unknown"
 
+    def await_use(self, count: int, begin: Callable[[], None]) -> None:  # noqa: ARG002 - all are shown
+        """See :meth:`pytest_gpumem.devices.base.Device.await_use`."""
+        self._first_use = FirstUse(begin)
+
     def open(self, card: Card | None, count: int) -> DeviceInfo:
         """See :meth:`pytest_gpumem.devices.base.Device.open`."""
         import torch
+
+        if self._first_use is not None:
+            self._first_use.happen()
 
         if not torch.cuda.is_available():
             raise DeviceError(

@@ -184,9 +184,12 @@ class Case:
         """All figures: the peaks of every device, host memory under a limit, growth per sample."""
         peaks = enumerate(self.measurement.peaks)
         rows = [row for device, peak in peaks for row in self.compare(device, peak)]
-        budget = self.spec.max_host_bytes
-        if budget is not None and self.measurement.host is not None:
-            rows.append(Comparison(0, "host", self.measurement.host, budget=budget))
+        host, tolerance = self.measurement.host, self.policy.host_tolerance
+        if host is not None and tolerance is not None and not self.policy.against:
+            old_host = self.entry.peak_host if self.entry else 0
+            rows.append(self._compared(0, "host", host, old_host or None, tolerance))
+        elif host is not None and self.spec.max_host_bytes is not None:
+            rows.append(Comparison(0, "host", host, budget=self.spec.max_host_bytes))
         measured = self.measurement.slope
         if measured is not None:
             old = self.entry.slope if self.entry else None
@@ -228,16 +231,15 @@ class Case:
         )
 
     @property
-    def is_pinned_unrecorded(self) -> bool:
-        """Whether the step pins host memory that a baseline could have, and this one has not."""
-        return (
-            self.entry is not None
-            and self.measurement.pinned_count == "counted"
-            and any(
-                row.peak == "pinned" and row.measured and row.baseline is None
-                for row in self.comparisons
-            )
-        )
+    def unrecorded(self) -> Comparison | None:
+        """A figure of host memory that a baseline could have, and this one has not."""
+        compared = {
+            "pinned": self.measurement.pinned_count == "counted",
+            "host": self.policy.host_tolerance is not None,
+        }
+        rows = (row for row in self.comparisons if compared.get(row.peak) and row.measured)
+        missing = (row for row in rows if row.baseline is None)
+        return next(missing, None) if self.entry is not None else None
 
     def _compared(
         self,

@@ -131,7 +131,7 @@ def _verdict(  # noqa: PLR0913 - the parts of a verdict
                 NoteKind.DEVICE, f"the allocator emptied its cache {times}, because memory ran out"
             )
         )
-    notes += notes_of(NoteKind.UNGUARDED, _pinned_uncompared(case))
+    notes += notes_of(NoteKind.UNGUARDED, _host_uncompared(case))
     if error is not None and case.spec.baseline and kind is not Kind.INCOMPARABLE:
         notes.append(Note(NoteKind.UNREADABLE, f"cannot read the baseline: {error}"))
     told = lead is not None and lead.kind == "toolchain"
@@ -425,8 +425,8 @@ def _compared(case: Case) -> Verdict:
         )
     # A change that fails by itself comes first; one that passes hides nothing.
     passes = not beyond or (beyond[0].excess < 0 and case.policy.shrinkage == "note")
-    if passes and case.is_pinned_unrecorded:
-        return _pinned_unrecorded(case, unguarded)
+    if passes and case.unrecorded is not None:
+        return _unrecorded(case, case.unrecorded, unguarded)
     if not beyond:
         return _verdict(case, Kind.WITHIN, f"{case.highest}{against}", unguarded)
     finding = f"{_change(case, beyond[0])}{_sizes(case, beyond[0])}, tolerance "
@@ -451,8 +451,8 @@ def _compared(case: Case) -> Verdict:
     return _updatable(case, replace(verdict, causes=causes), "if this is intended")
 
 
-def _pinned_uncompared(case: Case) -> Iterator[str]:
-    """Yield why peak pinned is not compared, where it might have been."""
+def _host_uncompared(case: Case) -> Iterator[str]:
+    """Yield which figures of host memory are not compared, where they might have been."""
     measurement = case.measurement
     if not case.spec.baseline:
         return
@@ -464,11 +464,15 @@ def _pinned_uncompared(case: Case) -> Iterator[str]:
     if measurement.pinned_count == "uncounted" and case.entry and case.entry.peak_pinned:
         release = measurement.provenance.torch
         yield f"peak pinned is not compared: torch {release} does not count pinned memory"
+    recorded = case.entry is not None and case.entry.peak_host
+    if recorded and case.policy.host_tolerance is not None and measurement.host is None:
+        yield "peak host memory is not compared: this system does not tell it"
 
 
-def _pinned_unrecorded(case: Case, notes: Sequence[Note]) -> Verdict:
-    """Judge a test whose baseline has no figure of the memory that it pins."""
-    finding = f"{format_size(case.measurement.peak_pinned)} of pinned host memory"
+def _unrecorded(case: Case, row: Comparison, notes: Sequence[Note]) -> Verdict:
+    """Judge a test whose baseline has no figure of host memory that it takes."""
+    kind = "pinned host" if row.peak == "pinned" else "host"
+    finding = f"{format_size(row.measured)} of {kind} memory"
     failed = case.policy.missing_baseline == "fail"
     verdict = _verdict(case, Kind.NO_BASELINE, finding, notes, failed=failed)
     return _updatable(case, verdict, "to record a baseline")

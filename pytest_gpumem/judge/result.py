@@ -84,6 +84,8 @@ class Result:
     "xfail" (with that marker), "unfinished" (no tear-down), or "" if unknown"""
     origin: int = 0
     """in a report of several sessions, the index of the session"""
+    keeps_host: bool = False
+    """whether its growth of host memory is compared with a baseline, and may become one"""
 
     def _beside(self, part: Result) -> Result:
         if part.measurement is None or self.measurement is None:
@@ -276,4 +278,14 @@ def entry_of(result: Result, ranks: int = 0) -> BaselineEntry:
         breakdowns,
         measurement.slope,
         measurement.largest,
+        _host_of(result, measurement),
     )
+
+
+def _host_of(result: Result, measurement: Measurement) -> int:
+    """Return the host memory for a baseline: within tolerance, that of the baseline before."""
+    if not result.keeps_host:
+        return 0
+    rows = (row for row in result.verdict.comparisons if row.peak == "host")
+    within = (row.baseline for row in rows if row.baseline is not None and not row.excess)
+    return next(within, measurement.host or 0)

@@ -10,13 +10,15 @@ import json
 import shlex
 import subprocess
 import sys
+import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 import pytest
 from helpers.judged import NOW, PLAIN, measured
 
-from pytest_gpumem.cli.bisect import candidates, environment
+from pytest_gpumem.cli.bisect import candidates, environment, release_dates
 from pytest_gpumem.cli.bisect.environment import (
     Environment,
     SetupError,
@@ -24,6 +26,7 @@ from pytest_gpumem.cli.bisect.environment import (
     completed,
     reason_of,
 )
+from pytest_gpumem.cli.bisect.release_dates import release_of_the_day
 from pytest_gpumem.cli.bisect.search import Search
 from pytest_gpumem.judge.judge import judge
 from pytest_gpumem.judge.result import Result
@@ -375,6 +378,7 @@ def test_commits_of_a_repository_are_tried_from_worktrees_that_do_not_stay(gpume
         (("--git", "lib", "1.0", "3.0", "tests/no"), "has no such file or folder; name a test"),
         (("--across", "lib", "1.0", "3.0"), "a package, two releases and a test are needed"),
         (("--across", "lib", "--git", "lib", "1.0", "3.0", TEST), "are not tried together"),
+        (("--git", "lib", "1.0", "3.0", TEST, "--as-of", "zoo"), "was not uploaded to an index"),
         (("lib", "1.0", "3.0", TEST, "--versions", "1.0"), "this is not a list of versions"),
         (("lib", "1.0", "3.0", TEST, "--versions", "1.0,2.0"), "this list has no 3.0"),
     ],
@@ -447,6 +451,86 @@ def test_a_release_that_no_index_answered_for_is_tried_again(gpumem, suite):
 def test_across_names_the_package_as_well(gpumem, suite):
     status, output, _ = gpumem("bisect", "--across", "lib", "1.0", "3.0", TEST)
     assert (status, output) == bisect(gpumem)[:2]
+
+
+UPLOADS = {
+    "lib": {"1.0": "2025-01-01", "1.1": "2025-02-01", "1.2": "2025-03-01", "2.0": "2025-04-01"},
+    "lib-zoo": {
+        "0.1": "2024-12-01",
+        "0.2": "2025-02-01",
+        "0.3": "2025-02-02",
+        "0.4": "2025-02-20",
+        "0.5rc1": "2025-02-21",
+        "0.6": "2025-06-01",
+    },
+}
+
+
+@pytest.fixture
+def index(monkeypatch):
+    """A package index that tells when files were uploaded."""
+
+    class Index(BaseHTTPRequestHandler):
+        def do_GET(self):
+            name = self.path.strip("/").rpartition("/")[2]
+            releases = UPLOADS.get(name)
+            self.send_response(200 if releases else 404)
+            self.end_headers()
+            if not releases:
+                return
+            files = [
+                {
+                    "filename": f"{name.replace('-', '_')}-{version}-py3-none-any.whl",
+                    "upload-time": f"{day}T10:00:00.123456Z",
+                }
+                for version, day in releases.items()
+            ]
+            withdrawn = {**files[-1], "filename": "lib_zoo-0.31.tar.gz", "yanked": "broken"}
+            withdrawn["upload-time"] = "2025-02-03T00:00:00Z"
+            old = {"filename": "lib-of-old.exe", "upload-time": "2001-01-01T00:00:00Z"}
+            files += [withdrawn, old]
+            self.wfile.write(json.dumps({"files": files}).encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Index)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple/")
+    release_dates._upload_times.cache_clear()
+    yield
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.usefixtures("index")
+def test_a_package_that_is_released_together_is_of_the_day(gpumem, suite):
+    monthly = {"1.0": "0.1", "1.1": "0.3", "1.2": "0.4", "2.0": "0.4"}
+    for version, other in monthly.items():
+        assert release_of_the_day("lib", version, "lib_zoo") == other
+    words = ("bisect", "lib", "1.0", "1.1", TEST)
+    status, output, _ = gpumem(*words, "--as-of", "lib_zoo")
+    assert status == 1, output  # nothing grew
+    calls = [json.loads(line) for line in suite.calls.read_text("utf-8").splitlines()]
+    installed = [set(words) & {"lib_zoo==0.1", "lib_zoo==0.3"} for words in calls if "pip" in words]
+    assert installed == [{"lib_zoo==0.1"}, {"lib_zoo==0.3"}]
+    # Without the option, the answers are not those of another question.
+    assert gpumem(*words)[0] == 1
+    assert suite.tried() == ["1.0", "1.1", "1.0", "1.1"]
+
+
+@pytest.mark.usefixtures("index")
+def test_upload_times_that_are_not_told_are_an_error(gpumem, suite):
+    command = ("bisect", "lib", "1.0", "2.1", TEST, "--as-of")
+    status, _, errors = gpumem(*command, "lib_zoo")
+    assert status == 2
+    assert "--as-of lib_zoo lib 2.1: the index does not tell when this release" in errors
+    assert suite.tried() == ["1.0"]  # the other end, whose day is told
+    status, _, errors = gpumem(*command, "unknown")
+    assert status == 2
+    assert "--as-of unknown: the package index does not tell upload times at http" in errors
+    assert "PIP_INDEX_URL" in errors
+    assert not suite.tried()
 
 
 def test_only_the_named_releases_are_tried(gpumem, suite):

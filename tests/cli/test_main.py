@@ -256,3 +256,122 @@ def test_a_programs_own_virtual_gpu_computes_values():
     code = "import pytest_gpumem\npytest_gpumem.use_virtual_gpu('T4')\n"
     code += "import torch\nprint(torch.arange(4, device='cuda').sum().item())"
     assert child(code, card=None).strip() == "6"
+
+
+# -- programs that fork before they use CUDA --
+
+FORKS = """
+import multiprocessing, os, torch
+
+def work(number):
+    block = torch.empty((number + 1) * 40 << 20, dtype=torch.uint8, device="cuda")
+    mask = torch.arange(6, device="cuda") > 3
+    print("child", torch.arange(6, device="cuda")[mask].tolist())
+
+assert torch.cuda.device_count() == 1 and not torch.cuda.is_initialized()
+assert not torch._C._cuda_hasPrimaryContext(0)
+context = multiprocessing.get_context("fork")
+workers = [context.Process(target=work, args=(number,)) for number in range(2)]
+for worker in workers:
+    worker.start()
+    worker.join()
+print([worker.exitcode for worker in workers], flush=True)
+pid = os.fork()
+kept = torch.empty((10 if pid else 30) << 20, dtype=torch.uint8, device="cuda")
+if pid:
+    os.waitpid(pid, 0)
+"""
+
+
+def test_a_program_may_fork_before_it_uses_cuda_and_each_process_has_its_peaks(gpumem, tmp_path):
+    (tmp_path / "forks.py").write_text(FORKS, encoding="utf-8")
+    ended = gpumem("run", "--card", "T4", "--max-gib", "1", "forks.py")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == [*["child [4, 5]"] * 2, "[0, 0]"]
+    text = " ".join(ended.stderr.split())
+    assert text.count("gpumem: virtual GPU") == 1
+    assert "program cuda:0 10.00 MiB" in text
+    sizes = re.findall(r"forks.py \(pid \d+\) cuda:0 (\d+)\.\d\d MiB", text)
+    assert sorted(sizes) == ["30", "40", "80"]
+
+
+ASKS_FIRST = """
+import os, sys, torch
+print(torch.cuda.is_available(), flush=True)
+if os.fork() == 0:
+    try:
+        torch.ones(1, device="cuda")
+        print("used")
+    except RuntimeError as error:
+        print(str(error).partition(".")[0], flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("by_nvml", "said"),
+    [("0", "Cannot re-initialize CUDA in forked subprocess"), ("1", "used")],
+)
+def test_asking_the_driver_for_a_gpu_lets_no_fork_use_it_as_on_a_gpu(
+    gpumem, tmp_path, monkeypatch, by_nvml, said
+):
+    """torch.cuda.is_available() asks CUDA's driver, unless the variable says NVML."""
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", by_nvml)
+    (tmp_path / "program.py").write_text(ASKS_FIRST.replace('"used")', '"used", flush=True)'))
+    ended = gpumem("run", "--card", "T4", "program.py")
+    assert ended.stdout.splitlines() == ["True", said], ended.stderr
+
+
+ONE_DEVICE = """
+import torch
+kept = torch.empty(1 << 20, device="cuda:1")
+print([torch._C._cuda_hasPrimaryContext(device) for device in range(3)])
+"""
+
+
+def test_a_program_has_contexts_on_the_devices_that_it_uses(gpumem, tmp_path):
+    (tmp_path / "program.py").write_text(ONE_DEVICE, encoding="utf-8")
+    ended = gpumem("run", "--card", "T4", "--devices", "3", "program.py")
+    assert (ended.returncode, ended.stdout) == (0, "[False, True, False]\n"), ended.stderr
+
+
+PINS_FIRST = """
+import torch
+pinned = torch.empty(1 << 20, dtype=torch.uint8, pin_memory=True)
+assert not torch.cuda.is_initialized()
+assert torch.cuda.get_device_properties(0).total_memory == 15_642_329_088
+half = torch.empty(700 << 20, dtype=torch.uint8, device="cuda")
+more = torch.empty(700 << 20, dtype=torch.uint8, device="cuda")
+"""
+
+
+def test_limits_hold_where_pinned_memory_initialises_cuda(gpumem, tmp_path):
+    (tmp_path / "program.py").write_text(PINS_FIRST, encoding="utf-8")
+    ended = gpumem("run", "--card", "T4", "--max-gib", "1", "program.py")
+    assert ended.returncode == 1
+    assert "1024.00 MiB allowed" in ended.stderr
+    assert "at program.py:7 in <module>" in ended.stderr
+
+
+FIRST_USES = """
+import threading, torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+def use():
+    with FakeTensorMode():
+        torch.empty(1 << 30, device="cuda")
+
+thread = threading.Thread(target=use)
+thread.start()
+thread.join()
+kept = torch.empty(5 << 20, dtype=torch.uint8, device="cuda")
+print(torch.arange(6, device="cuda")[torch.arange(6, device="cuda") > 3].tolist())
+"""
+
+
+def test_the_first_use_may_be_a_threads_and_under_a_mode(gpumem, tmp_path):
+    (tmp_path / "program.py").write_text(FIRST_USES, encoding="utf-8")
+    ended = gpumem("run", "--card", "T4", "program.py")
+    assert (ended.returncode, ended.stdout) == (0, "[4, 5]\n"), ended.stderr
+    assert "cuda:0 5.00 MiB" in " ".join(ended.stderr.split())

@@ -70,3 +70,73 @@ def test_where_the_system_does_not_tell_a_limit_is_refused(suite, monkeypatch, t
     session = suite.run(source=source.replace("gpu_memory", "gpu_memory(max_host_gib=1)"))
     assert session.outcomes == {"errors": 1}
     assert "max_host_gib=1: this system does not reset the highest memory" in session.flat
+
+
+# -- baselines, with a tolerance --
+
+ONCE = f"""{LOAD}@pytest.mark.gpu_memory
+def test_it():
+    torch.ones(1).cuda()
+    weights = load(160 << 20)
+"""
+TWICE = f"{ONCE}    again = load(160 << 20)\n"
+TOLERANT = "[pytest]\ngpumem_host_tolerance = 20%, 32MiB"
+BASELINE = "baselines/virtual-H100/test_it.json"
+
+
+@pytest.fixture
+def loading(suite):
+    """A test that takes 160 MiB of host memory, with a baseline that has this figure."""
+    suite.write("pytest.ini", TOLERANT)
+    assert suite.run("--gpumem-update-baselines", source=ONCE).outcomes == {"passed": 1}
+    return suite
+
+
+def baseline_of(suite):
+    return json.loads((suite.path / BASELINE).read_text())
+
+
+def test_with_a_tolerance_a_doubled_load_is_a_regression(loading):
+    recorded = baseline_of(loading)
+    assert recorded["format"] == 4
+    assert 150 * MIB <= recorded["tests"]["test_it"]["peak_host"] < 200 * MIB
+    assert loading.run().outcomes == {"passed": 1}
+    session = loading.run("--gpumem-json=r.json", source=TWICE)
+    assert session.outcomes == {"failed": 1}
+    assert "regressed: peak host memory grew by 1" in session.flat
+    assert "ran a second time" not in session.flat
+    (result,) = json.loads((loading.path / "r.json").read_text())["results"]
+    assert result["keeps_host"] is True
+    assert result["baseline"]["peak_host"] == recorded["tests"]["test_it"]["peak_host"]
+    # Without the option, the figure of the baseline is compared with nothing.
+    assert loading.run("-o", "gpumem_host_tolerance=").outcomes == {"passed": 1}
+
+
+def test_an_update_keeps_the_figure_while_the_new_one_is_within_tolerance(loading):
+    before = (loading.path / BASELINE).read_text()
+    more = ONCE.replace("160", "170")
+    assert loading.run("--gpumem-update-baselines", source=more).outcomes == {"passed": 1}
+    assert (loading.path / BASELINE).read_text() == before
+    session = loading.run("--gpumem-update-baselines", "-v", source=TWICE)
+    assert session.outcomes == {"passed": 1}
+    assert baseline_of(loading)["tests"]["test_it"]["peak_host"] >= 300 * MIB
+    assert "host: 1" in session.flat
+
+
+def test_a_baseline_without_the_figure_is_missing_it(suite, monkeypatch):
+    suite.run("--gpumem-update-baselines", source=ONCE)
+    assert baseline_of(suite)["format"] < 4
+    assert "peak_host" not in baseline_of(suite)["tests"]["test_it"]
+    suite.write("pytest.ini", TOLERANT)
+    assert suite.run().outcomes == {"passed": 1}
+    monkeypatch.setenv("CI", "1")
+    session = suite.run()
+    assert session.outcomes == {"failed": 1}
+    assert "MiB of host memory" in session.flat
+
+
+def test_where_the_system_does_not_tell_a_note_says_so(loading, monkeypatch, tmp_path):
+    monkeypatch.setattr(host_memory, "RESET", tmp_path / "none" / "clear_refs")
+    session = loading.run("-v")
+    assert session.outcomes == {"passed": 1}
+    assert "peak host memory is not compared: this system does not tell it" in session.flat

@@ -117,6 +117,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(repeatable). The installed version of torch is used unless torch is named here",
     )
     parser.add_argument(
+        "--as-of",
+        action="append",
+        default=[],
+        metavar="PACKAGE",
+        help="a package that is released together with the one in question: each release is tried "
+        "with the newest release that this package had on the day of its upload (repeatable)",
+    )
+    parser.add_argument(
         "--versions",
         metavar="LIST",
         help="the releases to try, separated by commas, instead of all releases of the index",
@@ -183,6 +191,12 @@ def run(arguments: argparse.Namespace) -> Outcome:
             )
         arguments.words.insert(0, arguments.across)
     package, good, bad, tests = parse_words(arguments)
+    if arguments.as_of and arguments.git is not None:
+        raise SpecError(
+            f"--as-of {arguments.as_of[0]} --git {arguments.git}",
+            "a commit was not uploaded to an index",
+            "pin the other package: --with NAME==VERSION",
+        )
     question = Question(
         package,
         tests,
@@ -191,6 +205,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         arguments.device,
         arguments.python,
         arguments.light,
+        tuple(arguments.as_of),
     )
     titles: dict[str, str] = {}
     if arguments.git is not None:
@@ -411,6 +426,8 @@ class Bisection:
         words += [] if of_releases else ["--git", str(arguments.git)]
         for requirement in arguments.requirements:
             words += ["--with", requirement]
+        for other in arguments.as_of:
+            words += ["--as-of", other]
         for name in ("light", "pre"):
             words += [f"--{name}"] * getattr(arguments, name)
         if arguments.device != "auto":

@@ -19,6 +19,7 @@ from pytest_gpumem.cli.bisect.environment import (
     UnreachedError,
     clean_environment,
 )
+from pytest_gpumem.cli.bisect.release_dates import release_of_the_day
 from pytest_gpumem.errors import ReportError, SpecError
 from pytest_gpumem.report.json_report import read_report
 
@@ -50,13 +51,15 @@ class Question:
     device: str = "auto"
     interpreter: str = ""
     light: bool = False
+    as_of: tuple[str, ...] = ()
+    """packages that each release has in their release of the day of its upload"""
 
     @property
     def slug(self) -> str:
         """A name for the folder of its answers; tests that were edited have another folder."""
         package = re.sub(r"\W+", "-", os.path.basename(self.package.rstrip("/"))).strip("-")  # noqa: PTH119
         asked = repr((self.package, self.tests, self.requirements, self.device, self.interpreter))
-        digest = hashlib.sha256(asked.encode())
+        digest = hashlib.sha256(f"{asked}{self.as_of or ''}".encode())
         for path in self._test_files():
             digest.update(path.read_bytes())
         return f"{package}-{digest.hexdigest()[:8]}"
@@ -137,7 +140,7 @@ class Trials:
         )
         source = self._folder / f"source-{_file_name(version)}"
         try:
-            environment.make([self._requirement(version, source), *self._question.requirements])
+            environment.make([self._requirement(version, source), *self._beside(version)])
             self._run_tests(environment, version, report)
         except SetupError as error:
             raise SkippedError(f"this version cannot be installed: {error}") from error
@@ -155,6 +158,15 @@ class Trials:
             if not self._keep:
                 environment.remove()
                 self._remove_source(source)
+
+    def _beside(self, version: str) -> list[str]:
+        """Return what is installed beside a version."""
+        package = self._question.package
+        days = [
+            f"{other}=={release_of_the_day(package, version, other)}"
+            for other in self._question.as_of
+        ]
+        return [*days, *self._question.requirements]
 
     def _requirement(self, version: str, source: Path) -> str:
         """Return what pip installs: a release, or the folder of a commit that is checked out."""

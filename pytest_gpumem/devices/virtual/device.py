@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import os
 import re
 import sys
 import warnings
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +25,7 @@ from pytest_gpumem.devices.autograd_threads import (
 )
 from pytest_gpumem.devices.compiler import hide_from_compiler
 from pytest_gpumem.devices.cuda_start import start_cuda
+from pytest_gpumem.devices.first_use import FirstUse
 from pytest_gpumem.devices.memory_cap import CAPS, set_cap, set_memory
 from pytest_gpumem.devices.quirks import install_hooks
 from pytest_gpumem.devices.sharing.gpu_ledger import Turn
@@ -49,7 +50,7 @@ from pytest_gpumem.sizes import KIB, format_size
 from pytest_gpumem.spec import MAX_DEVICES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
     from pytest_gpumem.devices.cards import Card
@@ -156,6 +157,7 @@ class VirtualDevice:
         self._opened_card: Card | None = None
         self._opened_count = 0
         """how many devices are open; 0: none is"""
+        self._first_use: FirstUse | None = None
         self._resting = 0
         """how many devices ``close`` has left open, as they are shown always"""
         self._kept_total: bool | None = None
@@ -201,6 +203,7 @@ class VirtualDevice:
         stubs = supply_missing_libraries()
         library.report_to(saved_stderr())
         library.set_card(card)
+        library.set_first_total(FIRST_TOTAL)
         library.show(0)  # a child of a marked test's process has inherited it shown
         cls._loaded = device = cls(library, card)
         device.stubs = stubs
@@ -279,10 +282,30 @@ class VirtualDevice:
         """
         return self._library.cudnn_found()
 
-    def open(self, card: Card | None, count: int) -> DeviceInfo:
-        """See :meth:`pytest_gpumem.devices.base.Device.open`."""
-        card = card or self.card
-        count = max(self.first + count, self.least, self.shown_always)
+    def await_use(self, count: int, begin: Callable[[], None]) -> None:
+        """See :meth:`pytest_gpumem.devices.base.Device.await_use`."""
+        count = max(self.first + count, self.least)
+        torch = self._require_torch(count)
+        self._library.set_card(self.card)
+        self._show(count)
+        self._stack.callback(self._adaptation.close)
+        self._adaptation.enter_context(adapted(self._library.describe(count)))
+        self._stack.enter_context(self.values.running())
+
+        def begin_without_contexts() -> None:
+            begin()
+            self._library.forget_contexts()  # a program that uses one device has one
+
+        # Not now: after that question PyTorch lets no forked process use CUDA.
+        prepare = functools.partial(self._tell_architectures, torch)
+        self._first_use = FirstUse(begin_without_contexts, prepare)
+
+    def _require_torch(self, count: int) -> ModuleType:
+        """Return torch; refuse one that can have no virtual GPU, or not so many.
+
+        Raises:
+            DeviceError: it was imported too early, or is no build with CUDA; or too many devices.
+        """
         require_possible(count)
         import torch
 
@@ -292,6 +315,15 @@ class VirtualDevice:
             raise DeviceError(
                 WHAT, f"torch {torch.__version__} is built without CUDA", "install one"
             )
+        return torch
+
+    def open(self, card: Card | None, count: int) -> DeviceInfo:
+        """See :meth:`pytest_gpumem.devices.base.Device.open`."""
+        if self._first_use is not None:
+            self._first_use.happen()
+        card = card or self.card
+        count = max(self.first + count, self.least, self.shown_always)
+        torch = self._require_torch(count)
         if card is self._opened_card and count == self._resting:
             self._resting = 0
             torch.cuda.set_device(self.first)
@@ -304,13 +336,12 @@ class VirtualDevice:
         is_first = not torch.cuda.is_initialized()
         try:
             if is_first:
-                # The capabilities of PyTorch's kernels: 80 and 90 of "sm_80 sm_90a compute_90".
-                flags = torch._C._cuda_getArchFlags() or ""
-                self._library.set_architectures(list(map(int, re.findall(r"sm_(\d+)", flags))))
-                self._library.set_card(replace(card, total_memory=FIRST_TOTAL))
+                self._tell_architectures(torch)
+                self._library.set_card(card)
                 with warnings.catch_warnings():  # PyTorch warns of cards its kernels do not run on
                     warnings.simplefilter("ignore")
                     start_cuda()
+            self._library.set_first_total(0)
             torch.cuda.set_device(self.first)
             VIEW.install()
             CAPS.install()
@@ -331,6 +362,11 @@ class VirtualDevice:
         self._opened_count = count
         self._begin(count)
         return _info(card)
+
+    def _tell_architectures(self, torch: ModuleType) -> None:
+        """Tell the capabilities of PyTorch's kernels: 80 and 90 of "sm_80 sm_90a compute_90"."""
+        flags = torch._C._cuda_getArchFlags() or ""
+        self._library.set_architectures(list(map(int, re.findall(r"sm_(\d+)", flags))))
 
     def _begin(self, count: int) -> None:
         """Begin anew with all that is told of a run, and with what its processes inherit."""

@@ -373,6 +373,10 @@ class NativeLibrary:
         array = (ctypes.c_int * len(values))(*values)
         self._lib.gpumem_set_architectures(array, len(values))
 
+    def set_first_total(self, nbytes: int) -> None:
+        """Let PyTorch's own libraries see so much memory on each device; 0: what there is."""
+        self._lib.gpumem_set_first_total(ctypes.c_uint64(nbytes))
+
     def set_card(self, card: Card) -> None:
         """Make every virtual device one of these."""
         limits = card.limits

@@ -75,7 +75,7 @@ class Ways(enum.IntFlag):
     CHEAP = 256
     """what it costs grows with the number of elements"""
     THREADS = 512
-    """the host may use several threads for few elements"""
+    """the host may use several threads for few elements: those of no other kind take one"""
     INDEXES = 1024
     """its second argument is a list of indices: masks, whose true elements are its size, or whole
     numbers, which are not"""

@@ -51,6 +51,11 @@ class VirtualValues:
         self.compute(self.initial)
 
     @property
+    def counted(self) -> tuple[Readbacks, ValueMode | None]:
+        """What counts the unknown and the assumed values, and what computes the others."""
+        return self._readbacks, self._mode
+
+    @property
     def all_computed(self) -> bool:
         """See :attr:`pytest_gpumem.devices.base.ValueEngine.all_computed`."""
         return self._mode is not None and self._mode.full

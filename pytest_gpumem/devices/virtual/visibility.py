@@ -61,7 +61,7 @@ class Curtain:
         # of torch.cuda, and of torch.accelerator where that asks for itself (before torch 2.8)
         for name in ("_cuda_getDeviceCount", "_accelerator_deviceCount"):
             if hasattr(torch._C, name):
-                setattr(torch._C, name, self._count)
+                setattr(torch._C, name, self._counting(getattr(torch._C, name)))
         torch.cuda._device_count_nvml = self._count
         if hasattr(torch._C, "_cuda_init"):  # not in a build without CUDA
             torch._C._cuda_init = self._refusing(torch._C._cuda_init)
@@ -70,6 +70,17 @@ class Curtain:
         if not self._shown:
             self._note_question()
         return self._shown
+
+    def _counting(self, count: Callable[[], int]) -> Callable[[], int]:
+        """Return PyTorch's question of the driver, which lets no forked process use CUDA later."""
+
+        @functools.wraps(count)
+        def count_shown() -> int:
+            if self._shown:
+                count()
+            return self._count()
+
+        return count_shown
 
     def _refusing(self, initialise: Callable[[], None]) -> Callable[[], None]:
         """Return PyTorch's initialisation of CUDA, which is refused while no GPU is shown.

@@ -24,6 +24,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_gpumem.devices.virtual.values.host_tensors import (
     describe,
@@ -198,8 +199,10 @@ class Interception:
     def register(cls) -> None:
         """Give every operator the kernels of ours, once a process."""
         if cls._registered:
+            LATE.register()
             return
         cls._registered.extend(_registrations())
+        LATE.begin()
         keep_from(KEYS)
         let_higher_order_operators_pass(_INCLUDED)
         # torch.library takes the fallback back as Python ends, and no operator runs without it.
@@ -341,7 +344,7 @@ def _above_python(name: str, kernel: Any, *args: Any, **kwargs: Any) -> Any:  # 
     del tensors
     try:
         if is_pythons:
-            op = operator_named(name)
+            op = LATE.operator(name)
             return op.redispatch(_PYTHONS, *_numbers_as_tensors(op, args), **kwargs)
         with _Without(_LOWER_KEYS):
             return kernel(*args, **kwargs)
@@ -373,23 +376,97 @@ _AROUND: Final[dict[str, Callable[..., Any]]] = (
     {KEY: _above_python, LOWER_KEY: _below_python} if IS_ABOVE_PYTHON else {}
 )
 """what calls an operator's kernel, by the dispatch keys that are included"""
+_REGISTERED: Final = (KEY, *(_AROUND.keys() - {KEY}))
+"""the dispatch keys for which operators have kernels of ours"""
 
 
-@functools.cache
-def operator_named(name: str) -> OpOverload:
-    """Return the operator of a full name: its object is made here, and most operators have none."""
+def _present_operator(name: str) -> OpOverload:
+    """Return the operator that has a full name now."""
     namespace, _, operator = name.partition("::")
     packet, _, overload = operator.partition(".")
     op: OpOverload = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
     return op
 
 
+@functools.cache
+def operator_named(name: str) -> OpOverload:
+    """Return the operator of a full name: its object is made here, and most operators have none."""
+    return _present_operator(name)
+
+
 def _registrations() -> list[torch.library.Library]:
     """Register the kernels of all operators, and those of operators that are registered later."""
     fallback = torch.library.Library("_", "IMPL")
-    for key in (KEY, *_AROUND.keys() - {KEY}):
+    for key in _REGISTERED:
         fallback.fallback(_later(_AROUND.get(key)), key)
-    return [fallback, *register([KEY, *_AROUND.keys() - {KEY}], _kernel_of)]
+    names = torch._C._dispatch_get_all_op_names()
+    LATE.known.update(names)
+    return [fallback, *register(names, _REGISTERED, _kernel_of)]
+
+
+class LateOperators:
+    """Operators that were registered after ours: where our key is above Python's they need kernels.
+
+    There PyTorch calls no fallback of Python's while a mode is active, and fails ("func !=
+    nullptr"). So they get kernels as a run begins, and as a mode is entered.
+    """
+
+    def __init__(self) -> None:
+        self.known: set[str] = set()
+        """all operators with a kernel"""
+        self._names: set[str] = set()
+        self._seen: tuple[int, ...] = ()
+        self._libraries: list[torch.library.Library] = []
+
+    def operator(self, name: str) -> OpOverload:
+        """Return an operator: a late one may be another one than it was."""
+        return _present_operator(name) if name in self._names else operator_named(name)
+
+    def begin(self) -> None:
+        """Look for such operators whenever a mode is entered."""
+        if not IS_ABOVE_PYTHON:
+            return
+        enter: Any = TorchDispatchMode.__enter__
+
+        @functools.wraps(enter)
+        def entered(mode: TorchDispatchMode) -> Any:  # noqa: ANN401 - as the function
+            self.register()
+            return enter(mode)
+
+        TorchDispatchMode.__enter__ = entered  # type: ignore[method-assign]
+
+    def register(self) -> None:
+        """Give all operators a kernel that have come since."""
+        # Python's definitions, libraries of C++ that it loaded, and modules that may be such.
+        sources = torch.library._defs, torch.ops.loaded_libraries, sys.modules
+        seen = tuple(map(len, sources))
+        if not IS_ABOVE_PYTHON or seen == self._seen:
+            return
+        self._seen = seen
+        names = set(torch._C._dispatch_get_all_op_names()) - self.known
+        self.known |= names
+        self._names |= names
+        self._libraries += register(sorted(names), _REGISTERED, _kernel_of_late)
+
+
+LATE: Final = LateOperators()
+
+
+def _kernel_of_late(name: str, key: str, *, passes: bool) -> Callable[..., Any]:
+    """Return the kernel of an operator that may be registered again, with another schema."""
+    if passes:
+        return _kernel_of(name, key, passes=True)
+
+    def late(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the operator
+        __tracebackhide__ = True
+        try:
+            return _intercept_later(_present_operator(name), *args, **kwargs)
+        except BaseException:
+            del args, kwargs
+            raise
+
+    around = _AROUND.get(key)
+    return late if around is None else functools.partial(around, name, late)
 
 
 def _later(around: Callable[..., Any] | None) -> Callable[..., Any]:

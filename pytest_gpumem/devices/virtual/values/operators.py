@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib
+import importlib.util
 import logging
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -16,25 +17,37 @@ from pytest_gpumem.devices.virtual.values.host_tensors import tensors_in
 from pytest_gpumem.devices.virtual.values.sized_outputs import COPIES, INDEXING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch import Tensor
     from torch._ops import OpOverload
 
 
-def _imported_quietly(name: str) -> Any:  # noqa: ANN401 - a module of PyTorch's
-    """Import a module whose log is not for users: this one warns that there is no Triton."""
-    log = logging.getLogger(name)
+COUNTER: Final = "torch.utils.flop_counter"
+TRITON: Final = "triton.runtime.jit"
+"""of which that module imports a name, with all of Triton: a quarter of a second, for no formula"""
+
+
+def _formulas() -> Mapping[Any, Callable[..., int]]:
+    """Return PyTorch's formulas, from a copy of their module that imports no Triton."""
+    if COUNTER in sys.modules or TRITON in sys.modules:
+        registry: Mapping[Any, Callable[..., int]] = importlib.import_module(COUNTER).flop_registry
+        return registry
+    spec = importlib.util.find_spec(COUNTER)
+    assert spec is not None and spec.loader is not None  # noqa: S101, PT018 - it is PyTorch's own
+    copy = importlib.util.module_from_spec(spec)
+    log = logging.getLogger(COUNTER)  # it warns that there is no Triton
     before, log.disabled = log.disabled, True
+    sys.modules[TRITON] = None  # type: ignore[assignment] # as Python marks what cannot be imported
     try:
-        return importlib.import_module(name)
+        spec.loader.exec_module(copy)
     finally:
+        del sys.modules[TRITON]
         log.disabled = before
+    return copy.flop_registry  # type: ignore[no-any-return]
 
 
-FORMULAS: Final[Mapping[Any, Callable[..., int]]] = _imported_quietly(
-    "torch.utils.flop_counter"
-).flop_registry
+FORMULAS: Final = _formulas()
 """how many operations an operator is, by PyTorch's own formulas"""
 COLLECTIVES: Final = {"c10d", "_c10d_functional", "c10d_functional", "symm_mem"}
 """namespaces of operators that the native library carries out, where anything is known"""
@@ -311,7 +324,7 @@ def _ways_of(traits: Traits) -> Ways:
         (traits.allocates, Ways.ALLOCATES),
         (_is_of_arguments_alone(traits), Ways.COMPUTES),
         (name in PRODUCTS or counts_elements(traits), Ways.CHEAP),
-        (traits.formula is not None, Ways.THREADS),
+        (torch.Tag.pointwise not in traits.op.tags, Ways.THREADS),
         (indexes, Ways.INDEXES),
     ):
         if is_so:
@@ -357,11 +370,12 @@ def writes_nothing(schema: torch.FunctionSchema) -> bool:
 
 
 def register(
-    keys: Sequence[str], kernel_of: Callable[..., Callable[..., Any]]
+    names: Iterable[str], keys: Sequence[str], kernel_of: Callable[..., Callable[..., Any]]
 ) -> list[torch.library.Library]:
-    """Give every operator a kernel for each of some dispatch keys.
+    """Give operators a kernel for each of some dispatch keys.
 
     Args:
+        names: the operators' full names.
         keys: the dispatch keys.
         kernel_of: takes an operator's full name, a key and ``passes=``, and returns the kernel.
             ``passes`` says that there is nothing to compute: of views, of operators that consist of
@@ -372,7 +386,7 @@ def register(
     """
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     libraries: dict[str, torch.library.Library] = {}
-    for full_name in torch._C._dispatch_get_all_op_names():
+    for full_name in names:
         namespace, _, operator = full_name.partition("::")
         name, _, overload = operator.partition(".")
         try:

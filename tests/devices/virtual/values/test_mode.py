@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from helpers.paths import TESTS
-from helpers.virtual_gpu import opened
+from helpers.virtual_gpu import child, opened
 
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.meter.allocator import current
@@ -431,6 +431,79 @@ def test_the_hosts_threads_are_as_they_were(mode, monkeypatch):
     torch.ones(8, device="cuda").add_(1).sum().item()
     assert set(used) == {1}
     assert torch.get_num_threads() == threads
+
+
+LATE = """
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class Passing(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+x = torch.ones(3, device="cuda")
+
+def define(schema, function):
+    library = torch.library.Library("late", "FRAGMENT")
+    library.define(schema)
+    library.impl("change", function, "CompositeExplicitAutograd")
+    return library
+
+library = define("change(Tensor x) -> Tensor", lambda x: x + 1)
+for mode in (Passing, lambda: FlopCounterMode(display=False)):
+    with mode():
+        print((torch.ops.late.change(x) * 2).tolist())
+    print(torch.ops.late.change(x).sum().item())
+library._destroy()
+library = define("change(Tensor x, int times) -> Tensor", lambda x, times: x * times)
+with Passing():
+    print(torch.ops.late.change(x, 7).tolist())
+"""
+
+
+def test_operators_that_a_program_registers_late_run_under_modes_and_are_computed():
+    lines = [line for _ in range(2) for line in ("[4.0, 4.0, 4.0]", "6.0")]
+    assert child(LATE).splitlines() == [*lines, "[7.0, 7.0, 7.0]"]
+
+
+TRITON = """
+import sys, torch
+torch.rand(2, device="cuda").sum().item()
+from pytest_gpumem.devices.virtual.values.operators import FORMULAS
+print("triton" in sys.modules)
+from torch.utils.flop_counter import flop_registry
+print(FORMULAS is not flop_registry and FORMULAS.keys() == flop_registry.keys())
+"""
+
+
+def test_values_import_no_triton():
+    """PyTorch's module of formulas does, which takes a quarter of a second."""
+    assert child(TRITON) == "False\nTrue\n"
+
+
+THREADS = """
+import os, torch
+import torch.nn.functional as F
+torch.set_num_threads(4)
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+image, row = torch.rand(1, 3, 8, 8, device="cuda"), torch.rand(8000, device="cuda")
+before = threads()
+for _ in range(3):  # from the second call of an operator on, the native library calls the host's
+    for computed in (
+        F.pad(image, (2, 2, 2, 2), mode="reflect"), image.softmax(-1), image.triu(), row.exp()
+    ):
+        assert computed.sum().item() > 0
+print(threads() - before)
+"""
+
+
+def test_small_tensors_are_computed_with_one_thread():
+    """A second one is waited for, on a busy machine for 10 ms and more."""
+    assert child(THREADS) == "0\n"
 
 
 def test_what_known_masks_and_indices_choose_of_large_tensors_has_its_size(mode):

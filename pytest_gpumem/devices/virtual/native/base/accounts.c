@@ -1,13 +1,18 @@
 /* Bytes held from each device, charged against the capacity of its card. */
+#define _GNU_SOURCE /* dladdr */
 #include "base/base.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
 
 static struct {
     gm_account account;
     uint64_t extra; /* capacity beyond the card's: memory that was held when a step began */
 } devices[GM_MAX_DEVICES];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic uint64_t first_total;
 
 static uint64_t capacity(int device) {
     uint64_t own = gm_profile.total_memory > gm_profile.context_memory
@@ -54,7 +59,18 @@ uint64_t gm_total_memory(int device) {
     return total;
 }
 
+uint64_t gm_total_for(int device, const void *caller) {
+    uint64_t first = atomic_load(&first_total);
+    Dl_info library;
+    if (!first || !dladdr(caller, &library) || !library.dli_fname) return gm_total_memory(device);
+    return strstr(library.dli_fname, "/torch/lib/") ? first : gm_total_memory(device);
+}
+
 /* ---- functions that Python calls ---- */
+
+/* What PyTorch's own libraries see as the total memory of each device from now on; 0: what it is. PyTorch's allocator
+ * keeps what it reads first, and limits are fractions of that, for cards of any size. */
+GM_API void gpumem_set_first_total(uint64_t bytes) { atomic_store(&first_total, bytes); }
 
 GM_API void gpumem_account(int device, gm_account *out) {
     pthread_mutex_lock(&lock);

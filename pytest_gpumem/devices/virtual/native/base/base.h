@@ -130,6 +130,7 @@ int gm_charge(int device, uint64_t size);
 void gm_discharge(int device, uint64_t size);
 uint64_t gm_free_memory(int device);
 uint64_t gm_total_memory(int device);
+uint64_t gm_total_for(int device, const void *caller); /* as PyTorch is to see it until its allocator has read it */
 
 /* ---- ranges.c: a sorted set of address ranges; looking one up takes O(log n) ---- */
 

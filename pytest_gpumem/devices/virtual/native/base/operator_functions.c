@@ -348,6 +348,9 @@ static bool forgets(const operator_note *note, const arguments *seen, object arg
 enum {
     MAX_BYTES = 4096,       /* of all tensors: such an operator counts as nothing in a test's budget (TINY of budget.py) */
     MAX_ELEMENTS = 1 << 15, /* of a cheap one: PyTorch uses one thread, and it counts as nothing too */
+    MAX_ALONE = 2048,       /* elements that each operator but those of THREADS computes with one thread: MKL's functions begin
+                               a second one there (VML's grain in aten/src/ATen/cpu/vml.h). To wait for it takes 10 ms and more
+                               on a busy machine */
     MAX_WRITTEN = 64        /* tensors among the arguments */
 };
 
@@ -466,7 +469,8 @@ static outcome call_host(const operator_note *note, host_call *call, object args
         if (argument) python.set_item(host_args, i, argument);
     }
     bool is_called = goes_on(note, call);
-    object threads = is_called && note->flags & THREADS ? python.call_with(python.one_thread, NULL) : NULL;
+    bool is_divided = note->flags & THREADS || call->elements > MAX_ALONE;
+    object threads = is_called && is_divided ? python.call_with(python.one_thread, NULL) : NULL;
     *result = is_called ? python.call(note->host, host_args, kwargs) : NULL;
     python.drop(host_args);
     outcome called = *result ? COMPUTED : LEFT;

@@ -148,10 +148,17 @@ static void fill12(prop12 *prop, int device) {
     prop->device_overlap = 1;
 }
 
+/* Where PyTorch asks before its allocator has read a total. */
+static void show_total(size_t *total, int device, const void *caller) {
+    uint64_t shown = gm_total_for(device, caller);
+    if (shown != gm_total_memory(device)) *total = shown;
+}
+
 GM_API int cudaGetDeviceProperties(prop13 *prop, int device) {
     if (!prop) return gm_error(GM_INVALID_VALUE);
     if (no_such_device(device)) return gm_error(GM_INVALID_DEVICE);
     fill13(prop, device);
+    show_total(&prop->total_global_mem, device, __builtin_return_address(0));
     return GM_SUCCESS;
 }
 
@@ -159,6 +166,7 @@ GM_API int cudaGetDeviceProperties_v2(prop12 *prop, int device) {
     if (!prop) return gm_error(GM_INVALID_VALUE);
     if (no_such_device(device)) return gm_error(GM_INVALID_DEVICE);
     fill12(prop, device);
+    show_total(&prop->total_global_mem, device, __builtin_return_address(0));
     return GM_SUCCESS;
 }
 

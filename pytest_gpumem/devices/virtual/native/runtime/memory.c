@@ -128,6 +128,6 @@ GM_API int cudaMemGetInfo(size_t *free_memory, size_t *total) {
     if (!gm_visible()) return gm_error(GM_NO_DEVICE);
     gm_use_device(gm_current_device());
     *free_memory = gm_free_memory(gm_current_device());
-    *total = gm_total_memory(gm_current_device());
+    *total = gm_total_for(gm_current_device(), __builtin_return_address(0));
     return GM_SUCCESS;
 }

@@ -1,0 +1,108 @@
+"""The release that one package had when a release of another was uploaded, as the index tells it.
+
+An index tells each file's upload time in its JSON (packaging.python.org, "Simple repository API",
+since version 1.1); PyPI does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from datetime import datetime, timedelta, timezone
+from functools import cache
+from typing import Final
+
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+from packaging.version import InvalidVersion, Version
+
+from pytest_gpumem.errors import SpecError
+
+INDEX: Final = "https://pypi.org/simple"
+JSON: Final = "application/vnd.pypi.simple.v1+json"
+LATER: Final = timedelta(days=1)
+"""two packages of one release are uploaded within this time, either of them first"""
+TIMEOUT: Final = 60
+"""seconds to wait for an answer of the index"""
+
+
+def release_of_the_day(package: str, version: str, other: str) -> str:
+    """Return the newest release of another package, at most a day younger than a package's.
+
+    Args:
+        package: its name on the index.
+        version: its release.
+        other: the other package's name.
+
+    Raises:
+        SpecError: the index does not tell when they were uploaded, or had no release of the other.
+    """
+    asked = f"--as-of {other}"
+    dates = _upload_times(package, asked)
+    uploaded = dates.get(Version(version))
+    if uploaded is None:
+        raise SpecError(
+            f"{asked} {package} {version}",
+            "the index does not tell when this release was uploaded",
+            f"leave out this option, and pin a release: --with '{other}==1.0'",
+        )
+    before = [it for it, when in _upload_times(other, asked).items() if when <= uploaded + LATER]
+    finals = [it for it in before if not it.is_prerelease]
+    if not before:
+        raise SpecError(
+            asked,
+            f"{other} had no release when {package} {version} was uploaded ({uploaded:%Y-%m-%d})",
+            "leave out this option",
+        )
+    return str(max(finals or before))
+
+
+@cache
+def _upload_times(package: str, asked: str) -> dict[Version, datetime]:
+    """Return when each release was uploaded first; without those that were withdrawn."""
+    address = f"{_index().rstrip('/')}/{canonicalize_name(package)}/"
+    request = urllib.request.Request(address, headers={"Accept": JSON})  # noqa: S310 - pip's own
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:  # noqa: S310
+            files = json.load(answer)["files"]
+    except (OSError, ValueError, KeyError) as error:
+        raise SpecError(
+            asked,
+            f"the package index does not tell upload times at {address} ({error})",
+            "set PIP_INDEX_URL to an index that does, such as PyPI, or leave out this option",
+        ) from error
+    times: dict[Version, datetime] = {}
+    for file in files:
+        version, when = _version_of(file["filename"]), file.get("upload-time")
+        if version is not None and when and not file.get("yanked"):
+            # Python 3.10 reads no "Z", and fractions of three or six digits only.
+            seconds = when.removesuffix("Z").partition(".")[0]
+            uploaded = datetime.fromisoformat(seconds).replace(tzinfo=timezone.utc)
+            times[version] = min(uploaded, times.get(version, uploaded))
+    return times
+
+
+def _version_of(filename: str) -> Version | None:
+    try:
+        if filename.endswith(".whl"):
+            return parse_wheel_filename(filename)[1]
+        return parse_sdist_filename(filename)[1]
+    except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
+        return None
+
+
+def _index() -> str:
+    """Return the address of pip's index."""
+    named = os.environ.get("PIP_INDEX_URL", "")
+    if not named:
+        command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+        named = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return named or INDEX
