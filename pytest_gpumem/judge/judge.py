@@ -466,7 +466,7 @@ def _host_uncompared(case: Case) -> Iterator[str]:
         yield f"peak pinned is not compared: torch {release} does not count pinned memory"
     recorded = case.entry is not None and case.entry.peak_host
     if recorded and case.policy.host_tolerance is not None and measurement.host is None:
-        yield "peak host memory is not compared: this system does not tell it"
+        yield "peak host memory is not compared: this system does not report it"
 
 
 def _unrecorded(case: Case, row: Comparison, notes: Sequence[Note]) -> Verdict:
