@@ -12,6 +12,7 @@ from pathlib import Path
 
 from docutils import nodes
 from sphinx.addnodes import download_reference, pending_xref
+from sphinx.ext.napoleon import GoogleDocstring
 
 import pytest_gpumem
 
@@ -20,6 +21,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_title = project
 html_show_copyright = False
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 
 exclude_patterns = ["images"]
 nitpicky = True  # with -W a link to what is not there is an error, a heading included
@@ -36,9 +39,29 @@ ROOT = Path(__file__).resolve().parents[1]
 REPOSITORY = "https://github.com/pytest-gpumem/pytest-gpumem"
 
 
+ATTRIBUTES = {"attribute", "data", "property"}
+"""kinds of objects of which napoleon takes all before a colon for a type"""
+
+
 def setup(app):  # noqa: ANN001, ANN201, D103 - Sphinx's hook
+    app.connect("autodoc-process-docstring", _keep, priority=400)  # before napoleon
+    app.connect("autodoc-process-docstring", _render, priority=600)  # after it
     app.connect("doctree-read", _lead_to_github)
     app.connect("missing-reference", _find_public_name)
+
+
+def _keep(app, what, name, obj, options, lines):  # noqa: ANN001, ANN202, PLR0913, PLR0917, ARG001 - Sphinx's hook
+    """Keep the docstring of an attribute as it is written."""
+    if what in ATTRIBUTES:
+        app.env.temp_data["gpumem_docstring"] = list(lines)
+
+
+def _render(app, what, name, obj, options, lines):  # noqa: ANN001, ANN202, PLR0913, PLR0917 - Sphinx's hook
+    """Read an attribute's docstring as a method's: "the device's name: ..." names no type."""
+    if what in ATTRIBUTES:
+        written = app.env.temp_data.pop("gpumem_docstring")
+        read = GoogleDocstring(written, app.config, app, "method", name, obj, options)
+        lines[:] = read.lines()
 
 
 def _lead_to_github(app, doctree):  # noqa: ANN001, ANN202, ARG001 - Sphinx's hook

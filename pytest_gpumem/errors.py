@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class ExceptionInfo(Protocol):
+        """What pytest knows of an exception."""
+
+        def errisinstance(self, exc: type[BaseException]) -> bool:
+            """Return whether it is of this class."""
+
 
 class GpuMemError(Exception):
     """Base of every error that this package raises on purpose.
@@ -20,6 +31,14 @@ class GpuMemError(Exception):
 
     def __str__(self) -> str:
         return f"{self.given}: {self.problem}; {self.remedy}"
+
+
+def is_own_error(excinfo: ExceptionInfo) -> bool:
+    """Return whether pytest leaves frames out: of an error of this package the test's line tells.
+
+    Modules that a test calls have it as ``__tracebackhide__``.
+    """
+    return excinfo.errisinstance(GpuMemError)
 
 
 class SpecError(GpuMemError, ValueError):

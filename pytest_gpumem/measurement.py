@@ -88,17 +88,17 @@ class OutOfMemory:
     """One out-of-memory error of PyTorch's allocator, in bytes."""
 
     requested: int | None
-    """the size of the failed request; None where the error does not tell it"""
+    """the size of the failed request; None if the error does not have it"""
     allocated: int
-    """held by live tensors at that moment, of this test's"""
+    """memory of the test's live tensors at that moment"""
     reserved: int
-    """held by the caching allocator at that moment, of this test's"""
+    """memory that the caching allocator held for the test at that moment"""
     site: str
-    """the user's line that asked: "examples/test_mlp.py:31 in step" ("" where unknown)"""
+    """the line that requested the memory: "examples/test_mlp.py:31 in step" ("" if unknown)"""
     device_index: int = 0
     """which of the test's devices ran out"""
     needed: Peak | None = None
-    """the peak of the same step run again without the cap; None: that was not possible"""
+    """the peak of a second run without the limit; None if there was no such run"""
     path: str = ""
     """the file of that line; "" where it is unknown, and of a report of an older version"""
     line: int = 0
@@ -129,16 +129,16 @@ class Site:
     """A source line, and the blocks alive at the peak that it allocated, of one category."""
 
     path: str
-    """relative to the project where it lies in it; "" where nothing of Python was running"""
+    """relative to the project if the file is in it; "" if no Python code was running"""
     line: int
     """from 1, or 0"""
     function: str
-    """qualified: "Attention.forward" """
+    """the qualified name: "Attention.forward" """
     code: str
-    """the line itself, without its indent: by it a line is known again that has moved"""
+    """the text of the line, without its indent"""
     module: str
-    """the module that was running, by its path from the outermost one: "GPT2.h.*.attn" stands for
-    several; "" outside of modules"""
+    """the path of the running module from the outermost module; "GPT2.h.*.attn" stands for several
+    modules, "" for none"""
     category: Category
     nbytes: int
     blocks: int
@@ -175,12 +175,11 @@ class Breakdown:
     lines: tuple[LinePeak, ...] = ()
     """of the whole step, the largest first; none of a baseline of 0.1.0"""
     unsplit: int | None = None
-    """of the bytes at the peak, those beyond what was asked for; None: of a baseline of 0.1.0"""
+    """bytes at the peak beyond the requested bytes; None in a baseline of 0.1.0"""
     autocast: bool | None = None
-    """whether a module was called under autocast; None: of a baseline of 0.1.0"""
+    """whether a module was called under autocast; None in a baseline of 0.1.0"""
     course: tuple[int, ...] = ()
-    """allocated in the course of the step: of equal stretches the highest level, in their order;
-    empty of a baseline that has none"""
+    """the highest allocated memory in equal stretches of the step; empty in an old baseline"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +272,7 @@ class Attribution(Hinted):
     hints: tuple[Note, ...] = ()
     """changes that would lower the peak, and allocations that raise the next step's, with bytes"""
     keepers: tuple[Keeper, ...] = ()
-    """of blocks that the baseline's peak had not, found by a run of their own"""
+    """what keeps the blocks that the baseline's peak did not have, from a second run"""
     segments: tuple[SegmentRequest, ...] = ()
     """the last requests that raised the memory reserved, in their order"""
 
@@ -349,7 +348,7 @@ class Measurement(Hinted):
     peaks: tuple[Peak, ...]
     """highest memory of the step, without the memory that was held before it"""
     held: tuple[Peak, ...]
-    """memory held when the step began, by earlier tests: not part of the peaks"""
+    """memory that earlier tests held when the step began; it is not part of the peaks"""
     retained: tuple[Peak, ...]
     """memory that the step still held when it ended, after garbage collection"""
     alloc_retries: int = 0
@@ -366,9 +365,9 @@ class Measurement(Hinted):
     slope: Slope | None = None
     """of a test that runs with several batch sizes; its peaks are those of the largest"""
     steps: tuple[tuple[int, ...], ...] = ()
-    """of each device the memory allocated after each step, with ``steady=True``"""
+    """for each device, the memory allocated after each step, with ``steady=True``"""
     left: tuple[int, ...] = ()
-    """of each device the memory left behind after teardown; empty if not asked for"""
+    """for each device, the memory that stayed after the tear-down; empty if not requested"""
     device_use: tuple[DeviceUse, ...] = ()
     """used memory of each device, of all processes; not in baselines"""
     stayed: Stayed | None = None
@@ -376,9 +375,9 @@ class Measurement(Hinted):
     largest: int | None = None
     """the largest value that a search found to fit; the peaks are that value's"""
     range: PeakRange | None = None
-    """None where the peaks are known, or their range is not"""
+    """the range of the peaks; None if they are certain, or if the range is unknown"""
     host: int | None = None
-    """bytes that the process's resident memory grew at most; None of a part, or where unknown"""
+    """the growth of the process's resident memory in bytes; None for a part, or if unknown"""
     pinned_count: PinnedCount = "counted"
     """whether the peak pinned can be compared"""
     pinned_lines: tuple[LinePeak, ...] = ()

@@ -19,14 +19,14 @@ class Severity(IntEnum):
     """How much a note matters, the most first: the order in which reports show notes."""
 
     CAUSE = 0
-    """it says why the test failed"""
+    """the note says why the test failed"""
     FIGURE = 1
     """a figure may be wrong"""
     UNHELD = 2
-    """something was not compared, or counts for no limit"""
+    """something was not compared, or counts in no limit"""
     INFORMATION = 3
     HINT = 4
-    """a change that would lower the peak, or that tells the next one"""
+    """a change that would lower the peak, or what the next step needs"""
 
 
 class NoteKind(str, Enum):
@@ -51,26 +51,26 @@ class NoteKind(str, Enum):
     VALUES = "values", Severity.FIGURE
     """values that the virtual GPU did not compute, and that sizes or branches may depend on"""
     WORKSPACES = "workspaces", Severity.FIGURE
-    """workspaces of a library, of sizes that are not known"""
+    """workspaces of a library whose sizes are unknown"""
     STREAMS = "streams", Severity.FIGURE
-    """tensors that other streams use, which a GPU may keep for longer"""
+    """tensors that other streams use: a GPU may keep them longer"""
     PINNED_COPIES = "pinned copies", Severity.FIGURE
-    """pinned memory that a GPU may keep for longer, until it is copied"""
+    """pinned memory that a GPU may keep until its copy is done"""
     COMPILATION = "compilation", Severity.FIGURE
-    """code of ``torch.compile``: what is picked by time on a GPU, and figures that are less sure"""
+    """compiled code: a GPU chooses some kernels by time, and some figures are less certain"""
     TORCH = "torch", Severity.FIGURE
-    """a torch that this version was not compared with"""
+    """this version of torch was not compared"""
     FRESH_OPTIMIZER = "fresh optimizer", Severity.FIGURE
-    """the step was the first of its optimizer: the next one takes more"""
+    """the step was the first of its optimizer, and the next step takes more memory"""
     GARBAGE = "garbage", Severity.FIGURE
     """memory that reference cycles held"""
     EARLIER_MEMORY = "earlier memory", Severity.FIGURE
-    """memory of earlier tests that could not be kept in place"""
+    """memory of earlier tests that may change the figures"""
     SLOPE = "slope", Severity.FIGURE
     """figures that are not on the line through batch sizes"""
 
     UNRECORDED = "unrecorded", Severity.UNHELD
-    """no baseline is made of the test"""
+    """the test gets no baseline"""
     UNREADABLE = "unreadable baseline", Severity.UNHELD
     OUTSIDE = "outside", Severity.UNHELD
     """memory that PyTorch's allocator does not count"""
@@ -82,24 +82,24 @@ class NoteKind(str, Enum):
     RECORDED = "recorded", Severity.INFORMATION
     """this run writes the baseline"""
     BASELINE = "baseline", Severity.INFORMATION
-    """where the baseline is, and what it was made with"""
+    """where the baseline is, and its versions of torch, CUDA and cuDNN"""
     LEFTOVER = "leftover", Severity.INFORMATION
     """memory of earlier tests, which is not counted"""
     RUN = "run", Severity.INFORMATION
     """a second run, or an error that the test caught"""
     DEVICE = "device", Severity.INFORMATION
-    """the device: others that use it, the fullest of several, an allocator that is full"""
+    """the device: other processes use it, which of several is the fullest, or it was full"""
     RANK = "rank", Severity.INFORMATION
-    """the rank of torchrun's that a result is of"""
+    """which rank of torchrun the result is from"""
     BREAKDOWN = "breakdown", Severity.INFORMATION
-    """how the bytes of a peak were told apart"""
+    """how the breakdown of a peak was made"""
     OTHER = "other", Severity.INFORMATION
     """a note of a report that an older version wrote"""
 
     NEXT_STEP = "next step", Severity.HINT
-    """what the next step takes more: a FRESH_OPTIMIZER with its bytes"""
+    """how many bytes more the next step takes (see FRESH_OPTIMIZER)"""
     STILL_HELD = "still held", Severity.HINT
-    """memory that is of no more use, and what holds it"""
+    """memory that is no longer needed, and what holds it"""
     AUTOCAST = "autocast", Severity.HINT
     FRAGMENTATION = "fragmentation", Severity.HINT
     TRIAL = "trial", Severity.HINT

@@ -10,11 +10,13 @@ from fractions import Fraction
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pytest_gpumem.errors import SpecError
+from pytest_gpumem.errors import SpecError, is_own_error
 from pytest_gpumem.sizes import format_size, parse_size, shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
+
+__tracebackhide__ = is_own_error
 
 NAMES: Final = ("at_most", "less_than")
 """the arguments of ``gpu_memory.measure`` that make a relation"""

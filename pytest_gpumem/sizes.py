@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.errors import SpecError
+from pytest_gpumem.errors import SpecError, is_own_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+__tracebackhide__ = is_own_error
 
 KIB: Final = 2**10
 MIB: Final = 2**20

@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from pytest_gpumem.errors import SpecError
+from pytest_gpumem.errors import SpecError, is_own_error
 from pytest_gpumem.sizes import GIB, MIB, shown
 from pytest_gpumem.spec_fields import (
     MAX_BATCH,
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.sizes import Tolerance
 
     Reader = Callable[[str, object], object]
+
+__tracebackhide__ = is_own_error
 
 MAX_DEVICES: Final = 16
 """of one process; the native library has arrays for as many"""

@@ -13,11 +13,13 @@ from itertools import islice
 from numbers import Real
 from typing import TYPE_CHECKING, Final, Literal, SupportsFloat, SupportsIndex, cast
 
-from pytest_gpumem.errors import SpecError
+from pytest_gpumem.errors import SpecError, is_own_error
 from pytest_gpumem.sizes import GIB, Tolerance, gib, parse_size, parse_tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+__tracebackhide__ = is_own_error
 
 _MAX_GIB: Final = 10**9
 _MAX_LEAK_MIB: Final = 10**12

@@ -61,7 +61,7 @@ EDITS = (
     Edit(
         "docs/tutorial/gate-in-ci.md",
         r"No release is on PyPI yet: "
-        r"in place of `pytest-gpumem`, give pip the folder of a clone\.\n\n",
+        r"instead of `pytest-gpumem`, write the folder of a clone\.\n\n",
         "",
         is_first=True,
     ),

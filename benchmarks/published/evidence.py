@@ -23,10 +23,10 @@ PAGE = ROOT / "docs" / "explanation" / "evidence.md"
 HEAD = """\
 # Every published row
 
-Others have published figures of real GPUs. This page has each of these figures that was also run
-on the virtual GPU, with the error. [Accuracy](accuracy.md) is the summary, and
-[the data](../../benchmarks/data/README.md) name the sources. Tables with "never looked at" have
-the rows that nobody had looked at while the virtual GPU was built.
+This page lists every published figure of a real GPU that was also run on the virtual GPU, with the
+error. [Accuracy](accuracy.md) is the summary, and [the data](../../benchmarks/data/README.md) name
+the sources. Tables with "never looked at" have the rows that were held back: nobody looked at them
+while the virtual GPU was built.
 `python -m benchmarks.published.evidence` writes this page from
 [the recorded results](../../benchmarks/results).
 """
@@ -120,7 +120,7 @@ def training_runs() -> list[Group]:
         result.append(
             Group(
                 f"{named.get(kind, kind)}, torch {torch}, {card}",
-                "Training; peak reserved in MiB. cuDNN 9.1 has no workspaces to tell.",
+                "Training; peak reserved in MiB. cuDNN 9.1 computes no workspaces without a GPU.",
                 [card, "virtual", "error %"],
                 cells,
                 {"reserved": errors},
@@ -187,7 +187,8 @@ def autoencoders() -> Iterator[Group]:
     """Yield the rows of published_vae.txt, by type and by whether they had been looked at."""
     [rows] = tables("published_vae")
     ran = here("published_vae")
-    note = f"Encoding and decoding; MiB. There torch 2.7.1, cuDNN 9.7.1; here {ran}."
+    source = "The source had torch 2.7.1, cuDNN 9.7.1"
+    note = f"Encoding and decoding; MiB. {source}. The virtual GPU had {ran}."
     for kind in ("half precision", "float32"):
         is_half = kind == "half precision"
         of_kind = [row for row in rows if row["RTX 4090"].endswith("float16") == is_half]
@@ -236,8 +237,8 @@ def speech() -> Iterator[Group]:
     }
     note = (
         "Inference; MiB, on the A6000 allocated above the memory at the beginning of the stage. "
-        "[Accuracy](accuracy.md#rows-that-nobody-had-looked-at) has the first predictions of rows "
-        "that nobody had looked at."
+        "[Accuracy](accuracy.md#rows-that-were-held-back) has the first predictions of rows "
+        "that were held back."
     )
     for card, version in versions.items():
         of_card = [row for row in rows if row["card"] == card]

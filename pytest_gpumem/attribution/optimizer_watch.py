@@ -154,7 +154,7 @@ class OptimizerWatch:
         return [
             f"parameters of {format_size(progress.bytes_without_gradient)} got no gradient "
             f"in a step of {progress.name}, so the figures lack these gradients; with "
-            "other values than the assumed or unknown ones they may get some"
+            "other values than the assumed or unknown ones, these parameters may get gradients"
             for progress in self._progress.values()
             if progress.bytes_without_gradient
         ]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _FORMAT: Final = "%x00%H%x00%ct%x00%an%x00%s"
 """git's format of a commit: NUL parts its fields, as no name or subject can have one"""
-SHALLOW: Final = "this clone is shallow: git fetch --unshallow gets the commits before it"
+SHALLOW: Final = "this clone is shallow; git fetch --unshallow gets the earlier commits"
 
 
 RECENT_COMMITS: Final = 50

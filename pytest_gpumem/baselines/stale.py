@@ -115,8 +115,8 @@ def stale_line(
     number = len(names)
     if number > MAX_NAMES:
         names = [*names[:MAX_NAMES], f"{number - MAX_NAMES} more"]
-    tests = "baseline is of a test that is" if number == 1 else "baselines are of tests that are"
+    have = "baseline has" if number == 1 else "baselines have"
     *interpreter, script = launcher
     module = "pytest_gpumem.cli" if interpreter else f"{script.removesuffix('pytest')}gpumem"
     command = shlex.join([*interpreter, module, "prune", "--delete", *words])
-    return f"gpumem: {number} {tests} gone ({command} removes them): {', '.join(names)}"
+    return f"gpumem: {number} {have} no test any more ({command} removes them): {', '.join(names)}"

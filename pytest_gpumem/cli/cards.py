@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tabulate import tabulate
-
 from pytest_gpumem.cli.outcome import Outcome
 from pytest_gpumem.devices.card_file import card_file_text, estimated_context
 from pytest_gpumem.devices.card_limits import LIMITS
 from pytest_gpumem.devices.cards import CARDS
 from pytest_gpumem.errors import DeviceError
-from pytest_gpumem.sizes import format_size
+from pytest_gpumem.report.text import aligned_table
+from pytest_gpumem.sizes import GIB
 
 if TYPE_CHECKING:
     import argparse
@@ -43,15 +42,15 @@ def run(arguments: argparse.Namespace) -> Outcome:
     rows = [
         (
             card.name,
-            format_size(card.total_memory),
-            format_size(card.usable_memory),
+            f"{card.total_memory / GIB:.2f} GiB",
+            f"{card.usable_memory / GIB:.2f} GiB",
             "{}.{}".format(*card.capability),
             str(card.sm_count),
             card.device_name,
         )
         for card in CARDS.values()
     ]
-    return Outcome(tabulate(rows, titles, disable_numparse=True))
+    return Outcome(aligned_table([titles, *rows], ("left", *["right"] * 4, "left")))
 
 
 def card_here() -> dict[str, Any]:

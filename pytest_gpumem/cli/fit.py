@@ -176,7 +176,7 @@ class _Question:
         """Answer for one card.
 
         Raises:
-            DeviceError: the step did something that makes its figures worthless.
+            DeviceError: the step did something that makes its figures worthless, or took no memory.
             Exception: any of the step's own but out of memory.
         """
         from pytest_gpumem.fit.prober import Prober
@@ -204,6 +204,14 @@ class _Question:
                     largest = self._largest(prober, self.size - 1)
             if trouble := device.trouble():
                 raise DeviceError(self.target, trouble, "run it on a real GPU (--device=cuda)")
+            probes = (*([asked] if asked else ()), *(largest.probes if largest else ()))
+            if all(probe.fits and not probe.peak.reserved for probe in probes):
+                raise DeviceError(
+                    self.target,
+                    f"this function allocated no memory on {meter.info.name}",
+                    "name a function that creates the model and its data on the GPU "
+                    '(.cuda(), device="cuda") and takes one step',
+                )
             notes = tuple(device.notes(Path.cwd()))
             return CardFit(card.name, meter.capacity, asked, largest, notes)
         finally:
@@ -240,7 +248,8 @@ def fit_table(answers: Sequence[CardFit]) -> str:
     doubts = [
         f"{answer.card}: {answer.largest}"
         for answer in answers
-        if answer.largest and not answer.largest.monotonic
+        if answer.largest
+        and (not answer.largest.monotonic or answer.largest.stopped == "no growth")
     ]
     notes = []
     for note in dict.fromkeys(note for answer in answers for note in answer.notes):

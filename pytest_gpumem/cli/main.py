@@ -1,15 +1,19 @@
-"""The gpumem command: run measures a program; compare, show, history, prune are about baselines."""
+"""Measure GPU memory outside pytest, and work with baselines and reports."""
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
+import textwrap
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.cli.outcome import INTERRUPTED, show
-from pytest_gpumem.errors import GpuMemError
+from pytest_gpumem.errors import GpuMemError, SpecError
 from pytest_gpumem.report.text import printable
+from pytest_gpumem.sizes import shown
 from pytest_gpumem.version import __version__
 
 if TYPE_CHECKING:
@@ -42,6 +46,43 @@ COMMANDS: Final = {
 runs where the others' imports are not installed"""
 
 
+GROUPS: Final = {
+    "begin": ("init", "cards", "completion", "version"),
+    "measure": ("run", "fit", "verify"),
+    "baselines": ("show", "history", "compare", "accept", "prune"),
+    "reports and snapshots": ("report", "diff"),
+    "versions and environments": ("bisect", "light"),
+}
+"""subcommands as the help lists them"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """The parser of the command alone, whose help has the subcommands in groups."""
+
+    def __init__(self, modules: Mapping[str, ModuleType]) -> None:
+        super().__init__(prog="gpumem", description=__doc__)
+        self._modules = modules
+
+    def format_help(self) -> str:
+        """Return the help; each subcommand's line is wrapped beside its name."""
+        width = shutil.get_terminal_size().columns - 2
+        indent = max(map(len, COMMANDS)) + 4
+        lines = [self.format_usage(), f"{__doc__}\n"]
+        for group, names in GROUPS.items():
+            lines.append(f"{group}:")
+            for name in names:
+                help_ = self._modules[name].HELP if name in self._modules else ""
+                head = f"  {name}".ljust(indent)
+                lines.append(
+                    textwrap.fill(help_, width, initial_indent=head, subsequent_indent=" " * indent)
+                )
+            lines.append("")
+        lines.append(
+            "gpumem COMMAND --help explains a command; gpumem --version prints the version."
+        )
+        return "\n".join(lines) + "\n"
+
+
 def subcommand(name: str) -> ModuleType:
     """Return the module of a subcommand, with HELP, DESCRIPTION, ``add_arguments`` and ``run``."""
     return import_module(f"pytest_gpumem.cli.{COMMANDS[name]}")
@@ -53,21 +94,41 @@ def parser_of(modules: Mapping[str, ModuleType]) -> argparse.ArgumentParser:
     Args:
         modules: subcommands, by their names.
     """
-    parser = argparse.ArgumentParser(prog="gpumem", description=__doc__)
+    parser = _Parser(modules)
     parser.add_argument("--version", action="version", version=f"pytest-gpumem {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        dest="command",
+        required=True,
+        metavar="COMMAND",
+        prog="gpumem",
+        parser_class=argparse.ArgumentParser,
+    )
     for name, module in modules.items():
         command = commands.add_parser(name, help=module.HELP, description=module.DESCRIPTION)
         module.add_arguments(command)
     return parser
 
 
+def _unknown(word: str) -> SpecError:
+    """Return the error of a word that is no subcommand."""
+    similar = get_close_matches(word, COMMANDS, n=1)
+    lists = "gpumem --help lists all commands"
+    remedy = f"did you mean {similar[0]}? {lists}" if similar else lists
+    return SpecError(shown(word), "there is no such command", remedy)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
     words = sys.argv[1:] if argv is None else list(argv)
+    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+        print(f"gpumem: {_unknown(words[0])}", file=sys.stderr)
+        return USAGE_ERROR
     names = words[:1] if words and words[0] in COMMANDS else list(COMMANDS)
     modules = {name: subcommand(name) for name in names}
     parser = parser_of(modules)
+    if not words:
+        parser.print_help(sys.stderr)
+        return USAGE_ERROR
     behind: list[str] = []
     if names == ["bisect"] and "--" in words:
         separator = words.index("--")

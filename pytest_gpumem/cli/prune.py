@@ -58,8 +58,9 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if not stale:
         return Outcome("gpumem: every baseline has a test")
     lines = [printable(f"stale: {key.nodeid} on {key.device}") for key in stale]
-    number = "1 baseline is" if len(stale) == 1 else f"{len(stale)} baselines are"
-    lines.append(f"gpumem: {number} of tests that are gone, in {printable(str(folder))}")
+    number = "1 baseline" if len(stale) == 1 else f"{len(stale)} baselines"
+    verb = "has" if len(stale) == 1 else "have"
+    lines.append(f"gpumem: {number} in {printable(str(folder))} {verb} no test any more")
     if not arguments.delete:
         print("\n".join(lines))
         answer = ""

@@ -60,8 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-gib", type=float, metavar="GIB", help="limit of the memory that each GPU may reserve"
     )
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
-    parser.add_argument("script", metavar="SCRIPT")
-    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="argument")
+    parser.add_argument("script", metavar="SCRIPT", help="the program: train.py")
+    rest = parser.add_argument(
+        "args", nargs=argparse.REMAINDER, metavar="argument", help="an argument of it"
+    )
+    rest.required = False  # else argparse's error names it beside a missing SCRIPT
 
 
 def run(arguments: argparse.Namespace) -> Outcome:

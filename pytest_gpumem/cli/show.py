@@ -57,7 +57,10 @@ def run(arguments: argparse.Namespace) -> Outcome:
         option = f"--gpumem-baseline-dir={folder.absolute()}"
         remedy = f"record some with {UpdateCommand(options=(option,))}"
         if arguments.baseline_dir == FOLDER:
-            remedy = "run gpumem from pytest's root folder, or name the folder with --baseline-dir"
+            remedy = (
+                "record some with pytest --gpumem-update-baselines, run gpumem from pytest's root "
+                "folder, or name the folder with --baseline-dir"
+            )
         raise BaselineError(arguments.baseline_dir, "there are no baselines", remedy)
     if arguments.device:
         devices = sorted({key.device for key in entries})

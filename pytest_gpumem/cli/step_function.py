@@ -7,12 +7,15 @@ import importlib.util
 import inspect
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_gpumem.errors import SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+MAX_NAMES: Final = 6
+"""functions and classes that an error names"""
 
 
 def find_function(target: str) -> Callable[..., object]:
@@ -54,9 +57,22 @@ def find_name(target: str, module: Any, name: str) -> Callable[..., object]:  # 
     for attribute in name.split("."):
         function = getattr(function, attribute, None)
     if not callable(function):
-        problem = f"this module has no function {name}"
-        raise SpecError(target, problem, "name a function of the module")
+        problem = f"this module has no function or class {name}"
+        raise SpecError(target, problem, _names_of(module))
     return function  # type: ignore[no-any-return] # it is callable
+
+
+def _names_of(module: Any) -> str:  # noqa: ANN401 - a module
+    """Return what to name instead: the functions and classes that a module defines itself."""
+    own = [
+        name
+        for name, value in vars(module).items()
+        if callable(value) and getattr(value, "__module__", None) == module.__name__
+    ]
+    if not own:
+        return "name a module that defines a step function"
+    more = f" and {len(own) - MAX_NAMES} more" if own[MAX_NAMES:] else ""
+    return f"name one of these: {', '.join(own[:MAX_NAMES])}{more}"
 
 
 def _import_file(target: str, path: Path) -> Any:  # noqa: ANN401 - a module

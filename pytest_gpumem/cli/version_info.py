@@ -113,7 +113,7 @@ def _described(describe: Callable[[], str]) -> str:
     try:
         return describe()
     except Exception as error:  # noqa: BLE001 - an error is worth a report as well
-        return f"cannot be told: {type(error).__name__}: {error}"
+        return f"unknown: {type(error).__name__}: {error}"
 
 
 def facts_of(program: str) -> dict[str, Any]:

@@ -108,9 +108,12 @@ class UnwaitedCollectives:
         if self._most * 100 < peak * MIN_PERCENT or not self._most:
             return []
         kept = format_size(self._most)
-        text = f"tensors of {kept} were kept for collectives until those of the next step"
-        longer = "longer on a GPU whose step takes less than 0.1 s"
-        return [f"{text}, {longer}: Work.wait() frees them, and a wait for its future does not"]
+        sentence = (
+            f"collectives kept tensors of {kept} until the collectives of the next step (a GPU may "
+            "keep them longer if the step takes less than 0.1 s): Work.wait() frees these tensors, "
+            "and a wait for its future does not"
+        )
+        return [sentence]
 
     # What wraps PyTorch's functions:
 

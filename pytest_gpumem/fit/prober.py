@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.attribution.attributor import Attributor, Subject
-from pytest_gpumem.errors import GpuMemError, SpecError
+from pytest_gpumem.errors import GpuMemError, SpecError, is_own_error
 from pytest_gpumem.fit.rehearsal import Rehearsal, script_of
 from pytest_gpumem.fit.scaling import Prediction, Scaling, grows_evenly, uneven
 from pytest_gpumem.fit.search import Largest, Probe, Search
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.meter.peaks import Apart
 
     Step = Callable[[int], object]
+
+__tracebackhide__ = is_own_error
 
 PATIENCE_S: Final = 3.0
 """seconds in silence; a longer search shows a line for every probe"""
@@ -115,7 +117,8 @@ class Prober:
             largest = max(probe.value for probe in probes if not probe.fits)
             raise GpuMemError(
                 f"{call}(sizes={checked_sizes})",
-                f"{len(fitting)} of these sizes fits in {format_size(self.meter.capacity)}",
+                f"{'only one' if fitting else 'none'} of these sizes fits in "
+                f"{format_size(self.meter.capacity)}",
                 f"write sizes smaller than {largest}",
             )
         scaling = Scaling.of(fitting)

@@ -74,16 +74,16 @@ class Largest:
     """The largest value that fits, with the probes of the search."""
 
     value: int
-    """0: none fits"""
+    """0 if no value fits"""
     capacity: int
     """bytes that a step may reserve"""
     probes: tuple[Probe, ...]
     """in the order in which they were made"""
     stopped: Stop
-    """reason of the end: the next value does not fit, or is over the limit; or memory does not grow
-    with the value"""
+    """why the search ended: the next value does not fit, or is over the limit, or memory does not
+    grow with the value"""
     left: int = 0
-    """bytes that a refused probe left behind, and which counted for the probes after it"""
+    """bytes that a refused probe left behind; they counted in the later probes"""
 
     @property
     def peak(self) -> Peak:
@@ -93,13 +93,13 @@ class Largest:
 
     @property
     def holes(self) -> tuple[int, ...]:
-        """Smaller values that do not fit: fitting is not monotonic then."""
+        """Values that do not fit, although a larger value fits."""
         refused = {probe.value for probe in self.probes if not probe.fits}
         return tuple(sorted(value for value in refused if value < self.value))
 
     @property
     def dips(self) -> tuple[int, ...]:
-        """Values that fit and take less than a smaller value, allocated."""
+        """Values that fit and allocate less memory than a smaller value."""
         fitting = sorted(
             (probe for probe in self.probes if probe.fits), key=lambda probe: probe.value
         )
@@ -111,7 +111,7 @@ class Largest:
 
     @property
     def monotonic(self) -> bool:
-        """Whether every probe agrees with this: larger values take more."""
+        """Whether larger values take more memory in all probes."""
         return not self.holes and not self.dips
 
     def __str__(self) -> str:
@@ -143,8 +143,7 @@ class Largest:
             sentence += f"; {min(refused)} does not"
         if self.left:
             sentence += (
-                f"; {format_size(self.left)} that a probe left after it did not fit count in "
-                "later probes"
+                f"; {format_size(self.left)} that a refused probe left behind count in later probes"
             )
         return f"{sentence} ({number})"
 

@@ -457,13 +457,16 @@ def _host_uncompared(case: Case) -> Iterator[str]:
     if not case.spec.baseline:
         return
     if measurement.pinned_count == "by time" and measurement.peak_pinned:
-        yield "peak pinned is not compared: DataLoader's thread pins batches ahead, by time"
+        yield (
+            "peak pinned is not compared: DataLoader's thread pins batches ahead, so the peak "
+            "depends on time"
+        )
     if measurement.pinned_count == "uncounted" and case.entry and case.entry.peak_pinned:
         release = measurement.provenance.torch
-        yield f"peak pinned is not compared: torch {release} has no count of it"
+        yield f"peak pinned is not compared: torch {release} does not count pinned memory"
     recorded = case.entry is not None and case.entry.peak_host
     if recorded and case.policy.host_tolerance is not None and measurement.host is None:
-        yield "peak host memory is not compared: this system does not tell it"
+        yield "peak host memory is not compared: this system does not report it"
 
 
 def _unrecorded(case: Case, row: Comparison, notes: Sequence[Note]) -> Verdict:

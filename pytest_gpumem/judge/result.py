@@ -58,11 +58,11 @@ class Result:
     batch_size: int | None = None
     """as declared"""
     budget: str = ""
-    """the declared limits, as :func:`describe_budget` writes them"""
+    """the declared limits, as text"""
     location: tuple[str, int] | None = None
     """file and line (from 1) of the marker"""
     baseline: bool = True
-    """whether it is compared with a baseline, and may become one"""
+    """whether the test may have a baseline"""
     expected: bool = False
     """whether it failed as the test's ``xfail`` says"""
     world_size: int | None = None
@@ -70,20 +70,20 @@ class Result:
     rank: int | None = None
     """as declared"""
     card: str = ""
-    """the card that the step has to fit on, as declared"""
+    """the declared card, which the step must fit on"""
     baseline_entry: BaselineEntry | None = None
-    """the baseline that was found, whether or not it can be compared with"""
+    """the baseline that was found, also if it cannot be compared"""
     snapshot: str = ""
     """the file of the allocator's snapshot"""
     snapshot_error: str = ""
-    """why that could not be written"""
+    """why the snapshot could not be written"""
     beside: Beside | None = None
-    """the part by which the limit is told that was exceeded"""
+    """the other part, if the exceeded limit depends on one"""
     outcome: Outcome = ""
-    """how its test ended, verdicts on its memory aside: "failed" by an error of its own, "xfail" of
-    one with that marker, "unfinished" without its tear-down; "" where that is not known"""
+    """how the test ended, without the verdict on its memory: "passed", "failed" (its own error),
+    "xfail" (with that marker), "unfinished" (no tear-down), or "" if unknown"""
     origin: int = 0
-    """of a report of several sessions: which of them"""
+    """in a report of several sessions, the index of the session"""
     keeps_host: bool = False
     """whether its growth of host memory is compared with a baseline, and may become one"""
 
@@ -104,12 +104,12 @@ class Result:
 
     @property
     def name(self) -> str:
-        """The test, with its part where it has one."""
+        """The test, with its part if it has one."""
         return f"{self.nodeid} ({self.part})" if self.part else self.nodeid
 
     @property
     def word(self) -> str:
-        """The verdict as tables have it: "ok", "recorded", "regressed (xfail)"."""
+        """The verdict in tables: "ok", "recorded", "regressed (xfail)"."""
         word = "recorded" if self.verdict.recorded else self.verdict.kind.word
         return f"{word}{' (xfail)' if self.expected else ''}"
 

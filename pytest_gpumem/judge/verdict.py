@@ -207,23 +207,21 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One figure of one device beside its baseline and its budget, in bytes.
+    """One figure of one device, with its baseline and its budget, in bytes."""
 
-    Of the words for comparing, this is the one of a test's verdict. A ``BreakdownRow`` is a line of
-    a breakdown beside the baseline's; an ``EntryChange`` is one test in two sets of baselines; a
-    ``ToolchainChange`` is a figure under two toolchains, and several of these are a
-    ``CommonChange``.
-    """
+    # Of the words for comparing, this is the one of a test's verdict. A BreakdownRow is a line of a
+    # breakdown beside the baseline's; an EntryChange is one test in two sets of baselines; a
+    # ToolchainChange is a figure under two toolchains, and several of these are a CommonChange.
 
     device: int
     """index among the test's devices"""
     peak: FigureName
     measured: int
-    """after out of memory: the peak of the step when run again without the cap"""
+    """the figure; after out of memory, the peak of a second run without the limit"""
     baseline: int | None = None
     """None where no baseline can be compared"""
     allowance: int | None = None
-    """how far from the baseline is within tolerance"""
+    """the tolerance in bytes"""
     budget: int | None = None
     """the tightest declared limit on this peak"""
 

@@ -30,18 +30,18 @@ _active: list[Meter] = []
 def use_virtual_gpu(card: str = DEFAULT_CARD, *, devices: int = 1, values: Values = "auto") -> None:
     """Give this process a virtual GPU: for programs, and for a conftest file.
 
-    It has to be called before torch is imported. In a session of pytest all tests see this GPU;
-    marked tests run on its card, unless an option or their marker names another.
+    Call it before torch is imported. In a session of pytest, all tests see this GPU. Marked tests
+    run on its card, unless an option or the marker names another card.
 
     Args:
-        card: a card's name, "T4" say; ``pytest_gpumem.card_names()`` lists them.
-        devices: how many of them, at most 16.
-        values: which values are computed outside of marked tests: "auto" (within a budget
-            of work and memory; the default), "full" (all) or "off" (none: a step takes half to
-            two thirds as long).
+        card: a card's name, for example "T4"; ``pytest_gpumem.card_names()`` lists all names.
+        devices: the number of GPUs, at most 16.
+        values: which values are computed outside marked tests: "auto" (within a budget of work and
+            memory; the default), "full" (all) or "off" (none: a step takes half to two thirds of
+            the time).
 
     Raises:
-        SpecError: an unknown card, or no such choice of values.
+        SpecError: the card or the choice of values is unknown.
         DeviceError: torch was imported already, or there can be no virtual GPU here.
     """
     values = read_values("values", values)
@@ -65,9 +65,9 @@ def deactivate(meter: Meter) -> None:
 
 
 class Measuring:
-    """A measurement under way; its figures are there once the block has ended.
+    """A measurement of a block. Its figures can be read after the block has ended.
 
-    In a marked test it is one more part of the test: the test's own figures stay whole.
+    In a marked test the block is one more part of the test. The test's own figures do not change.
     """
 
     def __init__(self, devices: int) -> None:
@@ -154,18 +154,20 @@ class Measuring:
 def measure(*, devices: int = 1) -> Measuring:
     """Measure a block: ``with pytest_gpumem.measure() as m: step()``, then ``m.peak_allocated``.
 
-    All memory that this process holds is counted, also that of a model made before the block: all
-    of it has to fit. Before the block, garbage is collected, and the cuBLAS workspaces and cached
-    segments are released, so that the figures do not depend on earlier work. In a marked test, and
-    in another such block, this is a part of it: nothing is collected or released, for the figures
-    of the whole would change, and garbage of before that is still allocated counts.
+    All memory of this process counts, including a model that was made before the block, because all
+    of it has to fit. Before the block, garbage is collected, and cuBLAS's workspaces and cached
+    segments are released. So the figures do not depend on earlier work.
+
+    In a marked test, or inside another such block, the block is a part of the test or of the outer
+    block. Then nothing is collected or released before it, because this would change the figures of
+    the whole. Earlier garbage that is still allocated counts.
 
     Args:
         devices: how many devices to measure, from the first.
 
     Raises:
-        SpecError: ``devices`` is no number of devices.
-        DeviceError: there are fewer GPUs (on entering the block).
+        SpecError: ``devices`` is not a number of devices.
+        DeviceError: there are fewer GPUs (when the block begins).
     """
     number: object = devices  # a caller without types may pass anything
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 PINNED_EARLY: Final = Note(
     NoteKind.PINNED_COPIES,
     "pinned memory was free again before the program had waited for its copies; a GPU may keep "
-    "it until they are done, and peak pinned may be higher",
+    "this memory until the copies are done, so peak pinned may be higher",
 )
 SWITCHED_OFF: Final = Note(
     NoteKind.OUTSIDE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from pytest_gpumem.plugin.suites.hidden_skips import skip_reason
@@ -10,6 +11,8 @@ from pytest_gpumem.report.model import OwnOutcome
 if TYPE_CHECKING:
     import pytest
 
+OWN_CLASS: Final = re.compile(r"^(?:Failed|pytest_gpumem\.errors\.\w+): ")
+"""the class before the words of pytest.fail(), or of an error of this package: it says no more"""
 MAX_TEXT: Final = 4000
 """characters of a traceback that are kept, its last"""
 
@@ -32,4 +35,5 @@ def own_outcome(report: pytest.TestReport) -> OwnOutcome | None:
     message = crash.message if crash is not None else text
     lines = [line for line in message.splitlines() if line.strip()]
     word = "failed" if report.when == "call" else "error"
-    return OwnOutcome(nodeid, word, lines[0].strip() if lines else "", text[-MAX_TEXT:])
+    first = OWN_CLASS.sub("", lines[0].strip()) if lines else ""
+    return OwnOutcome(nodeid, word, first, text[-MAX_TEXT:])

@@ -213,7 +213,7 @@ class StaleHooks:
             terminalreporter.write_line(printable(line))
         elif failing and self.collection.partial and terminalreporter.verbosity > 0:
             reason = self.collection.partial
-            terminalreporter.write_line(f"gpumem: did not look for stale baselines: {reason}")
+            terminalreporter.write_line(f"gpumem: stale baselines are unknown: {reason}")
 
 
 def narrowed(config: pytest.Config, but: Collection_[str] = ()) -> str:

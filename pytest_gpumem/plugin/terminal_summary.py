@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -238,10 +239,7 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
     for paragraph in session_text.snapshots(results, width=width):
         lines += lines_of(paragraph)
     if updates is not None:
-        account = update_text.update_summary(
-            updates, width=width, ascii_only=ascii_only, brief=verbosity < 0
-        )
-        lines += lines_of(f"gpumem: baselines: {account}")
+        lines += _updates(updates, width, ascii_only=ascii_only, brief=verbosity < 0)
     command = session_text.next_command(results, updating=updating, arguments=arguments)
     if verbosity >= 0 and command:
         words = Span(printable(str(command)), "command")
@@ -251,6 +249,15 @@ def session_summary(  # noqa: PLR0913 - the results, and all that their layout d
             lead = "gpumem: to accept this run's figures on another machine: "
             lines.append((Span(lead), Span(printable(accept), "command")))
     return lines
+
+
+def _updates(updates: UpdateSummary, width: int, *, ascii_only: bool, brief: bool) -> list[Line]:
+    """Return the outcome of writing baselines, and what to do with the files."""
+    account = update_text.update_summary(updates, width=width, ascii_only=ascii_only, brief=brief)
+    lines = lines_of(f"gpumem: baselines: {account}")
+    written = [os.path.relpath(file) for file in updates.files]
+    task = "" if brief else update_text.files_to_commit(written)
+    return [*lines, *(_told(task, width) if task else ())]
 
 
 def _told(sentence: str, width: int) -> list[Line]:

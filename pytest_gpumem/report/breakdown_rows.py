@@ -50,7 +50,7 @@ def device_rows(result: Result) -> list[DeviceRows]:
             categories,
             total,
             # Not of the peak that was allocated: the allocator held it besides.
-            replace(cached, name="cached besides"),
+            replace(cached, name="cached in addition"),
             site_rows(breakdown, baseline),
             attribution.notes,
         )

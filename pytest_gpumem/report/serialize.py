@@ -45,7 +45,7 @@ def from_text(content: object) -> list[Result]:
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
         raise GpuMemError(
             "results of tests",
-            f"cannot be understood: {error}",
+            f"cannot be read: {error}",
             "run the same version of pytest-gpumem in every process of the session",
         ) from error
 

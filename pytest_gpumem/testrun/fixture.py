@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.errors import SpecError
+from pytest_gpumem.errors import SpecError, is_own_error
 from pytest_gpumem.fit.prober import Prober
 from pytest_gpumem.measurement import Peak
 from pytest_gpumem.sizes import format_size, parse_tolerance
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.fit.scaling import Scaling
     from pytest_gpumem.fit.search import Largest
     from pytest_gpumem.testrun.run import PartFigures, Run
+
+__tracebackhide__ = is_own_error
 
 
 class GpuMemory:
@@ -44,7 +46,7 @@ class GpuMemory:
         """The batch size that the marker declares.
 
         Raises:
-            SpecError: it declares none.
+            SpecError: the marker declares no batch size.
         """
         batch_size = self._run.read_batch_size()
         if batch_size is None:
@@ -57,22 +59,22 @@ class GpuMemory:
 
     @property
     def variant(self) -> Mapping[str, object]:
-        """The options of the variant that is tried, of the marker's ``variants``; else empty.
+        """The options of the variant that is tried now, from the marker's ``variants``; else empty.
 
-        A test passes it on: ``train(**gpu_memory.variant)``, or looks into it:
+        A test passes the options on, ``train(**gpu_memory.variant)``, or looks for a name,
         ``with torch.autocast("cuda", enabled="amp" in gpu_memory.variant)``.
         """
         return self._run.read_variant()
 
     @property
     def world_size(self) -> int:
-        """The number of ranks, as the marker declares or torchrun has it; else 1."""
+        """The number of ranks, from the marker or from torchrun; else 1."""
         started = current_rank()
         return self._run.spec.world_size or (started.size if started else 1)
 
     @property
     def rank(self) -> int:
-        """Which of them this test is."""
+        """The number of this test's rank, from 0."""
         started = current_rank()
         if self._run.spec.rank is None and started:
             return started.rank
@@ -80,7 +82,7 @@ class GpuMemory:
 
     @property
     def card(self) -> str:
-        """The device's name: the card's on the virtual GPU, CUDA's on a real one."""
+        """The device's name: the card on the virtual GPU, CUDA's name on a real GPU."""
         return self._run.info.name
 
     @property
@@ -117,20 +119,20 @@ class GpuMemory:
     def step(self) -> None:
         """Say that a step of the test has ended, where ``steady=True`` is to go by that.
 
-        Without it steps end with those of the optimizer that stepped first.
+        Without such a call, a step ends when the first optimizer has stepped.
         """
         if self._run.spec.steady:
             self._run.meter.steps.mark()
 
     def assume(self, *, masks: float) -> None:
-        """Say what a virtual GPU assumes of values that it does not compute.
+        """Say which values the virtual GPU assumes for values that it does not compute.
 
         Args:
-            masks: the share of an unknown mask that is true, 0.5 if the test does not say; with 1
-                all of it is, so that sizes which depend on masks are at their largest.
+            masks: the share of an unknown mask that is true. Without a call, the share is 0.5. With
+                1, the whole mask is true, so sizes that depend on masks are at their largest.
 
         Raises:
-            SpecError: it is no share.
+            SpecError: ``masks`` is not a share.
         """
         number: object = masks  # a caller without types may pass anything
         is_share = isinstance(number, (int, float)) and 0 <= number <= 1
@@ -146,15 +148,15 @@ class GpuMemory:
     def measure(self, name: str, **declared: object) -> AbstractContextManager[PartFigures]:
         """Measure a part of the test: ``with gpu_memory.measure("forward", max_gib=2) as part:``.
 
-        A part counts all that the test holds while it runs, and has figures, budget and baseline
-        entry of its own. The same name again counts to the same part.
+        A part counts all memory of the test while the part runs. It has its own figures, budget and
+        baseline. A second block with the same name counts for the same part.
 
         Args:
             name: unique within the test's parts.
-            declared: max_gib, max_allocated_gib, max_reserved_gib, tolerance, batch_size, baseline,
-                as on the marker; at_most and less_than, a limit on peak allocated that an earlier
-                part tells: ``at_most="eager + 64MiB"``, ``at_most=1.1, of=eager``,
-                ``less_than=eager``.
+            declared: max_gib, max_allocated_gib, max_reserved_gib, tolerance, batch_size and
+                baseline, as on the marker; at_most and less_than, a limit on peak allocated that
+                depends on an earlier part: ``at_most="eager + 64MiB"``,
+                ``at_most=1.1, of=eager``, ``less_than=eager``.
 
         Returns:
             a context manager that gives :class:`PartFigures`.
@@ -176,30 +178,30 @@ class GpuMemory:
     ) -> Largest:
         """Find the largest value for which ``step(value)`` fits.
 
-        It fits within the test's ``max_gib`` or card, else on the device. Every probe runs on a
-        clean allocator, where the test's live tensors count. The answer was seen to fit, and the
-        next value was seen not to; if probes showed a larger value that fits beyond one that does
-        not, the result says so. The probes count neither for the test's figures nor for its
-        baseline.
+        The limit is the test's ``max_gib`` or card, else the device's memory. Every probe runs on
+        a clean allocator, and the test's live tensors count. The answer ran and fitted; the next
+        value ran and did not fit. If probes show that a larger value fits although a smaller value
+        does not, the result says so. Probes do not count in the test's figures and baseline.
 
         Args:
-            step: takes one training step (two, if its optimizer is made in it) with a batch size,
-                a sequence length, a depth, an image side: any whole number.
-            start: the value to begin with.
-            limit: the largest value of interest; None for no limit.
-            multiple: only multiples of this are tried.
-            headroom: memory that has to stay free: "5%" of what a step may reserve, "512MiB", or
-                the larger of "5%, 512MiB".
-            baseline: a name, unique within the test's parts: the value has a baseline, and the test
-                fails where fewer fit than before.
+            step: a function that takes one training step (two steps, if it makes its optimizer).
+                Its argument is any whole number, such as a batch size, a sequence length, a depth,
+                or the side of an image.
+            start: the first value to try.
+            limit: the largest value to try; None for no limit.
+            multiple: only multiples of this number are tried.
+            headroom: memory that must stay free: "5%" of the memory that a step may reserve,
+                "512MiB", or the larger of "5%, 512MiB".
+            baseline: a name, unique within the test's parts. The answer then has a baseline, and
+                the test fails if a smaller value fits than before.
 
         Returns:
-            the value (0: none fits), its peak, every probe, and the end of the search; as text a
-            sentence.
+            the largest value, with its peak, all probes, and the reason why the search ended. The
+            value is 0 if no value fits. ``str()`` of the result is a sentence.
 
         Raises:
-            SpecError: a mistake in an argument. Errors of the step pass through, but for those of
-                running out of memory.
+            SpecError: a mistake in an argument. Errors of the step pass through, except for
+                out-of-memory errors.
         """
         run, call = self._run, "gpu_memory.largest"
         run.require_alone()
@@ -232,18 +234,18 @@ class GpuMemory:
     ) -> Scaling:
         """Find how a step's memory grows: peak allocated = fixed + per_sample * size.
 
-        The line is by least squares through the sizes that fit, each run on a clean allocator. If
-        three or more are not on a line, the source lines are named that are the reason. The probes
-        count neither for the test's figures nor for its baseline.
+        Each size runs on a clean allocator. The line is fitted by least squares to the sizes that
+        fit. If three or more sizes are not on a line, the result names the source lines that are
+        the reason. Probes do not count in the test's figures and baseline.
 
         Args:
-            step: takes one training step with a size, as for :meth:`largest`.
-            sizes: two or more.
-            predict: a size that the line is to be checked at, by running it.
+            step: a function that takes one training step with a size, as for :meth:`largest`.
+            sizes: two or more sizes.
+            predict: one more size, which also runs, to check the line.
 
         Returns:
-            the lines of allocated and reserved, with their residuals; as text a sentence. All in
-            bytes.
+            the lines of allocated and reserved memory in bytes, with their residuals. ``str()`` of
+            the result is a sentence.
 
         Raises:
             SpecError: a mistake in an argument.

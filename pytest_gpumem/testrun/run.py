@@ -11,6 +11,7 @@ from pytest_gpumem.devices.cards import CARDS, find_card
 from pytest_gpumem.devices.children import CHILDREN
 from pytest_gpumem.devices.lone_rank import joined
 from pytest_gpumem.devices.sharing.gpu_ledger import Turn
+from pytest_gpumem.errors import is_own_error
 from pytest_gpumem.measurement import OutOfMemory, Peak
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory, site_of
@@ -23,6 +24,7 @@ from pytest_gpumem.testrun.wide_fixture import Retained, SetUpWatch, no_memory, 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from pytest_gpumem.attribution.recording import Recording, Span
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.meter.peaks import Tally
     from pytest_gpumem.notes import Note
     from pytest_gpumem.testrun.marked_item import MarkedItem
+
+__tracebackhide__ = is_own_error
 
 BOUNDLESS: Final = 1 << 39
 """bytes more than its card has that a virtual GPU gets to say how much a step needs"""
@@ -329,8 +333,7 @@ class Run:
                 self._replay(stage.then, sums(held_by_asking, padded(stage.held, count)))
         self.meter.adopt(padded(fixture.held, count), fixture.known)
 
-    @contextmanager
-    def part(self, name: str, declared: dict[str, object]) -> Iterator[PartFigures]:
+    def part(self, name: str, declared: dict[str, object]) -> AbstractContextManager[PartFigures]:
         """Measure a named part; the same name again counts to the same part.
 
         Raises:
@@ -339,6 +342,13 @@ class Run:
         call = f"gpu_memory.measure({shown(name)}, "
         relations, limits_declared = read_relations(declared, self.parts, call)
         spec = spec_from_call(name, limits_declared, self.spec)
+        return self._part(name, spec, relations)
+
+    @contextmanager
+    def _part(
+        self, name: str, spec: MemorySpec, relations: tuple[Relation, ...]
+    ) -> Iterator[PartFigures]:
+        """Measure a named part, as it is declared."""
         cap = None if self._uncapped else _tightest(self.limit, spec.max_bytes)
         figures = PartFigures(name)
         try:

@@ -120,7 +120,7 @@ def _with_range(measurement: Measurement, spanned: PeakRange) -> Measurement:
     if figures:
         judged = "; the largest figures are compared with limits" if spanned.judged else ""
         if measurement.peaks == spanned.most:
-            judged = "; the figures are the largest"
+            judged = "; the test's figures are the largest"
         text = f"{', '.join(figures)}: {spanned.reason}{judged}"
         notes.append(Note(NoteKind.WORKSPACES, text))
     return replace(measurement, range=spanned, notes=tuple(notes))

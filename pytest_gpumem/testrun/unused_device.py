@@ -48,13 +48,13 @@ def _hidden_gpu(run: Run, path: Path) -> str:
     question = device.question_of(path, run.root)
     if question is None:
         return (
-            "; the virtual GPU is visible in marked tests only, so "
-            "torch.cuda.is_available() at the top of a file is False: "
-            "--gpumem-visible=session shows the virtual GPU from the start"
+            "; if a file calls torch.cuda.is_available() at its top, the answer is False, because "
+            "the virtual GPU is visible only in marked tests: --gpumem-visible=session shows it "
+            "from the start"
         )
     place = f"{os.path.relpath(question.path, run.root)}:{question.line}"
     return (
-        f"; the virtual GPU is visible in marked tests only, and {place} looked for GPUs "
+        f"; the virtual GPU is visible only in marked tests, and {place} looked for GPUs "
         "during its import: --gpumem-visible=session shows the virtual GPU from the start"
     )
 

@@ -70,7 +70,7 @@ class WorkspaceReplay:
         peaks, _ = self.peaks("usual")
         if peaks != self._measured:
             raise NoRangeError(
-                "the range is unknown: the run's requests, replayed, do not give its peaks"
+                "the range is unknown: a replay of the run's requests had other peaks"
             )
 
     def peaks(self, end: End) -> tuple[dict[str, tuple[Peak, ...]], int]:

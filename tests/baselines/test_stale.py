@@ -87,13 +87,13 @@ def test_reports_say_what_was_collected():
 def test_the_line_names_three():
     assert stale_line([]) == ""
     assert stale_line([key("a.py::x")]) == (
-        "gpumem: 1 baseline is of a test that is gone (gpumem prune --delete removes them): "
+        "gpumem: 1 baseline has no test any more (gpumem prune --delete removes them): "
         "a.py::x on virtual-T4"
     )
     scripts = stale_line([key("a.py::x")], launcher=[".venv/bin/pytest"])
     assert "(.venv/bin/gpumem prune --delete removes them)" in scripts
     five = stale_line(key(f"a.py::{i}") for i in range(5))
-    assert five.startswith("gpumem: 5 baselines are of tests that are gone (")
+    assert five.startswith("gpumem: 5 baselines have no test any more (")
     assert five.endswith(
         "a.py::0 on virtual-T4, a.py::1 on virtual-T4, a.py::2 on virtual-T4, 2 more"
     )

@@ -379,8 +379,8 @@ def test_commits_of_a_repository_are_tried_from_worktrees_that_do_not_stay(gpume
         (("--across", "lib", "1.0", "3.0"), "a package, two releases and a test are needed"),
         (("--across", "lib", "--git", "lib", "1.0", "3.0", TEST), "are not tried together"),
         (("--git", "lib", "1.0", "3.0", TEST, "--as-of", "zoo"), "was not uploaded to an index"),
-        (("lib", "1.0", "3.0", TEST, "--versions", "1.0"), "that is not a list of versions"),
-        (("lib", "1.0", "3.0", TEST, "--versions", "1.0,2.0"), "--versions has no 3.0"),
+        (("lib", "1.0", "3.0", TEST, "--versions", "1.0"), "this is not a list of versions"),
+        (("lib", "1.0", "3.0", TEST, "--versions", "1.0,2.0"), "this list has no 3.0"),
     ],
 )
 def test_arguments_that_cannot_be_used_are_told(gpumem, suite, words, problem):

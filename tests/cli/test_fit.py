@@ -20,6 +20,12 @@ def whole():
 def wrong(a, b):
     pass
 
+def on_the_cpu(n):
+    torch.empty(n)
+
+def evenly(n):
+    step(2)
+
 class Trainer:
     @staticmethod
     def step(n, more=0, *rest, **options):
@@ -113,8 +119,11 @@ def test_limits_multiples_and_methods(fit):
     ("arguments", "error"),
     [
         (["steps"], "steps: this is not MODULE:FUNCTION; write for example train.py:step"),
-        (["steps:nope"], "steps:nope: this module has no function nope"),
-        (["steps:number"], "steps:number: this module has no function number"),
+        (
+            ["steps:nope"],
+            "no function or class nope; name one of these: step, whole, wrong, on_the_cpu",
+        ),
+        (["steps:number"], "steps:number: this module has no function or class number"),
         (["steps:wrong"], "steps:wrong: this function needs the arguments a, b"),
         (["builtins:max"], "builtins:max: the arguments of this function are unknown"),
         (["none.py:step"], "none.py:step: there is no file none.py"),
@@ -171,6 +180,20 @@ def test_a_step_that_does_what_the_virtual_gpu_cannot_is_no_answer(fit, tmp_path
     assert (status, out) == (2, "")
     assert "steps:step: the virtual GPU does not support cuGreenCtxCreate" in err
     assert err.endswith("run it on a real GPU (--device=cuda)\n")
+
+
+@pytest.mark.parametrize("arguments", [["steps:on_the_cpu"], ["steps:on_the_cpu", "--size=8"]])
+def test_a_step_without_memory_of_the_device_is_no_answer(fit, arguments):
+    status, out, err = fit(*arguments)
+    assert (status, out) == (2, "")
+    assert "steps:on_the_cpu: this function allocated no memory on" in err
+    assert "creates the model and its data on the GPU" in err
+
+
+def test_memory_that_does_not_grow_with_the_size_is_said(fit):
+    status, out, _ = fit("steps:evenly", "--card=T4")
+    assert status == 0
+    assert "memory does not grow with the value" in out
 
 
 def test_a_long_search_shows_its_probes_on_the_error_stream(fit):

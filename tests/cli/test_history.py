@@ -175,7 +175,7 @@ def test_a_shallow_clone_says_so(repository, gpumem, monkeypatch):
     commit("all")
     git("clone", "-q", "--depth=1", f"file://{repository}", "shallow")
     monkeypatch.chdir(repository / "shallow")
-    assert "note: this clone is shallow: git fetch --unshallow" in flat(gpumem("history")[1])
+    assert "note: this clone is shallow; git fetch --unshallow" in flat(gpumem("history")[1])
 
 
 def test_a_repository_without_commits_has_what_is_not_committed(here, gpumem):
@@ -191,7 +191,10 @@ def test_a_repository_without_commits_has_what_is_not_committed(here, gpumem):
         (["test_xx"], "these do: test_y, test_b, test_x[ä]"),
         (["tests/test_b.py::test_b"], "these do: tests/b/test_b.py::test_b"),
         (["--device=cuda-X"], "--device=cuda-X: no baseline with this name has a history"),
-        (["--baseline-dir=none"], "none: no commit has a baseline in this folder; run gpumem from"),
+        (
+            ["--baseline-dir=none"],
+            "none: no commit has a baseline in this folder; commit baselines",
+        ),
         (["--baseline-dir=/"], "/: git says: not a git repository"),
         (["--commits=0"], "--commits=0: this is not a number of commits; write --commits=20"),
         (["--html=/proc/none/x.html"], "--html=/proc/none/x.html: cannot be written: "),

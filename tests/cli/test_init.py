@@ -215,7 +215,10 @@ def test_where_no_input_is_found_the_test_says_so(project, init):
     [
         ("gone.py:Net", "there is no file gone.py"),
         ("words.py", "it has Words, Odd, Needy"),
-        ("words.py:Gone", "this module has no function Gone"),
+        (
+            "words.py:Gone",
+            "no function or class Gone; name one of these: Words, Odd, Needy",
+        ),
         ("words.py:Needy", "this class cannot be created without arguments"),
     ],
 )

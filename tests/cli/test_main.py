@@ -177,6 +177,8 @@ def test_marked_tests_below_run_take_its_card(run_apart, tmp_path, options, card
         (["run", "--card", "T44", "program.py"], "T44"),
         (["run", "--max-gib", "nan", "program.py"], "--max-gib=nan: this is not a size"),
         (["run", "--devices", "17", "program.py"], "write a number from 1 to 16"),
+        (["rn"], "'rn': there is no such command; did you mean run?"),
+        (["frobnicate"], "there is no such command; gpumem --help lists all commands"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_status_2(gpumem, arguments, said):
@@ -187,11 +189,28 @@ def test_bad_input_is_one_line_and_exit_status_2(gpumem, arguments, said):
     assert ended.stdout == ""
 
 
+def test_the_command_alone_prints_its_help(gpumem):
+    ended = gpumem()
+    assert ended.returncode == 2
+    assert "\n  init        set up a project" in ended.stderr
+    assert "\n  completion  print a shell's completion script" in ended.stderr
+    grouped = [name for names in main.GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(main.COMMANDS)
+    assert "gpumem COMMAND --help explains a command" in ended.stderr
+
+
+def test_run_without_a_program_asks_for_nothing_else(gpumem):
+    ended = gpumem("run")
+    assert ended.returncode == 2
+    assert ended.stderr.endswith("the following arguments are required: SCRIPT\n")
+
+
 def test_cards_lists_every_card(capsys):
     assert main.main(["cards"]) == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in card_names())
-    assert "Tesla T4" in listed
+    assert "T4             14.57 GiB   14.44 GiB         7.5   40  Tesla T4" in listed
+    assert "MiB" not in listed
 
 
 VALUES = """

@@ -57,7 +57,7 @@ LISTED = (
     "stale: tests/test_a.py::test_gone on virtual-L4\n"
     "stale: tests/test_a.py::test_gone on virtual-T4\n"
     "stale: tests/test_removed.py::test_x on virtual-T4\n"
-    "gpumem: 3 baselines are of tests that are gone, in "
+    "gpumem: 3 baselines in "
 )
 
 
@@ -147,7 +147,7 @@ def test_skipped_and_left_out_files_are_not_stale(project, gpumem):
     (project / "tests/test_c.py").write_text(TESTS)
     out = gpumem("prune")[1]
     assert out.startswith(
-        "stale: tests/test_removed.py::test_x on virtual-T4\ngpumem: 1 baseline is"
+        "stale: tests/test_removed.py::test_x on virtual-T4\ngpumem: 1 baseline in "
     )
 
 

@@ -103,7 +103,7 @@ def test_eight_shards_from_a_failing_pull_request_to_the_accepted_commit(ci, mon
     comment = Path(files[1]).read_text()
     assert "## GPU memory: 7 of 11 failed" in comment
     assert "- 6 of 7 failures share conftest.py:20 changed: size" in comment
-    assert "1 baseline is of a test that is gone" in comment
+    assert "1 baseline has no test any more" in comment
     assert "test\\_first.py::test\\_gone on virtual-H100" in comment
     assert "gpumem accept gpu-memory/all.json" in comment
     capsys.readouterr()

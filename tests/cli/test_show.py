@@ -113,7 +113,9 @@ def test_what_is_not_there_is_one_line_and_exit_status_2(shown, arguments, said)
 
 
 def test_the_default_folder_that_is_not_there_says_where_to_look(here, gpumem):
-    assert "baselines: there are no baselines; run gpumem from" in gpumem("show")[2]
+    said = gpumem("show")[2]
+    assert "baselines: there are no baselines; record some with pytest --gpumem-update" in said
+    assert "run gpumem from pytest's root folder" in said
 
 
 def test_a_broken_file_is_named_and_the_rest_shown(shown, here):

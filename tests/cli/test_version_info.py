@@ -69,8 +69,8 @@ def test_a_row_that_fails_says_why_and_the_others_stay(quick, gpumem, monkeypatc
     quick[version_info.TORCH_PROGRAM] = {}
     status, output, _ = gpumem("version")
     assert status == 0
-    assert "cannot be told: PermissionError: no" in output
-    assert "torch          cannot be told: KeyError: 'cuda'" in output
+    assert "unknown: PermissionError: no" in output
+    assert "torch          unknown: KeyError: 'cuda'" in output
     assert f"pytest         {pytest.__version__}" in output
 
 

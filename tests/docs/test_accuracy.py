@@ -72,7 +72,7 @@ CLAIMS = {
     ),
     "published.txt: Whether it fits: 99 runs on real cards, 31 of them out of memory\n"
     "    the virtual GPU says the same of 99": (
-        ("README.md", "right for all of 99 runs on real cards"),
+        ("README.md", "For all 99 runs on real cards, the virtual GPU tells correctly"),
         ("explanation/accuracy.md", "all 99 right"),
     ),
     "measured_workspaces.txt: rows whose own cuDNN was asked: 11 of 11 as measured": (
@@ -92,7 +92,7 @@ CLAIMS = {
         ("explanation/not-predicted.md", "up to 32 % too high or 18 % too low"),
     ),
     "published_detection.txt: looked at, reserved GB: 12 rows, median 0.06 %, worst 0.16 %": (
-        ("explanation/accuracy.md", "reserved 0.16 % off at worst; of two that nobody"),
+        ("explanation/accuracy.md", "reserved 0.16 % off at worst; of the two that were"),
     ),
     "published_detection.txt: never looked at, reserved GB: 2 rows, median 0.04 %, worst 0.07 %": (
         ("explanation/accuracy.md", "that fit | | 0.04 %, 0.07 % | yes"),
@@ -255,14 +255,15 @@ def test_the_page_begins_with_the_plot_and_its_numbers(monkeypatch):
     rows = plot.points()
     errors = sorted(100 * abs(row.predicted / row.real - 1) for row in rows)
     head = flat(read("explanation/accuracy.md"))[:700]
-    assert f"Half of {len(rows)} peaks" in head
-    assert f"within {errors[len(errors) // 2]:.2f} %" in head
-    assert f"{sum(error <= 1 for error in errors)} of them within 1 %" in head
+    assert f"with {len(rows)} peaks" in head
+    assert f"half of the predictions are within {errors[len(errors) // 2]:.2f} %" in head
+    assert f"{sum(error <= 1 for error in errors)} are within 1 %" in head
     far = [row.family for row in rows if abs(row.predicted / row.real - 1) > 0.1]
     assert set(far) == {"Autoencoders, float32", "Convolution nets", "Compiled"}
-    of_those = len(far) - far.count("Compiled")
-    assert f"{of_those} of those are more than 10 % off" in head
-    assert f"So are {far.count('Compiled')} compiled runs" in head.replace("three", "3")
+    assert f"{len(far)} predictions are more than 10 % off" in head
+    compiled = far.count("Compiled")
+    assert f"{len(far) - compiled} are of convolutions" in head
+    assert f"{compiled} are compiled runs" in head.replace("three", "3")
     assert plot.PLOT.read_text(encoding="utf-8") == plot.svg(rows)
 
 
@@ -324,6 +325,6 @@ def test_what_a_first_run_takes_explains_a_compiled_gpt2():
     assert odd == ["6336.00", "6032.00", "6126.00", "6338.00"]
     assert even == ["6031.97", "6032.00", "6032.00", "6036.00"]
     page = flat(read("explanation/accuracy.md"))
-    assert "the virtual GPU reserves 6,338 MiB, and the real one 6,336" in page
+    assert "the virtual GPU reserves 6,338 MiB, and the real GPU 6,336" in page
     assert "With padding alone it is 6,126" in page
     assert "302 of 6,336 MiB reserved" in flat(read("explanation/not-predicted.md"))

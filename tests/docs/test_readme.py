@@ -55,7 +55,7 @@ def test_its_test_is_compared_with_the_baseline_that_its_command_writes(step):
 
 
 def test_its_change_fails_by_the_line_that_grew(step):
-    assert "16384 in place of 4096" in README
+    assert "from 4096 to 16384" in README
     step.write("test_step.py", TEST.replace("4096", "16384"))
     session = step.run()
     assert session.ret == 1

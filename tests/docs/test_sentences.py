@@ -41,6 +41,20 @@ def test_no_sentence_of_other_pages_is_longer_than_thirty_words(page):
     assert [one for one in long if any(word.islower() for word in one.split())] == []
 
 
+FIRST = re.compile(r"# .+\n+(This (page|guide) |In this tutorial )")
+"""a page's title, and the words that say what the page is for"""
+INCLUDED = {"docs/changelog.md", "docs/contributing.md", "docs/index.md"}
+"""pages that are other files of the repository, and the one that shows a test at once"""
+
+
+PURPOSEFUL = sorted(page for page in {*PAGES, *OTHER_PAGES} - INCLUDED if page.startswith("docs/"))
+
+
+@pytest.mark.parametrize("page", PURPOSEFUL)
+def test_the_first_sentence_says_what_the_page_is_for(page):
+    assert FIRST.match((ROOT / page).read_text(encoding="utf-8"))
+
+
 def test_a_longer_one_is_seen():
     words = "Word" + " word" * (MAX_WORDS - 1)
     found = list(sentences(f"# Head\nShort. {words} word.\n\n| {words} |\n"))

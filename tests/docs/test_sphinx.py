@@ -79,6 +79,14 @@ def test_a_link_to_a_file_outside_of_the_pages_leads_to_the_repository(built):
     assert f'href="{repository}/tree/main/benchmarks"' in trust
 
 
+def test_no_word_before_a_colon_is_taken_for_the_type_of_an_attribute(built):
+    folder, *_ = built
+    api = (folder / "reference/api.html").read_text(encoding="utf-8")
+    assert "the card on the virtual GPU" in api
+    assert ">Type<" not in api
+    assert ">Return type<" not in api
+
+
 def test_links_that_lead_nowhere_and_pages_that_nobody_can_find_fail_it(copy, tmp_path):
     (copy / "docs/lost.md").write_text("# Lost\n", encoding="utf-8")
     page = copy / "docs/how-to/gitlab.md"

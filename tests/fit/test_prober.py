@@ -178,7 +178,7 @@ def test_what_is_not_on_the_line_is_named(prober):
 def test_sizes_that_do_not_fit_are_left_out(prober, meter):
     meter.cap(200 * MIB)
     assert [it for it, _ in prober.scaling(linear, [2, 4, 800]).points] == [2, 4]
-    with pytest.raises(GpuMemError, match="1 of these sizes fits in 200.00 MiB; write"):
+    with pytest.raises(GpuMemError, match="only one of these sizes fits in 200.00 MiB; write"):
         prober.scaling(linear, [2, 800])
 
 
@@ -331,6 +331,6 @@ def test_what_a_refused_probe_left_is_told(prober, meter):
     largest = prober.largest(step)
     assert largest.value == 50
     assert largest.left == 7 * MIB
-    assert "7.00 MiB that a probe left after it did not fit count in later probes" in str(largest)
+    assert "7.00 MiB that a refused probe left behind count in later probes" in str(largest)
     meter.cap(1000 * MIB)
     assert prober.largest(linear).left == 0

@@ -139,4 +139,4 @@ def test_where_the_system_does_not_tell_a_note_says_so(loading, monkeypatch, tmp
     monkeypatch.setattr(host_memory, "RESET", tmp_path / "none" / "clear_refs")
     session = loading.run("-v")
     assert session.outcomes == {"passed": 1}
-    assert "peak host memory is not compared: this system does not tell it" in session.flat
+    assert "peak host memory is not compared: this system does not report it" in session.flat

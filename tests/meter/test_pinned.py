@@ -242,7 +242,7 @@ def test_a_torch_that_does_not_count_is_no_shrinkage():
     verdict = judge(now, MemorySpec(), lookup, Policy(shrinkage="fail"))
     assert (verdict.kind, verdict.failed) == (Kind.WITHIN, False)
     (note,) = verdict.note_texts
-    assert note == "peak pinned is not compared: torch 2.15.0 has no count of it"
+    assert note == "peak pinned is not compared: torch 2.15.0 does not count pinned memory"
 
 
 @pytest.mark.parametrize(

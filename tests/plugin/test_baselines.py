@@ -40,6 +40,7 @@ def three(suite):
     session = suite.run(UPDATE, source=THREE)
     assert session.outcomes == {"passed": 3}
     assert "gpumem: baselines: 3 created" in session.out
+    assert f"gpumem: commit baselines/{FILE}\n" in session.out
     return suite
 
 

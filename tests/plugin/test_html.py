@@ -343,6 +343,7 @@ def test_every_marked_test_is_listed_however_it_ended(suite, workers):
     assert "assert (1 + 1) == 3" in causes
     assert "ValueError: no such file" in causes
     assert "too slow" in causes
+    assert any(cause.startswith("@pytest.mark.gpu_memory(max_gib='many'): ") for cause in causes)
 
 
 def test_an_editor_that_is_none_is_refused(suite):

@@ -16,8 +16,8 @@ def test_kept(): mib(1)
 def test_gone(): mib(2)
 """
 LEFT = FIRST.replace("test_gone", "test_renamed")
-REMOVES = "gone (gpumem prune --delete removes them)"
-LINE = f"gpumem: 1 baseline is of a test that is {REMOVES}: "
+REMOVES = "no test any more (gpumem prune --delete removes them)"
+LINE = f"gpumem: 1 baseline has {REMOVES}: "
 GONE = "test_it.py::test_gone on virtual-H100"
 
 
@@ -78,11 +78,11 @@ def test_a_file_that_is_gone_and_one_without_marked_tests_leave_stale_baselines(
     (renamed.path / "test_it.py").unlink()
     session = renamed.run(FAIL)
     assert session.ret == 1
-    assert "gpumem: 2 baselines are of tests that are gone" in session.out
+    assert "gpumem: 2 baselines have no test any more" in session.out
     assert f"{GONE}, test_it.py::test_kept on virtual-H100\n" in session.out
     renamed.write("test_more.py", "def test_unmarked(): pass")
     session = renamed.run()
-    assert "gpumem: 3 baselines are of tests that are gone" in session.out
+    assert "gpumem: 3 baselines have no test any more" in session.out
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_nothing_is_said_after_a_collection_that_was_not_full(renamed, arguments
     assert session.ret == 0, session.out
     assert REMOVES not in session.out
     detailed = renamed.run(FAIL, "-v", *arguments)
-    assert "gpumem: did not look for stale baselines: " in detailed.out
+    assert "gpumem: stale baselines are unknown: " in detailed.out
 
 
 def test_nothing_is_said_where_a_file_cannot_be_collected(renamed):
@@ -168,7 +168,7 @@ def test_baselines_of_other_devices_are_stale_only_with_their_test(renamed):
     assert renamed.run(FAIL).ret == 0
     renamed.write("test_it.py", LEFT)
     session = renamed.run(FAIL)
-    assert "gpumem: 2 baselines are of tests that are gone" in session.out
+    assert "gpumem: 2 baselines have no test any more" in session.out
     assert f"{GONE}, test_it.py::test_gone on virtual-T4" in session.out
 
 
@@ -188,7 +188,7 @@ def test_a_failing_test_hides_nothing(renamed):
     renamed.write("test_more.py", "def test_fails(): assert False")
     session = renamed.run("-x", FAIL)
     assert session.ret == 1
-    assert "gpumem: 2 baselines are of tests that are gone" in session.out
+    assert "gpumem: 2 baselines have no test any more" in session.out
 
 
 def test_listing_tests_finds_them_too_and_quiet_says_nothing_unless_it_fails(renamed):
@@ -208,7 +208,7 @@ def test_a_test_that_has_its_name_from_outside_cannot_inject_anything(suite):
     assert suite.run(UPDATE, source=source).ret == 0
     (suite.path / "test_it.py").write_text("def test_new(): pass\n")
     session = suite.run()
-    assert "1 baseline is of a test that is gone" in session.out
+    assert "1 baseline has no test any more" in session.out
     assert "\x1b" not in session.out
 
 

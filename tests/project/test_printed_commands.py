@@ -25,7 +25,7 @@ from pytest_gpumem.plugin.device_choice import COLLECTING, NARROWING, given_opti
 
 WRITTEN = {
     "baselines/file_format.py": ["git checkout --ours FILE, or --theirs)"],
-    "baselines/history.py": ["git fetch --unshallow gets the commits before it"],
+    "baselines/history.py": ["git fetch --unshallow gets the earlier commits"],
     "cli/accept/accept.py": [
         "pytest --gpumem-update-baselines would have written in that run. Exit",
         "pytest --gpumem-json",
@@ -64,6 +64,12 @@ WRITTEN = {
         "pip install 'pytest-gpumem[html]'",
     ],
     "cli/run.py": ["gpumem run [options] (SCRIPT | -m MODULE) [argument ...]"],
+    "cli/show.py": [
+        (
+            "pytest --gpumem-update-baselines, run gpumem from pytest's root folder, or name the "
+            "folder with --baseline-dir"
+        )
+    ],
     "devices/card_file.py": ["gpumem cards --here > cards/mine.toml, on a machine with such a GPU"],
     "devices/memory_use.py": [
         "pip install 'pytest-gpumem[nvml]') shows whether other processes use this memory",
@@ -323,7 +329,7 @@ def test_what_python_m_pytest_was_asked_is_asked_so_again(place):
     place.write("inner/test_b.py", "import sizes_of_project\n" + TESTS.replace("'a b', ", ""))
     words = shlex.join(["python", "-m", *SESSION, "-oaddopts=", "..", "."]).replace(" -m slow", "")
     session = place.sh(words, PATH=path)
-    (command,) = re.findall(r"is of a test that is gone \((.*) removes them\)", session.out)
+    (command,) = re.findall(r"has no test any more \((.*) removes them\)", session.out)
     assert command.startswith("python -m pytest_gpumem.cli prune --delete ")
     pruned = place.sh(command, PATH=path)
     assert pruned.out.splitlines()[-1:] == ["gpumem: deleted"], pruned.err
@@ -334,9 +340,7 @@ def test_commands_about_baselines_delete_list_and_write(place):
     assert "baselines: 4 created" in place.sh(f"{session} --gpumem-update-baselines").out
     place.write("test_a.py", TESTS.replace("'a b', ", ""))
     session = place.sh(f"{session} .. .")
-    (command,) = re.findall(
-        r"1 baseline is of a test that is gone \((.*) removes them\)", session.out
-    )
+    (command,) = re.findall(r"1 baseline has no test any more \((.*) removes them\)", session.out)
     assert place.sh(command).out.splitlines()[-1] == "gpumem: deleted"
     folder = "--baseline-dir='../base lines'"
     for name in ("show", "history"):
@@ -365,7 +369,7 @@ def test_a_shallow_clone_gets_the_commits_before_it(place):
         place.sh(f"{update} && {commit}", SIZE=size)
     place.sh('git clone -q --depth=1 "file://$PWD" ../shallow')
     told = place.sh("cd ../shallow && gpumem history")
-    (command,) = re.findall("this clone is shallow: (.*) gets the commits before it", told.out)
+    (command,) = re.findall("this clone is shallow; (.*) gets the earlier commits", told.out)
     assert place.sh(f"cd ../shallow && {command}").ret == 0
     told = place.sh("cd ../shallow && gpumem history")
     assert "shallow" not in told.out

@@ -96,4 +96,4 @@ def test_the_programs_of_the_page_run(virtual_gpu, suite):
 
 
 def test_the_page_says_what_is_private():
-    assert re.search(r"^All the rest is private: every module below", read(API), re.MULTILINE)
+    assert re.search(r"^Everything else is private: every module below", read(API), re.MULTILINE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 
 def test_what_the_fixture_tells(suite):
     session = suite.run(
@@ -28,6 +30,26 @@ def test_what_the_fixture_tells(suite):
         """
     )
     assert session.outcomes == {"passed": 2}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "gpu_memory.batch_size",
+        "gpu_memory.assume(masks=2)",
+        "gpu_memory.largest(print, limit=0)",
+        "gpu_memory.scaling(print, [1])",
+        'gpu_memory.measure("a", max_gib=-1)',
+        'gpu_memory.measure("a", at_most="eager")',
+    ],
+)
+def test_a_mistake_shows_the_line_of_the_test_and_none_of_this_package(suite, call):
+    source = f"@pytest.mark.gpu_memory\ndef test_it(gpu_memory):\n    {call}"
+    session = suite.run(source=source)
+    assert session.outcomes == {"failed": 1}
+    assert f">       {call}" in session.out
+    assert "SpecError: gpu_memory." in session.out
+    assert "pytest_gpumem/" not in session.out
 
 
 def test_parts_have_figures_budgets_and_baselines_of_their_own(suite):

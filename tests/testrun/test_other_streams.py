@@ -67,8 +67,8 @@ def let_it_wait_for_the_default_stream(stream):
     torch.cuda.current_stream().synchronize()
 """
 NOTE = re.compile(
-    r"allocated ([\d.]+) MiB to ([\d.]+) MiB, reserved ([\d.]+) MiB to ([\d.]+) MiB: how long "
-    r"other streams use tensors \(record_stream\)"
+    r"allocated ([\d.]+) MiB to ([\d.]+) MiB, reserved ([\d.]+) MiB to ([\d.]+) MiB: other "
+    r"streams may use tensors longer \(record_stream\)"
 )
 
 
@@ -191,7 +191,7 @@ def test_where_no_range_is_told_a_note_warns(suite):
     assert warning not in session_of(suite, awaited, "max_leak_mib=100").flat
 
 
-PINNED = "a GPU may keep it until they are done, and peak pinned may be higher"
+PINNED = "a GPU may keep this memory until the copies are done, so peak pinned"
 
 
 def pinned_session(suite, count, *then, mark=""):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 NOTE = "the test allocated no memory on H100"
-REASON = "; the virtual GPU is visible in marked tests only, and test_it.py:6 looked for GPUs"
+REASON = "; the virtual GPU is visible only in marked tests, and test_it.py:6 looked for GPUs"
 TOP = """
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -45,7 +45,9 @@ def test_without_one_it_has_a_note_and_makes_no_baseline(suite):
 
 def test_where_nobody_has_asked_the_reason_is_a_guess(suite):
     session = suite.run(source="@pytest.mark.gpu_memory\ndef test_it(): torch.zeros(9)")
-    assert "torch.cuda.is_available() at the top of a file is False: --gpumem-vis" in session.flat
+    assert (
+        "if a file calls torch.cuda.is_available() at its top, the answer is False" in session.flat
+    )
 
 
 def test_a_library_that_chose_the_cpu_at_its_import_is_the_cause(suite):

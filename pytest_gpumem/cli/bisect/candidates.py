@@ -127,11 +127,13 @@ def named_releases(package: str, names: str, good: str, bad: str) -> Candidates:
     texts = list(dict.fromkeys(filter(None, map(str.strip, names.split(",")))))
     if len(texts) < len(("good", "bad")):
         raise SpecError(
-            f"--versions={names}", "that is not a list of versions", "write 4.44.0,4.45.0,4.46.0"
+            f"--versions={names}", "this is not a list of versions", "write 4.44.0,4.45.0,4.46.0"
         )
     for name in (good, bad):
         if name not in texts:
-            raise SpecError(f"--versions={names}", f"--versions has no {name}", f"add {name} to it")
+            raise SpecError(
+                f"--versions={names}", f"this list has no {name}", f"add {name} to the list"
+            )
     ordered = sorted(texts, key=lambda text: _version(package, text))
     first, last = sorted((ordered.index(good), ordered.index(bad)))
     between = ordered[first : last + 1]

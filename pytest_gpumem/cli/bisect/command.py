@@ -327,8 +327,8 @@ class Bisection:
             raise SpecError(
                 f"{self._package} {self._title(version)}",
                 f"the search needs both ends, and this end cannot be tried: {reason}",
-                "correct the tests, --with or --python, or choose another end; --fresh tries it "
-                "again",
+                "correct the tests, --with or --python, or choose another end; --fresh tries "
+                "this end again",
             ) from reason
 
     def _value(self, version: str, followed: Followed) -> float:

@@ -107,7 +107,10 @@ def matching_history(
         return history
     if not name and not arguments.device:
         problem = "no commit has a baseline in this folder"
-        remedy = "run gpumem from pytest's root folder, or name the folder with --baseline-dir"
+        remedy = (
+            "commit baselines, run gpumem from pytest's root folder, or name the folder with "
+            "--baseline-dir"
+        )
         raise BaselineError(arguments.baseline_dir, problem, remedy)
     words = " ".join(filter(None, (name, arguments.device and f"--device={arguments.device}")))
     if name and not nodeids:

@@ -90,10 +90,14 @@ def run(arguments: argparse.Namespace) -> Outcome:
     limit = arguments.limit
     if arguments.format in FORMATS and limit is not None:
         problem = "only Markdown can be shortened"
-        raise SpecError(f"--limit={limit}", problem, "leave it out, or --format")
+        raise SpecError(f"--limit={limit}", problem, "leave out --limit or --format")
     if arguments.expect is not None and not 0 < arguments.expect <= MAX_SHARDS:
         problem = "this is not a number of reports"
-        raise SpecError(f"--expect={arguments.expect}", problem, "write --expect=8")
+        raise SpecError(
+            f"--expect={arguments.expect}",
+            problem,
+            "write a whole number from 1, such as --expect=8",
+        )
     with without_collections():  # hundreds of thousands of objects, and no garbage
         merged = _merged(arguments)
         files = _rendered(merged, arguments)

@@ -262,10 +262,10 @@ class Readbacks:
         if site[0] and guesses.lines[site] >= MAX_READ:
             raise DeviceError(
                 f"{shown_path(site[0], Path.cwd())}:{site[1]}",
-                f"{guesses.lines[site]:,} values were read here that the virtual GPU did "
-                "not compute, and a loop that waits for such values does not end",
-                'compute them (values="full"), guard the loop with `if gpu_memory.computes:`, or '
-                "bound it",
+                f"this line read {guesses.lines[site]:,} values that the virtual GPU did not "
+                "compute, and a loop that waits for such values does not end",
+                'compute all values (values="full"), guard the loop with '
+                "`if gpu_memory.computes:`, or limit its iterations",
             )
 
     # -- methods of tensors --

@@ -39,14 +39,16 @@ ESTIMATES: Final = {
         "cuSOLVER's workspaces, from none to four times the estimate",
     ),
     "cuSPARSE": Estimate(
-        "the workspaces of cuSPARSE are not in a prediction, but in its range",
-        "cuSPARSE's workspaces, from none to copies of the matrices, or of two sparse ones every "
-        "product twice",
+        "predictions do not include the workspaces of cuSPARSE, but their ranges do",
+        "cuSPARSE's workspaces, from none to copies of the matrices, or, for two sparse matrices, "
+        "to every product twice",
     ),
-    "cuDNN's other plans": Estimate("the workspaces of cuDNN's attention are not in a prediction"),
+    "cuDNN's other plans": Estimate(
+        "predictions do not include the workspaces of cuDNN's attention"
+    ),
     "cuDNN's batch normalization": Estimate(
-        "the workspaces of cuDNN's batch normalization with channels last are not in a prediction, "
-        "but in its range",
+        "predictions do not include the workspaces of cuDNN's batch normalization with channels "
+        "last, but their ranges do",
         "cuDNN's batch normalization with channels last, from none to partial sums for every 32 "
         "pixels and one bit of each value",
     ),
@@ -56,12 +58,12 @@ ESTIMATES: Final = {
 
 
 STREAMS: Final = (
-    "how long other streams use tensors (record_stream), at the latest until the program has "
-    "waited for them"
+    "other streams may use tensors longer (record_stream), at most until the program has waited "
+    "for these streams"
 )
 STREAMS_NOTE: Final = (
     "tensors that other streams use (record_stream) were free as soon as they were dropped; a GPU "
-    "may keep them until the program has waited for these streams, and peaks may be higher"
+    "may keep them until the program has waited for these streams, so peaks may be higher"
 )
 """where no range is told"""
 

@@ -114,7 +114,7 @@ def draw_icicle(rows: Sequence[BreakdownRow]) -> Icicle | None:
             f'<text x="5" y="17">{escape(_label(cell))}</text></svg></g>'
         )
     return Icicle(
-        "".join(cells), (deepest + 1) * HEIGHT, f"By module and line. {_cell_words(root)}"
+        "".join(cells), (deepest + 1) * HEIGHT, f"The peak by module and line. {_cell_words(root)}"
     )
 
 
@@ -140,7 +140,7 @@ def _cell_words(cell: _Cell) -> str:
     A baseline keeps its largest lines alone: of all others no difference is known.
     """
     if not cell.difference:
-        clause = ", as the baseline" if cell.known else ", difference not known"
+        clause = ", unchanged" if cell.known else ", difference not known"
     else:
         clause = "" if cell.known else ", as the difference of the lines in the baseline"
     return f"{_label(cell)}: {size(cell.nbytes)} at the peak{clause}"

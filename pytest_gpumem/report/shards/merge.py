@@ -261,12 +261,10 @@ def _remarks(
     if stale:
         names = [f"{key.nodeid} on {key.device}" for key in stale[:MAX_NAMES]]
         names += [f"{len(stale) - MAX_NAMES} more"] if len(stale) > MAX_NAMES else []
-        verb = (
-            "1 baseline is of a test that is"
-            if len(stale) == 1
-            else (f"{len(stale)} baselines are of tests that are")
+        have = "1 baseline has" if len(stale) == 1 else f"{len(stale)} baselines have"
+        remarks.append(
+            f"{have} no test any more (gpumem prune --delete removes them): {', '.join(names)}"
         )
-        remarks.append(f"{verb} gone (gpumem prune --delete removes them): {', '.join(names)}")
     remarks += [remark for _, saved in reports for remark in saved.report.remarks]
     return list(dict.fromkeys(remarks))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from posixpath import commonpath
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.judge.verdict import EVERY_PEAK
@@ -9,7 +10,7 @@ from pytest_gpumem.report.text import encodable, printable, signed_size, wrapped
 from pytest_gpumem.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from pytest_gpumem.baselines.store import UpdateSummary
     from pytest_gpumem.measurement import BaselineEntry
@@ -44,6 +45,13 @@ def update_summary(
         if len(entries) > MAX_UPDATES:
             lines.append(f"{group:<8} and {len(entries) - MAX_UPDATES} more")
     return encodable("\n".join(lines), ascii_only=ascii_only)
+
+
+def files_to_commit(files: Sequence[str]) -> str:
+    """Return what to do with the files that were written, by their paths; "" where none was."""
+    if len(files) <= 1:
+        return f"commit {printable(files[0])}" if files else ""
+    return f"commit the {len(files)} files that were written in {printable(commonpath(files))}"
 
 
 def _change_line(name: str, old: int, new: int) -> str:

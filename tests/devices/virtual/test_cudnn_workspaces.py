@@ -327,7 +327,7 @@ def took(session):
 def test_attention_that_was_not_asked_for_is_not_taken_for_a_convolution(suite, monkeypatch):
     session = apart(suite, monkeypatch, source=ATTENTION, GPUMEM_CUDNN="none")
     assert session.outcomes == {"passed": 1}
-    assert "note: the workspaces of cuDNN's attention are not in a prediction" in session.flat
+    assert "note: predictions do not include the workspaces of cuDNN's attention" in session.flat
     assert "convolution's" not in session.flat
 
 
@@ -337,7 +337,7 @@ def test_attentions_workspace_is_the_one_that_cudnn_names(suite, monkeypatch):
         skip_without_cudnn(device)
     session = apart(suite, monkeypatch, "-s", source=ATTENTION)
     assert session.outcomes == {"passed": 1}
-    assert "not in a prediction" not in session.flat
+    assert "predictions do not include" not in session.flat
     without = apart(suite, monkeypatch, "-s", source=ATTENTION, GPUMEM_CUDNN="none")
     sums = 2 * 8 * 256 * 64 * 4  # of dQ's parts, in float32: 9.10 to 9.26 want them and 128 bytes
     assert took(session) - took(without) == sums + 512

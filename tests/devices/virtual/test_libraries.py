@@ -233,8 +233,8 @@ def test_batch_normalization_is_noted_where_cudnn_wants_a_workspace(notes):
     norm.train()(x.to(memory_format=torch.channels_last)).sum().backward()
     (note,) = notes()
     assert note == (
-        "the workspaces of cuDNN's batch normalization with channels last are not in a prediction, "
-        "but in its range"
+        "predictions do not include the workspaces of cuDNN's batch normalization with channels "
+        "last, but their ranges do"
     )
 
 
@@ -290,7 +290,7 @@ def test_sampled_products_sums_and_solutions(device, notes):
     assert torch.sparse.sum(coo(torch), 1).shape == (64,)
     assert torch.sparse.softmax(coo(torch), 1)._nnz() == 64
     assert device.trouble() is None
-    assert "the workspaces of cuSPARSE are not in a prediction, but in its range" in notes()
+    assert "predictions do not include the workspaces of cuSPARSE, but their ranges do" in notes()
 
 
 @pytest.mark.parametrize("layout", [coo, csr])

@@ -48,7 +48,7 @@ def test_a_loop_that_waits_for_such_a_value_ends_with_its_line(values, monkeypat
                 loop(x)
             line = loop.__code__.co_firstlineno + offset
             text = str(error.value)
-            assert f"test_readbacks.py:{line}: 100 values were read here" in text
+            assert f"test_readbacks.py:{line}: this line read 100 values" in text
             assert 'values="full"' in text
             assert "gpu_memory.computes" in text
         count(x, 99)  # it ends by itself

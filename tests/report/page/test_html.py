@@ -238,7 +238,7 @@ def test_a_leak_shows_what_stayed_and_who_holds_it_and_not_the_peaks_tables():
     leak = result("test_leak", measurement)
     leak = replace(leak, verdict=Verdict(Kind.LEAKED, failed=True, headline="leaked"))
     told = section(Report((leak,)), "test_leak")
-    assert "Stayed: 3.00 MiB" in told
+    assert "Still allocated after the test: 3.00 MiB" in told
     assert "global variable CACHE of <cache.py> 3.00 MiB 3" in told
     assert "cache.py:7 in f CACHE.append(x) other 3.00 MiB" in told
     assert "At the peak" not in told
@@ -400,7 +400,7 @@ def test_nothing_is_set_beside_a_baseline_that_was_not_compared_with(parsed):
 def test_out_of_memory_tells_what_was_held_and_what_is_needed(parsed):
     told = section(sample(), "test_gpt2_large", parsed)
     assert "512.00 MiB more when 3987.00 MiB were allocated, 4080.00 MiB reserved" in told
-    assert f"refused at {MODULE}:31 in step" in told
+    assert f"memory refused at {MODULE}:31 in step" in told
     assert "budget baseline needed difference" in told
 
 
@@ -516,9 +516,9 @@ def test_tests_whose_lines_moved_come_first_and_beyond_the_tables_by_module(monk
     monkeypatch.setattr(html, "MAX_ICICLES", 3)
     results = (*many(3, attributed=3), *many(4, attributed=4, moved=True))
     told = Page(page(Report(results))).texts("section", class_="result")
-    tables = ["Lines that allocated it" in section for section in told]
+    tables = ["Lines that allocated the peak" in section for section in told]
     assert tables == [False, False, False, True, True, False, False]
-    drawn = ["By module and line, coloured" in section for section in told]
+    drawn = ["The peak by module and line; colours" in section for section in told]
     assert drawn == [False, False, False, True, True, True, False]
 
 

@@ -629,7 +629,7 @@ def test_the_accessibility_tree_names_every_control_and_the_keyboard_reaches_eac
         ("searchbox", "Filter"),
         ("slider", "Place in the timeline"),
         ("table", "Peak memory of all tests"),
-        ("tree", "By module and line"),
+        ("tree", "The peak by module and line"),
         ("treeitem", "all these lines"),
         ("treeitem", "GPT.transformer.h.*.attn"),
     }

@@ -60,8 +60,8 @@ def test_modules_stand_above_their_lines_and_each_is_as_wide_as_its_memory():
         ("layers.* +30.00 MiB: 70.00 MiB at the peak", 3, "grew-3", 0, 66.667),
         ("m.py:1 activations +40.00 MiB: 60.00 MiB at the peak", 4, "grew-4", 0, 50),
         ("m.py:2 activations -10.00 MiB: 10.00 MiB at the peak", 4, "shrank-1", 50, 16.667),
-        ("head: 20.00 MiB at the peak, as the baseline", 3, "same", 66.667, 16.667),
-        ("m.py:3 activations: 20.00 MiB at the peak, as the baseline", 4, "same", 66.667, 16.667),
+        ("head: 20.00 MiB at the peak, unchanged", 3, "same", 66.667, 16.667),
+        ("m.py:3 activations: 20.00 MiB at the peak, unchanged", 4, "same", 66.667, 16.667),
         (
             f"outside of modules -10.00 MiB: 10.00 MiB at the peak{PARTLY}",
             2,
@@ -78,7 +78,7 @@ def test_modules_stand_above_their_lines_and_each_is_as_wide_as_its_memory():
             8.333,
         ),
     ]
-    assert drawing.label == f"By module and line. {cells[0][0]}"
+    assert drawing.label == f"The peak by module and line. {cells[0][0]}"
     assert drawing.height == 4 * icicle.HEIGHT
     shown = re.findall("<text[^>]*>(.*?)</text>", drawing.svg)
     assert shown == [words.partition(": ")[0] for words, *_ in cells]

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 OUTPUT: Final = "torch._inductor.output_code"
 """PyTorch's module with the class of compiled graphs, new ones and those of a cache"""
 LESS_SURE: Final = (
-    "code of torch.compile ran: on a GPU its peak reserved may be some percent higher than "
-    "predicted, for a reason that is not known"
+    "compiled code ran (torch.compile): on a GPU, peak reserved may be some percent higher than "
+    "predicted; the reason is not known"
 )
 
 

@@ -19,8 +19,8 @@ TREES: Final = "torch._inductor.cudagraph_trees"
 """PyTorch's module with the class that records and replays graphs"""
 BESIDE_OTHERS: Final = (
     'earlier tests left CUDA graphs of torch.compile(mode="reduce-overhead"): a test that runs '
-    "such code beside them has another peak than alone (call torch.compiler.reset() before each "
-    "of them, in a fixture)"
+    "such code after them has another peak than alone (call torch.compiler.reset() before each "
+    "such test, in a fixture)"
 )
 
 

@@ -31,8 +31,8 @@ NOT_TIMED: Final = (
     "write are not counted, because runs with warm caches have none"
 )
 NOT_PADDED: Final = (
-    "torch.compile pads operands of matrix products where a GPU is faster so: none are padded "
-    "here, and the memory of padded copies is not predicted"
+    "torch.compile pads the operands of a matrix product if a GPU is faster with padding: the "
+    "virtual GPU pads none, so the memory of padded copies is not predicted"
 )
 
 

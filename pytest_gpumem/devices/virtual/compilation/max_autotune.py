@@ -24,12 +24,12 @@ TUNING: Final = (
 LESSER: Final = ("triton.autotune_pointwise", "dynamic_scale_rblock")
 """settings by which a kernel may have a second configuration, whatever the mode"""
 LEFT_OUT: Final = (
-    "torch.compile's max-autotune picks kernels by their time on a GPU: it is off here, and memory "
-    "that only faster kernels need is not predicted"
+    "torch.compile's max-autotune chooses kernels by their time on a GPU: the virtual GPU switches "
+    "it off, so memory that only the faster kernels need is not predicted"
 )
 MISSING: Final = (
-    "torch.compile's max-autotune could not be turned off with this torch: what it picks, and the "
-    "memory of that, may differ from run to run"
+    "torch.compile's max-autotune could not be switched off with this torch: its kernels, and "
+    "their memory, may differ from run to run"
 )
 
 

@@ -211,8 +211,8 @@ class ValueMode:
             names = sorted(self.unknown_code)
             also = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
             sentences.append(
-                "code of torch.compile ran of which these results were not computed, and are "
-                f"unknown: {', '.join(names[:MAX_NAMED])}{also}"
+                "compiled code ran (torch.compile), and the virtual GPU did not compute these of "
+                f"its results, so their values are unknown: {', '.join(names[:MAX_NAMED])}{also}"
             )
         if self.full and self.captured:
             sentences.append(

@@ -183,7 +183,7 @@ def test_occupancy_follows_the_sms_limits(library, block, shared, blocks):
     [
         (0, "cudaSuccess", "no error"),
         (2, "cudaErrorMemoryAllocation", "out of memory"),
-        (100, "cudaErrorNoDevice", "inside tests marked gpu_memory only"),
+        (100, "cudaErrorNoDevice", "only in tests marked gpu_memory; --gpumem-visible=session"),
         (101, "cudaErrorInvalidDevice", "devices=N"),
         (801, "cudaErrorNotSupported", "the virtual GPU does not support this"),
         (31337, "cudaErrorUnknown", "unknown error"),

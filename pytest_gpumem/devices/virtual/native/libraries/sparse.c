@@ -65,7 +65,7 @@ GM_API int cusparseSetStream(void *handle, void *stream) { (void)handle, gm_work
 GM_API int cusparseSetPointerMode(void *handle, int mode) { (void)handle, (void)mode; return GM_SUCCESS; }
 GM_API const char *cusparseGetErrorString(int status) {
     return status == GM_SUCCESS               ? "success"
-           : status == SPARSE_NOT_INITIALIZED ? "no GPU here: the virtual GPU is visible in marked tests only"
+           : status == SPARSE_NOT_INITIALIZED ? "no GPU here: the virtual GPU is visible only in marked tests"
                                               : "not supported by the virtual GPU";
 }
 

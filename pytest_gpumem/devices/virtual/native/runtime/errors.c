@@ -18,7 +18,7 @@ static const struct {
     {GM_OUT_OF_MEMORY, "cudaErrorMemoryAllocation", "out of memory"},
     {GM_INVALID_CONFIGURATION, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
     {GM_NO_DEVICE, "cudaErrorNoDevice",
-     "no GPU here: the virtual GPU is visible inside tests marked gpu_memory only"},
+     "no GPU here: the virtual GPU is visible only in tests marked gpu_memory; --gpumem-visible=session shows it to all code"},
     {GM_INVALID_DEVICE, "cudaErrorInvalidDevice",
      "invalid device ordinal (a test marked gpu_memory sees as many devices as its marker says: devices=N)"},
     {GM_DEVICE_UNINITIALIZED, "cudaErrorDeviceUninitialized",
