@@ -1,6 +1,6 @@
 """How large is an environment without NVIDIA's packages, and how long does it take to install?
 
-    python -m benchmarks.speed.light [--runs N] [--mbit RATE]
+    python -m benchmarks.speed.light [--runs N] [--mbit RATE] [--below LOAD]
     python -m benchmarks.speed.light set-up
 
 Each run begins with an empty folder: a virtual environment, pip or uv without a cache, the README's
@@ -32,13 +32,17 @@ import time
 import urllib.request
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.harness import ROOT, line, publish, table
 from benchmarks.speed.rated_network import RatedNetwork, rated_network
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 KINDS = {"all packages": None, "without NVIDIA's but cuDNN": ["--cudnn"], "without NVIDIA's": []}
 INSTALLERS = ("pip", "uv")
+HEADS = ("environment", "with", "GB", "GB downloaded", "s to the verdict", "processor s")
 STEPS = ("make", "choose", "install", "test")
 """the steps: the environment, the versions, their installation, the test"""
 UNSET = {"PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "VIRTUAL_ENV", "PIP_FIND_LINKS"}
@@ -248,30 +252,34 @@ def medians(measured: dict[tuple[str, str], list[Run]]) -> list[str]:
     return lines
 
 
-def measure(runs: int, network: RatedNetwork | None) -> list[str]:
-    """Measure all kinds, several times each, in turn; return the lines of the result."""
+def measure(runs: int, network: RatedNetwork | None, below: float) -> Iterator[list[str]]:
+    """Measure all kinds, several times each, in turn; after each turn, yield the result's lines.
+
+    A run begins once the machine's load is below a number: the run before it has made about 1.
+    """
     scratch = Path(tempfile.mkdtemp())
     wheel_command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w"]
     run([*wheel_command, str(scratch), str(ROOT)], ROOT, dict(os.environ))
     (wheel,) = scratch.glob("*.whl")
     rows = []
     measured: dict[tuple[str, str], list[Run]] = {}
-    loads = [os.getloadavg()[0]]
+    loads = []
     for _ in range(runs):
         for kind, options in KINDS.items():
             for installer in INSTALLERS:
+                while os.getloadavg()[0] >= below:
+                    time.sleep(5)
+                loads.append(os.getloadavg()[0])
                 its = install_and_test(wheel, installer, options, network)
                 measured.setdefault((kind, installer), []).append(its)
                 rows.append(row_of(kind, installer, its))
-                loads.append(os.getloadavg()[0])
+        yield [
+            f"load of the machine when a run began: {min(loads):.1f} to {max(loads):.1f}",
+            f"processor seconds by step: {', '.join(STEPS)}\n",
+            table(rows, [*HEADS, *STEPS, "the test"], "llrrrrrrrrl"),
+            *medians(measured),
+        ]
     shutil.rmtree(scratch)
-    heads = ["environment", "with", "GB", "GB downloaded", "s to the verdict", "processor s"]
-    return [
-        f"load of the machine when a run began: {min(loads):.1f} to {max(loads):.1f}",
-        f"processor seconds by step: {', '.join(STEPS)}\n",
-        table(rows, [*heads, *STEPS, "the test"], "llrrrrrrrrl"),
-        *medians(measured),
-    ]
 
 
 def main() -> None:
@@ -280,6 +288,9 @@ def main() -> None:
     parser.add_argument("what", nargs="?", choices=["set-up"], help="this project's own commands")
     parser.add_argument("--runs", type=int, default=3, help="of each kind (3)")
     parser.add_argument("--mbit", type=int, metavar="RATE", help="of all downloads together")
+    parser.add_argument(
+        "--below", type=float, metavar="LOAD", default=float("inf"), help="wait until it is"
+    )
     asked = parser.parse_args()
     began = line()
     if asked.what == "set-up":
@@ -304,8 +315,9 @@ def main() -> None:
                 f", and at {rate(url, network)} through a proxy that passes on {asked.mbit}; pip "
                 "and uv use the proxy"
             )
-        text += [rates, *measure(asked.runs, network)]
-    publish(name, "\n".join(text))
+        text.append(rates)
+        for lines in measure(asked.runs, network, asked.below):
+            publish(name, "\n".join([*text, *lines]))
 
 
 if __name__ == "__main__":
