@@ -65,7 +65,9 @@ run() { # run IMAGE: the size of the image, and the table of the suite that its 
 }
 {
     echo "examples/Containerfile, built and run without a daemon (tests/container.sh)"
-    echo "date $(date -u '+%Y-%m-%d %H:%M') UTC; commit $(git describe --always --dirty=+); $(buildah --version)"
+    changed=$(git status --porcelain -- pytest_gpumem setup.py pyproject.toml README.md LICENSE examples)
+    commit=$(git rev-parse --short HEAD)${changed:+"+"} # of what the image is made of
+    echo "date $(date -u '+%Y-%m-%d %H:%M') UTC; commit $commit; $(buildah --version)"
     echo "In place of python:3.12-slim: Debian 12, minbase, with a Python of this machine and pip 25.0.1"
     echo 'not tried: Docker, Podman, python:3.12-slim itself, arm64, a Mac'
     echo

@@ -6,9 +6,10 @@ uv makes an environment of the versions in .ci/constraints.txt, with the names o
 --excludes``: without NVIDIA's packages but cuDNN and without Triton (cudnn), or without cuDNN as
 well (none). In it pytest runs the tests of one folder after another ("." has those above). The rows
 of a folder that runs again replace its rows in benchmarks/results/light_suite.txt, each with its
-own date and commit. A file in a folder may be named as well: it has rows of its own. With
-``--keep`` the environments stay in a place, where the next run finds them; otherwise each is
-deleted after its run.
+own date and commit. A folder in a folder ("devices/sharing"), the files of one alone ("devices/.")
+or one file may be named as well: it has rows of its own until the folder runs. With ``--keep`` the
+environments stay in a place, where the next run finds them; otherwise each is deleted after its
+run.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def environment(folder: Path, kind: str) -> Path:
 def run(programs: Path, folder: str, workers: str) -> list[str]:
     """Run a folder's tests; return how many passed, why others were skipped, and which failed."""
     paths = [f"tests/{folder}"]
-    if folder == ".":
-        paths = sorted(map(str, (ROOT / "tests").glob("test_*.py")))
+    if folder.rpartition("/")[2] == ".":
+        paths = sorted(map(str, (ROOT / "tests" / folder).glob("test_*.py")))
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     its = {"PATH": path, "VIRTUAL_ENV": str(programs.parent), "PYTHONPATH": str(ROOT)}
     process = subprocess.run(
@@ -112,10 +113,20 @@ def recorded(path: Path) -> dict[str, dict[str, list[str]]]:
     return tables
 
 
+def holds(folder: str, name: str) -> bool:
+    """Return whether the tests of a row are among those of a folder, or of its files alone."""
+    if folder.endswith("/."):
+        own = name.removeprefix(folder[:-1])
+        return own != name and "/" not in own and own.endswith(".py")
+    return name.startswith(f"{folder}/")
+
+
 def record(kind: str, folder: str, came: list[str], its: dict[str, str]) -> None:
     """Put a folder's rows among those recorded."""
     tables = recorded(RESULTS / "light_suite.txt")
     outcome, *below = came
+    for name in [name for name in tables[kind] if holds(folder, name)]:
+        del tables[kind][name]
     tables[kind][folder] = [
         f"{folder:28} {outcome}; {its['date']}, commit {its['commit']}",
         *below,

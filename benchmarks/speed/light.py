@@ -1,18 +1,26 @@
 """How large is an environment without NVIDIA's packages, and how long does it take to install?
 
-    python -m benchmarks.speed.light [RUNS]
+    python -m benchmarks.speed.light [--runs N] [--mbit RATE] [--below LOAD]
     python -m benchmarks.speed.light set-up
 
 Each run begins with an empty folder: a virtual environment, pip or uv without a cache, the README's
 test, all as the guide says. Processor seconds are those of all processes: on a busy machine they
 say more than the clock. The bytes downloaded are the sizes of the files that pip names in its
 installation report. uv has the names that it leaves out before a run begins. The result goes to
-benchmarks/results/light.txt. With set-up, examples/run.sh and tests/run.sh set up their
-environment, each in a fresh clone, and nothing is run in it; this goes to light_setup.txt.
+benchmarks/results/light.txt.
+
+With ``--mbit``, pip and uv download through a proxy of this process, which passes on no more than
+so many megabits a second (rated_network.py), and which counts the bytes. The result of ``--mbit
+1000`` goes to light_1000mbit.txt.
+
+With set-up, examples/run.sh and tests/run.sh set up their environment, each in a fresh clone, and
+nothing is run in it; this goes to light_setup.txt.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
 import os
 import resource
@@ -24,15 +32,20 @@ import time
 import urllib.request
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.harness import ROOT, line, publish, table
+from benchmarks.speed.rated_network import RatedNetwork, rated_network
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 KINDS = {"all packages": None, "without NVIDIA's but cuDNN": ["--cudnn"], "without NVIDIA's": []}
 INSTALLERS = ("pip", "uv")
+HEADS = ("environment", "with", "GB", "GB downloaded", "s to the verdict", "processor s")
 STEPS = ("make", "choose", "install", "test")
 """the steps: the environment, the versions, their installation, the test"""
-UNSET = {"PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "VIRTUAL_ENV"}
+UNSET = {"PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "VIRTUAL_ENV", "PIP_FIND_LINKS"}
 """variables of this machine's; the first one lets every process compile what it imports"""
 SET_UP = "How large are the environments that this project's own two commands set up?"
 SET_UP_HEADS = ("command", "GB on disk", "s to set it up", "processor s")
@@ -84,16 +97,32 @@ def children() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def install_and_test(wheel: Path, installer: str, options: list[str] | None) -> Run:
-    """Make an environment of a kind, run the test in it, delete it."""
+def install_and_test(
+    wheel: Path, installer: str, options: list[str] | None, network: RatedNetwork | None
+) -> Run:
+    """Make an environment of a kind, run the test in it, delete it.
+
+    Raises:
+        SystemExit: not all that was downloaded came through the network.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         environment = {key: value for key, value in os.environ.items() if key not in UNSET}
         environment |= {"PIP_NO_CACHE_DIR": "1", "UV_CACHE_DIR": str(folder / "cache")}
+        environment["PIP_CONFIG_FILE"] = os.devnull  # no files of this machine's: the index alone
         environment["COLUMNS"] = "120"
+        carried = 0
+        if network is not None:
+            environment |= network.environment
+            carried = network.carried
         times = Times()
         install = with_pip if installer == "pip" else with_uv
         downloaded = install(times, wheel, folder, environment, options)
+        if network is not None:
+            # uv does not say what it has downloaded: no wheel here is compressed to a quarter
+            least, downloaded = downloaded or size(folder / "env") // 4, network.carried - carried
+            if downloaded < least:
+                raise SystemExit(f"of {least} bytes or more, {downloaded} came through the proxy")
         (folder / "test_step.py").write_text(TEST, encoding="utf-8")
         python = str(folder / "env/bin/python")
         test = [python, "-m", "pytest", "test_step.py", "--gpumem-device=virtual"]
@@ -158,6 +187,23 @@ def file_size(url: str) -> int:
         return int(response.headers["Content-Length"])
 
 
+def rate(url: str, network: RatedNetwork | None) -> str:
+    """Return the megabits a second at which a file comes, through a network or directly."""
+    proxies = {"https": network.address} if network is not None else None
+    began, loaded = time.perf_counter(), 0
+    with urllib.request.build_opener(urllib.request.ProxyHandler(proxies)).open(url) as response:
+        while block := response.read(2**20):
+            loaded += len(block)
+    return f"{loaded * 8 / 1e6 / (time.perf_counter() - began):.0f}"
+
+
+def torch_wheel() -> str:
+    """Return the address of the wheel of torch that pip would install."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
+    report = json.loads(run([*pip, "--no-deps", "--report", "-", "torch"], ROOT, dict(os.environ)))
+    return str(report["install"][0]["download_info"]["url"])
+
+
 def run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
     """Run a command that has to succeed; return its output."""
     return subprocess.run(
@@ -206,41 +252,72 @@ def medians(measured: dict[tuple[str, str], list[Run]]) -> list[str]:
     return lines
 
 
-def main() -> None:
-    """Measure all kinds, several times each, in turn, or this project's own commands once."""
-    began = line()
-    if sys.argv[1:] == ["set-up"]:
-        drawn = table(map(set_up, ("examples", "tests")), SET_UP_HEADS, "lrrr")
-        publish("light_setup", f"{SET_UP}\n{began}\n\n{drawn}")
-        return
-    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+def measure(runs: int, network: RatedNetwork | None, below: float) -> Iterator[list[str]]:
+    """Measure all kinds, several times each, in turn; after each turn, yield the result's lines.
+
+    A run begins once the machine's load is below a number: the run before it has made about 1.
+    """
     scratch = Path(tempfile.mkdtemp())
     wheel_command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w"]
     run([*wheel_command, str(scratch), str(ROOT)], ROOT, dict(os.environ))
     (wheel,) = scratch.glob("*.whl")
     rows = []
     measured: dict[tuple[str, str], list[Run]] = {}
-    loads = [os.getloadavg()[0]]
+    loads = []
     for _ in range(runs):
         for kind, options in KINDS.items():
             for installer in INSTALLERS:
-                its = install_and_test(wheel, installer, options)
+                while os.getloadavg()[0] >= below:
+                    time.sleep(5)
+                loads.append(os.getloadavg()[0])
+                its = install_and_test(wheel, installer, options, network)
                 measured.setdefault((kind, installer), []).append(its)
                 rows.append(row_of(kind, installer, its))
-                loads.append(os.getloadavg()[0])
+        yield [
+            f"load of the machine when a run began: {min(loads):.1f} to {max(loads):.1f}",
+            f"processor seconds by step: {', '.join(STEPS)}\n",
+            table(rows, [*HEADS, *STEPS, "the test"], "llrrrrrrrrl"),
+            *medians(measured),
+        ]
     shutil.rmtree(scratch)
+
+
+def main() -> None:
+    """Measure the kinds, or this project's own commands once."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("what", nargs="?", choices=["set-up"], help="this project's own commands")
+    parser.add_argument("--runs", type=int, default=3, help="of each kind (3)")
+    parser.add_argument("--mbit", type=int, metavar="RATE", help="of all downloads together")
+    parser.add_argument(
+        "--below", type=float, metavar="LOAD", default=float("inf"), help="wait until it is"
+    )
+    asked = parser.parse_args()
+    began = line()
+    if asked.what == "set-up":
+        drawn = table(map(set_up, ("examples", "tests")), SET_UP_HEADS, "lrrr")
+        publish("light_setup", f"{SET_UP}\n{began}\n\n{drawn}")
+        return
     uv = run(["uv", "--version"], ROOT, dict(os.environ)).strip()
     pip = run([sys.executable, "-m", "ensurepip", "--version"], ROOT, dict(os.environ)).strip()
-    heads = ["environment", "with", "GB", "GB downloaded", "s to the verdict", "processor s"]
-    drawn = table(rows, [*heads, *STEPS, "the test"], "llrrrrrrrrl")
     text = [
-        f"{__doc__.splitlines()[0]}\n{began}; {uv}, {pip} (a newer one for gpumem light)",
-        f"load of the machine when a run began: {min(loads):.1f} to {max(loads):.1f}",
-        f"processor seconds by step: {', '.join(STEPS)}\n",
-        drawn,
-        *medians(measured),
+        __doc__.splitlines()[0],
+        f"{began}; {uv}, {pip} (a newer one for gpumem light)",
     ]
-    publish("light", "\n".join(text))
+    name = "light"
+    with contextlib.ExitStack() as opened:
+        network = None
+        url = torch_wheel()
+        rates = f"torch's wheel comes at {rate(url, None)} Mbit/s from the index"
+        if asked.mbit is not None:
+            name = f"light_{asked.mbit}mbit"
+            network = opened.enter_context(rated_network(asked.mbit))
+            rates += (
+                f", and at {rate(url, network)} through a proxy that passes on {asked.mbit}; pip "
+                "and uv use the proxy"
+            )
+        text.append(rates)
+        for lines in measure(asked.runs, network, asked.below):
+            publish(name, "\n".join([*text, *lines]))
 
 
 if __name__ == "__main__":

@@ -195,7 +195,8 @@ def recent_pip(folder: str) -> tuple[list[str], bool]:
     own = [sys.executable, "-m", "pip"]
     if tuple(int(part) for part in re.findall(r"\d+", version("pip"))[:2]) >= FIRST_PIP:
         return own, True
-    newer = ["install", "--quiet", "--no-deps", "--target", folder]
+    # It runs once: most of its bytecode would never be used.
+    newer = ["install", "--quiet", "--no-deps", "--no-compile", "--target", folder]
     least = ".".join(map(str, FIRST_PIP))
     done = subprocess.run([*own, *newer, f"pip>={least}"], capture_output=True, check=False)
     if done.returncode == 0:

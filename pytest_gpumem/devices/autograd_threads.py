@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import torch
+
 ENGINE: Final = "_engine_run_backward"
 """the function of torch.autograd that every backward pass goes through"""
 CREATE_GRAPH: Final = 3
@@ -55,8 +57,24 @@ def await_autograd() -> list[object]:
             product, gradient = leaf * 1, torch.empty_like(leaf)
             objects += [leaf, product, product.grad_fn, gradient]
             with unawaited():
-                objects += torch.autograd.grad(product, leaf, gradient)
+                objects += _gradients(product, leaf, gradient)
     return objects
+
+
+def _gradients(
+    output: torch.Tensor, leaf: torch.Tensor, gradient: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Return what ``torch.autograd.grad`` does, which imports sympy to compare two shapes.
+
+    The first import of sympy takes seconds, and no step has needed it where a loss is a scalar.
+    """
+    import torch
+
+    run_backward = vars(torch.autograd.graph)[ENGINE]
+    keep_graph = create_graph = may_be_unused = False
+    arguments = (output,), (gradient,), keep_graph, create_graph, (leaf,), may_be_unused
+    found: tuple[torch.Tensor, ...] = run_backward(*arguments, accumulate_grad=False)
+    return found
 
 
 @contextmanager
@@ -187,7 +205,7 @@ def _on_threads(devices: set[int], function: Callable[[], object]) -> None:
     for device in sorted(devices):
         leaf = torch.empty(0, device=f"cuda:{device}", requires_grad=True)
         apply: Any = OnThread.apply
-        apply(leaf).backward(torch.empty_like(leaf))
+        _gradients(apply(leaf), leaf, torch.empty_like(leaf))
 
 
 def _make_nodes(number: int) -> None:

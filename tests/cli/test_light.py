@@ -95,6 +95,7 @@ def test_an_old_pip_would_download_all_so_a_newer_one_resolves(monkeypatch, pips
     monkeypatch.setattr(light, "version", lambda _name: "23.2.1")
     assert light.resolved(["torch"]) == []
     assert commands[0][:3] == ["-m", "pip", "install"]
+    assert "--no-compile" in commands[0]  # it runs once
     assert commands[0][-2:] == [commands[1][0].removesuffix("/pip"), "pip>=25.3"]
     assert "--use-feature=fast-deps" in commands[1]
     commands.clear()

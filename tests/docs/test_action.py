@@ -92,8 +92,7 @@ class Runner:
         return True
 
     def run(self):
-        """Run all steps; return the status of the last."""
-        ret = 0
+        """Run all steps, or up to one that fails; return the last one's status and output."""
         self.output.write_text("")
         for step in filter(self.wanted, ACTION["runs"]["steps"]):
             if "uses" in step:
@@ -117,8 +116,7 @@ class Runner:
                 GITHUB_REPOSITORY="x/y",
                 GITHUB_BASE_REF="main",
             )
-            ret = done.ret
-            if ret and "exit" not in step["run"]:
+            if done.ret:
                 return done
         return done
 
@@ -210,6 +208,27 @@ def test_of_some_shards_there_is_a_comment_too_that_names_the_missing_ones(place
     assert runner.run().ret == 1
     (comment,) = runner.comments.values()
     assert "missing: shard 2 of 2: their measurements are not in this report" in comment
+
+
+@pytest.mark.parametrize(("light", "words"), [("true", ""), ("cudnn", " --cudnn")])
+def test_a_light_job_installs_what_gpumem_light_prints(place, light, words):
+    place.have_light_print("torch==2.15.0")
+    runner = Runner(place, light=light, comment="false")
+    assert runner.run().ret == 0
+    file = place.folder.parent / "light.txt"
+    assert place.asked.read_text().splitlines() == [
+        "install --no-deps pytest-gpumem",
+        f"gpumem light -r requirements.txt{words}",
+        f"install --no-deps --no-compile -r {file}",
+    ]
+    assert file.read_text() == "torch==2.15.0\n"
+
+
+def test_a_light_job_without_such_a_word_fails_and_names_the_words(place):
+    done = Runner(place, light="yes").run()
+    assert done.ret == 1
+    assert done.out == "::error::light: 'yes' is none of false, true, cudnn\n"
+    assert not place.asked.exists()
 
 
 def test_the_actions_that_it_uses_are_those_of_the_pages():

@@ -8,6 +8,8 @@ import pytest
 from helpers.pages import Place, blocks, changed, files, read
 from helpers.paths import ROOT
 
+yaml = pytest.importorskip("yaml")
+
 HAND = "how-to/from-max-memory-allocated.md"
 FAILURE = "how-to/reading-a-failure.md"
 LIGHTNING = "how-to/from-lightning.md"
@@ -187,6 +189,48 @@ def test_a_step_that_does_not_fit_prints_what_the_page_shows(same_torch, trainin
 
 
 # Without NVIDIA's packages
+
+STEP = """
+import pytest
+import torch
+
+
+@pytest.mark.gpu_memory(card="T4")
+def test_step():
+    torch.ones(1 << 20, device="cuda")
+"""
+
+
+def test_the_job_for_gitlab_installs_what_gpumem_light_prints(place):
+    place.have_light_print("torch==2.15.0")
+    place.write("test_step.py", STEP)
+    recorded = place.sh("pytest --gpumem-device=virtual --gpumem-update-baselines")
+    assert recorded.ret == 0, recorded.out
+    (job,) = (
+        yaml.safe_load(it)["gpu-memory"]
+        for it in blocks("how-to/light.md", "yaml")
+        if it.startswith("gpu-memory:")
+    )
+    outputs = [place.sh(command) for command in job["script"]]
+    assert [it.ret for it in outputs] == [0] * 4, outputs
+    assert "1 ok" in outputs[-1].out
+    assert place.asked.read_text().splitlines() == [
+        "install --no-deps pytest-gpumem",
+        "gpumem light --cudnn -r requirements.txt",
+        "install --no-deps --no-compile -r light.txt",
+    ]
+    assert (place.folder / "light.txt").read_text() == "torch==2.15.0\n"
+
+
+def test_the_step_for_github_has_inputs_that_the_action_knows():
+    (step,) = (
+        yaml.safe_load(it)[0]
+        for it in blocks("how-to/light.md", "yaml")
+        if it.startswith("- uses:")
+    )
+    inputs = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))["inputs"]
+    assert set(step["with"]) <= set(inputs)
+    assert step["with"]["light"] == "cudnn"
 
 
 def test_the_containerfile_of_the_examples_is_the_one_on_the_page():

@@ -4,6 +4,7 @@ import re
 
 import pytest
 from helpers.git import commit, git
+from helpers.left_out import need_cudnn
 from helpers.pages import blocks, changed, files, flat, read, shows
 
 yaml = pytest.importorskip("yaml")
@@ -36,6 +37,7 @@ def commit_as_the_page_does():
 
 
 def test_the_steps_print_what_the_page_shows(gate):
+    need_cudnn()
     first = gate.run()
     assert first.ret == 0
     assert shows(first.out, FIRST)
@@ -61,6 +63,7 @@ def test_the_steps_print_what_the_page_shows(gate):
 
 
 def test_what_does_not_fit_prints_what_the_page_shows(gate):
+    need_cudnn()
     assert "Set `batch_size=256` in the marker" in read(PAGE)
     gate.write("test_training.py", TEST.replace("batch_size=32", "batch_size=256"))
     session = gate.run()

@@ -99,6 +99,14 @@ class Place:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
+    def have_light_print(self, text):
+        """Have ``gpumem light`` print a text, and write down what it was asked for, as pip does."""
+        path = self._bin / "gpumem"
+        head, command = path.read_text(encoding="utf-8").splitlines()
+        asked = f'echo "gpumem $@" >> "{self.asked}"'
+        light = f'if [ "$1" = light ]; then {asked}; echo "{text}"; exit; fi'
+        path.write_text(f"{head}\n{light}\n{command}\n", encoding="utf-8")
+
     def sh(self, command, **environment):
         """Run a command as GitHub does without ``shell:``; return status and output."""
         inherited = {name: value for name, value in os.environ.items() if name not in FOREIGN}

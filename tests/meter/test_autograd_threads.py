@@ -108,6 +108,34 @@ begun.wait()
 """
 
 
+IMPORTS = """
+import atexit, sys
+
+@atexit.register  # so it runs after that of the virtual GPU
+def report():
+    print("sympy" in sys.modules)
+
+import pytest_gpumem
+pytest_gpumem.use_virtual_gpu()
+import torch
+torch.ones(1, device="cuda", requires_grad=True).sum().backward()
+print("sympy" in sys.modules)
+"""
+
+
+def test_waiting_imports_nothing_of_torch_that_the_program_did_not():
+    """``torch.autograd.grad`` imports sympy where it is given a gradient, which takes seconds."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS],
+        capture_output=True,
+        text=True,
+        timeout=HANGS,
+        check=False,
+    )
+    before, after = done.stdout.split()
+    assert after == before, done.stderr
+
+
 def test_memory_that_is_held_after_an_error_is_waited_for_once(meter, monkeypatch):
     import torch
 

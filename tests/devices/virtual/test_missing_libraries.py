@@ -229,6 +229,37 @@ def test_compiling_without_triton_says_what_to_install(with_none):
     assert "triton not found" not in with_none[1]  # PyTorch's own words, of a module that is ours
 
 
+PROGRAM = """
+import subprocess, sys
+
+ASKS = "import torch; print(torch.cuda.get_device_name(), len(torch.ones(7, device='cuda')))"
+exec(ASKS)
+sys.stdout.flush()
+subprocess.run([sys.executable, "-c", ASKS], check=True)
+"""
+LOADS = "import pytest_gpumem\npytest_gpumem.use_virtual_gpu('T4')\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [(PROGRAM, ["-m", "pytest_gpumem", "run", "--card=T4"]), (LOADS + PROGRAM, [])],
+    ids=["gpumem run", "use_virtual_gpu"],
+)
+def test_programs_and_their_child_processes_have_the_virtual_gpu(tmp_path, text, command):
+    python = light_environment(tmp_path / "env")
+    (tmp_path / "step.py").write_text(text, encoding="utf-8")
+    process = subprocess.run(
+        [python, *command, "step.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=HANGS,
+        check=False,
+    )
+    assert process.stdout == "Tesla T4 7\n" * 2, process.stdout + process.stderr
+    assert process.returncode == 0
+
+
 def session(python, folder, *arguments):
     """Run pytest in a folder, and return what it prints, in one line."""
     process = subprocess.run(
