@@ -58,6 +58,8 @@ class NoteKind(str, Enum):
     """pinned memory that a GPU may keep for longer, until it is copied"""
     COMPILATION = "compilation", Severity.FIGURE
     """code of ``torch.compile``: what is picked by time on a GPU, and figures that are less sure"""
+    TIMING = "timing", Severity.FIGURE
+    """kernels that a GPU times, and products that it pads where that was faster"""
     TORCH = "torch", Severity.FIGURE
     """a torch that this version was not compared with"""
     FRESH_OPTIMIZER = "fresh optimizer", Severity.FIGURE
