@@ -181,8 +181,9 @@ def timed(called: Sequence[int], buffer: int) -> list[int]:
 
     It is called before there is a buffer: to find out whether it can be.
     """
-    given_back = [0] * len(called)
-    return [*called, *given_back, buffer, *called, *given_back, 0]
+    blocks = [size for size in called if size]
+    given_back = [0] * len(blocks)
+    return [*blocks, *given_back, buffer, *blocks, *given_back, 0]
 
 
 def inductors_copies(tuner: Any, args: Any, kwargs: Any) -> list[int]:  # noqa: ANN401 - a CachingAutotuner, its kernel's arguments

@@ -103,8 +103,8 @@ class Product(NamedTuple):
         for size, is_before in zip((left, right), self.padded_before, strict=True):
             (before if is_before else called).append(size)
         # What is added is made twice, each time as it is.
-        held = [first, second, *filter(None, [self.bias, *before, self.bias])]
-        padded = [*filter(None, called), padded_result or result, workspace]
+        held = filter(None, [first, second, self.bias, *before, self.bias])
+        padded = [*called, padded_result or result, workspace]
         return [*held, *timed([result, workspace], buffer), *timed(padded, buffer)]
 
 
@@ -242,7 +242,7 @@ class PaddedProducts:
                 return multiply(*args, **options)
             began = time_ns() / 1000
             result = multiply(*args, **options)
-            self._add(product, sizes, call, began, (*args[-2:], result))
+            self._add(product, sizes, call, began, (args[-2], options.get("out", result)))
             call.last_began = began
             return result
 
@@ -250,7 +250,7 @@ class PaddedProducts:
 
     def _product_of(self, first: Any, second: Any) -> tuple[Product | None, tuple[int, ...]]:  # noqa: ANN401 - tensors
         sizes = (*first.shape, second.shape[-1])
-        for product in self._products:
+        for product in tuple(self._products):
             if product.is_of(sizes, first.element_size()):
                 return product, sizes
         return None, sizes
@@ -263,7 +263,7 @@ class PaddedProducts:
         began: float,
         tensors: Sequence[Any],
     ) -> None:
-        """Add what padding takes in a call of a product, of operands and a result."""
+        """Add what padding takes in a call of a product; ``tensors``: an operand, the result."""
         *operands, result = (size for size in product.padded(sizes))
         ended = time_ns() / 1000
         copies = [size for size in operands if size]
@@ -274,8 +274,7 @@ class PaddedProducts:
         if call.is_backward:
             self._extras.add(PADDED, copies, (call.last_began, ended), counted=True)
         else:
-            blocks = (tensors[0], tensors[2])
-            beside = tuple(tensor.untyped_storage().data_ptr() for tensor in blocks)
+            beside = tuple(tensor.untyped_storage().data_ptr() for tensor in tensors)
             self._extras.add(
                 PADDED, copies, (began, ended), counted=True, beside=beside, since=call.began
             )
