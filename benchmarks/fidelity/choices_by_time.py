@@ -33,7 +33,9 @@ TOLERANCE = 0.001
 """by which a figure may be below the range's lower end: a baseline's tolerance"""
 
 
-def perceptron(width: int, out: int, dtype: str, *, batch: int = 8191) -> Callable[[], None]:
+def perceptron(
+    width: int, out: int, dtype: str, *, batch: int = 8191, activation: str = "GELU"
+) -> Callable[[], None]:
     """Return two training steps of three layers."""
 
     def step() -> None:
@@ -41,7 +43,8 @@ def perceptron(width: int, out: int, dtype: str, *, batch: int = 8191) -> Callab
 
         kind = getattr(torch, dtype)
         first = torch.nn.Linear(width, width)
-        layers = [first, torch.nn.GELU(), torch.nn.Linear(width, width), torch.nn.GELU()]
+        kinds = getattr(torch.nn, activation)
+        layers = [first, kinds(), torch.nn.Linear(width, width), kinds()]
         model = torch.nn.Sequential(*layers, torch.nn.Linear(width, out)).cuda().to(kind)
         train(torch.compile(model), lambda: torch.zeros(batch, width, device="cuda", dtype=kind))
 
@@ -182,6 +185,7 @@ STEPS: dict[str, Callable[[], None]] = {
     "perceptron, 1023 to 1001, bfloat16": perceptron(1023, 1001, "bfloat16"),
     "perceptron, 1022 to 10, float16": perceptron(1022, 10, "float16"),
     "perceptron, 2047 to 511, float32": perceptron(2047, 511, "float32", batch=4095),
+    "perceptron, 1023 to 1001, Tanh": perceptron(1023, 1001, "bfloat16", activation="Tanh"),
     "perceptron, 1024 to 512, bfloat16": perceptron(1024, 512, "bfloat16", batch=8192),
     "GPT, 20011 words": gpt(20011),
     "GPT, 20011 words, compiled loss": gpt(20011, compiled_loss=True),

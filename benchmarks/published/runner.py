@@ -206,7 +206,9 @@ def run(family: ModuleType, options: argparse.Namespace) -> str:
             figures, version, made = kept[key]
             answers.figures[variant] |= figures
             answers.versions.update(dict.fromkeys(figures, version))
-            answers.commits.update(dict.fromkeys(figures, made))
+            for row in figures:  # of variants that were run at several times
+                before = answers.commits.get(row, made)
+                answers.commits[row] = before if made in before else f"{before}, {made}"
     return family.report(answers)
 
 

@@ -72,6 +72,8 @@ class ExtraRequests(NamedTuple):
     """whether they count for a peak allocated: what a compiler allocates for itself does not"""
     beside: tuple[int, ...] = ()
     """addresses of blocks: while one of them lives, what is not given back is held as well"""
+    instead: int = 0
+    """address of a block in whose place they are: the first is made when it is given back"""
     since: float = 0
     """blocks that are older than this do not count"""
 

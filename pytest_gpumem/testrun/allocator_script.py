@@ -122,22 +122,27 @@ class ScriptReader:
         if notes:
             script = _with_workspaces(script, self._by_address, notes)
         given = {number: time for time, action, number in script.steps if action == "give"}
-        for number, extra in enumerate(extras):
-            script.extras.append(extra)
-            script.steps.append((extra.time, "extra", number))
-            script.steps.append((self._end_of(extra, given), "end extra", number))
+        for extra in extras:
+            began, ended = self._times_of(extra, given)
+            if began <= ended:
+                script.steps.append((began, "extra", len(script.extras)))
+                script.steps.append((ended, "end extra", len(script.extras)))
+                script.extras.append(extra)
         script.steps.sort(key=lambda step: step[0])
         return script
 
-    def _end_of(self, extra: ExtraRequests, given: dict[int, float]) -> float:
-        """Return when extra requests are given back; ``given`` has the times of the others."""
-        ends = [extra.ended]
-        for address in extra.beside:
+    def _times_of(self, extra: ExtraRequests, given: dict[int, float]) -> tuple[float, float]:
+        """Return when extra requests are made and given back; ``given`` has the others' ends."""
+
+        def end_of(address: int) -> float:
             taken = self._by_address.get(address, [])
             at = bisect_right(taken, (extra.time + CLOCKS, inf)) - 1
-            if at >= 0 and taken[at][0] + CLOCKS >= extra.since:
-                ends.append(given.get(taken[at][1], inf))
-        return max(ends)
+            if at < 0 or taken[at][0] + CLOCKS < extra.since:
+                return 0
+            return given.get(taken[at][1], inf)
+
+        began = max(extra.time, end_of(extra.instead)) if extra.instead else extra.time
+        return began, max([extra.ended, *map(end_of, extra.beside)])
 
     def _plain(self) -> Script:
         script = Script()

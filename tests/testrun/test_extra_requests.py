@@ -74,6 +74,22 @@ request(40, beside=(a.data_ptr(), 1), since=began)
     assert range_of(session_of(suite, body))[0][1] == most
 
 
+@pytest.mark.parametrize("dropped", ["a", "b", "nothing"])
+def test_they_may_take_the_place_of_a_block(suite, dropped):
+    """Once it is given back, and as long as another one is held."""
+    body = f"""began = time.time_ns() / 1000 - 1000
+a, b = hold(20), hold(10)
+request(30, instead=a.data_ptr(), beside=(b.data_ptr(),), since=began)
+{dropped} = None
+c = hold(30)
+b = None"""
+    session = session_of(suite, body)
+    if dropped == "a":
+        assert range_of(session)[0][:2] == [40, 70]
+    else:
+        assert "a choice" not in session.flat
+
+
 def test_not_with_a_block_that_is_too_old(suite):
     body = """a = hold(20)
 torch.empty(1, device="cuda")

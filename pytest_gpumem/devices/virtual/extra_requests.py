@@ -39,6 +39,7 @@ class ExtraLog:
         *,
         counted: bool,
         beside: tuple[int, ...] = (),
+        instead: int = 0,
         since: float = 0,
     ) -> None:
         """Add requests on the current device and stream.
@@ -49,6 +50,7 @@ class ExtraLog:
             times: of the first request, and of the end.
             counted: whether they count for a peak allocated.
             beside: addresses of blocks with which they are held.
+            instead: address of a block in whose place they are.
             since: the age of these.
         """
         import torch
@@ -63,7 +65,7 @@ class ExtraLog:
         device = torch.cuda.current_device()
         stream = torch.cuda.current_stream(device).cuda_stream
         self._extras.append(
-            ExtraRequests(*times, device, stream, sizes, reason, counted, beside, since)
+            ExtraRequests(*times, device, stream, sizes, reason, counted, beside, instead, since)
         )
 
     def used(self) -> list[ExtraRequests] | None:

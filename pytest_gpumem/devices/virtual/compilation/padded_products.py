@@ -4,9 +4,9 @@ PyTorch times a product of odd sizes as it is, and with operands that are padded
 A GPU's answer is not known here. What padding takes is at the upper end of a step's range: what
 PyTorch takes to time both, and padded copies beside the operands and the result. A copy of the
 result is there as long as the product runs. Copies of a forward pass's operands may be saved for
-the backward pass: they stay as long as the operand or the result does. In a backward pass one
-kernel may copy for two products: copies are there from the product before. The kernels that copy
-are timed as well.
+the backward pass: in the place of an operand that nothing else needs, else beside it, as long as
+the operand or the result stays. In a backward pass one kernel may copy for two products: copies are
+there from the product before. The kernels that copy are timed as well.
 
 PyTorch asks while it compiles, and compiled code comes from a cache in a later run. So the products
 that it asked of are kept with the code of the forward pass, which is compiled next.
@@ -61,6 +61,8 @@ class Product(NamedTuple):
     """bytes of what is added; 0: nothing is"""
     padded_before: tuple[bool, bool]
     """whether PyTorch takes each operand to be padded by what computes it: not in the timed call"""
+    stay: tuple[bool, bool]
+    """whether each operand is needed for more than products: a copy does not take its place"""
 
     def is_of(self, sizes: tuple[int, ...], itemsize: int) -> bool:
         """Return whether a call is of this product."""
@@ -242,7 +244,7 @@ class PaddedProducts:
                 return multiply(*args, **options)
             began = time_ns() / 1000
             result = multiply(*args, **options)
-            self._add(product, sizes, call, began, (args[-2], options.get("out", result)))
+            self._add(product, sizes, call, began, (*args[-2:], options.get("out", result)))
             call.last_began = began
             return result
 
@@ -263,22 +265,28 @@ class PaddedProducts:
         began: float,
         tensors: Sequence[Any],
     ) -> None:
-        """Add what padding takes in a call of a product; ``tensors``: an operand, the result."""
-        *operands, result = (size for size in product.padded(sizes))
-        ended = time_ns() / 1000
-        copies = [size for size in operands if size]
+        """Add what padding takes in a call of a product; ``tensors``: the operands, the result."""
+        *copies, result_copy = product.padded(sizes)
+        made = [size for size in copies if size]
+        now = time_ns() / 1000
         if product not in self._timed:
             self._timed.add(product)
-            timing = [*copies, flushed()]
-            self._extras.add(TIMED, timing, (began, began), counted=False)
+            self._extras.add(TIMED, [*made, flushed()], (began, began), counted=False)
         if call.is_backward:
-            self._extras.add(PADDED, copies, (call.last_began, ended), counted=True)
-        else:
-            beside = tuple(tensor.untyped_storage().data_ptr() for tensor in tensors)
+            self._extras.add(PADDED, made, (call.last_began, now), counted=True)
+            made = []
+        self._extras.add(PADDED, filter(None, [*made, result_copy]), (began, now), counted=True)
+        if call.is_backward:
+            return
+        *operands, result = (tensor.untyped_storage().data_ptr() for tensor in tensors)
+        for operand, copy, stays in zip(operands, copies, product.stay, strict=True):
             self._extras.add(
-                PADDED, copies, (began, ended), counted=True, beside=beside, since=call.began
+                *(PADDED, [copy], (now, now)),
+                counted=True,
+                beside=(operand, result) if stays else (result,),
+                instead=0 if stays else operand,
+                since=call.began,
             )
-        self._extras.add(PADDED, [result], (began, ended), counted=True)
 
 
 def asked_product(  # noqa: PLR0913, PLR0917 - as PyTorch passes them
@@ -303,7 +311,37 @@ def asked_product(  # noqa: PLR0913, PLR0917 - as PyTorch passes them
         itemsize=first.element_size(),
         bias=0 if bias is None else likely_size(bias.numel()) * bias.element_size(),
         padded_before=(bool(before[0]), bool(before[1])),
+        stay=(is_kept(module, match.kwargs["mat1"]), is_kept(module, match.kwargs["mat2"])),
     )
+
+
+def is_kept(module: Any, node: Any) -> bool:  # noqa: ANN401 - PyTorch's module, a node of its graph
+    """Return whether an operand is needed for more than products, forward and backward.
+
+    The graph has both passes. Inputs of the graph, such as parameters, are not its own to drop.
+    """
+    from torch._inductor.utils import is_view
+
+    origin = module.get_non_view_def(node)
+    if origin.op != "call_function":
+        return True
+    users = list(origin.users)
+    for user in users:  # it grows
+        target = user.target
+        if getattr(target, "_overloadpacket", None) in product_operators():
+            continue
+        if getattr(target, "_schema", None) is None or not is_view(target):
+            return True
+        users += user.users
+    return False
+
+
+def product_operators() -> tuple[object, ...]:
+    """Return PyTorch's operators that multiply matrices."""
+    import torch
+
+    aten = torch.ops.aten
+    return (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
 
 
 def likely_size(size: Any) -> int:  # noqa: ANN401 - an int or PyTorch's SymInt
