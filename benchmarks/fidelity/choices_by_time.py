@@ -33,25 +33,24 @@ TOLERANCE = 0.001
 """by which a figure may be below the range's lower end: a baseline's tolerance"""
 
 
-def perceptron(
-    width: int, out: int, dtype: str, *, batch: int = 8191, activation: str = "GELU"
-) -> Callable[[], None]:
-    """Return two training steps of three layers."""
+def perceptron(width: int, out: int, *, activation: str = "GELU") -> Callable[[], None]:
+    """Return two training steps of three layers, in bfloat16."""
 
     def step() -> None:
         import torch
 
-        kind = getattr(torch, dtype)
-        first = torch.nn.Linear(width, width)
-        kinds = getattr(torch.nn, activation)
-        layers = [first, kinds(), torch.nn.Linear(width, width), kinds()]
-        model = torch.nn.Sequential(*layers, torch.nn.Linear(width, out)).cuda().to(kind)
-        train(torch.compile(model), lambda: torch.zeros(batch, width, device="cuda", dtype=kind))
+        kind = getattr(torch.nn, activation)
+        layers = [torch.nn.Linear(width, width), kind(), torch.nn.Linear(width, width), kind()]
+        model = torch.nn.Sequential(*layers, torch.nn.Linear(width, out)).cuda().bfloat16()
+        train(
+            torch.compile(model),
+            lambda: torch.zeros(8191, width, device="cuda", dtype=torch.bfloat16),
+        )
 
     return step
 
 
-def gpt(vocabulary: int, *, width: int = 384, compiled_loss: bool = False) -> Callable[[], None]:
+def gpt(vocabulary: int, *, width: int = 384) -> Callable[[], None]:
     """Return two training steps of a small GPT, in bfloat16."""
 
     def step() -> None:
@@ -85,19 +84,13 @@ def gpt(vocabulary: int, *, width: int = 384, compiled_loss: bool = False) -> Ca
                 self.head = torch.nn.Linear(width, vocabulary, bias=False)
 
             def forward(self, tokens: Tensor) -> Tensor:
-                logits = self.head(self.blocks(self.tokens(tokens)))
-                if compiled_loss:
-                    return functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
-                return logits
+                return self.head(self.blocks(self.tokens(tokens)))
 
         model: Any = torch.compile(Gpt().cuda().bfloat16())
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         for _ in range(3):
             tokens = torch.zeros(16, 512, dtype=torch.long, device="cuda")
-            out = model(tokens)
-            if not compiled_loss:
-                out = functional.cross_entropy(out.flatten(0, 1), tokens.flatten())
-            out.backward()
+            functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
             optimizer.step()
             optimizer.zero_grad()
 
@@ -115,28 +108,6 @@ def encoder(width: int, heads: int, length: int) -> Callable[[], None]:
         train(model, lambda: torch.zeros(16, length, width, device="cuda", dtype=torch.half))
 
     return step
-
-
-def batched() -> None:
-    """Multiply batches of matrices of odd sizes, forward and backward."""
-    import torch
-
-    product = torch.compile(lambda a, b: (a @ b).relu() @ b.transpose(1, 2))
-    sizes = ((16, 1021, 509), (16, 509, 1021))
-    for _ in range(2):
-        a, b = (torch.zeros(*size, device="cuda").half().requires_grad_() for size in sizes)
-        product(a, b).sum().backward()
-
-
-def inference() -> None:
-    """Run three layers without gradients, batch after batch."""
-    import torch
-
-    layers = [torch.nn.Linear(1021, 2045), torch.nn.SiLU(), torch.nn.Linear(2045, 1021)]
-    model = torch.compile(torch.nn.Sequential(*layers).cuda().half())
-    with torch.no_grad():
-        for _ in range(3):
-            model(torch.zeros(16383, 1021, device="cuda").half())
 
 
 def optimizer_of_8_bits() -> None:
@@ -158,22 +129,6 @@ def optimizer_of_8_bits() -> None:
         update(p, grad, codes, scale)
 
 
-def norms() -> None:
-    """Train layer norms and activations, whose kernels have several configurations."""
-    import torch
-
-    layers = [
-        torch.nn.LayerNorm(2048),
-        torch.nn.GELU(),
-        torch.nn.Softmax(-1),
-        torch.nn.LayerNorm(2048),
-    ]
-    train(
-        torch.compile(torch.nn.Sequential(*layers).cuda()),
-        lambda: torch.zeros(4096, 2048, device="cuda"),
-    )
-
-
 def train(model: nn.Module, batch: Callable[[], Tensor]) -> None:
     """Take two steps."""
     for _ in range(2):
@@ -182,19 +137,11 @@ def train(model: nn.Module, batch: Callable[[], Tensor]) -> None:
 
 
 STEPS: dict[str, Callable[[], None]] = {
-    "perceptron, 1023 to 1001, bfloat16": perceptron(1023, 1001, "bfloat16"),
-    "perceptron, 1022 to 10, float16": perceptron(1022, 10, "float16"),
-    "perceptron, 2047 to 511, float32": perceptron(2047, 511, "float32", batch=4095),
-    "perceptron, 1023 to 1001, Tanh": perceptron(1023, 1001, "bfloat16", activation="Tanh"),
-    "perceptron, 1024 to 512, bfloat16": perceptron(1024, 512, "bfloat16", batch=8192),
+    "perceptron, 1023 to 1001": perceptron(1023, 1001),
+    "perceptron with Tanh": perceptron(1023, 1001, activation="Tanh"),
     "GPT, 20011 words": gpt(20011),
-    "GPT, 20011 words, compiled loss": gpt(20011, compiled_loss=True),
-    "GPT, 20032 words": gpt(20032),
     "encoder, width 1001": encoder(1001, 7, 509),
-    "batches of products": batched,
-    "inference of two layers": inference,
     "optimizer of 8 bits": optimizer_of_8_bits,
-    "layer norms": norms,
 }
 
 
