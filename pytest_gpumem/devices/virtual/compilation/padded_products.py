@@ -63,8 +63,6 @@ class Product(NamedTuple):
     """whether PyTorch takes each operand to be padded by what computes it: not in the timed call"""
     stay: tuple[bool, bool]
     """whether each operand is needed for more than products: a copy does not take its place"""
-    result_stays: bool
-    """whether more is computed from the result: a copy of it may be saved beside it"""
 
     def is_of(self, sizes: tuple[int, ...], itemsize: int) -> bool:
         """Return whether a call is of this product."""
@@ -281,13 +279,6 @@ class PaddedProducts:
         if call.is_backward:
             return
         *operands, result = (tensor.untyped_storage().data_ptr() for tensor in tensors)
-        if product.result_stays:
-            self._extras.add(
-                *(PADDED, [result_copy], (now, now)),
-                counted=True,
-                beside=(result,),
-                since=call.began,
-            )
         for operand, copy, stays in zip(operands, copies, product.stay, strict=True):
             self._extras.add(
                 *(PADDED, [copy], (now, now)),
@@ -321,7 +312,6 @@ def asked_product(  # noqa: PLR0913, PLR0917 - as PyTorch passes them
         bias=0 if bias is None else likely_size(bias.numel()) * bias.element_size(),
         padded_before=(bool(before[0]), bool(before[1])),
         stay=(is_kept(module, match.kwargs["mat1"]), is_kept(module, match.kwargs["mat2"])),
-        result_stays=any(user.op != "output" for user in users_of(match.output_node())),
     )
 
 
@@ -330,28 +320,20 @@ def is_kept(module: Any, node: Any) -> bool:  # noqa: ANN401 - PyTorch's module,
 
     The graph has both passes. Inputs of the graph, such as parameters, are not its own to drop.
     """
+    from torch._inductor.utils import is_view
+
     origin = module.get_non_view_def(node)
     if origin.op != "call_function":
         return True
-    products = product_operators()
-    packets = (getattr(user.target, "_overloadpacket", None) for user in users_of(origin))
-    return any(packet not in products for packet in packets)
-
-
-def users_of(node: Any) -> list[Any]:  # noqa: ANN401 - a node of PyTorch's graph
-    """Return what is computed from a node's result or from its views, and the graph's output."""
-    import torch
-    from torch._inductor.utils import is_view
-
-    users: list[Any] = []
-    waiting = list(node.users)
-    for user in waiting:  # it grows
+    users = list(origin.users)
+    for user in users:  # it grows
         target = user.target
-        if isinstance(target, torch._ops.OpOverload) and is_view(target):
-            waiting += user.users
-        else:
-            users.append(user)
-    return users
+        if getattr(target, "_overloadpacket", None) in product_operators():
+            continue
+        if getattr(target, "_schema", None) is None or not is_view(target):
+            return True
+        users += user.users
+    return False
 
 
 def product_operators() -> tuple[object, ...]:
