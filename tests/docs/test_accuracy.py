@@ -317,6 +317,29 @@ def test_twenty_logs_lie_between_collectives_kept_for_two_steps_and_for_three():
     assert "have 33,277 to 33,644 MiB allocated. The virtual GPU has 32,521, and 34,251" in page
 
 
+def test_ranges_of_compiled_steps_are_as_wide_and_as_narrow_as_the_page_says(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    evidence = importlib.import_module("benchmarks.published.evidence")
+    [rows] = evidence.tables("choices_by_time")
+    page = flat(read("explanation/not-predicted.md"))
+    kinds = {}
+    for row in rows:
+        reached = max(float(row[does]) for does in ("timed", "padded", "timed padded"))
+        most, usual = float(row["most"]), float(row["virtual"])
+        if row["step"].startswith("optimizer"):
+            ends = f"{row['least']} MiB to {row['most']} MiB"
+            assert row["peak"] == "allocated" or f"reserved {ends}: kernels that" in page
+        else:
+            kinds.setdefault(row["peak"], []).append((most / usual - 1, reached / most - 1))
+        assert (row["held"] == "yes") != row["step"].startswith("encoder")
+    wide = {kind: [f"{100 * part:.0f}" for part, _ in sorted(ends)] for kind, ends in kinds.items()}
+    assert f"{wide['allocated'][0]} to {wide['allocated'][-1]} % above the predicted peak" in page
+    assert f"and {wide['reserved'][0]} to {wide['reserved'][-1]} % above reserved" in page
+    over = {kind: max(part for _, part in ends) for kind, ends in kinds.items()}
+    assert f"{100 * over['allocated']:.1f} % more than the upper end" in page
+    assert f"is {100 * over['reserved']:.1f} % above it" in page
+
+
 def test_what_a_first_run_takes_explains_a_compiled_gpt2():
     text = (RESULTS / "published_speedups.txt").read_text(encoding="utf-8")
     rows = re.findall(r"^GPT-2 124M, compiled.*$", text, re.MULTILINE)
