@@ -58,6 +58,8 @@ class NoteKind(str, Enum):
     """pinned memory that a GPU may keep until its copy is done"""
     COMPILATION = "compilation", Severity.FIGURE
     """compiled code: a GPU chooses some kernels by time, and some figures are less certain"""
+    TIMING = "timing", Severity.FIGURE
+    """kernels that a GPU times, and matrix products that it pads if this is faster"""
     TORCH = "torch", Severity.FIGURE
     """this version of torch was not compared"""
     FRESH_OPTIMIZER = "fresh optimizer", Severity.FIGURE

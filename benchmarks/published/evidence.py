@@ -319,6 +319,7 @@ def compiled() -> Iterator[Group]:
         "torch here": "torch here",
     }
     scratch = {"real": "reserved", "virtual": "virtual", "%": "error %", "torch here": "torch here"}
+    scratch["range of peak reserved"] = "range"
     padded = {"and kernels timed": "first run", "% 3": "error %"}
     llama = {
         "torch": "torch",

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import MIB, line, percent, read, spreads, table
-from benchmarks.published.runner import looked, missing, unseen, within
+from benchmarks.published.runner import holds, looked, missing, unseen, with_range, within
 from pytest_gpumem.devices.lone_rank import joined
 from pytest_gpumem.devices.unwaited_collectives import Progress
 
@@ -76,11 +76,25 @@ def environment(row: Row) -> dict[str, str]:
 
 
 def step(row: Row, process: Process) -> list[float]:
+    """Run a row.
+
+    Returns:
+        its peaks allocated and reserved in MiB, and where they have ranges the lower ends and the
+        upper ones.
+    """
+    if process.variant:
+        Progress.is_done_by = is_done_later  # type: ignore[method-assign]
+        return train(row, process)
+    peaks: list[float] = []
+    _, (ends, reason) = with_range(lambda: peaks.extend(train(row, process)), process.device)
+    print(reason, file=sys.stderr)
+    return [*peaks, *(size / MIB for size in ends)]
+
+
+def train(row: Row, process: Process) -> list[float]:
     """Run a row; return its peaks allocated and reserved in MiB."""
     import torch
 
-    if process.variant:
-        Progress.is_done_by = is_done_later  # type: ignore[method-assign]
     with chdir(process.source), joined(0, RANKS, "virtual"):
         if row["log"]:
             logged(Path(row["log"]))
@@ -188,9 +202,13 @@ def report(answers: Answers) -> str:
     for row in answers.answered:
         cells = [row["row"].removeprefix("modded-nanogpt "), row["torch"]]
         peaks = answers.figures[""][row["row"]]
-        for name, peak in zip(("allocated", "reserved"), peaks, strict=True):
+        told = []
+        for at, name in enumerate(("allocated", "reserved")):
+            peak, ends = peaks[at], peaks[2 + at :: 2]
             real = row[f"{name}_mib"]
             cells += [real or "not said", f"{peak:.2f}"]
+            if ends and real:
+                told.append(f"{name} {holds(ends, float(real))}")
             if real:
                 error = percent(peak, float(real))
                 groups.setdefault(f"{looked(row)}, {name}", []).append(error)
@@ -198,10 +216,13 @@ def report(answers: Answers) -> str:
             else:
                 cells.append("")
         lines.append(
-            [*cells, several(row), unseen(row), answers.torch(row), answers.commits[row["row"]]]
+            [
+                *(*cells, several(row), "; ".join(told), unseen(row)),
+                *(answers.torch(row), answers.commits[row["row"]]),
+            ]
         )
     heads = ["step", "torch", "real allocated", "virtual", "%", "real reserved", "virtual", "%"]
-    heads += ["logs: least to most", "never looked at", "torch here", "commit"]
+    heads += ["logs: least to most", "ranges", "never looked at", "torch here", "commit"]
     text = [TITLE, line(), "", table(lines, heads), "", *spreads(groups, median=3), *within(groups)]
     text += [
         f"{name.removeprefix('modded-nanogpt ')}, {LONGER}: {peaks[0]:.2f}, {peaks[1]:.2f}"

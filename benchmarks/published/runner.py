@@ -16,6 +16,7 @@ depends on those before it.
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import subprocess
@@ -31,7 +32,7 @@ from benchmarks.harness import ask, commit, open_card, versions
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from types import ModuleType
 
     from pytest_gpumem.devices.virtual.device import VirtualDevice
@@ -129,6 +130,51 @@ def steps(family: ModuleType, process: Process) -> Iterator[tuple[str, Any]]:
         yield row["row"], family.step(row, process)
 
 
+def with_range(step: Callable[[], Any], device: VirtualDevice) -> tuple[list[int], list[Any]]:
+    """Run a step as a test does, with the process's device.
+
+    Returns:
+        its peaks allocated and reserved in bytes, and its range: these at the lower end, then at
+        the upper one, and the reason; without a range no bytes, and a reason if there is one.
+    """
+    import torch
+
+    from pytest_gpumem.spec import MemorySpec
+    from pytest_gpumem.testrun.run import Run
+    from pytest_gpumem.testrun.size_range import with_ranges
+
+    spec = MemorySpec()
+    with Run.open(spec, device, Path.cwd(), record=True) as run:
+        run.start()
+    step()
+    gc.collect()
+    measured = run.measurement()
+    recording = run.meter.recording()
+    # What a script leaves behind would be in the way of expandable segments, which are replayed.
+    torch.compiler.reset()
+    run.meter.release()
+    _, ranged = with_ranges(run, {"": (spec, measured)}, recording)[""]
+    run.close()
+    device.open(device.card, 1)  # as it was
+    peaks = [measured.peak_allocated, measured.peak_reserved]
+    if ranged.range is None:
+        texts = [note.text for note in ranged.notes if note not in measured.notes]
+        return peaks, [[], "; ".join(texts)]
+    ends = (ranged.range.least[0], ranged.range.most[0])
+    sizes = [size for end in ends for size in (end.allocated, end.reserved)]
+    return peaks, [sizes, ranged.range.reason]
+
+
+def holds(ends: Sequence[float], real: float) -> str:
+    """Return the cell of a range: its ends, and whether it holds what was measured.
+
+    A figure may be off by the thousandth that a baseline tolerates.
+    """
+    least, most = ends
+    held = least * 0.999 <= real <= most * 1.001
+    return f"{least:.2f} to {most:.2f}: {'held' if held else 'NOT HELD'}"
+
+
 # -- the processes --
 
 
@@ -165,7 +211,9 @@ def run(family: ModuleType, options: argparse.Namespace) -> str:
             figures, version, made = kept[key]
             answers.figures[variant] |= figures
             answers.versions.update(dict.fromkeys(figures, version))
-            answers.commits.update(dict.fromkeys(figures, made))
+            for row in figures:  # of variants that were run at several times
+                before = answers.commits.get(row, made)
+                answers.commits[row] = before if made in before else f"{before}, {made}"
     return family.report(answers)
 
 

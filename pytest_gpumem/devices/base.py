@@ -56,12 +56,35 @@ class AllocatorEvent(NamedTuple):
     device: int
 
 
+class ExtraRequests(NamedTuple):
+    """Requests that a GPU may make besides those of the run: it decides by time whether it does."""
+
+    time: float
+    """microseconds since 1970, as ``ended``"""
+    ended: float
+    """what is not given back before is given back then"""
+    device: int
+    stream: int
+    requests: tuple[int, ...]
+    """the bytes of each block, in their order; 0 gives the last one back that is still held"""
+    reason: str
+    """the choice that is not known"""
+    counted: bool
+    """whether they count for a peak allocated: what a compiler allocates for itself does not"""
+    beside: tuple[int, ...] = ()
+    """addresses of blocks: while one of them lives, what is not given back is held as well"""
+    instead: int = 0
+    """address of a block in whose place they are: the first is made when it is given back"""
+    since: float = 0
+    """blocks that are older than this do not count"""
+
+
 class UncertainSizes(NamedTuple):
     """Numbers of workspaces that may be smaller, or larger, than they were taken."""
 
     smaller: int = 0
     larger: int = 0
-    """also tensors of other streams that a GPU may keep for longer"""
+    """also tensors of other streams that a GPU may keep for longer, and extra requests"""
     reason: str = ""
     """the choice that is not known: "cuDNN's choice in benchmark mode" """
     judged: bool = False
@@ -114,6 +137,9 @@ class WorkspaceSizes(Protocol):
 
     def allocator_events(self) -> list[AllocatorEvent] | None:
         """Return the allocator's events, in the order of its questions; None: they are too many."""
+
+    def extra_requests(self) -> list[ExtraRequests] | None:
+        """Return what a GPU may request besides; None: it is too much."""
 
     def pinned_early(self) -> bool:
         """Return whether pinned memory was free again before a GPU may have copied it."""

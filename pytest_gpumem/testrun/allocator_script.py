@@ -1,7 +1,7 @@
 """What PyTorch's allocator was asked for in a run, read from its history.
 
-Some of it a GPU decides: the sizes of workspaces, where a library names none, and how long other
-streams use tensors. The requests have the ends of these ranges.
+Some of it a GPU decides: the sizes of workspaces, where a library names none, how long other
+streams use tensors, and whether kernels are timed. The requests have the ends of these ranges.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pytest_gpumem.attribution.recording import Recording, Span
-    from pytest_gpumem.devices.base import AllocatorEvent, Workspace
+    from pytest_gpumem.devices.base import AllocatorEvent, ExtraRequests, Workspace
 
 MAX_REQUESTS: Final = 200_000
 """requests and frees of a device that are still served once more: each takes some microseconds"""
@@ -60,9 +60,12 @@ class Script:
     requests: list[Request] = field(default_factory=list)
     steps: list[tuple[float, str, int]] = field(default_factory=list)
     """each with its time, what is done, and the number of a request: "take", "give"; "give late"
-    one that another stream used; "release" the cache, "settle" as the measurement does it"""
+    one that another stream used; "release" the cache, "settle" as the measurement does it; make
+    "extra" requests, by their number in ``extras``, and "end extra" """
     late: set[int] = field(default_factory=set)
     """requests that a GPU may give back late"""
+    extras: list[ExtraRequests] = field(default_factory=list)
+    """requests that a GPU may make besides"""
 
 
 class Free(NamedTuple):
@@ -106,12 +109,40 @@ class ScriptReader:
             return self._device == first
         return note.address in self._addresses
 
-    def script(self, notes: Sequence[Workspace], awaited: Sequence[AllocatorEvent]) -> Script:
-        """Return the script, with the sizes that workspaces may have, and with late frees."""
+    def script(
+        self,
+        notes: Sequence[Workspace],
+        awaited: Sequence[AllocatorEvent],
+        extras: Sequence[ExtraRequests],
+    ) -> Script:
+        """Return the script, with the sizes of workspaces, late frees, and extra requests."""
         script = self._plain()
         if awaited:
             _give_late(script, self._frees, awaited)
-        return _with_workspaces(script, self._by_address, notes) if notes else script
+        if notes:
+            script = _with_workspaces(script, self._by_address, notes)
+        given = {number: time for time, action, number in script.steps if action == "give"}
+        for extra in extras:
+            began, ended = self._times_of(extra, given)
+            if began <= ended:
+                script.steps.append((began, "extra", len(script.extras)))
+                script.steps.append((ended, "end extra", len(script.extras)))
+                script.extras.append(extra)
+        script.steps.sort(key=lambda step: step[0])
+        return script
+
+    def _times_of(self, extra: ExtraRequests, given: dict[int, float]) -> tuple[float, float]:
+        """Return when extra requests are made and given back; ``given`` has the others' ends."""
+
+        def end_of(address: int) -> float:
+            taken = self._by_address.get(address, [])
+            at = bisect_right(taken, (extra.time + CLOCKS, inf)) - 1
+            if at < 0 or taken[at][0] + CLOCKS < extra.since:
+                return 0
+            return given.get(taken[at][1], inf)
+
+        began = max(extra.time, end_of(extra.instead)) if extra.instead else extra.time
+        return began, max([extra.ended, *map(end_of, extra.beside)])
 
     def _plain(self) -> Script:
         script = Script()

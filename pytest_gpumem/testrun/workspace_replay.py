@@ -13,6 +13,9 @@ plan, with the usual one.
 A tensor that another stream uses (``record_stream``) is given back in the run as soon as PyTorch
 asks. At the upper end it is given back when the program has waited for that stream, or before
 PyTorch empties its cache or gives up: it waits for such streams itself then.
+
+What a GPU requests where it times kernels, or where it found one faster that needs more memory, is
+among the requests at the upper end alone.
 """
 
 from __future__ import annotations
@@ -29,16 +32,17 @@ from pytest_gpumem.meter.peaks import minus, plus
 from pytest_gpumem.testrun.allocator_script import TOO_MANY, NoRangeError, ScriptReader
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from pytest_gpumem.attribution.recording import Recording, Span
+    from pytest_gpumem.devices.base import ExtraRequests
     from pytest_gpumem.testrun.allocator_script import Request, Script
     from pytest_gpumem.testrun.run import Run
 
 End = Literal["least", "usual", "most"]
 """an end of the ranges, or the sizes that the run had"""
 
-UNFIT: Final = "the step does not fit with the largest workspaces"
+UNFIT: Final = "the step does not fit with the largest figures"
 
 
 class WorkspaceReplay:
@@ -52,10 +56,12 @@ class WorkspaceReplay:
         """
         workspaces = run.device.workspaces.used()
         awaited = run.device.workspaces.allocator_events()
-        if recording.overflowed or workspaces is None or awaited is None:
+        extras = run.device.workspaces.extra_requests()
+        if recording.overflowed or workspaces is None or awaited is None or extras is None:
             raise NoRangeError(TOO_MANY)
         # Those of an earlier run, which this one took the place of, have no requests here.
         workspaces = [note for note in workspaces if note.time >= recording.began]
+        extras = [extra for extra in extras if extra.time >= recording.began]
         self._run = run
         self._windows = {part: run.windows(part) for part in parts}
         self._scripts = []
@@ -64,7 +70,8 @@ class WorkspaceReplay:
             # A workspace is on the device with its address; without one it is on the first.
             mine = [note for note in workspaces if reader.has(note, run.meter.devices.start)]
             of_streams = [event for event in awaited if event.device == device]
-            self._scripts.append(reader.script(mine, of_streams))
+            besides = [extra for extra in extras if extra.device == device]
+            self._scripts.append(reader.script(mine, of_streams, besides))
         self._measured = {part: run.peaks_of(part) for part in parts}
         self._initial = [_held_before(run, index) for index in range(run.spec.devices)]
         peaks, _ = self.peaks("usual")
@@ -73,8 +80,19 @@ class WorkspaceReplay:
                 "the range is unknown: a replay of the run's requests had other peaks"
             )
 
-    def peaks(self, end: End) -> tuple[dict[str, tuple[Peak, ...]], int]:
+    def reasons(self) -> list[str]:
+        """Return why a GPU may make more requests: choices that are not known."""
+        reasons = (extra.reason for script in self._scripts for extra in script.extras)
+        return list(dict.fromkeys(reasons))
+
+    def peaks(
+        self, end: End, without: Collection[str] = ()
+    ) -> tuple[dict[str, tuple[Peak, ...]], int]:
         """Return the peaks of the test and its parts with this end of all ranges, one a device.
+
+        Args:
+            end: the end; at the upper one a GPU may make more requests.
+            without: reasons for which it makes none.
 
         Returns:
             also how many of the largest workspaces found no room, and had a smaller one's place.
@@ -88,7 +106,7 @@ class WorkspaceReplay:
             for index, device in enumerate(run.meter.devices):
                 stage = _Stage(run, device, self._initial[index])
                 try:
-                    peaks = stage.serve(self._scripts[index], self._windows, end)
+                    peaks = stage.serve(self._scripts[index], self._windows, end, without)
                 finally:
                     stage.end()
                 unfit += stage.unfit
@@ -128,6 +146,8 @@ class _Stage:
         """the addresses of requests that were met"""
         self._waiting: set[int] = set()
         """requests that the program has dropped, and that another stream uses"""
+        self._held_besides: dict[int, list[int]] = {}
+        """the addresses of extra requests that are not given back yet"""
         run.device.make_room([self._base.reserved - initial.reserved] * run.spec.devices)
         self._cap(run.limit)
 
@@ -140,6 +160,8 @@ class _Stage:
         """Give all back."""
         for number in list(self._living):
             self._give(number)
+        for number in list(self._held_besides):
+            self._end_extra(number)
         self._plugs.release()
         VIEW.empty_cache()
         self._run.device.make_room([peak.reserved for peak in self._run.meter.foreign])
@@ -150,6 +172,7 @@ class _Stage:
         script: Script,
         windows: dict[str, list[Span]],
         end: End,
+        without: Collection[str],
     ) -> dict[str, Peak]:
         """Serve a script; return the peak in each part's windows.
 
@@ -168,7 +191,19 @@ class _Stage:
         for _, kind, subject in timeline:
             if kind == 1:
                 action, number = script.steps[subject][1:]
-                self._step(script, action, number, end)
+                if action not in {"extra", "end extra"}:
+                    self._step(script, action, number, end)
+                elif end == "most" and script.extras[number].reason not in without:
+                    extra = script.extras[number]
+                    if action == "end extra":
+                        self._end_extra(number)
+                    elif extra.counted:
+                        self._begin_extra(number, extra)
+                    else:  # of what a compiler takes, the cache that it leaves is in the peaks
+                        self._fold(peaks, open_parts)
+                        self._begin_extra(number, extra)
+                        self._end_extra(number)
+                        VIEW.reset_peaks(self._device)
                 continue
             self._fold(peaks, open_parts)
             if kind == 0:
@@ -234,22 +269,42 @@ class _Stage:
             self._give(number)
         return bool(waiting)
 
-    def _take(self, number: int, size: int, stream: int) -> bool:
-        """Return whether there was room for a request, if need be after waiting for streams."""
-        return self._try(number, size, stream) or (
-            self._give_waiting() and self._try(number, size, stream)
-        )
+    def _begin_extra(self, number: int, extra: ExtraRequests) -> None:
+        held = self._held_besides[number] = []
+        for size in extra.requests:
+            if not size:
+                self._torch.cuda.caching_allocator_delete(held.pop())
+                continue
+            address = self._allocate(size, extra.stream)
+            if address is None:
+                raise NoRangeError(UNFIT)
+            held.append(address)
 
-    def _try(self, number: int, size: int, stream: int) -> bool:
+    def _end_extra(self, number: int) -> None:
+        for address in reversed(self._held_besides.pop(number, [])):
+            self._torch.cuda.caching_allocator_delete(address)
+
+    def _take(self, number: int, size: int, stream: int) -> bool:
+        """Return whether there was room for a request."""
+        address = self._allocate(size, stream)
+        if address is not None:
+            self._living[number] = address
+        return address is not None
+
+    def _allocate(self, size: int, stream: int) -> int | None:
+        """Return the address of a new block, if need be after waiting for streams."""
+        address = self._try(size, stream)
+        if address is None and self._give_waiting():
+            address = self._try(size, stream)
+        return address
+
+    def _try(self, size: int, stream: int) -> int | None:
         try:
-            self._living[number] = self._torch.cuda.caching_allocator_alloc(
-                size, self._device, stream
-            )
+            return int(self._torch.cuda.caching_allocator_alloc(size, self._device, stream))
         except RuntimeError as error:
             if is_out_of_memory(error):
-                return False
+                return None
             raise
-        return True
 
     def _give(self, number: int) -> None:
         self._torch.cuda.caching_allocator_delete(self._living.pop(number))

@@ -35,6 +35,7 @@ from pytest_gpumem.devices.torch_import import IMPORTS
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.account_watch import AccountWatch
 from pytest_gpumem.devices.virtual.compilation import Compilation
+from pytest_gpumem.devices.virtual.cublas_workspace import cublas_workspace
 from pytest_gpumem.devices.virtual.cudnn_notes import keep_no_timed_plans
 from pytest_gpumem.devices.virtual.environment import adapted
 from pytest_gpumem.devices.virtual.library import CAPACITIES, NativeLibrary
@@ -46,7 +47,7 @@ from pytest_gpumem.devices.virtual.workspace_sizes import VirtualWorkspaces
 from pytest_gpumem.errors import DeviceError
 from pytest_gpumem.measurement import DeviceInfo, DeviceKind
 from pytest_gpumem.notes import Note, NoteKind, notes_of
-from pytest_gpumem.sizes import KIB, format_size
+from pytest_gpumem.sizes import format_size
 from pytest_gpumem.spec import MAX_DEVICES
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ class VirtualDevice:
         self._unsupported: dict[str, int] = {}
         self.values = VirtualValues(library)
         self.workspaces = VirtualWorkspaces(library)
-        self._compilation = Compilation(self.values.computing_apart)
+        self._compilation = Compilation(self.values.computing_apart, self.workspaces.extras)
         self._stack = ExitStack()
         self._adaptation = ExitStack()
         """of the environment, which each run begins with: a test may have changed it"""
@@ -404,13 +405,8 @@ class VirtualDevice:
         if not os.environ.get("CUBLAS_WORKSPACE_CONFIG"):
             # PyTorch with a function to set it keeps its choice for the first card of the process,
             # and its own reset goes back to that; older PyTorch reads the card each time
-            # The size is that of getChosenWorkspaceSize, aten/src/ATen/cuda/CublasHandlePool.cpp:
-            # 4096 * 8 * 1024 and 4096 * 1024 * 2 + 16 * 1024 * 8 there; a B200 got the larger one
-            # when this was written.
-            large = card.capability[0] in {9, 10}
-            workspace = 4096 * 8 * KIB if large else 4096 * 2 * KIB + 16 * 8 * KIB
             with suppress(AttributeError):
-                torch._C._cuda_setCublasWorkspaceSize(workspace)
+                torch._C._cuda_setCublasWorkspaceSize(cublas_workspace(card.capability))
 
     def close(self) -> None:
         """See :meth:`pytest_gpumem.devices.base.Device.close`."""

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple, get_args
 
-from pytest_gpumem.devices.base import AllocatorEvent, RangeEnd, UncertainSizes, Workspace
+from pytest_gpumem.devices.base import (
+    AllocatorEvent,
+    ExtraRequests,
+    RangeEnd,
+    UncertainSizes,
+    Workspace,
+)
 from pytest_gpumem.devices.virtual.cudnn_notes import MARGIN, ConvolutionWatch
+from pytest_gpumem.devices.virtual.extra_requests import ExtraLog
 from pytest_gpumem.notes import Note, NoteKind, notes_of
 
 if TYPE_CHECKING:
@@ -74,11 +81,13 @@ class VirtualWorkspaces:
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library
         self.convolutions = ConvolutionWatch(library)
+        self.extras = ExtraLog()
         self._questions_before: dict[str, int] = {}
 
     def begin(self) -> None:
         """Begin to watch a run."""
         self.convolutions.begin()
+        self.extras.begin()
         self._questions_before = self._library.guesses()
         self._library.forget_allocator_events()
 
@@ -104,6 +113,10 @@ class VirtualWorkspaces:
         """See :meth:`pytest_gpumem.devices.base.WorkspaceSizes.allocator_events`."""
         return self._library.allocator_events()
 
+    def extra_requests(self) -> list[ExtraRequests] | None:
+        """See :meth:`pytest_gpumem.devices.base.WorkspaceSizes.extra_requests`."""
+        return self.extras.used()
+
     def pinned_early(self) -> bool:
         """See :meth:`pytest_gpumem.devices.base.WorkspaceSizes.pinned_early`."""
         return self._library.early_answers()[1] > 0
@@ -117,17 +130,19 @@ class VirtualWorkspaces:
         early, _ = self._library.early_answers()
         # Limits are held to what a library or a GPU chooses, not to an estimate.
         chosen = ranged + counts.bounded
-        judged = bool(counts.choices or chosen or early) and counts.larger <= chosen
+        extra = self.extras.count()
+        judged = bool(counts.choices or chosen or early or extra) and counts.larger <= chosen
         if ranged:
             reasons.insert(0, self.convolutions.range_reason())
         if counts.choices:
             reasons.insert(0, "cuDNN's choice in benchmark mode")
         if early:
             reasons.append(STREAMS)
+        reasons += self.extras.reasons()
         smaller = counts.smaller + counts.choices
         margin = MARGIN if ranged or counts.choices else 0
         reason = "; ".join(reasons)
-        larger = counts.larger + early
+        larger = counts.larger + early + extra
         return UncertainSizes(smaller, larger, reason, judged, margin, convolutions.unfit)
 
     def notes(self) -> list[Note]:

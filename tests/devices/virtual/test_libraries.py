@@ -457,7 +457,7 @@ def test_estimates_have_a_range(suite):
     # Of the estimate it is held to its limit, and fits.
     short = measured["test_that_may_not_fit", ""]
     assert short.range is None
-    assert f"the step does not fit with the largest workspaces: {reason}" in short.note_texts
+    assert f"the step does not fit with the largest figures: {reason}" in short.note_texts
     assert measured["test_that_is_run_once", ""].range is None
     for name in ("recurrent", "solver", "loss"):
         spanned = measured[f"test_{name}", ""].range

@@ -13,6 +13,7 @@ from pytest_gpumem.devices.virtual.compilation import (
     earlier_graphs,
     kernel_timing,
     max_autotune,
+    padded_products,
     triton_launches,
 )
 from pytest_gpumem.notes import NoteKind, notes_of
@@ -22,17 +23,26 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import ModuleType
 
+    from pytest_gpumem.devices.virtual.extra_requests import ExtraLog
     from pytest_gpumem.notes import Note
 
 
 class Compilation:
     """What is compiled, and which compiled code runs."""
 
-    def __init__(self, computing: Callable[[], AbstractContextManager[None]]) -> None:
-        """Take a function that makes a context manager in which values are computed."""
+    def __init__(
+        self, computing: Callable[[], AbstractContextManager[None]], extras: ExtraLog
+    ) -> None:
+        """Make all that watches the compiler.
+
+        Args:
+            computing: makes a context manager in which values are computed.
+            extras: is told what a GPU may request besides.
+        """
         self._computing = computing
         self._max_autotune = max_autotune.MaxAutotuneSwitch()
-        self._kernel_timing = kernel_timing.KernelTiming()
+        self._kernel_timing = kernel_timing.KernelTiming(extras)
+        self._products = padded_products.PaddedProducts(extras)
         self._earlier_graphs = earlier_graphs.EarlierGraphs()
         self._compiled_code = compiled_code.CompiledCode()
 
@@ -40,14 +50,16 @@ class Compilation:
         """Wait for the imports of PyTorch's compiler."""
         IMPORTS.call_after(max_autotune.MODULE, self._max_autotune.install)
         IMPORTS.call_after(kernel_timing.BENCHMARKS, self._kernel_timing.time_nothing)
-        IMPORTS.call_after(kernel_timing.AUTOTUNER, self._kernel_timing.copy_nothing)
-        IMPORTS.call_after(kernel_timing.TRITON, self._kernel_timing.time_no_autotuned_kernel)
-        IMPORTS.call_after(kernel_timing.PADDING, self._kernel_timing.pad_nothing)
+        IMPORTS.call_after(kernel_timing.AUTOTUNER, self._kernel_timing.watch_inductor)
+        IMPORTS.call_after(kernel_timing.TRITON, self._kernel_timing.watch_triton)
+        IMPORTS.call_after(padded_products.MODULE, self._products.pad_nothing)
         IMPORTS.call_after(earlier_graphs.TREES, self._earlier_graphs.install)
         IMPORTS.call_after(compiled_code.OUTPUT, self._compiled_code.install)
         IMPORTS.call_after(compiled_numbers.MODULE, compiled_numbers.trace_numbers)
         IMPORTS.call_after(compiled_values.COMPILER, compiled_values.keep_graphs)
         IMPORTS.call_after(compiled_values.OUTPUT, compiled_values.compute_graphs)
+        IMPORTS.call_after(compiled_values.COMPILER, self._products.keep_products)
+        IMPORTS.call_after(compiled_values.OUTPUT, self._products.watch_code)
         IMPORTS.call_after(constant_folding.MODULE, self._compute_constants)
         IMPORTS.call_after(triton_launches.MODULE, triton_launches.tell_launches)
 
@@ -58,16 +70,16 @@ class Compilation:
         """Begin to watch a run."""
         self._max_autotune.begin()
         self._kernel_timing.begin()
+        self._products.begin()
         self._earlier_graphs.begin()
         self._compiled_code.begin()
 
     def notes(self) -> list[Note]:
         """Return notes on the run: what was left out, and that its figures are less sure."""
-        parts = (
-            self._max_autotune,
-            self._kernel_timing,
-            self._earlier_graphs,
-            self._compiled_code,
-        )
+        parts = (self._max_autotune, self._earlier_graphs, self._compiled_code)
         sentences = [sentence for part in parts for sentence in part.notes()]
-        return [*notes_of(NoteKind.COMPILATION, sentences)]
+        of_time = [*self._kernel_timing.notes(), *self._products.notes()]
+        return [
+            *notes_of(NoteKind.COMPILATION, sentences),
+            *notes_of(NoteKind.TIMING, of_time),
+        ]

@@ -3,18 +3,26 @@
 A GPU's first run, without Inductor's caches, times the configurations of each kernel: with a buffer
 that flushes the GPU's cache, and with copies of what the kernel writes. A later run has the choice
 from a cache and allocates none of it. Here all times are equal, so the first configuration is taken
-and nothing is allocated: a step has the peak of a run with warm caches.
+and nothing is allocated: a step has the peak of a run with warm caches. What a GPU would allocate
+is at the upper end of the step's range, in each test that runs such a kernel: in the first one of a
+process and in a later one, with cold caches and with warm ones.
 """
 
 from __future__ import annotations
 
+import sys
+from contextvars import ContextVar
+from time import time_ns
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 from pytest_gpumem.devices.virtual.compilation.replacement import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
     from types import ModuleType
+
+    from pytest_gpumem.devices.virtual.extra_requests import ExtraLog
 
 BENCHMARKS: Final = "torch._inductor.runtime.benchmarking"
 """PyTorch's module with the classes that time kernels"""
@@ -22,34 +30,39 @@ AUTOTUNER: Final = "torch._inductor.runtime.triton_heuristics"
 """PyTorch's module with the class that picks one of a kernel's configurations"""
 TRITON: Final = "triton.runtime.autotuner"
 """Triton's module with the class that picks a configuration of an autotuned kernel"""
-PADDING: Final = "torch._inductor.fx_passes.pad_mm"
-"""PyTorch's module that pads the operands of matrix products where that was faster"""
 TIME: Final = 1.0
 """milliseconds that each kernel takes"""
+FLUSHED: Final = 256 << 20
+"""bytes of the buffer in triton.testing.do_bench"""
+L2_SIZE: Final = "L2_cache_size"
+"""what newer versions of PyTorch take for it: a property of a GPU, and of the class that times"""
+TIMED: Final = "kernels that torch.compile or Triton times in a first run"
 NOT_TIMED: Final = (
     "a GPU's first run times kernels: a buffer of up to 256.00 MiB and copies of what the kernels "
     "write are not counted, because runs with warm caches have none"
 )
-NOT_PADDED: Final = (
-    "torch.compile pads the operands of a matrix product if a GPU is faster with padding: the "
-    "virtual GPU pads none, so the memory of padded copies is not predicted"
-)
 
 
 class KernelTiming:
-    """Answers Inductor's questions about times."""
+    """Answers questions about times, and tells what a GPU allocates to answer them."""
 
-    def __init__(self) -> None:
+    def __init__(self, extras: ExtraLog) -> None:
+        self._extras = extras
         self._asked = False
-        self._asked_for_padding = False
+        self._several: WeakKeyDictionary[Any, set[Hashable]] = WeakKeyDictionary()
+        """kernels that were to be timed in this process; of one of Triton's, with which keys"""
+        self._told: WeakKeyDictionary[Any, set[Hashable]] = WeakKeyDictionary()
+        """those that this run has called"""
+        self._key: ContextVar[Hashable] = ContextVar("key of a kernel of Triton's", default=None)
 
     def begin(self) -> None:
         """Forget the questions of the last run."""
-        self._asked = self._asked_for_padding = False
+        self._asked = False
+        self._told.clear()
 
     def notes(self) -> list[str]:
         """Return sentences that a reader of the figures has to know about times."""
-        return [NOT_TIMED] * self._asked + [NOT_PADDED] * self._asked_for_padding
+        return [NOT_TIMED] * self._asked
 
     def time_nothing(self, module: ModuleType) -> None:
         """Have all kernels take as long; ``module`` is :data:`BENCHMARKS`, just imported."""
@@ -66,12 +79,42 @@ class KernelTiming:
 
         return benchmark_gpu
 
-    def time_no_autotuned_kernel(self, module: ModuleType) -> None:
+    # -- Inductor's kernels --
+
+    def watch_inductor(self, module: ModuleType) -> None:
+        """Tell of each kernel what timing it takes; ``module`` is :data:`AUTOTUNER`."""
+        tuner = getattr(module, "CachingAutotuner", None)
+        replace(tuner, "autotune_to_one_config", self._at_first)
+        replace(tuner, "run", self._at_each_launch)
+        replace(tuner, "copy_args_to_cpu_if_needed", _copying_nothing)
+
+    def _at_first(self, choose: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's
+        def chosen(tuner: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's
+            if is_shown():
+                self._several.setdefault(tuner, set())
+                self._tell(tuner, lambda: inductors_copies(tuner, args, kwargs), flushed)
+            return choose(tuner, *args, **kwargs)
+
+        return chosen
+
+    def _at_each_launch(self, run: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's
+        def launched(tuner: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - PyTorch's
+            if tuner in self._several and tuner not in self._told and is_shown():
+                self._tell(tuner, lambda: inductors_copies(tuner, args, kwargs), flushed)
+            return run(tuner, *args, **kwargs)
+
+        return launched
+
+    # -- kernels that a program tunes by Triton --
+
+    def watch_triton(self, module: ModuleType) -> None:
         """Have configurations that can run take as long; ``module`` is :data:`TRITON`.
 
         Each is compiled and called once: one that takes too much shared memory is never picked.
         """
-        replace(getattr(module, "Autotuner", None), "_bench", self._benched_once)
+        tuner = getattr(module, "Autotuner", None)
+        replace(tuner, "_bench", self._benched_once)
+        replace(tuner, "run", self._at_each_call)
 
     def _benched_once(self, bench: Any) -> Any:  # noqa: ANN401 - Triton's, and in its place
         def call_once(kernel_call: Callable[[], object], quantiles: Sequence[float]) -> list[float]:
@@ -81,43 +124,137 @@ class KernelTiming:
         def untimed(tuner: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - Triton's
             if not is_shown():
                 return bench(tuner, *arguments, **options)
-            self._asked = True
+            key = self._key.get()
+            self._several.setdefault(tuner, set()).add(key)
+            self._tell(
+                tuner, lambda: tritons_copies(tuner, arguments, options), tritons_buffer, key
+            )
             own = vars(tuner).get("do_bench")
             tuner.do_bench = call_once
+            # Nothing is written, so nothing is to be restored: the copies would stay in the cache.
+            restored, tuner.restore_value = getattr(tuner, "restore_value", ()), []
             try:
                 return bench(tuner, *arguments, **options)
             finally:
+                tuner.restore_value = restored
                 del tuner.do_bench
                 if own is not None:
                     tuner.do_bench = own
 
         return untimed
 
-    @staticmethod
-    def copy_nothing(module: ModuleType) -> None:
-        """Save no arguments from kernels that are not run; ``module`` is :data:`AUTOTUNER`."""
+    def _at_each_call(self, run: Any) -> Any:  # noqa: ANN401 - a method of Triton's
+        def called(tuner: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - Triton's
+            if len(getattr(tuner, "configs", ())) < 2 or not is_shown():  # noqa: PLR2004 - a choice
+                return run(tuner, *args, **kwargs)
+            key = tritons_key(tuner, args, kwargs)
+            if key in self._several.get(tuner, ()):
+                self._tell(tuner, lambda: tritons_copies(tuner, args, kwargs), tritons_buffer, key)
+            before = self._key.set(key)
+            try:
+                return run(tuner, *args, **kwargs)
+            finally:
+                self._key.reset(before)
 
-        def make(copy: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's
-            return lambda *arguments, **options: {} if is_shown() else copy(*arguments, **options)
+        return called
 
-        replace(getattr(module, "CachingAutotuner", None), "copy_args_to_cpu_if_needed", make)
+    # -- both --
 
-    def pad_nothing(self, module: ModuleType) -> None:
-        """Answer that padding is not faster; ``module`` is :data:`PADDING`, just imported.
+    def _tell(
+        self,
+        tuner: Any,  # noqa: ANN401 - of either
+        copies: Callable[[], list[int]],
+        buffer: Callable[[], int],
+        key: Hashable = None,
+    ) -> None:
+        """Tell once a run what a GPU allocates to time a kernel."""
+        keys = self._told.setdefault(tuner, set())
+        if key not in keys:
+            keys.add(key)
+            self._asked = True
+            now = time_ns() / 1000
+            self._extras.add(TIMED, timed(copies(), buffer()), (now, now), counted=False)
 
-        PyTorch asks a cache on the disk first, which may have a real GPU's answers, and makes
-        operands of full size next.
-        """
-        replace(module, "get_cached_should_pad", self._unpadded)
 
-    def _unpadded(self, look_up: Any) -> Any:  # noqa: ANN401 - PyTorch's, and in its place
-        def get_cached_should_pad(key: str) -> Any:  # noqa: ANN401 - PyTorch's
-            if not is_shown():
-                return look_up(key)
-            self._asked_for_padding = True
-            return False
+def timed(called: Sequence[int], buffer: int) -> list[int]:
+    """Return the requests by which a call is timed, as :class:`ExtraRequests` has them.
 
-        return get_cached_should_pad
+    It is called before there is a buffer: to find out whether it can be.
+    """
+    blocks = [size for size in called if size]
+    given_back = [0] * len(blocks)
+    return [*blocks, *given_back, buffer, *blocks, *given_back, 0]
+
+
+def inductors_copies(tuner: Any, args: Any, kwargs: Any) -> list[int]:  # noqa: ANN401 - a CachingAutotuner, its kernel's arguments
+    """Return the bytes of each copy that Inductor makes of what a kernel writes.
+
+    Where memory matters (in inference and in a backward pass), it makes none that would raise the
+    peak of the process, and copies to the host instead.
+    """
+    import torch
+
+    named = [*zip(tuner.fn.arg_names, args, strict=False), *kwargs.items()]
+    budget = float("inf")
+    if getattr(tuner, "optimize_mem", False):
+        budget = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+    copies = []
+    for name, tensor in named:
+        if name in tuner.mutated_arg_names and isinstance(tensor, torch.Tensor) and tensor.is_cuda:
+            size = extent(tensor.shape, tensor.stride()) * tensor.element_size()
+            if size <= budget:
+                budget -= size
+                copies.append(size)
+    return copies
+
+
+def tritons_copies(tuner: Any, args: Any, kwargs: Any) -> list[int]:  # noqa: ANN401 - an Autotuner, its kernel's arguments
+    """Return the bytes of each tensor that is to be restored after each time."""
+    import torch
+
+    named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+    tensors = [named.get(name) for name in getattr(tuner, "restore_value", ())]
+    return [
+        tensor.numel() * tensor.element_size()
+        for tensor in tensors
+        if isinstance(tensor, torch.Tensor) and tensor.is_cuda
+    ]
+
+
+def tritons_key(tuner: Any, args: Any, kwargs: Any) -> Hashable:  # noqa: ANN401 - an Autotuner, its kernel's arguments
+    """Return by what Triton keeps a kernel's choice: as Autotuner.run has it."""
+    named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+    mine = {name: value for name, value in named.items() if name in tuner.arg_names}
+    values: Iterator[Any] = (mine[name] for name in tuner.keys if name in mine)
+    types = (str(value.dtype) for value in mine.values() if hasattr(value, "dtype"))
+    return (*values, *types)
+
+
+def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Return the number of elements from a tensor's first to its last."""
+    if not all(shape):
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def tritons_buffer() -> int:
+    """Return the bytes of the buffer by which Triton flushes a GPU's cache."""
+    return FLUSHED
+
+
+def flushed() -> int:
+    """Return the bytes of the buffer by which Inductor flushes a GPU's cache."""
+    import torch
+
+    benchmarker = getattr(sys.modules.get(BENCHMARKS), "benchmarker", None)
+    if not hasattr(type(benchmarker), L2_SIZE):
+        return FLUSHED
+    return int(getattr(torch.cuda.get_device_properties(), L2_SIZE, 0)) // 4 * 4 or FLUSHED
+
+
+def _copying_nothing(copy: Any) -> Any:  # noqa: ANN401 - a method of PyTorch's
+    """Save no arguments from kernels that are not run."""
+    return lambda *arguments, **options: {} if is_shown() else copy(*arguments, **options)
 
 
 def is_shown() -> bool:

@@ -1,4 +1,8 @@
-"""``torch.compile(mode="max-autotune")``, which picks kernels by their time: here it picks none."""
+"""``torch.compile(mode="max-autotune")``, which picks kernels by their time: here it picks none.
+
+Nor is a choice by time kept on the disk: there is none to keep. So a later process, too, is asked
+for the times of each kernel that a GPU would time (kernel_timing.py).
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,8 @@ TUNING: Final = (
     *("max_autotune_pointwise", "coordinate_descent_tuning"),
 )
 """settings of Inductor's by which it compiles many kernels for an operator and keeps the fastest"""
+CHOICES_KEPT: Final = "autotune_local_cache"
+"""the setting by which it keeps the fastest configuration of each kernel on the disk"""
 LESSER: Final = ("triton.autotune_pointwise", "dynamic_scale_rblock")
 """settings by which a kernel may have a second configuration, whatever the mode"""
 LEFT_OUT: Final = (
@@ -66,13 +72,19 @@ class MaxAutotuneSwitch:
             if compiles_for_gpu(arguments[1] if len(arguments) > 1 else ()):
                 refuse_without_triton()
             patches = call.arguments.get(PATCHES) or {}
+
+            def is_on(name: str) -> bool:
+                return bool(patches.get(name, getattr(config, name, False)))
+
             # Hidden, the virtual GPU is not available: what is compiled then is for the CPU.
-            if torch.cuda.is_available() and any(
-                patches.get(name, getattr(config, name, False)) for name in TUNING
-            ):
-                self._turned_off = True
+            if torch.cuda.is_available():
+                off = [CHOICES_KEPT] * is_on(CHOICES_KEPT)
+                if any(map(is_on, TUNING)):
+                    self._turned_off = True
+                    off += settings
                 # Inductor has these in the key of its caches, and compiles the backward with them.
-                call.arguments[PATCHES] = {**patches, **dict.fromkeys(settings, False)}
+                if off:  # it calls itself once more with them
+                    call.arguments[PATCHES] = {**patches, **dict.fromkeys(off, False)}
             return compile_graph(*call.args, **call.kwargs)
 
         module.compile_fx = untuned  # type: ignore[attr-defined] # checked above

@@ -1,0 +1,146 @@
+"""Requests that a GPU may make besides: at the upper end of a range, and nowhere else."""
+
+import re
+
+import pytest
+
+HEAD = """
+import time
+
+import pytest
+import torch
+from pytest_gpumem.devices.virtual.device import VirtualDevice
+
+MIB = 1 << 20
+
+def request(*mib, reason="a choice", counted=True, until=None, **more):
+    log = VirtualDevice.loaded().workspaces.extras
+    now = time.time_ns() / 1000
+    log.add(reason, [size * MIB for size in mib], (now, until or now), counted=counted, **more)
+
+def hold(mib):
+    return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
+"""
+RANGE = re.compile(
+    r"(?:allocated ([\d.]+) MiB to ([\d.]+) MiB, )?reserved ([\d.]+) MiB to ([\d.]+) MiB: (a .+?); "
+    r"the largest figures are compared with limits"
+)
+
+
+def session_of(suite, body, mark=""):
+    lines = "\n".join(f"    {line}" for line in body.strip().splitlines())
+    source = f"{HEAD}\n@pytest.mark.gpu_memory({mark})\ndef test_it(gpu_memory):\n{lines}\n"
+    return suite.run("-vv", source=source)
+
+
+def range_of(session):
+    """Return the allocated and reserved bytes at the ends, in MiB, or None, and the reason."""
+    found = RANGE.search(session.flat)
+    assert found, session.out
+    *sizes, reason = found.groups()
+    return [float(size) if size else None for size in sizes], reason
+
+
+def test_they_are_at_the_upper_end_and_the_figures_are_those_of_the_run(suite):
+    session = session_of(suite, "a = hold(20)\nrequest(40, 60)\nb = hold(30)")
+    assert session.outcomes == {"passed": 1}
+    assert session.table["test_it"]["allocated"] == "50.00"
+    assert session.table["test_it"]["reserved"] == "50.00"
+    assert range_of(session) == ([50, 120, 50, 120], "a choice")
+
+
+def test_a_zero_gives_the_last_one_back(suite):
+    session = session_of(suite, "a = hold(20)\nrequest(40, 0, 60, 30)")
+    assert range_of(session)[0] == [20, 110, 20, 120]
+
+
+def test_those_that_do_not_count_leave_memory_in_the_cache_alone(suite):
+    session = session_of(suite, "a = hold(20)\nrequest(40, 60, counted=False)\nb = hold(30)")
+    assert range_of(session)[0] == [None, None, 50, 120]
+
+
+def test_they_are_held_until_their_end(suite):
+    body = "a = hold(20)\nrequest(40, until={})\nb = hold(30)"
+    assert range_of(session_of(suite, body.format("None")))[0][1] == 60
+    assert range_of(session_of(suite, body.format("time.time_ns() / 1000 + 6e7")))[0][1] == 90
+
+
+@pytest.mark.parametrize(("drops", "most"), [("", 100), ("a = None\n", 70)])
+def test_they_may_be_held_with_a_block(suite, drops, most):
+    body = f"""began = time.time_ns() / 1000 - 1000
+a, b = hold(20), hold(10)
+request(40, beside=(a.data_ptr(), 1), since=began)
+{drops}c = hold(30)"""
+    assert range_of(session_of(suite, body))[0][1] == most
+
+
+@pytest.mark.parametrize("dropped", ["a", "b", "nothing"])
+def test_they_may_take_the_place_of_a_block(suite, dropped):
+    """Once it is given back, and as long as another one is held."""
+    body = f"""began = time.time_ns() / 1000 - 1000
+a, b = hold(20), hold(10)
+request(30, instead=a.data_ptr(), beside=(b.data_ptr(),), since=began)
+{dropped} = None
+c = hold(30)
+b = None"""
+    session = session_of(suite, body)
+    if dropped == "a":
+        assert range_of(session)[0][:2] == [40, 70]
+    else:
+        assert "a choice" not in session.flat
+
+
+def test_not_with_a_block_that_is_too_old(suite):
+    body = """a = hold(20)
+torch.empty(1, device="cuda")
+time.sleep(0.001)
+request(40, beside=(a.data_ptr(),), since=time.time_ns() / 1000 - 100)
+b = hold(30)"""
+    assert range_of(session_of(suite, body))[0][1] == 60
+
+
+def test_the_upper_end_is_the_largest_with_all_and_with_each_choice(suite):
+    """What one choice leaves in the cache has room for what else would split a larger block."""
+    body = """a = hold(20)
+request(30, counted=False, reason="a choice")
+request(40, reason="a choice of another kind")
+b, c = hold(30), hold(40)"""
+    sizes, reason = range_of(session_of(suite, body))
+    assert sizes == [None, None, 90, 100]
+    assert reason == "a choice; a choice of another kind"
+
+
+def test_limits_are_held_to_the_largest_figures(suite):
+    body = "a = hold(20)\nrequest(80)"
+    assert session_of(suite, body, "max_reserved_gib=0.1").outcomes == {"passed": 1}
+    session = session_of(suite, body, "max_reserved_gib=0.09")
+    assert session.outcomes == {"failed": 1}
+    assert "peak reserved of 100.00 MiB at most is 7.84 MiB over" in session.flat
+
+
+def test_those_that_find_no_room_are_told(suite):
+    session = session_of(suite, "a = hold(20)\nrequest(80)", "max_gib=0.09")
+    assert session.outcomes == {"passed": 1}
+    assert "the step does not fit with the largest figures: a choice" in session.flat
+
+
+def test_too_many_have_no_range(suite):
+    session = session_of(suite, "a = hold(20)\nrequest(*[1, 0] * 60_000)")
+    assert "the range is unknown: the run has too many allocations: a choice" in session.flat
+
+
+def test_those_of_a_warm_up_do_not_count(suite):
+    body = "RUNS.append(1)\na = hold(20)\nif len(RUNS) == 1:\n    request(80)"
+    session = session_of(suite, f"RUNS = globals().setdefault('RUNS', [])\n{body}", "warmup=1")
+    assert session.outcomes == {"passed": 1}
+    assert "a choice" not in session.out
+
+
+def test_a_part_has_its_own(suite):
+    body = """request(80)
+with gpu_memory.measure("part"):
+    a = hold(10)
+    request(40)"""
+    session = session_of(suite, body)
+    found = [float(found[1]) for found in RANGE.findall(session.flat)]
+    assert sorted(found) == [50, 80]
