@@ -96,8 +96,8 @@ def record(runs: list[str]) -> str:
     lines = [
         f"suites {sum(last - first + 1 for first, last, _ in figures)}",
         f"suites with a figure that is not the one of the test alone: {sum(f[2] for f in figures)}",
-        "left out: differences by garbage in reference cycles that a note tells, or within the",
-        "default tolerance",
+        "left out: differences that a note tells (by garbage in reference cycles, by expandable",
+        "segments), or within the default tolerance",
         "",
         *runs,
     ]
