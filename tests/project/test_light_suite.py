@@ -1,6 +1,11 @@
 """The record of this project's own tests without NVIDIA's packages."""
 
+import sys
+
 import pytest
+from helpers.paths import ROOT
+
+sys.path.append(str(ROOT))  # benchmarks are not installed
 
 from benchmarks.fidelity import light_suite
 

@@ -1,10 +1,14 @@
 """The network of a rate, through which benchmarks install."""
 
 import socket
+import sys
 import threading
 import time
 
 import pytest
+from helpers.paths import ROOT
+
+sys.path.append(str(ROOT))  # benchmarks are not installed
 
 from benchmarks.speed.rated_network import SLACK_S, rated_network
 

@@ -42,8 +42,8 @@ PRODUCTS: Final = "_gpumem_products"
 """the attribute of compiled code with the products that were asked of, as plain data"""
 PADDED: Final = "matrix products that torch.compile pads where a GPU is faster so"
 NOT_PADDED: Final = (
-    "torch.compile pads operands of matrix products where a GPU is faster so: none are padded "
-    "here, and the memory of padded copies is not predicted"
+    "torch.compile pads the operands of a matrix product if a GPU is faster with padding: the "
+    "virtual GPU pads none, so the memory of padded copies is not predicted"
 )
 
 

@@ -18,6 +18,7 @@ from pytest_gpumem.devices.virtual.values.sized_outputs import COPIES, INDEXING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from types import ModuleType
 
     from torch import Tensor
     from torch._ops import OpOverload
@@ -29,22 +30,31 @@ TRITON: Final = "triton.runtime.jit"
 
 
 def _formulas() -> Mapping[Any, Callable[..., int]]:
-    """Return PyTorch's formulas, from a copy of their module that imports no Triton."""
-    if COUNTER in sys.modules or TRITON in sys.modules:
-        registry: Mapping[Any, Callable[..., int]] = importlib.import_module(COUNTER).flop_registry
-        return registry
+    """Return PyTorch's formulas, from a copy of their module where that would import Triton."""
+    log = logging.getLogger(COUNTER)  # it warns that there is no Triton, and not users
+    before, log.disabled = log.disabled, True
+    try:
+        has_triton = importlib.util.find_spec("triton") is not None
+        if COUNTER in sys.modules or TRITON in sys.modules or not has_triton:
+            module = importlib.import_module(COUNTER)
+        else:
+            module = _copy_without_triton()
+    finally:
+        log.disabled = before
+    registry: Mapping[Any, Callable[..., int]] = module.flop_registry
+    return registry
+
+
+def _copy_without_triton() -> ModuleType:
     spec = importlib.util.find_spec(COUNTER)
     assert spec is not None and spec.loader is not None  # noqa: S101, PT018 - it is PyTorch's own
     copy = importlib.util.module_from_spec(spec)
-    log = logging.getLogger(COUNTER)  # it warns that there is no Triton
-    before, log.disabled = log.disabled, True
     sys.modules[TRITON] = None  # type: ignore[assignment] # as Python marks what cannot be imported
     try:
         spec.loader.exec_module(copy)
     finally:
         del sys.modules[TRITON]
-        log.disabled = before
-    return copy.flop_registry  # type: ignore[no-any-return]
+    return copy
 
 
 FORMULAS: Final = _formulas()
