@@ -1,13 +1,9 @@
 """The record of this project's own tests without NVIDIA's packages."""
 
-import sys
+import importlib
 
 import pytest
 from helpers.paths import ROOT
-
-sys.path.append(str(ROOT))  # benchmarks are not installed
-
-from benchmarks.fidelity import light_suite
 
 ROWS = ["devices", "devices/.", "devices/test_a.py", "devices/sharing", "devices/virtual/test_b.py"]
 OUTPUT = """
@@ -20,14 +16,21 @@ ERROR tests/devices/test_a.py::test_two
 """
 
 
-def test_what_failed_and_why_others_were_skipped_is_told():
-    assert light_suite.came_of(OUTPUT) == [
+@pytest.fixture
+def module(monkeypatch):
+    """The module; it is imported in a test alone, as benchmarks are not installed."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    return importlib.import_module("benchmarks.fidelity.light_suite")
+
+
+def test_what_failed_and_why_others_were_skipped_is_told(module):
+    assert module.came_of(OUTPUT) == [
         "1 failed, 5 passed, 3 skipped, 1 error",
         "  failed: tests/devices/test_a.py::test_one[a-b]",
         "  failed: tests/devices/test_a.py::test_two",
         "  3 skipped: needs Triton",
     ]
-    assert light_suite.came_of("Segmentation fault") == ["did not come to an end"]
+    assert module.came_of("Segmentation fault") == ["did not come to an end"]
 
 
 @pytest.mark.parametrize(
@@ -40,5 +43,5 @@ def test_what_failed_and_why_others_were_skipped_is_told():
         (".", []),
     ],
 )
-def test_a_folder_s_run_replaces_the_rows_of_what_is_in_it(folder, replaced):
-    assert [name for name in ROWS if light_suite.holds(folder, name)] == replaced
+def test_a_folder_s_run_replaces_the_rows_of_what_is_in_it(module, folder, replaced):
+    assert [name for name in ROWS if module.holds(folder, name)] == replaced
