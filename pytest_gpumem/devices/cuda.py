@@ -108,9 +108,34 @@ class CudaDevice:
         except (OSError, ValueError):
             return "unknown"
 
-    def await_use(self, count: int, begin: Callable[[], None]) -> None:  # noqa: ARG002 - all are shown
+    def await_use(self, count: int, begin: Callable[[], None]) -> None:
         """See :meth:`pytest_gpumem.devices.base.Device.await_use`."""
+        import torch
+
+        # By NVML, if it is there: after a question to CUDA's driver no forked process may use CUDA.
+        self._require(count, torch.cuda.device_count())
         self._first_use = FirstUse(begin)
+
+    def _require(self, count: int, visible: int) -> None:
+        """Refuse more devices than this machine shows.
+
+        Raises:
+            DeviceError: it shows none, or too few.
+        """
+        import torch
+
+        if not visible:
+            raise DeviceError(
+                "the CUDA device",
+                f"torch {torch.__version__} sees no GPU here",
+                "install a CUDA build of torch and a driver, or write --gpumem-device=virtual",
+            )
+        if self.first + count > visible:
+            raise TooSmallError(
+                f"LOCAL_RANK={self.first}" if self.first else f"devices={count}",
+                f"this machine shows {visible} GPU{'s' * (visible != 1)}",
+                "request fewer GPUs, or write --gpumem-device=virtual",
+            )
 
     def open(self, card: Card | None, count: int) -> DeviceInfo:
         """See :meth:`pytest_gpumem.devices.base.Device.open`."""
@@ -118,20 +143,7 @@ class CudaDevice:
 
         if self._first_use is not None:
             self._first_use.happen()
-
-        if not torch.cuda.is_available():
-            raise DeviceError(
-                "the CUDA device",
-                f"torch {torch.__version__} sees no GPU here",
-                "install a CUDA build of torch and a driver, or write --gpumem-device=virtual",
-            )
-        visible = torch.cuda.device_count()
-        if self.first + count > visible:
-            raise TooSmallError(
-                f"LOCAL_RANK={self.first}" if self.first else f"devices={count}",
-                f"this machine shows {visible} GPU{'s' * (visible != 1)}",
-                "request fewer GPUs, or write --gpumem-device=virtual",
-            )
+        self._require(count, torch.cuda.device_count() if torch.cuda.is_available() else 0)
         self._count = count
         start_cuda()
         torch.cuda.set_device(self.first)

@@ -32,7 +32,6 @@ class FirstUse:
         self._begin: Callable[[], None] | None = begin
         import torch
 
-        self._torch = torch
         initialise = getattr(torch.cuda, INITIALISE)
 
         @functools.wraps(initialise)

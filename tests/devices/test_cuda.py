@@ -126,6 +126,32 @@ def test_the_drivers_version_is_read_where_the_kernel_tells_it(monkeypatch, tmp_
     assert CudaDevice().driver() == "580.159.03"
 
 
+def test_before_its_first_use_it_is_asked_for_by_nvml_and_opened_once(gpu, monkeypatch):
+    """A question to CUDA's driver would keep forked processes from using it."""
+    import torch
+
+    device, begun = CudaDevice(), []
+
+    def begin():
+        device.open(None, 1)
+        begun.append(torch.cuda.is_initialized())
+
+    with pytest.raises(DeviceError, match="devices=3: this machine shows 1 GPU; request fewer"):
+        device.await_use(3, begin)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cuda, "device_count", lambda: 0)
+        with pytest.raises(DeviceError, match="sees no GPU here"):
+            device.await_use(1, begin)
+        patched.setattr(torch.cuda, "device_count", lambda: 1)
+        patched.setattr(torch.cuda, "is_available", None)
+        device.await_use(1, begin)
+    assert begun == []
+    assert device.open(None, 1).name == CARDS["A100-40GB"].device_name
+    assert begun == [True]
+    device.open(None, 1)
+    assert begun == [True]
+
+
 def test_alone_it_takes_no_turns(gpu, monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     with CudaDevice(shared=False).turn(None):

@@ -77,7 +77,8 @@ def _upload_times(package: str, asked: str) -> dict[Version, datetime]:
         raise SpecError(
             asked,
             f"the package index does not tell upload times at {address} ({error})",
-            "set PIP_INDEX_URL to an index that does, such as PyPI, or leave out this option",
+            "connect to the network, set PIP_INDEX_URL to an index that tells them, as PyPI does, "
+            "or leave out this option",
         ) from error
     times: dict[Version, datetime] = {}
     for file in files:

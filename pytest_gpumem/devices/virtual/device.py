@@ -289,9 +289,8 @@ class VirtualDevice:
         torch = self._require_torch(count)
         self._library.set_card(self.card)
         self._show(count)
-        self._stack.callback(self._adaptation.close)
+        self._watch_runs()
         self._adaptation.enter_context(adapted(self._library.describe(count)))
-        self._stack.enter_context(self.values.running())
 
         def begin_without_contexts() -> None:
             begin()
@@ -358,8 +357,7 @@ class VirtualDevice:
         except BaseException:
             self._hide()
             raise
-        self._stack.callback(self._adaptation.close)
-        self._stack.enter_context(self.values.running())
+        self._watch_runs()
         self._opened_count = count
         self._begin(count)
         return _info(card)
@@ -368,6 +366,11 @@ class VirtualDevice:
         """Tell the capabilities of PyTorch's kernels: 80 and 90 of "sm_80 sm_90a compute_90"."""
         flags = torch._C._cuda_getArchFlags() or ""
         self._library.set_architectures(list(map(int, re.findall(r"sm_(\d+)", flags))))
+
+    def _watch_runs(self) -> None:
+        """Have all ended with the stack that each run begins anew."""
+        self._stack.callback(self._adaptation.close)
+        self._stack.enter_context(self.values.running())
 
     def _begin(self, count: int) -> None:
         """Begin anew with all that is told of a run, and with what its processes inherit."""
