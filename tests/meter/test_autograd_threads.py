@@ -1,15 +1,12 @@
 """Autograd's threads may hold memory of a backward pass after its end: they are waited for."""
 
 import hashlib
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 from helpers.busy_backward import busy_backward
-from helpers.virtual_gpu import CARD_80GIB, MIB, opened
-from helpers.warm import HANGS
+from helpers.virtual_gpu import CARD_80GIB, MIB, child, opened
 
 import pytest_gpumem
 from pytest_gpumem.devices import autograd_threads
@@ -67,14 +64,7 @@ def test_a_device_that_was_never_used_gets_no_context(device, monkeypatch):
 
 def test_a_process_ends_after_the_threads_have_let_go():
     """They need Python for it: one that asks after the interpreter's end would end the process."""
-    done = subprocess.run(
-        [sys.executable, "-c", ENDS_EARLY],
-        capture_output=True,
-        text=True,
-        timeout=HANGS,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    assert child(ENDS_EARLY, card=None) == "True\n"
 
 
 ENDS_EARLY = """
@@ -125,15 +115,8 @@ print("sympy" in sys.modules)
 
 def test_waiting_imports_nothing_of_torch_that_the_program_did_not():
     """``torch.autograd.grad`` imports sympy where it is given a gradient, which takes seconds."""
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTS],
-        capture_output=True,
-        text=True,
-        timeout=HANGS,
-        check=False,
-    )
-    before, after = done.stdout.split()
-    assert after == before, done.stderr
+    before, after = child(IMPORTS, card=None).split()
+    assert after == before
 
 
 def test_memory_that_is_held_after_an_error_is_waited_for_once(meter, monkeypatch):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from helpers.compiled_sources import OPTIMIZER_OF_8_BITS
 from helpers.left_out import need_triton
 from helpers.virtual_gpu import MIB, child
 
@@ -54,22 +55,9 @@ def perceptron(mode=None):
     trained(torch.nn.Sequential(*layers), mode)
 
 
-@torch.compile(fullgraph=True)
-def adam8(p, grad, codes, scale):
-    "An optimizer's state in 8 bits, as torchao's has it: kernels write into their arguments."
-    state = codes.float().view(-1, 256) * scale.view(-1, 1)
-    state = state.lerp(grad.view(-1, 256), 0.1)
-    scale.copy_(state.abs().amax(-1) / 127)
-    codes.copy_((state / scale.view(-1, 1)).round().to(torch.int8).view(codes.shape))
-    p.add_(state.view(p.shape), alpha=-0.1)
-
-
-def optimizer_of_8_bits():
-    p, grad = torch.zeros(2, 1024, 1024, device="cuda")
-    codes = torch.zeros(1024, 1024, dtype=torch.int8, device="cuda")
-    scale = torch.ones(4096, device="cuda")
-    for _ in range(2):
-        adam8(p, grad, codes, scale)
+"""
+STEPS += OPTIMIZER_OF_8_BITS
+STEPS += """
 
 
 def product_that_a_gpu_may_pad():
@@ -80,7 +68,7 @@ def product_that_a_gpu_may_pad():
 PROGRAMS = {
     "block": lambda: trained(Block()),
     "max-autotune": lambda: perceptron("max-autotune-no-cudagraphs"),
-    "optimizer": optimizer_of_8_bits,
+    "optimizer": lambda: optimizer_of_8_bits(1024),
     "product": product_that_a_gpu_may_pad,
     "reduce-overhead": lambda: perceptron("reduce-overhead"),
 }

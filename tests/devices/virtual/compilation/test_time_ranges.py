@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from helpers.compiled_sources import OPTIMIZER_OF_8_BITS
 from helpers.left_out import need_triton
 from helpers.virtual_gpu import MIB, child
 
@@ -16,22 +17,11 @@ import triton
 import triton.language as tl
 
 
-@torch.compile(fullgraph=True)
-def adam8(p, grad, codes, scale):
-    "An optimizer's state in 8 bits, as torchao's has it: kernels write into their arguments."
-    state = codes.float().view(-1, 256) * scale.view(-1, 1)
-    state = state.lerp(grad.view(-1, 256), 0.1)
-    scale.copy_(state.abs().amax(-1) / 127)
-    codes.copy_((state / scale.view(-1, 1)).round().to(torch.int8).view(codes.shape))
-    p.add_(state.view(p.shape), alpha=-0.1)
-
-
+"""
+SUITE += OPTIMIZER_OF_8_BITS
+SUITE += """
 def optimizer():
-    p, grad = torch.zeros(2, 4096, 4096, device="cuda")
-    codes = torch.zeros(4096, 4096, dtype=torch.int8, device="cuda")
-    scale = torch.ones(65536, device="cuda")
-    for _ in range(2):
-        adam8(p, grad, codes, scale)
+    optimizer_of_8_bits(4096)
 
 
 @torch.compile
