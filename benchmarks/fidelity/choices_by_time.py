@@ -138,6 +138,7 @@ def train(model: nn.Module, batch: Callable[[], Tensor]) -> None:
 
 STEPS: dict[str, Callable[[], None]] = {
     "perceptron, 1023 to 1001": perceptron(1023, 1001),
+    "perceptron, 1022 to 10": perceptron(1022, 10),
     "perceptron with Tanh": perceptron(1023, 1001, activation="Tanh"),
     "GPT, 20011 words": gpt(20011),
     "encoder, width 1001": encoder(1001, 7, 509),
