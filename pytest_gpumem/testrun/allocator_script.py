@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pytest_gpumem.attribution.recording import Recording, Span
-    from pytest_gpumem.devices.base import AllocatorEvent, ExtraRequests, Workspace
+    from pytest_gpumem.devices.base import AllocatorEvent, ExtraRequests, LateFrees, Workspace
 
 MAX_REQUESTS: Final = 200_000
 """requests and frees of a device that are still served once more: each takes some microseconds"""
@@ -60,10 +60,12 @@ class Script:
     requests: list[Request] = field(default_factory=list)
     steps: list[tuple[float, str, int]] = field(default_factory=list)
     """each with its time, what is done, and the number of a request: "take", "give"; "give late"
-    one that another stream used; "release" the cache, "settle" as the measurement does it; make
-    "extra" requests, by their number in ``extras``, and "end extra" """
+    one that another stream used, or that was kept; "release" the cache, "settle" as the measurement
+    does it; make "extra" requests, by their number in ``extras``, and "end extra" """
     late: set[int] = field(default_factory=set)
-    """requests that a GPU may give back late"""
+    """requests that a GPU may give back late, as another stream uses them"""
+    kept: dict[int, str] = field(default_factory=dict)
+    """others that it may give back late, with the reason"""
     extras: list[ExtraRequests] = field(default_factory=list)
     """requests that a GPU may make besides"""
 
@@ -114,6 +116,7 @@ class ScriptReader:
         notes: Sequence[Workspace],
         awaited: Sequence[AllocatorEvent],
         extras: Sequence[ExtraRequests],
+        late: Sequence[LateFrees] = (),
     ) -> Script:
         """Return the script, with the sizes of workspaces, late frees, and extra requests."""
         script = self._plain()
@@ -121,6 +124,8 @@ class ScriptReader:
             _give_late(script, self._frees, awaited)
         if notes:
             script = _with_workspaces(script, self._by_address, notes)
+        for which in late:
+            self._keep(script, which)
         given = {number: time for time, action, number in script.steps if action == "give"}
         for extra in extras:
             began, ended = self._times_of(extra, given)
@@ -143,6 +148,16 @@ class ScriptReader:
 
         began = max(extra.time, end_of(extra.instead)) if extra.instead else extra.time
         return began, max([extra.ended, *map(end_of, extra.beside)])
+
+    def _keep(self, script: Script, which: LateFrees) -> None:
+        """Have blocks kept that were given back between two times."""
+        for free in self._frees:
+            if free.number is None or free.number in script.late:
+                continue
+            if which.began - CLOCKS <= free.given <= which.ended + CLOCKS:
+                script.kept[free.number] = which.reason
+                if which.until != inf:
+                    script.steps.append((which.until, "give late", free.number))
 
     def _plain(self) -> Script:
         script = Script()

@@ -10,6 +10,9 @@ largest workspace to time plans, then that of the fastest: at the lower end both
 smallest plan. Where the largest workspace of a convolution finds no room, PyTorch takes the next
 plan, with the usual one.
 
+A tensor that an unwaited collective has kept (devices/unwaited_collectives.py) is given back at the
+upper end a step later.
+
 A tensor that another stream uses (``record_stream``) is given back in the run as soon as PyTorch
 asks. At the upper end it is given back when the program has waited for that stream, or before
 PyTorch empties its cache or gives up: it waits for such streams itself then.
@@ -54,9 +57,9 @@ class WorkspaceReplay:
         Raises:
             NoRangeError: they do not, or are too many.
         """
-        workspaces = run.device.workspaces.used()
-        awaited = run.device.workspaces.allocator_events()
-        extras = run.device.workspaces.extra_requests()
+        told = run.device.workspaces
+        workspaces, awaited = told.used(), told.allocator_events()
+        extras, late_frees = told.extra_requests(), told.late_frees()
         if recording.overflowed or workspaces is None or awaited is None or extras is None:
             raise NoRangeError(TOO_MANY)
         # Those of an earlier run, which this one took the place of, have no requests here.
@@ -71,7 +74,8 @@ class WorkspaceReplay:
             mine = [note for note in workspaces if reader.has(note, run.meter.devices.start)]
             of_streams = [event for event in awaited if event.device == device]
             besides = [extra for extra in extras if extra.device == device]
-            self._scripts.append(reader.script(mine, of_streams, besides))
+            late = [which for which in late_frees if which.device == device]
+            self._scripts.append(reader.script(mine, of_streams, besides, late))
         self._measured = {part: run.peaks_of(part) for part in parts}
         self._initial = [_held_before(run, index) for index in range(run.spec.devices)]
         peaks, _ = self.peaks("usual")
@@ -82,8 +86,9 @@ class WorkspaceReplay:
 
     def reasons(self) -> list[str]:
         """Return why a GPU may make more requests: choices that are not known."""
-        reasons = (extra.reason for script in self._scripts for extra in script.extras)
-        return list(dict.fromkeys(reasons))
+        extras = (extra.reason for script in self._scripts for extra in script.extras)
+        kept = (reason for script in self._scripts for reason in script.kept.values())
+        return list(dict.fromkeys([*extras, *kept]))
 
     def peaks(
         self, end: End, without: Collection[str] = ()
@@ -146,6 +151,8 @@ class _Stage:
         """the addresses of requests that were met"""
         self._waiting: set[int] = set()
         """requests that the program has dropped, and that another stream uses"""
+        self._kept: set[int] = set()
+        """requests that the program has dropped, and that something else keeps"""
         self._held_besides: dict[int, list[int]] = {}
         """the addresses of extra requests that are not given back yet"""
         run.device.make_room([self._base.reserved - initial.reserved] * run.spec.devices)
@@ -192,7 +199,7 @@ class _Stage:
             if kind == 1:
                 action, number = script.steps[subject][1:]
                 if action not in {"extra", "end extra"}:
-                    self._step(script, action, number, end)
+                    self._step(script, action, number, end, without)
                 elif end == "most" and script.extras[number].reason not in without:
                     extra = script.extras[number]
                     if action == "end extra":
@@ -223,17 +230,22 @@ class _Stage:
             )
         VIEW.reset_peaks(self._device)
 
-    def _step(self, script: Script, action: str, number: int, end: End) -> None:
+    def _step(
+        self, script: Script, action: str, number: int, end: End, without: Collection[str]
+    ) -> None:
         if action == "take":
             self._serve(script.requests[number], number, end)
         elif action == "give":
             if end == "most" and number in script.late:
                 self._waiting.add(number)
+            elif end == "most" and script.kept.get(number, "") not in {"", *without}:
+                self._kept.add(number)
             elif number in self._living:
                 self._give(number)
         elif action == "give late":
-            if number in self._waiting:
-                self._waiting.remove(number)
+            if number in self._waiting | self._kept:
+                self._waiting.discard(number)
+                self._kept.discard(number)
                 self._give(number)
         elif action == "release":
             self._give_waiting()

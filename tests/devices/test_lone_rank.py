@@ -11,6 +11,7 @@ from helpers.virtual_gpu import MIB, opened, settle_all, virtual_device
 
 from pytest_gpumem.devices.autograd_threads import awaited_passes
 from pytest_gpumem.devices.lone_rank import joined
+from pytest_gpumem.devices.unwaited_collectives import STEP_MORE
 from pytest_gpumem.errors import DeviceError
 
 N = 3 * MIB
@@ -641,6 +642,31 @@ def test_a_note_tells_what_they_took_into_the_next_step(suite, waited):
     told = "collectives kept tensors of 4.00 MiB until the collectives of the next step"
     assert session.flat.count("collectives kept tensors of") == (0 if waited else 1), session.out
     assert waited or told in session.flat
+
+
+def test_at_the_upper_end_of_a_range_they_are_kept_for_a_step_more_and_limits_know_nothing_of_it(
+    suite,
+):
+    """Of four steps the second has two collectives' tensors; the third may have three."""
+    require_release(2, 8, "tensors of collectives that their Work keeps")
+    session = suite.run(
+        "-vv",
+        source="""
+        @pytest.mark.gpu_memory(world_size=8, max_allocated_gib=22 / 1024)
+        def test_it():
+            import torch.distributed as dist
+            x = torch.ones((), device="cuda", requires_grad=True)
+            held = mib(12)
+            for _ in range(4):
+                x.sin().backward()
+                torch.cuda.synchronize()
+                dist.all_reduce(mib(4), async_op=True).get_future()
+        """,
+    )
+    assert session.outcomes == {"passed": 1}, session.out
+    assert "allocated 20.00 MiB to 24.00 MiB" in session.flat, session.out
+    assert f": {STEP_MORE}" in session.flat
+    assert "compared with limits" not in session.flat
 
 
 def test_such_collectives_are_let_go_of_with_their_group():

@@ -1,4 +1,4 @@
-"""What a GPU may request of PyTorch's allocator besides, where it decides by time.
+"""What a GPU may request of PyTorch's allocator besides, or give back later, where time decides.
 
 A run on the virtual GPU makes none of these requests. They are at the upper end of its range: the
 replay of its requests makes them (:mod:`pytest_gpumem.testrun.workspace_replay`).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pytest_gpumem.devices.base import ExtraRequests
+from pytest_gpumem.devices.base import ExtraRequests, LateFrees
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,10 +24,12 @@ class ExtraLog:
         self._extras: list[ExtraRequests] = []
         self._size = 0
         self._reasons: dict[str, None] = {}
+        self.late: list[LateFrees] = []
 
     def begin(self) -> None:
         """Forget those of the last run."""
         self._extras.clear()
+        self.late.clear()
         self._size = 0
         self._reasons.clear()
 
@@ -68,13 +70,18 @@ class ExtraLog:
             ExtraRequests(*times, device, stream, sizes, reason, counted, beside, instead, since)
         )
 
+    def add_late(self, late: LateFrees) -> None:
+        """Add blocks that a GPU may give back later."""
+        self._reasons[late.reason] = None
+        self.late.append(late)
+
     def used(self) -> list[ExtraRequests] | None:
         """Return them, in the order of their ends; None: they are too many."""
         return None if self._size > MAX_EXTRAS else list(self._extras)
 
     def count(self) -> int:
-        """Return how many requests there are."""
-        return self._size
+        """Return how many requests there are, and times at which blocks may be given back late."""
+        return self._size + len(self.late)
 
     def reasons(self) -> list[str]:
         """Return the choices that are not known."""

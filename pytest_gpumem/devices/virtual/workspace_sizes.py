@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, get_args
 from pytest_gpumem.devices.base import (
     AllocatorEvent,
     ExtraRequests,
+    LateFrees,
     RangeEnd,
     UncertainSizes,
     Workspace,
@@ -117,6 +118,10 @@ class VirtualWorkspaces:
         """See :meth:`pytest_gpumem.devices.base.WorkspaceSizes.extra_requests`."""
         return self.extras.used()
 
+    def late_frees(self) -> list[LateFrees]:
+        """See :meth:`pytest_gpumem.devices.base.WorkspaceSizes.late_frees`."""
+        return list(self.extras.late)
+
     def pinned_early(self) -> bool:
         """See :meth:`pytest_gpumem.devices.base.WorkspaceSizes.pinned_early`."""
         return self._library.early_answers()[1] > 0
@@ -132,6 +137,7 @@ class VirtualWorkspaces:
         chosen = ranged + counts.bounded
         extra = self.extras.count()
         judged = bool(counts.choices or chosen or early or extra) and counts.larger <= chosen
+        judged = judged and not self.extras.late  # a step that takes longer gives them back
         if ranged:
             reasons.insert(0, self.convolutions.range_reason())
         if counts.choices:
