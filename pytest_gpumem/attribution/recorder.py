@@ -84,13 +84,20 @@ class Recorder:
         self._stack.close()
 
     @contextmanager
-    def ours(self) -> Iterator[None]:
-        """Note that this package allocates inside, and not the step."""
+    def ours(self, *, settles: bool = True) -> Iterator[None]:
+        """Note that this package allocates inside, and not the step.
+
+        Args:
+            settles: it settles the devices; else it empties the cache, as the step's code asked.
+        """
         start = beginning()
         try:
             yield
         finally:
-            self._recording.ours.append(Span(start, now()))
+            span = Span(start, now())
+            self._recording.ours.append(span)
+            if not settles:
+                self._recording.emptied.add(span)
 
 
 @contextmanager

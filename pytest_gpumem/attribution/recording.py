@@ -90,6 +90,8 @@ class Recording:
     passes: list[Pass] = field(default_factory=list)
     ours: list[Span] = field(default_factory=list)
     """times in which this package itself allocated"""
+    emptied: set[Span] = field(default_factory=set)
+    """those in which it emptied the cache, as the step's code asked"""
     cleared: list[Span] = field(default_factory=list)
     """times in which the cuBLAS workspaces were freed"""
     moments: list[float] = field(default_factory=list)

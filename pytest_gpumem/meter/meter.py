@@ -234,7 +234,7 @@ class Meter:
     def _empty_cache(self, empty: Callable[[], object]) -> object:
         """Call ``torch.cuda.empty_cache()`` for the test's code: what it has freed goes back."""
         self.note()
-        with self._recorder.ours() if self._recorder else nullcontext():
+        with self._recorder.ours(settles=False) if self._recorder else nullcontext():
             result, changed = self._isolation.empty_cache(empty)
         if changed:
             reset_peaks(self.devices)

@@ -94,6 +94,7 @@ class ScriptReader:
     def __init__(self, recording: Recording, device: int, *, retried: bool) -> None:
         self._events = recording.events[device] if device < len(recording.events) else []
         self._ours: Sequence[Span] = recording.ours
+        self._emptied = recording.emptied
         self._retried = retried
         if len(self._events) > MAX_REQUESTS:
             raise NoRangeError(TOO_MANY)
@@ -166,11 +167,15 @@ class ScriptReader:
         for at, event in enumerate(self._events):
             time = event["time_us"]
             while spans and spans[0].end < time:
-                script.steps.append((spans.pop(0).end, "settle", 0))
+                script.steps.append(self._end_of(spans.pop(0)))
             is_ours = bool(spans) and spans[0].start <= time
             self._read(script, living, at, is_ours=is_ours)
-        script.steps += [(span.end, "settle", 0) for span in spans]
+        script.steps += [self._end_of(span) for span in spans]
         return script
+
+    def _end_of(self, span: Span) -> tuple[float, str, int]:
+        """Return what has been done by the end of what this package did."""
+        return span.end, "release" if span in self._emptied else "settle", 0
 
     def _read(self, script: Script, living: dict[int, int], at: int, *, is_ours: bool) -> None:
         """Put an event into a script; ``living`` has the requests by their addresses."""

@@ -110,6 +110,16 @@ b, c = hold(30), hold(40)"""
     assert reason == "a choice; a choice of another kind"
 
 
+def test_a_step_that_empties_the_cache_has_its_range(suite):
+    """What is free of a segment serves the step afterwards, in the replay as in the run."""
+    body = """a, b = hold(6), hold(6)
+a = None
+torch.cuda.empty_cache()
+a = hold(5)
+request(40)"""
+    assert range_of(session_of(suite, body))[0] == [12, 52, 20, 60]
+
+
 def test_limits_are_held_to_the_largest_figures(suite):
     body = "a = hold(20)\nrequest(80)"
     assert session_of(suite, body, "max_reserved_gib=0.1").outcomes == {"passed": 1}
