@@ -79,6 +79,8 @@ class Ways(enum.IntFlag):
     INDEXES = 1024
     """its second argument is a list of indices: masks, whose true elements are its size, or whole
     numbers, which are not"""
+    CHANGES = 2048
+    """it is computed natively where what it writes is known, and has no other short way"""
 
 
 class OperatorFunctions:

@@ -177,3 +177,77 @@ def test_while_values_are_assumed_python_looks_at_every_result():
         device.library.tell_assumed(any=False)
         kernel(x, x)
         assert told == ["slow"]
+
+
+def told_to_python(monkeypatch, *calls):
+    """Return the operators of some calls that Python's code has looked at."""
+    from pytest_gpumem.devices.virtual.values.mode import ValueMode
+
+    told, finish = [], ValueMode.finish
+
+    def noted(mode, call, result, plan):
+        told.append(call.name)
+        return finish(mode, call, result, plan)
+
+    monkeypatch.setattr(ValueMode, "finish", noted)
+    for call in calls:
+        call()  # the first time, Python looks at each operator
+        told.clear()
+        yield call(), told
+
+
+@pytest.mark.parametrize("shape", [(3,), (64, 64), ()])
+def test_plain_copies_and_zeros_of_small_tensors_are_left_to_the_library(monkeypatch, shape):
+    import torch
+
+    with opened() as device:
+        device.values.compute("auto")
+        host = torch.rand(shape)
+        x = host.to("cuda").clone()
+        copies = (
+            lambda: host.to("cuda"),
+            x.clone,
+            lambda: x.double().to(torch.float64, copy=True),
+        )
+        for copy, told in told_to_python(monkeypatch, *copies[:2]):
+            assert not told
+            assert torch.equal(copy.cpu(), host)
+        ((zeros, told),) = told_to_python(monkeypatch, lambda: x.clone().zero_())
+        assert not told
+        assert zeros.tolist() == torch.zeros(shape).tolist()
+        ((wide, told),) = told_to_python(monkeypatch, copies[2])
+        assert told  # to another type: a kernel computes that
+        assert torch.equal(wide.cpu(), host.double())
+
+
+def test_a_copy_of_unknown_values_and_zeros_there_are_python_s(monkeypatch):
+    import torch
+
+    with opened() as device:
+        device.values.compute("auto")
+        x = torch.ones(64, device="cuda")
+
+        def copied():
+            device.library.forget(x.data_ptr(), 256)
+            return x.clone()
+
+        ((copy, _),) = told_to_python(monkeypatch, copied)
+        assert not device.library.is_known(copy.data_ptr(), 256)
+        x.zero_()
+        assert x.tolist() == [0] * 64
+
+
+def test_a_copy_in_another_order_is_no_plain_one():
+    import torch
+
+    with opened() as device:
+        device.values.compute("auto")
+        x = torch.arange(6.0, device="cuda").reshape(2, 3)
+        for _ in range(2):
+            assert x.t().contiguous().tolist() == [[0, 3], [1, 4], [2, 5]]
+            assert x.t().clone().tolist() == [[0, 3], [1, 4], [2, 5]]
+            assert x[:, 1:].clone().tolist() == [[1, 2], [4, 5]]
+            assert x[:, :1].expand(2, 2).clone().tolist() == [[0, 0], [3, 3]]
+            conjugate = torch.tensor([1 + 2j], device="cuda").conj()
+            assert conjugate.clone().tolist() == [1 - 2j]
+            assert torch.view_as_real(conjugate.resolve_conj()).tolist() == [[1, -2]]

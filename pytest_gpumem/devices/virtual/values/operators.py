@@ -318,9 +318,11 @@ def _ways_of(traits: Traits) -> Ways:
     is_sized = traits.sized and not indexes
     if traits.op.namespace != "aten" or is_sized or traits.opened or traits.carried:
         return Ways(0)  # an operator of another library may run Python's code of its own
+    if name == "zero_":  # of unknown memory the library fills it, or Python's code says when
+        return Ways.SHORT | Ways.COMPUTES | Ways.CHEAP | Ways.CHANGES
     if traits.written and (
         traits.allocates
-        or name in {"zero_", *ASSUMED}
+        or name in ASSUMED
         or any(arguments[place].kwarg_only for place, _ in traits.written)
     ):
         return Ways(0)

@@ -115,7 +115,9 @@ def compared(device, name, dtype, **options):
     assert mode.failures == {}
     tolerance = 1e-4 if dtype is None else 2e-2
     on_host = torch.bfloat16 if dtype is not None else None
-    assert result == pytest.approx(losses(host, x, "cpu", on_host, **options), abs=tolerance)
+    with torch.backends.mkldnn.flags(enabled=False):  # some processors have no LSTM in bfloat16
+        expected = losses(host, x, "cpu", on_host, **options)
+    assert result == pytest.approx(expected, abs=tolerance)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -69,7 +69,8 @@ enum {
     COMPUTES = 128, /* what it returns, or writes, is computed of its arguments alone */
     CHEAP = 256,    /* what it costs grows with the number of elements */
     THREADS = 512,  /* the host may use several threads for few elements */
-    INDEXES = 1024  /* its second argument is a list of indices, and it has its short way where none is a mask */
+    INDEXES = 1024, /* its second argument is a list of indices, and it has its short way where none is a mask */
+    CHANGES = 2048  /* it is computed here where what it writes is known, and has no other short way */
 };
 
 typedef struct {
@@ -505,6 +506,23 @@ static bool write_result(object result, object host) {
     return true;
 }
 
+/* Whether a small result has the known bytes of the argument, in their order: PyTorch had this library copy them. */
+static bool is_plain_copy(object args, object result) {
+    extent it, from;
+    dltensor tensor, source;
+    if (!values_hold() || !python.export || !python.tuple_size(args) || look(result, &it) != ON_DEVICE) return false;
+    place where = look(python.tuple_item(args, 0), &from);
+    if ((where != ON_HOST && where != ON_DEVICE) || it.type != from.type || it.bytes > gm_small_piece()) return false;
+    if (python.export(result, &tensor) || python.export(python.tuple_item(args, 0), &source)) {
+        python.clear_error();
+        return false;
+    }
+    if (tensor.code == DL_COMPLEX || tensor.lanes != source.lanes || tensor.dimensions != source.dimensions) return false;
+    if (it.span != it.bytes || !has_its_strides(&tensor, &source)) return false;
+    if (where == ON_DEVICE && !gm_is_known((const void *)(uintptr_t)from.address, from.span)) return false; /* not yet, perhaps */
+    return gm_is_known((const void *)(uintptr_t)it.address, it.span);
+}
+
 /* Computes the one result of an operator that has run, if all its arguments are known. */
 static outcome computes(const operator_note *note, object args, object kwargs, object result) {
     extent it;
@@ -514,6 +532,7 @@ static outcome computes(const operator_note *note, object args, object kwargs, o
         gm_open_for_writing((void *)(uintptr_t)it.address, it.span);
         return COMPUTED;
     }
+    if (note->flags & COPIES && is_plain_copy(args, result)) return COMPUTED;
     if (!(note->flags & COMPUTES) || !python.import || !values_hold() || look(result, &it) != ON_DEVICE || !it.bytes) return LEFT;
     host_call call = {.count = 0};
     object host = NULL;
@@ -592,7 +611,7 @@ GM_API object gpumem_operator(object number, object args, object kwargs) {
     object result = NULL;
     outcome done = LEFT;
     seen.odd |= note.flags & INDEXES && has_mask(args);
-    if (is_short(&note, &seen, args, kwargs)) {
+    if (!(note.flags & CHANGES) && is_short(&note, &seen, args, kwargs)) {
         result = answer_of(&note, &seen, args, kwargs);
         done = COMPUTED;
     } else if (note.written && !seen.odd && !seen.unknown) {
