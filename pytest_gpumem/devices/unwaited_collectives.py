@@ -45,7 +45,7 @@ MAX_AHEAD: Final = 1024
 MAX_KEPT: Final = 10_000
 """collectives that are kept where no backward pass follows"""
 MIN_PERCENT: Final = 1
-"""of a peak: less is not worth a note"""
+"""of a peak, or of what is allocated: less is not worth a note, or a range"""
 
 
 STEP_MORE: Final = (
@@ -106,7 +106,7 @@ class UnwaitedCollectives:
                 del self._works[key]
             freed = before - torch.cuda.memory_allocated()
             self._most = max(self._most, freed)
-            if freed and now.passes:
+            if now.passes and freed * 100 >= before * MIN_PERCENT:
                 self._note_freed(began, torch.cuda.current_device())
         if work is not None and not torch.cuda.is_current_stream_capturing():
             self._works[id(work)] = work, now
@@ -205,7 +205,7 @@ def unwaited_collectives_kept() -> Iterator[None]:
     UNWAITED.device = _progress_of_the_device()
     device = VirtualDevice.loaded()
     if device is not None:
-        UNWAITED.late = device.workspaces.extras.add_late
+        UNWAITED.late = device.workspaces.extras.late.append
     wrapped: list[tuple[Any, str, Callable[..., Any]]] = [
         *((bindings.ProcessGroup, name, UNWAITED.keeping) for name in COLLECTIVES),
         *((bindings.Work, name, UNWAITED.waiting) for name in ("wait", "synchronize")),

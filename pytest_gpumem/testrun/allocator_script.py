@@ -13,7 +13,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from pytest_gpumem.attribution.recording import Recording, Span
     from pytest_gpumem.devices.base import AllocatorEvent, ExtraRequests, LateFrees, Workspace
@@ -68,6 +68,10 @@ class Script:
     """others that it may give back late, with the reason"""
     extras: list[ExtraRequests] = field(default_factory=list)
     """requests that a GPU may make besides"""
+
+    def kept_without(self, reasons: Collection[str]) -> set[int]:
+        """Return the requests that a GPU may keep for other reasons than some."""
+        return {number for number, reason in self.kept.items() if reason not in reasons}
 
 
 class Free(NamedTuple):
@@ -152,10 +156,10 @@ class ScriptReader:
 
     def _keep(self, script: Script, which: LateFrees) -> None:
         """Have blocks kept that were given back between two times."""
-        for free in self._frees:
-            if free.number is None or free.number in script.late:
-                continue
-            if which.began - CLOCKS <= free.given <= which.ended + CLOCKS:
+        began = bisect_left(self._frees, which.began - CLOCKS, key=lambda free: free.given)
+        ended = bisect_right(self._frees, which.ended + CLOCKS, key=lambda free: free.given)
+        for free in self._frees[began:ended]:
+            if free.number is not None and free.number not in script.late:
                 script.kept[free.number] = which.reason
                 if which.until != inf:
                     script.steps.append((which.until, "give late", free.number))

@@ -151,8 +151,10 @@ class _Stage:
         """the addresses of requests that were met"""
         self._waiting: set[int] = set()
         """requests that the program has dropped, and that another stream uses"""
+        self._keeps: set[int] = set()
+        """requests that something keeps once the program has dropped them"""
         self._kept: set[int] = set()
-        """requests that the program has dropped, and that something else keeps"""
+        """those that it has dropped"""
         self._held_besides: dict[int, list[int]] = {}
         """the addresses of extra requests that are not given back yet"""
         run.device.make_room([self._base.reserved - initial.reserved] * run.spec.devices)
@@ -194,12 +196,13 @@ class _Stage:
         peaks = dict.fromkeys(windows, Peak(0, 0))
         open_parts: list[str] = []
         timeline: list[tuple[float, int, Any]] = sorted([*bounds, *steps], key=lambda it: it[:2])
+        self._keeps = script.kept_without(without) if end == "most" else set()
         VIEW.reset_peaks(self._device)
         for _, kind, subject in timeline:
             if kind == 1:
                 action, number = script.steps[subject][1:]
                 if action not in {"extra", "end extra"}:
-                    self._step(script, action, number, end, without)
+                    self._step(script, action, number, end)
                 elif end == "most" and script.extras[number].reason not in without:
                     extra = script.extras[number]
                     if action == "end extra":
@@ -230,23 +233,18 @@ class _Stage:
             )
         VIEW.reset_peaks(self._device)
 
-    def _step(
-        self, script: Script, action: str, number: int, end: End, without: Collection[str]
-    ) -> None:
+    def _step(self, script: Script, action: str, number: int, end: End) -> None:
         if action == "take":
             self._serve(script.requests[number], number, end)
         elif action == "give":
             if end == "most" and number in script.late:
                 self._waiting.add(number)
-            elif end == "most" and script.kept.get(number, "") not in {"", *without}:
+            elif number in self._keeps:
                 self._kept.add(number)
             elif number in self._living:
                 self._give(number)
         elif action == "give late":
-            if number in self._waiting | self._kept:
-                self._waiting.discard(number)
-                self._kept.discard(number)
-                self._give(number)
+            self._give_late(number)
         elif action == "release":
             self._give_waiting()
             VIEW.empty_cache()
@@ -268,6 +266,12 @@ class _Stage:
         self.unfit += 1
         if request.size and not self._take(number, request.size, request.stream):
             raise NoRangeError(UNFIT)
+
+    def _give_late(self, number: int) -> None:
+        for dropped in (self._waiting, self._kept):
+            if number in dropped:
+                dropped.remove(number)
+                self._give(number)
 
     def _give_waiting(self) -> bool:
         """Give back what other streams use, as the allocator does once it waits for them.

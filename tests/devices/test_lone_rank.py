@@ -612,61 +612,57 @@ def test_they_are_no_leak(suite):
     assert session.outcomes == {"passed": 1}, session.out
 
 
-@pytest.mark.parametrize("waited", [True, False])
-def test_a_note_tells_what_they_took_into_the_next_step(suite, waited):
-    """Of a step of 16 MiB: no note on tensors that Work.wait() frees, or on an eighth of a MiB."""
+STEPS_OF_A_RANK = """
+@pytest.mark.gpu_memory(world_size=8, {mark})
+def test_it():
+    import torch.distributed as dist
+    x = torch.ones((), device="cuda", requires_grad=True)
+    held = mib(12)
+    for _ in range(4):
+        x.sin().backward()
+        torch.cuda.synchronize()
+        dist.all_reduce(mib({size}), async_op=True).{end}
+    {last}
+"""
+STREAM = """
+    x, stream = mib(30), torch.cuda.Stream()
+    x.record_stream(stream)
+    del x
+    y = mib(30)
+"""
+
+
+def steps_of_a_rank(suite, *, mark="", size=4, end="get_future()", last="pass"):
     require_release(2, 8, "tensors of collectives that their Work keeps")
-    end = "wait()" if waited else "get_future().wait()"
-    session = suite.run(
-        "-v",
-        source=f"""
-        @pytest.mark.gpu_memory(world_size=8)
-        def test_it():
-            import torch.distributed as dist
-            x = torch.ones((), device="cuda", requires_grad=True)
-            held = mib(12)
-            for _ in range(3):
-                x.sin().backward()
-                torch.cuda.synchronize()
-                dist.all_reduce(mib(4), async_op=True).{end}
-
-        @pytest.mark.gpu_memory(world_size=8)
-        def test_small():
-            import torch.distributed as dist
-            held = mib(15)
-            for _ in range(3):
-                dist.all_reduce(mib(1 / 8), async_op=True).get_future()
-                torch.cuda.synchronize()
-        """,
-    )
-    told = "collectives kept tensors of 4.00 MiB until the collectives of the next step"
-    assert session.flat.count("collectives kept tensors of") == (0 if waited else 1), session.out
-    assert waited or told in session.flat
+    source = STEPS_OF_A_RANK.format(mark=mark, size=size, end=end, last=last.strip())
+    return suite.run("-vv", source=source)
 
 
-def test_at_the_upper_end_of_a_range_they_are_kept_for_a_step_more_and_limits_know_nothing_of_it(
-    suite,
-):
-    """Of four steps the second has two collectives' tensors; the third may have three."""
-    require_release(2, 8, "tensors of collectives that their Work keeps")
-    session = suite.run(
-        "-vv",
-        source="""
-        @pytest.mark.gpu_memory(world_size=8, max_allocated_gib=22 / 1024)
-        def test_it():
-            import torch.distributed as dist
-            x = torch.ones((), device="cuda", requires_grad=True)
-            held = mib(12)
-            for _ in range(4):
-                x.sin().backward()
-                torch.cuda.synchronize()
-                dist.all_reduce(mib(4), async_op=True).get_future()
-        """,
-    )
+@pytest.mark.parametrize(("size", "end"), [(4, "wait()"), (1 / 16, "get_future()")])
+def test_no_note_tells_of_tensors_that_wait_frees_or_of_few_bytes(suite, size, end):
+    session = steps_of_a_rank(suite, size=size, end=end)
     assert session.outcomes == {"passed": 1}, session.out
-    assert "allocated 20.00 MiB to 24.00 MiB" in session.flat, session.out
-    assert f": {STEP_MORE}" in session.flat
+    assert "collectives" not in session.flat
+
+
+@pytest.mark.parametrize("end", ["get_future()", "get_future().wait()"])
+def test_a_note_and_a_range_tell_what_they_take_into_the_next_steps(suite, end):
+    """Each step has the collectives' tensors of two; a GPU may have those of three."""
+    session = steps_of_a_rank(suite, mark="max_allocated_gib=22 / 1024", end=end)
+    assert session.outcomes == {"passed": 1}, session.out
+    told = "collectives kept tensors of 4.00 MiB until the collectives of the next step"
+    assert session.flat.count(told) == 1, session.out
+    assert f"allocated 20.00 MiB to 24.00 MiB: {STEP_MORE}" in session.flat, session.out
     assert "compared with limits" not in session.flat
+
+
+@pytest.mark.parametrize(("limit", "outcome"), [(100, "passed"), (70, "failed")])
+def test_limits_are_held_to_the_range_of_another_choice_beside_them(suite, limit, outcome):
+    """Such a range is without them, as before there was one of theirs."""
+    session = steps_of_a_rank(suite, mark=f"max_allocated_gib={limit} / 1024", last=STREAM)
+    assert session.outcomes == {outcome: 1}, session.out
+    assert STEP_MORE not in session.flat
+    assert "until the collectives of the next step" in session.flat
 
 
 def test_such_collectives_are_let_go_of_with_their_group():

@@ -25,6 +25,7 @@ class ExtraLog:
         self._size = 0
         self._reasons: dict[str, None] = {}
         self.late: list[LateFrees] = []
+        """blocks that a GPU may give back later"""
 
     def begin(self) -> None:
         """Forget those of the last run."""
@@ -70,18 +71,13 @@ class ExtraLog:
             ExtraRequests(*times, device, stream, sizes, reason, counted, beside, instead, since)
         )
 
-    def add_late(self, late: LateFrees) -> None:
-        """Add blocks that a GPU may give back later."""
-        self._reasons[late.reason] = None
-        self.late.append(late)
-
     def used(self) -> list[ExtraRequests] | None:
         """Return them, in the order of their ends; None: they are too many."""
         return None if self._size > MAX_EXTRAS else list(self._extras)
 
     def count(self) -> int:
-        """Return how many requests there are, and times at which blocks may be given back late."""
-        return self._size + len(self.late)
+        """Return how many requests there are."""
+        return self._size
 
     def reasons(self) -> list[str]:
         """Return the choices that are not known."""

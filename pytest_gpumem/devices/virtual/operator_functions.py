@@ -113,7 +113,7 @@ class OperatorFunctions:
             *(None, False, True, torch.Tensor, torch.nn.Parameter, torch.nn.Buffer),
             *(list, tuple, int, bool, float, torch.device, torch.Generator, Exception),
             *("device", "type", "cpu", describe, finish, large),
-            *(_one_thread, torch.set_num_threads),
+            *(_one_thread, torch.set_num_threads, torch.Tensor.is_neg),
         )
         functions = [ctypes.cast(getattr(api, name), ctypes.c_void_p).value for name in _FUNCTIONS]
         functions += ctypes.cast(c10[_EXCLUDE], ctypes.c_void_p).value, *_exchanging_functions()

@@ -248,6 +248,8 @@ def test_a_copy_in_another_order_is_no_plain_one():
             assert x.t().clone().tolist() == [[0, 3], [1, 4], [2, 5]]
             assert x[:, 1:].clone().tolist() == [[1, 2], [4, 5]]
             assert x[:, :1].expand(2, 2).clone().tolist() == [[0, 0], [3, 3]]
+            negative = torch._neg_view(torch.arange(3.0, device="cuda"))
+            assert negative.clone().tolist() == [0, -1, -2]
             conjugate = torch.tensor([1 + 2j], device="cuda").conj()
             assert conjugate.clone().tolist() == [1 - 2j]
             assert torch.view_as_real(conjugate.resolve_conj()).tolist() == [[1, -2]]

@@ -26,6 +26,7 @@ static struct {
     object finish;   /* takes an operator, its arguments and its result: writes its values */
     object large;    /* the test is a large one from now on */
     object one_thread, threads_again; /* the first returns what the second takes */
+    object is_negative; /* whether a tensor's elements have other signs than its bytes, as imaginary parts may */
     object (*call)(object function, object arguments, object keywords);
     object (*call_with)(object function, ...);
     object (*type_of)(object);
@@ -519,6 +520,10 @@ static bool is_plain_copy(object args, object result) {
     }
     if (tensor.code == DL_COMPLEX || tensor.lanes != source.lanes || tensor.dimensions != source.dimensions) return false;
     if (it.span != it.bytes || !has_its_strides(&tensor, &source)) return false;
+    object negative = python.call_with(python.is_negative, python.tuple_item(args, 0), NULL);
+    if (!negative) python.clear_error();
+    else python.drop(negative);
+    if (negative != python.no) return false; /* a kernel copies these */
     if (where == ON_DEVICE && !gm_is_known((const void *)(uintptr_t)from.address, from.span)) return false; /* not yet, perhaps */
     return gm_is_known((const void *)(uintptr_t)it.address, it.span);
 }
