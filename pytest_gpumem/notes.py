@@ -53,7 +53,7 @@ class NoteKind(str, Enum):
     WORKSPACES = "workspaces", Severity.FIGURE
     """workspaces of a library whose sizes are unknown"""
     STREAMS = "streams", Severity.FIGURE
-    """tensors that other streams use: a GPU may keep them longer"""
+    """tensors that other streams or collectives use: a GPU may keep them longer"""
     PINNED_COPIES = "pinned copies", Severity.FIGURE
     """pinned memory that a GPU may keep until its copy is done"""
     COMPILATION = "compilation", Severity.FIGURE

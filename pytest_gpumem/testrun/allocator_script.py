@@ -13,7 +13,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from pytest_gpumem.attribution.recording import Recording, Span
     from pytest_gpumem.devices.base import AllocatorEvent, ExtraRequests, LateFrees, Workspace
@@ -64,14 +64,10 @@ class Script:
     does it; make "extra" requests, by their number in ``extras``, and "end extra" """
     late: set[int] = field(default_factory=set)
     """requests that a GPU may give back late, as another stream uses them"""
-    kept: dict[int, str] = field(default_factory=dict)
-    """others that it may give back late, with the reason"""
+    kept: set[int] = field(default_factory=set)
+    """others that it may give back late"""
     extras: list[ExtraRequests] = field(default_factory=list)
     """requests that a GPU may make besides"""
-
-    def kept_without(self, reasons: Collection[str]) -> set[int]:
-        """Return the requests that a GPU may keep for other reasons than some."""
-        return {number for number, reason in self.kept.items() if reason not in reasons}
 
 
 class Free(NamedTuple):
@@ -160,7 +156,7 @@ class ScriptReader:
         ended = bisect_right(self._frees, which.ended + CLOCKS, key=lambda free: free.given)
         for free in self._frees[began:ended]:
             if free.number is not None and free.number not in script.late:
-                script.kept[free.number] = which.reason
+                script.kept.add(free.number)
                 if which.until != inf:
                     script.steps.append((which.until, "give late", free.number))
 

@@ -38,7 +38,8 @@ def is_ranged(run: Run) -> bool:
     spec = run.spec
     if spec.steady or spec.max_leak_mib is not None or spec.batch_sizes or run.searches:
         return False
-    return any(run.device.workspaces.uncertain()[:2])
+    workspaces = run.device.workspaces
+    return any(workspaces.uncertain()[:2]) or bool(workspaces.late_frees())
 
 
 def with_ranges(
@@ -57,25 +58,45 @@ def with_ranges(
     if recording is None or not is_ranged(run):
         return results
     uncertain = run.device.workspaces.uncertain()
-    whole_spec, whole = results[""]
-    ends: list[dict[str, tuple[Peak, ...]]] = []
-    unfit = 0
+    late = dict.fromkeys(which.reason for which in run.device.workspaces.late_frees())
+    reason = "; ".join(filter(None, [uncertain.reason, *late]))
     try:
         replay = WorkspaceReplay(run, recording, list(measured))
-        numbers: dict[End, int] = {"least": uncertain.smaller, "most": uncertain.larger}
-        for end, number in numbers.items():
-            if number:
-                # More requests may lead to less reserved memory: other blocks find room in it.
-                reasons = replay.reasons() if end == "most" else []
-                left_out = [[reason] for reason in reasons] if len(reasons) > 1 else []
-                for without in ([], *left_out):
-                    peaks, refused = replay.peaks(end, without)
-                    ends.append(peaks)
-                    unfit += refused
+        if any(uncertain[:2]):
+            reason = uncertain.reason
+            results = _ranged(run, measured, replay)
+        if late:
+            reason = "; ".join(late)
+            _tell_late(results, replay, reason)
     except NoRangeError as error:
-        note = Note(NoteKind.WORKSPACES, f"{error}: {uncertain.reason}")
+        note = Note(NoteKind.WORKSPACES, f"{error}: {reason}")
+        whole_spec, whole = results[""]
         results[""] = whole_spec, replace(whole, notes=(*whole.notes, note))
-        return results
+    return results
+
+
+def _ranged(
+    run: Run, measured: Mapping[str, tuple[MemorySpec, Measurement]], replay: WorkspaceReplay
+) -> dict[str, tuple[MemorySpec, Measurement]]:
+    """Return the measurements with their ranges.
+
+    Raises:
+        NoRangeError: the test does not fit at an end.
+    """
+    uncertain = run.device.workspaces.uncertain()
+    ends: list[dict[str, tuple[Peak, ...]]] = []
+    unfit = 0
+    numbers: dict[End, int] = {"least": uncertain.smaller, "most": uncertain.larger}
+    for end, number in numbers.items():
+        if number:
+            # More requests may lead to less reserved memory: other blocks find room in it.
+            reasons = replay.reasons() if end == "most" else []
+            left_out = [[reason] for reason in reasons] if len(reasons) > 1 else []
+            for without in ([], *left_out):
+                peaks, refused = replay.peaks(end, without)
+                ends.append(peaks)
+                unfit += refused
+    results = {}
     for part, (part_spec, measurement) in measured.items():
         peaks_of_ends = [measurement.peaks, *(parts[part] for parts in ends)]
         low, high = _each(peaks_of_ends, min), _each(peaks_of_ends, max)
@@ -86,6 +107,36 @@ def with_ranges(
         spanned = PeakRange(low, high, uncertain.reason, uncertain.judged)
         results[part] = part_spec, _with_range(measurement, spanned)
     return results
+
+
+def _tell_late(
+    results: dict[str, tuple[MemorySpec, Measurement]], replay: WorkspaceReplay, reason: str
+) -> None:
+    """Add notes of the peaks with blocks that a GPU may give back late, to their ranges.
+
+    That is no range that limits are held to: the step's time, which is unknown, decides it.
+
+    Raises:
+        NoRangeError: the test does not fit with them.
+    """
+    late, _ = replay.peaks("most", late=True)
+    for part, (spec, measurement) in results.items():
+        figures = _figures(measurement.peaks, _each([measurement.peaks, late[part]], max))
+        if figures:
+            note = Note(NoteKind.STREAMS, f"{figures}: {reason}")
+            results[part] = spec, replace(measurement, notes=(*measurement.notes, note))
+
+
+def _figures(least: tuple[Peak, ...], most: tuple[Peak, ...]) -> str:
+    """Return the ends of the largest device's figures that differ."""
+    figures = []
+    for name in ("allocated", "reserved"):
+        low, high = (
+            format_size(max(getattr(peak, name) for peak in peaks)) for peaks in (least, most)
+        )
+        if low != high:
+            figures.append(f"{name} {low} to {high}")
+    return ", ".join(figures)
 
 
 def _each(
@@ -116,19 +167,12 @@ def widened(peak: Peak, percent: int, cap: int, *, full: bool) -> Peak:
 
 def _with_range(measurement: Measurement, spanned: PeakRange) -> Measurement:
     """Return a measurement with its range, and a note of it unless its ends are the same."""
-    figures = []
-    for name in ("allocated", "reserved"):
-        low, high = (
-            format_size(max(getattr(peak, name) for peak in peaks))
-            for peaks in (spanned.least, spanned.most)
-        )
-        if low != high:
-            figures.append(f"{name} {low} to {high}")
+    figures = _figures(spanned.least, spanned.most)
     notes = [note for note in measurement.notes if note.kind not in TOLD]
     if figures:
         judged = "; the largest figures are compared with limits" if spanned.judged else ""
         if measurement.peaks == spanned.most:
             judged = "; the test's figures are the largest"
-        text = f"{', '.join(figures)}: {spanned.reason}{judged}"
+        text = f"{figures}: {spanned.reason}{judged}"
         notes.append(Note(NoteKind.WORKSPACES, text))
     return replace(measurement, range=spanned, notes=tuple(notes))

@@ -10,8 +10,8 @@ largest workspace to time plans, then that of the fastest: at the lower end both
 smallest plan. Where the largest workspace of a convolution finds no room, PyTorch takes the next
 plan, with the usual one.
 
-A tensor that an unwaited collective has kept (devices/unwaited_collectives.py) is given back at the
-upper end a step later.
+Tensors that an unwaited collective has kept (devices/unwaited_collectives.py) are given back a step
+later where that is asked for.
 
 A tensor that another stream uses (``record_stream``) is given back in the run as soon as PyTorch
 asks. At the upper end it is given back when the program has waited for that stream, or before
@@ -86,18 +86,18 @@ class WorkspaceReplay:
 
     def reasons(self) -> list[str]:
         """Return why a GPU may make more requests: choices that are not known."""
-        extras = (extra.reason for script in self._scripts for extra in script.extras)
-        kept = (reason for script in self._scripts for reason in script.kept.values())
-        return list(dict.fromkeys([*extras, *kept]))
+        reasons = (extra.reason for script in self._scripts for extra in script.extras)
+        return list(dict.fromkeys(reasons))
 
     def peaks(
-        self, end: End, without: Collection[str] = ()
+        self, end: End, without: Collection[str] = (), *, late: bool = False
     ) -> tuple[dict[str, tuple[Peak, ...]], int]:
         """Return the peaks of the test and its parts with this end of all ranges, one a device.
 
         Args:
             end: the end; at the upper one a GPU may make more requests.
             without: reasons for which it makes none.
+            late: blocks are given back late that a GPU may give back late (``LateFrees``).
 
         Returns:
             also how many of the largest workspaces found no room, and had a smaller one's place.
@@ -111,7 +111,9 @@ class WorkspaceReplay:
             for index, device in enumerate(run.meter.devices):
                 stage = _Stage(run, device, self._initial[index])
                 try:
-                    peaks = stage.serve(self._scripts[index], self._windows, end, without)
+                    script = self._scripts[index]
+                    stage.keeps = script.kept if late else set()
+                    peaks = stage.serve(script, self._windows, end, without)
                 finally:
                     stage.end()
                 unfit += stage.unfit
@@ -151,7 +153,7 @@ class _Stage:
         """the addresses of requests that were met"""
         self._waiting: set[int] = set()
         """requests that the program has dropped, and that another stream uses"""
-        self._keeps: set[int] = set()
+        self.keeps: set[int] = set()
         """requests that something keeps once the program has dropped them"""
         self._kept: set[int] = set()
         """those that it has dropped"""
@@ -196,7 +198,6 @@ class _Stage:
         peaks = dict.fromkeys(windows, Peak(0, 0))
         open_parts: list[str] = []
         timeline: list[tuple[float, int, Any]] = sorted([*bounds, *steps], key=lambda it: it[:2])
-        self._keeps = script.kept_without(without) if end == "most" else set()
         VIEW.reset_peaks(self._device)
         for _, kind, subject in timeline:
             if kind == 1:
@@ -239,7 +240,7 @@ class _Stage:
         elif action == "give":
             if end == "most" and number in script.late:
                 self._waiting.add(number)
-            elif number in self._keeps:
+            elif number in self.keeps:
                 self._kept.add(number)
             elif number in self._living:
                 self._give(number)

@@ -120,8 +120,7 @@ class VirtualWorkspaces:
 
     def late_frees(self) -> list[LateFrees]:
         """See :meth:`pytest_gpumem.devices.base.WorkspaceSizes.late_frees`."""
-        # Limits are held to whole ranges, and not to this: a step that takes longer gives it back.
-        return [] if self.uncertain().judged else list(self.extras.late)
+        return list(self.extras.late)
 
     def pinned_early(self) -> bool:
         """See :meth:`pytest_gpumem.devices.base.WorkspaceSizes.pinned_early`."""
@@ -138,18 +137,17 @@ class VirtualWorkspaces:
         chosen = ranged + counts.bounded
         extra = self.extras.count()
         judged = bool(counts.choices or chosen or early or extra) and counts.larger <= chosen
-        late = [] if judged else self.extras.late
         if ranged:
             reasons.insert(0, self.convolutions.range_reason())
         if counts.choices:
             reasons.insert(0, "cuDNN's choice in benchmark mode")
         if early:
             reasons.append(STREAMS)
-        reasons += [*self.extras.reasons(), *dict.fromkeys(which.reason for which in late)]
+        reasons += self.extras.reasons()
         smaller = counts.smaller + counts.choices
         margin = MARGIN if ranged or counts.choices else 0
         reason = "; ".join(reasons)
-        larger = counts.larger + early + extra + len(late)
+        larger = counts.larger + early + extra
         return UncertainSizes(smaller, larger, reason, judged, margin, convolutions.unfit)
 
     def notes(self) -> list[Note]:
