@@ -43,7 +43,7 @@ def add_values_argument(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "full", "off"),
         default="auto",
         help="values that the virtual GPU computes: auto (within a budget of work and memory; "
-        "the default), full (all), off (none: a step takes half to two thirds of the time)",
+        "the default), full (all), off (none: a step takes about half of the time)",
     )
 
 

@@ -13,8 +13,8 @@ passes have begun. Before the first pass, and in a program without one, the host
 decides. So nanochat's d20 (torch 2.8, each step waits) takes 5,640 MiB more than without,
 and modded-nanogpt's medium track (torch 2.8, no step waits) 2,046 MiB: what H100s took. A step
 of that project's short track takes 99 ms. There the thread may look too late: twenty runs took
-more than these rules say, and less than with tensors that stay for one step more. Where a backward
-pass follows, that is the upper end of a range.
+more than these rules say, and less than with tensors that stay for one step more. Where a program
+trains, a note has the peaks with these.
 """
 
 from __future__ import annotations

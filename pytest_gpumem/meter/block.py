@@ -37,8 +37,8 @@ def use_virtual_gpu(card: str = DEFAULT_CARD, *, devices: int = 1, values: Value
         card: a card's name, for example "T4"; ``pytest_gpumem.card_names()`` lists all names.
         devices: the number of GPUs, at most 16.
         values: which values are computed outside marked tests: "auto" (within a budget of work and
-            memory; the default), "full" (all) or "off" (none: a step takes half to two thirds of
-            the time).
+            memory; the default), "full" (all) or "off" (none: a step takes about half of the
+            time).
 
     Raises:
         SpecError: the card or the choice of values is unknown.
