@@ -137,8 +137,6 @@ def with_range(step: Callable[[], Any], device: VirtualDevice) -> tuple[list[int
         its peaks allocated and reserved in bytes, and its range: these at the lower end, then at
         the upper one, and the reason; without a range no bytes, and a reason if there is one.
     """
-    import torch
-
     from pytest_gpumem.spec import MemorySpec
     from pytest_gpumem.testrun.run import Run
     from pytest_gpumem.testrun.size_range import with_ranges
@@ -150,8 +148,6 @@ def with_range(step: Callable[[], Any], device: VirtualDevice) -> tuple[list[int
     gc.collect()
     measured = run.measurement()
     recording = run.meter.recording()
-    # What a script leaves behind would be in the way of expandable segments, which are replayed.
-    torch.compiler.reset()
     run.meter.release()
     _, ranged = with_ranges(run, {"": (spec, measured)}, recording)[""]
     run.close()

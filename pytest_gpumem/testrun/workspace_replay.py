@@ -1,9 +1,12 @@
 """A run's requests served once more by PyTorch's allocator, with other ends of unknown sizes.
 
 The allocator itself is the model: it rounds, splits, and gives segments back as it does in a run.
-Nothing of the step runs again. The requests are those of the run's recording. A workspace is among
-them where the run asked for one; where none was asked for (its usual size is zero), its request
-comes at the moment of the library's question or call.
+Nothing of the step runs again. The allocator has memory of its own for each stream. So the requests
+are for streams that are new: what is alive on the run's own streams is in nobody's way.
+
+The requests are those of the run's recording. A workspace is among them where the run asked for
+one; where none was asked for (its usual size is zero), its request comes at the moment of the
+library's question or call.
 
 What a plan changes in the requests: with ``torch.backends.cudnn.benchmark`` PyTorch allocates the
 largest workspace to time plans, then that of the fastest: at the lower end both are those of the
@@ -23,6 +26,7 @@ among the requests at the upper end alone.
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pytest_gpumem.allocator_view import VIEW
@@ -159,6 +163,8 @@ class _Stage:
         """those that it has dropped"""
         self._held_besides: dict[int, list[int]] = {}
         """the addresses of extra requests that are not given back yet"""
+        self._streams: dict[int, int] = {}
+        """the new streams, by the run's"""
         run.device.make_room([self._base.reserved - initial.reserved] * run.spec.devices)
         self._cap(run.limit)
 
@@ -175,6 +181,8 @@ class _Stage:
             self._end_extra(number)
         self._plugs.release()
         VIEW.empty_cache()
+        for stream in self._streams.values():
+            self._torch.cuda.cudart().cudaStreamDestroy(stream)
         self._run.device.make_room([peak.reserved for peak in self._run.meter.foreign])
         self._run.meter.cap(self._run.limit)
 
@@ -316,12 +324,22 @@ class _Stage:
         return address
 
     def _try(self, size: int, stream: int) -> int | None:
+        if stream not in self._streams:
+            self._streams[stream] = self._new_stream()
+        place = self._device, self._streams[stream]
         try:
-            return int(self._torch.cuda.caching_allocator_alloc(size, self._device, stream))
+            return int(self._torch.cuda.caching_allocator_alloc(size, *place))
         except RuntimeError as error:
             if is_out_of_memory(error):
                 return None
             raise
+
+    def _new_stream(self) -> int:
+        """Create a stream: those of ``torch.cuda.Stream`` may be the program's."""
+        handle = ctypes.c_uint64(0)
+        with self._torch.cuda.device(self._device):
+            self._torch.cuda.cudart().cudaStreamCreate(ctypes.addressof(handle))
+        return handle.value
 
     def _give(self, number: int) -> None:
         self._torch.cuda.caching_allocator_delete(self._living.pop(number))

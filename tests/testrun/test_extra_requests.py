@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+from pytest_gpumem.meter.allocator import expandable_segments
+
 HEAD = """
 import time
 
@@ -12,6 +14,7 @@ import torch
 from pytest_gpumem.devices.virtual.device import VirtualDevice
 
 MIB = 1 << 20
+LEFT = []
 
 def request(*mib, reason="a choice", counted=True, until=None, **more):
     log = VirtualDevice.loaded().workspaces.extras
@@ -118,6 +121,20 @@ torch.cuda.empty_cache()
 a = hold(5)
 request(40)"""
     assert range_of(session_of(suite, body))[0] == [12, 52, 20, 60]
+
+
+def test_what_a_step_leaves_in_an_expandable_segment_is_in_no_range_s_way(suite):
+    """Beside it, other rooms than in the run are the smallest that are large enough."""
+    body = """a = hold(20)
+LEFT.append(hold(20))
+b = hold(40)
+LEFT.append(hold(20))
+b = None
+c = hold(60)
+request(80)"""
+    with expandable_segments():
+        session = session_of(suite, body)
+    assert range_of(session)[0] == [120, 200, 160, 240]
 
 
 def test_limits_are_held_to_the_largest_figures(suite):
