@@ -169,6 +169,8 @@ class AllocatorView:
         self._real: dict[str, Callable[..., Any]] = {}
         self._peaks: defaultdict[int, dict[Path, int]] = defaultdict(dict)
         """of each device and statistic: the highest of the time before the measurement's reset"""
+        self._noted: dict[int, Stats] = {}
+        """of each device: the statistics whose peaks are in ``_peaks``"""
         self._pinned_peaks: dict[Path, int] = {}
         """of each statistic of pinned memory: the same"""
         self._hidden: defaultdict[int, defaultdict[Path, int]] = defaultdict(
@@ -310,11 +312,13 @@ class AllocatorView:
     def add_plug(self, plug: Plug) -> None:
         """Show a block as free from now on."""
         self.plugs[plug.device, plug.address] = plug
+        self._noted.pop(plug.device, None)
         self._plugged[plug.device].update(dict(plug.current_figures()))
 
     def remove_plug(self, device: int, address: int) -> Plug:
         """Show a block that is freed now as it is; return it."""
         plug = self.plugs.pop((device, address))
+        self._noted.pop(device, None)
         self._plugged[device].subtract(dict(plug.current_figures()))
         return plug
 
@@ -368,12 +372,16 @@ class AllocatorView:
     def _hidden_differences(
         self, devices: Iterable[int], figures_of: Callable[[Stats], Iterable[tuple[Path, int]]]
     ) -> Iterator[None]:
-        start = {device: dict(figures_of(self.stats(device))) for device in devices}
+        start = {device: self.stats(device) for device in devices}
         try:
             yield
         finally:
-            for device, figures in start.items():
-                for path, value in figures_of(self.stats(device)):
+            for device, before in start.items():
+                after = self.stats(device)
+                if after == before:  # most often: a look at all figures takes much longer
+                    continue
+                figures = dict(figures_of(before))
+                for path, value in figures_of(after):
                     if value != figures.get(path, 0):
                         self._hidden[device][path] += value - figures.get(path, 0)
 
@@ -440,8 +448,12 @@ class AllocatorView:
             notify()
 
     def _note_peaks(self, device: int) -> None:
+        stats = self.stats(device)
+        if stats == self._noted.get(device):
+            return
+        self._noted[device] = stats
         peaks, plugged = self._peaks[device], self._plugged[device]
-        for path, peak in _peaks(self.stats(device)):
+        for path, peak in _peaks(stats):
             current = (*path[:-1], "current")
             own = peak - plugged[current]
             if own > peaks.get(path, 0):
@@ -491,6 +503,7 @@ class AllocatorView:
         self._notify()
         result: object = binding(device)
         self._peaks[device].clear()
+        self._noted.pop(device, None)
         return result
 
     def _reset_totals_of_test(self, binding: Callable[..., Any], device: int) -> object:

@@ -94,10 +94,10 @@ def keep_for_reuse() -> None:
     afterwards would be, and most of them are this package's.
     """
     for _ in range(REUSED):
-        _reusable.append([{}, *[_ELEMENTS[:length] for length in _LENGTHS]])
+        _reusable.append([{}, *map(_ELEMENTS.__getitem__, _SLICES)])
     _reusable.clear()
 
 
 _reusable: Final[list[list[object]]] = []
 _ELEMENTS: Final = tuple(range(LONGEST_TUPLE))
-_LENGTHS: Final = range(1, LONGEST_TUPLE)
+_SLICES: Final = tuple(map(slice, range(1, LONGEST_TUPLE)))

@@ -90,10 +90,10 @@ def compare(name: str, step: Callable[[], None]) -> list[str]:
         began = time.perf_counter()
         ends = {}
         try:
-            replay = WorkspaceReplay(run, recording, [""])
-            for end, count in (("least", number.smaller), ("most", number.larger)):
-                if count:
-                    ends[end] = replay.peaks(end)[0][""]
+            with WorkspaceReplay.open(run, recording, [""]) as replay:
+                for end, count in (("least", number.smaller), ("most", number.larger)):
+                    if count:
+                        ends[end] = replay.peaks(end)[0][""]
         except NoRangeError as error:
             return [name, str(number.smaller + number.larger), "", "", "", str(error)]
         served = time.perf_counter() - began

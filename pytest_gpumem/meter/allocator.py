@@ -148,15 +148,17 @@ def settle(devices: int | range) -> None:
     """
     import torch
 
+    held = [current(device) for device in device_range(devices)]
     # a collection takes tens of milliseconds where many modules are loaded: only if it can help
-    if any(current(device).allocated for device in device_range(devices)):
+    if any(peak.allocated for peak in held):
         collect_garbage()
         begin_count_again()
     for device in device_range(devices):
         torch.cuda.synchronize(device)
-    torch._C._cuda_clearCublasWorkspaces()
-    with VIEW.hidden_counters(device_range(devices)):
-        VIEW.empty_cache()
+    if any(peak.reserved for peak in held):
+        torch._C._cuda_clearCublasWorkspaces()
+        with VIEW.hidden_counters(device_range(devices)):
+            VIEW.empty_cache()
     empty_pinned_cache()
 
 

@@ -123,6 +123,10 @@ class Isolation:
         self.kept_foreign = list(map(minus, self.kept_foreign, peaks))
         self._pins.adopt(blocks)
 
+    def is_empty(self) -> bool:
+        """Return whether the devices hold no memory: there is nothing to settle."""
+        return all(current_in(stats) == NOTHING for stats in self.stats())
+
     def settle(self) -> bool:
         """Settle the devices, with the free rooms filled anew.
 

@@ -36,7 +36,7 @@ from pytest_gpumem.meter.garbage_watch import GarbageWatch
 from pytest_gpumem.meter.host_memory import HostWatch
 from pytest_gpumem.meter.isolation import Isolation
 from pytest_gpumem.meter.out_of_memory import WATCH
-from pytest_gpumem.meter.peaks import Apart, Tally, outside, without_few_pinned
+from pytest_gpumem.meter.peaks import NOTHING, Apart, Tally, outside, without_few_pinned
 from pytest_gpumem.meter.pinned import LOOPS, pinned_stats
 from pytest_gpumem.meter.provenance import provenance
 from pytest_gpumem.meter.step_watch import Steps
@@ -177,7 +177,8 @@ class Meter:
         self._loops_before = LOOPS.begun - LOOPS.alive
         self.host.start()
         self._began = beginning()
-        reset_peaks(self.devices)
+        with Uncounted():
+            reset_peaks(self.devices)
         self._stepping = False
         self._compiler = CompilerMemory()
         self._whole.begin(self._isolation.own(held))
@@ -397,6 +398,8 @@ class Meter:
         self.fold()
         self._left_off |= is_switched_off()
         switch_on()  # the rooms that are filled are the caching allocator's
+        if self._isolation.is_empty():
+            return
         with self._recorder.ours() if self._recorder else nullcontext():
             changed = self._isolation.settle()
         if changed:
@@ -440,6 +443,8 @@ class Meter:
             peaks: the memory, one Peak a device.
             known: its blocks.
         """
+        if all(peak == NOTHING for peak in peaks):
+            return
         self.fold()
         self._isolation.adopt(peaks, known.keys())
         self._follow_foreign()

@@ -22,6 +22,8 @@ def child_notes(run: Run) -> Iterator[Note]:
 
     They name no process by its number, so that they are the same in every run.
     """
+    if not run.children:
+        return
     reserved: dict[int, list[int]] = {}
     for child in run.children:
         for device, peak in child.peaks.items():

@@ -15,6 +15,7 @@ from pytest_gpumem.errors import is_own_error
 from pytest_gpumem.measurement import OutOfMemory, Peak
 from pytest_gpumem.meter.meter import Meter
 from pytest_gpumem.meter.out_of_memory import WATCH, find_out_of_memory, site_of
+from pytest_gpumem.meter.peaks import NOTHING
 from pytest_gpumem.meter.pinned import require_pinned_stats
 from pytest_gpumem.relations import Relation, read_relations
 from pytest_gpumem.sizes import shown
@@ -327,8 +328,9 @@ class Run:
         count = self.spec.devices
         self.owned.append(fixture)
         for stage in fixture.stages:
-            held = sums(self.meter.counted(), held_by_asking)
-            self.meter.consider(sums(held, padded(stage.peaks, count)))
+            if any(peak != NOTHING for peak in stage.peaks):
+                held = sums(self.meter.counted(), held_by_asking)
+                self.meter.consider(sums(held, padded(stage.peaks, count)))
             if stage.then is not None and stage.then not in self.owned:
                 self._replay(stage.then, sums(held_by_asking, padded(stage.held, count)))
         self.meter.adopt(padded(fixture.held, count), fixture.known)

@@ -61,13 +61,13 @@ def with_ranges(
     late = dict.fromkeys(which.reason for which in run.device.workspaces.late_frees())
     reason = "; ".join(filter(None, [uncertain.reason, *late]))
     try:
-        replay = WorkspaceReplay(run, recording, list(measured))
-        if any(uncertain[:2]):
-            reason = uncertain.reason
-            results = _ranged(run, measured, replay)
-        if late:
-            reason = "; ".join(late)
-            _tell_late(results, replay, reason)
+        with WorkspaceReplay.open(run, recording, list(measured)) as replay:
+            if any(uncertain[:2]):
+                reason = uncertain.reason
+                results = _ranged(run, measured, replay)
+            if late:
+                reason = "; ".join(late)
+                _tell_late(results, replay, reason)
     except NoRangeError as error:
         note = Note(NoteKind.WORKSPACES, f"{error}: {reason}")
         whole_spec, whole = results[""]

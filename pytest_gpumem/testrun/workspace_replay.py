@@ -27,6 +27,7 @@ among the requests at the upper end alone.
 from __future__ import annotations
 
 import ctypes
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pytest_gpumem.allocator_view import VIEW
@@ -39,7 +40,7 @@ from pytest_gpumem.meter.peaks import minus, plus
 from pytest_gpumem.testrun.allocator_script import TOO_MANY, NoRangeError, ScriptReader
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from pytest_gpumem.attribution.recording import Recording, Span
     from pytest_gpumem.devices.base import ExtraRequests
@@ -55,11 +56,30 @@ UNFIT: Final = "the step does not fit with the largest figures"
 class WorkspaceReplay:
     """Tells the peaks of one run with other sizes of workspaces."""
 
-    def __init__(self, run: Run, recording: Recording, parts: Sequence[str]) -> None:
-        """Read a recording, and check that its requests lead to the peaks that were measured.
+    @classmethod
+    @contextmanager
+    def open(
+        cls, run: Run, recording: Recording, parts: Sequence[str]
+    ) -> Iterator[WorkspaceReplay]:
+        """Serve a recording's requests in the block, if they lead to the peaks that were measured.
 
         Raises:
             NoRangeError: they do not, or are too many.
+        """
+        replay = cls(run, recording, parts)
+        with run.meter.apart(), VIEW.hidden(run.meter.devices):
+            peaks, _ = replay.peaks("usual")
+            if peaks != replay._measured:
+                raise NoRangeError(
+                    "the range is unknown: a replay of the run's requests had other peaks"
+                )
+            yield replay
+
+    def __init__(self, run: Run, recording: Recording, parts: Sequence[str]) -> None:
+        """Read a recording; see :meth:`open`.
+
+        Raises:
+            NoRangeError: its requests are too many, or cannot be read.
         """
         told = run.device.workspaces
         workspaces, awaited = told.used(), told.allocator_events()
@@ -82,11 +102,6 @@ class WorkspaceReplay:
             self._scripts.append(reader.script(mine, of_streams, besides, late))
         self._measured = {part: run.peaks_of(part) for part in parts}
         self._initial = [_held_before(run, index) for index in range(run.spec.devices)]
-        peaks, _ = self.peaks("usual")
-        if peaks != self._measured:
-            raise NoRangeError(
-                "the range is unknown: a replay of the run's requests had other peaks"
-            )
 
     def reasons(self) -> list[str]:
         """Return why a GPU may make more requests: choices that are not known."""
@@ -111,21 +126,20 @@ class WorkspaceReplay:
         """
         run, unfit = self._run, 0
         columns: dict[str, list[Peak]] = {part: [] for part in self._windows}
-        with run.meter.apart(), VIEW.hidden(run.meter.devices):
-            for index, device in enumerate(run.meter.devices):
-                stage = _Stage(run, device, self._initial[index])
-                try:
-                    script = self._scripts[index]
-                    stage.keeps = script.kept if late else set()
-                    peaks = stage.serve(script, self._windows, end, without)
-                finally:
-                    stage.end()
-                unfit += stage.unfit
-                for part, peak in peaks.items():
-                    limit = run.parts[part].spec.max_bytes if part in run.parts else None
-                    if limit is not None and peak.reserved > limit:
-                        raise NoRangeError(UNFIT)
-                    columns[part].append(peak)
+        for index, device in enumerate(run.meter.devices):
+            stage = _Stage(run, device, self._initial[index])
+            try:
+                script = self._scripts[index]
+                stage.keeps = script.kept if late else set()
+                peaks = stage.serve(script, self._windows, end, without)
+            finally:
+                stage.end()
+            unfit += stage.unfit
+            for part, peak in peaks.items():
+                limit = run.parts[part].spec.max_bytes if part in run.parts else None
+                if limit is not None and peak.reserved > limit:
+                    raise NoRangeError(UNFIT)
+                columns[part].append(peak)
         return {part: tuple(column) for part, column in columns.items()}, unfit
 
 

@@ -404,6 +404,31 @@ def test_an_operator_that_writes_one_large_tensor_takes_the_short_way(mode, monk
     assert names == []  # after a sparse tensor, too
 
 
+def test_operators_that_write_the_host_s_tensors_alone_take_the_short_way(mode, monkeypatch):
+    import torch
+
+    x, y = torch.ones(4), torch.zeros(4)
+    names = []
+    finish = mode.finish
+
+    def noting(call, *rest):
+        names.append(call.name)
+        finish(call, *rest)
+
+    def step():
+        x.uniform_()
+        torch._foreach_add_([x, y], 1)
+        x.copy_(y).mul_(x).zero_()
+
+    step()
+    monkeypatch.setattr(mode, "finish", noting)
+    step()
+    assert names == []
+    x.copy_(torch.full((4,), 3, device="cuda"))
+    assert x.tolist() == [3] * 4
+    assert "copy_" in names
+
+
 @pytest.mark.usefixtures("mode")
 def test_zeros_replace_what_a_large_tensor_held():
     """By a kernel before torch 2.15, which nobody sees write."""

@@ -180,7 +180,7 @@ typedef struct {
     bool host_written, too_large, all_real;  /* of those that are written */
     uint64_t written_count, largest_written; /* tensors; bytes */
     uint64_t first_type;                     /* of the first tensor's elements */
-    bool first_real, first_on_device, any;
+    bool first_real, first_on_device, any, any_on_device;
 } arguments;
 
 static bool is_number(object value) {
@@ -207,6 +207,7 @@ static void note_argument(object value, void *data) {
         seen->first_real = it.real;
         seen->first_on_device = where == ON_DEVICE;
     }
+    seen->any_on_device |= where == ON_DEVICE;
     if (where == ON_DEVICE && !seen->unknown && !seen->is_unread && it.bytes)
         seen->unknown = !gm_could_know((const void *)(uintptr_t)it.address);
     if (!seen->is_written) return;
@@ -271,6 +272,8 @@ static bool is_short(const operator_note *note, const arguments *seen, object ar
     if (seen->odd) return false;
     if (note->flags & READS) return seen->any && (!seen->first_on_device || reads_known(args));
     if (note->written) {
+        if (!seen->any_on_device && seen->any) return true; /* of the host's tensors alone */
+        if (note->flags & CHANGES) return false;
         if (seen->host_written || !seen->written_count) return false;
         if (note->flags & COPIES && (seen->largest_written <= gm_small_piece() || !seen->all_real)) return false;
         bool too_large = seen->largest_written > gm_largest_piece();
@@ -616,7 +619,7 @@ GM_API object gpumem_operator(object number, object args, object kwargs) {
     object result = NULL;
     outcome done = LEFT;
     seen.odd |= note.flags & INDEXES && has_mask(args);
-    if (!(note.flags & CHANGES) && is_short(&note, &seen, args, kwargs)) {
+    if (is_short(&note, &seen, args, kwargs)) {
         result = answer_of(&note, &seen, args, kwargs);
         done = COMPUTED;
     } else if (note.written && !seen.odd && !seen.unknown) {
