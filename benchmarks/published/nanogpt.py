@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 CARD = "H100"
 LONGER = "tensors of collectives kept a step more"
 RANKS = 8
+LOOKS_MS = 100
+"""between two looks of the thread that lets go of tensors of collectives"""
 STEPS = 6
 """training steps: tensors of collectives stay for two, and the first makes optimizer state"""
 TOKENS = {"train": 16 * 8 * 65536, "val": 10485760 + 2}
@@ -60,8 +62,13 @@ def folders(row: Row) -> list[str]:
 
 
 def varies(row: Row) -> bool:
-    """Return whether a row runs in the second variant: the one with twenty logs of one script."""
-    return row["logs"] == "20"
+    """Return whether a row runs in the second variant: steps between two looks of PyTorch's thread.
+
+    From torch 2.8 on tensors of collectives are kept.
+    """
+    major, minor, *_ = row["torch"].split(".")
+    keeps = (int(major), int(minor)) >= (2, 8)
+    return keeps and bool(row["step_ms"]) and float(row["step_ms"]) < LOOKS_MS
 
 
 def source(row: Row) -> str:
@@ -136,7 +143,7 @@ def logged(log: Path) -> None:
     dist.init_process_group = lambda *_, **__: None  # it is: this process is one of eight ranks
     dist.destroy_process_group = lambda *_, **__: None
     place = Path("place")  # a folder beside the data: one script looks for them there
-    (place / "logs").mkdir(parents=True)  # not every script makes it
+    (place / "logs" / "final").mkdir(parents=True)  # not every script makes it
     (place / "data").symlink_to("../data")
     script = Path("script.py")
     (place / script).write_text(text, encoding="utf-8")
@@ -217,18 +224,29 @@ def report(answers: Answers) -> str:
                 cells.append("")
         lines.append(
             [
-                *(*cells, several(row), "; ".join(told), unseen(row)),
-                *(answers.torch(row), answers.commits[row["row"]]),
+                *(*cells, row["step_ms"], several(row), "; ".join(told), longer(row, answers)),
+                *(unseen(row), answers.torch(row), answers.commits[row["row"]]),
             ]
         )
     heads = ["step", "torch", "real allocated", "virtual", "%", "real reserved", "virtual", "%"]
-    heads += ["logs: least to most", "ranges", "never looked at", "torch here", "commit"]
+    heads += ["ms a step", "logs: least to most", "ranges", LONGER]
+    heads += ["never looked at", "torch here", "commit"]
     text = [TITLE, line(), "", table(lines, heads), "", *spreads(groups, median=3), *within(groups)]
-    text += [
-        f"{name.removeprefix('modded-nanogpt ')}, {LONGER}: {peaks[0]:.2f}, {peaks[1]:.2f}"
-        for name, peaks in answers.figures[LONGER].items()
-    ]
     return "\n".join([*text, *missing(answers)])
+
+
+def longer(row: Row, answers: Answers) -> str:
+    """Return the cell of a row's second variant: its peaks, and whether the real ones lie between.
+
+    That is between the figures of the first one and its own.
+    """
+    if row["row"] not in answers.figures[LONGER]:
+        return ""
+    told = []
+    for at, name in enumerate(("allocated", "reserved")):
+        ends = [answers.figures[variant][row["row"]][at] for variant in VARIANTS]
+        told.append(f"{name} {holds(ends, float(row[f'{name}_mib']))}")
+    return "; ".join(told)
 
 
 def several(row: Row) -> str:

@@ -62,7 +62,7 @@ class Observer:
         """of each module that was called outside of others"""
         self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._initial_parameters: set[int] = set()
-        """ids of the parameters that the call of the outermost module began with"""
+        """ids of the parameters with memory that the call of the outermost module began with"""
         self._states: dict[int, tuple[int, list[tuple[int, int]]]] = {}
         """of each optimizer, by its id: how many states it has, and where some lie"""
         self._applying = 0
@@ -75,6 +75,8 @@ class Observer:
         """classes that normalize over a whole batch"""
         self._plain = {torch.Tensor, torch.nn.Parameter}
         """classes that wrap no other tensors"""
+        self._lazy = torch.nn.UninitializedParameter
+        """the class of parameters that the first call of a lazy module gives memory"""
 
     def install(self, stack: ExitStack) -> None:
         """Wrap the functions, with their restoration on a stack."""
@@ -266,7 +268,9 @@ class Observer:
             tree = self._trees[root] = _Tree(root)
         self._names.update(tree.names)
         parameters, buffers = tree.tensors()
-        self._initial_parameters = {id(parameter) for parameter, _ in parameters}
+        self._initial_parameters = {
+            id(parameter) for parameter, _ in parameters if type(parameter) is not self._lazy
+        }
         self._see_parameters(parameters)
         self._sweep("buffers", buffers)
 

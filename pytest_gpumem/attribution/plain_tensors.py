@@ -14,11 +14,17 @@ DEEPEST = 8
 
 
 def place_of(tensor: Tensor) -> tuple[int, int]:
-    """Return the device of a tensor's storage and its address; 0 where it has none."""
-    try:
-        return tensor.get_device(), tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return tensor.get_device(), 0
+    """Return the device of a tensor's storage and its address; 0 where it has none.
+
+    A subclass is not asked: that of a lazy module's parameters refuses, others note what is called.
+    """
+    import torch
+
+    with torch._C.DisableTorchFunctionSubclass():
+        try:
+            return tensor.get_device(), tensor.untyped_storage().data_ptr()
+        except (RuntimeError, NotImplementedError):
+            return tensor.get_device(), 0
 
 
 def plain_tensors(tensor: Tensor, depth: int = DEEPEST) -> Iterator[Tensor]:

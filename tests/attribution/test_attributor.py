@@ -362,6 +362,36 @@ def test_tensor_subclasses_are_the_tensors_that_they_wrap(torch):
         del model, optimizer
 
 
+def test_parameters_of_lazy_modules_are_parameters_once_they_have_memory(torch):
+    with recorded() as run:
+        model = torch.nn.Sequential(torch.nn.LazyLinear(WIDTH)).cuda()
+        model(data(torch))
+        with run.part("after", {}):
+            pass
+        found = of_part(run, "after")
+        assert found["parameters"] == rounded(WIDTH * WIDTH, WIDTH)
+        del model
+
+
+def test_a_tensor_subclass_is_not_asked_for_its_memory(torch):
+    class Refuses(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            raise ValueError(func)
+
+    with recorded() as run:
+        module = torch.nn.Identity()
+        module.register_buffer(
+            "table", torch.ones(WIDTH, WIDTH, device="cuda").as_subclass(Refuses)
+        )
+        module(data(torch))
+        with run.part("after", {}):
+            pass
+        found = of_part(run, "after")
+        assert found["buffers"] == rounded(WIDTH * WIDTH)
+        del module
+
+
 # ---- sites ----
 
 

@@ -404,6 +404,19 @@ def test_an_operator_that_writes_one_large_tensor_takes_the_short_way(mode, monk
     assert names == []  # after a sparse tensor, too
 
 
+@pytest.mark.usefixtures("mode")
+def test_parameters_of_lazy_modules_go_to_the_device_before_they_have_memory():
+    import torch
+
+    lazy = torch.nn.LazyLinear(2)
+    lazy.weight = torch.nn.UninitializedParameter()  # as libraries' own modules do, on the host
+    lazy.to("cuda")
+    x = torch.arange(6.0).view(2, 3).cuda()
+    y = lazy(x)
+    expected = torch.nn.functional.linear(x.cpu(), lazy.weight.cpu(), lazy.bias.cpu())
+    torch.testing.assert_close(y.cpu(), expected)
+
+
 def test_operators_that_write_the_host_s_tensors_alone_take_the_short_way(mode, monkeypatch):
     import torch
 
