@@ -212,7 +212,7 @@ def _make_nodes(number: int) -> None:
     """Make nodes on this thread until the next one has a number, if it is lower yet."""
     import torch
 
-    leaf = torch.empty(0, requires_grad=True)
+    leaf = torch.empty(0, device="cpu", requires_grad=True)
     with torch.enable_grad():
         for _ in range(number - torch._C._autograd._get_sequence_nr()):
             leaf.view(0)

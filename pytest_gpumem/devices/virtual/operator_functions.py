@@ -114,6 +114,7 @@ class OperatorFunctions:
             *(list, tuple, int, bool, float, torch.device, torch.Generator, Exception),
             *("device", "type", "cpu", describe, finish, large),
             *(_one_thread, torch.set_num_threads, torch.Tensor.is_neg),
+            torch._C._len_torch_function_stack,
         )
         functions = [ctypes.cast(getattr(api, name), ctypes.c_void_p).value for name in _FUNCTIONS]
         functions += ctypes.cast(c10[_EXCLUDE], ctypes.c_void_p).value, *_exchanging_functions()

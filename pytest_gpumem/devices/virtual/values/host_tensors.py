@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ from pytest_gpumem.sizes import KIB
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Any
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 HOST: Final = torch.device("cpu")
 PLAIN: Final = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -28,6 +32,25 @@ def available_memory() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * KIB
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def without_function_modes(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a function that the program's function modes do not see: a default device is one.
+
+    They are active where no call of Python's led to the operator: in TorchScript, for example.
+    """
+
+    @functools.wraps(function)
+    def unseen(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not _function_modes():
+            return function(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            return function(*args, **kwargs)
+
+    return unseen
+
+
+_function_modes: Final = torch._C._len_torch_function_stack
 
 
 def is_plain(tensor: Tensor) -> bool:

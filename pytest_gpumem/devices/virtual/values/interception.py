@@ -529,7 +529,7 @@ def _numbers_as_tensors(op: OpOverload, args: Sequence[Any]) -> list[Any]:
             if argument is None
             or isinstance(argument, torch.Tensor)
             or str(declared.type) != "Tensor"
-            else torch.tensor(argument)
+            else torch.tensor(argument, device="cpu")
             for argument, declared in zip(args, op._schema.arguments, strict=False)
         ]
 
@@ -541,7 +541,7 @@ def _tensors_of_numbers(places: Sequence[int], args: Sequence[Any]) -> tuple[Any
     ``torch.jit.trace`` are, kernels in Python get the number (``is_wrapped_number``).
     """
     return tuple(
-        torch.tensor(argument, dtype=TYPES_OF_NUMBERS[type(argument)])
+        torch.tensor(argument, dtype=TYPES_OF_NUMBERS[type(argument)], device="cpu")
         if place in places and type(argument) in TYPES_OF_NUMBERS
         else argument
         for place, argument in enumerate(args)

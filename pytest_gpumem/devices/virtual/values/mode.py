@@ -28,6 +28,7 @@ from pytest_gpumem.devices.virtual.values.host_tensors import (
     ranges_of,
     span,
     tensors_in,
+    without_function_modes,
 )
 from pytest_gpumem.devices.virtual.values.interception import (
     Interception,
@@ -253,6 +254,7 @@ class ValueMode:
         too_large = (tensor.nbytes for tensor in large if not self.fits(tensor))
         return sum(too_large) <= LIMITS.backed_small and all(map(self.could_be_known, large))
 
+    @without_function_modes
     def make_known(self, tensor: Tensor) -> bool:
         """Compute a tensor that could be known; False: it could not, or the host has no room."""
         return self.values.is_known(tensor) or self.deferred.computed(tensor)
@@ -264,6 +266,7 @@ class ValueMode:
 
     # -- operators inside of others --
 
+    @without_function_modes
     def before_opened(self, call: OperatorCall) -> HostCall | None:
         """Prepare for an operator that is run with the operators inside of it seen."""
         if call.name in PRODUCTS:
@@ -272,6 +275,7 @@ class ValueMode:
             self.running_here.count = self.layouts.nonzeros(call)
         return self.layouts.prepared(call)
 
+    @without_function_modes
     def finish_opened(
         self,
         call: OperatorCall,
@@ -285,6 +289,7 @@ class ValueMode:
 
     # -- before and after a CUDA operator --
 
+    @without_function_modes
     def before(self, call: OperatorCall) -> Plan | None:
         """Prepare for an operator that reads values or writes its arguments.
 
@@ -453,6 +458,7 @@ class ValueMode:
         """Give a small tensor, of which nothing is known, plausible values; False: no room."""
         return self.values.write(tensor, self.assumptions.of_tensor(tensor), assumed=True)
 
+    @without_function_modes
     def compute(self, call: OperatorCall, plan: Plan, device: int) -> tuple[Any] | None:
         """Return an operator's result, computed on the host; None where the host cannot."""
         function, full_name = call.traits.host, call.op._name
@@ -473,6 +479,7 @@ class ValueMode:
             self.failures.setdefault(call.name, reason)
             return None
 
+    @without_function_modes
     def finish(self, call: OperatorCall, result: object, plan: Plan | None) -> None:  # noqa: C901 - each case is short
         """Write an operator's values once the CUDA operator has run, or make them unknown."""
         traits = call.traits

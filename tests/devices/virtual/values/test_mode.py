@@ -405,6 +405,30 @@ def test_an_operator_that_writes_one_large_tensor_takes_the_short_way(mode, monk
 
 
 @pytest.mark.usefixtures("mode")
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
+@pytest.mark.filterwarnings("ignore:torch.sparse.SparseTensor:UserWarning")
+def test_the_program_s_default_device_is_not_that_of_values():
+    """Function modes are active where no call of Python's led to the operator."""
+    import torch
+
+    scripted = torch.jit.script(in_torchscript)
+    x = torch.rand(4, 5, device="cuda")
+    expected = in_torchscript(x.cpu())
+    with torch.device("cuda"):
+        result = scripted(x)
+        sparse = torch.sparse.FloatTensor(torch.tensor([[0, 1], [2, 0]]), torch.ones(2))
+        dense = sparse.to_dense()
+    torch.testing.assert_close(result.cpu(), expected)
+    assert dense.tolist() == [[0, 0, 1], [1, 0, 0]]
+
+
+def in_torchscript(x):
+    y = (x + 1).sum(0) * 2
+    y[0] = 3
+    return y.sort()[0].cumsum(0)
+
+
+@pytest.mark.usefixtures("mode")
 def test_parameters_of_lazy_modules_go_to_the_device_before_they_have_memory():
     import torch
 
@@ -439,7 +463,11 @@ def test_operators_that_write_the_host_s_tensors_alone_take_the_short_way(mode, 
     assert names == []
     x.copy_(torch.full((4,), 3, device="cuda"))
     assert x.tolist() == [3] * 4
-    assert "copy_" in names
+    assert names.count("copy_") == 1
+    wrapped = torch.full((4,), 5, device="cuda").as_subclass(type("Wrapper", (torch.Tensor,), {}))
+    x.copy_(wrapped)
+    assert x.tolist() == [5] * 4
+    assert names.count("copy_") == 2
 
 
 @pytest.mark.usefixtures("mode")

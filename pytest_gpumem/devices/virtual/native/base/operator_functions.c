@@ -27,6 +27,7 @@ static struct {
     object large;    /* the test is a large one from now on */
     object one_thread, threads_again; /* the first returns what the second takes */
     object is_negative; /* whether a tensor's elements have other signs than its bytes, as imaginary parts may */
+    object function_modes; /* returns how many of the program's are active: a default device is one */
     object (*call)(object function, object arguments, object keywords);
     object (*call_with)(object function, ...);
     object (*type_of)(object);
@@ -268,11 +269,28 @@ static bool has_mask(object args) {
     return has;
 }
 
+static void note_subclass(object value, void *data) {
+    object type = python.type_of(value);
+    python.drop(type);
+    *(bool *)data |= type != python.tensor && type != python.parameter && type != python.buffer &&
+                     python.is_subtype(type, python.tensor);
+}
+
+/* Whether an operator's tensors all lie on the host, of a subclass none: it may wrap others. */
+static bool is_of_host(const arguments *seen, object args, object kwargs) {
+    if (!seen->any || seen->any_on_device) return false;
+    bool any_subclass = false;
+    for (intptr_t i = 0; i < python.tuple_size(args); i++) each(python.tuple_item(args, i), note_subclass, &any_subclass);
+    object name, value;
+    for (intptr_t at = 0; kwargs && python.next_entry(kwargs, &at, &name, &value);) each(value, note_subclass, &any_subclass);
+    return !any_subclass;
+}
+
 static bool is_short(const operator_note *note, const arguments *seen, object args, object kwargs) {
     if (seen->odd) return false;
     if (note->flags & READS) return seen->any && (!seen->first_on_device || reads_known(args));
     if (note->written) {
-        if (!seen->any_on_device && seen->any) return true; /* of the host's tensors alone */
+        if (is_of_host(seen, args, kwargs)) return true;
         if (note->flags & CHANGES) return false;
         if (seen->host_written || !seen->written_count) return false;
         if (note->flags & COPIES && (seen->largest_written <= gm_small_piece() || !seen->all_real)) return false;
@@ -461,11 +479,23 @@ static void refuse(object value, void *data) {
 
 typedef enum { LEFT, COMPUTED, FAILED } outcome;
 
+/* Whether a mode would see what the host's function calls. */
+static bool any_function_mode(void) {
+    object count = python.call_with(python.function_modes, NULL);
+    if (!count) {
+        python.clear_error();
+        return true;
+    }
+    bool any = python.number_of(count) > 0;
+    python.drop(count);
+    return any;
+}
+
 /* Calls the host's function. LEFT: Python has to look at the call; FAILED: an error is to be raised. */
 static outcome call_host(const operator_note *note, host_call *call, object args, object kwargs, object *result) {
     object name, value;
     for (intptr_t at = 0; kwargs && python.next_entry(kwargs, &at, &name, &value);) each(value, refuse, call);
-    if (!goes_on(note, call)) return LEFT;
+    if (!goes_on(note, call) || any_function_mode()) return LEFT;
     intptr_t count = python.tuple_size(args);
     object host_args = python.new_tuple(count);
     if (!host_args) return FAILED;
