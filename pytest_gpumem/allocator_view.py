@@ -10,7 +10,9 @@ so that every function, also one imported earlier, returns the values without th
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 import sys
 import threading
 import time
@@ -253,8 +255,8 @@ class AllocatorView:
         """Return ``torch.cuda.memory_snapshot()`` with the measurement's blocks."""
         import torch
 
-        with self._unchanged():
-            segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()
+        with self._unchanged(), _inductor_not_imported():
+            segments: list[dict[str, Any]] = torch.cuda.memory_snapshot(**_without_traces())
         return segments
 
     @contextmanager
@@ -613,6 +615,15 @@ class _NamesButInductor(set[str]):
     def __contains__(self, name: object) -> bool:
         hidden = name == INDUCTOR and threading.get_ident() == self._thread
         return not hidden and super().__contains__(name)
+
+
+@functools.cache
+def _without_traces() -> dict[str, Any]:
+    """Return what leaves the events out of a snapshot, if this version of torch can do so."""
+    import torch
+
+    takes = inspect.signature(torch.cuda.memory_snapshot).parameters
+    return {"include_traces": False} if "include_traces" in takes else {}
 
 
 @contextmanager

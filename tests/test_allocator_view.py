@@ -361,6 +361,7 @@ from pytest_gpumem.allocator_view import VIEW
 torch.cuda.memory._record_memory_history()
 kept = torch.ones(4 << 20, device="cuda")
 assert VIEW.snapshot()["device_traces"]
+assert VIEW.segments()[0]["blocks"]
 print([name for name in ("torch._inductor", "torch._dynamo", "sympy") if name in sys.modules])
 
 inner = torch.cuda.memory._snapshot
