@@ -19,7 +19,7 @@ from pytest_gpumem.meter.allocator import (
 )
 from pytest_gpumem.meter.peaks import MIN_PINNED, NOTHING, minus
 from pytest_gpumem.meter.pinned import pinned_stats
-from pytest_gpumem.meter.pins import Pins, pages_at_gaps
+from pytest_gpumem.meter.pins import Pins, has_gaps
 from pytest_gpumem.notes import NoteKind, notes_of
 from pytest_gpumem.sizes import format_size
 
@@ -46,8 +46,8 @@ class Isolation:
         self.returned: set[tuple[int, int]] = set()
         """device and address of foreign blocks that went back to the allocator"""
         self._pins = Pins(devices, ())
-        self._gaps = 0
-        """bytes that the step may reserve more, as foreign memory divides expandable segments"""
+        self._divided = False
+        """whether foreign memory divides expandable segments: the step may reserve more"""
         self._pinned_lost = 0
         """bytes of foreign pinned memory that was freed: the allocator may have it as yet"""
 
@@ -107,7 +107,7 @@ class Isolation:
             blocks = {
                 place: size for place, size in self.blocks().items() if place not in owned_blocks
             }
-            self._gaps = pages_at_gaps(VIEW.segments())
+            self._divided = has_gaps(VIEW.segments())
         self.initial_foreign, self.kept_foreign = foreign, list(foreign)
         self._pins = Pins(self.devices, blocks)
         return all_stats
@@ -190,18 +190,20 @@ class Isolation:
         ]
         return any(lost)
 
-    def notes(self) -> list[Note]:
-        """Return notes about figures that are not exact."""
+    def notes(self, peaks: Sequence[Peak]) -> list[Note]:
+        """Return notes about figures that are not exact; ``peaks`` has these, one a device."""
         sentences = self._pins.notes()
         if self.plugs.unfilled:
             sentences.append(
                 "earlier tests left free gaps in their segments, and not all gaps could be "
                 "filled: peak reserved may be wrong by up to 20.00 MiB"
             )
-        if self._gaps:
+        # Alone a step reserves no less than it allocates.
+        more = max((peak.reserved - peak.allocated for peak in peaks), default=0)
+        if self._divided and more > 0:
             sentences.append(
                 "memory of earlier tests divides PyTorch's expandable segments: peak reserved may "
-                f"be too high by up to {format_size(self._gaps)}"
+                f"be too high by up to {format_size(more)}"
             )
         if self._pinned_lost >= MIN_PINNED:
             lost = format_size(self._pinned_lost)

@@ -308,7 +308,7 @@ class Meter:
         finally:
             self.note()
             self._open.remove(tally)
-            tally.notes = self._isolation.notes()
+            tally.notes = self._isolation.notes(tally.peaks)
             tally.windows.append(Span(began, now()))
 
     @contextmanager
@@ -562,7 +562,7 @@ class Meter:
         if whole:
             if self._left_off or is_switched_off():
                 own.append(SWITCHED_OFF)
-            own += self._isolation.notes()
+            own += self._isolation.notes(self._whole.peaks)
             peaks = [peak.allocated for peak in self._whole.peaks]
             own += notes_of(NoteKind.GARBAGE, self._garbage.notes(peaks))
             own += notes_of(NoteKind.COMPILATION, self._compiler.notes(self._whole.peaks))

@@ -240,25 +240,15 @@ def page_size(segment: dict[str, Any]) -> int:
     return int(declared[1]) * MIB if declared else 20 * MIB
 
 
-def pages_at_gaps(segments: Sequence[dict[str, Any]]) -> int:
-    """Return the bytes of a page for each gap without memory that expandable segments may have.
+def has_gaps(segments: Sequence[dict[str, Any]]) -> bool:
+    """Return whether expandable segments may have gaps without memory beside memory.
 
-    PyTorch maps memory at the lowest gap that a request fits. The request takes whole pages, and
-    the rest of the last page serves a later request if the gap goes on behind the page. Alone a
-    step has no such gaps: it maps one page after the other. Nothing tells where a segment begins:
-    before its first memory there may be a gap as well.
+    PyTorch maps memory at a gap that a request fits. The request takes whole pages, and the rest of
+    the last page serves a later request if the gap goes on behind the page. What is free in a gap
+    does not join what is free elsewhere. Alone a step has no such gaps: it maps one page after the
+    other. Nothing tells where a segment begins: before its first memory there may be a gap as well.
     """
-    ends: dict[tuple[int, int, str], int] = {}
-    pages = 0
-    for segment in sorted(segments, key=lambda segment: int(segment["address"])):
-        page = page_size(segment)
-        if not page:
-            continue
-        place = segment["device"], segment["stream"], segment["segment_type"]
-        if ends.get(place) != segment["address"]:
-            pages += page
-        ends[place] = segment["address"] + segment["total_size"]
-    return pages
+    return any(page_size(segment) for segment in segments)
 
 
 def _blocks_of(segment: dict[str, Any]) -> Iterator[Plug]:

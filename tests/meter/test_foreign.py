@@ -93,8 +93,8 @@ def test_so_it_does_where_segments_are_expandable(device):
 @pytest.mark.parametrize(
     ("sizes", "freed", "reserved", "told"),
     [
-        ((12, 88, 64), 1, 160, "40.00 MiB"),
-        ((88, 12), 0, 160, "20.00 MiB"),  # nothing tells where the segment begins
+        ((12, 88, 64), 1, 160, "32.00 MiB"),
+        ((88, 12), 0, 160, "32.00 MiB"),  # nothing tells where the segment begins
         ((12,), 0, 140, ""),
     ],
 )
@@ -118,6 +118,23 @@ def test_gaps_beside_foreign_memory_in_an_expandable_segment_are_told(
     )
     notes = [note for note in result.note_texts if "expandable" in note]
     assert notes == ([sentence] if told else [])
+
+
+def test_what_is_free_in_a_gap_does_not_join_what_is_free_behind_it(device):
+    """Alone the step reserves 240 MiB, so the note has to tell more than a page."""
+    with expandable_segments():
+        left = [tensor(size * MIB) for size in (20, 200, 20)]
+        del left[1]
+        meter = Meter(device, device.open(CARD_80GIB, 1), 1)
+        meter.start()
+        first = tensor(180 * MIB)
+        del first
+        second = tensor(240 * MIB)
+        result = meter.result()
+        meter.stop()
+        del second, left
+    assert result.peaks[0] == Peak(240 * MIB, 420 * MIB)
+    assert any(text.endswith("may be too high by up to 180.00 MiB") for text in result.note_texts)
 
 
 @pytest.mark.parametrize("expandable", [False, True])
