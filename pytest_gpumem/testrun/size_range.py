@@ -15,7 +15,7 @@ from pytest_gpumem.measurement import Peak, PeakRange
 from pytest_gpumem.notes import Note, NoteKind
 from pytest_gpumem.sizes import format_size
 from pytest_gpumem.testrun.allocator_script import NoRangeError
-from pytest_gpumem.testrun.workspace_replay import WorkspaceReplay
+from pytest_gpumem.testrun.workspace_replay import WorkspaceReplay, unpinned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -171,7 +171,7 @@ def _with_range(measurement: Measurement, spanned: PeakRange) -> Measurement:
     notes = [note for note in measurement.notes if note.kind not in TOLD]
     if figures:
         judged = "; the largest figures are compared with limits" if spanned.judged else ""
-        if measurement.peaks == spanned.most:
+        if tuple(map(unpinned, measurement.peaks)) == spanned.most:
             judged = "; the test's figures are the largest"
         text = f"{figures}: {spanned.reason}{judged}"
         notes.append(Note(NoteKind.WORKSPACES, text))

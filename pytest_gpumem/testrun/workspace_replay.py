@@ -100,7 +100,7 @@ class WorkspaceReplay:
             besides = [extra for extra in extras if extra.device == device]
             late = [which for which in late_frees if which.device == device]
             self._scripts.append(reader.script(mine, of_streams, besides, late))
-        self._measured = {part: run.peaks_of(part) for part in parts}
+        self._measured = {part: tuple(map(unpinned, run.peaks_of(part))) for part in parts}
         self._initial = [_held_before(run, index) for index in range(run.spec.devices)]
 
     def reasons(self) -> list[str]:
@@ -143,12 +143,17 @@ class WorkspaceReplay:
         return {part: tuple(column) for part, column in columns.items()}, unfit
 
 
+def unpinned(peak: Peak) -> Peak:
+    """Return a peak without pinned memory: of that nothing is requested here."""
+    return Peak(peak.allocated, peak.reserved)
+
+
 def _held_before(run: Run, index: int) -> Peak:
     """Return the memory of live fixtures of wider scope that other tests set up."""
     held = Peak(0, 0)
     for fixture in run.owned:
         if fixture.before_run and len(fixture.held) > index:
-            held = plus(held, fixture.held[index])
+            held = plus(held, unpinned(fixture.held[index]))
     return held
 
 

@@ -137,6 +137,29 @@ request(80)"""
     assert range_of(session)[0] == [120, 200, 160, 240]
 
 
+PINS = """
+@pytest.fixture(scope="module")
+def data():
+    return torch.empty(4 * MIB, dtype=torch.uint8, pin_memory=True), hold(2)
+
+@pytest.mark.gpu_memory
+def test_first(data):
+    pass
+
+@pytest.mark.gpu_memory
+def test_it(data):
+    pinned = torch.empty(8 * MIB, dtype=torch.uint8, pin_memory=True)
+    a = hold(20)
+    request(40)
+"""
+
+
+def test_a_step_that_pins_memory_has_its_range(suite):
+    session = suite.run("-vv", source=f"{HEAD}{PINS}")
+    assert session.outcomes == {"passed": 2}
+    assert range_of(session)[0] == [22, 62, 40, 80]
+
+
 def test_limits_are_held_to_the_largest_figures(suite):
     body = "a = hold(20)\nrequest(80)"
     assert session_of(suite, body, "max_reserved_gib=0.1").outcomes == {"passed": 1}
