@@ -12,6 +12,7 @@ IS_TRANSFORMER = re.compile("gpt|GPT|distilgpt2|T5|opt|Cerebras")
 RESULTS = ROOT / "benchmarks/results"
 ASKED = ("none", "9.8.0", "9.19.0", "9.26.0")
 """cuDNNs of a table, the first of those with the same figures"""
+LONGER = "tensors of collectives kept a step more"
 COMPILED = {"nanogpt": ("%", "% 2"), "speedups": ("", "%"), "titan": ("", "% 2")}
 """results of compiled code, with the columns of the errors in what is allocated and reserved"""
 CLAIMS = {
@@ -263,7 +264,7 @@ def test_the_page_begins_with_the_plot_and_its_numbers(monkeypatch):
     assert f"{len(far)} predictions are more than 10 % off" in head
     compiled = far.count("Compiled")
     assert f"{len(far) - compiled} are of convolutions" in head
-    assert f"{compiled} are compiled runs" in head.replace("three", "3")
+    assert f"{compiled} are compiled runs" in head.replace("four", "4")
     assert plot.PLOT.read_text(encoding="utf-8") == plot.svg(rows)
 
 
@@ -305,17 +306,52 @@ def test_llamas_compiled_by_torchtitan_are_as_near_as_the_page_says(monkeypatch)
     assert [error <= 0.01 for error in sorted(same)] == [True] * 5 + [False]
 
 
-def test_twenty_logs_lie_between_collectives_kept_for_two_steps_and_for_three():
-    text = (RESULTS / "published_nanogpt.txt").read_text(encoding="utf-8")
-    row = re.search(r"^short 2025-07-12 BosAlign  .*$", text, re.MULTILINE)
-    longer = re.search(r"BosAlign, tensors of collectives kept a step more: (\d+)", text)
-    assert row is not None
-    assert longer is not None
-    assert "32520.77" in row[0]
-    assert "20: 33277 to 33644" in row[0]
-    assert longer[1] == "34251"
+def test_short_steps_lie_between_collectives_kept_for_two_steps_and_for_three(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    evidence = importlib.import_module("benchmarks.published.evidence")
+    [rows] = evidence.tables("published_nanogpt")
+    longer = {
+        row["step"]: row[LONGER].partition(";")[0] for row in rows if row[LONGER]
+    }  # allocated
+    assert all(float(row["ms a step"]) < 100 for row in rows if row["step"] in longer)
+    assert [step for step, cell in longer.items() if "NOT HELD" in cell] == [
+        "short 2025-07-18 TritonMuon"
+    ]
     page = flat(read("explanation/accuracy.md"))
+    assert len(longer) == 4
+    assert "In three of the four rows, the real peak allocated lies between two such" in page
+    row = next(row for row in rows if row["step"] == "short 2025-07-12 BosAlign")
+    assert "20: 33277 to 33644" in row["logs: least to most"]
+    assert "allocated 32520.77 to 34251.16: held" in row[LONGER]
     assert "have 33,277 to 33,644 MiB allocated. The virtual GPU has 32,521, and 34,251" in page
+    row = next(row for row in rows if row["step"] == "short 2025-07-18 TritonMuon")
+    assert "allocated 32152.77 to 33703.16" in row[LONGER]
+    assert "has 34,460 MiB, and the virtual GPU 33,703 with one step more" in page
+
+
+def test_ranges_of_compiled_steps_hold_the_rows_that_the_page_names(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    evidence = importlib.import_module("benchmarks.published.evidence")
+    [rows] = evidence.tables("published_nanogpt")
+    outside = {}
+    for row in rows:
+        for cell in row["ranges"].split("; "):
+            if "NOT HELD" in cell:
+                outside.setdefault(cell.split()[0], []).append(row["step"])
+    page = flat(read("explanation/accuracy.md"))
+    number = sum(bool(row["ranges"]) for row in rows)
+    assert number == len(rows)
+    allocated, reserved = outside["allocated"], outside["reserved"]
+    assert f"hold {number - len(allocated)} of the {number} peaks allocated" in page
+    assert f"and {number - 1 - len(reserved)} of the {number - 1} peaks reserved" in page
+    unseen = [row for row in rows if row["never looked at"]]
+    assert len(unseen) == 10
+    for row in unseen:
+        cells = dict(cell.split(" ", 1) for cell in row["ranges"].split("; "))
+        for name, kind in (("allocated", "%"), ("reserved", "% 2")):
+            assert abs(float(row[kind])) <= 2 or "NOT HELD" not in cells[name], row["step"]
+    near = [row for row in rows if abs(float(row["%"])) <= 0.01]
+    assert f"{len(near)} peaks allocated are within 0.01 % of the lower end" in page
 
 
 def test_ranges_of_compiled_steps_are_as_wide_and_as_narrow_as_the_page_says(monkeypatch):
