@@ -1,5 +1,8 @@
 """A marked test reads of PyTorch's allocator what the same program reads without the plugin."""
 
+import functools
+import importlib
+import inspect
 import json
 import os
 import re
@@ -382,3 +385,19 @@ def test_a_snapshot_imports_no_compiler():
     done = run_python(SNAPSHOTS)
     assert done.stdout.splitlines()[:3] == ["[]", "False", "torch._inductor"], done.stderr
     assert done.stdout.splitlines()[3].startswith("True ['_dynamo', ")
+
+
+def test_blocks_are_read_without_the_history(monkeypatch):
+    """Making all its events takes long, and memory is settled often."""
+    torch = virtual_device() and importlib.import_module("torch")
+    real, calls = torch.cuda.memory_snapshot, []
+
+    @functools.wraps(real)
+    def noting(**options):
+        calls.append(options)
+        return real(**options)
+
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", noting)
+    VIEW.segments()
+    has_option = "include_traces" in inspect.signature(real).parameters
+    assert calls == [{"include_traces": False} if has_option else {}]

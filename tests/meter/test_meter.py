@@ -159,6 +159,20 @@ def test_garbage_that_the_step_leaves_is_not_retained(meter):
 # ---- parts ----
 
 
+def test_devices_that_hold_nothing_are_not_settled(device):
+    meter = Meter(device, device.open(CARD_80GIB, 2), 2, record=True)
+    meter.start()
+    meter.resettle()  # as at each use of a fixture of wider scope
+    kept = tensor(MIB, 1)
+    meter.resettle()
+    del kept
+    meter.resettle()  # the allocator has it as yet
+    meter.resettle()
+    recording = meter.recording()
+    meter.stop()
+    assert len(recording.ours) == 2
+
+
 def test_a_part_has_its_own_peaks_and_the_whole_keeps_its(meter):
     meter.start()
     work(90 * MIB)
