@@ -30,11 +30,19 @@ LIMITS = (0.03, 0.06, 0.12, 1)
 SCOPES = ("function", "class", "module", "session")
 SIZES = (0.01, 0.3, 1, 1.5, 3, 7, 12, 20, 33, 64, 100)
 """MiB: of both of the allocator's pools, and on each side of its limits at 1, 10 and 20 MiB"""
+SKIPPED = "skipped"
+"""in place of a part's name: a test that did not run, as there is no virtual GPU"""
 RESULTS = "RANDOM_SUITE_RESULTS"
 """the environment's name for the file of a session's figures"""
 
 CONFTEST = f"""
-import dataclasses, json, os
+import dataclasses, json, os, pytest
+
+def pytest_runtest_logreport(report):
+    if type(report) is pytest.TestReport and report.skipped and "gpumem" in report.longrepr[2]:
+        row = {{"test": report.nodeid, "part": {SKIPPED!r}, "values": report.longrepr[2]}}
+        with open(os.environ[{RESULTS!r}], "a") as stream:
+            stream.write(json.dumps(row) + "\\n")
 
 def pytest_gpumem_judged(item, result):
     measurement = result.measurement
@@ -498,7 +506,12 @@ def differences(runner, files, seed, *, workers=False):
         for test in file.tests
         if test.marker is not None
     }
-    return impossible + [
+    unmeasured = [
+        f"{name}: {rows[0]['values']}"
+        for name, rows in alone.items()
+        if name.endswith(f" ({SKIPPED})")
+    ]
+    return [*impossible, *unmeasured] + [
         f"{name}: {rows.get(name)} in {order}, {alone.get(name)} alone"
         for order, rows in sessions
         for name in sorted({*rows, *alone})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from helpers import random_suites
 from helpers.random_suites import (
+    OPTIONS,
     File,
     Runner,
     Test,
@@ -58,6 +60,14 @@ def test_a_pair_that_no_allocator_can_have_is_seen(runner, monkeypatch):
         rows = [{"test_a.py::test_a": [shown]}] * 3
         monkeypatch.setattr(runner, "figures", lambda _plans, rows=rows: rows)
         assert len(differences(runner, files, 0)) == count
+
+
+def test_suites_that_are_not_measured_are_seen(runner, monkeypatch):
+    """Without the virtual GPU's libraries, say, each test is skipped, alone and in every order."""
+    monkeypatch.setattr(random_suites, "OPTIONS", (*OPTIONS, "--gpumem-device=none"))
+    tests = Test("test_a", "", (), ("mib(1)",)), Test("test_b", None, (), ())
+    (sentence,) = differences(runner, (File("test_a.py", (), tests),), 0)
+    assert sentence.startswith("test_a.py::test_a (skipped): ")
 
 
 @pytest.mark.parametrize(
