@@ -20,7 +20,7 @@ from pytest_gpumem.measurement import Peak
 from pytest_gpumem.meter.pinned import empty_pinned_cache
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 
 NO_CACHING: Final = "PYTORCH_NO_CUDA_MEMORY_CACHING"
@@ -140,24 +140,30 @@ def reset_peaks(devices: int | range) -> None:
     VIEW.reset_pinned_peaks()
 
 
-def settle(devices: int | range) -> None:
+def settle(devices: int | range, *, needs_collection: Callable[[], bool] | None = None) -> None:
     """Release unused memory: garbage, cuBLAS workspaces, cached segments, cached pinned memory.
 
     The cuBLAS workspaces count as allocated and are made by whichever test calls cuBLAS first; they
     are cleared so that every test makes its own.
+
+    Args:
+        devices: the number of devices, or theirs.
+        needs_collection: is asked where memory is left; without, garbage is collected.
     """
     import torch
 
-    held = [current(device) for device in device_range(devices)]
-    # a collection takes tens of milliseconds where many modules are loaded: only if it can help
-    if any(peak.allocated for peak in held):
+    measured = device_range(devices)
+    for device in measured:
+        torch.cuda.synchronize(device)
+    if any(current(device).reserved for device in measured):
+        torch._C._cuda_clearCublasWorkspaces()
+    # a collection takes a tenth of a second where many modules are loaded: only if it can help
+    left = any(current(device).allocated for device in measured)
+    if left and (needs_collection is None or needs_collection()):
         collect_garbage()
         begin_count_again()
-    for device in device_range(devices):
-        torch.cuda.synchronize(device)
-    if any(peak.reserved for peak in held):
-        torch._C._cuda_clearCublasWorkspaces()
-        with VIEW.hidden_counters(device_range(devices)):
+    if any(current(device).reserved for device in measured):
+        with VIEW.hidden_counters(measured):
             VIEW.empty_cache()
     empty_pinned_cache()
 

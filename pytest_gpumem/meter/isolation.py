@@ -19,7 +19,7 @@ from pytest_gpumem.meter.allocator import (
 )
 from pytest_gpumem.meter.peaks import MIN_PINNED, NOTHING, minus
 from pytest_gpumem.meter.pinned import pinned_stats
-from pytest_gpumem.meter.pins import Pins, has_gaps
+from pytest_gpumem.meter.pins import FINDER, Pins, has_gaps
 from pytest_gpumem.notes import NoteKind, notes_of
 from pytest_gpumem.sizes import format_size
 
@@ -126,6 +126,15 @@ class Isolation:
     def is_empty(self) -> bool:
         """Return whether the devices hold no memory: there is nothing to settle."""
         return all(current_in(stats) == NOTHING for stats in self.stats())
+
+    def has_new_blocks(self) -> bool:
+        """Return whether a block is held that was not when the last step began.
+
+        Only then garbage is collected before the next one: a collection takes a tenth of a second
+        where many modules are loaded, and each test beside memory that stays would wait for it.
+        Older memory may be garbage since; it is foreign memory, whatever refers to it.
+        """
+        return not FINDER.remembers(self.blocks())
 
     def settle(self) -> bool:
         """Settle the devices, with the free rooms filled anew.

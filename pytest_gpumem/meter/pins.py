@@ -90,7 +90,7 @@ class Pins:
                 plugs |= blocks
             else:  # its rooms serve no other pool, and compiled graphs count references
                 self._loose.update((place, plug.size) for place, plug in blocks.items())
-        for place, tensor in _FINDER.tensors_at(plugs):
+        for place, tensor in FINDER.tensors_at(plugs):
             if place not in self._pins:
                 self._pins[place] = _Pin(tensor.untyped_storage(), plugs[place])
             # The last tensor of a block dies with it. What a graph saved has no such moment.
@@ -287,6 +287,17 @@ class _Finder:
         for place, tensors in known.items():
             yield from ((place, tensor) for tensor in tensors)
 
+    def remembers(self, places: Collection[Place]) -> bool:
+        """Return whether the tensors are alive that the last search found, at all these places."""
+        known = self._remembered(places)
+        return all(known[place] or place in self._missing for place in places)
+
+    def forget(self, places: Iterable[Place]) -> None:
+        """Search for tensors at these places the next time."""
+        for place in places:
+            self._known.pop(place, None)
+            self._missing.discard(place)
+
     def _remembered(self, places: Collection[Place]) -> dict[Place, list[Tensor]]:
         known = {}
         for place in places:
@@ -315,4 +326,4 @@ class _Finder:
         return known
 
 
-_FINDER: Final = _Finder()
+FINDER: Final = _Finder()

@@ -1,6 +1,7 @@
 """The protocol of one measurement: what a step is charged with, and what it is not."""
 
 import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -139,6 +140,35 @@ def test_garbage_of_earlier_tests_is_gone_when_the_step_begins(meter):
     del ring
     meter.start()
     assert foreign(meter) == Peak(0, 0)
+
+
+class Ring:
+    """An object that garbage collection alone frees."""
+
+    def __init__(self):
+        self.ring = self
+
+
+def test_garbage_is_collected_before_a_step_where_memory_is_new(device, meter):
+    def collects():
+        ring = weakref.ref(Ring())
+        meter.start()
+        meter.stop()
+        return ring() is None
+
+    gc.disable()
+    try:
+        kept = tensor(30 * MIB)
+        assert collects()
+        assert not collects()  # a collection of all objects takes a tenth of a second
+        kept = [kept, tensor(MIB)]
+        assert collects()
+        assert not collects()
+        del kept[1]
+        kept.append(tensor(MIB))  # where the other one was
+        assert collects()
+    finally:
+        gc.enable()
 
 
 def test_peaks_of_a_set_up_that_others_ran_can_be_considered(meter):

@@ -273,6 +273,31 @@ def test_set_up_peaks_of_wide_fixtures_are_those_of_the_test_alone_in_every_orde
     assert suite.run("-v", *(f"test_it.py::{name}" for name in reversed(names))).figures() == alone
 
 
+RING = """
+class Ring:
+    def __init__(self):
+        self.data, self.ring = mib(30), self
+
+@pytest.fixture(scope="module")
+def ring():
+    return Ring()
+
+@pytest.mark.gpu_memory
+def test_first(ring): mib(1)
+
+@pytest.mark.gpu_memory
+def test_second(ring): mib(1)
+"""
+
+
+def test_a_wide_fixture_that_ends_as_garbage_is_gone_when_the_next_test_begins(suite):
+    suite.write("test_a.py", RING)
+    suite.write("test_b.py", STEP)
+    session = suite.run_warm("-v")
+    assert session.figures()["test_b.py::test_step"] == (41.18, 54)
+    assert "left behind" not in session.flat
+
+
 def test_an_unmarked_test_may_set_up_what_a_marked_one_asks_for_late(suite):
     """By a name in its code, also of a fixture that asks for another one."""
     session = suite.run(
