@@ -4,6 +4,7 @@ pytest loads this package by the entry point ``gpumem``, and for ``-p pytest_gpu
 hooks have to be names in here.
 """
 
+from pytest_gpumem.plugin import plain_imports  # noqa: F401 - before all others
 from pytest_gpumem.plugin.entry import (
     _card,
     _rank,

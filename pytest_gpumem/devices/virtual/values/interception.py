@@ -26,6 +26,7 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytest_gpumem.collector import Uncounted
 from pytest_gpumem.devices.virtual.values.host_tensors import (
     describe,
     extents_of,
@@ -201,7 +202,8 @@ class Interception:
         if cls._registered:
             LATE.register()
             return
-        cls._registered.extend(_registrations())
+        with Uncounted():  # so many objects begin a pass over all that imports have made
+            cls._registered.extend(_registrations())
         LATE.begin()
         keep_from(KEYS)
         let_higher_order_operators_pass(_INCLUDED)
