@@ -68,6 +68,8 @@ class NoteKind(str, Enum):
     """memory that reference cycles held"""
     EARLIER_MEMORY = "earlier memory", Severity.FIGURE
     """memory of earlier tests that may change the figures"""
+    EARLIER_SEGMENTS = "earlier segments", Severity.FIGURE
+    """segments of earlier tests, beside which peak reserved may be another one"""
     SLOPE = "slope", Severity.FIGURE
     """figures that are not on the line through batch sizes"""
 

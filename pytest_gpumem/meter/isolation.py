@@ -199,18 +199,24 @@ class Isolation:
         ]
         return any(lost)
 
+    @property
+    def is_reserved_in_doubt(self) -> bool:
+        """Whether the step may have reserved another figure than alone, beside foreign memory."""
+        return self._divided or self.plugs.unfilled
+
     def notes(self, peaks: Sequence[Peak]) -> list[Note]:
         """Return notes about figures that are not exact; ``peaks`` has these, one a device."""
         sentences = self._pins.notes()
+        on_reserved = []
         if self.plugs.unfilled:
-            sentences.append(
+            on_reserved.append(
                 "earlier tests left free gaps in their segments, and not all gaps could be "
                 "filled: peak reserved may be wrong by up to 20.00 MiB"
             )
         # Alone a step reserves no less than it allocates.
         more = max((peak.reserved - peak.allocated for peak in peaks), default=0)
         if self._divided and more > 0:
-            sentences.append(
+            on_reserved.append(
                 "memory of earlier tests divides PyTorch's expandable segments: peak reserved may "
                 f"be too high by up to {format_size(more)}"
             )
@@ -220,7 +226,10 @@ class Isolation:
                 f"{lost} of pinned memory of earlier tests were freed during the step: its peak "
                 "pinned may be too high by as much"
             )
-        return [*notes_of(NoteKind.EARLIER_MEMORY, sentences)]
+        return [
+            *notes_of(NoteKind.EARLIER_MEMORY, sentences),
+            *notes_of(NoteKind.EARLIER_SEGMENTS, on_reserved),
+        ]
 
     def own(self, peaks: Sequence[Peak]) -> list[Peak]:
         """Subtract foreign memory and the plugs from the allocators' figures."""

@@ -495,6 +495,11 @@ class Meter:
         return bool(self._apart)
 
     @property
+    def is_reserved_in_doubt(self) -> bool:
+        """Whether the step may have reserved another figure than alone, beside foreign memory."""
+        return self._isolation.is_reserved_in_doubt
+
+    @property
     def records(self) -> bool:
         """Whether a recording is under way."""
         return self._recorder is not None

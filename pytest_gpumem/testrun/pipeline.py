@@ -23,7 +23,7 @@ from pytest_gpumem.testrun.explain import Explanations, ran_again
 from pytest_gpumem.testrun.keeper_search import KeeperFinder
 from pytest_gpumem.testrun.pinned_lines import PinWatch
 from pytest_gpumem.testrun.rerun import shown_error
-from pytest_gpumem.testrun.size_range import is_ranged, with_ranges
+from pytest_gpumem.testrun.size_range import is_replayed, with_ranges
 from pytest_gpumem.testrun.unused_device import check_unused, is_unused, unrecorded
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ class Pipeline:
         run, spec = case.run, case.run.spec
         leaks.require_steps(run)
         explains = self._explainer.explains(spec)
-        runs_on = spec.batch_sizes is not None or is_ranged(run)  # its recording is wanted now
+        runs_on = spec.batch_sizes is not None or is_replayed(run)  # its recording is wanted now
         if explains or (runs_on and run.meter.records):
             case.explanations = self._explainer.explain(run, case.measured, later=not explains)
         if spec.max_leak_mib is not None:

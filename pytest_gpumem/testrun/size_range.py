@@ -4,6 +4,9 @@ That is a library's choice of a workspace, how long another stream uses a tensor
 time. The requests of the test's own run are served once more by PyTorch's allocator, with the least
 and with the largest sizes and times that are possible
 (:mod:`pytest_gpumem.testrun.workspace_replay`).
+
+Served on streams of their own they also tell what the test reserves alone, where memory of earlier
+tests lies in the segments that serve it.
 """
 
 from __future__ import annotations
@@ -35,11 +38,18 @@ def is_ranged(run: Run) -> bool:
 
     None has a test that may leak, that searches for a size or has several.
     """
-    spec = run.spec
-    if spec.steady or spec.max_leak_mib is not None or spec.batch_sizes or run.searches:
-        return False
     workspaces = run.device.workspaces
-    return any(workspaces.uncertain()[:2]) or bool(workspaces.late_frees())
+    return _is_one_run(run) and (any(workspaces.uncertain()[:2]) or bool(workspaces.late_frees()))
+
+
+def _is_one_run(run: Run) -> bool:
+    spec = run.spec
+    return not (spec.steady or spec.max_leak_mib is not None or spec.batch_sizes or run.searches)
+
+
+def is_replayed(run: Run) -> bool:
+    """Return whether a run's requests are to be served once more."""
+    return is_ranged(run) or (_is_one_run(run) and run.meter.is_reserved_in_doubt)
 
 
 def with_ranges(
@@ -49,30 +59,52 @@ def with_ranges(
 ) -> dict[str, tuple[MemorySpec, Measurement]]:
     """Return the measurements of a test that has passed, and of its parts, with their ranges.
 
+    Their peaks reserved are those of the test alone.
+
     Args:
         run: the test's run, which has ended.
         measured: of the test and its parts.
         recording: of the run.
     """
     results = dict(measured)
-    if recording is None or not is_ranged(run):
+    if recording is None or not is_replayed(run):
         return results
+    ranged = is_ranged(run)
     uncertain = run.device.workspaces.uncertain()
     late = dict.fromkeys(which.reason for which in run.device.workspaces.late_frees())
     reason = "; ".join(filter(None, [uncertain.reason, *late]))
     try:
         with WorkspaceReplay.open(run, recording, list(measured)) as replay:
-            if any(uncertain[:2]):
+            if run.meter.is_reserved_in_doubt:
+                results = {
+                    part: (spec, _alone(measurement, replay.alone[part]))
+                    for part, (spec, measurement) in results.items()
+                }
+            if ranged and any(uncertain[:2]):
                 reason = uncertain.reason
-                results = _ranged(run, measured, replay)
-            if late:
+                results = _ranged(run, results, replay)
+            if ranged and late:
                 reason = "; ".join(late)
                 _tell_late(results, replay, reason)
     except NoRangeError as error:
+        if not ranged:  # the note on segments of earlier tests stays
+            return results
         note = Note(NoteKind.WORKSPACES, f"{error}: {reason}")
         whole_spec, whole = results[""]
         results[""] = whole_spec, replace(whole, notes=(*whole.notes, note))
     return results
+
+
+def _alone(measurement: Measurement, peaks: tuple[Peak, ...]) -> Measurement:
+    """Return a measurement with what the test reserves alone, and without the note of doubt."""
+    if not peaks:  # a part that did not run
+        return measurement
+    alone = tuple(
+        replace(measured, reserved=peak.reserved)
+        for measured, peak in zip(measurement.peaks, peaks, strict=True)
+    )
+    notes = (note for note in measurement.notes if note.kind is not NoteKind.EARLIER_SEGMENTS)
+    return replace(measurement, peaks=alone, notes=tuple(notes))
 
 
 def _ranged(

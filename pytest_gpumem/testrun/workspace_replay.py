@@ -63,17 +63,34 @@ class WorkspaceReplay:
     ) -> Iterator[WorkspaceReplay]:
         """Serve a recording's requests in the block, if they lead to the peaks that were measured.
 
+        Beside memory of earlier tests another peak reserved may have been measured.
+
         Raises:
             NoRangeError: they do not, or are too many.
         """
         replay = cls(run, recording, parts)
         with run.meter.apart(), VIEW.hidden(run.meter.devices):
-            peaks, _ = replay.peaks("usual")
-            if peaks != replay._measured:
+            replay.alone, _ = replay.peaks("usual")
+            if replay.alone != replay._measured and not replay._tells_reserved(recording):
                 raise NoRangeError(
                     "the range is unknown: a replay of the run's requests had other peaks"
                 )
             yield replay
+
+    def _tells_reserved(self, recording: Recording) -> bool:
+        """Return whether what the replay reserves is right, and not what was measured.
+
+        Memory of a pool of its own is served as that of no pool here; and what the program did
+        because the device was full it had not done alone.
+        """
+        meter = self._run.meter
+        if not meter.is_reserved_in_doubt or meter.alloc_retries or recording.has_private_pools():
+            return False
+        return all(
+            alone.allocated == measured.allocated
+            for part, peaks in self._measured.items()
+            for alone, measured in zip(self.alone[part], peaks, strict=True)
+        )
 
     def __init__(self, run: Run, recording: Recording, parts: Sequence[str]) -> None:
         """Read a recording; see :meth:`open`.
@@ -90,6 +107,8 @@ class WorkspaceReplay:
         workspaces = [note for note in workspaces if note.time >= recording.began]
         extras = [extra for extra in extras if extra.time >= recording.began]
         self._run = run
+        self.alone: dict[str, tuple[Peak, ...]] = {}
+        """the peaks of the test and its parts that the replay has with the run's own sizes"""
         self._windows = {part: run.windows(part) for part in parts}
         self._scripts = []
         for device in run.meter.devices:

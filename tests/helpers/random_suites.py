@@ -56,7 +56,7 @@ def pytest_gpumem_judged(item, result):
         "range": repr(measurement.range),
         "out_of_memory": None,
         "garbage": any(note.kind == "garbage" for note in measurement.notes),
-        "earlier": [note.text for note in measurement.notes if note.kind == "earlier memory"],
+        "earlier": [note.text for note in measurement.notes if note.kind.startswith("earlier ")],
     }}
     if measurement.out_of_memory is not None:
         row["out_of_memory"] = dataclasses.asdict(measurement.out_of_memory)

@@ -273,6 +273,50 @@ def test_set_up_peaks_of_wide_fixtures_are_those_of_the_test_alone_in_every_orde
     assert suite.run("-v", *(f"test_it.py::{name}" for name in reversed(names))).figures() == alone
 
 
+GAPS = """
+leaked = []
+
+@pytest.mark.gpu_memory
+def test_leaves_a_gap():
+    leaked.extend(map(mib, (20, 200, 20)))
+    del leaked[1]
+
+@pytest.mark.gpu_memory(max_gib=0.5)
+def test_after():
+    first = mib(180)
+    del first
+    second = mib(240)
+
+@pytest.mark.gpu_memory
+def test_with_a_part(gpu_memory):
+    with gpu_memory.measure("part"):
+        first = mib(180)
+        del first
+        second = mib(240)
+
+@pytest.mark.gpu_memory
+def test_with_a_graph():
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = mib(30).zero_()
+    first = mib(180)
+    del first
+    second = mib(240)
+"""
+
+
+def test_gaps_in_expandable_segments_change_no_figure(suite, monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    session = suite.run_warm("-v", source=GAPS)
+    assert session.outcomes == {"passed": 4}
+    figures = session.figures()
+    assert figures["test_after"] == figures["test_with_a_part"] == (240, 240)
+    assert session.flat.count("divides PyTorch's expandable segments") == 1
+    names = "test_after", "test_with_a_part", "test_with_a_part (part)"
+    alone = suite.run_warm("-v", "-k", "not gap").figures()
+    assert {name: figures[name] for name in names} == {name: alone[name] for name in names}
+
+
 RING = """
 class Ring:
     def __init__(self):
