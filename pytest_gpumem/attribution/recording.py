@@ -118,7 +118,7 @@ class Recording:
     def has_private_pools(self) -> bool:
         """Return whether memory pools of their own were used: of CUDA graphs, or a ``MemPool``.
 
-        Before torch 2.12 or so the history does not tell; pools that are left are seen.
+        The history of torch 2.10 and older does not tell: there pools that are left are seen.
         """
         events = (event.get("pool_id") for events in self.events for event in events)
         left = (segment.get("segment_pool_id") for segment in self.snapshot.get("segments", ()))
