@@ -289,14 +289,12 @@ class _Finder:
 
     def remembers(self, places: Collection[Place]) -> bool:
         """Return whether the tensors are alive that the last search found, at all these places."""
-        known = self._remembered(places)
-        return all(known[place] or place in self._missing for place in places)
+        return all(self._remembered(places).values())
 
     def forget(self, places: Iterable[Place]) -> None:
         """Search for tensors at these places the next time."""
         for place in places:
             self._known.pop(place, None)
-            self._missing.discard(place)
 
     def _remembered(self, places: Collection[Place]) -> dict[Place, list[Tensor]]:
         known = {}
