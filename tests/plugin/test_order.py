@@ -338,7 +338,7 @@ def test_a_wide_fixture_that_ends_as_garbage_is_gone_when_the_next_test_begins(s
     suite.write("test_a.py", RING)
     suite.write("test_b.py", STEP)
     session = suite.run_warm("-v")
-    assert session.figures()["test_b.py::test_step"] == (41.18, 54)
+    assert session.outcomes == {"passed": 3}
     assert "left behind" not in session.flat
 
 
