@@ -139,8 +139,9 @@ class Meter:
         self._isolation.plugs.release()
         await_autograd()  # or what they free soon would count as foreign memory
         # All that is held is foreign memory of a step that owns none: also what garbage holds.
-        needs_collection = self._isolation.has_new_blocks if owned is None else None
-        settle(self.devices, needs_collection=None if count_held else needs_collection)
+        owns_none = owned is None and not count_held
+        needs_collection = self._isolation.has_new_blocks if owns_none else None
+        settle(self.devices, needs_collection=needs_collection)
         all_stats = self._isolation.separate(owned, owned_blocks, count_held=count_held)
         self.make_room()
         self._retries = alloc_retries(all_stats)

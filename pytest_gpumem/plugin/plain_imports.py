@@ -1,8 +1,8 @@
 """This package's modules are imported as Python imports them, from the moment of this import on.
 
-pytest rewrites the assertions of every module of a plugin's package. Here that takes some 0.3 s in
-each session that has no cache of it: the first one of a new environment, so each of CI's, and all
-where nothing may write one (``PYTHONDONTWRITEBYTECODE``, a read-only environment).
+pytest rewrites the assertions of every module of a plugin's package. That takes longer than all
+their imports in each session that has no cache of it: the first one of a new environment, so each
+of CI's, and all where nothing may write one (``PYTHONDONTWRITEBYTECODE``, a read-only environment).
 """
 
 from __future__ import annotations

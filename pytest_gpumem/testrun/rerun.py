@@ -177,9 +177,6 @@ class Runner:
         """Forget a fixture that was torn down."""
         retained = self.fixtures.pop(fixture, None)
         if retained is not None:
-            from pytest_gpumem.meter.pins import FINDER
-
-            FINDER.forget(retained.known)  # they may be garbage from now on
             retained.forget()
 
     def end(self) -> None:

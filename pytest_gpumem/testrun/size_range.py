@@ -69,9 +69,9 @@ def with_ranges(
     results = dict(measured)
     if recording is None or not is_replayed(run):
         return results
-    ranged = is_ranged(run)
     uncertain = run.device.workspaces.uncertain()
     late = dict.fromkeys(which.reason for which in run.device.workspaces.late_frees())
+    is_uncertain = any(uncertain[:2])
     reason = "; ".join(filter(None, [uncertain.reason, *late]))
     try:
         with WorkspaceReplay.open(run, recording, list(measured)) as replay:
@@ -80,14 +80,14 @@ def with_ranges(
                     part: (spec, _alone(measurement, replay.alone[part]))
                     for part, (spec, measurement) in results.items()
                 }
-            if ranged and any(uncertain[:2]):
+            if is_uncertain:
                 reason = uncertain.reason
                 results = _ranged(run, results, replay)
-            if ranged and late:
+            if late:
                 reason = "; ".join(late)
                 _tell_late(results, replay, reason)
     except NoRangeError as error:
-        if not ranged:  # the note on segments of earlier tests stays
+        if not (is_uncertain or late):  # the note on segments of earlier tests stays
             return results
         note = Note(NoteKind.WORKSPACES, f"{error}: {reason}")
         whole_spec, whole = results[""]

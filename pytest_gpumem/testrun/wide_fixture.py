@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pytest_gpumem.meter.peaks import NOTHING, minus, plus
+from pytest_gpumem.meter.pins import FINDER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +76,8 @@ class Retained:
         return any(peak.allocated for peak in self.held)
 
     def forget(self) -> None:
-        """Note that it was torn down."""
+        """Note that it was torn down: what held its blocks may be garbage from now on."""
+        FINDER.forget(self.known)
         self.held, self.stages, self.known = (), (), {}
 
 

@@ -31,7 +31,7 @@ SCOPES = ("function", "class", "module", "session")
 SIZES = (0.01, 0.3, 1, 1.5, 3, 7, 12, 20, 33, 64, 100)
 """MiB: of both of the allocator's pools, and on each side of its limits at 1, 10 and 20 MiB"""
 SKIPPED = "skipped"
-"""in place of a part's name: a test that did not run, as there is no virtual GPU"""
+"""in place of a part's name: a marked test that was skipped, by itself or as there is no GPU"""
 RESULTS = "RANDOM_SUITE_RESULTS"
 """the environment's name for the file of a session's figures"""
 
@@ -39,7 +39,7 @@ CONFTEST = f"""
 import dataclasses, json, os, pytest
 
 def pytest_runtest_logreport(report):
-    if type(report) is pytest.TestReport and report.skipped and "gpumem" in report.longrepr[2]:
+    if type(report) is pytest.TestReport and report.skipped and "gpu_memory" in report.keywords:
         row = {{"test": report.nodeid, "part": {SKIPPED!r}, "values": report.longrepr[2]}}
         with open(os.environ[{RESULTS!r}], "a") as stream:
             stream.write(json.dumps(row) + "\\n")
@@ -506,10 +506,16 @@ def differences(runner, files, seed, *, workers=False):
         for test in file.tests
         if test.marker is not None
     }
+    skippers = {
+        f"{file.name}::{test.path} ({SKIPPED})"
+        for file in files
+        for test in file.tests
+        if any("skip" in line for line in test.operations)
+    }
     unmeasured = [
         f"{name}: {rows[0]['values']}"
         for name, rows in alone.items()
-        if name.endswith(f" ({SKIPPED})")
+        if name.endswith(f" ({SKIPPED})") and name not in skippers
     ]
     return [*impossible, *unmeasured] + [
         f"{name}: {rows.get(name)} in {order}, {alone.get(name)} alone"
