@@ -39,6 +39,8 @@ CONFTEST = f"""
 import dataclasses, json, os, pytest
 
 def pytest_runtest_logreport(report):
+    if hasattr(report, "node"):  # a worker's, which has written it
+        return
     if type(report) is pytest.TestReport and report.skipped and "gpu_memory" in report.keywords:
         row = {{"test": report.nodeid, "part": {SKIPPED!r}, "values": report.longrepr[2]}}
         with open(os.environ[{RESULTS!r}], "a") as stream:
