@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
-from heapq import nsmallest
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -25,8 +24,6 @@ UNITS: Final = (1, 4, 8, 16)
 """bytes of an element, where a library is asked for a number of elements"""
 CLOCKS: Final = 2
 """microseconds by which the allocator's clock and the system's may differ"""
-SLACK: Final = 10
-"""microseconds by which the two may see one duration differently"""
 
 
 class NoRangeError(Exception):
@@ -79,13 +76,10 @@ class Free(NamedTuple):
     """when the program dropped it"""
     given: float
     """when the allocator had it back"""
-    at_once: bool
-    """whether nothing is between the two in the history"""
-
-    @property
-    def delay(self) -> float:
-        """Microseconds between the two."""
-        return self.given - self.dropped
+    place: int
+    """of the drop in the history"""
+    waited: bool | None
+    """whether it waited for other streams; None: the history does not tell"""
 
 
 class ScriptReader:
@@ -189,7 +183,13 @@ class ScriptReader:
                 script.steps.append((time, "give", number))
             dropped = self._dropped.pop(address, at)
             self._frees.append(
-                Free(number, self._events[dropped]["time_us"], time, at - dropped <= 1)
+                Free(
+                    number,
+                    self._events[dropped]["time_us"],
+                    time,
+                    dropped,
+                    self._waited(dropped, at),
+                )
             )
         elif is_ours:
             return
@@ -203,6 +203,16 @@ class ScriptReader:
                 script.steps.append((time, "release", 0))
         elif action == "oom":
             raise NoRangeError("the range is unknown: the step caught an out-of-memory error")
+
+    def _waited(self, dropped: int, at: int) -> bool | None:
+        """Return whether a block waited for other streams, by where its two events are.
+
+        The allocator takes a block back as it is dropped, or at the beginning of a later request.
+        """
+        if at - dropped > 1:
+            return True
+        following = self._events[at + 1]["action"] if at + 1 < len(self._events) else ""
+        return False if following in {"", "free_requested"} else None
 
     def _is_retry(self, at: int) -> bool:
         """Return whether the allocator emptied its cache for the request that comes next."""
@@ -232,48 +242,69 @@ def _of_other_streams(
 ) -> list[tuple[Free, AllocatorEvent]]:
     """Return the blocks that other streams used, each with the event that the allocator asked for.
 
-    The history does not name them. Such a block is given back at a later request, right after the
-    question. Other blocks are given back as they are dropped, with nothing between in the history.
-    Nothing may be between in that of a block which another stream used: its times tell it then.
+    The history does not name them. The allocator records an event as such a block is dropped,
+    before anything else gets into the history. So the order of both and their times tell the
+    blocks.
     """
-    apart = [free for free in frees if not free.at_once]
-    more = len(awaited) - len(apart)
-    if more > 0:
-        answered = [event.answered for event in awaited]
-        apart += nsmallest(
-            more,
-            (free for free in frees if free.at_once and free.delay >= 1),
-            key=lambda free: _unlikeness(free, awaited, answered),
-        )
-        apart.sort(key=lambda free: free.given)
-    pairs = list(zip(apart, awaited, strict=False))
-    doubts = sum(_difference(free, event) > SLACK for free, event in pairs)
-    # Now and then a thread has to wait for its turn, between two times that are compared.
-    if len(apart) == len(awaited) and doubts <= 1 + len(pairs) // 20:
+    candidates = sorted((free for free in frees if free.waited is not False), key=_place)
+    pairs = _in_order(candidates, sorted(awaited, key=lambda event: event.recorded))
+    if pairs is not None:
         return pairs
-    # A block that several streams use has an event on each.
-    apart.sort(key=lambda free: free.dropped)
+    # While a CUDA graph is captured, events are recorded later.
+    apart = [free for free in candidates if free.waited]
     drops = [free.dropped for free in apart]
     places = [bisect_right(drops, event.recorded + CLOCKS) - 1 for event in awaited]
     return [(apart[at], event) for at, event in zip(places, awaited, strict=True) if at >= 0]
 
 
-def _difference(free: Free, event: AllocatorEvent) -> float:
-    """Return by how many microseconds the delays of a block and an event differ."""
-    return abs(free.delay - (event.answered - event.recorded))
+def _place(free: Free) -> int:
+    return free.place
 
 
-def _unlikeness(free: Free, awaited: Sequence[AllocatorEvent], answered: Sequence[float]) -> float:
-    """Return how far a block's times are from the nearest event's, in microseconds."""
-    start = bisect_left(answered, free.given - SLACK)
-    end = bisect_right(answered, free.given + SLACK)
-    return min(
-        (
-            _difference(free, event) + abs(free.given - event.answered)
-            for event in awaited[start:end]
-        ),
-        default=inf,
-    )
+class _Way(NamedTuple):
+    """Events with their blocks, up to one of both."""
+
+    difference: float
+    """microseconds by which the times of all pairs differ"""
+    pair: tuple[Free, AllocatorEvent] | None
+    before: _Way | None
+
+
+def _in_order(
+    frees: Sequence[Free], events: Sequence[AllocatorEvent]
+) -> list[tuple[Free, AllocatorEvent]] | None:
+    """Return each event with its block, both in their order, or None: there is no such way.
+
+    Each block that is known to have waited has an event, or one for each stream that used it. Of
+    the ways that this leaves, the one is returned whose times differ least.
+    """
+    drops = [free.dropped for free in frees]
+    known_before = [-1]
+    """for each block, and the end: the last one before it that is known to have waited"""
+    for at, free in enumerate(frees):
+        known_before.append(at if free.waited else known_before[-1])
+    ways = {-1: _Way(0, None, None)}
+    for event in events:
+        last = bisect_right(drops, event.recorded + CLOCKS) - 1
+        first = max(bisect_left(drops, event.recorded - CLOCKS) - 1, 0)
+        longer = {}
+        for at in range(first, last + 1):
+            free = frees[at]
+            ends = [way for end, way in ways.items() if known_before[at] <= end <= at]
+            if ends:
+                best = min(ends, key=lambda way: way.difference)
+                difference = abs(free.dropped - event.recorded) + abs(free.given - event.answered)
+                longer[at] = _Way(best.difference + difference, (free, event), best)
+        ways = longer
+    ends = [way for end, way in ways.items() if end >= known_before[-1]]
+    if not ends:
+        return None
+    way: _Way | None = min(ends, key=lambda way: way.difference)
+    pairs = []
+    while way is not None and way.pair is not None:
+        pairs.append(way.pair)
+        way = way.before
+    return pairs
 
 
 def _with_workspaces(

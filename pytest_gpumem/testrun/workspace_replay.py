@@ -18,7 +18,8 @@ later where that is asked for.
 
 A tensor that another stream uses (``record_stream``) is given back in the run as soon as PyTorch
 asks. At the upper end it is given back when the program has waited for that stream, or before
-PyTorch empties its cache or gives up: it waits for such streams itself then.
+PyTorch empties its cache or gives up: it waits for such streams itself then. PyTorch counts such a
+tensor as allocated until the program drops it, and its memory as reserved for longer.
 
 What a GPU requests where it times kernels, or where it found one faster that needs more memory, is
 among the requests at the upper end alone.
@@ -193,8 +194,13 @@ class _Stage:
         self._plugs = Plugs(range(device, device + 1))
         self._living: dict[int, int] = {}
         """the addresses of requests that were met"""
+        self._streamed: set[int] = set()
+        """requests that another stream uses"""
+        self._sizes: dict[int, int] = {}
+        """the bytes of their blocks"""
         self._waiting: set[int] = set()
-        """requests that the program has dropped, and that another stream uses"""
+        """those that the program has dropped: PyTorch does not count them as allocated"""
+        self._waiting_size = 0
         self.keeps: set[int] = set()
         """requests that something keeps once the program has dropped them"""
         self._kept: set[int] = set()
@@ -203,6 +209,10 @@ class _Stage:
         """the addresses of extra requests that are not given back yet"""
         self._streams: dict[int, int] = {}
         """the new streams, by the run's"""
+        self._peaks: dict[str, Peak] = {}
+        """by part, until now"""
+        self._open: list[str] = []
+        """the parts that run"""
         run.device.make_room([self._base.reserved - initial.reserved] * run.spec.devices)
         self._cap(run.limit)
 
@@ -241,8 +251,8 @@ class _Stage:
             for span in spans:
                 bounds += [(span.start, 0, part), (span.end, 2, part)]
         steps = [(time, 1, at) for at, (time, _, _) in enumerate(script.steps)]
-        peaks = dict.fromkeys(windows, Peak(0, 0))
-        open_parts: list[str] = []
+        self._peaks = dict.fromkeys(windows, Peak(0, 0))
+        self._streamed = script.late if end == "most" else set()
         timeline: list[tuple[float, int, Any]] = sorted([*bounds, *steps], key=lambda it: it[:2])
         VIEW.reset_peaks(self._device)
         for _, kind, subject in timeline:
@@ -257,25 +267,26 @@ class _Stage:
                     elif extra.counted:
                         self._begin_extra(number, extra)
                     else:  # of what a compiler takes, the cache that it leaves is in the peaks
-                        self._fold(peaks, open_parts)
+                        self._fold()
                         self._begin_extra(number, extra)
                         self._end_extra(number)
                         VIEW.reset_peaks(self._device)
                 continue
-            self._fold(peaks, open_parts)
+            self._fold()
             if kind == 0:
-                open_parts.append(subject)
+                self._open.append(subject)
             else:
-                open_parts.remove(subject)
-        return peaks
+                self._open.remove(subject)
+        return self._peaks
 
-    def _fold(self, peaks: dict[str, Peak], open_parts: Sequence[str]) -> None:
+    def _fold(self) -> None:
         """Put the peak since the last time into those of the open parts."""
         peak = minus(peak_in(VIEW.stats(self._device)), self._base)
-        peak = plus(minus(peak, Peak(self._plugs.sizes[0], 0)), self._initial)
-        for part in set(open_parts):
-            before = peaks[part]
-            peaks[part] = Peak(
+        not_allocated = self._plugs.sizes[0] + self._waiting_size
+        peak = plus(minus(peak, Peak(not_allocated, 0)), self._initial)
+        for part in set(self._open):
+            before = self._peaks[part]
+            self._peaks[part] = Peak(
                 max(before.allocated, peak.allocated), max(before.reserved, peak.reserved)
             )
         VIEW.reset_peaks(self._device)
@@ -284,8 +295,10 @@ class _Stage:
         if action == "take":
             self._serve(script.requests[number], number, end)
         elif action == "give":
-            if end == "most" and number in script.late:
+            if number in self._sizes:
+                self._fold()
                 self._waiting.add(number)
+                self._waiting_size += self._sizes[number]
             elif number in self.keeps:
                 self._kept.add(number)
             elif number in self._living:
@@ -315,10 +328,11 @@ class _Stage:
             raise NoRangeError(UNFIT)
 
     def _give_late(self, number: int) -> None:
-        for dropped in (self._waiting, self._kept):
-            if number in dropped:
-                dropped.remove(number)
-                self._give(number)
+        if number in self._waiting:
+            self._end_waiting([number])
+        elif number in self._kept:
+            self._kept.remove(number)
+            self._give(number)
 
     def _give_waiting(self) -> bool:
         """Give back what other streams use, as the allocator does once it waits for them.
@@ -327,10 +341,18 @@ class _Stage:
             whether there was any.
         """
         waiting = list(self._waiting)
-        self._waiting.clear()
-        for number in waiting:
-            self._give(number)
+        self._end_waiting(waiting)
         return bool(waiting)
+
+    def _end_waiting(self, numbers: Sequence[int]) -> None:
+        if not numbers:
+            return
+        self._fold()
+        for number in numbers:
+            self._waiting.remove(number)
+            self._waiting_size -= self._sizes.pop(number)
+            self._give(number)
+        VIEW.reset_peaks(self._device)
 
     def _begin_extra(self, number: int, extra: ExtraRequests) -> None:
         held = self._held_besides[number] = []
@@ -349,10 +371,17 @@ class _Stage:
 
     def _take(self, number: int, size: int, stream: int) -> bool:
         """Return whether there was room for a request."""
+        before = self._allocated() if number in self._streamed else 0
         address = self._allocate(size, stream)
-        if address is not None:
-            self._living[number] = address
-        return address is not None
+        if address is None:
+            return False
+        self._living[number] = address
+        if number in self._streamed:
+            self._sizes[number] = self._allocated() - before
+        return True
+
+    def _allocated(self) -> int:
+        return current(self._device).allocated - self._waiting_size
 
     def _allocate(self, size: int, stream: int) -> int | None:
         """Return the address of a new block, if need be after waiting for streams."""

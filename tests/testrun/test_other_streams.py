@@ -67,8 +67,8 @@ def let_it_wait_for_the_default_stream(stream):
     torch.cuda.current_stream().synchronize()
 """
 NOTE = re.compile(
-    r"allocated ([\d.]+) MiB to ([\d.]+) MiB, reserved ([\d.]+) MiB to ([\d.]+) MiB: other "
-    r"streams may use tensors longer \(record_stream\)"
+    r"(allocated .* MiB, )?reserved [\d.]+ MiB to ([\d.]+) MiB: other streams may use tensors "
+    r"longer \(record_stream\)"
 )
 
 
@@ -78,10 +78,14 @@ def session_of(suite, call, mark=""):
 
 
 def most_of(session):
-    """Return the largest peaks of the range, in MiB: allocated, reserved."""
+    """Return the largest peak reserved of the range, in MiB; peak allocated has no range.
+
+    PyTorch counts a tensor as freed when the program drops it (test_allocator.py).
+    """
     found = NOTE.search(session.flat)
     assert found, session.out
-    return float(found[2]), float(found[4])
+    assert found[1] is None, session.out
+    return float(found[2])
 
 
 @pytest.mark.parametrize(
@@ -95,7 +99,7 @@ def test_without_a_wait_a_gpu_may_keep_them_all(suite, then):
     session = session_of(suite, f"use_on_another_stream(8, {then})")
     assert session.outcomes == {"passed": 1}
     assert session.table["test_it"]["allocated"] == "10.00"
-    assert most_of(session) == (80.00, 82.00)
+    assert most_of(session) == 82.00
 
 
 @pytest.mark.parametrize(
@@ -116,7 +120,7 @@ def test_a_wait_ends_those_of_before(suite):
     session = session_of(
         suite, "for _ in range(2): use_on_another_stream(3); torch.cuda.synchronize()"
     )
-    assert most_of(session) == (30.00, 32.00)
+    assert most_of(session) == 32.00
 
 
 def test_limits_are_held_to_the_largest_figure(suite):
@@ -130,17 +134,17 @@ def test_limits_are_held_to_the_largest_figure(suite):
 def test_before_it_gives_up_pytorch_waits_for_other_streams(suite):
     session = session_of(suite, "use_on_another_stream(8)", "max_gib=0.05")
     assert session.outcomes == {"passed": 1}
-    assert most_of(session) == (40.00, 42.00)
+    assert most_of(session) == 42.00
 
 
 def test_a_part_has_its_own_range(suite):
-    body = """use_on_another_stream(4)
+    body = """with gpu_memory.measure("part"):
+        use_on_another_stream(2)
     torch.cuda.synchronize()
-    with gpu_memory.measure("part"):
-        use_on_another_stream(2)"""
+    use_on_another_stream(4)"""
     source = f"{HEAD}\n@pytest.mark.gpu_memory\ndef test_it(gpu_memory):\n    {body}\n"
     session = suite.run("-vv", source=source)
-    assert {found[1] for found in NOTE.findall(session.flat)} == {"40.00", "20.00"}
+    assert [found[1] for found in NOTE.findall(session.flat)] == ["42.00", "22.00"]
 
 
 def test_those_of_an_earlier_test_are_not_counted(suite):
@@ -180,7 +184,7 @@ def test_two_streams_that_use_one_tensor_keep_it_until_both_are_awaited(suite):
         del tensor
         awaited.synchronize()"""
     session = suite.run("-vv", source=f"@pytest.mark.gpu_memory\ndef test_it():\n    {body}\n")
-    assert most_of(session) == (20.00, 20.00)
+    assert most_of(session) == 20.00
 
 
 def test_where_no_range_is_told_a_note_warns(suite):

@@ -1,0 +1,68 @@
+"""Blocks that other streams used, told by the history and the events that are asked for."""
+
+from math import inf
+
+import pytest
+
+from pytest_gpumem.attribution.recording import Recording
+from pytest_gpumem.devices.base import AllocatorEvent
+from pytest_gpumem.testrun.allocator_script import ScriptReader
+
+MIB = 2**20
+ACTIONS = {"A": "alloc", "F": "free_requested", "C": "free_completed"}
+
+
+def late_in(history, *events):
+    """Return the blocks of a history that a GPU may give back late.
+
+    Args:
+        history: such as "A0 10, F0 20, C0 21": the events of blocks with their times.
+        events: of the allocator: when each was recorded and answered.
+    """
+    entries = [entry.split() for entry in history.split(", ")]
+    told = [
+        {"action": ACTIONS[what[0]], "addr": int(what[1:]), "size": MIB, "stream": 0}
+        | {"time_us": float(time)}
+        for what, time in entries
+    ]
+    awaited = [AllocatorEvent(*times, awaited=inf, device=0) for times in events]
+    reader = ScriptReader(Recording(events=[told]), 0, retried=False)
+    return reader.script([], awaited, []).late
+
+
+def test_a_block_that_is_given_back_at_once_waited_if_it_has_an_event():
+    history = "A0 1, A1 2, A2 3, F0 10, C0 10, F1 20, C1 22, A3 23, F2 30, C2 32, A4 33"
+    assert late_in(history, (20.5, 21.5)) == {1}
+    assert late_in(history, (30.5, 31.5)) == {2}
+    assert late_in(history, (20.5, 21.5), (30.5, 31.5)) == {1, 2}
+
+
+def test_a_block_that_another_drop_follows_did_not_wait():
+    assert late_in("A0 1, A1 2, F0 20, C0 20, F1 20, C1 21, A2 22", (20.5, 20.9)) == {1}
+
+
+def test_on_a_busy_machine_each_event_has_its_own_block():
+    """The thread lost its turn between a drop and its event, and between an answer and its end."""
+    taken = ", ".join(f"A{number} {number}" for number in range(5))
+    dropped = "F0 100, F1 101, F2 102, F3 133, F4 134"
+    given = "C0 200, C1 201, C2 260, C3 261, C4 262, A5 263"
+    events = [(100.5, 199.5), (101.5, 200.5), (132.5, 210), (133.5, 260.5), (170.5, 261.5)]
+    assert late_in(f"{taken}, {dropped}, {given}", *events) == {0, 1, 2, 3, 4}
+
+
+def test_blocks_between_two_that_waited_did_not_where_they_have_no_event():
+    history = (
+        "A0 1, A1 2, A2 3, F0 10, A3 12, F1 20, C1 21, C0 22, A4 23, F2 24, A5 25, C2 26, A6 27"
+    )
+    assert late_in(history, (10.5, 21.5), (24.5, 25.5)) == {0, 2}
+
+
+def test_a_block_that_two_streams_use_has_two_events():
+    history = "A0 1, A1 2, F0 10, A2 15, F1 20, A3 25, C0 30, C1 31, A4 32"
+    assert late_in(history, (10.3, 14), (10.6, 29.5), (20.5, 30.5)) == {0, 1}
+
+
+@pytest.mark.parametrize("events", [[(90.0, 100.0)], [(90.0, 100.0), (91.0, 101.0)]])
+def test_events_that_are_recorded_later_have_the_last_block_that_waited(events):
+    """So it is while a CUDA graph is captured."""
+    assert late_in("A0 1, A1 2, F0 10, F1 20, C1 22, A2 30, C0 100, A3 101", *events) == {0}
