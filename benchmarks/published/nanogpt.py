@@ -5,7 +5,7 @@ r"""Compiled training steps on eight H100s, as one rank of eight, by their own s
 
 The clones are of KellerJordan/modded-nanogpt, whose logs hold the whole script and its peaks, and
 of karpathy/nanochat. Both compile their models with torch.compile. The scripts run as they are, on
-made-up tokens, with six training steps, two steps of warm-up and a short validation; nanochat's
+made-up tokens, with 14 training steps, two steps of warm-up and a short validation; nanochat's
 model, loss and optimizers run by a loop of our own. data/README.md says what is left out.
 """
 
@@ -36,9 +36,10 @@ LONGER = "tensors of collectives kept a step more"
 RANKS = 8
 LOOKS_MS = 100
 """between two looks of the thread that lets go of tensors of collectives"""
-STEPS = 6
-"""training steps: tensors of collectives stay for two, and the first makes optimizer state"""
-TOKENS = {"train": 16 * 8 * 65536, "val": 10485760 + 2}
+STEPS = 14
+"""training steps: tensors of collectives stay for two, the first makes optimizer state, and what
+other streams use may stay until the program waits, which it does not do within these"""
+TOKENS = {"train": 32 * 8 * 65536, "val": 10485760 + 2}
 """of each file of made-up data"""
 SHORTER = {
     r"num_iterations( ?: int)? = \d+": f"num_iterations = {STEPS}",
