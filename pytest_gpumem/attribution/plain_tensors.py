@@ -17,9 +17,12 @@ def place_of(tensor: Tensor) -> tuple[int, int]:
     """Return the device of a tensor's storage and its address; 0 where it has none.
 
     A subclass is not asked: that of a lazy module's parameters refuses, others note what is called.
+    That of a compiler's tensors has no memory, and torch 2.10 and older warn where it is asked for.
     """
     import torch
 
+    if type(tensor).__name__ == "FakeTensor":
+        return tensor.get_device(), 0
     with torch._C.DisableTorchFunctionSubclass():
         try:
             return tensor.get_device(), tensor.untyped_storage().data_ptr()

@@ -115,15 +115,6 @@ class Recording:
     snapshot: dict[str, Any] = field(default_factory=dict)
     """the result of ``torch.cuda.memory._snapshot`` at the end"""
 
-    def has_private_pools(self) -> bool:
-        """Return whether memory pools of their own were used: of CUDA graphs, or a ``MemPool``.
-
-        The history of torch 2.10 and older does not tell: there pools that are left are seen.
-        """
-        events = (event.get("pool_id") for events in self.events for event in events)
-        left = (segment.get("segment_pool_id") for segment in self.snapshot.get("segments", ()))
-        return any(tuple(pool or (0, 0)) != (0, 0) for pool in (*events, *left))
-
     def segments(self, device: int) -> list[dict[str, Any]]:
         """Return a device's segments when it began."""
         return [segment for segment in self.initial_segments if segment["device"] == device]

@@ -7,9 +7,9 @@ streams use tensors, and whether kernels are timed. The requests have the ends o
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from pytest_gpumem.attribution.recording import Recording, Span
     from pytest_gpumem.devices.base import AllocatorEvent, ExtraRequests, LateFrees, Workspace
 
+Pool = tuple[int, int]
+"""a pool of memory as PyTorch names it: a CUDA graph's, or that of a ``torch.cuda.MemPool``"""
+SHARED: Final[Pool] = (0, 0)
+"""that of all other memory"""
+Step = tuple[float, str, int]
 MAX_REQUESTS: Final = 200_000
 """requests and frees of a device that are still served once more: each takes some microseconds"""
 TOO_MANY: Final = "the range is unknown: the run has too many allocations"
@@ -46,6 +51,7 @@ class Request:
 
     size: int
     stream: int
+    pool: Pool = SHARED
     sizes: Sizes | None = None
     """of a workspace"""
 
@@ -55,16 +61,32 @@ class Script:
     """What one device's allocator was asked for, in its order."""
 
     requests: list[Request] = field(default_factory=list)
-    steps: list[tuple[float, str, int]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     """each with its time, what is done, and the number of a request: "take", "give"; "give late"
     one that another stream used, or that was kept; "release" the cache, "settle" as the measurement
-    does it; make "extra" requests, by their number in ``extras``, and "end extra" """
-    late: set[int] = field(default_factory=set)
-    """requests that a GPU may give back late, as another stream uses them"""
+    does it; "end pool", by its number in ``pools``; make "extra" requests, by their number in
+    ``extras``, and "end extra" """
+    pools: list[Pool] = field(default_factory=list)
+    """those of their own whose memory was given back"""
+    late: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """requests that a GPU may give back late, as another stream uses them: from when to when"""
     kept: set[int] = field(default_factory=set)
     """others that it may give back late"""
     extras: list[ExtraRequests] = field(default_factory=list)
     """requests that a GPU may make besides"""
+
+    def steps_with_waits(self, share: float) -> list[Step]:
+        """Return the steps, where a GPU gives back late what other streams use.
+
+        Args:
+            share: of the time that it may take at most, from 0 to 1.
+        """
+        end = self.steps[-1][0] if self.steps else 0
+        ends: list[Step] = [
+            (began + share * (min(latest, end) - began), "give late", number)
+            for number, (began, latest) in self.late.items()
+        ]
+        return sorted([*self.steps, *ends], key=lambda step: step[0])
 
 
 class Free(NamedTuple):
@@ -98,6 +120,13 @@ class ScriptReader:
         """by address: the event with which the program dropped its block"""
         self._frees: list[Free] = []
         self._device = device
+        self._left = sorted(
+            (segment["address"], segment["address"] + segment["total_size"], pool)
+            for segment in recording.snapshot.get("segments", ())
+            if segment["device"] == device
+            and (pool := tuple(segment.get("segment_pool_id", SHARED))) != SHARED
+        )
+        """memory of pools of their own that was left at the end: from, to, and the pool"""
         self._addresses = {event.get("addr") for event in self._events}
 
     def has(self, note: Workspace, first: int) -> bool:
@@ -167,7 +196,7 @@ class ScriptReader:
         script.steps += [self._end_of(span) for span in spans]
         return script
 
-    def _end_of(self, span: Span) -> tuple[float, str, int]:
+    def _end_of(self, span: Span) -> Step:
         """Return what has been done by the end of what this package did."""
         return span.end, "release" if span in self._emptied else "settle", 0
 
@@ -175,6 +204,8 @@ class ScriptReader:
         """Put an event into a script; ``living`` has the requests by their addresses."""
         event = self._events[at]
         time, action, address = event["time_us"], event["action"], event.get("addr", 0)
+        if action in {"segment_free", "segment_unmap"}:
+            self._end_pool(script, event)
         if action == "free_requested":
             self._dropped[address] = at
         elif action == "free_completed":
@@ -195,7 +226,7 @@ class ScriptReader:
             return
         elif action == "alloc":
             living[address] = number = len(script.requests)
-            script.requests.append(Request(event["size"], event["stream"]))
+            script.requests.append(Request(event["size"], event["stream"], self._pool_of(event)))
             script.steps.append((time, "take", number))
             self._by_address.setdefault(address, []).append((time, number))
         elif action in {"segment_free", "segment_unmap"}:
@@ -203,6 +234,24 @@ class ScriptReader:
                 script.steps.append((time, "release", 0))
         elif action == "oom":
             raise NoRangeError("the range is unknown: the step caught an out-of-memory error")
+
+    def _end_pool(self, script: Script, event: dict[str, Any]) -> None:
+        """Put the end of a pool into a script, where memory of one was given back."""
+        pool = self._pool_of(event)
+        if pool != SHARED and pool not in script.pools[-1:]:
+            script.steps.append((event["time_us"], "end pool", len(script.pools)))
+            script.pools.append(pool)
+
+    def _pool_of(self, event: dict[str, Any]) -> Pool:
+        """Return the pool of an event's memory.
+
+        The history of torch 2.10 and older does not tell: there it is the pool whose memory lies
+        at the address at the end.
+        """
+        if "pool_id" in event:
+            return tuple(event["pool_id"])
+        at = bisect_right(self._left, (event["addr"], inf)) - 1
+        return self._left[at][2] if at >= 0 and event["addr"] < self._left[at][1] else SHARED
 
     def _waited(self, dropped: int, at: int) -> bool | None:
         """Return whether a block waited for other streams, by where its two events are.
@@ -228,13 +277,10 @@ class ScriptReader:
 
 def _give_late(script: Script, frees: Sequence[Free], awaited: Sequence[AllocatorEvent]) -> None:
     """Put the times into a script at which a GPU gives blocks back that other streams use."""
-    late: dict[int, float] = {}
     for free, event in _of_other_streams(frees, awaited):
         if free.number is not None and event.awaited > event.answered:
-            late[free.number] = max(late.get(free.number, 0), event.awaited)
-    script.late = set(late)
-    script.steps += [(time, "give late", number) for number, time in late.items() if time != inf]
-    script.steps.sort(key=lambda step: step[0])
+            _, latest = script.late.get(free.number, (0, 0))
+            script.late[free.number] = free.given, max(latest, event.awaited)
 
 
 def _of_other_streams(
@@ -335,10 +381,11 @@ def _with_workspaces(
             )
         else:
             last = bisect_right(times, note.time + CLOCKS) - 1
-            stream = script.requests[takes[last][1]].stream if last >= 0 else 0
+            beside = script.requests[takes[last][1]] if last >= 0 else Request(0, 0)
             sizes = Sizes(note.least, note.usual, note.most, note.use == "planned")
             tied = takes[last][1] if note.use == "kept" and last >= 0 else -1
-            added.append((note.time, tied, Request(0, stream, sizes), note.use))
+            asked = replace(beside, size=0, sizes=sizes)
+            added.append((note.time, tied, asked, note.use))
     return _merged(script, added, ends)
 
 
@@ -362,7 +409,7 @@ def _merged(
     script: Script, added: Sequence[tuple[float, int, Request, str]], ends: Sequence[float]
 ) -> Script:
     """Return a script with requests at their times, each given back as its use has it."""
-    merged = Script(script.requests, late=script.late)
+    merged = Script(script.requests, late=script.late, pools=script.pools)
     waiting = list(added)
     passing: list[int] = []
     held: list[tuple[int, float]] = []

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.testrun.run import Run
     from pytest_gpumem.testrun.workspace_replay import End
 
+SHARES: Final = (0.25, 0.5, 0.75)
+"""of the time that other streams may use tensors at most, that are tried beside none and all"""
 TOLD: Final = (NoteKind.STREAMS, NoteKind.TIMING)
 """warnings of figures that may be higher: a range says how much"""
 
@@ -128,6 +130,11 @@ def _ranged(
                 peaks, refused = replay.peaks(end, without)
                 ends.append(peaks)
                 unfit += refused
+    # Memory that is free again in between may be divided, and another segment reserved.
+    for share in SHARES if uncertain.larger and replay.has_late_frees() else ():
+        peaks, refused = replay.peaks("most", share=share)
+        ends.append(peaks)
+        unfit += refused
     results = {}
     for part, (part_spec, measurement) in measured.items():
         peaks_of_ends = [measurement.peaks, *(parts[part] for parts in ends)]

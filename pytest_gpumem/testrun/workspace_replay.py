@@ -1,8 +1,9 @@
 """A run's requests served once more by PyTorch's allocator, with other ends of unknown sizes.
 
 The allocator itself is the model: it rounds, splits, and gives segments back as it does in a run.
-Nothing of the step runs again. The allocator has memory of its own for each stream. So the requests
-are for streams that are new: what is alive on the run's own streams is in nobody's way.
+Nothing of the step runs again. The allocator has memory of its own for each stream, and for each
+pool of a CUDA graph. So the requests are for streams and pools that are new: what is alive in the
+run's own is in nobody's way.
 
 The requests are those of the run's recording. A workspace is among them where the run asked for
 one; where none was asked for (its usual size is zero), its request comes at the moment of the
@@ -38,14 +39,14 @@ from pytest_gpumem.meter.allocator import current, peak_in
 from pytest_gpumem.meter.isolation import Plugs
 from pytest_gpumem.meter.out_of_memory import is_out_of_memory
 from pytest_gpumem.meter.peaks import minus, plus
-from pytest_gpumem.testrun.allocator_script import TOO_MANY, NoRangeError, ScriptReader
+from pytest_gpumem.testrun.allocator_script import SHARED, TOO_MANY, NoRangeError, ScriptReader
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from pytest_gpumem.attribution.recording import Recording, Span
     from pytest_gpumem.devices.base import ExtraRequests
-    from pytest_gpumem.testrun.allocator_script import Request, Script
+    from pytest_gpumem.testrun.allocator_script import Pool, Request, Script, Step
     from pytest_gpumem.testrun.run import Run
 
 End = Literal["least", "usual", "most"]
@@ -72,20 +73,19 @@ class WorkspaceReplay:
         replay = cls(run, recording, parts)
         with run.meter.apart(), VIEW.hidden(run.meter.devices):
             replay.alone, _ = replay.peaks("usual")
-            if replay.alone != replay._measured and not replay._tells_reserved(recording):
+            if replay.alone != replay._measured and not replay._tells_reserved():
                 raise NoRangeError(
                     "the range is unknown: a replay of the run's requests had other peaks"
                 )
             yield replay
 
-    def _tells_reserved(self, recording: Recording) -> bool:
+    def _tells_reserved(self) -> bool:
         """Return whether what the replay reserves is right, and not what was measured.
 
-        Memory of a pool of its own is served as that of no pool here; and what the program did
-        because the device was full it had not done alone.
+        What the program did because the device was full it had not done alone.
         """
         meter = self._run.meter
-        if not meter.is_reserved_in_doubt or meter.alloc_retries or recording.has_private_pools():
+        if not meter.is_reserved_in_doubt or meter.alloc_retries:
             return False
         return all(
             alone.allocated == measured.allocated
@@ -123,13 +123,17 @@ class WorkspaceReplay:
         self._measured = {part: tuple(map(unpinned, run.peaks_of(part))) for part in parts}
         self._initial = [_held_before(run, index) for index in range(run.spec.devices)]
 
+    def has_late_frees(self) -> bool:
+        """Return whether other streams may use tensors longer than in the run."""
+        return any(script.late for script in self._scripts)
+
     def reasons(self) -> list[str]:
         """Return why a GPU may make more requests: choices that are not known."""
         reasons = (extra.reason for script in self._scripts for extra in script.extras)
         return list(dict.fromkeys(reasons))
 
     def peaks(
-        self, end: End, without: Collection[str] = (), *, late: bool = False
+        self, end: End, without: Collection[str] = (), *, late: bool = False, share: float = 1
     ) -> tuple[dict[str, tuple[Peak, ...]], int]:
         """Return the peaks of the test and its parts with this end of all ranges, one a device.
 
@@ -137,6 +141,7 @@ class WorkspaceReplay:
             end: the end; at the upper one a GPU may make more requests.
             without: reasons for which it makes none.
             late: blocks are given back late that a GPU may give back late (``LateFrees``).
+            share: at the upper end, of the time that other streams may use tensors at most.
 
         Returns:
             also how many of the largest workspaces found no room, and had a smaller one's place.
@@ -151,7 +156,10 @@ class WorkspaceReplay:
             try:
                 script = self._scripts[index]
                 stage.keeps = script.kept if late else set()
-                peaks = stage.serve(script, self._windows, end, without)
+                if end == "most":
+                    stage.streamed = set(script.late)
+                steps = script.steps_with_waits(share) if end == "most" else script.steps
+                peaks = stage.serve(script, steps, self._windows, end, without)
             finally:
                 stage.end()
             unfit += stage.unfit
@@ -194,8 +202,8 @@ class _Stage:
         self._plugs = Plugs(range(device, device + 1))
         self._living: dict[int, int] = {}
         """the addresses of requests that were met"""
-        self._streamed: set[int] = set()
-        """requests that another stream uses"""
+        self.streamed: set[int] = set()
+        """requests that another stream uses, and that are given back late"""
         self._sizes: dict[int, int] = {}
         """the bytes of their blocks"""
         self._waiting: set[int] = set()
@@ -209,6 +217,8 @@ class _Stage:
         """the addresses of extra requests that are not given back yet"""
         self._streams: dict[int, int] = {}
         """the new streams, by the run's"""
+        self._pools: dict[Pool, Any] = {}
+        """the new pools, by the run's"""
         self._peaks: dict[str, Peak] = {}
         """by part, until now"""
         self._open: list[str] = []
@@ -228,6 +238,7 @@ class _Stage:
         for number in list(self._held_besides):
             self._end_extra(number)
         self._plugs.release()
+        self._pools.clear()
         VIEW.empty_cache()
         for stream in self._streams.values():
             self._torch.cuda.cudart().cudaStreamDestroy(stream)
@@ -237,6 +248,7 @@ class _Stage:
     def serve(
         self,
         script: Script,
+        steps: Sequence[Step],
         windows: dict[str, list[Span]],
         end: End,
         without: Collection[str],
@@ -250,14 +262,13 @@ class _Stage:
         for part, spans in windows.items():
             for span in spans:
                 bounds += [(span.start, 0, part), (span.end, 2, part)]
-        steps = [(time, 1, at) for at, (time, _, _) in enumerate(script.steps)]
+        at_times = [(time, 1, at) for at, (time, _, _) in enumerate(steps)]
         self._peaks = dict.fromkeys(windows, Peak(0, 0))
-        self._streamed = script.late if end == "most" else set()
-        timeline: list[tuple[float, int, Any]] = sorted([*bounds, *steps], key=lambda it: it[:2])
+        timeline: list[tuple[float, int, Any]] = sorted([*bounds, *at_times], key=lambda it: it[:2])
         VIEW.reset_peaks(self._device)
         for _, kind, subject in timeline:
             if kind == 1:
-                action, number = script.steps[subject][1:]
+                action, number = steps[subject][1:]
                 if action not in {"extra", "end extra"}:
                     self._step(script, action, number, end)
                 elif end == "most" and script.extras[number].reason not in without:
@@ -305,6 +316,8 @@ class _Stage:
                 self._give(number)
         elif action == "give late":
             self._give_late(number)
+        elif action == "end pool":
+            self._pools.pop(script.pools[number], None)
         elif action == "release":
             self._give_waiting()
             VIEW.empty_cache()
@@ -319,12 +332,12 @@ class _Stage:
         size = request.size
         if sizes is not None and end != "usual":
             size = sizes.least if end == "least" else sizes.most
-        if not size or self._take(number, size, request.stream):
+        if not size or self._take(number, size, request):
             return
         if sizes is None or not sizes.replaceable:
             raise NoRangeError(UNFIT)
         self.unfit += 1
-        if request.size and not self._take(number, request.size, request.stream):
+        if request.size and not self._take(number, request.size, request):
             raise NoRangeError(UNFIT)
 
     def _give_late(self, number: int) -> None:
@@ -360,7 +373,7 @@ class _Stage:
             if not size:
                 self._torch.cuda.caching_allocator_delete(held.pop())
                 continue
-            address = self._allocate(size, extra.stream)
+            address = self._allocate(size, extra.stream, SHARED)
             if address is None:
                 raise NoRangeError(UNFIT)
             held.append(address)
@@ -369,28 +382,31 @@ class _Stage:
         for address in reversed(self._held_besides.pop(number, [])):
             self._torch.cuda.caching_allocator_delete(address)
 
-    def _take(self, number: int, size: int, stream: int) -> bool:
-        """Return whether there was room for a request."""
-        before = self._allocated() if number in self._streamed else 0
-        address = self._allocate(size, stream)
+    def _take(self, number: int, size: int, request: Request) -> bool:
+        """Return whether there was room for a request, with this size."""
+        before = self._allocated() if number in self.streamed else 0
+        address = self._allocate(size, request.stream, request.pool)
         if address is None:
             return False
         self._living[number] = address
-        if number in self._streamed:
+        if number in self.streamed:
             self._sizes[number] = self._allocated() - before
         return True
 
     def _allocated(self) -> int:
         return current(self._device).allocated - self._waiting_size
 
-    def _allocate(self, size: int, stream: int) -> int | None:
+    def _allocate(self, size: int, stream: int, pool: Pool) -> int | None:
         """Return the address of a new block, if need be after waiting for streams."""
-        address = self._try(size, stream)
+        address = self._try(size, stream, pool)
         if address is None and self._give_waiting():
-            address = self._try(size, stream)
+            address = self._try(size, stream, pool)
         return address
 
-    def _try(self, size: int, stream: int) -> int | None:
+    def _try(self, size: int, stream: int, pool: Pool) -> int | None:
+        if pool != SHARED:
+            with self._torch.cuda.use_mem_pool(self._new_pool(pool), self._device):
+                return self._try(size, stream, SHARED)
         if stream not in self._streams:
             self._streams[stream] = self._new_stream()
         place = self._device, self._streams[stream]
@@ -400,6 +416,12 @@ class _Stage:
             if is_out_of_memory(error):
                 return None
             raise
+
+    def _new_pool(self, pool: Pool) -> Any:  # noqa: ANN401 - torch is imported late
+        if pool not in self._pools:
+            with self._torch.cuda.device(self._device):
+                self._pools[pool] = self._torch.cuda.MemPool()
+        return self._pools[pool]
 
     def _new_stream(self) -> int:
         """Create a stream: those of ``torch.cuda.Stream`` may be the program's."""

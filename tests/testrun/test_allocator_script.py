@@ -27,7 +27,7 @@ def late_in(history, *events):
     ]
     awaited = [AllocatorEvent(*times, awaited=inf, device=0) for times in events]
     reader = ScriptReader(Recording(events=[told]), 0, retried=False)
-    return reader.script([], awaited, []).late
+    return set(reader.script([], awaited, []).late)
 
 
 def test_a_block_that_is_given_back_at_once_waited_if_it_has_an_event():

@@ -12,10 +12,15 @@ def use_on_another_stream(count, then=lambda stream: None, mib=10):
     SMALL[:] = [torch.ones(1, device="cuda")]
     for _ in range(count):
         tensor = torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
-        tensor.record_stream(stream)
+        use(tensor, stream)
         del tensor
         then(stream)
     SMALL.clear()
+
+def use(tensor, stream):
+    tensor.record_stream(stream)
+    with torch.cuda.stream(stream):
+        tensor.zero_()
 
 def nothing(stream):
     pass
@@ -116,11 +121,85 @@ def test_a_wait_ends_them(suite, then):
     assert "other streams" not in session.out
 
 
+def test_what_is_free_in_between_may_lead_to_more(suite):
+    """A free block that the next request divides is too small for a later one."""
+    body = """import time
+    def mib(size): return torch.empty(size << 20, dtype=torch.uint8, device="cuda")
+    stream = torch.cuda.Stream()
+    tensor = mib(100)
+    use(tensor, stream)
+    del tensor
+    first = mib(30)  # in the tensor's memory, where that is free at once
+    time.sleep(0.1)
+    second = mib(60)  # in the tensor's memory, where that is free by now
+    stream.synchronize()
+    third = mib(100)"""
+    source = f"{HEAD}\n@pytest.mark.gpu_memory\ndef test_it():\n    {body}\n"
+    session = suite.run("-vv", source=source)
+    assert session.table["test_it"]["reserved"] == "200.00"
+    assert most_of(session) == 230.00  # 190 where the memory is free at the wait
+
+
+def test_behind_no_work_an_event_is_over_with_the_one_before(suite):
+    """The program has waited for all that the stream does: it uses no tensor any more."""
+    body = """stream = torch.cuda.Stream()
+    tensors = [torch.empty(10 << 20, dtype=torch.uint8, device="cuda") for _ in range(4)]
+    for tensor in tensors:
+        use(tensor, stream)
+    {wait}
+    del tensor
+    for _ in range(4):
+        tensors.pop()
+        SMALL.append(torch.empty(10 << 20, dtype=torch.uint8, device="cuda"))
+    SMALL.clear()"""
+
+    def session(wait):
+        source = f"{HEAD}\n@pytest.mark.gpu_memory\ndef test_it():\n    {body.format(wait=wait)}\n"
+        return suite.run("-vv", source=source)
+
+    assert "other streams" not in session("stream.synchronize()").out
+    assert "other streams" in session("pass").out
+
+
 def test_a_wait_ends_those_of_before(suite):
     session = session_of(
         suite, "for _ in range(2): use_on_another_stream(3); torch.cuda.synchronize()"
     )
     assert most_of(session) == 32.00
+
+
+GRAPHS = {
+    "a graph that stays": """graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = torch.empty(30 << 20, dtype=torch.uint8, device="cuda")
+        torch.empty(30 << 20, dtype=torch.uint8, device="cuda")
+    use_on_another_stream(8)""",
+    "two graphs with one pool": """graph, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.empty(50 << 20, dtype=torch.uint8, device="cuda")
+    with torch.cuda.graph(second, pool=graph.pool()):
+        kept = torch.empty(50 << 20, dtype=torch.uint8, device="cuda")
+    use_on_another_stream(8)""",
+    "a graph that is gone": """graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.empty(50 << 20, dtype=torch.uint8, device="cuda")
+    del graph
+    torch.cuda.empty_cache()
+    use_on_another_stream(8)""",
+    "a pool": """pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        kept = torch.empty(30 << 20, dtype=torch.uint8, device="cuda")
+    use_on_another_stream(8)""",
+}
+
+
+@pytest.mark.parametrize("body", GRAPHS.values(), ids=GRAPHS)
+def test_memory_of_cuda_graphs_has_a_pool_of_its_own_at_the_upper_end_too(suite, body):
+    source = f"{HEAD}\n@pytest.mark.gpu_memory\ndef test_it():\n    {body}\n"
+    session = suite.run("-vv", source=source)
+    reserved = float(session.table["test_it"]["reserved"])
+    beside = 0 if "empty_cache" in body else reserved - 12
+    assert most_of(session) == 82 + beside, session.out
 
 
 def test_limits_are_held_to_the_largest_figure(suite):
@@ -179,11 +258,12 @@ def test_two_streams_that_use_one_tensor_keep_it_until_both_are_awaited(suite):
     body = """first, second = torch.cuda.Stream(), torch.cuda.Stream()
     for awaited in (first, second, second):
         tensor = torch.empty(10 << 20, dtype=torch.uint8, device="cuda")
-        tensor.record_stream(first)
-        tensor.record_stream(second)
+        use(tensor, first)
+        use(tensor, second)
         del tensor
         awaited.synchronize()"""
-    session = suite.run("-vv", source=f"@pytest.mark.gpu_memory\ndef test_it():\n    {body}\n")
+    source = f"{HEAD}\n@pytest.mark.gpu_memory\ndef test_it():\n    {body}\n"
+    session = suite.run("-vv", source=source)
     assert most_of(session) == 20.00
 
 

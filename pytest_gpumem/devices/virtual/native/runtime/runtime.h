@@ -33,7 +33,7 @@ GM_API int cudaEventCreateWithFlags(void **out, unsigned flags);
 GM_API int cudaEventRecord(void *handle, void *on);
 GM_API int cudaStreamIsCapturing(void *stream, int *status);
 void gm_await_stream(void *stream); /* the host does */
-void gm_add_work(void *stream); /* a node of the graph that is captured there, if one is */
+void gm_add_work(void *stream); /* to the graph that is captured there, or to those that are queued */
 
 /* memory.c */
 int gm_malloc(void **address, size_t size);

@@ -7,9 +7,10 @@
  * with the moment at which the host has waited. A run's requests with its blocks kept until then give the largest peak
  * that a GPU can have (pytest_gpumem/testrun/workspace_replay.py).
  *
- * Each stream counts the events that are recorded on it, and knows of each other stream how many of these are over
- * before its own next work (a vector clock). Streams that wait for each other without an event (the legacy stream and
- * streams that block with it) are taken to be apart: that can make the largest peak too large only.
+ * Each stream counts the events that are recorded behind new work on it, and knows of each other stream how many of
+ * these are over before its own next work (a vector clock). An event is over with all that it is behind. Streams that
+ * wait for each other without an event (the legacy stream and streams that block with it) are taken to be apart: that
+ * can make the largest peak too large only.
  */
 #define _GNU_SOURCE
 #include "runtime/stream_order.h"
@@ -38,10 +39,11 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t recorded_events[MAX_STREAMS]; /* on each stream */
 static int devices[MAX_STREAMS];
 static size_t stream_count;
+static uint64_t device_waits[GM_MAX_DEVICES]; /* of the host */
 static gm_clock host; /* of each stream, the events that the host has waited for */
 
 static answer *answers;
-static place *places; /* of the answers' events */
+static gm_clock *behind; /* of each answer that is open, what its event is behind */
 static size_t answer_count, answer_room, first_open; /* those before first_open are awaited */
 static uint64_t early_count;                          /* of the answers: before the host has waited */
 static place pinned[MAX_PINNED]; /* events of pinned blocks that were free again before the host has waited */
@@ -76,14 +78,23 @@ static void join(gm_clock *clock, const gm_clock *other) {
         if (clock->events[i] < other->events[i]) clock->events[i] = other->events[i];
 }
 
-static bool awaited(size_t stream, uint64_t event) { return stream < host.count && host.events[stream] >= event; }
+static bool awaited(size_t stream, uint64_t event) {
+    return !event || (stream < host.count && host.events[stream] >= event);
+}
+
+static bool all_awaited(const gm_clock *clock) {
+    for (size_t i = 0; i < clock->count; i++)
+        if (!awaited(i, clock->events[i])) return false;
+    return true;
+}
 
 static void close_answers(void) {
     uint64_t time = 0;
     for (size_t i = first_open; i < answer_count; i++) {
-        if (answers[i].awaited || !awaited(places[i].stream, places[i].event)) continue;
+        if (answers[i].awaited || !all_awaited(&behind[i])) continue;
         if (!time) time = now();
         answers[i].awaited = time;
+        free(behind[i].events);
     }
     while (first_open < answer_count && answers[first_open].awaited) first_open++;
 }
@@ -126,12 +137,32 @@ static void note_pinned_use(void) {
 
 /* ---- what streams and events do ---- */
 
+static atomic_bool any_created;
+
+void gm_order_created(gm_stream_order *stream) {
+    stream->counted = true;
+    any_created = true;
+}
+
+bool gm_order_matters(void) { return atomic_load_explicit(&any_created, memory_order_relaxed); }
+
+void gm_order_queued(gm_stream_order *stream, int device) {
+    pthread_mutex_lock(&lock);
+    stream->device_waits = device_waits[device];
+    stream->queued++;
+    pthread_mutex_unlock(&lock);
+}
+
 void gm_order_recorded(gm_event_order *event, gm_stream_order *stream, int device, const void *caller) {
     bool of_pinned = pinned_count && kind_of(caller) == PINNED_ALLOCATOR; /* asked for without the lock */
     pthread_mutex_lock(&lock);
     if (of_pinned) note_pinned_use();
     size_t number = number_of(stream, device);
-    advance(&stream->over, number, ++recorded_events[number]);
+    bool is_first = !recorded_events[number] && !stream->counted;
+    bool has_work = stream->queued != stream->queued_before && stream->device_waits == device_waits[device];
+    if (is_first || has_work) recorded_events[number]++;
+    stream->queued_before = stream->queued; /* behind no new work it is over with the event before */
+    advance(&stream->over, number, recorded_events[number]);
     event->stream = number + 1;
     event->number = recorded_events[number];
     event->device = device;
@@ -149,15 +180,17 @@ void gm_order_waits(gm_stream_order *stream, const gm_event_order *event) {
     pthread_mutex_unlock(&lock);
 }
 
-void gm_order_host_waits_for_stream(const gm_stream_order *stream) {
+void gm_order_host_waits_for_stream(gm_stream_order *stream) {
     pthread_mutex_lock(&lock);
     join(&host, &stream->over);
+    stream->queued_before = stream->queued;
     close_answers();
     pthread_mutex_unlock(&lock);
 }
 
 void gm_order_host_waits_for_device(int device) {
     pthread_mutex_lock(&lock);
+    device_waits[device]++;
     for (size_t i = 0; i < stream_count; i++)
         if (devices[i] == device) advance(&host, i, recorded_events[i]);
     close_answers();
@@ -173,9 +206,9 @@ static bool make_room(void) {
     answer *more_answers = realloc(answers, room * sizeof *answers);
     if (!more_answers) return false;
     answers = more_answers;
-    place *more_places = realloc(places, room * sizeof *places);
-    if (!more_places) return false;
-    places = more_places;
+    gm_clock *more_behind = realloc(behind, room * sizeof *behind);
+    if (!more_behind) return false;
+    behind = more_behind;
     answer_room = room;
     return true;
 }
@@ -186,10 +219,12 @@ static void add_answer(const gm_event_order *event) {
         answers_are_lost = true;
         return;
     }
-    bool early = !awaited(event->stream - 1, event->number);
+    bool early = !all_awaited(&event->over);
+    gm_clock open = {0};
+    if (early) join(&open, &event->over);
     uint64_t time = now();
     answers[answer_count] = (answer){event->time, time, early ? 0 : time, (uint64_t)event->device};
-    places[answer_count++] = (place){event->stream - 1, event->number};
+    behind[answer_count++] = open;
     early_count += early;
 }
 
@@ -237,6 +272,8 @@ GM_API uint64_t gpumem_allocator_events(answer *out, uint64_t room) {
 /* A run begins: the answers until now are of earlier ones. */
 GM_API void gpumem_forget_allocator_events(void) {
     pthread_mutex_lock(&lock);
+    for (size_t i = first_open; i < answer_count; i++)
+        if (!answers[i].awaited) free(behind[i].events);
     answer_count = first_open = 0;
     early_count = early_pinned = pinned_count = 0;
     answers_are_lost = false;

@@ -15,6 +15,10 @@ typedef struct {
 typedef struct {
     gm_clock over; /* before the stream's next work */
     size_t number; /* from 1 on; 0: no event was recorded on it */
+    bool counted;                  /* all its work is, as it was created, and is no default stream */
+    uint64_t queued;               /* kernels and copies */
+    uint64_t queued_before;        /* the last event on it, or the last time that the host waited for it */
+    uint64_t device_waits;         /* for its device, until its last work was queued */
 } gm_stream_order;
 
 typedef struct {
@@ -27,9 +31,12 @@ typedef struct {
 } gm_event_order;
 
 void gm_order_recorded(gm_event_order *event, gm_stream_order *stream, int device, const void *caller);
+void gm_order_created(gm_stream_order *stream);
+bool gm_order_matters(void); /* there are more streams than the default ones: only then work has to be counted */
+void gm_order_queued(gm_stream_order *stream, int device); /* one more kernel or copy */
 void gm_order_waits(gm_stream_order *stream, const gm_event_order *event);
 void gm_order_host_waits(const gm_event_order *event, const void *caller); /* cudaEventSynchronize */
-void gm_order_host_waits_for_stream(const gm_stream_order *stream);
+void gm_order_host_waits_for_stream(gm_stream_order *stream);
 void gm_order_host_waits_for_device(int device);
 void gm_order_asked(const gm_event_order *event, const void *caller); /* cudaEventQuery, called from there */
 

@@ -94,11 +94,13 @@ static bool exists(const stream *s) {
 }
 
 void gm_add_work(void *handle) {
-    if (!gm_any_capture()) return; /* work costs nothing then */
+    if (!gm_order_matters() && !gm_any_capture()) return; /* work costs nothing then */
     stream *s = stream_of(handle);
     pthread_mutex_lock(&lock);
-    void *node = exists(s) && s->capture ? gm_graph_add(s->graph, s->last.nodes, s->last.count) : NULL;
+    bool is_there = exists(s);
+    void *node = is_there && s->capture ? gm_graph_add(s->graph, s->last.nodes, s->last.count) : NULL;
     if (node) set_list(&s->last, &node, 1);
+    if (is_there && !s->capture) gm_order_queued(&s->order, device_of(s));
     pthread_mutex_unlock(&lock);
 }
 
@@ -112,6 +114,7 @@ GM_API int cudaStreamCreateWithPriority(void **out, unsigned flags, int priority
     gm_use_device(s->device);
     s->priority = priority;
     s->flags = flags;
+    gm_order_created(&s->order);
     pthread_mutex_lock(&lock);
     s->next = streams.next;
     s->previous = &streams;
