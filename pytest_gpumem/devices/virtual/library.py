@@ -463,9 +463,11 @@ class NativeLibrary:
         describe: Callable[[Any], Sequence[int]],
         finish: Callable[..., None],
         large: Callable[[], None],
+        affords: Callable[..., bool],
+        refund: Callable[[], None],
     ) -> OperatorFunctions:
         """Return the functions of operators' kernels; OperatorFunctions documents the arguments."""
-        return OperatorFunctions(self._lib, key, describe, finish, large)
+        return OperatorFunctions(self._lib, key, describe, finish, large, affords, refund)
 
     def short_ways(self, *, on: bool) -> None:
         """Say whether operators that compute nothing are handed to no function of Python's."""

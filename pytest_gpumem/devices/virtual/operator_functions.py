@@ -93,6 +93,8 @@ class OperatorFunctions:
         describe: Callable[[Any], Sequence[int]],
         finish: Callable[..., None],
         large: Callable[[], None],
+        affords: Callable[..., bool],
+        refund: Callable[[], None],
     ) -> None:
         """Prepare them.
 
@@ -102,8 +104,12 @@ class OperatorFunctions:
             describe: returns of a tensor what the struct ``extent`` has, where PyTorch does not
                 export tensors by DLPack's exchange API: before 2.10.
             finish: is called with an operator, its arguments and its result where its values may
-                be computed.
+                be computed; with the host's result too where they are computed and not written.
             large: is called once so much is unknown that a test is a large one.
+            affords: is called with an operator, its arguments, its result and the bytes of its
+                arguments; takes its cost off the test's budget, and returns False if it has not so
+                much.
+            refund: gives the cost back that was taken last.
         """
         import torch
 
@@ -113,7 +119,7 @@ class OperatorFunctions:
             *(None, False, True, torch.Tensor, torch.nn.Parameter, torch.nn.Buffer),
             *(list, tuple, int, bool, float, torch.device, torch.Generator, Exception),
             *("device", "type", "cpu", describe, finish, large),
-            *(_one_thread, torch.set_num_threads, torch.Tensor.is_neg),
+            *(affords, refund, torch.get_num_threads, torch.set_num_threads, torch.Tensor.is_neg),
             torch._C._len_torch_function_stack,
         )
         functions = [ctypes.cast(getattr(api, name), ctypes.c_void_p).value for name in _FUNCTIONS]
@@ -179,15 +185,6 @@ class OperatorFunctions:
             tensors: likewise of those where ``function`` takes no number, but ``slow`` does.
         """
         self._know(kernel.__self__, slow, op, function, host, ways, written, unread, tensors)
-
-
-def _one_thread() -> int:
-    """Let the host compute with one thread; return how many it had."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    return threads
 
 
 def _exchanging_functions() -> tuple[int | None, int | None]:

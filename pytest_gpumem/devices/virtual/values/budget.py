@@ -45,6 +45,8 @@ class Budget:
         self._library = library
         self._full = full
         self.flops = ALL_FLOPS
+        self._taken = 0
+        """operations of the last operator that was afforded"""
         self.largest = LIMITS.largest
         """bytes of the largest tensor that is computed; once all is spent, of a small one"""
         self.lost = 0
@@ -71,6 +73,7 @@ class Budget:
         """
         if self._full:
             return True
+        self._taken = 0
         nbytes, total = 0, TINY + 1 if known_bytes is None else known_bytes
         for tensor in outputs:
             total += tensor.nbytes
@@ -88,7 +91,13 @@ class Budget:
             self.end()
             return False
         self.flops -= flops
+        self._taken = flops
         return True
+
+    def refund(self) -> None:
+        """Give back what the last operator cost: it was not computed."""
+        self.flops += self._taken
+        self._taken = 0
 
     def lose(self, nbytes: int) -> None:
         """Note unknown results of compiled code; the native library counts those of operators."""

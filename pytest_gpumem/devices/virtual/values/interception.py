@@ -175,6 +175,12 @@ class Computer(Protocol):
     def finish(self, call: OperatorCall, result: object, plan: Any) -> None:  # noqa: ANN401 - of before
         """Write an operator's values."""
 
+    def write_computed(self, call: OperatorCall, result: object, host: object) -> None:
+        """Write an operator's values, which the native library has computed on the host."""
+
+    def affords_native(self, call: OperatorCall, result: object, known_bytes: int) -> bool:
+        """Return whether the native library may compute an operator, and take its cost off."""
+
     def look_away(self) -> None:
         """Let every kernel make all values unknown."""
 
@@ -193,7 +199,9 @@ class Interception:
     def prepared(cls, library: NativeLibrary) -> OperatorFunctions:
         """Return the native library's functions, which are the same for all modes."""
         if not hasattr(cls, "functions"):
-            cls.functions = library.operator_functions(NUMBER, describe, _finish, _end_budget)
+            cls.functions = library.operator_functions(
+                NUMBER, describe, _finish, _end_budget, _affords, _refund
+            )
         return cls.functions
 
     @classmethod
@@ -307,19 +315,41 @@ def _intercept(traits: Traits, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN40
             enable()
 
 
-def _finish(traits: Traits, args: Any, kwargs: Any, result: object) -> None:  # noqa: ANN401 - as the operator
-    """Have a mode write the values of an operator that has run; the native library calls this."""
+def _finish(traits: Traits, args: Any, kwargs: Any, result: object, *host: object) -> None:  # noqa: ANN401 - as the operator
+    """Have a mode write the values of an operator that has run; the native library calls this.
+
+    Where the library has computed them, ``host`` is the host's result.
+    """
     __tracebackhide__ = True
     mode = Interception.mode
     if mode is None:
         return
     try:
         with _Without(KEYS):
-            mode.finish(OperatorCall(traits, args, kwargs or {}), result, None)
+            call = OperatorCall(traits, args, kwargs or {})
+            if host:
+                mode.write_computed(call, result, host[0])
+            else:
+                mode.finish(call, result, None)
     except BaseException as error:
-        del args, kwargs, result
+        del args, kwargs, result, host, call
         _raise_unwrapped(error)
         raise
+
+
+def _affords(traits: Traits, args: Any, kwargs: Any, result: object, known_bytes: int) -> bool:  # noqa: ANN401 - as the operator
+    """Take an operator's cost off a test's budget; the native library asks, and computes it."""
+    mode = Interception.mode
+    if mode is None:
+        return False
+    call = OperatorCall(traits, args, kwargs or {})
+    return mode.affords_native(call, result, known_bytes)
+
+
+def _refund() -> None:
+    """Give the cost back that was taken last; the native library calls this."""
+    if Interception.mode is not None:
+        Interception.mode.budget.refund()
 
 
 def _end_budget() -> None:

@@ -516,6 +516,24 @@ class ValueMode:
             else:
                 self.forget(tensor.data_ptr(), span(tensor))
 
+    def affords_native(self, call: OperatorCall, result: object, known_bytes: int) -> bool:
+        """Return whether the native library may compute an operator, and take its cost off.
+
+        Args:
+            call: the operator's, all of whose arguments are known.
+            result: its new tensors; None before it runs, where it writes its arguments.
+            known_bytes: of its arguments.
+        """
+        written = call.written()
+        if written and not self._writes_computed(written):
+            return False
+        made = tensors_in(result)
+        return self.budget.affords(call, call.inputs(), [*made, *written], result, known_bytes)
+
+    def write_computed(self, call: OperatorCall, result: object, host: object) -> None:
+        """Write an operator's values, which the native library has computed on the host."""
+        self.finish(call, result, Plan((), {}, (), assumed=False, result=(host,)))
+
     def _plan_after(
         self, call: OperatorCall, fresh: Sequence[Tensor], result: object
     ) -> Plan | None:

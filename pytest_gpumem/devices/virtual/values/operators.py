@@ -354,7 +354,7 @@ def counts_elements(traits: Traits) -> bool:
 def _is_of_arguments_alone(traits: Traits) -> bool:
     """Return whether what an operator returns, or writes, depends on its arguments alone.
 
-    It returns one new tensor, or it writes tensors, and returns these or nothing.
+    It returns new tensors, or it writes tensors, and returns these or nothing.
     """
     if traits.copies or traits.allocates or traits.random or traits.reads_back:
         return False
@@ -365,7 +365,7 @@ def _is_of_arguments_alone(traits: Traits) -> bool:
             for returned in schema.returns
         ):
             return False
-    elif [str(returned.type) for returned in schema.returns] != ["Tensor"]:
+    elif {str(returned.type) for returned in schema.returns} != {"Tensor"}:
         return False
     # With such a kernel it takes tensors whose bytes have other signs, as imaginary parts may be.
     return not torch._C._dispatch_has_kernel_for_dispatch_key(full_name, "Negative")

@@ -23,9 +23,11 @@ static struct {
     object device, generator, exception; /* types too */
     object text_device, text_type, text_cpu;
     object describe; /* takes a tensor, returns a tuple of numbers: the fields of gm_extent */
-    object finish;   /* takes an operator, its arguments and its result: writes its values */
+    object finish;   /* takes an operator, its arguments, its result, and the host's if there is one: writes its values */
     object large;    /* the test is a large one from now on */
-    object one_thread, threads_again; /* the first returns what the second takes */
+    object affords;  /* takes an operator, its arguments, its result and their bytes: whether the test's budget has its cost */
+    object refund;   /* gives the cost back that was taken last */
+    object threads, set_threads; /* how many the host uses */
     object is_negative; /* whether a tensor's elements have other signs than its bytes, as imaginary parts may */
     object function_modes; /* returns how many of the program's are active: a default device is one */
     object (*call)(object function, object arguments, object keywords);
@@ -68,7 +70,7 @@ enum {
     ASSUMED = 16,  /* several results may be assumed where nothing is known */
     READS = 32,     /* it returns a number to the host */
     ALLOCATES = 64, /* its result has no values in it */
-    COMPUTES = 128, /* what it returns, or writes, is computed of its arguments alone */
+    COMPUTES = 128, /* what it returns, new tensors, or writes, is computed of its arguments alone */
     CHEAP = 256,    /* what it costs grows with the number of elements */
     THREADS = 512,  /* the host may use several threads for few elements */
     INDEXES = 1024, /* its second argument is a list of indices, and it has its short way where none is a mask */
@@ -379,6 +381,7 @@ enum {
 
 typedef struct {
     uint64_t bytes, elements; /* of all tensors */
+    uint64_t known;           /* bytes of the arguments */
     bool no;                  /* the call is left to Python */
     struct {
         void *address, *values; /* of the device; what the host has computed */
@@ -396,11 +399,12 @@ static void add_size(host_call *call, object tensor, const extent *it, dltensor 
     }
     call->bytes += it->bytes;
     call->elements += it->bytes / ((uint64_t)out->bits * out->lanes / 8);
-    call->no |= out->code == DL_COMPLEX; /* it may be a conjugate's */
+    call->no |= out->code == DL_COMPLEX || it->bytes > gm_largest_piece(); /* the first may be a conjugate's */
 }
 
-static bool goes_on(const operator_note *note, const host_call *call) {
-    return !call->no && (call->bytes <= MAX_BYTES || (note->flags & CHEAP && call->elements <= MAX_ELEMENTS));
+/* Whether a call counts as nothing in a test's budget. */
+static bool is_free(const operator_note *note, const host_call *call) {
+    return call->bytes <= MAX_BYTES || (note->flags & CHEAP && call->elements <= MAX_ELEMENTS);
 }
 
 static void free_managed(managed *tensor) { free(tensor); }
@@ -447,13 +451,14 @@ static object on_host(host_call *call, object value, bool is_written) {
         call->no = true;
     } else {
         add_size(call, value, &it, &tensor);
+        call->known += it.bytes;
     }
     if (!call->no && where == ON_DEVICE) {
         void *address = (void *)(uintptr_t)it.address;
         object made = NULL;
         if (it.bytes && gm_is_known(address, it.span)) {
             void *bytes = address;
-            if (is_written) bytes = call->count < MAX_WRITTEN && it.span <= MAX_ELEMENTS * 8 ? malloc(it.span) : NULL;
+            if (is_written) bytes = call->count < MAX_WRITTEN && it.span <= gm_largest_piece() ? malloc(it.span) : NULL;
             if (is_written && bytes) {
                 memcpy(bytes, address, it.span);
                 call->written[call->count].address = address;
@@ -491,30 +496,64 @@ static bool any_function_mode(void) {
     return any;
 }
 
-/* Calls the host's function. LEFT: Python has to look at the call; FAILED: an error is to be raised. */
-static outcome call_host(const operator_note *note, host_call *call, object args, object kwargs, object *result) {
+/* Whether a call may be computed by what it costs, which is taken off the test's budget. */
+static outcome affords(const operator_note *note, const host_call *call, object args, object kwargs, object result) {
+    object bytes = python.of_number(call->known);
+    if (!bytes) return FAILED;
+    object answer = python.call_with(python.affords, note->op, args, kwargs ? kwargs : python.none, result, bytes, NULL);
+    python.drop(bytes);
+    if (!answer) return FAILED;
+    python.drop(answer);
+    return answer == python.yes ? COMPUTED : LEFT;
+}
+
+/* Has the host use as many threads as a number of Python's says. */
+static void use_threads(object count) {
+    object none = count ? python.call_with(python.set_threads, count, NULL) : NULL;
+    if (none) python.drop(none);
+    else python.clear_error();
+}
+
+/* Calls the host's function, with one thread if it might use more. LEFT: it failed, as the CPU has it not in these types,
+ * perhaps. */
+static outcome call_alone(const operator_note *note, const host_call *call, object args, object kwargs, object *host) {
+    bool is_divided = note->flags & THREADS || call->elements > MAX_ALONE;
+    object before = is_divided ? python.call_with(python.threads, NULL) : NULL, one = NULL;
+    if (before && python.number_of(before) > 1) use_threads(one = python.of_number(1));
+    *host = python.call(note->host, args, kwargs);
+    outcome called = *host ? COMPUTED : python.error_is(python.exception) ? LEFT : FAILED;
+    if (called == LEFT) python.clear_error();
+    if (one && called != FAILED) use_threads(before);
+    if (one) python.drop(one);
+    if (before) python.drop(before);
+    return called;
+}
+
+/* Calls the host's function. LEFT: Python has to look at the call; FAILED: an error is to be raised. "result" is what the
+ * operator has returned, or None. */
+static outcome call_host(const operator_note *note, host_call *call, object args, object kwargs, object result, object *host) {
     object name, value;
     for (intptr_t at = 0; kwargs && python.next_entry(kwargs, &at, &name, &value);) each(value, refuse, call);
-    if (!goes_on(note, call) || any_function_mode()) return LEFT;
+    if (call->no || any_function_mode()) return LEFT;
     intptr_t count = python.tuple_size(args);
     object host_args = python.new_tuple(count);
     if (!host_args) return FAILED;
-    for (intptr_t i = 0; i < count && goes_on(note, call); i++) {
+    for (intptr_t i = 0; i < count && !call->no; i++) {
         object argument = on_host(call, python.tuple_item(args, i), i < 64 && note->written >> i & 1);
         if (argument) python.set_item(host_args, i, argument);
     }
-    bool is_called = goes_on(note, call);
-    bool is_divided = note->flags & THREADS || call->elements > MAX_ALONE;
-    object threads = is_called && is_divided ? python.call_with(python.one_thread, NULL) : NULL;
-    *result = is_called ? python.call(note->host, host_args, kwargs) : NULL;
-    python.drop(host_args);
-    outcome called = *result ? COMPUTED : LEFT;
-    if (is_called && !*result) {
-        if (python.error_is(python.exception)) python.clear_error(); /* the CPU has it not, perhaps, in these types */
-        else called = FAILED;
+    outcome called = call->no ? LEFT : COMPUTED;
+    bool costs = !is_free(note, call);
+    if (called == COMPUTED && costs) called = affords(note, call, args, kwargs, result);
+    if (called == COMPUTED) {
+        called = call_alone(note, call, host_args, kwargs, host);
+        if (called == LEFT && costs) { /* Python computes it, or says why not, and takes the cost again */
+            object none = python.call_with(python.refund, NULL);
+            if (!none) called = FAILED;
+            else python.drop(none);
+        }
     }
-    if (threads && called != FAILED) python.drop(python.call_with(python.threads_again, threads, NULL));
-    if (threads) python.drop(threads);
+    python.drop(host_args);
     return called;
 }
 
@@ -561,22 +600,52 @@ static bool is_plain_copy(object args, object result) {
     return gm_is_known((const void *)(uintptr_t)it.address, it.span);
 }
 
-/* Computes the one result of an operator that has run, if all its arguments are known. */
-static outcome computes(const operator_note *note, object args, object kwargs, object result) {
+/* Looks at a result that may be computed here: large ones of whole numbers are computed once they are read. */
+static void note_made(object value, void *data) {
+    host_call *call = data;
     extent it;
     dltensor tensor;
+    if (value == python.none) return;
+    if (look(value, &it) == ON_DEVICE && it.bytes && (it.real || it.bytes <= gm_small_piece())) add_size(call, value, &it, &tensor);
+    else call->no = true;
+}
+
+/* Puts the host's results where the device's lie; false: Python has to do that for some of them. */
+static bool write_results(object result, object host) {
+    object type = python.type_of(result);
+    python.drop(type);
+    if (type != python.tuple) return write_result(result, host);
+    object host_type = python.type_of(host);
+    python.drop(host_type);
+    intptr_t count = python.tuple_size(result);
+    if (host_type != python.tuple || python.tuple_size(host) != count) return false;
+    for (intptr_t i = 0; i < count; i++) {
+        object one = python.tuple_item(result, i);
+        if (one != python.none && !write_result(one, python.tuple_item(host, i))) return false;
+    }
+    return true;
+}
+
+/* Computes the results of an operator that has run, if all its arguments are known. */
+static outcome computes(const operator_note *note, object args, object kwargs, object result) {
+    extent it;
     if (note->flags & ALLOCATES && !any_assumed && !gm_any_capture() && look(result, &it) == ON_DEVICE && it.bytes) {
         /* Any bytes will do: what writes a part of them, and then the next one, has all of them known. */
         gm_open_for_writing((void *)(uintptr_t)it.address, it.span);
         return COMPUTED;
     }
     if (note->flags & COPIES && is_plain_copy(args, result)) return COMPUTED;
-    if (!(note->flags & COMPUTES) || !python.import || !values_hold() || look(result, &it) != ON_DEVICE || !it.bytes) return LEFT;
+    if (!(note->flags & COMPUTES) || !python.import || !values_hold()) return LEFT;
     host_call call = {.count = 0};
+    each(result, note_made, &call);
+    if (call.no) return LEFT;
     object host = NULL;
-    add_size(&call, result, &it, &tensor);
-    outcome called = call_host(note, &call, args, kwargs, &host);
-    if (called == COMPUTED && !write_result(result, host)) called = LEFT;
+    outcome called = call_host(note, &call, args, kwargs, result, &host);
+    if (called == COMPUTED && !write_results(result, host)) {
+        object done = python.call_with(python.finish, note->op, args, kwargs ? kwargs : python.none, result, host, NULL);
+        if (!done) called = FAILED;
+        else python.drop(done);
+    }
     if (host) python.drop(host);
     return called;
 }
@@ -623,7 +692,7 @@ static object change(const operator_note *note, object args, object kwargs, outc
     host_call call = {.count = 0};
     object host = NULL, result = NULL;
     python.exclude(key, true);
-    *called = call_host(note, &call, args, kwargs, &host);
+    *called = call_host(note, &call, args, kwargs, python.none, &host);
     if (host) python.drop(host);
     if (*called == COMPUTED) {
         gm_count_operators(1);
