@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    import torch
+
 METH_VARARGS: Final = 0x0001
 METH_KEYWORDS: Final = 0x0002
 METH_NOARGS: Final = 0x0004
+METH_O: Final = 0x0008
 METH_FASTCALL: Final = 0x0080
 """calling conventions of CPython's stable ABI ("Common Object Structures" in Python's C API)"""
 
@@ -40,6 +43,8 @@ _KERNEL: Final = _MethodDef(b"operator", None, METH_VARARGS | METH_KEYWORDS, Non
 _RUNNING: Final = _MethodDef(b"running", None, METH_NOARGS, None)
 _KNOWN_BYTES: Final = _MethodDef(b"known_bytes", None, METH_FASTCALL, None)
 _FORGET_RANGES: Final = _MethodDef(b"forget_ranges", None, METH_FASTCALL, None)
+_OVER: Final = _MethodDef(b"over", None, METH_O, None)
+_PUT: Final = _MethodDef(b"put", None, METH_FASTCALL, None)
 """which Python reads at each call"""
 _FUNCTIONS: Final = (
     *("PyObject_Call", "PyObject_CallFunctionObjArgs", "PyObject_Type", "PyObject_GetAttr"),
@@ -132,7 +137,7 @@ class OperatorFunctions:
         self._make = ctypes.PYFUNCTYPE(made, ctypes.POINTER(_MethodDef), made, ctypes.c_void_p)(
             ("PyCFunction_NewEx", api)
         )
-        for definition in (_KERNEL, _RUNNING, _KNOWN_BYTES, _FORGET_RANGES):
+        for definition in (_KERNEL, _RUNNING, _KNOWN_BYTES, _FORGET_RANGES, _OVER, _PUT):
             function = getattr(library, f"gpumem_{definition.name.decode()}")
             definition.function = ctypes.cast(function, ctypes.c_void_p)
         self.running: Callable[[], tuple[Any, Any] | None] = self._make(_RUNNING, None, None)
@@ -144,6 +149,13 @@ class OperatorFunctions:
         not all are plain, known, and as small as what is computed"""
         self.forget_ranges: Callable[..., None] = self._make(_FORGET_RANGES, None, None)
         """takes addresses and sizes: their bytes are unknown from now on"""
+        self.over: Callable[[torch.Tensor], torch.Tensor | None] = self._make(_OVER, None, None)
+        """returns the CPU's tensor over the bytes of a tensor of the device, which keeps nothing
+        alive; None: it is one that DLPack has not"""
+        self.put: Callable[[torch.Tensor, torch.Tensor], bool | None]
+        self.put = self._make(_PUT, None, None)
+        """writes the values of a tensor of the host where one of the device lies, which are known
+        from then on; False: there is no room; None: the two are not alike, and nothing is done"""
         self._new = ctypes.PYFUNCTYPE(ctypes.c_int64, made)(("gpumem_new_operator", library))
         self._know = ctypes.PYFUNCTYPE(None, word, made, made, made, made, *[word] * 4)(
             ("gpumem_know_operator", library)

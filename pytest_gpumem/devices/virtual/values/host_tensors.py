@@ -121,11 +121,25 @@ def of_parts(tensor: Tensor, parts: Sequence[Tensor]) -> Tensor:
     return result
 
 
+class _Native:
+    """What the native library does of this, once it is prepared."""
+
+    over: Callable[[Tensor], Tensor | None] | None = None
+    """see OperatorFunctions"""
+
+
+NATIVE: Final = _Native()
+
+
 def over_device_memory(tensor: Tensor) -> Tensor:
     """Return the CPU tensor over the addresses of a CUDA tensor: of its type, sizes and strides.
 
     It keeps nothing alive: it must not be used longer than the CUDA tensor.
     """
+    if NATIVE.over is not None and not tensor.is_neg():
+        host = NATIVE.over(tensor)
+        if host is not None:
+            return host
     size, strides = tensor.shape, tensor.stride()
     itemsize = tensor.element_size()
     nbytes = span(tensor)

@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_gpumem.collector import Uncounted
 from pytest_gpumem.devices.virtual.values.host_tensors import (
+    NATIVE,
     describe,
     extents_of,
     parts_of,
@@ -202,6 +203,7 @@ class Interception:
             cls.functions = library.operator_functions(
                 NUMBER, describe, _finish, _end_budget, _affords, _refund
             )
+            NATIVE.over = cls.functions.over
         return cls.functions
 
     @classmethod

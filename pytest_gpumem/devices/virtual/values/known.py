@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pytest_gpumem.devices.virtual.values.host_tensors import over_device_memory, span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
@@ -21,8 +21,11 @@ class KnownValues:
     storages that they lie in are noted here, by address and size.
     """
 
-    def __init__(self, library: NativeLibrary) -> None:
+    def __init__(
+        self, library: NativeLibrary, put: Callable[[Tensor, Tensor], bool | None]
+    ) -> None:
         self._library = library
+        self._put = put
         self._assumed: dict[int, int] = {}
         self.refused = 0
         """bytes that were not written: the host has no room for them"""
@@ -60,6 +63,11 @@ class KnownValues:
         nbytes = span(tensor)
         if not nbytes:
             return True
+        if not (assumed or self._assumed):
+            is_written = self._put(tensor, values)
+            if is_written is not None:
+                self.refused += 0 if is_written else nbytes
+                return is_written
         address = tensor.data_ptr()
         is_partial = nbytes != tensor.nbytes and not self._library.is_known(address, nbytes)
         if not self._library.open_for_writing(address, nbytes):

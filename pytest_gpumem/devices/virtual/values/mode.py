@@ -137,7 +137,7 @@ class ValueMode:
         """whether the operator that runs asks for no size but those of masks, which are queued"""
         self.running_here = RunningHere()
         self.thread_writes = library.thread_writes
-        self.values = KnownValues(library)
+        self.values = KnownValues(library, functions.put)
         self.deferred = DeferredValues(library, self.values, self._compute_deferred)
         self.layouts = Layouts(self.values, self.are_readable, self._compute_deferred)
         self.assumptions = Assumptions()
@@ -297,16 +297,17 @@ class ValueMode:
             how it is computed on the host; None where it is not, or where that is seen afterwards.
         """
         traits = call.traits
+        if traits.reads_back:
+            return self._before_read(call)
         masks = masks_of(call.op._schema.name, call.args) if traits.sized else None
         self.sizes_told = masks == []  # it chooses by whole numbers, which it does not ask for
         copies = copies_of(call.op) if traits.sized and not self.sizes_told else None
-        reads = traits.reads_back or copies is not None or (traits.copies and call.copies_to_host())
+        reads = copies is not None or (traits.copies and call.copies_to_host())
         if not reads and not self._writes_computed(call.written()):
             return None
         inputs = call.inputs()
         if not any([tensor.is_cuda for tensor in inputs]):  # noqa: C419 - a generator is slower
             return None
-        self._write_count(call)
         plan = self.plan(call, inputs, decides=reads)
         if not reads:
             return plan
@@ -333,12 +334,28 @@ class ValueMode:
                 self._queue(copies, call, result[0])
         return plan
 
-    def _write_count(self, call: OperatorCall) -> None:
-        """Write the count that an operator of SELECTS reads, if it is known and read now."""
-        if call.traits.reads_back and self.running_here.count >= 0:
-            tensor = call.args[0]
+    def _before_read(self, call: OperatorCall) -> Plan | None:
+        """Prepare for an operator that returns a tensor's number; None: it is unknown."""
+        tensor, self.sizes_told = call.args[0], False
+        if not tensor.is_cuda:
+            return None
+        if self.running_here.count >= 0:  # that an operator of SELECTS reads, if it is known
             self.values.write(tensor, torch.tensor(self.running_here.count, dtype=tensor.dtype))
             self.running_here.count = -1
+        is_answered = self._makes_known(tensor)
+        if is_plain(tensor) and self.values.are_assumed([tensor]):
+            self.readbacks.seen_assumed()
+        self.readbacks.answered = is_answered
+        return Plan(call.args, call.kwargs, (), assumed=False) if is_answered else None
+
+    def _makes_known(self, tensor: Tensor) -> bool:
+        """Return whether a number that is read is known, or could be computed or assumed."""
+        if not self.are_readable([tensor]):
+            return False
+        if torch.cuda.is_current_stream_capturing():
+            self.captured = True
+            return False  # what is captured does not happen yet
+        return self.make_known(tensor) or self.assume(tensor)
 
     def _writes_computed(self, written: Sequence[Tensor]) -> bool:
         """Return whether tensors are written that are computed: parts of a deferred one are not.
@@ -483,7 +500,7 @@ class ValueMode:
     def finish(self, call: OperatorCall, result: object, plan: Plan | None) -> None:  # noqa: C901 - each case is short
         """Write an operator's values once the CUDA operator has run, or make them unknown."""
         traits = call.traits
-        if traits.carried:
+        if traits.carried or traits.reads_back:
             return
         if plan is None and isinstance(result, Tensor) and is_sparse(result):
             self.finish_opened(call, result, self.layouts.prepared(call), ())

@@ -563,20 +563,22 @@ static bool has_its_strides(const dltensor *tensor, const dltensor *other) {
     return true;
 }
 
-/* Puts the host's result where the device's lies; false: they are not alike. */
-static bool write_result(object result, object host) {
+typedef enum { UNLIKE, NO_ROOM, WRITTEN } written;
+
+/* Puts the host's result where the device's lies, if they are alike. */
+static written write_result(object result, object host) {
     extent it, from;
     dltensor tensor, values;
-    if (look(result, &it) != ON_DEVICE || look(host, &from) != ON_HOST) return false;
+    if (look(result, &it) != ON_DEVICE || look(host, &from) != ON_HOST) return UNLIKE;
     if (python.export(result, &tensor) || python.export(host, &values)) {
         python.clear_error();
-        return false;
+        return UNLIKE;
     }
-    if (it.type != from.type || tensor.lanes != values.lanes || tensor.dimensions != values.dimensions) return false;
-    if (it.span != it.bytes || !has_its_strides(&tensor, &values)) return false;
-    if (!gm_open_for_writing((void *)(uintptr_t)it.address, it.bytes)) return false;
-    memcpy((void *)(uintptr_t)it.address, (const void *)(uintptr_t)from.address, it.bytes);
-    return true;
+    if (it.type != from.type || tensor.lanes != values.lanes || tensor.dimensions != values.dimensions) return UNLIKE;
+    if (it.span != it.bytes || !has_its_strides(&tensor, &values)) return UNLIKE;
+    if (!gm_open_for_writing((void *)(uintptr_t)it.address, it.bytes)) return NO_ROOM;
+    memmove((void *)(uintptr_t)it.address, (const void *)(uintptr_t)from.address, it.bytes);
+    return WRITTEN;
 }
 
 /* Whether a small result has the known bytes of the argument, in their order: PyTorch had this library copy them. */
@@ -614,14 +616,14 @@ static void note_made(object value, void *data) {
 static bool write_results(object result, object host) {
     object type = python.type_of(result);
     python.drop(type);
-    if (type != python.tuple) return write_result(result, host);
+    if (type != python.tuple) return write_result(result, host) == WRITTEN;
     object host_type = python.type_of(host);
     python.drop(host_type);
     intptr_t count = python.tuple_size(result);
     if (host_type != python.tuple || python.tuple_size(host) != count) return false;
     for (intptr_t i = 0; i < count; i++) {
         object one = python.tuple_item(result, i);
-        if (one != python.none && !write_result(one, python.tuple_item(host, i))) return false;
+        if (one != python.none && write_result(one, python.tuple_item(host, i)) != WRITTEN) return false;
     }
     return true;
 }
@@ -819,4 +821,32 @@ GM_API object gpumem_forget_ranges(object module, const object *ranges, intptr_t
         gm_forget((const void *)(uintptr_t)python.number_of(ranges[i]), python.number_of(ranges[i + 1]));
     python.keep(python.none);
     return python.none;
+}
+
+/* The CPU's tensor over the bytes of a tensor of the device; None: Python makes it. */
+GM_API object gpumem_over(object module, object value) {
+    (void)module;
+    extent it;
+    dltensor tensor;
+    object made = NULL;
+    if (python.import && look(value, &it) == ON_DEVICE && it.bytes) {
+        if (python.export(value, &tensor)) python.clear_error();
+        else if (tensor.code != DL_COMPLEX) made = tensor_over((void *)(uintptr_t)it.address, &tensor);
+    }
+    if (made) return made;
+    python.keep(python.none);
+    return python.none;
+}
+
+/* Puts the host's values, the second argument, where a tensor of the device lies: whether there is room; None: the two are
+ * not alike, and Python does it. */
+GM_API object gpumem_put(object module, const object *arguments, intptr_t count) {
+    (void)module;
+    object answer = python.none;
+    if (count == 2 && python.export) {
+        written did = write_result(arguments[0], arguments[1]);
+        if (did != UNLIKE) answer = did == WRITTEN ? python.yes : python.no;
+    }
+    python.keep(answer);
+    return answer;
 }
