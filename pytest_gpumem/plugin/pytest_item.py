@@ -5,6 +5,7 @@ Each use of a private name is tested.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import io
 import os
@@ -19,11 +20,14 @@ from pytest_gpumem.testrun.marked_item import Attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from pytest_gpumem.measurement import Measurement
     from pytest_gpumem.testrun.marked_item import FixtureKey
 
 MARKER: Final = "gpu_memory"
+ALL: Final = "*"
+"""the pattern that every node id fits"""
 FIXTURE: Final = "gpu_memory"
 UNMARKED = pytest.StashKey[bool]()
 """of a test that is measured by an option alone"""
@@ -38,11 +42,22 @@ def measure_unmarked(item: pytest.Item, patterns: Sequence[str]) -> None:
     """Have a test measured as if it were marked, where it is not and its node id fits a pattern."""
     if not patterns or is_marked(item) or not isinstance(item, pytest.Function):
         return
-    nodeid = unique_nodeid(item)
-    names = (nodeid, nodeid.partition("::")[0])
-    if any(fnmatchcase(name, pattern) for pattern in patterns for name in names):
-        item.add_marker(MARKER)
+    if ALL in patterns or _fits(unique_nodeid(item), patterns):
+        item.add_marker(_marker())
         item.stash[UNMARKED] = True
+
+
+def _fits(nodeid: str, patterns: Sequence[str]) -> bool:
+    """Return whether a node id, or its file, fits a pattern."""
+    names = (nodeid, nodeid.partition("::")[0])
+    return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
+
+
+@functools.cache
+def _marker() -> pytest.MarkDecorator:
+    """Return the marker: pytest looks its name up whenever it is asked for."""
+    marker: pytest.MarkDecorator = getattr(pytest.mark, MARKER)
+    return marker
 
 
 def unique_nodeid(item: pytest.Item) -> str:
@@ -51,10 +66,16 @@ def unique_nodeid(item: pytest.Item) -> str:
     pytest names such tests from the folder on its command line: two of them may share a nodeid.
     """
     path, root = item.path, item.config.rootpath
-    if path.is_relative_to(root):
+    if _lies_in(path, root):
         return item.nodeid
     _, separator, test = item.nodeid.partition("::")
     return f"{os.path.relpath(path, root).replace(os.sep, '/')}{separator}{test}"
+
+
+@functools.lru_cache(maxsize=1024)
+def _lies_in(path: Path, root: Path) -> bool:
+    """Return whether a file lies in a folder; a file has hundreds of tests."""
+    return path.is_relative_to(root)
 
 
 def watch_uses(definition: Any, used: Callable[[], None]) -> None:  # noqa: ANN401 - see below
