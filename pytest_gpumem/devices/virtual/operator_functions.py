@@ -86,6 +86,8 @@ class Ways(enum.IntFlag):
     numbers, which are not"""
     CHANGES = 2048
     """it is computed natively where what it writes is known, and has no other short way"""
+    RETURNS = 4096
+    """it returns new tensors beside what it writes"""
 
 
 class OperatorFunctions:

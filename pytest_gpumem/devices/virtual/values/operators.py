@@ -338,6 +338,7 @@ def _ways_of(traits: Traits) -> Ways:
         (name in PRODUCTS or counts_elements(traits), Ways.CHEAP),
         (torch.Tag.pointwise not in traits.op.tags, Ways.THREADS),
         (indexes, Ways.INDEXES),
+        (traits.op._schema.name in UNDECLARED, Ways.RETURNS),
     ):
         if is_so:
             ways |= way
@@ -354,13 +355,14 @@ def counts_elements(traits: Traits) -> bool:
 def _is_of_arguments_alone(traits: Traits) -> bool:
     """Return whether what an operator returns, or writes, depends on its arguments alone.
 
-    It returns new tensors, or it writes tensors, and returns these or nothing.
+    It returns new tensors, or it writes tensors, and returns these or nothing. Those of UNDECLARED
+    do both.
     """
     if traits.copies or traits.allocates or traits.random or traits.reads_back:
         return False
     schema, full_name = traits.op._schema, traits.op._name
-    if traits.written:
-        if schema.name in UNDECLARED or any(
+    if traits.written and schema.name not in UNDECLARED:
+        if any(
             returned.alias_info is None or not returned.alias_info.is_write
             for returned in schema.returns
         ):

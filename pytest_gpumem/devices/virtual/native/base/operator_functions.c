@@ -74,7 +74,8 @@ enum {
     CHEAP = 256,    /* what it costs grows with the number of elements */
     THREADS = 512,  /* the host may use several threads for few elements */
     INDEXES = 1024, /* its second argument is a list of indices, and it has its short way where none is a mask */
-    CHANGES = 2048  /* it is computed here where what it writes is known, and has no other short way */
+    CHANGES = 2048, /* it is computed here where what it writes is known, and has no other short way */
+    RETURNS = 4096  /* it returns new tensors beside what it writes */
 };
 
 typedef struct {
@@ -376,7 +377,8 @@ enum {
     MAX_ALONE = 2048,       /* elements that each operator but those of THREADS computes with one thread: MKL's functions begin
                                a second one there (VML's grain in aten/src/ATen/cpu/vml.h). To wait for it takes 10 ms and more
                                on a busy machine */
-    MAX_WRITTEN = 64        /* tensors among the arguments */
+    MAX_WRITTEN = 64,       /* tensors among the arguments */
+    MAX_RESULTS = 8
 };
 
 typedef struct {
@@ -563,22 +565,23 @@ static bool has_its_strides(const dltensor *tensor, const dltensor *other) {
     return true;
 }
 
-typedef enum { UNLIKE, NO_ROOM, WRITTEN } written;
-
-/* Puts the host's result where the device's lies, if they are alike. */
-static written write_result(object result, object host) {
-    extent it, from;
+/* Whether the host's result has the type, the sizes and the order of the device's; where each lies. */
+static bool are_alike(object result, object host, extent *it, extent *from) {
     dltensor tensor, values;
-    if (look(result, &it) != ON_DEVICE || look(host, &from) != ON_HOST) return UNLIKE;
+    if (look(result, it) != ON_DEVICE || look(host, from) != ON_HOST) return false;
     if (python.export(result, &tensor) || python.export(host, &values)) {
         python.clear_error();
-        return UNLIKE;
+        return false;
     }
-    if (it.type != from.type || tensor.lanes != values.lanes || tensor.dimensions != values.dimensions) return UNLIKE;
-    if (it.span != it.bytes || !has_its_strides(&tensor, &values)) return UNLIKE;
-    if (!gm_open_for_writing((void *)(uintptr_t)it.address, it.bytes)) return NO_ROOM;
-    memmove((void *)(uintptr_t)it.address, (const void *)(uintptr_t)from.address, it.bytes);
-    return WRITTEN;
+    return it->type == from->type && tensor.lanes == values.lanes && tensor.dimensions == values.dimensions &&
+           it->span == it->bytes && has_its_strides(&tensor, &values);
+}
+
+/* Puts bytes of the host where the device's lie; false: there is no room. */
+static bool put(const extent *it, const extent *from) {
+    if (!gm_open_for_writing((void *)(uintptr_t)it->address, it->bytes)) return false;
+    memmove((void *)(uintptr_t)it->address, (const void *)(uintptr_t)from->address, it->bytes);
+    return true;
 }
 
 /* Whether a small result has the known bytes of the argument, in their order: PyTorch had this library copy them. */
@@ -612,20 +615,32 @@ static void note_made(object value, void *data) {
     else call->no = true;
 }
 
-/* Puts the host's results where the device's lie; false: Python has to do that for some of them. */
+/* Puts the host's results where the device's lie; false: Python has to do that, as some are not alike. */
 static bool write_results(object result, object host) {
-    object type = python.type_of(result);
+    object type = python.type_of(result), host_type = python.type_of(host);
     python.drop(type);
-    if (type != python.tuple) return write_result(result, host) == WRITTEN;
-    object host_type = python.type_of(host);
     python.drop(host_type);
-    intptr_t count = python.tuple_size(result);
-    if (host_type != python.tuple || python.tuple_size(host) != count) return false;
+    extent it[MAX_RESULTS], from[MAX_RESULTS];
+    bool several = type == python.tuple;
+    intptr_t count = several ? python.tuple_size(result) : 1;
+    if (count > MAX_RESULTS || (several && (host_type != python.tuple || python.tuple_size(host) != count))) return false;
     for (intptr_t i = 0; i < count; i++) {
-        object one = python.tuple_item(result, i);
-        if (one != python.none && write_result(one, python.tuple_item(host, i)) != WRITTEN) return false;
+        object one = several ? python.tuple_item(result, i) : result, other = several ? python.tuple_item(host, i) : host;
+        it[i].bytes = 0;
+        if (one == python.none || (look(one, &it[i]) == ON_DEVICE && !it[i].bytes)) continue;
+        if (!are_alike(one, other, &it[i], &from[i])) return false;
     }
-    return true;
+    bool any_room = true;
+    for (intptr_t i = 0; i < count; i++) any_room &= !it[i].bytes || put(&it[i], &from[i]);
+    return any_room;
+}
+
+/* Writes the results of an operator, which the host has computed; false: an error is to be raised. */
+static bool finishes(const operator_note *note, object args, object kwargs, object result, object host) {
+    if (write_results(result, host)) return true;
+    object done = python.call_with(python.finish, note->op, args, kwargs ? kwargs : python.none, result, host, NULL);
+    if (done) python.drop(done);
+    return done;
 }
 
 /* Computes the results of an operator that has run, if all its arguments are known. */
@@ -643,11 +658,7 @@ static outcome computes(const operator_note *note, object args, object kwargs, o
     if (call.no) return LEFT;
     object host = NULL;
     outcome called = call_host(note, &call, args, kwargs, result, &host);
-    if (called == COMPUTED && !write_results(result, host)) {
-        object done = python.call_with(python.finish, note->op, args, kwargs ? kwargs : python.none, result, host, NULL);
-        if (!done) called = FAILED;
-        else python.drop(done);
-    }
+    if (called == COMPUTED && !finishes(note, args, kwargs, result, host)) called = FAILED;
     if (host) python.drop(host);
     return called;
 }
@@ -695,12 +706,16 @@ static object change(const operator_note *note, object args, object kwargs, outc
     object host = NULL, result = NULL;
     python.exclude(key, true);
     *called = call_host(note, &call, args, kwargs, python.none, &host);
-    if (host) python.drop(host);
     if (*called == COMPUTED) {
         gm_count_operators(1);
         result = python.call(note->function, args, kwargs);
         gm_count_operators(-1);
     }
+    if (result && note->flags & RETURNS && !finishes(note, args, kwargs, result, host)) {
+        python.drop(result);
+        result = NULL;
+    }
+    if (host) python.drop(host);
     python.exclude(key, false);
     for (size_t i = 0; i < call.count; i++) {
         if (result && gm_open_for_writing(call.written[i].address, call.written[i].span))
@@ -723,7 +738,7 @@ GM_API object gpumem_operator(object number, object args, object kwargs) {
     if (is_short(&note, &seen, args, kwargs)) {
         result = answer_of(&note, &seen, args, kwargs);
         done = COMPUTED;
-    } else if (note.written && !seen.odd && !seen.unknown) {
+    } else if (note.written && !seen.odd && !seen.unknown && (seen.written_count || !(note.flags & RETURNS))) {
         result = change(&note, args, kwargs, &done);
     }
     if (collects) python.start_collector();
@@ -843,10 +858,9 @@ GM_API object gpumem_over(object module, object value) {
 GM_API object gpumem_put(object module, const object *arguments, intptr_t count) {
     (void)module;
     object answer = python.none;
-    if (count == 2 && python.export) {
-        written did = write_result(arguments[0], arguments[1]);
-        if (did != UNLIKE) answer = did == WRITTEN ? python.yes : python.no;
-    }
+    extent it, from;
+    if (count == 2 && python.export && are_alike(arguments[0], arguments[1], &it, &from))
+        answer = put(&it, &from) ? python.yes : python.no;
     python.keep(answer);
     return answer;
 }
