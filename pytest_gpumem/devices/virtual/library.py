@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pytest_gpumem.devices.base import AllocatorEvent, Workspace, WorkspaceUse
 from pytest_gpumem.devices.virtual import native
 from pytest_gpumem.devices.virtual.linked_functions import compare
-from pytest_gpumem.devices.virtual.operator_functions import OperatorFunctions
+from pytest_gpumem.devices.virtual.operator_functions import CalledFunctions, OperatorFunctions
 from pytest_gpumem.spec import MAX_DEVICES
 
 if TYPE_CHECKING:
@@ -460,14 +460,10 @@ class NativeLibrary:
     def operator_functions(
         self,
         key: int,
-        describe: Callable[[Any], Sequence[int]],
-        finish: Callable[..., None],
-        large: Callable[[], None],
-        affords: Callable[..., bool],
-        refund: Callable[[], None],
+        called: CalledFunctions,
     ) -> OperatorFunctions:
         """Return the functions of operators' kernels; OperatorFunctions documents the arguments."""
-        return OperatorFunctions(self._lib, key, describe, finish, large, affords, refund)
+        return OperatorFunctions(self._lib, key, called)
 
     def short_ways(self, *, on: bool) -> None:
         """Say whether operators that compute nothing are handed to no function of Python's."""

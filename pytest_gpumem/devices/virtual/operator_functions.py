@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -90,6 +90,24 @@ class Ways(enum.IntFlag):
     """it returns new tensors beside what it writes"""
 
 
+class CalledFunctions(NamedTuple):
+    """Functions of Python's that a library calls."""
+
+    describe: Callable[[Any], Sequence[int]]
+    """returns of a tensor what the struct ``extent`` has, where PyTorch does not export tensors by
+    DLPack's exchange API: before 2.10"""
+    finish: Callable[..., None]
+    """is called with an operator, its arguments and its result where its values may be computed;
+    with the host's result too where that is computed and not written"""
+    large: Callable[[], None]
+    """is called once so much is unknown that a test is a large one"""
+    affords: Callable[..., bool]
+    """is called with an operator, its arguments, its result and the bytes of its arguments; takes
+    its cost off the test's budget, and returns False if that has not so much"""
+    refund: Callable[[], None]
+    """gives the cost back that was taken last"""
+
+
 class OperatorFunctions:
     """The functions of a loaded library."""
 
@@ -97,26 +115,14 @@ class OperatorFunctions:
         self,
         library: ctypes.CDLL,
         key: int,
-        describe: Callable[[Any], Sequence[int]],
-        finish: Callable[..., None],
-        large: Callable[[], None],
-        affords: Callable[..., bool],
-        refund: Callable[[], None],
+        called: CalledFunctions,
     ) -> None:
         """Prepare them.
 
         Args:
             library: the native one.
             key: the number of a dispatch key, excluded while an operator runs.
-            describe: returns of a tensor what the struct ``extent`` has, where PyTorch does not
-                export tensors by DLPack's exchange API: before 2.10.
-            finish: is called with an operator, its arguments and its result where its values may
-                be computed; with the host's result too where they are computed and not written.
-            large: is called once so much is unknown that a test is a large one.
-            affords: is called with an operator, its arguments, its result and the bytes of its
-                arguments; takes its cost off the test's budget, and returns False if it has not so
-                much.
-            refund: gives the cost back that was taken last.
+            called: the functions that the library calls.
         """
         import torch
 
@@ -125,8 +131,8 @@ class OperatorFunctions:
         self._kept = (
             *(None, False, True, torch.Tensor, torch.nn.Parameter, torch.nn.Buffer),
             *(list, tuple, int, bool, float, torch.device, torch.Generator, Exception),
-            *("device", "type", "cpu", describe, finish, large),
-            *(affords, refund, torch.get_num_threads, torch.set_num_threads, torch.Tensor.is_neg),
+            *("device", "type", "cpu", *called),
+            *(torch.get_num_threads, torch.set_num_threads, torch.Tensor.is_neg),
             torch._C._len_torch_function_stack,
         )
         functions = [ctypes.cast(getattr(api, name), ctypes.c_void_p).value for name in _FUNCTIONS]

@@ -253,3 +253,120 @@ def test_a_copy_in_another_order_is_no_plain_one():
             conjugate = torch.tensor([1 + 2j], device="cuda").conj()
             assert conjugate.clone().tolist() == [1 - 2j]
             assert torch.view_as_real(conjugate.resolve_conj()).tolist() == [[1, -2]]
+
+
+def large_calls(device):
+    """Return calls that cost a test's budget, on tensors of a device."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    x, weight = torch.rand(10, 1000).to(device), torch.rand(100, 1000).to(device)
+    image = torch.rand(2, 8, 64, 64).to(device)
+    convolution, norm = nn.Conv2d(8, 8, 3).to(device), nn.BatchNorm2d(8).to(device)
+    trained = nn.BatchNorm2d(8).to(device)
+    norm.eval()
+    layer_norm = nn.LayerNorm(1000).to(device)
+    gradients = torch.rand(2, 8, 62, 62).to(device)
+
+    def backward():
+        with torch.enable_grad():
+            output = convolution(image)
+            return torch.autograd.grad(output, convolution.weight, gradients)[0]
+
+    return {
+        "one result": lambda: nn.functional.linear(x, weight),
+        "a list": lambda: torch.cat([image, image]),
+        "several results": lambda: layer_norm(x),
+        "arguments read, and results": lambda: norm(image),
+        "an argument changed": lambda: image.clone().mul_(2).sum(),
+        "a backward pass": backward,
+        "arguments changed, and results": lambda: (trained(image).sum(), trained.running_mean)[1],
+    }
+
+
+def test_larger_results_are_computed_without_python_as_by_it(monkeypatch):
+    import torch
+
+    with opened() as device:
+        device.values.compute("auto")
+        mode, library = device.values._mode, device.library
+        on_device, on_host = large_calls("cuda"), large_calls("cpu")
+        told, finish = [], type(mode).finish
+
+        def noted(mode, call, *rest):
+            told.append(call.name)
+            return finish(mode, call, *rest)
+
+        monkeypatch.setattr(type(mode), "finish", noted)
+        costs, seen = {}, {}
+        with torch.no_grad():
+            for name, call in on_device.items():
+                call()  # the first time, Python looks at each operator
+                on_host[name]()
+                for native in (True, False):
+                    told.clear()
+                    library.short_ways(on=native)
+                    flops, room = mode.budget.flops, library.value_budget()
+                    result = call()
+                    cost = flops - mode.budget.flops, room - library.value_budget()
+                    costs[name, native], seen[name, native] = cost, {*told}
+                    library.short_ways(on=True)
+                    torch.testing.assert_close(result.cpu(), on_host[name](), rtol=1e-4, atol=1e-4)
+        for name in on_device:
+            assert costs[name, True] == costs[name, False]
+            assert len(seen[name, True]) < len(seen[name, False])
+        assert sum(flops for flops, _ in costs.values()) > 0
+        assert not any(seen[name, True] for name in [*on_device][:4])
+        assert "convolution_backward" not in seen["a backward pass", True]
+
+
+def test_what_the_host_has_not_costs_nothing():
+    import torch
+
+    from pytest_gpumem.devices.virtual.operator_functions import Ways
+    from pytest_gpumem.devices.virtual.values.interception import Interception
+    from pytest_gpumem.devices.virtual.values.operators import traits_of
+
+    op = torch.ops.aten.add.Tensor
+
+    def missing(*_args, **_kwargs):
+        raise NotImplementedError
+
+    with opened() as device:
+        device.values.compute("auto")
+        x = torch.ones(1 << 20, device="cuda")
+        functions, mode = Interception.functions, device.values._mode
+        costs = []
+        for host in (op._op, missing):
+            kernel = functions.kernel(op._op)
+            traits = traits_of(op)._replace(host=host)
+            ways = Ways.SHORT | Ways.COMPUTES
+            functions.know(kernel, op._op, traits, op._op, host, ways, 0, 0)
+            before = mode.budget.flops
+            result = kernel(x, x)
+            costs.append(before - mode.budget.flops)
+            assert mode.values.is_known(result) == (host is op._op)
+        assert costs[0] == costs[1] > 0  # Python's own try takes the cost once
+        assert "add" in mode.failures
+
+
+def test_a_number_that_is_read_is_not_computed(monkeypatch):
+    import torch
+
+    with opened() as device:
+        device.values.compute("auto")
+        x = torch.ones(8, device="cuda")
+        mode = device.values._mode
+        device.library.tell_assumed(any=True)
+        assert x[3].item() == 1
+        computed = []
+        compute = type(mode).compute
+
+        def noted(mode, call, *rest):
+            computed.append(call.name)
+            return compute(mode, call, *rest)
+
+        monkeypatch.setattr(type(mode), "compute", noted)
+        assert x[3].item() == 1
+        assert not computed

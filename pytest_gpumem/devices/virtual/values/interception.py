@@ -27,6 +27,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_gpumem.collector import Uncounted
+from pytest_gpumem.devices.virtual.operator_functions import CalledFunctions
 from pytest_gpumem.devices.virtual.values.host_tensors import (
     NATIVE,
     describe,
@@ -200,9 +201,8 @@ class Interception:
     def prepared(cls, library: NativeLibrary) -> OperatorFunctions:
         """Return the native library's functions, which are the same for all modes."""
         if not hasattr(cls, "functions"):
-            cls.functions = library.operator_functions(
-                NUMBER, describe, _finish, _end_budget, _affords, _refund
-            )
+            called = CalledFunctions(describe, _finish, _end_budget, _affords, _refund)
+            cls.functions = library.operator_functions(NUMBER, called)
             NATIVE.over = cls.functions.over
         return cls.functions
 

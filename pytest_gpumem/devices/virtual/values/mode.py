@@ -296,9 +296,11 @@ class ValueMode:
         Returns:
             how it is computed on the host; None where it is not, or where that is seen afterwards.
         """
+        return self._before_read(call) if call.traits.reads_back else self._before_other(call)
+
+    def _before_other(self, call: OperatorCall) -> Plan | None:
+        """Prepare for an operator that writes its arguments, or reads values in their place."""
         traits = call.traits
-        if traits.reads_back:
-            return self._before_read(call)
         masks = masks_of(call.op._schema.name, call.args) if traits.sized else None
         self.sizes_told = masks == []  # it chooses by whole numbers, which it does not ask for
         copies = copies_of(call.op) if traits.sized and not self.sizes_told else None

@@ -184,7 +184,7 @@ typedef struct {
     bool host_written, too_large, all_real;  /* of those that are written */
     uint64_t written_count, largest_written; /* tensors; bytes */
     uint64_t first_type;                     /* of the first tensor's elements */
-    bool first_real, first_on_device, any, any_on_device;
+    bool first_on_device, any, any_on_device;
 } arguments;
 
 static bool is_number(object value) {
@@ -208,7 +208,6 @@ static void note_argument(object value, void *data) {
     if (!seen->any) {
         seen->any = true;
         seen->first_type = it.type;
-        seen->first_real = it.real;
         seen->first_on_device = where == ON_DEVICE;
     }
     seen->any_on_device |= where == ON_DEVICE;
@@ -300,7 +299,7 @@ static bool is_short(const operator_note *note, const arguments *seen, object ar
         bool too_large = seen->largest_written > gm_largest_piece();
         return seen->unknown || (too_large && (seen->written_count > 1 || seen->all_real));
     }
-    return !(note->flags & COPIES) || (seen->first_real && !goes_to_host(kwargs));
+    return !(note->flags & COPIES) || !goes_to_host(kwargs);
 }
 
 /* ---- after it has run ---- */
@@ -428,8 +427,8 @@ static object tensor_over(void *bytes, const dltensor *like) {
 }
 
 /* An argument as the host takes it: of a tensor of the device the CPU's tensor over its bytes, or over a copy of them if the
- * operator writes it. NULL: the call is left to Python. */
-static object on_host(host_call *call, object value, bool is_written) {
+ * operator writes it. NULL: the call is left to Python, as where its bytes are unknown and read. */
+static object on_host(host_call *call, object value, bool is_written, bool is_read) {
     extent it;
     dltensor tensor;
     place where = look(value, &it);
@@ -441,7 +440,7 @@ static object on_host(host_call *call, object value, bool is_written) {
             object items = python.new_list(count);
             call->no |= !items;
             for (intptr_t i = 0; i < count && !call->no; i++) {
-                object item = on_host(call, python.list_item(value, i), is_written);
+                object item = on_host(call, python.list_item(value, i), is_written, is_read);
                 if (item) python.set_list_item(items, i, item);
             }
             if (call->no && items) python.drop(items);
@@ -458,7 +457,7 @@ static object on_host(host_call *call, object value, bool is_written) {
     if (!call->no && where == ON_DEVICE) {
         void *address = (void *)(uintptr_t)it.address;
         object made = NULL;
-        if (it.bytes && gm_is_known(address, it.span)) {
+        if (it.bytes && (!is_read || gm_is_known(address, it.span))) {
             void *bytes = address;
             if (is_written) bytes = call->count < MAX_WRITTEN && it.span <= gm_largest_piece() ? malloc(it.span) : NULL;
             if (is_written && bytes) {
@@ -541,7 +540,8 @@ static outcome call_host(const operator_note *note, host_call *call, object args
     object host_args = python.new_tuple(count);
     if (!host_args) return FAILED;
     for (intptr_t i = 0; i < count && !call->no; i++) {
-        object argument = on_host(call, python.tuple_item(args, i), i < 64 && note->written >> i & 1);
+        bool is_written = i < 64 && note->written >> i & 1, is_unread = i < 64 && note->unread >> i & 1;
+        object argument = on_host(call, python.tuple_item(args, i), is_written, is_written || !is_unread);
         if (argument) python.set_item(host_args, i, argument);
     }
     outcome called = call->no ? LEFT : COMPUTED;
